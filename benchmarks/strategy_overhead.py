@@ -1,0 +1,136 @@
+"""What choosing costs: milliseconds of ask and tell a trial, by strategy and number of outcomes told before.
+
+Run with `python benchmarks/strategy_overhead.py [--json OUT]`. Compare figures of one run with one another:
+they depend on the machine and on what else it does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from frontrunner.results.outcome import Measurement
+from frontrunner.search.strategy import Strategy, Told, make_strategy
+from frontrunner.spaces.cluster import Cluster
+from frontrunner.spaces.model import Model
+from frontrunner.spaces.problem import GlobalBatch, Problem
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.space import Space, Survey
+
+LISTED = ("random", "exhaustive")
+GUIDED = ("deephyper", "optuna-tpe", "optuna-nsga2", "optuna-gp")
+TRIALS_TIMED = {"random": 2000, "exhaustive": 2000, "optuna-gp": 3}
+TRIALS_TIMED_OTHERWISE = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Times of one strategy after `told` outcomes; the rebuild is telling those and asking once."""
+
+    strategy: str
+    told: int
+    rebuild_s: float
+    trial_ms_median: float
+    trial_ms_max: float
+
+
+def large_survey() -> Survey:
+    """A space of more than 10,000 legal recipes."""
+    model = Model(name="bench", layers=64, hidden=8192, heads=64, kv_heads=64, ffn_hidden=32768, vocabulary=51200)
+    cluster = Cluster(
+        name="bench", device="gpu", backend="cuda", nodes=64, devices_per_node=8, memory_gib_per_device=64
+    )
+    batch = GlobalBatch(minimum=1, maximum=8192)
+    problem = Problem(model=model, cluster=cluster, sequence_length=2048, global_batch=batch)
+    space = Space(
+        tensor_parallel=(1, 2, 4, 8, 16),
+        pipeline_parallel=(1, 2, 4, 8, 16, 32),
+        micro_batch_seqs=(1, 2, 4, 8, 16),
+        accumulation=(8, 16, 32, 64, 128, 256),
+        devices=(128, 256, 512),
+        schedule=("1f1b", "gpipe"),
+        sharding=("none", "zero-1", "zero-2", "zero-3"),
+        recompute=("none", "selective", "full"),
+        sequence_parallel=(False, True),
+    )
+    return space.survey(problem)
+
+
+def told(recipe: Recipe) -> Told:
+    """An outcome made up from the recipe: choosing takes as long for made-up numbers."""
+    speed = recipe.micro_batch_seqs / (1 + recipe.micro_batch_seqs) / (1 + 0.1 * recipe.tensor_parallel)
+    memory = int(2**30 * recipe.micro_batch_seqs / recipe.pipeline_parallel) + 1
+    outcome = Measurement(
+        step_times_s=(1 / speed,),
+        tokens_per_step=2048,
+        tokens_per_s=2048 * speed,
+        model_tflops_per_device=100 * speed,
+        hardware_tflops_per_device=100 * speed,
+        mfu=None,
+        peak_memory_bytes=(memory,),
+        losses=(1.0,),
+        node_seconds=1.0,
+        build_time_s=1.0,
+        first_step_time_s=1.0,
+    )
+    return Told(recipe=recipe, outcome=outcome)
+
+
+def one_trial_s(strategy: Strategy) -> float:
+    """The time of one ask and one tell."""
+    started = time.perf_counter()
+    (recipe,) = strategy.ask(1)
+    asked = time.perf_counter()
+    outcome = told(recipe)
+    resumed = time.perf_counter()
+    strategy.tell(outcome)
+    return asked - started + time.perf_counter() - resumed
+
+
+def cost(name: str, survey: Survey, told_before: int) -> Cost:
+    """Tell a new strategy that many outcomes, then time trials one by one."""
+    strategy = make_strategy(name, survey, seed=0)
+    outcomes = [told(recipe) for recipe in make_strategy("random", survey, seed=1).ask(told_before)]
+    started = time.perf_counter()
+    for outcome in outcomes:
+        strategy.tell(outcome)
+    strategy.forget(strategy.ask(1)[0])
+    rebuild_s = time.perf_counter() - started
+    times_s = [one_trial_s(strategy) for _ in range(TRIALS_TIMED.get(name, TRIALS_TIMED_OTHERWISE))]
+    return Cost(
+        strategy=name,
+        told=told_before,
+        rebuild_s=rebuild_s,
+        trial_ms_median=1e3 * statistics.median(times_s),
+        trial_ms_max=1e3 * max(times_s),
+    )
+
+
+def main() -> None:
+    """Print the table, and write it as JSON where asked to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures here, too")
+    out: Path | None = parser.parse_args().json
+    survey = large_survey()
+    cases = [(name, count) for name in LISTED for count in (10, 1000, 10_000)]
+    cases += [(name, count) for name in GUIDED for count in (10, 100, 1000)]
+    print(f"{len(survey.recipes):,} legal recipes of {survey.points:,} points\n")
+    print(f"{'strategy':14}{'told':>8}{'rebuild s':>12}{'ms a trial':>12}{'slowest ms':>12}")
+    costs = []
+    for name, count in cases:
+        found = cost(name, survey, count)
+        costs.append(asdict(found))
+        print(
+            f"{name:14}{count:>8,}{found.rebuild_s:>12.3f}{found.trial_ms_median:>12.3f}{found.trial_ms_max:>12.3f}",
+            flush=True,
+        )
+    if out is not None:
+        out.write_text(json.dumps({"legal_recipes": len(survey.recipes), "costs": costs}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

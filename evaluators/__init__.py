@@ -1,0 +1,1 @@
+"""How a recipe is judged: real training probes, and the simulation that stands beside them."""

@@ -1,0 +1,77 @@
+"""The tokens that probes and replays train on: a user's token file, a user's text, or the text of Python itself."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from frontrunner.evaluators.settings import DataSettings
+from frontrunner.evaluators.trainer.corpus import BYTE_VOCABULARY, builtin_text, write_token_file
+from frontrunner.spaces.errors import bad_value
+from frontrunner.spaces.problem import Problem
+
+UINT16_VOCABULARY = 65_536
+FEWEST_SEQUENCES = 40
+"""A corpus holds at least this many sequences: a twentieth of it is held out for evaluation."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A flat file of token ids; `dtype` is uint16 or uint32, little-endian."""
+
+    path: Path
+    dtype: str
+
+
+def corpus(data: DataSettings, work_folder: Path, problem: Problem) -> Corpus:
+    """The token file for a campaign, made in `work_folder` where the data is text.
+
+    A `.bin` file is taken as it is: uint16, or uint32 where the model's vocabulary needs it. Any other file
+    is read as bytes, one token a byte. Raises `InvalidInput` if a token is outside the model's vocabulary,
+    or if there are too few tokens for the sequence length.
+    """
+    if data.path is not None and data.path.endswith(".bin"):
+        found = Corpus(Path(data.path), "uint16" if problem.model.vocabulary <= UINT16_VOCABULARY else "uint32")
+    else:
+        found = Corpus(_byte_tokens(data, work_folder, problem), "uint16")
+    _check(found, data, problem)
+    return found
+
+
+def _byte_tokens(data: DataSettings, work_folder: Path, problem: Problem) -> Path:
+    if problem.model.vocabulary < BYTE_VOCABULARY:
+        raise bad_value(
+            "model.vocabulary", problem.model.vocabulary, f"at least {BYTE_VOCABULARY}: text is read a byte a token"
+        )
+    if data.path is None:
+        path = work_folder / f"builtin-{platform.python_version()}.bin"
+        if not path.exists():
+            write_token_file(builtin_text(), path)
+        return path
+    text = Path(data.path).read_bytes()
+    if not text:
+        raise bad_value("data.path", data.path, "a file that is not empty")
+    path = work_folder / f"text-{hashlib.sha256(text).hexdigest()[:12]}.bin"
+    if not path.exists():
+        write_token_file(text, path)
+    return path
+
+
+def _check(found: Corpus, data: DataSettings, problem: Problem) -> None:
+    width = np.dtype(found.dtype).itemsize
+    count = found.path.stat().st_size // width
+    fewest = FEWEST_SEQUENCES * (problem.sequence_length + 1)
+    if count < fewest:
+        raise bad_value(
+            "data.path",
+            data.path,
+            f"at least {fewest:,} tokens, {FEWEST_SEQUENCES} sequences of {problem.sequence_length}; it has {count:,}",
+        )
+    highest = int(np.memmap(found.path, dtype=found.dtype, mode="r").max())
+    if highest >= problem.model.vocabulary:
+        raise bad_value(
+            "data.path", data.path, f"tokens below model.vocabulary = {problem.model.vocabulary}; it has {highest}"
+        )

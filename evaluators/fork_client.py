@@ -1,0 +1,159 @@
+"""The driver's end of the fork server: starts it, asks it for ranks, and hears of their ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from frontrunner.spaces.errors import FrontrunnerError
+
+START_TIMEOUT_S = 120.0
+MARKER = "FRONTRUNNER_DRIVER"
+"""Environment variable that marks every process of a driver, so that stragglers can be found."""
+
+
+@dataclass(frozen=True)
+class RankExited:
+    """One rank's end: exit code, or minus the signal that killed it."""
+
+    token: str
+    rank: int
+    status: int
+
+
+@dataclass(frozen=True)
+class RanksStarted:
+    """The process ids of a probe's ranks, in rank order."""
+
+    token: str
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ServerLost:
+    """The fork server ended, and every rank with it."""
+
+    status: int
+
+
+Report = RankExited | RanksStarted | ServerLost
+
+
+class ForkClient:
+    """One fork server process. Used by one thread."""
+
+    def __init__(self, log: Path, environment: Mapping[str, str]) -> None:
+        """Start the server; its own output goes to `log`. It imports torch while the caller goes on."""
+        self._log_path = log
+        with log.open("ab") as stderr:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "frontrunner.evaluators.fork_server"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env={**os.environ, **environment, MARKER: str(os.getpid())},
+                bufsize=0,
+            )
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._stdout_fd, selectors.EVENT_READ)
+        self._unread = b""
+        self._is_ready = False
+
+    @property
+    def pid(self) -> int:
+        """The server's process id."""
+        return self._process.pid
+
+    @property
+    def _stdout_fd(self) -> int:
+        if self._process.stdout is None:
+            raise FrontrunnerError("the fork server has no output")
+        return self._process.stdout.fileno()
+
+    def start(self, token: str, *, job: Path, world_size: int, rendezvous: Path, logs: Path) -> None:
+        """Ask for the ranks of one probe; raises `FrontrunnerError` if the server has ended or never came up."""
+        self._wait_ready()
+        request = {
+            "start": token,
+            "job": str(job),
+            "world_size": world_size,
+            "rendezvous": str(rendezvous),
+            "logs": str(logs),
+        }
+        try:
+            os.write(self._stdin_fd, json.dumps(request).encode() + b"\n")
+        except BrokenPipeError:
+            raise self._ended() from None
+
+    @property
+    def _stdin_fd(self) -> int:
+        if self._process.stdin is None:
+            raise FrontrunnerError("the fork server has no input")
+        return self._process.stdin.fileno()
+
+    def reports(self, timeout_s: float) -> list[Report]:
+        """What the server has reported, waiting up to `timeout_s` for a first report."""
+        found: list[Report] = []
+        for message in self._messages(timeout_s):
+            if "exited" in message:
+                found.append(RankExited(message["exited"], message["rank"], message["status"]))
+            elif "started" in message:
+                found.append(RanksStarted(message["started"], tuple(message["pids"])))
+            elif "ready" in message:
+                self._is_ready = True
+            else:
+                found.append(ServerLost(message["lost"]))
+        return found
+
+    def _messages(self, timeout_s: float) -> list[dict[str, Any]]:
+        if not self._selector.select(timeout_s):
+            return []
+        data = os.read(self._stdout_fd, 1 << 16)
+        if not data:
+            return [{"lost": self._process.wait()}]
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def _wait_ready(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not self._is_ready:
+            if any(isinstance(report, ServerLost) for report in self.reports(1.0)):
+                raise self._ended()
+            if time.monotonic() > deadline:
+                raise FrontrunnerError(
+                    f"the fork server did not come up within {START_TIMEOUT_S:.0f} s", hint=f"see {self._log_path}"
+                )
+
+    def _ended(self) -> FrontrunnerError:
+        tail = self._log_path.read_text(errors="replace").strip().splitlines()[-1:] or ["no output"]
+        return FrontrunnerError(f"the fork server ended: {tail[0]}", hint=f"see {self._log_path}")
+
+    def kill_rank(self, pid: int) -> None:
+        """Kill one rank and whatever it has started; a rank that is gone already is no error."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Close the server's input, on which it ends; kill it if it does not."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._selector.close()
+        if self._process.stdout is not None:
+            self._process.stdout.close()

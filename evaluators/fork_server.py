@@ -1,0 +1,170 @@
+"""The fork server: a process that has imported torch once and forks the ranks of each probe.
+
+A probe's ranks start warm and start clean: whatever they break ends with them. The server is single-threaded,
+holds no process group and never touches an accelerator, so that forking it is safe. It speaks JSON lines:
+
+    in    {"start": token, "job": path, "world_size": n, "rendezvous": path, "logs": folder}
+    out   {"ready": pid}   {"started": token, "pids": [...]}   {"exited": token, "rank": r, "status": s}
+
+`status` is as `subprocess` gives it: the exit code, or minus the signal. Ranks die with the server
+(PR_SET_PDEATHSIG), and the server ends, killing them, when its input closes: when its driver is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import selectors
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+PR_SET_PDEATHSIG = 1
+START_FAILED = 120
+"""Exit status of a rank that could not even read its job."""
+
+
+class ForkServer:
+    """Reads requests from `requests_fd`, writes reports to `reports_fd`, and owns the ranks it has forked."""
+
+    def __init__(self, requests_fd: int, reports_fd: int) -> None:
+        self.requests_fd = requests_fd
+        self.reports_fd = reports_fd
+        self.ranks: dict[int, tuple[str, int]] = {}
+        self._unread = b""
+
+    def serve(self) -> None:
+        """Serve until the input closes, then kill every rank that is left."""
+        wake_read, wake_write = os.pipe()
+        os.set_blocking(wake_write, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler must exist for the wake-up byte to be written
+        signal.set_wakeup_fd(wake_write)
+        selector = selectors.DefaultSelector()
+        selector.register(self.requests_fd, selectors.EVENT_READ)
+        selector.register(wake_read, selectors.EVENT_READ)
+        self._report({"ready": os.getpid()})
+        is_open = True
+        while is_open:
+            for key, _ in selector.select():
+                if key.fd == wake_read:
+                    os.read(wake_read, 4096)
+                else:
+                    is_open = self._read_requests()
+            self._reap()
+        for pid in self.ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _read_requests(self) -> bool:
+        data = os.read(self.requests_fd, 1 << 16)
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        for line in lines:
+            self._start(json.loads(line))
+        return bool(data)
+
+    def _start(self, request: dict[str, Any]) -> None:
+        pids = []
+        for rank in range(request["world_size"]):
+            pid = os.fork()
+            if pid == 0:
+                self._become_rank(request, rank)
+            self.ranks[pid] = (request["start"], rank)
+            pids.append(pid)
+        self._report({"started": request["start"], "pids": pids})
+
+    def _reap(self) -> None:
+        while self.ranks:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            token, rank = self.ranks.pop(pid)
+            self._report({"exited": token, "rank": rank, "status": os.waitstatus_to_exitcode(status)})
+
+    def _report(self, message: dict[str, Any]) -> None:
+        data = json.dumps(message).encode() + b"\n"
+        while data:
+            data = data[os.write(self.reports_fd, data) :]
+
+    def _become_rank(self, request: dict[str, Any], rank: int) -> NoReturn:
+        """Run one rank in the forked child; never returns."""
+        status = START_FAILED
+        try:
+            _die_with_parent()
+            os.setsid()  # a group of its own, so that whatever it starts can be killed with it
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _redirect_output(Path(request["logs"]) / f"rank-{rank}.log")
+            os.close(self.requests_fd)
+            os.close(self.reports_fd)
+            status = _run(request, rank)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(OSError, ValueError):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(status)
+
+
+def _run(request: dict[str, Any], rank: int) -> int:
+    from frontrunner.evaluators.trainer.entry import run_rank
+    from frontrunner.evaluators.trainer.job import Job
+
+    job = Job.from_json(Path(request["job"]).read_text(encoding="utf-8"))
+    try:
+        run_rank(
+            job,
+            rank=rank,
+            world_size=request["world_size"],
+            init_method=f"file://{request['rendezvous']}",
+            local_rank=rank,
+        )
+    except SystemExit as ending:
+        return ending.code if isinstance(ending.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _die_with_parent() -> None:
+    """Have the kernel kill this process when the fork server ends, however it ends."""
+    if sys.platform != "linux":
+        return
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent or parent == 1:  # it ended before the request took effect
+        os._exit(START_FAILED)
+
+
+def _redirect_output(log: Path) -> None:
+    """Send stdout and stderr to the rank's log, and close stdin."""
+    log_fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log_fd, 1)
+    os.dup2(log_fd, 2)
+    os.close(log_fd)
+    null_fd = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null_fd, 0)
+    os.close(null_fd)
+
+
+def main() -> None:
+    """Serve the driver that started this process over duplicates of stdin and stdout.
+
+    The originals are pointed at /dev/null and stderr, so that a library that prints cannot garble a report.
+    """
+    requests_fd, reports_fd = os.dup(0), os.dup(1)
+    os.dup2(2, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what an interrupt means
+    from frontrunner.evaluators.trainer.entry import preload
+
+    preload()
+    ForkServer(requests_fd, reports_fd).serve()
+
+
+if __name__ == "__main__":
+    main()

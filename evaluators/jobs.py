@@ -1,0 +1,72 @@
+"""The job that the trainer's ranks read: problem, recipe and settings in plain JSON.
+
+The trainer shares no code with the rest, so that it runs wherever torch does; this module is where our words
+are put into its own. `trainer/job.py` documents and checks the format.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from frontrunner.evaluators.corpus import Corpus
+from frontrunner.evaluators.protocol import ProbeSetup
+from frontrunner.spaces.model import Model
+from frontrunner.spaces.recipe import Recipe
+
+JOB_VERSION = 1
+TORCH_DEVICES = {"cpu": "cpu", "cuda": "cuda", "rocm": "cuda", "xpu": "xpu"}
+"""The name under which torch knows a cluster's backend; ROCm devices answer to `cuda`."""
+
+WEIGHT_DECAY = 0.1
+BETAS = (0.9, 0.95)
+MOMENTUM = 0.9
+"""Optimizer settings of GPT-3 (arXiv 2005.14165, appendix B); momentum is for SGD."""
+
+
+def _model(model: Model) -> dict[str, Any]:
+    table = asdict(model)
+    for key in ("name", "vocabulary_multiple", "max_positions"):
+        del table[key]
+    return table | {"vocabulary": model.padded_vocabulary}
+
+
+def _recipe(recipe: Recipe) -> dict[str, Any]:
+    table = asdict(recipe)
+    del table["engine"], table["devices"], table["replication"]
+    return table | {"data_parallel": recipe.data_parallel}
+
+
+def common_job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Corpus) -> dict[str, Any]:
+    """What a probe's job and a replay's have in common."""
+    cluster = setup.problem.cluster
+    limited = cluster.backend == "cpu"
+    return {
+        "version": JOB_VERSION,
+        "model": _model(setup.problem.model),
+        "sequence_length": setup.problem.sequence_length,
+        "precision": setup.problem.precision,
+        "recipe": _recipe(recipe),
+        "optimizer": {
+            "name": setup.probe.optimizer,
+            "learning_rate": setup.probe.learning_rate,
+            "weight_decay": WEIGHT_DECAY if setup.probe.optimizer == "adamw" else 0.0,
+            "beta1": BETAS[0],
+            "beta2": BETAS[1],
+            "momentum": MOMENTUM,
+            "gradient_clip_norm": 1.0,
+        },
+        "data": {"path": str(tokens.path), "dtype": tokens.dtype},
+        "seed": setup.seed,
+        "device": TORCH_DEVICES[cluster.backend],
+        "memory_limit_bytes_per_rank": cluster.memory_bytes_per_device if limited else None,
+        "collective_timeout_s": setup.probe.deadline_s,
+        "run_folder": str(run_folder),
+    }
+
+
+def probe_job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Corpus) -> dict[str, Any]:
+    """The job of a short measuring run."""
+    probe = {"warm_up_steps": setup.probe.warm_up_steps, "measured_steps": setup.probe.measured_steps}
+    return common_job(setup, recipe, run_folder, tokens) | {"mode": "probe", "probe": probe, "train": None}

@@ -1,0 +1,76 @@
+"""From what the ranks wrote to a measurement: the one place where tokens and FLOPs are counted."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from frontrunner.results.outcome import Failure, FailureKind, Measurement, implausibility
+from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.recipe import Recipe
+
+
+def tokens_per_step(recipe: Recipe, problem: Problem) -> int:
+    """global_batch_seqs * sequence_length."""
+    return recipe.global_batch_seqs * problem.sequence_length
+
+
+def rates(recipe: Recipe, problem: Problem, step_time_s: float) -> dict[str, float | None]:
+    """tokens_per_s, model_tflops_per_device, hardware_tflops_per_device and mfu for a step of `step_time_s`.
+
+    tokens/s = tokens a step / step time; TFLOPS a device = tokens/s * FLOPs a token / devices / 1e12, with
+    the FLOPs of `Model.model_flops_per_token` and `Model.hardware_flops_per_token`; MFU = model FLOPs over
+    the device's peak at the problem's precision.
+    """
+    model, length = problem.model, problem.sequence_length
+    tokens_per_s = tokens_per_step(recipe, problem) / step_time_s
+    per_device = tokens_per_s / recipe.devices / 1e12
+    model_tflops = per_device * model.model_flops_per_token(length)
+    peak = problem.cluster.peak_flops(problem.precision)
+    return {
+        "tokens_per_s": tokens_per_s,
+        "model_tflops_per_device": model_tflops,
+        "hardware_tflops_per_device": per_device * model.hardware_flops_per_token(length, recipe.recompute),
+        "mfu": None if peak is None else model_tflops * 1e12 / peak,
+    }
+
+
+def measurement(
+    result: Mapping[str, Any], recipe: Recipe, problem: Problem, node_seconds: float
+) -> Measurement | Failure:
+    """The outcome of a probe that ran to its end, from its `result.json`.
+
+    `Failure` of kind NOT_FINITE where the loss was not, IMPLAUSIBLE where the numbers cannot be true.
+    Raises KeyError, TypeError or ValueError for a file that is not a result.
+    """
+    if result["status"] == "not-finite":
+        reached = len(result["losses"])
+        return Failure(
+            kind=FailureKind.NOT_FINITE, message=f"the loss was not finite at step {reached}", node_seconds=node_seconds
+        )
+    times = tuple(float(t) for t in result["step_times_s"])
+    median = statistics.median(times)
+    if not (math.isfinite(median) and median > 0):
+        return Failure(
+            kind=FailureKind.IMPLAUSIBLE, message=f"the median step took {median} s", node_seconds=node_seconds
+        )
+    found = rates(recipe, problem, median)
+    measured = Measurement(
+        step_times_s=times,
+        tokens_per_step=tokens_per_step(recipe, problem),
+        tokens_per_s=found["tokens_per_s"] or 0.0,
+        model_tflops_per_device=found["model_tflops_per_device"] or 0.0,
+        hardware_tflops_per_device=found["hardware_tflops_per_device"] or 0.0,
+        mfu=found["mfu"],
+        peak_memory_bytes=tuple(int(b) for b in result["peak_memory_bytes"]),
+        losses=tuple(float(loss) for loss in result["losses"]),
+        node_seconds=node_seconds,
+        build_time_s=float(result["build_time_s"]),
+        first_step_time_s=float(result["first_step_time_s"]),
+    )
+    doubt = implausibility(measured, problem.cluster.peak_flops(problem.precision))
+    if doubt is not None:
+        return Failure(kind=FailureKind.IMPLAUSIBLE, message=doubt, node_seconds=node_seconds)
+    return measured

@@ -1,0 +1,93 @@
+"""The seam between the driver and whatever judges recipes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol
+
+from frontrunner.evaluators.settings import DataSettings, ProbeSettings
+from frontrunner.results.outcome import Failure, Measurement
+from frontrunner.spaces.errors import bad_value, did_you_mean
+from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeOrder:
+    """One attempt to be made: which recipe, under which token, with which folder for its files."""
+
+    token: str
+    recipe: Recipe
+    run_folder: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeSetup:
+    """What all probes of a campaign share."""
+
+    problem: Problem
+    probe: ProbeSettings
+    data: DataSettings
+    work_folder: Path
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """An order's outcome."""
+
+    token: str
+    outcome: Measurement | Failure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a running probe has come: what it does, and the steps it has finished of all it will run."""
+
+    phase: str
+    steps_done: int
+    steps_total: int
+
+
+class Evaluator(Protocol):
+    """Turns recipes into outcomes. Used by one thread; `parallel` orders may run at a time.
+
+    An outcome is on disk in its order's run folder before `finished` returns it, and every order that was
+    started ends in exactly one outcome: from `finished`, or after a crash of the driver from `harvest`.
+    """
+
+    def start(self, order: ProbeOrder) -> None:
+        """Begin an order; returns at once."""
+
+    def finished(self, timeout_s: float) -> list[Finished]:
+        """The orders that have ended since the last call, waiting up to `timeout_s` for the first."""
+
+    def progress(self, token: str) -> Progress | None:
+        """How far a running order is; None for one that is not running."""
+
+    def harvest(self, order: ProbeOrder) -> Measurement | Failure | None:
+        """The outcome that an order of an earlier driver left in its run folder, or None if it left none."""
+
+    def close(self) -> None:
+        """End whatever still runs, and every process behind it."""
+
+
+EvaluatorFactory = Callable[[ProbeSetup], Evaluator]
+
+EVALUATORS: dict[str, str] = {
+    "probe": "frontrunner.evaluators.training_probe:TrainingProbe",
+    "simulated": "frontrunner.evaluators.simulated:Simulated",
+}
+"""Evaluators by name, as import paths."""
+
+
+def make_evaluator(name: str, setup: ProbeSetup) -> Evaluator:
+    """The named evaluator; raises `InvalidInput` for an unknown name."""
+    if name not in EVALUATORS:
+        raise bad_value("evaluator", name, "a known evaluator", hint=did_you_mean(name, EVALUATORS))
+    module, factory = EVALUATORS[name].split(":")
+    make: EvaluatorFactory = getattr(import_module(module), factory)
+    return make(setup)

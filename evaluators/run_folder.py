@@ -1,0 +1,103 @@
+"""What one attempt leaves on disk, and how it is read back.
+
+job.json             what the ranks were asked to do
+progress.jsonl       a line a step, by rank 0
+rank-N.log           the rank's output
+rank-N.error.json    the exception that ended the rank
+result.json          what the ranks measured, by rank 0
+outcome.json         the outcome, as it is handed to the driver
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from frontrunner.evaluators.classify import RankError
+from frontrunner.evaluators.files import read_json, tail, write_json
+from frontrunner.results.outcome import Failure, FailureKind, Measurement
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of one attempt."""
+
+    path: Path
+
+    @property
+    def job(self) -> Path:
+        """What the ranks were asked to do."""
+        return self.path / "job.json"
+
+    def log(self, rank: int) -> Path:
+        """One rank's output."""
+        return self.path / f"rank-{rank}.log"
+
+    def result(self) -> dict[str, Any] | None:
+        """What the ranks measured, or None; raises ValueError for a damaged file."""
+        found = read_json(self.path / "result.json")
+        if found is not None and not isinstance(found, dict):
+            raise ValueError(f"{self.path / 'result.json'} holds no table")
+        return found
+
+    def log_tails(self, world_size: int) -> dict[int, str]:
+        """The end of each rank's log."""
+        return {rank: tail(self.log(rank)) for rank in range(world_size)}
+
+    def errors(self, world_size: int) -> tuple[RankError, ...]:
+        """The exceptions that ended ranks, in rank order; a file that cannot be read is left out."""
+        found = []
+        for rank in range(world_size):
+            try:
+                table = read_json(self.path / f"rank-{rank}.error.json")
+                if table is not None:
+                    found.append(RankError(**{key: table[key] for key in ("rank", "type", "message", "phase")}))
+            except (ValueError, KeyError, TypeError):
+                continue  # written while the disk was full: the log and the exit status remain
+        return tuple(found)
+
+    def write_outcome(self, outcome: Measurement | Failure) -> None:
+        """Put the outcome on disk before anybody is told of it."""
+        kind = "measurement" if isinstance(outcome, Measurement) else "failure"
+        write_json(self.path / "outcome.json", {"kind": kind, "outcome": asdict(outcome)})
+
+    def outcome(self) -> Measurement | Failure | None:
+        """The outcome that `write_outcome` left; None where there is none, or none that can be read."""
+        try:
+            found = read_json(self.path / "outcome.json")
+            if found is None:
+                return None
+            table = found["outcome"]
+            if found["kind"] == "failure":
+                return Failure(**table | {"kind": FailureKind(table["kind"])})
+            return Measurement(**{k: tuple(v) if isinstance(v, list) else v for k, v in table.items()})
+        except (ValueError, KeyError, TypeError):
+            return None
+
+
+class StepCounter:
+    """Follows `progress.jsonl` while it grows."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "progress.jsonl"
+        self._offset = 0
+        self.steps_done = 0
+        self.is_built = False
+
+    def advance(self) -> bool:
+        """Read what is new; whether anything was."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                text = file.read()
+        except FileNotFoundError:
+            return False
+        whole = text[: text.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            event = json.loads(line).get("event")
+            self.steps_done += event == "step"
+            self.is_built = self.is_built or event == "built"
+        return bool(whole)

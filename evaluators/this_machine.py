@@ -1,0 +1,122 @@
+"""The machine at hand as a cluster table: its accelerators where it has any, else its processors."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+from frontrunner.spaces.cluster import GIB
+from frontrunner.spaces.presets import known_device
+
+ACCELERATOR_NODES = ("/dev/nvidia0", "/dev/kfd", "/dev/dri", "/dev/dxg")
+"""Device files whose absence shows, without importing torch, that there is no accelerator."""
+
+CPU_MEMORY_SHARE = 0.8
+"""Of the memory that is free now, what the ranks of a probe may use together."""
+
+_ASK_TORCH = """
+import json, torch
+backend = "cuda" if torch.cuda.is_available() else "xpu" if torch.xpu.is_available() else "cpu"
+found = {"backend": "rocm" if backend == "cuda" and torch.version.hip else backend}
+if backend != "cpu":
+    device = getattr(torch, backend)
+    properties = device.get_device_properties(0)
+    found |= {"count": device.device_count(), "name": properties.name, "memory_bytes": properties.total_memory}
+print(json.dumps(found))
+"""
+
+
+def detect() -> dict[str, Any]:
+    """The fields of [cluster] for this machine, one node of it; unknown rates are left out.
+
+    On a machine without accelerators a device is a process on its cores: `devices_per_node` is then the
+    number of cores, to be overridden at will, and `memory_gib_per_device` an equal share of the free memory.
+    """
+    if any(Path(node).exists() for node in ACCELERATOR_NODES):
+        found = _ask_torch()
+        if found["backend"] != "cpu":
+            return _accelerators(found)
+    return _processors()
+
+
+def _ask_torch() -> dict[str, Any]:
+    """What torch sees, asked in a process of its own so that this one never holds a device."""
+    answer = subprocess.run(
+        [sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=120, check=False
+    )
+    lines = answer.stdout.strip().splitlines()
+    return json.loads(lines[-1]) if answer.returncode == 0 and lines else {"backend": "cpu"}
+
+
+def _accelerators(found: dict[str, Any]) -> dict[str, Any]:
+    known = known_device(found["name"]) or {"device": found["name"], "backend": found["backend"]}
+    return known | {
+        "name": "this-machine",
+        "nodes": 1,
+        "devices_per_node": found["count"],
+        "memory_gib_per_device": round(found["memory_bytes"] / GIB, 1),
+        "source": f"detected: {found['name']}",
+    }
+
+
+def _processors() -> dict[str, Any]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    table: dict[str, Any] = {
+        "name": "this-machine",
+        "device": cpu_name(),
+        "backend": "cpu",
+        "nodes": 1,
+        "devices_per_node": cores,
+        "memory_gib_per_device": round(psutil.virtual_memory().available * CPU_MEMORY_SHARE / cores / GIB, 2),
+        "source": "detected",
+    }
+    peak = cpu_peak_tflops(1)
+    return table | ({"peak_tflops": {"fp32": peak}} if peak else {})
+
+
+def share_processors(table: dict[str, Any], devices_per_node: int) -> dict[str, Any]:
+    """A detected CPU table for another number of devices: memory and peak are shared out anew."""
+    factor = table["devices_per_node"] / devices_per_node
+    shared = table | {
+        "devices_per_node": devices_per_node,
+        "memory_gib_per_device": round(table["memory_gib_per_device"] * factor, 2),
+    }
+    if "peak_tflops" in table:
+        shared["peak_tflops"] = {name: round(rate * factor, 4) for name, rate in table["peak_tflops"].items()}
+    return shared
+
+
+def cpu_name() -> str:
+    """The processor's model name, or the architecture where the system does not tell."""
+    return _cpuinfo().get("model name") or platform.processor() or platform.machine()
+
+
+def cpu_peak_tflops(cores: int) -> float | None:
+    """Cores * clock * single-precision operations a cycle, in TFLOP/s, or None where the clock is unknown.
+
+    64 operations a cycle with AVX-512 and 32 with AVX2 and FMA (two fused multiply-adds on every lane): the
+    most that current x86 cores do; 16 otherwise. An upper bound, as a peak should be.
+    """
+    clock = psutil.cpu_freq()
+    flags = set(_cpuinfo().get("flags", "").split())
+    mhz = max(clock.max, clock.current) if clock else 0.0
+    if not mhz:
+        return None
+    per_cycle = 64 if "avx512f" in flags else 32 if {"avx2", "fma"} <= flags else 16
+    return round(cores * mhz * 1e6 * per_cycle / 1e12, 4)
+
+
+def _cpuinfo() -> dict[str, str]:
+    """The first processor's entries of /proc/cpuinfo; empty on systems without it."""
+    path = Path("/proc/cpuinfo")
+    if not path.exists():
+        return {}
+    first = path.read_text(encoding="utf-8", errors="replace").split("\n\n", 1)[0]
+    pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
+    return {key.strip(): value.strip() for key, value in pairs}

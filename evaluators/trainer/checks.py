@@ -1,0 +1,70 @@
+"""What this engine refuses, before anything is built. Each refusal is a ValueError with the numbers."""
+
+from frontrunner.evaluators.trainer.job import Job, ModelShape, Recipe
+from frontrunner.evaluators.trainer.layout import sharding_kind
+from frontrunner.evaluators.trainer.pipeline import (
+    SINGLE_STAGE_SCHEDULES,
+    SPLIT_BACKWARD_SCHEDULES,
+    V_SHAPED_SCHEDULES,
+    stage_layers,
+)
+
+
+def check_job(job: Job, *, world_size: int) -> None:
+    """Raise ValueError where the job asks for what this engine cannot do, or not correctly."""
+    if job.recipe.world_size != world_size:
+        raise ValueError(f"the recipe needs {job.recipe.world_size} ranks, but {world_size} were started")
+    if job.precision == "fp16":
+        raise ValueError("precision fp16 is not supported yet: it needs loss scaling; use bf16 or fp32")
+    _check_model(job.model)
+    _check_tensor_parallel(job.model, job.recipe, job.sequence_length)
+    _check_pipeline(job.model, job.recipe)
+    _check_sharding(job.recipe)
+
+
+def _check_model(model: ModelShape) -> None:
+    if model.hidden % model.heads:
+        raise ValueError(f"hidden {model.hidden} is not divisible by heads {model.heads}")
+    if model.heads % model.kv_heads:
+        raise ValueError(f"heads {model.heads} is not divisible by kv_heads {model.kv_heads}")
+    if model.positions == "rotary" and model.head_width % 2:
+        raise ValueError(f"rotary positions need an even head width, not {model.head_width}")
+
+
+def _check_tensor_parallel(model: ModelShape, recipe: Recipe, sequence_length: int) -> None:
+    ranks = recipe.tensor_parallel
+    for name in ("heads", "ffn_hidden", "vocabulary"):
+        if getattr(model, name) % ranks:
+            raise ValueError(f"tensor_parallel {ranks} does not divide {name} {getattr(model, name)}")
+    if model.kv_heads % ranks and ranks % model.kv_heads:
+        raise ValueError(f"tensor_parallel {ranks} neither divides kv_heads {model.kv_heads} nor is a multiple of it")
+    if recipe.sequence_parallel and sequence_length % ranks:
+        raise ValueError(f"sequence parallelism over {ranks} ranks does not divide sequence length {sequence_length}")
+
+
+def _check_pipeline(model: ModelShape, recipe: Recipe) -> None:
+    ranks, virtual, schedule = recipe.pipeline_parallel, recipe.virtual_stages, recipe.schedule
+    if (schedule == "none") != (ranks == 1):
+        raise ValueError(f"schedule {schedule!r} does not fit pipeline_parallel {ranks}")
+    if schedule in SINGLE_STAGE_SCHEDULES | {"none"} and virtual != 1:
+        raise ValueError(f"schedule {schedule!r} holds one stage a rank, not {virtual}")
+    if schedule in V_SHAPED_SCHEDULES and virtual != 2:
+        raise ValueError(f"schedule {schedule!r} holds two stages a rank, not {virtual}")
+    if schedule == "1f1b" and recipe.accumulation < ranks:
+        raise ValueError(f"schedule '1f1b' over {ranks} stages needs as many micro-batches, not {recipe.accumulation}")
+    if model.tied_embeddings and ranks > 1:
+        raise ValueError("tied embeddings need the first and the last layer on one rank: pipeline_parallel 1")
+    stage_layers(model.layers, recipe.stages)
+
+
+def _check_sharding(recipe: Recipe) -> None:
+    kind = sharding_kind(recipe)
+    if recipe.schedule not in SPLIT_BACKWARD_SCHEDULES:
+        return
+    if kind not in ("replicate", "zero-1"):
+        raise ValueError(
+            f"schedule {recipe.schedule!r} splits the backward pass, which goes wrong silently with sharded gradients "
+            f"or parameters ({kind}); use plain replication or ZeRO-1"
+        )
+    if recipe.recompute == "selective":
+        raise ValueError(f"schedule {recipe.schedule!r} splits the backward pass, which selective recompute forbids")

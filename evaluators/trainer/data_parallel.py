@@ -1,0 +1,71 @@
+"""Data parallelism: how parameters, gradients and optimizer states are spread over the replicas.
+
+| kind | parameters between uses | gradients | optimizer states |
+|---|---|---|---|
+| replicate | whole | whole, all-reduced at the last micro-batch | whole |
+| zero-1 | gathered once a step | whole, reduce-scattered at the last micro-batch | sharded |
+| zero-2 | gathered once a step | reduce-scattered at every micro-batch | sharded |
+| zero-3 | gathered for each use | reduce-scattered at every micro-batch | sharded |
+| hybrid | as zero-3, in groups | as zero-3, in groups; all-reduced between groups at the last | sharded, in groups |
+
+Plain replication is the composable `replicate`, never DistributedDataParallel: under pipelining with tensor
+parallelism the latter's gradients come out too large by the number of micro-batches.
+"""
+
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from frontrunner.evaluators.trainer.job import Precision
+from frontrunner.evaluators.trainer.layout import Layout, ShardingKind, sharding_kind
+from frontrunner.evaluators.trainer.model import Gpt
+
+
+class Replicas:
+    """One model (or pipeline stage) as FSDP2 holds it, and when its gradients are reduced."""
+
+    def __init__(self, module: FSDPModule, kind: ShardingKind) -> None:
+        self._module = module
+        self._reduces_every_micro_batch = kind in ("zero-2", "zero-3", "hybrid")
+        self._reshards_every_micro_batch = kind in ("zero-3", "hybrid")
+
+    def before_backward(self, *, last: bool) -> None:
+        """Say whether the backward pass that follows is the `last` of the step. Every backward needs this call."""
+        self._module.set_is_last_backward(last)
+        self._module.set_requires_gradient_sync(last or self._reduces_every_micro_batch)
+        # Hybrid: partial sums stay in the sharding group until the step's end.
+        self._module.set_requires_all_reduce(last)
+        self._module.set_reshard_after_backward(last or self._reshards_every_micro_batch)
+
+    def reshard(self) -> None:
+        """Free gathered parameters, as after a forward pass that no backward follows."""
+        for module in cast("nn.Module", self._module).modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+
+def apply_data_parallel(model: Gpt, layout: Layout, precision: Precision) -> Replicas | None:
+    """Wrap each block of `model` and the whole, in place; None where there is nothing to spread or cast."""
+    recipe = layout.recipe
+    if recipe.data_parallel == 1 and precision == "fp32":
+        return None
+    kind = sharding_kind(recipe)
+    options: dict[str, Any] = {"mesh": layout.data_mesh, "mp_policy": _mixed_precision(precision)}
+    if kind != "replicate":
+        options["reshard_after_forward"] = kind in ("zero-3", "hybrid")
+    wrap = replicate if kind == "replicate" else fully_shard
+    for block in model.blocks.values():
+        wrap(block, **options)
+    wrap(model, **options)
+    return Replicas(cast("FSDPModule", model), kind)
+
+
+def _mixed_precision(precision: Precision) -> MixedPrecisionPolicy:
+    """Compute in `precision`; master parameters and the reduction of gradients stay fp32."""
+    if precision == "fp32":
+        return MixedPrecisionPolicy()
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)

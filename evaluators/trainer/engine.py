@@ -1,0 +1,195 @@
+"""One rank's part of the model, ready to run forward and backward over its replica's batch.
+
+`build_engine` makes it in the order that keeps memory low and weights independent of the parallel form: modules on
+the meta device, tensor parallelism, data parallelism, then storage for the local shards only, then seeded values.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Protocol, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
+
+from frontrunner.evaluators.trainer.data import Batch
+from frontrunner.evaluators.trainer.data_parallel import Replicas, apply_data_parallel
+from frontrunner.evaluators.trainer.initialise import initialise
+from frontrunner.evaluators.trainer.job import Job
+from frontrunner.evaluators.trainer.layout import Layout
+from frontrunner.evaluators.trainer.loss import loss_context, mean_cross_entropy, share_of_mean
+from frontrunner.evaluators.trainer.model import Gpt
+from frontrunner.evaluators.trainer.pipeline import build_schedule, rank_of_stage, stage_layers, stages_of_rank
+from frontrunner.evaluators.trainer.recompute import checkpointed
+from frontrunner.evaluators.trainer.tensor_parallel import apply_tensor_parallel
+
+
+class Engine(Protocol):
+    """One rank's part of the model. Both methods take the batch of the rank's replica, the same on all its ranks."""
+
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """The rank's parameters with their names in the whole model."""
+        ...
+
+    def forward_backward(self, batch: Batch) -> Tensor | None:
+        """Accumulate gradients of the batch's mean loss, averaged over replicas; the loss where the last layer is."""
+        ...
+
+    def evaluate(self, batch: Batch) -> Tensor | None:
+        """The batch's mean loss, where the last layer is; no gradients."""
+        ...
+
+
+def build_engine(job: Job, layout: Layout, device: torch.device) -> Engine:
+    """Build, materialise and initialise this rank's part of the model."""
+    recipe = job.recipe
+    ranges = stage_layers(job.model.layers, recipe.stages)
+    modules = []
+    replicas = []
+    for stage in stages_of_rank(recipe, layout.pipeline_rank):
+        module = _build_stage(job, layout, ranges[stage])
+        replicas.append(apply_data_parallel(module, layout, job.precision))
+        module.to_empty(device=device)
+        initialise(module.named_parameters(), seed=job.seed, layers=job.model.layers)
+        modules.append(module)
+    if recipe.pipeline_parallel == 1:
+        return AccumulatingEngine(job, modules[0], replicas[0])
+    return PipelineEngine(job, layout, modules, replicas, device)
+
+
+def _build_stage(job: Job, layout: Layout, layers: range) -> Gpt:
+    with torch.device("meta"):
+        module = Gpt(
+            job.model,
+            sequence_length=job.sequence_length,
+            layers=layers,
+            checkpointed=checkpointed(job.recipe.recompute),
+        )
+    if job.recipe.tensor_parallel > 1:
+        apply_tensor_parallel(module, job.model, layout.tensor_mesh, sequence_parallel=job.recipe.sequence_parallel)
+    return module
+
+
+class AccumulatingEngine:
+    """The whole model on each tensor-parallel group: micro-batches run one after another."""
+
+    def __init__(self, job: Job, model: Gpt, replicas: Replicas | None) -> None:
+        self._recipe = job.recipe
+        self._model = model
+        self._replicas = replicas
+        self._loss = share_of_mean(job.recipe.accumulation)
+
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """See Engine."""
+        return list(self._model.named_parameters())
+
+    def forward_backward(self, batch: Batch) -> Tensor:
+        """See Engine."""
+        total = torch.zeros((), device=batch.inputs.device)
+        last = self._recipe.accumulation - 1
+        with loss_context(tensor_parallel=self._recipe.tensor_parallel):
+            for number, micro_batch in enumerate(_split(batch, self._recipe.micro_batch_seqs)):
+                if self._replicas is not None:
+                    self._replicas.before_backward(last=number == last)
+                loss = self._loss(self._model(micro_batch.inputs), micro_batch.targets)
+                torch.autograd.backward(loss)
+                total += loss.detach()
+        return total
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> Tensor:
+        """See Engine."""
+        total = torch.zeros((), device=batch.inputs.device)
+        with loss_context(tensor_parallel=self._recipe.tensor_parallel):
+            for micro_batch in _split(batch, self._recipe.micro_batch_seqs):
+                total += self._loss(self._model(micro_batch.inputs), micro_batch.targets)
+        if self._replicas is not None:
+            self._replicas.reshard()
+        return total
+
+
+class PipelineEngine:
+    """Some stages of the model: a schedule runs the micro-batches through the ranks of the pipeline."""
+
+    def __init__(
+        self,
+        job: Job,
+        layout: Layout,
+        modules: list[Gpt],
+        replicas: list[Replicas | None],
+        device: torch.device,
+    ) -> None:
+        self._job = job
+        self._layout = layout
+        self._device = device
+        self._modules = dict(zip(stages_of_rank(job.recipe, layout.pipeline_rank), modules, strict=True))
+        self._replicas = replicas
+        self._kept = torch.empty(0)
+        self._schedule: PipelineScheduleSingle | PipelineScheduleMulti = build_schedule(
+            modules, replicas, layout, share_of_mean(job.recipe.accumulation), device
+        )
+
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """See Engine."""
+        return [named for module in self._modules.values() for named in module.named_parameters()]
+
+    def forward_backward(self, batch: Batch) -> Tensor | None:
+        """See Engine."""
+        losses: list[Tensor] = []
+        inputs = (batch.inputs,) if 0 in self._modules else ()
+        targets: dict[str, Any] = {"target": batch.targets, "losses": losses} if self._holds_last_stage else {}
+        with loss_context(tensor_parallel=self._job.recipe.tensor_parallel):
+            self._schedule.step(*inputs, return_outputs=False, **targets)
+        return torch.stack(losses).sum().detach() if self._holds_last_stage else None
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> Tensor | None:
+        """See Engine. The micro-batches go through the stages one after another, outside the training schedule."""
+        total = torch.zeros((), device=self._device)
+        with loss_context(tensor_parallel=self._job.recipe.tensor_parallel):
+            for micro_batch in _split(batch, self._job.recipe.micro_batch_seqs):
+                for stage in self._modules:
+                    output = self._run_stage(stage, micro_batch.inputs)
+                    if stage == self._job.recipe.stages - 1:
+                        total += mean_cross_entropy(output, micro_batch.targets) / self._job.recipe.accumulation
+        for replicas in self._replicas:
+            if replicas is not None:
+                replicas.reshard()
+        return total if self._holds_last_stage else None
+
+    @property
+    def _holds_last_stage(self) -> bool:
+        return self._job.recipe.stages - 1 in self._modules
+
+    def _run_stage(self, stage: int, tokens: Tensor) -> Tensor:
+        """Take the stage's input from the stage before it, run it, hand its output to the stage after it."""
+        output = cast("Tensor", self._modules[stage](tokens if stage == 0 else self._receive(stage - 1, tokens)))
+        if stage < self._job.recipe.stages - 1:
+            self._send(stage + 1, output)
+        return output
+
+    def _receive(self, source_stage: int, tokens: Tensor) -> Tensor:
+        source = rank_of_stage(self._job.recipe, source_stage)
+        if source == self._layout.pipeline_rank:
+            return self._kept
+        sequence = tokens.shape[1]
+        if self._job.recipe.sequence_parallel:
+            sequence //= self._job.recipe.tensor_parallel
+        dtype = torch.float32 if self._job.precision == "fp32" else torch.bfloat16
+        x = torch.empty(tokens.shape[0], sequence, self._job.model.hidden, dtype=dtype, device=self._device)
+        dist.recv(x, group=self._layout.pipeline_mesh.get_group(), group_src=source)
+        return x
+
+    def _send(self, target_stage: int, output: Tensor) -> None:
+        target = rank_of_stage(self._job.recipe, target_stage)
+        if target == self._layout.pipeline_rank:
+            self._kept = output
+            return
+        dist.send(output.contiguous(), group=self._layout.pipeline_mesh.get_group(), group_dst=target)
+
+
+def _split(batch: Batch, sequences: int) -> Iterator[Batch]:
+    """The batch in micro-batches of `sequences`."""
+    parts = torch.split(batch.inputs, sequences), torch.split(batch.targets, sequences)
+    for inputs, targets in zip(*parts, strict=True):
+        yield Batch(inputs=inputs, targets=targets)

@@ -1,0 +1,215 @@
+"""The job file: everything the ranks of one training run need to know, as frozen values.
+
+A job travels as JSON from whoever starts the ranks to each rank. Reading is strict: an unknown key, a missing key or a
+value of another type raises ValueError with the key's full name, so a job written by another version is refused
+instead of being half understood. This module imports neither torch nor numpy.
+"""
+
+import dataclasses
+import json
+import types
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+VERSION = 1
+
+Schedule = Literal[
+    "none", "gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zero-bubble", "zbv", "dualpipev"
+]
+Precision = Literal["fp32", "bf16", "fp16"]
+Recompute = Literal["none", "full", "selective"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """The transformer's shape. `vocabulary` is already padded to what the recipe needs."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn_hidden: int
+    vocabulary: int
+    positions: Literal["rotary", "learned"]
+    activation: Literal["gelu", "swiglu"]
+    norm: Literal["layernorm", "rmsnorm"]
+    tied_embeddings: bool
+    attention: Literal["flash", "math"]
+
+    @property
+    def head_width(self) -> int:
+        """The width of one attention head: hidden / heads."""
+        return self.hidden // self.heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """Over how many replicas each kind of state is spread: parameters <= gradients <= optimizer."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How one model is spread over the ranks. `virtual_stages` counts the pipeline stages that each rank holds."""
+
+    tensor_parallel: int
+    pipeline_parallel: int
+    data_parallel: int
+    virtual_stages: int
+    schedule: Schedule
+    micro_batch_seqs: int
+    accumulation: int
+    sharding: Sharding
+    recompute: Recompute
+    sequence_parallel: bool
+
+    @property
+    def world_size(self) -> int:
+        """tensor_parallel * pipeline_parallel * data_parallel: the number of ranks."""
+        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
+
+    @property
+    def stages(self) -> int:
+        """pipeline_parallel * virtual_stages: the pipeline stages of the whole model."""
+        return self.pipeline_parallel * self.virtual_stages
+
+    @property
+    def replica_batch_seqs(self) -> int:
+        """micro_batch_seqs * accumulation: the sequences that one replica sees in a step."""
+        return self.micro_batch_seqs * self.accumulation
+
+    @property
+    def global_batch_seqs(self) -> int:
+        """replica_batch_seqs * data_parallel: the sequences in one step of training."""
+        return self.replica_batch_seqs * self.data_parallel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """The optimizer and its constants. `gradient_clip_norm` is the largest global 2-norm allowed, or None."""
+
+    name: Literal["adamw", "sgd"]
+    learning_rate: float
+    weight_decay: float
+    beta1: float
+    beta2: float
+    momentum: float
+    gradient_clip_norm: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """A flat file of token ids; a relative path is taken from the run folder."""
+
+    path: str
+    dtype: Literal["uint16", "uint32"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """How long a probe trains: warm-up steps are run and timed apart, measured steps count."""
+
+    warm_up_steps: int
+    measured_steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """How long and how a full training run trains. `steps` counts from the very first start, not from a resume."""
+
+    steps: int
+    warm_up_steps: int
+    final_learning_rate_fraction: float
+    evaluation_every_steps: int
+    evaluation_batches: int
+    checkpoint_every_steps: int
+    keep_checkpoints: int
+    metrics: Literal["csv", "tensorboard"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One training run, as every rank of it reads it."""
+
+    version: int
+    mode: Literal["probe", "train"]
+    model: ModelShape
+    sequence_length: int
+    precision: Precision
+    recipe: Recipe
+    optimizer: Optimizer
+    data: Data
+    seed: int
+    device: Literal["cpu", "cuda", "xpu"]
+    memory_limit_bytes_per_rank: int | None
+    collective_timeout_s: float
+    run_folder: str
+    probe: Probe | None
+    train: Train | None
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Parse a job file's text.
+
+        Raises:
+            ValueError: the text is not JSON, a key is unknown or missing, a value has another type, the version is
+                another one, or the section that the mode needs is null.
+        """
+        job = _parse(cls, json.loads(text), "job")
+        if job.version != VERSION:
+            raise ValueError(f"job.version is {job.version}, this trainer reads version {VERSION}")
+        if getattr(job, job.mode) is None:
+            raise ValueError(f"job.mode is {job.mode!r}, so job.{job.mode} must not be null")
+        return typing.cast("Self", job)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Parse the job file at `path`; raises as `from_json` does, and OSError where it cannot be read."""
+        return cls.from_json(path.read_text(encoding="utf-8"))
+
+    def to_json(self) -> str:
+        """The text that `from_json` reads back as an equal job."""
+        return json.dumps(dataclasses.asdict(self), indent=1)
+
+    @property
+    def data_path(self) -> Path:
+        """The token file's path, resolved against the run folder."""
+        return Path(self.run_folder) / self.data.path
+
+
+def _parse(kind: Any, value: Any, name: str) -> Any:
+    """`value` as the annotated type `kind`; `name` is the key's full name, for errors."""
+    if dataclasses.is_dataclass(kind):
+        return _parse_fields(kind, value, name)
+    origin = typing.get_origin(kind)
+    if origin is Literal:
+        choices = typing.get_args(kind)
+        if not isinstance(value, str) or value not in choices:
+            raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, choices))}")
+        return value
+    if origin is types.UnionType:
+        (inner,) = (arm for arm in typing.get_args(kind) if arm is not types.NoneType)
+        return None if value is None else _parse(inner, value, name)
+    accepted = (int, float) if kind is float else kind
+    # bool is an int to Python, and never a number to a person.
+    if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+        raise ValueError(f"{name} is {value!r}, expected {kind.__name__}")
+    return kind(value)
+
+
+def _parse_fields(kind: Any, value: Any, name: str) -> Any:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is {value!r}, expected an object")  # noqa: TRY004 - a person's mistake, not a caller's
+    hints = typing.get_type_hints(kind)
+    for key in value:
+        if key not in hints:
+            raise ValueError(f"{name}.{key} is not a key of a job file; {name} has {', '.join(hints)}")
+    for key in hints:
+        if key not in value:
+            raise ValueError(f"{name}.{key} is missing")
+    return kind(**{key: _parse(hint, value[key], f"{name}.{key}") for key, hint in hints.items()})

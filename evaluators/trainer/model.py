@@ -1,0 +1,211 @@
+"""A pre-norm GPT, whole or one pipeline stage of it, in plain torch modules.
+
+The same class is the full model and, given fewer layers, one stage of it. Names of parameters are those of the whole
+model in both cases (`blocks.7.attention.query.weight`), so that seeding and checkpoints do not depend on the stages.
+Shapes below: B sequences, S tokens, D hidden width, H heads, V vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from frontrunner.evaluators.trainer.job import ModelShape
+
+NORM_EPSILON = 1e-5
+ROTARY_BASE = 10_000.0
+
+Checkpointed = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
+
+
+class RotaryTable:
+    """Cosines and sines of rotary position embedding (arXiv 2104.09864), shared by the blocks of a stage.
+
+    Not a module: the table follows from the shape alone, so no wrapper should shard, cast or store it.
+    """
+
+    def __init__(self, *, sequence_length: int, head_width: int) -> None:
+        self._sequence_length = sequence_length
+        self._head_width = head_width
+        self._table: tuple[Tensor, Tensor] | None = None
+
+    def rotate(self, heads: Tensor) -> Tensor:
+        """Rotate the halves of each head of [B, H, S, head width] by its position, in fp32."""
+        if self._table is None or self._table[0].device != heads.device:
+            self._table = self._build(heads.device)
+        cosines, sines = self._table
+        first, second = heads.float().chunk(2, dim=-1)
+        rotated = torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
+        return rotated.to(heads.dtype)
+
+    def _build(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        pairs = torch.arange(0, self._head_width, 2, device=device, dtype=torch.float32)
+        frequencies = ROTARY_BASE ** (-pairs / self._head_width)
+        positions = torch.arange(self._sequence_length, device=device, dtype=torch.float32)
+        angles = positions[:, None] * frequencies[None, :]
+        return angles.cos(), angles.sin()
+
+
+class Attention(nn.Module):
+    """Causal self-attention with grouped key-value heads.
+
+    The number of heads is read off the projections' widths, so that the same code serves a tensor-parallel rank,
+    which holds some of the heads.
+    """
+
+    def __init__(self, shape: ModelShape, rotary: RotaryTable | None) -> None:
+        super().__init__()
+        self._head_width = shape.head_width
+        self._rotary = rotary
+        self._backends = [SDPBackend.MATH] if shape.attention == "math" else None
+        key_value_width = shape.kv_heads * shape.head_width
+        self.query = nn.Linear(shape.hidden, shape.hidden, bias=False)
+        self.key = nn.Linear(shape.hidden, key_value_width, bias=False)
+        self.value = nn.Linear(shape.hidden, key_value_width, bias=False)
+        self.output = nn.Linear(shape.hidden, shape.hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, D] -> [B, S, D]."""
+        query, key, value = (self._split_heads(project(x)) for project in (self.query, self.key, self.value))
+        if self._rotary is not None:
+            query, key = self._rotary.rotate(query), self._rotary.rotate(key)
+        mixed = self._attend(query, key, value)
+        return cast("Tensor", self.output(mixed.transpose(1, 2).flatten(2)))
+
+    def _split_heads(self, x: Tensor) -> Tensor:
+        return x.view(x.shape[0], x.shape[1], -1, self._head_width).transpose(1, 2)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        grouped = query.shape[1] != key.shape[1]
+        if self._backends is None:
+            return functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+        with sdpa_kernel(self._backends):
+            return functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+
+
+class GeluFeedForward(nn.Module):
+    """D -> ffn -> GELU -> D."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.up = nn.Linear(shape.hidden, shape.ffn_hidden, bias=False)
+        self.down = nn.Linear(shape.ffn_hidden, shape.hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, D] -> [B, S, D]."""
+        return cast("Tensor", self.down(functional.gelu(self.up(x))))
+
+
+class SwigluFeedForward(nn.Module):
+    """D -> ffn, twice, one gating the other through SiLU -> D (arXiv 2002.05202)."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.gate = nn.Linear(shape.hidden, shape.ffn_hidden, bias=False)
+        self.up = nn.Linear(shape.hidden, shape.ffn_hidden, bias=False)
+        self.down = nn.Linear(shape.ffn_hidden, shape.hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, D] -> [B, S, D]."""
+        return cast("Tensor", self.down(functional.silu(self.gate(x)) * self.up(x)))
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each behind a norm and added to its input."""
+
+    def __init__(self, shape: ModelShape, rotary: RotaryTable | None, checkpointed: Checkpointed | None) -> None:
+        super().__init__()
+        self._checkpointed = checkpointed
+        self.attention_norm = _norm(shape)
+        self.attention = Attention(shape, rotary)
+        self.feed_forward_norm = _norm(shape)
+        self.feed_forward = SwigluFeedForward(shape) if shape.activation == "swiglu" else GeluFeedForward(shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, D] -> [B, S, D], recomputing in the backward pass what the recipe says."""
+        if self._checkpointed is not None and torch.is_grad_enabled():
+            return self._checkpointed(self._transform, x)
+        return self._transform(x)
+
+    def _transform(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.attention_norm(x))
+        return cast("Tensor", x + self.feed_forward(self.feed_forward_norm(x)))
+
+
+class Embedding(nn.Module):
+    """Token embedding, plus learned positions where the model has them."""
+
+    def __init__(self, shape: ModelShape, *, sequence_length: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(shape.vocabulary, shape.hidden)
+        self.positions = nn.Embedding(sequence_length, shape.hidden) if shape.positions == "learned" else None
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Token ids [B, S] -> [B, S, D]."""
+        x = self.tokens(tokens)
+        if self.positions is not None:
+            # Expanded to [B, S]: a tensor-parallel embedding shards its output along S.
+            numbers = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+            x = x + self.positions(numbers)
+        return cast("Tensor", x)
+
+
+class TiedHead(nn.Module):
+    """The output projection that uses the token embedding's weight; it owns no parameter itself."""
+
+    def __init__(self, tokens: nn.Embedding) -> None:
+        super().__init__()
+        # In a tuple, so that the embedding is not registered twice and its weight keeps one name.
+        self._tokens = (tokens,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, D] -> logits [B, S, V]."""
+        return functional.linear(x, self._tokens[0].weight)
+
+
+class Gpt(nn.Module):
+    """The blocks `layers`, with the embedding before them where `first` and the norm and head after them where `last`.
+
+    Raises:
+        ValueError: the embeddings are tied and the model is only one of several stages.
+    """
+
+    def __init__(
+        self, shape: ModelShape, *, sequence_length: int, layers: range, checkpointed: Checkpointed | None = None
+    ) -> None:
+        super().__init__()
+        first, last = layers.start == 0, layers.stop == shape.layers
+        if shape.tied_embeddings and not (first and last):
+            raise ValueError("tied embeddings need the first and the last layer in the same pipeline stage")
+        rotary = None
+        if shape.positions == "rotary":
+            rotary = RotaryTable(sequence_length=sequence_length, head_width=shape.head_width)
+        self.embedding = Embedding(shape, sequence_length=sequence_length) if first else None
+        self.blocks = nn.ModuleDict({str(layer): Block(shape, rotary, checkpointed) for layer in layers})
+        self.norm = _norm(shape) if last else None
+        self.head = _head(shape, self.embedding) if last else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Token ids [B, S], or the previous stage's [B, S, D] -> [B, S, D], or logits [B, S, V] where last."""
+        if self.embedding is not None:
+            x = self.embedding(x)
+        for block in self.blocks.values():
+            x = block(x)
+        if self.norm is not None and self.head is not None:
+            x = self.head(self.norm(x))
+        return x
+
+
+def _norm(shape: ModelShape) -> nn.Module:
+    if shape.norm == "rmsnorm":
+        return nn.RMSNorm(shape.hidden, eps=NORM_EPSILON)
+    return nn.LayerNorm(shape.hidden, eps=NORM_EPSILON, bias=False)
+
+
+def _head(shape: ModelShape, embedding: Embedding | None) -> nn.Module:
+    if shape.tied_embeddings and embedding is not None:
+        return TiedHead(embedding.tokens)
+    return nn.Linear(shape.hidden, shape.vocabulary, bias=False)

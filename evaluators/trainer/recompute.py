@@ -1,0 +1,59 @@
+"""Activation recomputation: what a block keeps for the backward pass and what it computes again."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from frontrunner.evaluators.trainer.job import Recompute
+from frontrunner.evaluators.trainer.model import Checkpointed
+
+# Matrix products and attention are the costly ones; a reduce-scatter is kept because recomputing it is communication.
+# Names, because a build of torch has only the attention kernels of its devices.
+_KEPT_OPERATORS = (
+    ("aten", "mm"),
+    ("aten", "_scaled_dot_product_flash_attention"),
+    ("aten", "_scaled_dot_product_flash_attention_for_cpu"),
+    ("aten", "_scaled_dot_product_efficient_attention"),
+    ("aten", "_scaled_dot_product_cudnn_attention"),
+    ("aten", "_scaled_dot_product_fused_attention_overrideable"),
+    ("_c10d_functional", "reduce_scatter_tensor"),
+)
+
+
+def checkpointed(recompute: Recompute) -> Checkpointed | None:
+    """How a block is to be run so that it keeps only what `recompute` says; None keeps everything."""
+    if recompute == "none":
+        return None
+    if recompute == "full":
+        return _full
+    return partial(_selective, kept=_kept_operators())
+
+
+def _full(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return cast("Tensor", checkpoint(function, x, use_reentrant=False, preserve_rng_state=False))
+
+
+def _selective(function: Callable[[Tensor], Tensor], x: Tensor, *, kept: frozenset[Any]) -> Tensor:
+    def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        pair = create_selective_checkpoint_contexts(partial(_policy, kept=kept))  # type: ignore[no-untyped-call]
+        return cast("tuple[AbstractContextManager[Any], AbstractContextManager[Any]]", pair)
+
+    return cast("Tensor", checkpoint(function, x, use_reentrant=False, preserve_rng_state=False, context_fn=contexts))
+
+
+def _policy(_context: Any, operator: Any, *_args: Any, kept: frozenset[Any], **_kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operator in kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _kept_operators() -> frozenset[Any]:
+    found = set()
+    for namespace, name in _KEPT_OPERATORS:
+        packet = getattr(getattr(torch.ops, namespace), name, None)
+        if packet is not None:
+            found.add(packet.default)
+    return frozenset(found)

@@ -1,0 +1,84 @@
+"""Where a store is: an SQLite file by path or URL, or another database by URL."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from frontrunner.spaces.errors import NotFound, StoreUnusable, bad_value
+
+SQLITE_MAGIC = b"SQLite format 3\x00"
+EXPECTED = "a path, or a URL such as sqlite:///path/to/store.db"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreAddress:
+    """A parsed address. `path` is the SQLite file, absolute; None for another database."""
+
+    url: URL
+    path: Path | None
+
+    def __str__(self) -> str:
+        """The file's path, or the URL with its password hidden."""
+        return str(self.path) if self.path is not None else self.url.render_as_string(hide_password=True)
+
+    def sqlite_uri(self, *, mode: str, immutable: bool = False) -> str:
+        """The file as an SQLite URI; `mode` is ro, rw or rwc.
+
+        `immutable` promises SQLite that nobody writes meanwhile, so that it needs no file beside the store.
+        """
+        if self.path is None:
+            raise ValueError(f"{self} is not an SQLite file")
+        return f"file:{quote(str(self.path))}?mode={mode}" + ("&immutable=1" if immutable else "")
+
+    @property
+    def has_log(self) -> bool:
+        """Whether SQLite's write-ahead log lies beside the file: it is in use, or its writer was killed."""
+        return self.path is not None and self.path.with_name(self.path.name + "-wal").exists()
+
+
+def parse_address(text: str) -> StoreAddress:
+    """Read `sqlite:///path`, a bare path, or another database's URL; `InvalidInput` for anything else."""
+    if "\x00" in text:
+        raise bad_value("store.url", text, EXPECTED)
+    if "://" not in text:
+        if not text.strip():
+            raise bad_value("store.url", text, EXPECTED)
+        path = Path(text).expanduser().absolute()
+        return StoreAddress(url=URL.create("sqlite", database=str(path)), path=path)
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError) as error:
+        raise bad_value("store.url", text, EXPECTED) from error
+    if url.get_backend_name() != "sqlite":
+        return StoreAddress(url=url, path=None)
+    if not url.database or url.database == ":memory:":
+        raise bad_value("store.url", text, "sqlite:///path: a store lives in a file")
+    return StoreAddress(url=url, path=Path(url.database).expanduser().absolute())
+
+
+def check_file(path: Path, *, create: bool) -> None:
+    """Refuse a path that cannot be an SQLite store, before SQLite touches it.
+
+    Raises `NotFound` where the file (or, to create it, its folder) is missing, and `StoreUnusable` where
+    something else than an SQLite file lies there. An empty file may become a store.
+    """
+    if not path.exists():
+        if not create:
+            raise NotFound(f"there is no store at {path}", hint="name another one, or launch a campaign to create it")
+        if not path.parent.is_dir():
+            raise NotFound(f"there is no folder {path.parent} to create the store in", hint="create it first")
+        return
+    if not path.is_file():
+        raise StoreUnusable(f"{path} is not a file, so it cannot be a store")
+    try:
+        with path.open("rb") as file:
+            head = file.read(len(SQLITE_MAGIC))
+    except OSError as error:
+        raise StoreUnusable(f"{path} cannot be read: {error.strerror}") from error
+    if head and head != SQLITE_MAGIC:
+        raise StoreUnusable(f"{path} is not an SQLite file, so it cannot be a store", hint="name another file")

@@ -1,0 +1,132 @@
+"""Values to columns and back: recipes, outcomes, and the pooling of repeated measurements."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from frontrunner.results.outcome import Failure, FailureKind, Measurement
+from frontrunner.results.records import Standing
+from frontrunner.spaces.document import canonical_json
+from frontrunner.spaces.errors import StoreUnusable
+from frontrunner.spaces.recipe import Recipe, Sharding
+
+Columns = dict[str, Any]
+
+
+def recipe_to_json(recipe: Recipe) -> str:
+    """Every field of the recipe, as canonical JSON."""
+    return canonical_json(asdict(recipe))
+
+
+def recipe_from_json(text: str) -> Recipe:
+    """The recipe that `recipe_to_json` wrote; `StoreUnusable` where a later version wrote fields unknown here."""
+    fields = json.loads(text)
+    try:
+        return Recipe(**{**fields, "sharding": Sharding(**fields["sharding"])})
+    except (TypeError, KeyError) as error:
+        raise StoreUnusable(
+            f"a stored recipe cannot be read by this version: {error}", hint="upgrade frontrunner"
+        ) from error
+
+
+def measurement_to_columns(measurement: Measurement) -> Columns:
+    """The columns of `MeasurementRow`. Losses and side figures that are not finite become NULL.
+
+    Raises ValueError where a number that recipes are ranked by is missing or not finite: such numbers are
+    an implausible measurement, which is stored as a failure.
+    """
+    if not measurement.peak_memory_bytes or not measurement.step_times_s or min(measurement.step_times_s) <= 0:
+        raise ValueError(f"expected positive step times and the memory of at least one rank, not {measurement}")
+    ranked = ("tokens_per_s", "model_tflops_per_device", "hardware_tflops_per_device", "node_seconds")
+    times = [_finite("step_times_s", value) for value in measurement.step_times_s]
+    return {
+        "step_times_s_json": canonical_json(times),
+        "tokens_per_step": measurement.tokens_per_step,
+        "peak_memory_bytes_json": canonical_json(list(measurement.peak_memory_bytes)),
+        "losses_json": canonical_json([finite_or_none(value) for value in measurement.losses]),
+        "mfu": finite_or_none(measurement.mfu),
+        "build_time_s": finite_or_none(measurement.build_time_s),
+        "first_step_time_s": finite_or_none(measurement.first_step_time_s),
+        **{name: _finite(name, getattr(measurement, name)) for name in ranked},
+    }
+
+
+def measurement_from_columns(row: Any) -> Measurement:
+    """The measurement of a row with `MeasurementRow`'s columns; NULL losses and times read as NaN."""
+    return Measurement(
+        step_times_s=tuple(json.loads(row.step_times_s_json)),
+        tokens_per_step=row.tokens_per_step,
+        tokens_per_s=row.tokens_per_s,
+        model_tflops_per_device=row.model_tflops_per_device,
+        hardware_tflops_per_device=row.hardware_tflops_per_device,
+        mfu=row.mfu,
+        peak_memory_bytes=tuple(json.loads(row.peak_memory_bytes_json)),
+        losses=tuple(_nan_if_none(value) for value in json.loads(row.losses_json)),
+        node_seconds=row.node_seconds,
+        build_time_s=_nan_if_none(row.build_time_s),
+        first_step_time_s=_nan_if_none(row.first_step_time_s),
+    )
+
+
+def failure_to_columns(failure: Failure) -> Columns:
+    """The columns of `FailureRow`; raises ValueError where the node-seconds are not finite."""
+    return {
+        "kind": failure.kind.value,
+        "message": failure.message,
+        "log_tail": failure.log_tail,
+        "log_path": failure.log_path,
+        "node_seconds": _finite("node_seconds", failure.node_seconds),
+    }
+
+
+def failure_from_columns(row: Any) -> Failure:
+    """The failure of a row with `FailureRow`'s columns."""
+    return Failure(
+        kind=FailureKind(row.kind),
+        message=row.message,
+        log_tail=row.log_tail,
+        log_path=row.log_path,
+        node_seconds=row.node_seconds,
+    )
+
+
+def pool(measurements: Sequence[Measurement]) -> Standing:
+    """What one or more measurements of one recipe say together; see `Standing` for the formulas."""
+    steps = [time for measurement in measurements for time in measurement.step_times_s]
+    median = statistics.median(m.step_time_s_median for m in measurements)
+    utilisations = [m.mfu for m in measurements if m.mfu is not None and math.isfinite(m.mfu)]
+    return Standing(
+        repeats=len(measurements),
+        step_time_s_median=median,
+        step_time_spread=statistics.stdev(steps) / median if len(steps) > 1 else 0.0,
+        tokens_per_s=statistics.median(m.tokens_per_s for m in measurements),
+        model_tflops_per_device=statistics.median(m.model_tflops_per_device for m in measurements),
+        hardware_tflops_per_device=statistics.median(m.hardware_tflops_per_device for m in measurements),
+        mfu=statistics.median(utilisations) if utilisations else None,
+        peak_memory_bytes_max_rank=max(m.peak_memory_bytes_max_rank for m in measurements),
+    )
+
+
+def standing_from_columns(row: Any) -> Standing:
+    """The standing of a row with `StandingRow`'s columns."""
+    return Standing(**{name: getattr(row, name) for name in Standing.__dataclass_fields__})
+
+
+def finite_or_none(value: float | None) -> float | None:
+    """The value, or None where it is NaN or infinite."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _nan_if_none(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _finite(name: str, value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError(f"{name} = {value!r}: expected a finite number")
+    return value

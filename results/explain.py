@@ -1,0 +1,179 @@
+"""Everything that is known about one recipe, and why it ranks where it does."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, and_, func, or_, select
+
+from frontrunner.results.codec import recipe_from_json, standing_from_columns
+from frontrunner.results.outcome import Outcome
+from frontrunner.results.provenance import Provenance
+from frontrunner.results.ranking import gap_percent
+from frontrunner.results.records import Attempt, Campaign, Standing, Trial
+from frontrunner.results.rows import outcomes_by_attempt, to_attempt, to_campaign, to_trial
+from frontrunner.results.schema import AttemptRow, CampaignRow, ProvenanceRow, StandingRow, TrialRow
+from frontrunner.results.store import Store
+from frontrunner.spaces.errors import NotFound, bad_value
+from frontrunner.spaces.recipe import Recipe
+
+MIN_PREFIX = 4
+MOST_CANDIDATES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainedAttempt:
+    """One try, what came of it (None while it runs), and what its driver ran with."""
+
+    attempt: Attempt
+    outcome: Outcome | None
+    provenance: Provenance | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neighbour:
+    """The recipe ranked next above or below.
+
+    `gap_percent` is how much slower the slower of the two is. `within_spread` says that this is no more than
+    the larger of their spreads: another measurement could turn the order round.
+    """
+
+    recipe_id: str
+    recipe: Recipe
+    tokens_per_s: float
+    gap_percent: float
+    within_spread: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Appearance:
+    """The recipe in one campaign. It ranks by tokens/s as `rank` of `ranked_recipes`, None where it does not."""
+
+    campaign: Campaign
+    trial: Trial
+    attempts: tuple[ExplainedAttempt, ...]
+    standing: Standing | None
+    rank: int | None
+    ranked_recipes: int
+    above: Neighbour | None
+    below: Neighbour | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """A recipe and its appearances, the newest campaign first."""
+
+    recipe_id: str
+    recipe: Recipe
+    appearances: tuple[Appearance, ...]
+
+
+def explain(store: Store, recipe_id: str) -> Explanation:
+    """What the store knows of the recipe with this id, or with a unique prefix of it.
+
+    Raises `InvalidInput` for fewer than `MIN_PREFIX` characters, and `NotFound`, naming candidates, where no
+    recipe or more than one begins like this.
+    """
+    with store.database.read() as connection:
+        full_id = complete_id(connection, recipe_id.strip().lower())
+        query = select(TrialRow).where(TrialRow.recipe_id == full_id).order_by(TrialRow.campaign_id.desc())
+        appearances = tuple(_appearance(connection, to_trial(row)) for row in connection.execute(query).all())
+    return Explanation(recipe_id=full_id, recipe=appearances[0].trial.recipe, appearances=appearances)
+
+
+def complete_id(connection: Connection, prefix: str) -> str:
+    """The one stored recipe id that begins with `prefix`."""
+    if len(prefix) < MIN_PREFIX:
+        raise bad_value("recipe id", prefix, f"at least the first {MIN_PREFIX} characters of one")
+    begins = select(TrialRow.recipe_id).where(TrialRow.recipe_id.startswith(prefix, autoescape=True)).distinct()
+    found = connection.execute(begins.order_by(TrialRow.recipe_id).limit(MOST_CANDIDATES)).scalars().all()
+    if len(found) == 1 or prefix in found:
+        return prefix if prefix in found else found[0]
+    if found:
+        raise NotFound(f"more than one recipe id begins with {prefix!r}", hint=f"one of: {', '.join(found)}")
+    # Only ids that begin alike are compared: comparing 100,000 would take longer than any answer is worth.
+    alike = select(TrialRow.recipe_id).where(TrialRow.recipe_id.startswith(prefix[:2], autoescape=True)).distinct()
+    close = difflib.get_close_matches(prefix, connection.execute(alike.limit(1000)).scalars(), n=3)
+    hint = f"did you mean {' or '.join(close)}?" if close else "list the measured ones: frontrunner best"
+    raise NotFound(f"no recipe id begins with {prefix!r}", hint=hint)
+
+
+def _appearance(connection: Connection, trial: Trial) -> Appearance:
+    campaign = connection.execute(select(CampaignRow).where(CampaignRow.id == trial.campaign_id)).one()
+    row = connection.execute(select(StandingRow).where(StandingRow.trial_id == trial.id)).first()
+    ranked = select(func.count()).select_from(StandingRow).where(StandingRow.campaign_id == trial.campaign_id)
+    return Appearance(
+        campaign=to_campaign(campaign),
+        trial=trial,
+        attempts=_attempts(connection, trial.id),
+        standing=None if row is None else standing_from_columns(row),
+        rank=None if row is None else connection.execute(ranked.where(_is_faster(row))).scalar_one() + 1,
+        ranked_recipes=connection.execute(ranked).scalar_one(),
+        above=None if row is None else _neighbour(connection, row, above=True),
+        below=None if row is None else _neighbour(connection, row, above=False),
+    )
+
+
+def _attempts(connection: Connection, trial_id: int) -> tuple[ExplainedAttempt, ...]:
+    mine = AttemptRow.trial_id == trial_id
+    outcomes = outcomes_by_attempt(connection, select(AttemptRow.id).where(mine))
+    query = (
+        select(AttemptRow, ProvenanceRow.provenance_json)
+        .outerjoin(ProvenanceRow, ProvenanceRow.id == AttemptRow.provenance_id)
+        .where(mine)
+        .order_by(AttemptRow.number)
+    )
+    return tuple(
+        ExplainedAttempt(
+            attempt=to_attempt(row), outcome=outcomes.get(row.id), provenance=_provenance(row.provenance_json)
+        )
+        for row in connection.execute(query)
+    )
+
+
+def _provenance(text: str | None) -> Provenance | None:
+    """The provenance that a driver recorded, or None where it recorded none."""
+    if text is None:
+        return None
+    fields = json.loads(text)
+    return Provenance(**{**fields, "command_line": tuple(fields["command_line"])})
+
+
+def _is_faster(row: Row[Any]) -> ColumnElement[bool]:
+    """Ranked before `row`: more tokens/s, or as many and a smaller recipe id."""
+    speed, name = StandingRow.tokens_per_s, StandingRow.recipe_id
+    return or_(speed > row.tokens_per_s, and_(speed == row.tokens_per_s, name < row.recipe_id))
+
+
+def _is_slower(row: Row[Any]) -> ColumnElement[bool]:
+    """Ranked after `row`."""
+    speed, name = StandingRow.tokens_per_s, StandingRow.recipe_id
+    return or_(speed < row.tokens_per_s, and_(speed == row.tokens_per_s, name > row.recipe_id))
+
+
+def _neighbour(connection: Connection, row: Row[Any], *, above: bool) -> Neighbour | None:
+    """The recipe ranked next to `row`'s in its campaign."""
+    speed, name = StandingRow.tokens_per_s, StandingRow.recipe_id
+    nearest_first = (speed.asc(), name.desc()) if above else (speed.desc(), name.asc())
+    query = (
+        select(StandingRow, TrialRow.recipe_json)
+        .join(TrialRow, TrialRow.id == StandingRow.trial_id)
+        .where(StandingRow.campaign_id == row.campaign_id, _is_faster(row) if above else _is_slower(row))
+        .order_by(*nearest_first)
+        .limit(1)
+    )
+    other = connection.execute(query).first()
+    if other is None:
+        return None
+    faster, slower = (other, row) if above else (row, other)
+    gap = gap_percent(slower.tokens_per_s, faster.tokens_per_s)
+    return Neighbour(
+        recipe_id=other.recipe_id,
+        recipe=recipe_from_json(other.recipe_json),
+        tokens_per_s=other.tokens_per_s,
+        gap_percent=gap,
+        within_spread=gap <= 100.0 * max(row.step_time_spread, other.step_time_spread),
+    )

@@ -1,0 +1,162 @@
+"""A campaign as a table, for pandas, CSV and Parquet. pandas is imported only when a table is made."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import select
+
+from frontrunner.results.outcome import Measurement, Outcome
+from frontrunner.results.ranking import resolve
+from frontrunner.results.records import Attempt, Campaign, Trial
+from frontrunner.results.rows import outcomes_by_attempt, to_attempt, to_trial
+from frontrunner.results.schema import AttemptRow, TrialRow
+from frontrunner.results.states import AttemptState
+from frontrunner.results.store import Store
+from frontrunner.spaces.errors import InvalidInput, NotFound, bad_value
+from frontrunner.spaces.recipe import Recipe
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COLUMN_TYPES: dict[str, str] = {
+    "campaign": "string",
+    "trial_number": "int64",
+    "attempt_number": "int64",
+    "recipe_id": "string",
+    "engine": "string",
+    "devices": "int64",
+    "tensor_parallel": "int64",
+    "pipeline_parallel": "int64",
+    "data_parallel": "int64",
+    "virtual_stages": "int64",
+    "schedule": "string",
+    "micro_batch_seqs": "int64",
+    "accumulation": "int64",
+    "global_batch_seqs": "int64",
+    "sharding": "string",
+    "sharding_parameters": "int64",
+    "sharding_gradients": "int64",
+    "sharding_optimizer": "int64",
+    "recompute": "string",
+    "sequence_parallel": "bool",
+    "replication": "string",
+    "state": "string",
+    "measured_steps": "Int64",
+    "step_time_s_median": "float64",
+    "step_time_spread": "float64",
+    "tokens_per_step": "Int64",
+    "tokens_per_s": "float64",
+    "model_tflops_per_device": "float64",
+    "hardware_tflops_per_device": "float64",
+    "mfu": "float64",
+    "peak_memory_bytes_max_rank": "Int64",
+    "loss_first": "float64",
+    "loss_last": "float64",
+    "build_time_s": "float64",
+    "first_step_time_s": "float64",
+    "node_seconds": "float64",
+    "failure_kind": "string",
+    "failure_message": "string",
+    "run_folder": "string",
+    "started_at": "datetime64[us, UTC]",
+    "finished_at": "datetime64[us, UTC]",
+}
+"""The table's columns and their pandas types; cells that an outcome has no value for are missing."""
+
+
+def frame(store: Store, campaign: Campaign | str | None) -> pd.DataFrame:
+    """One row for each finished attempt of the campaign (None: the newest), in the order of their start."""
+    import pandas as pd
+
+    with store.database.read() as connection:
+        found = resolve(connection, store, campaign)
+        finished = (AttemptRow.campaign_id == found.id, AttemptRow.state != AttemptState.RUNNING)
+        proposed = connection.execute(select(TrialRow).where(TrialRow.campaign_id == found.id))
+        trials = {row.id: to_trial(row) for row in proposed}
+        outcomes = outcomes_by_attempt(connection, select(AttemptRow.id).where(*finished))
+        attempts = connection.execute(select(AttemptRow).where(*finished).order_by(AttemptRow.id)).all()
+    rows = [_cells(found, trials[row.trial_id], to_attempt(row), outcomes[row.id]) for row in attempts]
+    return pd.DataFrame(rows, columns=list(COLUMN_TYPES)).astype(COLUMN_TYPES)
+
+
+def write_frame(table: pd.DataFrame, path: Path) -> None:
+    """Write the table as .csv or .parquet, whole or not at all: to another name first, then renamed.
+
+    Raises `InvalidInput` for another suffix, or for .parquet where pyarrow is not installed, and `NotFound`
+    where the folder is missing.
+    """
+    if path.suffix not in (".csv", ".parquet"):
+        raise bad_value("dataframe.out", str(path), "a name that ends with .csv or .parquet")
+    if not path.absolute().parent.is_dir():
+        raise NotFound(f"there is no folder {path.absolute().parent} to write {path.name} to")
+    handle, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.", suffix=path.suffix)
+    os.close(handle)
+    unfinished = Path(name)
+    try:
+        if path.suffix == ".csv":
+            table.to_csv(unfinished, index=False)
+        else:
+            _write_parquet(table, unfinished)
+        unfinished.chmod(0o666 & ~_umask())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _write_parquet(table: pd.DataFrame, path: Path) -> None:
+    try:
+        table.to_parquet(path, index=False, engine="pyarrow")
+    except ImportError as error:
+        raise InvalidInput(
+            "writing .parquet needs pyarrow, which is not installed",
+            hint="run: pip install 'frontrunner[parquet]', or write .csv",
+        ) from error
+
+
+def _cells(campaign: Campaign, trial: Trial, attempt: Attempt, outcome: Outcome) -> dict[str, Any]:
+    return {
+        "campaign": campaign.name,
+        "trial_number": trial.number,
+        "attempt_number": attempt.number,
+        "recipe_id": trial.recipe_id,
+        **_recipe_cells(trial.recipe),
+        "state": attempt.state.value,
+        **_outcome_cells(outcome),
+        "run_folder": attempt.run_folder,
+        "started_at": attempt.started_at,
+        "finished_at": attempt.finished_at,
+    }
+
+
+def _recipe_cells(recipe: Recipe) -> dict[str, Any]:
+    derived = {
+        "sharding": recipe.sharding_name,
+        "sharding_parameters": recipe.sharding.parameters,
+        "sharding_gradients": recipe.sharding.gradients,
+        "sharding_optimizer": recipe.sharding.optimizer,
+    }
+    names = [name for name in COLUMN_TYPES if hasattr(recipe, name) and name not in derived]
+    return {name: getattr(recipe, name) for name in names} | derived
+
+
+def _outcome_cells(outcome: Outcome) -> dict[str, Any]:
+    if not isinstance(outcome, Measurement):
+        return {
+            "failure_kind": outcome.kind.value,
+            "failure_message": outcome.message,
+            "node_seconds": outcome.node_seconds,
+        }
+    names = [name for name in COLUMN_TYPES if hasattr(outcome, name)]
+    ends = {"loss_first": outcome.losses[0], "loss_last": outcome.losses[-1]} if outcome.losses else {}
+    return {name: getattr(outcome, name) for name in names} | ends | {"measured_steps": len(outcome.step_times_s)}
+
+
+def _umask() -> int:
+    """The process's file creation mask, which can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,112 @@
+"""Leases: who may write to a campaign.
+
+A campaign counts the leases it has given out in its `epoch`. Each write first raises the campaign's row by
+epoch, so that a driver that was paused, or believed dead, is refused instead of writing beside its successor.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import psutil
+from sqlalchemy import Connection, select, update
+
+from frontrunner.results.clock import timestamp
+from frontrunner.results.records import Lease
+from frontrunner.results.schema import CampaignRow
+from frontrunner.spaces.errors import AlreadyDriven, NotFound
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """Who asks for which campaign's lease, and for how long between renewals."""
+
+    campaign_id: int
+    host: str
+    pid: int
+    duration_s: float
+
+
+def acquire(connection: Connection, wanted: Wanted, *, now: datetime, take_over: bool) -> Lease:
+    """Give out the next lease inside a write transaction; see `Store.acquire_lease`."""
+    query = select(CampaignRow).where(CampaignRow.id == wanted.campaign_id)
+    row = connection.execute(query.with_for_update()).first()  # SQLite, whose write lock is held, ignores this
+    if row is None:
+        raise NotFound(f"there is no campaign with id {wanted.campaign_id}")
+    if is_held(row, now) and not take_over:
+        raise AlreadyDriven(
+            f"campaign {row.name} is driven by {row.driver_host}:{row.driver_pid} since {row.driven_since}",
+            hint=f"wait for it, or take its place: frontrunner resume {row.name} --take-over",
+        )
+    lease = Lease(
+        campaign_id=row.id,
+        campaign_name=row.name,
+        epoch=row.epoch + 1,
+        host=wanted.host,
+        pid=wanted.pid,
+        duration_s=wanted.duration_s,
+    )
+    connection.execute(
+        update(CampaignRow)
+        .where(CampaignRow.id == row.id)
+        .values(
+            epoch=lease.epoch,
+            driver_host=lease.host,
+            driver_pid=lease.pid,
+            driven_since=timestamp(now),
+            lease_until=until(lease, now),
+            updated_at=timestamp(now),
+        )
+    )
+    return lease
+
+
+def until(lease: Lease, now: datetime) -> str:
+    """When a lease renewed now ends."""
+    return timestamp(now + timedelta(seconds=lease.duration_s))
+
+
+def is_held(row: Any, now: datetime) -> bool:
+    """Whether a campaign's lease has time left, and its holder is not known to be gone."""
+    if row.lease_until is None or datetime.fromisoformat(row.lease_until) <= now:
+        return False
+    return row.driver_host != socket.gethostname() or _runs(row.driver_pid)
+
+
+def check(connection: Connection, lease: Lease, *, now: datetime, **changes: object) -> None:
+    """Apply `changes` to the campaign's row if the lease is still its current one.
+
+    Raises `AlreadyDriven`, and so undoes the transaction, where it is not.
+    """
+    raised = connection.execute(
+        update(CampaignRow)
+        .where(CampaignRow.id == lease.campaign_id, CampaignRow.epoch == lease.epoch)
+        .where(CampaignRow.lease_until.is_not(None))
+        .values(updated_at=timestamp(now), **changes)
+    )
+    if raised.rowcount == 0:
+        raise _lost(connection, lease)
+
+
+def _lost(connection: Connection, lease: Lease) -> AlreadyDriven:
+    row = connection.execute(select(CampaignRow).where(CampaignRow.id == lease.campaign_id)).one()
+    name = lease.campaign_name
+    if row.driver_host is None:
+        return AlreadyDriven(
+            f"campaign {name}: the lease of {lease.host}:{lease.pid} was given back", hint=f"frontrunner resume {name}"
+        )
+    return AlreadyDriven(
+        f"campaign {name} was taken over by {row.driver_host}:{row.driver_pid} at {row.driven_since}; "
+        f"{lease.host}:{lease.pid} may no longer write to it"
+    )
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process of this host runs; one that ended but was not waited for yet does not."""
+    try:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,152 @@
+"""The outcome of a probe: a measurement, or a failure with its kind.
+
+A closed set of failure kinds, each with a policy, decides what happens next: whether the recipe is told to
+the strategy as infeasible, and how often the probe is tried again.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from enum import StrEnum
+
+STABLE_SPREAD = 0.05
+"""Relative spread of step times above which a measurement is called noisy."""
+
+
+class FailureKind(StrEnum):
+    """Why there is no measurement."""
+
+    OUT_OF_MEMORY = "out-of-memory"
+    NOT_FINITE = "not-finite"
+    HUNG = "hung"
+    TOO_SLOW = "too-slow"
+    CRASHED = "crashed"
+    LOST = "lost"
+    IMPLAUSIBLE = "implausible"
+    ILLEGAL_FOR_ENGINE = "illegal-for-engine"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailurePolicy:
+    """What follows from a kind of failure.
+
+    `max_attempts` counts the first try. `counts_against_recipe` is False where the machine, not the recipe,
+    was at fault: such attempts do not teach the strategy.
+    """
+
+    max_attempts: int
+    counts_against_recipe: bool
+    meaning: str
+
+
+POLICIES: dict[FailureKind, FailurePolicy] = {
+    FailureKind.OUT_OF_MEMORY: FailurePolicy(
+        max_attempts=1, counts_against_recipe=True, meaning="a rank asked for more memory than its device has"
+    ),
+    FailureKind.NOT_FINITE: FailurePolicy(
+        max_attempts=1, counts_against_recipe=True, meaning="the loss or the gradient became infinite or NaN"
+    ),
+    FailureKind.HUNG: FailurePolicy(
+        max_attempts=2,
+        counts_against_recipe=True,
+        meaning="no step was finished within the deadline, and the ranks were killed",
+    ),
+    FailureKind.CRASHED: FailurePolicy(
+        max_attempts=2, counts_against_recipe=True, meaning="a rank ended with an error"
+    ),
+    FailureKind.LOST: FailurePolicy(
+        max_attempts=4,
+        counts_against_recipe=False,
+        meaning="the ranks vanished without a word: a killed driver, node or allocation",
+    ),
+    FailureKind.IMPLAUSIBLE: FailurePolicy(
+        max_attempts=1, counts_against_recipe=True, meaning="the numbers cannot be true; kept as evidence, never ranked"
+    ),
+    FailureKind.ILLEGAL_FOR_ENGINE: FailurePolicy(
+        max_attempts=1, counts_against_recipe=True, meaning="the engine refused the recipe before the first step"
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """What one probe measured, warm-up excluded.
+
+    Rates follow from the median step. TFLOPS are 1e12 floating-point operations a second and device; model
+    FLOPs leave recompute out, hardware FLOPs count it (formulas in `frontrunner.spaces.model`). `mfu` is
+    model FLOPs over the device's peak, None where the cluster states no peak. `peak_memory_bytes` has one
+    entry a rank: the allocator's peak on accelerators, the resident set's on CPU.
+    """
+
+    step_times_s: tuple[float, ...]
+    tokens_per_step: int
+    tokens_per_s: float
+    model_tflops_per_device: float
+    hardware_tflops_per_device: float
+    mfu: float | None
+    peak_memory_bytes: tuple[int, ...]
+    losses: tuple[float, ...]
+    node_seconds: float
+    build_time_s: float
+    first_step_time_s: float
+
+    @property
+    def step_time_s_median(self) -> float:
+        """Median of the measured steps."""
+        return statistics.median(self.step_times_s)
+
+    @property
+    def step_time_spread(self) -> float:
+        """Standard deviation of the measured steps over their median; 0 for a single step."""
+        if len(self.step_times_s) < 2:
+            return 0.0
+        return statistics.stdev(self.step_times_s) / self.step_time_s_median
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether the spread is above `STABLE_SPREAD`."""
+        return self.step_time_spread > STABLE_SPREAD
+
+    @property
+    def peak_memory_bytes_max_rank(self) -> int:
+        """The peak of the rank that needs most."""
+        return max(self.peak_memory_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a probe has no measurement: its kind, one sentence, and where to read on.
+
+    `log_tail` holds the last lines of the log of the rank that failed first; `log_path` its file.
+    """
+
+    kind: FailureKind
+    message: str
+    log_tail: str = ""
+    log_path: str | None = None
+    node_seconds: float = 0.0
+
+    @property
+    def policy(self) -> FailurePolicy:
+        """What follows from this kind."""
+        return POLICIES[self.kind]
+
+
+Outcome = Measurement | Failure
+
+
+def implausibility(measurement: Measurement, peak_flops_per_device: float | None) -> str | None:
+    """Why the numbers of a measurement cannot be true, or None where they can.
+
+    A step takes a positive, finite time, a rank holds some memory, and no device computes above its peak.
+    """
+    if not measurement.step_times_s or not all(math.isfinite(t) and t > 0 for t in measurement.step_times_s):
+        return f"step times {list(measurement.step_times_s)} s are not all positive"
+    if not measurement.peak_memory_bytes or min(measurement.peak_memory_bytes) <= 0:
+        return f"peak memory {list(measurement.peak_memory_bytes)} bytes is not positive on every rank"
+    reached = measurement.hardware_tflops_per_device * 1e12
+    if peak_flops_per_device is not None and reached > peak_flops_per_device:
+        return f"{reached / 1e12:.4g} TFLOPS a device is above the device's peak of {peak_flops_per_device / 1e12:.4g}"
+    return None

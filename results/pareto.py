@@ -1,0 +1,41 @@
+"""The recipes that no other beats in both speed and memory."""
+
+from __future__ import annotations
+
+from sqlalchemy import func, or_, select
+
+from frontrunner.results.ranking import RankedRecipe, gap_percent, resolve, to_ranked
+from frontrunner.results.records import Campaign
+from frontrunner.results.schema import StandingRow, TrialRow
+from frontrunner.results.store import Store
+
+
+def pareto(store: Store, campaign: Campaign | str | None) -> list[RankedRecipe]:
+    """The front of tokens/s (more is better) against the peak memory of the neediest rank (less is better).
+
+    Fastest first, so that memory falls along the list. Of recipes equal in both, the one with the smallest
+    recipe id stands for all.
+    """
+    memory = StandingRow.peak_memory_bytes_max_rank
+    fastest_first = (StandingRow.tokens_per_s.desc(), memory, StandingRow.recipe_id)
+    with store.database.read() as connection:
+        found = resolve(connection, store, campaign)
+        # Walking from the fastest down, a recipe is on the front if it needs less than all before it.
+        least_before = func.min(memory).over(order_by=fastest_first, rows=(None, -1))
+        walked = (
+            select(StandingRow.trial_id, memory.label("memory"), least_before.label("least_before"))
+            .where(StandingRow.campaign_id == found.id)
+            .subquery()
+        )
+        query = (
+            select(StandingRow, TrialRow.recipe_json, TrialRow.number)
+            .join(TrialRow, TrialRow.id == StandingRow.trial_id)
+            .join(walked, walked.c.trial_id == StandingRow.trial_id)
+            .where(or_(walked.c.least_before.is_(None), walked.c.memory < walked.c.least_before))
+            .order_by(*fastest_first)
+        )
+        rows = connection.execute(query).all()
+    return [
+        to_ranked(row, rank=place, gap_percent=gap_percent(row.tokens_per_s, rows[0].tokens_per_s))
+        for place, row in enumerate(rows, start=1)
+    ]

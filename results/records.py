@@ -1,0 +1,134 @@
+"""What the store hands out: frozen values, detached from the database.
+
+Timestamps are ISO 8601 text in UTC with offset; durations are seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from frontrunner.results.outcome import STABLE_SPREAD, Outcome
+from frontrunner.results.states import AttemptState, CampaignState, TrialState
+from frontrunner.spaces.recipe import Recipe
+
+EventData = Mapping[str, str | int | float | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Campaign:
+    """One search. `driver` is host:pid of the lease's holder, None where there is no lease.
+
+    `problem_summary` is what the campaign's creator said of the problem, for people to read.
+    """
+
+    id: int
+    name: str
+    state: CampaignState
+    state_reason: str
+    strategy: str
+    spec_json: str
+    problem_summary: Mapping[str, object]
+    legal_recipes: int
+    driver_seconds: float
+    node_seconds_spent: float
+    epoch: int
+    driver: str | None
+    created_at: str
+    updated_at: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CampaignSummary:
+    """One line of the list of campaigns. `probes` counts the trials in each state, zeros included."""
+
+    id: int
+    name: str
+    state: CampaignState
+    strategy: str
+    legal_recipes: int
+    probes: Mapping[TrialState, int]
+    best_tokens_per_s: float | None
+    node_seconds_spent: float
+    created_at: str
+    updated_at: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One recipe of a campaign; `number` counts the campaign's trials from 1."""
+
+    id: int
+    campaign_id: int
+    number: int
+    recipe_id: str
+    recipe: Recipe
+    state: TrialState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One try at a trial's probe; `number` counts the trial's attempts from 1."""
+
+    id: int
+    campaign_id: int
+    trial_id: int
+    number: int
+    state: AttemptState
+    run_folder: str
+    started_at: str
+    finished_at: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptOutcome:
+    """An attempt with what came of it; None while it runs."""
+
+    attempt: Attempt
+    outcome: Outcome | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that happened in a campaign; ids rise in the order of recording."""
+
+    id: int
+    campaign_id: int
+    at: str
+    kind: str
+    data: EventData
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lease:
+    """The right to write to a campaign: the `epoch`-th that was given out, for `duration_s` after each renewal."""
+
+    campaign_id: int
+    campaign_name: str
+    epoch: int
+    host: str
+    pid: int
+    duration_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """A recipe's measurements in one campaign, pooled over its `repeats`.
+
+    Times and rates are medians of the repeats' own values; the spread is the standard deviation of all
+    measured steps over that median; memory is the most that any rank took in any repeat.
+    """
+
+    repeats: int
+    step_time_s_median: float
+    step_time_spread: float
+    tokens_per_s: float
+    model_tflops_per_device: float
+    hardware_tflops_per_device: float
+    mfu: float | None
+    peak_memory_bytes_max_rank: int
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether the spread is above `STABLE_SPREAD`."""
+        return self.step_time_spread > STABLE_SPREAD

@@ -1,0 +1,103 @@
+"""Rows to records, and the reads that several questions share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection, Select, func, select
+
+from frontrunner.results.codec import (
+    failure_from_columns,
+    measurement_from_columns,
+    recipe_from_json,
+    standing_from_columns,
+)
+from frontrunner.results.outcome import Outcome
+from frontrunner.results.records import Attempt, Campaign, Event, Standing, Trial
+from frontrunner.results.schema import FailureRow, MeasurementRow, StandingRow, TrialRow
+from frontrunner.results.states import AttemptState, CampaignState, TrialState
+
+
+def to_campaign(row: Any) -> Campaign:
+    """A row of `campaigns`."""
+    return Campaign(
+        id=row.id,
+        name=row.name,
+        state=CampaignState(row.state),
+        state_reason=row.state_reason,
+        strategy=row.strategy,
+        spec_json=row.spec_json,
+        problem_summary=json.loads(row.problem_json),
+        legal_recipes=row.legal_recipes,
+        driver_seconds=row.driver_seconds,
+        node_seconds_spent=row.node_seconds_spent,
+        epoch=row.epoch,
+        driver=None if row.driver_host is None else f"{row.driver_host}:{row.driver_pid}",
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+    )
+
+
+def to_trial(row: Any) -> Trial:
+    """A row of `trials`."""
+    return Trial(
+        id=row.id,
+        campaign_id=row.campaign_id,
+        number=row.number,
+        recipe_id=row.recipe_id,
+        recipe=recipe_from_json(row.recipe_json),
+        state=TrialState(row.state),
+    )
+
+
+def to_attempt(row: Any) -> Attempt:
+    """A row of `attempts`."""
+    return Attempt(
+        id=row.id,
+        campaign_id=row.campaign_id,
+        trial_id=row.trial_id,
+        number=row.number,
+        state=AttemptState(row.state),
+        run_folder=row.run_folder,
+        started_at=row.started_at,
+        finished_at=row.finished_at,
+    )
+
+
+def to_event(row: Any) -> Event:
+    """A row of `events`."""
+    return Event(id=row.id, campaign_id=row.campaign_id, at=row.at, kind=row.kind, data=json.loads(row.data_json))
+
+
+def outcomes_by_attempt(connection: Connection, attempts: Select[int]) -> dict[int, Outcome]:
+    """The outcomes of the attempts whose ids the query selects, by attempt id; running and lost ones may have none."""
+    found: dict[int, Outcome] = {}
+    for measured in connection.execute(select(MeasurementRow).where(MeasurementRow.attempt_id.in_(attempts))):
+        found[measured.attempt_id] = measurement_from_columns(measured)
+    for failed in connection.execute(select(FailureRow).where(FailureRow.attempt_id.in_(attempts))):
+        found[failed.attempt_id] = failure_from_columns(failed)
+    return found
+
+
+def trials_by_state(connection: Connection, campaign_id: int) -> Mapping[TrialState, int]:
+    """How many of a campaign's trials are in each state, zeros included."""
+    counted = connection.execute(
+        select(TrialRow.state, func.count()).where(TrialRow.campaign_id == campaign_id).group_by(TrialRow.state)
+    )
+    return dict.fromkeys(TrialState, 0) | {TrialState(state): count for state, count in counted}
+
+
+def best_standing(connection: Connection, campaign_id: int) -> tuple[Trial, Standing] | None:
+    """The recipe with the most tokens/s, ties going to the smaller recipe id; None before the first measurement."""
+    row = connection.execute(
+        select(StandingRow)
+        .where(StandingRow.campaign_id == campaign_id)
+        .order_by(StandingRow.tokens_per_s.desc(), StandingRow.recipe_id)
+        .limit(1)
+    ).first()
+    if row is None:
+        return None
+    trial = connection.execute(select(TrialRow).where(TrialRow.id == row.trial_id)).one()
+    return to_trial(trial), standing_from_columns(row)

@@ -1,0 +1,51 @@
+"""The states of campaigns, trials and attempts, and which may follow which.
+
+The schema's CHECK constraints are made from these enums, and the writer refuses a change that is not listed.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class CampaignState(StrEnum):
+    """Where one search stands. Every state but `CREATED` goes back to `RUNNING` when it is resumed."""
+
+    CREATED = "created"  # -> running
+    RUNNING = "running"  # -> paused | finished | failed | stopped | running (a driver died and another resumes)
+    PAUSED = "paused"  # -> running
+    FINISHED = "finished"  # -> running (a larger budget)
+    FAILED = "failed"  # -> running
+    STOPPED = "stopped"  # -> running
+
+
+class TrialState(StrEnum):
+    """Where one recipe of a campaign stands."""
+
+    QUEUED = "queued"  # -> running
+    RUNNING = "running"  # -> measured | failed | queued (another attempt follows)
+    MEASURED = "measured"  # final
+    FAILED = "failed"  # final
+
+
+class AttemptState(StrEnum):
+    """Where one try at a probe stands."""
+
+    RUNNING = "running"  # -> measured | failed | lost
+    MEASURED = "measured"  # final
+    FAILED = "failed"  # final
+    LOST = "lost"  # final: the ranks vanished, which says nothing about the recipe
+
+
+CAMPAIGN_TRANSITIONS: dict[CampaignState, frozenset[CampaignState]] = {
+    CampaignState.CREATED: frozenset({CampaignState.RUNNING}),
+    CampaignState.RUNNING: frozenset(set(CampaignState) - {CampaignState.CREATED}),
+    CampaignState.PAUSED: frozenset({CampaignState.RUNNING}),
+    CampaignState.FINISHED: frozenset({CampaignState.RUNNING}),
+    CampaignState.FAILED: frozenset({CampaignState.RUNNING}),
+    CampaignState.STOPPED: frozenset({CampaignState.RUNNING}),
+}
+
+
+class IllegalTransition(RuntimeError):
+    """A change of state that the tables above do not list: a fault of the caller's code, not of a person."""

@@ -1,0 +1,108 @@
+"""Where a campaign stands, and what failed in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, func, select
+
+from frontrunner.results import leases
+from frontrunner.results.codec import failure_from_columns
+from frontrunner.results.outcome import Failure, FailureKind
+from frontrunner.results.ranking import RankedRecipe, rank, resolve
+from frontrunner.results.records import Campaign, Event, Trial
+from frontrunner.results.rows import to_event, to_trial, trials_by_state
+from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, FailureRow, TrialRow
+from frontrunner.results.states import TrialState
+from frontrunner.results.store import Store
+
+LAST_EVENTS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """A campaign at one moment.
+
+    `trials` counts trials by state, zeros included; `failures` counts failed and lost attempts by kind.
+    `driver_is_live` says whether the lease's holder is thought to run: a campaign that is `running` without
+    one was cut off and waits to be resumed. `last_events` are the newest, oldest first.
+    """
+
+    campaign: Campaign
+    driver_is_live: bool
+    trials: Mapping[TrialState, int]
+    failures: Mapping[FailureKind, int]
+    best: RankedRecipe | None
+    last_events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailedTrial:
+    """A trial whose final outcome is a failure: the last attempt's, of `attempts` in all."""
+
+    trial: Trial
+    failure: Failure
+    attempts: int
+    run_folder: str
+
+
+def status(store: Store, campaign: Campaign | str | None) -> Status:
+    """Where the campaign (None: the newest) stands."""
+    with store.database.read() as connection:
+        found = resolve(connection, store, campaign)
+        lease = connection.execute(select(CampaignRow).where(CampaignRow.id == found.id)).one()
+        fastest = rank(connection, found.id, top=1)
+        return Status(
+            campaign=found,
+            driver_is_live=leases.is_held(lease, store.now()),
+            trials=trials_by_state(connection, found.id),
+            failures=_failures_by_kind(connection, found.id),
+            best=fastest[0] if fastest else None,
+            last_events=_last_events(connection, found.id),
+        )
+
+
+def failures(store: Store, campaign: Campaign | str | None) -> list[FailedTrial]:
+    """The campaign's failed trials, in the order in which they were recorded."""
+    with store.database.read() as connection:
+        found = resolve(connection, store, campaign)
+        tries = (
+            select(AttemptRow.trial_id, func.max(AttemptRow.id).label("last"), func.count().label("attempts"))
+            .where(AttemptRow.campaign_id == found.id)
+            .group_by(AttemptRow.trial_id)
+            .subquery()
+        )
+        query = (
+            select(TrialRow, FailureRow, AttemptRow.run_folder, tries.c.attempts)
+            .join(tries, tries.c.trial_id == TrialRow.id)
+            .join(AttemptRow, AttemptRow.id == tries.c.last)
+            .join(FailureRow, FailureRow.attempt_id == tries.c.last)
+            .where(TrialRow.campaign_id == found.id, TrialRow.state == TrialState.FAILED)
+            .order_by(TrialRow.outcome_number)
+        )
+        return [
+            FailedTrial(
+                trial=to_trial(row),
+                failure=failure_from_columns(row),
+                attempts=row.attempts,
+                run_folder=row.run_folder,
+            )
+            for row in connection.execute(query)
+        ]
+
+
+def _failures_by_kind(connection: Connection, campaign_id: int) -> Mapping[FailureKind, int]:
+    counted = connection.execute(
+        select(FailureRow.kind, func.count())
+        .join(AttemptRow, AttemptRow.id == FailureRow.attempt_id)
+        .where(AttemptRow.campaign_id == campaign_id)
+        .group_by(FailureRow.kind)
+        .order_by(func.count().desc(), FailureRow.kind)
+    )
+    return {FailureKind(kind): count for kind, count in counted}
+
+
+def _last_events(connection: Connection, campaign_id: int) -> tuple[Event, ...]:
+    newest = select(EventRow).where(EventRow.campaign_id == campaign_id).order_by(EventRow.id.desc()).limit(LAST_EVENTS)
+    return tuple(to_event(row) for row in reversed(connection.execute(newest).all()))

@@ -1,0 +1,230 @@
+"""The store: opening it, creating campaigns, and reading.
+
+One process writes to a campaign at a time: the driver that holds its lease, through the `CampaignWriter`
+that `Store.drive` gives out. Everything else here reads, from any number of processes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from types import TracebackType
+from typing import Self
+
+from sqlalchemy import Connection, func, insert, select
+
+from frontrunner.results import leases
+from frontrunner.results.clock import Clock, timestamp, utc_now
+from frontrunner.results.codec import recipe_from_json
+from frontrunner.results.engine import Database
+from frontrunner.results.opening import open_database
+from frontrunner.results.outcome import Outcome
+from frontrunner.results.records import Attempt, Campaign, CampaignSummary, Event, Lease, Trial
+from frontrunner.results.rows import (
+    best_standing,
+    outcomes_by_attempt,
+    to_attempt,
+    to_campaign,
+    to_event,
+    to_trial,
+    trials_by_state,
+)
+from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, TrialRow
+from frontrunner.results.states import AttemptState, CampaignState
+from frontrunner.results.writer import CampaignWriter
+from frontrunner.spaces.document import canonical_json
+from frontrunner.spaces.errors import InvalidInput, NotFound, bad_value, did_you_mean
+from frontrunner.spaces.recipe import Recipe
+
+NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+BUSY_TIMEOUT_S = 60.0
+
+
+def open_store(
+    url: str,
+    *,
+    create: bool = True,
+    read_only: bool = False,
+    clock: Clock = utc_now,
+    busy_timeout_s: float = BUSY_TIMEOUT_S,
+) -> Store:
+    """Open the store at a path or URL, creating it where `create` is set and nothing is there.
+
+    `busy_timeout_s` is how long to wait for another program's write lock. A read-only store changes no file,
+    except that reading beside a live driver uses the files that SQLite keeps for it.
+
+    Raises:
+        InvalidInput: the URL cannot be read.
+        NotFound: there is no store, and none is to be created.
+        StoreUnusable: what lies there is no store, is damaged, or has another schema version. It is left as it is.
+    """
+    return Store(
+        open_database(url, create=create, read_only=read_only, clock=clock, busy_timeout_s=busy_timeout_s), clock
+    )
+
+
+class Store:
+    """An open store. Reads may be made from several threads."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    @property
+    def url(self) -> str:
+        """The file's path, or the URL with its password hidden."""
+        return str(self._database.address)
+
+    @property
+    def database(self) -> Database:
+        """Where the questions in this package read."""
+        return self._database
+
+    def now(self) -> datetime:
+        """The time by the store's clock."""
+        return self._clock()
+
+    def close(self) -> None:
+        """Close every connection; the store cannot be used afterwards."""
+        self._database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def create_campaign(
+        self, *, name: str, spec_json: str, legal_recipes: int, problem_summary: Mapping[str, object]
+    ) -> Campaign:
+        """Add a campaign in state `created`. Its strategy is read from the spec's `search.strategy`.
+
+        Raises `InvalidInput` for a name that is taken or not of the form [a-z0-9][a-z0-9._-]{0,63}.
+        """
+        if not NAME_PATTERN.fullmatch(name):
+            raise bad_value("campaign.name", name, "1 to 64 of a-z, 0-9, '.', '_' and '-', beginning with a-z or 0-9")
+        now = timestamp(self._clock())
+        with self._database.write() as connection:
+            if connection.execute(select(CampaignRow.id).where(CampaignRow.name == name)).first():
+                raise InvalidInput(
+                    f"campaign {name!r} exists already in {self.url}",
+                    hint=f"run: frontrunner resume {name}, or choose another name",
+                )
+            made = insert(CampaignRow).values(
+                name=name,
+                state=CampaignState.CREATED,
+                strategy=str(json.loads(spec_json).get("search", {}).get("strategy", "")),
+                spec_json=spec_json,
+                problem_json=canonical_json(dict(problem_summary)),
+                legal_recipes=legal_recipes,
+                created_at=now,
+                updated_at=now,
+            )
+            return to_campaign(connection.execute(made.returning(CampaignRow)).one())
+
+    def campaign(self, name: str | None) -> Campaign:
+        """The named campaign, or for None the one that was created last; `NotFound` where there is none."""
+        with self._database.read() as connection:
+            return find_campaign(connection, name, store=self.url)
+
+    def campaigns(self) -> list[CampaignSummary]:
+        """Every campaign, the newest first."""
+        with self._database.read() as connection:
+            rows = connection.execute(select(CampaignRow).order_by(CampaignRow.id.desc())).all()
+            return [_summary(connection, to_campaign(row)) for row in rows]
+
+    def trials(self, campaign_id: int) -> list[Trial]:
+        """The campaign's trials in the order in which they were proposed."""
+        query = select(TrialRow).where(TrialRow.campaign_id == campaign_id).order_by(TrialRow.number)
+        with self._database.read() as connection:
+            return [to_trial(row) for row in connection.execute(query)]
+
+    def told(self, campaign_id: int) -> list[tuple[Recipe, Outcome]]:
+        """The final outcome of each finished trial, in the order of recording, to rebuild a strategy from.
+
+        Lost attempts say nothing about their recipe: a trial that has nothing else is left out.
+        """
+        judged = (
+            select(func.max(AttemptRow.id))
+            .where(AttemptRow.campaign_id == campaign_id)
+            .where(AttemptRow.state.in_((AttemptState.MEASURED, AttemptState.FAILED)))
+            .group_by(AttemptRow.trial_id)
+        )
+        query = (
+            select(AttemptRow.id, TrialRow.recipe_json)
+            .join(TrialRow, TrialRow.id == AttemptRow.trial_id)
+            .where(AttemptRow.id.in_(judged), TrialRow.outcome_number.is_not(None))
+            .order_by(TrialRow.outcome_number)
+        )
+        with self._database.read() as connection:
+            outcomes = outcomes_by_attempt(connection, judged)
+            return [(recipe_from_json(row.recipe_json), outcomes[row.id]) for row in connection.execute(query)]
+
+    def open_attempts(self, campaign_id: int) -> list[Attempt]:
+        """The attempts that are recorded as running, oldest first; after a crash, those to harvest."""
+        query = (
+            select(AttemptRow)
+            .where(AttemptRow.campaign_id == campaign_id, AttemptRow.state == AttemptState.RUNNING)
+            .order_by(AttemptRow.id)
+        )
+        with self._database.read() as connection:
+            return [to_attempt(row) for row in connection.execute(query)]
+
+    def events(self, campaign_id: int, after: int = 0, limit: int = 1000) -> list[Event]:
+        """Up to `limit` events with ids above `after`, oldest first."""
+        query = (
+            select(EventRow)
+            .where(EventRow.campaign_id == campaign_id, EventRow.id > after)
+            .order_by(EventRow.id)
+            .limit(limit)
+        )
+        with self._database.read() as connection:
+            return [to_event(row) for row in connection.execute(query)]
+
+    def acquire_lease(
+        self, campaign_id: int, *, host: str, pid: int, duration_s: float = 30.0, take_over: bool = False
+    ) -> Lease:
+        """Become the campaign's one driver; a holder before is fenced: its next write is refused.
+
+        A lease is free when it was released, when its time is over, or when its holder ran on this host and
+        is gone. Raises `AlreadyDriven` where another holds it, unless `take_over` is set.
+        """
+        with self._database.write() as connection:
+            wanted = leases.Wanted(campaign_id=campaign_id, host=host, pid=pid, duration_s=duration_s)
+            return leases.acquire(connection, wanted, now=self._clock(), take_over=take_over)
+
+    def drive(self, lease: Lease) -> CampaignWriter:
+        """The write side of the lease's campaign. Used by one thread."""
+        return CampaignWriter(self._database, lease, self._clock)
+
+
+def find_campaign(connection: Connection, name: str | None, *, store: str) -> Campaign:
+    """The named campaign, or for None the one created last; `NotFound` names the nearest."""
+    query = select(CampaignRow).order_by(CampaignRow.id.desc()).limit(1)
+    row = connection.execute(query if name is None else query.where(CampaignRow.name == name)).first()
+    if row is not None:
+        return to_campaign(row)
+    known = list(connection.execute(select(CampaignRow.name)).scalars())
+    if not known:
+        raise NotFound(f"there is no campaign in {store}", hint="start one: frontrunner launch CAMPAIGN.toml")
+    raise NotFound(f"there is no campaign {name!r} in {store}", hint=did_you_mean(str(name), known))
+
+
+def _summary(connection: Connection, campaign: Campaign) -> CampaignSummary:
+    best = best_standing(connection, campaign.id)
+    return CampaignSummary(
+        id=campaign.id,
+        name=campaign.name,
+        state=campaign.state,
+        strategy=campaign.strategy,
+        legal_recipes=campaign.legal_recipes,
+        probes=trials_by_state(connection, campaign.id),
+        best_tokens_per_s=None if best is None else best[1].tokens_per_s,
+        node_seconds_spent=campaign.node_seconds_spent,
+        created_at=campaign.created_at,
+        updated_at=campaign.updated_at,
+    )

@@ -1,0 +1,1 @@
+"""What to try next: strategies, budgets, and the driver that runs a campaign."""

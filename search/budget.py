@@ -1,0 +1,59 @@
+"""What a campaign has spent of its budget, and which limit ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from frontrunner.search.spec import Budget
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """What was spent so far: outcomes, seconds of driving over all runs, node-seconds of probes."""
+
+    probes: int
+    driver_seconds: float
+    node_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """One limit of the budget with what is used of it, in the limit's own unit."""
+
+    name: str
+    used: float
+    allowed: float
+
+    @property
+    def share(self) -> float:
+        """Used / allowed, at most 1."""
+        return min(1.0, self.used / self.allowed)
+
+    def __str__(self) -> str:
+        return f"{self.used:.4g} of {self.allowed:.4g} {self.name}"
+
+
+def limits(budget: Budget, spent: Spent) -> Iterator[Limit]:
+    """The limits that the budget sets, in the order probes, minutes, node-hours."""
+    used = {"probes": spent.probes, "minutes": spent.driver_seconds / 60, "node_hours": spent.node_seconds / 3600}
+    for name, value in used.items():
+        allowed = getattr(budget, name)
+        if allowed is not None:
+            yield Limit(name=name.replace("_", "-"), used=value, allowed=allowed)
+
+
+def exhausted(budget: Budget, spent: Spent) -> Limit | None:
+    """The first limit that is used up, or None."""
+    return next((limit for limit in limits(budget, spent) if limit.used >= limit.allowed), None)
+
+
+def seconds_left(budget: Budget, spent: Spent) -> float | None:
+    """Driving time until the first limit is reached at the pace so far; None while no pace is known."""
+    estimates = []
+    for limit in limits(budget, spent):
+        if limit.name == "minutes":
+            estimates.append(60 * (limit.allowed - limit.used))
+        elif limit.used > 0 and spent.driver_seconds > 0:
+            estimates.append(spent.driver_seconds * (limit.allowed - limit.used) / limit.used)
+    return max(0.0, min(estimates)) if estimates else None

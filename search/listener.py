@@ -1,0 +1,110 @@
+"""What a driver tells whoever watches it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from frontrunner.evaluators.protocol import Progress
+from frontrunner.results.outcome import FailureKind, Measurement, Outcome
+from frontrunner.results.states import CampaignState
+from frontrunner.search.budget import Limit
+from frontrunner.spaces.recipe import Recipe
+
+LAST_OUTCOMES = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A probe that has ended; `number` is its trial's."""
+
+    number: int
+    recipe: Recipe
+    recipe_id: str
+    outcome: Outcome
+    will_retry: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningProbe:
+    """A probe in flight; `progress` is None where the evaluator cannot tell."""
+
+    number: int
+    recipe: Recipe
+    seconds: float
+    progress: Progress | None
+
+
+@dataclass(kw_only=True)
+class View:
+    """A campaign as its driver sees it; the driver keeps it up to date, listeners only read it."""
+
+    name: str
+    strategy: str
+    legal_recipes: int
+    limits: tuple[Limit, ...] = ()
+    seconds_left: float | None = None
+    running: tuple[RunningProbe, ...] = ()
+    measured: int = 0
+    failures: dict[FailureKind, int] = field(default_factory=dict)
+    best: Ended | None = None
+    last: deque[Ended] = field(default_factory=lambda: deque(maxlen=LAST_OUTCOMES))
+
+    def count(self, ended: Ended) -> None:
+        """Take in an outcome."""
+        self.last.append(ended)
+        if ended.will_retry:
+            return
+        if not isinstance(ended.outcome, Measurement):
+            self.failures[ended.outcome.kind] = self.failures.get(ended.outcome.kind, 0) + 1
+            return
+        self.measured += 1
+        best = self.best.outcome if self.best else None
+        if not isinstance(best, Measurement) or ended.outcome.tokens_per_s > best.tokens_per_s:
+            self.best = ended
+
+
+class Listener(Protocol):
+    """Hears of what happens, on the driver's thread; must return quickly and must not raise."""
+
+    def began(self, view: View) -> None:
+        """The driver holds the campaign and has read what was measured before."""
+
+    def probe_began(self, view: View, number: int, recipe: Recipe) -> None:
+        """A probe was started."""
+
+    def probe_ended(self, view: View, ended: Ended) -> None:
+        """A probe has ended and its outcome is stored."""
+
+    def noticed(self, view: View, kind: str, data: Mapping[str, str | int | float | None]) -> None:
+        """Something else happened: a harvest, a strategy that failed, a request to stop."""
+
+    def ticked(self, view: View) -> None:
+        """Time has passed; a few times a second."""
+
+    def ended(self, view: View, state: CampaignState, reason: str) -> None:
+        """The driver has let go of the campaign."""
+
+
+class Silent:
+    """A listener that does nothing."""
+
+    def began(self, view: View) -> None:
+        """Do nothing."""
+
+    def probe_began(self, view: View, number: int, recipe: Recipe) -> None:
+        """Do nothing."""
+
+    def probe_ended(self, view: View, ended: Ended) -> None:
+        """Do nothing."""
+
+    def noticed(self, view: View, kind: str, data: Mapping[str, str | int | float | None]) -> None:
+        """Do nothing."""
+
+    def ticked(self, view: View) -> None:
+        """Do nothing."""
+
+    def ended(self, view: View, state: CampaignState, reason: str) -> None:
+        """Do nothing."""

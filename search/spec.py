@@ -1,0 +1,90 @@
+"""The campaign's specification: everything that a campaign file says, as validated values.
+
+A spec is stored with its campaign as JSON, so that `resume` needs no file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from frontrunner.evaluators.protocol import EVALUATORS, ProbeSetup
+from frontrunner.evaluators.settings import DataSettings, ProbeSettings
+from frontrunner.search.strategy import STRATEGIES
+from frontrunner.spaces.errors import bad_value, require_at_least, require_one_of
+from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.space import Space
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSettings:
+    """How recipes are chosen.
+
+    `identical_failures` of the same kind before the first measurement pause the campaign.
+    """
+
+    strategy: str = "deephyper"
+    seed: int = 0
+    parallel_probes: int = 1
+    identical_failures: int = 5
+
+    def __post_init__(self) -> None:
+        require_one_of("search", "strategy", self.strategy, STRATEGIES)
+        require_at_least("search", 0, seed=self.seed)
+        require_at_least("search", 1, parallel_probes=self.parallel_probes, identical_failures=self.identical_failures)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What the campaign may spend; it ends when the first of them is used up. None is no limit.
+
+    `probes` counts outcomes, failures included; `minutes` the driver's own time, over all its runs.
+    """
+
+    probes: int | None = None
+    minutes: float | None = None
+    node_hours: float | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("probes", "minutes", "node_hours"):
+            value = getattr(self, key)
+            if value is not None and not value > 0:
+                raise bad_value(f"budget.{key}", value, "a number above 0, or no entry")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CampaignSpec:
+    """One campaign: problem, space, strategy, budget, probe, data and evaluator.
+
+    `run_root` is the folder under which the campaign has one for its probes' files; it is set at launch.
+    """
+
+    name: str
+    problem: Problem
+    space: Space
+    search: SearchSettings = field(default_factory=SearchSettings)
+    budget: Budget = field(default_factory=Budget)
+    probe: ProbeSettings = field(default_factory=ProbeSettings)
+    data: DataSettings = field(default_factory=DataSettings)
+    evaluator: str = "probe"
+    run_root: str | None = None
+
+    def __post_init__(self) -> None:
+        require_one_of("campaign", "evaluator", self.evaluator, EVALUATORS)
+
+    @property
+    def run_folder(self) -> Path:
+        """run_root / name; raises `InvalidInput` for a spec that was never launched."""
+        if self.run_root is None:
+            raise bad_value("run_root", None, "a folder for the probes' files")
+        return Path(self.run_root) / self.name
+
+    def probe_setup(self) -> ProbeSetup:
+        """What this campaign's probes and replays share."""
+        return ProbeSetup(
+            problem=self.problem,
+            probe=self.probe,
+            data=self.data,
+            work_folder=self.run_folder,
+            seed=self.search.seed,
+        )

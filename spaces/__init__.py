@@ -1,0 +1,1 @@
+"""What can be searched: model, cluster, problem, recipe, legality, space and presets; pure values, no devices."""

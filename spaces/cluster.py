@@ -1,0 +1,85 @@
+"""The cluster: nodes, devices a node, what a device can do, and the links between them by level."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from frontrunner.spaces.errors import bad_value, require_at_least, require_one_of
+
+BACKENDS = ("cpu", "cuda", "rocm", "xpu")
+PRECISIONS = ("fp32", "bf16", "fp16")
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeakTflops:
+    """A device's highest arithmetic rate by precision, TFLOP/s, dense; None where the device has no such rate."""
+
+    fp32: float | None = None
+    bf16: float | None = None
+    fp16: float | None = None
+
+    def __post_init__(self) -> None:
+        for precision in PRECISIONS:
+            rate = getattr(self, precision)
+            if rate is not None and not rate > 0:
+                raise bad_value(f"cluster.peak_tflops.{precision}", rate, "a rate above 0 in TFLOP/s, or no entry")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """Bandwidths in GB/s (1e9 bytes), one direction, of each level of the machine; None where unknown.
+
+    `pair` joins two devices of one package, `node` is one device's share of the link to the others of its
+    node, and a node has `nics_per_node` network ports of `nic` each.
+    """
+
+    pair_gb_per_s: float | None = None
+    node_gb_per_s: float | None = None
+    nic_gb_per_s: float | None = None
+    nics_per_node: int | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("pair_gb_per_s", "node_gb_per_s", "nic_gb_per_s", "nics_per_node"):
+            value = getattr(self, key)
+            if value is not None and not value > 0:
+                raise bad_value(f"cluster.links.{key}", value, "a number above 0, or no entry")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Equal nodes of equal devices. A device is what one rank drives: a GPU, a GCD, a tile, or a CPU process."""
+
+    name: str
+    device: str
+    backend: str
+    nodes: int
+    devices_per_node: int
+    memory_gib_per_device: float
+    memory_gb_per_s: float | None = None
+    peak_tflops: PeakTflops = PeakTflops()
+    links: Links = Links()
+    source: str = "the campaign file"
+
+    def __post_init__(self) -> None:
+        require_at_least("cluster", 1, nodes=self.nodes, devices_per_node=self.devices_per_node)
+        require_one_of("cluster", "backend", self.backend, BACKENDS)
+        if not self.memory_gib_per_device > 0:
+            raise bad_value("cluster.memory_gib_per_device", self.memory_gib_per_device, "a size above 0 in GiB")
+        if self.memory_gb_per_s is not None and not self.memory_gb_per_s > 0:
+            raise bad_value("cluster.memory_gb_per_s", self.memory_gb_per_s, "a rate above 0 in GB/s, or no entry")
+
+    @property
+    def devices(self) -> int:
+        """Nodes * devices_per_node."""
+        return self.nodes * self.devices_per_node
+
+    @property
+    def memory_bytes_per_device(self) -> int:
+        """memory_gib_per_device * 2**30."""
+        return int(self.memory_gib_per_device * GIB)
+
+    def peak_flops(self, precision: str) -> float | None:
+        """One device's peak in FLOP/s at `precision`, or None where the cluster does not state one."""
+        rate: float | None = getattr(self.peak_tflops, precision)
+        return None if rate is None else rate * 1e12

@@ -1,0 +1,159 @@
+"""Which recipes are legal for a problem, and why the others are not.
+
+Searching asks `why_illegal` about every point of a space, so a refusal is a value. Rules stand in the order
+in which a person would check them; the first that refuses gives the reason. Rules that hold for one engine
+only are in `engines.py`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from frontrunner.spaces.engines import ENGINE_RULES
+from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.reasons import Reason, Rule
+from frontrunner.spaces.recipe import LOOPED_SCHEDULES, Recipe
+
+
+def devices_fit(recipe: Recipe, problem: Problem) -> Reason | None:
+    """A recipe uses at most the cluster's devices."""
+    if recipe.devices > problem.cluster.devices:
+        return Reason("devices", f"{recipe.devices} devices of {problem.cluster.devices} in the cluster")
+    return None
+
+
+def tensor_parallel_divides(recipe: Recipe, problem: Problem) -> Reason | None:
+    """Tensor parallelism cuts heads, feed-forward and vocabulary into equal shares."""
+    model, tp = problem.model, recipe.tensor_parallel
+    parts = {
+        "heads": model.heads,
+        "ffn_hidden": model.ffn_hidden,
+        "padded vocabulary": model.padded_vocabulary,
+    }
+    for part, size in parts.items():
+        if size % tp:
+            return Reason("tensor-parallel-divides", f"tensor_parallel {tp} does not divide {part} {size}")
+    if model.kv_heads % tp and tp % model.kv_heads:
+        return Reason("kv-heads", f"tensor_parallel {tp} neither divides kv_heads {model.kv_heads} nor is a multiple")
+    return None
+
+
+def sequence_parallel_divides(recipe: Recipe, problem: Problem) -> Reason | None:
+    """Sequence parallelism spreads the sequence over the tensor-parallel group."""
+    tp, length = recipe.tensor_parallel, problem.sequence_length
+    if recipe.sequence_parallel and tp == 1:
+        return Reason("sequence-parallel-alone", "sequence_parallel needs tensor_parallel > 1")
+    if recipe.sequence_parallel and length % tp:
+        return Reason("sequence-parallel-divides", f"tensor_parallel {tp} does not divide sequence_length {length}")
+    return None
+
+
+def stages_hold_layers(recipe: Recipe, problem: Problem) -> Reason | None:
+    """Every pipeline stage holds at least one layer."""
+    if recipe.stages > problem.model.layers:
+        return Reason("too-many-stages", f"{recipe.stages} pipeline stages for {problem.model.layers} layers")
+    return None
+
+
+def schedule_fits(recipe: Recipe, _: Problem) -> Reason | None:
+    """A schedule exists exactly where there is a pipeline; looped ones need more than one chunk a rank."""
+    if (recipe.schedule == "none") != (recipe.pipeline_parallel == 1):
+        return Reason(
+            "schedule-without-pipeline", f"schedule {recipe.schedule} with pipeline_parallel {recipe.pipeline_parallel}"
+        )
+    looped = recipe.schedule in LOOPED_SCHEDULES
+    if looped and recipe.virtual_stages < 2:
+        return Reason("virtual-stages", f"schedule {recipe.schedule} needs virtual_stages >= 2")
+    if not looped and recipe.virtual_stages != 1:
+        return Reason(
+            "virtual-stages", f"schedule {recipe.schedule} takes virtual_stages 1, not {recipe.virtual_stages}"
+        )
+    return None
+
+
+def batch_matches(recipe: Recipe, problem: Problem) -> Reason | None:
+    """micro_batch_seqs * accumulation * data_parallel is the problem's global batch."""
+    if recipe.global_batch_seqs in problem.global_batch:
+        return None
+    product = f"{recipe.micro_batch_seqs} x {recipe.accumulation} x {recipe.data_parallel} = {recipe.global_batch_seqs}"
+    return Reason("global-batch", f"micro-batch x accumulation x replicas = {product}, not {problem.global_batch}")
+
+
+def sharding_divides(recipe: Recipe, _: Problem) -> Reason | None:
+    """Sharding degrees rise from parameters to optimizer and divide one another and the replicas."""
+    chain = (*recipe.sharding.degrees, recipe.data_parallel)
+    for small, large in itertools.pairwise(chain):
+        if small < 1 or large % small:
+            return Reason(
+                "sharding-divides",
+                f"sharding degrees {recipe.sharding.degrees} do not divide one another and {chain[-1]} replicas",
+            )
+    return None
+
+
+RULES: tuple[Rule, ...] = (
+    devices_fit,
+    tensor_parallel_divides,
+    sequence_parallel_divides,
+    stages_hold_layers,
+    schedule_fits,
+    batch_matches,
+    sharding_divides,
+)
+
+
+def why_illegal(recipe: Recipe, problem: Problem) -> Reason | None:
+    """The first reason for which `recipe` cannot solve `problem`, or None where it is legal."""
+    for rule in (*RULES, *ENGINE_RULES[recipe.engine]):
+        reason = rule(recipe, problem)
+        if reason is not None:
+            return reason
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """A remark about a legal recipe that its reader should know."""
+
+    code: str
+    text: str
+
+
+def _tensor_parallel_beyond_node(recipe: Recipe, problem: Problem) -> str | None:
+    tp, per_node = recipe.tensor_parallel, problem.cluster.devices_per_node
+    return f"tensor_parallel {tp} crosses nodes of {per_node} devices" if tp > per_node else None
+
+
+def _replicated_kv_heads(recipe: Recipe, problem: Problem) -> str | None:
+    tp, kv_heads = recipe.tensor_parallel, problem.model.kv_heads
+    return f"each of {kv_heads} kv heads is held by {tp // kv_heads} ranks" if tp > kv_heads else None
+
+
+def _uneven_stages(recipe: Recipe, problem: Problem) -> str | None:
+    layers, stages = problem.model.layers, recipe.stages
+    return (
+        f"{layers} layers over {stages} stages: the first {layers % stages} hold one more" if layers % stages else None
+    )
+
+
+def _idle_devices(recipe: Recipe, problem: Problem) -> str | None:
+    idle = problem.cluster.devices - recipe.devices
+    return f"{idle} of {problem.cluster.devices} devices stay idle" if idle > 0 else None
+
+
+_MARKS: dict[str, Callable[[Recipe, Problem], str | None]] = {
+    "tp-beyond-node": _tensor_parallel_beyond_node,
+    "kv-replicated": _replicated_kv_heads,
+    "uneven-stages": _uneven_stages,
+    "idle-devices": _idle_devices,
+}
+
+
+def marks(recipe: Recipe, problem: Problem) -> Iterator[Mark]:
+    """What a reader should know about a legal recipe: unusual, allowed, and often slow."""
+    for code, remark in _MARKS.items():
+        text = remark(recipe, problem)
+        if text is not None:
+            yield Mark(code=code, text=text)

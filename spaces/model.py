@@ -1,0 +1,116 @@
+"""The model: a decoder-only transformer's shape, its parameter count and its floating-point operations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from frontrunner.spaces.errors import bad_value, require_at_least, require_one_of
+
+POSITIONS = ("rotary", "learned")
+ACTIVATIONS = ("gelu", "swiglu")
+NORMS = ("layernorm", "rmsnorm")
+ATTENTIONS = ("flash", "math")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A pre-norm decoder-only transformer.
+
+    `vocabulary` is the tokenizer's; the embedding and the head have `padded_vocabulary` rows, so that the
+    mathematics is the same for every tensor-parallel degree. `max_positions` limits the sequence length
+    where positions are learned, and is only a statement about the trained range where they are rotary.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn_hidden: int
+    vocabulary: int
+    vocabulary_multiple: int = 128
+    positions: str = "rotary"
+    max_positions: int | None = None
+    activation: str = "gelu"
+    norm: str = "layernorm"
+    tied_embeddings: bool = False
+    attention: str = "flash"
+
+    def __post_init__(self) -> None:
+        require_at_least("model", 1, layers=self.layers, hidden=self.hidden, heads=self.heads, kv_heads=self.kv_heads)
+        require_at_least("model", 1, ffn_hidden=self.ffn_hidden, vocabulary_multiple=self.vocabulary_multiple)
+        require_at_least("model", 2, vocabulary=self.vocabulary)
+        require_one_of("model", "positions", self.positions, POSITIONS)
+        require_one_of("model", "activation", self.activation, ACTIVATIONS)
+        require_one_of("model", "norm", self.norm, NORMS)
+        require_one_of("model", "attention", self.attention, ATTENTIONS)
+        if self.hidden % self.heads:
+            raise bad_value("model.heads", self.heads, f"a divisor of model.hidden = {self.hidden}")
+        if self.heads % self.kv_heads:
+            raise bad_value("model.kv_heads", self.kv_heads, f"a divisor of model.heads = {self.heads}")
+        if self.positions == "rotary" and self.head_dim % 2:
+            raise bad_value(
+                "model.heads", self.heads, f"an even hidden / heads for rotary positions, not {self.head_dim}"
+            )
+        if self.max_positions is not None:
+            require_at_least("model", 1, max_positions=self.max_positions)
+
+    @property
+    def head_dim(self) -> int:
+        """Hidden / heads."""
+        return self.hidden // self.heads
+
+    @property
+    def kv_hidden(self) -> int:
+        """kv_heads * head_dim: the width of the keys, and of the values."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def padded_vocabulary(self) -> int:
+        """The vocabulary rounded up to a multiple of `vocabulary_multiple`."""
+        return -(-self.vocabulary // self.vocabulary_multiple) * self.vocabulary_multiple
+
+    @property
+    def ffn_matrices(self) -> int:
+        """2 for GELU (up, down), 3 for SwiGLU (gate, up, down)."""
+        return 3 if self.activation == "swiglu" else 2
+
+    @property
+    def matmul_parameters_per_layer(self) -> int:
+        """Hidden * (2 hidden + 2 kv_hidden + ffn_matrices * ffn_hidden): q and o, k and v, the feed-forward."""
+        return self.hidden * (2 * self.hidden + 2 * self.kv_hidden + self.ffn_matrices * self.ffn_hidden)
+
+    @property
+    def parameters(self) -> int:
+        """All trained parameters: matrices, norms (no biases), embedding, head unless tied, learned positions."""
+        norm_width = self.hidden * (2 if self.norm == "layernorm" else 1)
+        layers = self.layers * (self.matmul_parameters_per_layer + 2 * norm_width)
+        embedding = self.padded_vocabulary * self.hidden * (1 if self.tied_embeddings else 2)
+        positions = (self.max_positions or 0) * self.hidden if self.positions == "learned" else 0
+        return layers + embedding + positions + norm_width
+
+    def layer_flops_per_token(self, sequence_length: int) -> float:
+        """Forward FLOPs of one layer for one token: 2 a matrix parameter, plus 4 * sequence_length * hidden.
+
+        The second term is the attention's two products (scores, and scores times values) over the whole
+        sequence: as in PaLM (arXiv 2204.02311, appendix B) and Megatron-LM (arXiv 2104.04473, section 5.1),
+        the causal mask is not credited.
+        """
+        return 2.0 * self.matmul_parameters_per_layer + 4.0 * sequence_length * self.hidden
+
+    def head_flops_per_token(self) -> float:
+        """Forward FLOPs of the output head for one token: 2 * hidden * padded_vocabulary."""
+        return 2.0 * self.hidden * self.padded_vocabulary
+
+    def model_flops_per_token(self, sequence_length: int) -> float:
+        """FLOPs that training one token needs: forward, and twice that backward; recompute is not counted."""
+        return 3.0 * (self.layers * self.layer_flops_per_token(sequence_length) + self.head_flops_per_token())
+
+    def hardware_flops_per_token(self, sequence_length: int, recompute: str) -> float:
+        """FLOPs that the devices execute: `model_flops_per_token`, plus one more forward of every layer.
+
+        The extra forward is there for recompute "full" only: "selective" keeps every matrix product's and
+        attention's output and repeats none of them.
+        """
+        extra = self.layers * self.layer_flops_per_token(sequence_length) if recompute == "full" else 0.0
+        return self.model_flops_per_token(sequence_length) + extra

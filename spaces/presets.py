@@ -1,0 +1,65 @@
+"""Models, devices and clusters that ship with frontrunner, as data with their sources."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from frontrunner.spaces.errors import bad_value, did_you_mean
+
+Table = dict[str, Any]
+
+
+@cache
+def _catalogue(name: str) -> dict[str, Table]:
+    text = (files("frontrunner.spaces") / "preset_data" / f"{name}.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def _entry(catalogue: str, key: str, name: object, extra: tuple[str, ...] = ()) -> Table:
+    known = _catalogue(catalogue)
+    if not isinstance(name, str) or name not in known:
+        raise bad_value(key, name, "a known preset", hint=did_you_mean(str(name), (*known, *extra)))
+    return dict(known[name])
+
+
+def model_names() -> tuple[str, ...]:
+    """The model presets' names."""
+    return tuple(_catalogue("models"))
+
+
+def cluster_names() -> tuple[str, ...]:
+    """The cluster presets' names, without `this-machine`, which is detected."""
+    return tuple(_catalogue("clusters"))
+
+
+def model_preset(name: object) -> Table:
+    """The fields of [model] for a preset, its source left out; raises `InvalidInput` for an unknown name."""
+    table = _entry("models", "model.preset", name)
+    del table["source"]
+    return {"name": name, **table}
+
+
+def cluster_preset(name: object) -> Table:
+    """The fields of [cluster] for a preset; raises `InvalidInput` for an unknown name."""
+    table = _entry("clusters", "cluster.preset", name, extra=("this-machine",))
+    device = device_preset(table["device"])
+    return {"name": name, "nodes": 1, **device, **table}
+
+
+def device_preset(name: str) -> Table:
+    """What [cluster] says of one device by its key in devices.toml."""
+    table = _entry("devices", "cluster.device", name)
+    del table["matches"]
+    return {"device": name, **table}
+
+
+def known_device(reported_name: str) -> Table | None:
+    """The device whose `matches` all occur in the name that its driver reports, or None."""
+    words = reported_name.lower().replace("-", " ").replace(" gb", "gb")
+    for name, table in _catalogue("devices").items():
+        if all(word in words for word in table["matches"]):
+            return device_preset(name)
+    return None

@@ -1,0 +1,131 @@
+"""The recipe: one complete answer to a problem, and its identity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from frontrunner.spaces.errors import bad_value, require_at_least, require_one_of
+
+ENGINES = ("torch",)
+SPLIT_BACKWARD_SCHEDULES = ("interleaved-zero-bubble", "zbv", "dualpipev")
+LOOPED_SCHEDULES = ("interleaved-1f1b", "looped-bfs", *SPLIT_BACKWARD_SCHEDULES)
+SCHEDULES = ("none", "gpipe", "1f1b", *LOOPED_SCHEDULES)
+RECOMPUTES = ("none", "selective", "full")
+REPLICATIONS = ("replicate", "ddp")
+SHARDING_NAMES = ("none", "zero-1", "zero-2", "zero-3")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """Over how many replicas the parameters, the gradients and the optimizer's states are each spread.
+
+    Degrees divide one another and the data-parallel degree N: (1,1,1) is plain data parallelism, (1,1,N)
+    ZeRO-1, (1,N,N) ZeRO-2, (N,N,N) ZeRO-3 / FSDP, (k,k,k) hybrid sharding (arXiv 1910.02054, 2304.11277).
+    """
+
+    parameters: int = 1
+    gradients: int = 1
+    optimizer: int = 1
+
+    @classmethod
+    def named(cls, name: str, data_parallel: int) -> Self:
+        """The degrees of a common name ("none", "zero-1", "zero-2", "zero-3", "hybrid-K") over the replicas.
+
+        With one replica every name gives (1,1,1): there is nothing to spread over.
+        """
+        n = data_parallel
+        if name.startswith("hybrid-") and name[7:].isdigit() and int(name[7:]) >= 1:
+            k = int(name[7:]) if n > 1 else 1
+            return cls(parameters=k, gradients=k, optimizer=k)
+        require_one_of("space", "sharding", name, (*SHARDING_NAMES, "hybrid-K"))
+        level = SHARDING_NAMES.index(name)
+        return cls(
+            parameters=n if level >= 3 else 1, gradients=n if level >= 2 else 1, optimizer=n if level >= 1 else 1
+        )
+
+    @property
+    def degrees(self) -> tuple[int, int, int]:
+        """(parameters, gradients, optimizer)."""
+        return self.parameters, self.gradients, self.optimizer
+
+    def name(self, data_parallel: int) -> str:
+        """The common name of these degrees where one exists, else the degrees as p/g/o."""
+        n = data_parallel
+        for name in SHARDING_NAMES:
+            if self.degrees == Sharding.named(name, n).degrees:
+                return name
+        p, g, o = self.degrees
+        return f"hybrid-{p}" if p == g == o else f"{p}/{g}/{o}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How one model is cut over the devices and how one optimizer step is run.
+
+    `accumulation` is the number of micro-batches each replica runs in a step; under pipelining they are the
+    pipeline's micro-batches. `virtual_stages` is the number of model chunks a pipeline rank holds.
+    `replication` says which of torch's data-parallel wrappers keeps unsharded replicas equal.
+    """
+
+    engine: str = "torch"
+    devices: int
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    virtual_stages: int = 1
+    schedule: str = "none"
+    micro_batch_seqs: int
+    accumulation: int
+    sharding: Sharding = Sharding()
+    recompute: str = "none"
+    sequence_parallel: bool = False
+    replication: str = "replicate"
+
+    def __post_init__(self) -> None:
+        require_at_least("recipe", 1, devices=self.devices, tensor_parallel=self.tensor_parallel)
+        require_at_least("recipe", 1, pipeline_parallel=self.pipeline_parallel, virtual_stages=self.virtual_stages)
+        require_at_least("recipe", 1, micro_batch_seqs=self.micro_batch_seqs, accumulation=self.accumulation)
+        require_one_of("recipe", "engine", self.engine, ENGINES)
+        require_one_of("recipe", "schedule", self.schedule, SCHEDULES)
+        require_one_of("recipe", "recompute", self.recompute, RECOMPUTES)
+        require_one_of("recipe", "replication", self.replication, REPLICATIONS)
+        if self.devices % (self.tensor_parallel * self.pipeline_parallel):
+            raise bad_value(
+                "recipe.devices",
+                self.devices,
+                f"a multiple of tensor_parallel x pipeline_parallel = {self.tensor_parallel} x {self.pipeline_parallel}",
+            )
+
+    @property
+    def data_parallel(self) -> int:
+        """Devices / (tensor_parallel * pipeline_parallel): the replicas that are left over."""
+        return self.devices // (self.tensor_parallel * self.pipeline_parallel)
+
+    @property
+    def stages(self) -> int:
+        """pipeline_parallel * virtual_stages: the pieces that the layers are cut into."""
+        return self.pipeline_parallel * self.virtual_stages
+
+    @property
+    def global_batch_seqs(self) -> int:
+        """micro_batch_seqs * accumulation * data_parallel: sequences of one optimizer step."""
+        return self.micro_batch_seqs * self.accumulation * self.data_parallel
+
+    @property
+    def sharding_name(self) -> str:
+        """The sharding's common name at this recipe's data-parallel degree."""
+        return self.sharding.name(self.data_parallel)
+
+    def describe(self) -> str:
+        """The recipe on one line, for logs: `tp2 pp2 dp1 1f1b mb2 x8 none recompute=full`."""
+        parts = [f"tp{self.tensor_parallel} pp{self.pipeline_parallel} dp{self.data_parallel}"]
+        if self.pipeline_parallel > 1:
+            parts.append(self.schedule + (f" v{self.virtual_stages}" if self.virtual_stages > 1 else ""))
+        parts.append(f"mb{self.micro_batch_seqs} x{self.accumulation}")
+        if self.data_parallel > 1:
+            parts.append(self.sharding_name if self.replication == "replicate" else "ddp")
+        if self.recompute != "none":
+            parts.append(f"recompute={self.recompute}")
+        if self.sequence_parallel:
+            parts.append("sp")
+        return " ".join(parts)

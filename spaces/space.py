@@ -1,0 +1,188 @@
+"""The space: the choices for each part of a recipe, and the finite set of legal recipes they make."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+
+from frontrunner.spaces.cluster import Cluster
+from frontrunner.spaces.errors import bad_value, require_one_of
+from frontrunner.spaces.legality import why_illegal
+from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.reasons import Reason
+from frontrunner.spaces.recipe import ENGINES, RECOMPUTES, REPLICATIONS, SCHEDULES, Recipe, Sharding
+
+Choice = int | str | bool
+Point = tuple[Choice, ...]
+"""One value for each dimension, in the order of `Space.dimensions`."""
+
+MAX_POINTS = 2_000_000
+"""Above this a space is refused rather than enumerated one point at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """The choices. An empty `accumulation` means that it follows from the fixed global batch.
+
+    An empty `devices` means all of the cluster's. Values keep the order in which they were given: it is the
+    order in which `exhaustive` tries them.
+    """
+
+    tensor_parallel: tuple[int, ...] = (1,)
+    pipeline_parallel: tuple[int, ...] = (1,)
+    micro_batch_seqs: tuple[int, ...] = (1,)
+    accumulation: tuple[int, ...] = ()
+    devices: tuple[int, ...] = ()
+    virtual_stages: tuple[int, ...] = (1,)
+    schedule: tuple[str, ...] = ("1f1b",)
+    sharding: tuple[str, ...] = ("none",)
+    recompute: tuple[str, ...] = ("none",)
+    sequence_parallel: tuple[bool, ...] = (False,)
+    replication: tuple[str, ...] = ("replicate",)
+    engine: tuple[str, ...] = ("torch",)
+
+    def __post_init__(self) -> None:
+        for dimension in fields(self):
+            values = getattr(self, dimension.name)
+            if not values and dimension.name not in ("accumulation", "devices"):
+                raise bad_value(f"space.{dimension.name}", [], "at least one value")
+            if len(set(values)) != len(values):
+                raise bad_value(f"space.{dimension.name}", list(values), "values that differ from one another")
+            for value in values:
+                self._check(dimension.name, value)
+
+    @staticmethod
+    def _check(name: str, value: Choice) -> None:
+        words = {"schedule": SCHEDULES, "recompute": RECOMPUTES, "replication": REPLICATIONS, "engine": ENGINES}
+        if name == "sharding":
+            Sharding.named(str(value), 2)  # refuses unknown names
+        elif name in words:
+            require_one_of("space", name, str(value), words[name])
+        elif name != "sequence_parallel" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise bad_value(f"space.{name}", value, "whole numbers of at least 1")
+
+    def dimensions(self, cluster: Cluster) -> dict[str, tuple[Choice, ...]]:
+        """The dimensions that a point has a value for, with their values; `accumulation` only where it is free."""
+        found: dict[str, tuple[Choice, ...]] = {f.name: getattr(self, f.name) for f in fields(self)}
+        found["devices"] = found["devices"] or (cluster.devices,)
+        if not found["accumulation"]:
+            del found["accumulation"]
+        return found
+
+    def survey(self, problem: Problem) -> Survey:
+        """Look at every point: keep the legal recipes, count the others by reason.
+
+        Raises `InvalidInput` if accumulation is to follow from a global batch that is a range, or if the
+        space has more than `MAX_POINTS` points.
+        """
+        dimensions = self.dimensions(problem.cluster)
+        if not self.accumulation and not problem.global_batch.is_fixed:
+            raise bad_value(
+                "space.accumulation",
+                [],
+                f"values to choose from, since problem.global_batch is the range {problem.global_batch}",
+            )
+        survey = Survey(problem=problem, dimensions=dimensions)
+        if survey.points > MAX_POINTS:
+            raise bad_value(
+                "space", f"{survey.points:,} points", f"at most {MAX_POINTS:,} points", hint="narrow a dimension"
+            )
+        for point in itertools.product(*dimensions.values()):
+            survey.look_at(point)
+        return survey
+
+
+@dataclass(kw_only=True)
+class Survey:
+    """A space looked at in full for one problem.
+
+    `legal` maps one point to each legal recipe. Points that differ only where it makes no difference (a
+    schedule without a pipeline, a sharding over one replica) give the same recipe: the first stands for all,
+    the others are counted as `repeats`.
+    """
+
+    problem: Problem
+    dimensions: Mapping[str, tuple[Choice, ...]]
+    legal: dict[Point, Recipe] = field(default_factory=dict)
+    repeats: int = 0
+    refusals: dict[str, int] = field(default_factory=dict)
+    examples: dict[str, str] = field(default_factory=dict)
+    _seen: set[Recipe] = field(default_factory=set, repr=False)
+
+    @property
+    def points(self) -> int:
+        """All combinations of the choices, legal or not: the product of the dimensions' sizes."""
+        count = 1
+        for values in self.dimensions.values():
+            count *= len(values)
+        return count
+
+    @cached_property
+    def recipes(self) -> tuple[Recipe, ...]:
+        """The legal recipes, each once, in the order of the choices."""
+        return tuple(self.legal.values())
+
+    @cached_property
+    def points_by_recipe(self) -> dict[Recipe, Point]:
+        """The point that stands for each legal recipe."""
+        return {recipe: point for point, recipe in self.legal.items()}
+
+    def look_at(self, point: Point) -> None:
+        """Count one point as legal, repeated, or refused with its reason."""
+        answer = recipe_at(dict(zip(self.dimensions, point, strict=True)), self.problem)
+        if isinstance(answer, Recipe) and answer in self._seen:
+            self.repeats += 1
+            return
+        reason = answer if isinstance(answer, Reason) else why_illegal(answer, self.problem)
+        if reason is not None:
+            self.refusals[reason.code] = self.refusals.get(reason.code, 0) + 1
+            self.examples.setdefault(reason.code, reason.text)
+        elif isinstance(answer, Recipe):
+            self._seen.add(answer)
+            self.legal[point] = answer
+
+    def refused_by_count(self) -> Iterator[tuple[str, int, str]]:
+        """(code, points refused, one example with its numbers), the commonest first."""
+        for code, count in sorted(self.refusals.items(), key=lambda item: (-item[1], item[0])):
+            yield code, count, self.examples[code]
+
+
+def recipe_at(choice: Mapping[str, Choice], problem: Problem) -> Recipe | Reason:
+    """The recipe that a choice for each dimension stands for, or the reason why there is none.
+
+    Choices that make no difference take their neutral value: no schedule without a pipeline, no sequence
+    parallelism without tensor parallelism, one replica has nothing to shard.
+    """
+    devices, tp, pp = (int(choice[key]) for key in ("devices", "tensor_parallel", "pipeline_parallel"))
+    if devices % (tp * pp):
+        return Reason(
+            "devices-divide", f"tensor_parallel {tp} x pipeline_parallel {pp} does not divide {devices} devices"
+        )
+    dp = devices // (tp * pp)
+    sharding = Sharding.named(str(choice["sharding"]), dp)
+    micro_batch = int(choice["micro_batch_seqs"])
+    accumulation = choice.get("accumulation")
+    if accumulation is None:
+        batch = problem.global_batch.maximum
+        if batch % (micro_batch * dp):
+            return Reason(
+                "global-batch", f"micro-batch {micro_batch} x {dp} replicas does not divide global batch {batch}"
+            )
+        accumulation = batch // (micro_batch * dp)
+    schedule = str(choice["schedule"]) if pp > 1 else "none"
+    return Recipe(
+        engine=str(choice["engine"]),
+        devices=devices,
+        tensor_parallel=tp,
+        pipeline_parallel=pp,
+        virtual_stages=int(choice["virtual_stages"]) if pp > 1 else 1,
+        schedule=schedule,
+        micro_batch_seqs=micro_batch,
+        accumulation=int(accumulation),
+        sharding=sharding,
+        recompute=str(choice["recompute"]),
+        sequence_parallel=bool(choice["sequence_parallel"]) and tp > 1,
+        replication=str(choice["replication"]) if dp > 1 else "replicate",
+    )

@@ -1,0 +1,52 @@
+"""frontrunner finds the fastest way to train a given transformer on given machines.
+
+The functions below mirror the commands; they are loaded when first used, so that a rank of a probe, which
+imports this package on its way to the trainer, loads nothing else.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from frontrunner.api import (
+        best,
+        campaigns,
+        dataframe,
+        failures,
+        launch,
+        pareto,
+        plan_replay,
+        replay,
+        resume,
+        show,
+        status,
+        survey,
+    )
+
+__version__ = "0.1.0"
+__all__ = [
+    "best",
+    "campaigns",
+    "dataframe",
+    "failures",
+    "launch",
+    "pareto",
+    "plan_replay",
+    "replay",
+    "resume",
+    "show",
+    "status",
+    "survey",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(import_module("frontrunner.api"), name)
+    raise AttributeError(f"module 'frontrunner' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,268 @@
+"""The Python API: one function for each command, returning what the command prints.
+
+    import frontrunner
+
+    conclusion = frontrunner.launch("examples/laptop.toml")
+    winner = frontrunner.best(top=1)[0]
+    frontrunner.replay(winner.recipe_id, steps=200)
+
+`store` is a URL or a path everywhere; None means the environment's FRONTRUNNER_STORE, else `frontrunner.db`
+in the working directory. `campaign` is a name; None means the newest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from frontrunner.campaign_file import CampaignFile, StoreSettings, read_campaign_file
+from frontrunner.search.spec import CampaignSpec
+from frontrunner.settings import run_root, store_url
+from frontrunner.spaces.errors import InvalidInput, NothingLegal
+from frontrunner.spaces.space import Survey
+from frontrunner.validation import dump_json, load_json
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from frontrunner.evaluators.replay import ReplayPlan, ReplayResult, ReplaySettings
+    from frontrunner.results.explain import Explanation
+    from frontrunner.results.ranking import RankedRecipe
+    from frontrunner.results.records import Campaign, CampaignSummary
+    from frontrunner.results.status import FailedTrial, Status
+    from frontrunner.results.store import Store
+    from frontrunner.search.driver import Conclusion, Driver
+    from frontrunner.search.listener import Listener
+
+MAX_NUMBERED_NAMES = 10_000
+OnDriver = Callable[["Driver"], None]
+"""Called with the driver before it starts, so that a signal handler may stop it."""
+
+
+@contextmanager
+def opened(store: str | None, *, create: bool = False, from_file: str | None = None) -> Iterator[Store]:
+    """The store, closed again at the end; reading commands open it read-only."""
+    from frontrunner.results.store import open_store
+
+    with open_store(store_url(store, from_file=from_file), create=create, read_only=not create) as found:
+        yield found
+
+
+def survey(campaign_file: str | Path) -> Survey:
+    """Every point of a campaign file's space: the legal recipes, and why the others are not."""
+    spec = read_campaign_file(Path(campaign_file)).spec
+    return spec.space.survey(spec.problem)
+
+
+def launch(
+    campaign: str | Path | CampaignSpec,
+    *,
+    store: str | None = None,
+    name: str | None = None,
+    listener: Listener | None = None,
+    on_driver: OnDriver | None = None,
+) -> Conclusion:
+    """Run a new campaign to its end and return how it ended.
+
+    Raises `InvalidInput` for a campaign that cannot be used and `NothingLegal` for a space without a legal
+    recipe; nothing is written then.
+    """
+    if isinstance(campaign, CampaignSpec):
+        file = CampaignFile(spec=campaign, store=StoreSettings(), named=True)
+    else:
+        file = read_campaign_file(Path(campaign))
+    spec = replace(file.spec, name=name) if name else file.spec
+    surveyed = spec.space.survey(spec.problem)
+    if not surveyed.recipes:
+        raise nothing_legal(surveyed)
+    url = store_url(store, from_file=file.store.url)
+    spec = replace(spec, run_root=str(run_root(url, from_file=file.store.run_folder)))
+    with opened(url, create=True) as found:
+        if name is None and not file.named:
+            spec = replace(spec, name=_free_name(found, spec.name))
+        record = found.create_campaign(
+            name=spec.name,
+            spec_json=dump_json(spec),
+            legal_recipes=len(surveyed.recipes),
+            problem_summary=problem_summary(spec),
+        )
+        return _drive(found, record, spec, listener, on_driver)
+
+
+def resume(
+    campaign: str | None = None,
+    *,
+    store: str | None = None,
+    take_over: bool = False,
+    listener: Listener | None = None,
+    on_driver: OnDriver | None = None,
+) -> Conclusion:
+    """Go on with a campaign wherever it was left, under the budget it was launched with."""
+    from frontrunner.results.store import open_store
+
+    with open_store(store_url(store), create=False) as found:
+        record = found.campaign(campaign)
+        return _drive(found, record, stored_spec(record), listener, on_driver, take_over=take_over)
+
+
+def _drive(
+    store: Store,
+    record: Campaign,
+    spec: CampaignSpec,
+    listener: Listener | None,
+    on_driver: OnDriver | None,
+    *,
+    take_over: bool = False,
+) -> Conclusion:
+    from frontrunner.search.driver import Driver
+
+    driver = Driver(store=store, campaign=record, spec=spec, listener=listener)
+    if on_driver is not None:
+        on_driver(driver)
+    return driver.run(take_over=take_over)
+
+
+def stored_spec(record: Campaign) -> CampaignSpec:
+    """The specification that a campaign was launched with."""
+    return load_json(CampaignSpec, record.spec_json, what=f"campaign {record.name}")
+
+
+def problem_summary(spec: CampaignSpec) -> dict[str, object]:
+    """What a campaign is about, for lists of campaigns."""
+    problem = spec.problem
+    return {
+        "model": problem.model.name,
+        "parameters": problem.model.parameters,
+        "cluster": problem.cluster.name,
+        "device": problem.cluster.device,
+        "devices": problem.cluster.devices,
+        "sequence_length": problem.sequence_length,
+        "global_batch": str(problem.global_batch),
+        "precision": problem.precision,
+    }
+
+
+def nothing_legal(surveyed: Survey) -> NothingLegal:
+    """The error for a space without a legal recipe, with the reasons counted."""
+    reasons = "; ".join(f"{count} x {code} ({example})" for code, count, example in surveyed.refused_by_count())
+    return NothingLegal(
+        f"none of the space's {surveyed.points:,} points is legal: {reasons}",
+        hint="`frontrunner space FILE` counts the reasons",
+    )
+
+
+def _free_name(store: Store, wanted: str) -> str:
+    """`wanted`, or the first of wanted-2, wanted-3, ... that no campaign of the store has."""
+    taken = {summary.name for summary in store.campaigns()}
+    for number in range(2, MAX_NUMBERED_NAMES):
+        if wanted not in taken:
+            return wanted
+        wanted = f"{wanted.rsplit('-', 1)[0] if number > 2 else wanted}-{number}"
+    raise InvalidInput(f"{MAX_NUMBERED_NAMES} campaigns have names like {wanted}", hint="give one with --name")
+
+
+def campaigns(*, store: str | None = None) -> list[CampaignSummary]:
+    """Every campaign of the store, the newest first."""
+    with opened(store) as found:
+        return found.campaigns()
+
+
+def status(campaign: str | None = None, *, store: str | None = None) -> Status:
+    """Where a campaign stands."""
+    from frontrunner.results import status as answers
+
+    with opened(store) as found:
+        return answers.status(found, campaign)
+
+
+def failures(campaign: str | None = None, *, store: str | None = None) -> list[FailedTrial]:
+    """A campaign's failed trials, with the ends of their logs."""
+    from frontrunner.results import status as answers
+
+    with opened(store) as found:
+        return answers.failures(found, campaign)
+
+
+def best(
+    campaign: str | None = None,
+    *,
+    top: int | None = 10,
+    by: str = "tokens",
+    max_memory_gb: float | None = None,
+    store: str | None = None,
+) -> list[RankedRecipe]:
+    """A campaign's recipes, best first, by tokens, tflops, memory or step-time."""
+    from frontrunner.results import ranking
+
+    with opened(store) as found:
+        return ranking.best(found, campaign, top=top, by=by, max_memory_gb=max_memory_gb)
+
+
+def pareto(campaign: str | None = None, *, store: str | None = None) -> list[RankedRecipe]:
+    """The recipes that no other beats in both tokens/s and peak memory."""
+    from frontrunner.results import pareto as answers
+
+    with opened(store) as found:
+        return answers.pareto(found, campaign)
+
+
+def show(recipe_id: str, *, store: str | None = None) -> Explanation:
+    """Everything that the store knows of a recipe, by its id or a unique beginning of it."""
+    from frontrunner.results import explain
+
+    with opened(store) as found:
+        return explain.explain(found, recipe_id)
+
+
+def dataframe(campaign: str | None = None, *, store: str | None = None) -> pd.DataFrame:
+    """One row a finished attempt, of one campaign or (None) of the whole store."""
+    from frontrunner.results import frames
+
+    with opened(store) as found:
+        return frames.frame(found, campaign)
+
+
+def plan_replay(
+    recipe_id: str, settings: ReplaySettings, *, store: str | None = None, anyway: bool = False
+) -> ReplayPlan:
+    """What a replay would run, checked against this machine; see `replay`."""
+    from frontrunner.evaluators.replay import plan
+
+    explanation = show(recipe_id, store=store)
+    appearance = next((a for a in explanation.appearances if a.standing is not None), None)
+    if appearance is None or appearance.standing is None:
+        raise InvalidInput(
+            f"recipe {explanation.recipe_id} was never measured, so there is nothing to replay",
+            hint="`frontrunner best` lists the measured ones",
+        )
+    spec = stored_spec(appearance.campaign)
+    return plan(
+        recipe_id=explanation.recipe_id,
+        recipe=explanation.recipe,
+        setup=spec.probe_setup(),
+        measured_tokens_per_s=appearance.standing.tokens_per_s,
+        settings=settings,
+        anyway=anyway,
+    )
+
+
+def replay(
+    recipe_id: str,
+    *,
+    steps: int,
+    store: str | None = None,
+    anyway: bool = False,
+    settings: ReplaySettings | None = None,
+) -> ReplayResult:
+    """Train with a stored recipe for `steps` steps, going on from the newest checkpoint of an earlier try.
+
+    Raises `InvalidInput` if this machine is not what the recipe was measured on, unless `anyway`.
+    """
+    from frontrunner.evaluators.replay import ReplaySettings as Settings
+    from frontrunner.evaluators.replay import run
+
+    chosen = replace(settings, steps=steps) if settings else Settings(steps=steps)
+    return run(plan_replay(recipe_id, chosen, store=store, anyway=anyway))

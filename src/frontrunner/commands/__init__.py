@@ -1,0 +1,1 @@
+"""The commands of `frontrunner`, a module for each group of the help page."""

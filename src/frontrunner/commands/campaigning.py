@@ -1,0 +1,151 @@
+"""The commands that run campaigns: launch, resume, space."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import click
+
+from frontrunner import api
+from frontrunner.commands.options import json_option, print_json, store_option
+from frontrunner.spaces.errors import CampaignFailed, NothingLegal
+
+if TYPE_CHECKING:
+    from frontrunner.search.driver import Conclusion, Driver
+
+TOP = 10
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--name", help="The campaign's name [default: the file's `name`, else the file's own name].")
+@store_option
+@json_option
+def launch(file: Path, name: str | None, store: str | None, *, as_json: bool) -> None:
+    """Run the campaign in FILE until its budget is used up, and print its ranking.
+
+    The first Ctrl-C lets running probes finish, the second ends them; `frontrunner resume` goes on later.
+
+    \b
+    Examples:
+      frontrunner launch examples/laptop.toml
+      frontrunner launch frontier.toml --name 22b-first --store sweeps.db
+    """
+    from frontrunner.live import make_listener
+
+    with make_listener(quiet=as_json) as listener:
+        conclusion = api.launch(file, store=store, name=name, listener=listener, on_driver=_stop_on_signals)
+    _finish(conclusion, listener.campaign, _store_of(file, store), as_json=as_json)
+
+
+@click.command()
+@click.argument("campaign", required=False)
+@click.option("--take-over", is_flag=True, help="Take the campaign from a driver that still holds it.")
+@store_option
+@json_option
+def resume(campaign: str | None, store: str | None, *, take_over: bool, as_json: bool) -> None:
+    """Go on with CAMPAIGN (default: the newest) after its driver was stopped, or killed at any moment.
+
+    Nothing that was measured is lost or measured again.
+
+    \b
+    Examples:
+      frontrunner resume
+      frontrunner resume laptop --take-over
+    """
+    from frontrunner.live import make_listener
+
+    with make_listener(quiet=as_json) as listener:
+        conclusion = api.resume(
+            campaign, store=store, take_over=take_over, listener=listener, on_driver=_stop_on_signals
+        )
+    _finish(conclusion, listener.campaign, store, as_json=as_json)
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@json_option
+def space(file: Path, *, as_json: bool) -> None:
+    """Print how many recipes FILE's space has, how many are legal, and why the others are not.
+
+    \b
+    Examples:
+      frontrunner space examples/laptop.toml
+      frontrunner space examples/laptop.toml --json
+    """
+    surveyed = api.survey(file)
+    if as_json:
+        refused = [
+            {"code": code, "points": count, "example": text} for code, count, text in surveyed.refused_by_count()
+        ]
+        print_json(
+            {
+                "points": surveyed.points,
+                "legal_recipes": len(surveyed.recipes),
+                "repeats": surveyed.repeats,
+                "refused": refused,
+                "dimensions": dict(surveyed.dimensions),
+            }
+        )
+    else:
+        from frontrunner.render import print_survey
+
+        print_survey(surveyed)
+    if not surveyed.recipes:
+        raise NothingLegal("no recipe of this space is legal", hint="widen a dimension that the reasons name")
+
+
+def _store_of(file: Path, store: str | None) -> str:
+    from frontrunner.campaign_file import read_campaign_file
+    from frontrunner.settings import store_url
+
+    return store_url(store, from_file=read_campaign_file(file).store.url)
+
+
+def _stop_on_signals(driver: Driver) -> None:
+    """First SIGINT or SIGTERM: drain. Second: end the running probes."""
+    received = []
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        received.append(1)
+        if len(received) == 1:
+            driver.stop()
+            sys.stderr.write("\nstopping: running probes finish first; once more ends them now\n")
+        else:
+            driver.kill()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, on_signal)
+
+
+def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, as_json: bool) -> None:
+    """Print the ranking; raise what the campaign's end means for the exit code."""
+    from frontrunner.results.states import CampaignState
+
+    if conclusion.measured:
+        ranking = api.best(campaign, top=TOP, store=store)
+        if as_json:
+            print_json({"campaign": campaign, "state": conclusion.state, "reason": conclusion.reason, "best": ranking})
+        else:
+            from frontrunner.render import print_next_commands, print_ranking
+
+            print_ranking(ranking, title=f"{campaign}: {conclusion.measured} recipes measured")
+            print_next_commands(campaign, ranking[0].recipe_id)
+    if conclusion.state is CampaignState.STOPPED:
+        click.echo(f"stopped; go on with: frontrunner resume {campaign}", err=True)
+        sys.exit(130)
+    if conclusion.state is CampaignState.PAUSED and conclusion.last_failure is not None:
+        failure = conclusion.last_failure
+        raise CampaignFailed(
+            f"campaign {campaign} paused: {conclusion.reason}\n{failure.message}\n{failure.log_tail}".rstrip(),
+            hint=f"the whole log: {failure.log_path}; once mended: frontrunner resume {campaign}",
+        )
+    if conclusion.state is CampaignState.FINISHED and not conclusion.measured:
+        raise NothingLegal(
+            f"campaign {campaign} ended without one measured recipe: {conclusion.reason}",
+            hint=f"frontrunner failures {campaign}",
+        )

@@ -1,0 +1,168 @@
+"""The commands that read: best, pareto, show, status, failures, campaigns, dataframe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from frontrunner import api
+from frontrunner.commands.options import json_option, print_json, store_option
+from frontrunner.spaces.errors import NothingLegal
+
+
+@click.command()
+@click.argument("campaign", required=False)
+@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="How many recipes.")
+@click.option("--by", default="tokens", show_default=True, help="Order: tokens, tflops, memory or step-time.")
+@click.option("--max-memory-gb", type=float, help="Only recipes with no rank above so many 1e9 bytes.")
+@store_option
+@json_option
+def best(
+    campaign: str | None, top: int, by: str, max_memory_gb: float | None, store: str | None, *, as_json: bool
+) -> None:
+    """Print the best recipes of CAMPAIGN (default: the newest).
+
+    \b
+    Examples:
+      frontrunner best
+      frontrunner best laptop --top 3 --by memory --json
+    """
+    ranking = api.best(campaign, top=top, by=by, max_memory_gb=max_memory_gb, store=store)
+    if as_json:
+        print_json(ranking)
+    elif not ranking:
+        raise NothingLegal("no measured recipe answers this question", hint="see `frontrunner status`")
+    else:
+        from frontrunner.render import print_ranking
+
+        print_ranking(ranking, title=f"best by {by}")
+
+
+@click.command()
+@click.argument("campaign", required=False)
+@store_option
+@json_option
+def pareto(campaign: str | None, store: str | None, *, as_json: bool) -> None:
+    """Print the recipes of CAMPAIGN that no other beats in both speed and peak memory.
+
+    \b
+    Examples:
+      frontrunner pareto
+      frontrunner pareto laptop --json
+    """
+    front = api.pareto(campaign, store=store)
+    if as_json:
+        print_json(front)
+    elif not front:
+        raise NothingLegal("no recipe was measured", hint="see `frontrunner status`")
+    else:
+        from frontrunner.render import print_ranking
+
+        print_ranking(front, title="speed against memory: what nothing else beats in both")
+
+
+@click.command()
+@click.argument("recipe_id")
+@store_option
+@json_option
+def show(recipe_id: str, store: str | None, *, as_json: bool) -> None:
+    """Print everything about RECIPE_ID (or a unique beginning of it), and why it ranks where it does.
+
+    \b
+    Examples:
+      frontrunner show 3f9c01d2ab4e
+      frontrunner show 3f9c --json
+    """
+    explanation = api.show(recipe_id, store=store)
+    if as_json:
+        print_json(explanation)
+    else:
+        from frontrunner.render import print_explanation
+
+        print_explanation(explanation)
+
+
+@click.command()
+@click.argument("campaign", required=False)
+@store_option
+@json_option
+def status(campaign: str | None, store: str | None, *, as_json: bool) -> None:
+    """Print where CAMPAIGN (default: the newest) stands.
+
+    \b
+    Examples:
+      frontrunner status
+      frontrunner status laptop --json
+    """
+    found = api.status(campaign, store=store)
+    if as_json:
+        print_json(found)
+    else:
+        from frontrunner.render import print_status
+
+        print_status(found)
+
+
+@click.command()
+@click.argument("campaign", required=False)
+@store_option
+@json_option
+def failures(campaign: str | None, store: str | None, *, as_json: bool) -> None:
+    """Print what failed in CAMPAIGN (default: the newest), why, and the end of each log.
+
+    \b
+    Examples:
+      frontrunner failures
+      frontrunner failures laptop --json
+    """
+    found = api.failures(campaign, store=store)
+    if as_json:
+        print_json(found)
+    elif not found:
+        click.echo("nothing failed")
+    else:
+        from frontrunner.render import print_failures
+
+        print_failures(found)
+
+
+@click.command()
+@store_option
+@json_option
+def campaigns(store: str | None, *, as_json: bool) -> None:
+    """Print every campaign of the store, the newest first.
+
+    \b
+    Examples:
+      frontrunner campaigns
+      frontrunner campaigns --store sweeps.db --json
+    """
+    found = api.campaigns(store=store)
+    if as_json:
+        print_json(found)
+    elif not found:
+        click.echo("no campaign yet: frontrunner launch FILE")
+    else:
+        from frontrunner.render import print_campaigns
+
+        print_campaigns(found)
+
+
+@click.command()
+@click.argument("campaign", required=False)
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Where to write: x.csv or x.parquet.")
+@store_option
+def dataframe(campaign: str | None, out: Path, store: str | None) -> None:
+    """Write one row a finished attempt of CAMPAIGN (default: of the whole store) as a table file.
+
+    \b
+    Examples:
+      frontrunner dataframe --out sweep.csv
+      frontrunner dataframe laptop --out sweep.parquet
+    """
+    from frontrunner.results.frames import write_frame
+
+    table = api.dataframe(campaign, store=store)
+    write_frame(table, out)
+    click.echo(f"{len(table)} rows, {len(table.columns)} columns: {out}")

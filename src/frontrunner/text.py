@@ -1,0 +1,40 @@
+"""Numbers and outside text as they are shown to people."""
+
+from __future__ import annotations
+
+import math
+
+
+def plain(text: str) -> str:
+    """Text from outside, safe to print: control characters, line breaks but, are shown as escapes."""
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+
+
+def thousands(value: float) -> str:
+    """A rate with three significant digits or whole thousands: 0.123, 4.56, 789, 12,345."""
+    if not math.isfinite(value):
+        return "-"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """A share as a percentage, or a dash."""
+    return "-" if share is None else f"{100 * share:.{digits}f} %"
+
+
+def gib(size_bytes: float) -> str:
+    """Bytes in GiB, two digits after the point."""
+    return f"{size_bytes / 2**30:.2f}"
+
+
+def seconds(value: float) -> str:
+    """A duration: 8.1 ms, 1.25 s, 3 min 20 s, 2 h 05 min."""
+    if value < 1:
+        return f"{1000 * value:.3g} ms"
+    if value < 100:
+        return f"{value:.3g} s"
+    if value < 6000:
+        return f"{int(value // 60)} min {int(value % 60):02d} s"
+    return f"{int(value // 3600)} h {int(value % 3600 // 60):02d} min"

@@ -1,0 +1,266 @@
+"""Real faults under a store: killed writers, races, locks, full disks, damaged files."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy
+
+from frontrunner.results.outcome import Failure, FailureKind
+from frontrunner.results.ranking import best
+from frontrunner.results.store import Store, open_store
+from frontrunner.results.writer import CampaignWriter
+from frontrunner.spaces.errors import StoreUnusable
+from frontrunner.spaces.recipe import Recipe
+
+# A driver that records one outcome after another and says so on stdout after each is acknowledged.
+DRIVER = """
+import os, socket, sys
+from frontrunner.results.outcome import Failure, FailureKind, Measurement
+from frontrunner.results.store import open_store
+from frontrunner.spaces.recipe import Recipe
+
+store = open_store(sys.argv[1])
+campaign = store.campaign(None)
+writer = store.drive(store.acquire_lease(campaign.id, host=socket.gethostname(), pid=os.getpid()))
+for left in store.open_attempts(campaign.id):
+    writer.finish_attempt(left, Failure(kind=FailureKind.LOST, message="the driver died"), retry=True)
+number = max((trial.number for trial in store.trials(campaign.id)), default=0)
+while True:
+    number += 1
+    with writer.together():
+        trial = writer.propose(f"{number:08x}", Recipe(devices=1, micro_batch_seqs=number, accumulation=1))
+        attempt = writer.start_attempt(trial, run_folder=str(number))
+    measurement = Measurement(
+        step_times_s=(1.0 / number,), tokens_per_step=1, tokens_per_s=float(number), model_tflops_per_device=1.0,
+        hardware_tflops_per_device=1.0, mfu=None, peak_memory_bytes=(1,), losses=(1.0,), node_seconds=1.0,
+        build_time_s=0.0, first_step_time_s=0.0)
+    writer.finish_attempt(attempt, measurement, retry=False)
+    print(number, flush=True)
+"""
+
+LEASER = """
+import os, socket, sys
+from frontrunner.results.store import open_store
+from frontrunner.spaces.errors import AlreadyDriven
+with open_store(sys.argv[1]) as store:
+    print("ready", flush=True)
+    sys.stdin.readline()
+    try:
+        print("epoch", store.acquire_lease(1, host=socket.gethostname(), pid=os.getpid()).epoch, flush=True)
+    except AlreadyDriven as error:
+        print("refused", error, flush=True)
+    sys.stdin.readline()
+"""
+
+CREATOR = """
+import sys
+from frontrunner.results.store import open_store
+sys.stdin.readline()
+with open_store(sys.argv[1]) as store:
+    store.create_campaign(name=sys.argv[2], spec_json="{}", legal_recipes=1, problem_summary={})
+"""
+
+RECIPE = Recipe(devices=1, micro_batch_seqs=1, accumulation=1)
+CRASH = Failure(kind=FailureKind.CRASHED, message="x" * 500)
+
+
+def child(script: str, *arguments: str | Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-P", "-c", script, *map(str, arguments)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    with open_store(str(tmp_path / "store.db")) as store:
+        store.create_campaign(name="faulted", spec_json="{}", legal_recipes=1, problem_summary={})
+    return tmp_path / "store.db"
+
+
+def drive(store: Store) -> CampaignWriter:
+    return store.drive(store.acquire_lease(1, host="another-host.example", pid=1, take_over=True))
+
+
+def fill(writer: CampaignWriter, count: int, *, begin: int = 0) -> None:
+    for number in range(begin, begin + count):
+        attempt = writer.start_attempt(writer.propose(f"{number:08x}", RECIPE), run_folder=str(number))
+        writer.finish_attempt(attempt, CRASH, retry=False)
+
+
+def integrity(path: Path) -> list[tuple[str]]:
+    connection = sqlite3.connect(path)
+    try:
+        return connection.execute("PRAGMA integrity_check").fetchall()
+    finally:
+        connection.close()
+
+
+def test_ten_kills_lose_no_acknowledged_outcome_and_count_none_twice(path: Path) -> None:
+    acknowledged = 0
+    for round_number in range(10):
+        driver = child(DRIVER, path)
+        assert driver.stdout is not None
+        for _ in range(3 + round_number % 4):  # killed at a different place of its loop each time
+            acknowledged = int(driver.stdout.readline())
+        time.sleep(0.001 * round_number)
+        driver.kill()
+        rest, _ = driver.communicate()
+        acknowledged = max([acknowledged, *map(int, rest.split())])
+        assert integrity(path) == [("ok",)]
+    with open_store(str(path), read_only=True) as store:
+        told = {recipe.micro_batch_seqs for recipe, _ in store.told(1)}
+        left = {attempt.run_folder for attempt in store.open_attempts(1)}
+        spent = store.campaign(None).node_seconds_spent
+    abandoned = 10  # at most one running attempt for each driver that was killed
+    assert len(left) <= 1
+    assert spent == len(told) >= acknowledged - abandoned
+    with open_store(str(path)) as store:
+        judged = [trial for trial in store.trials(1) if trial.state in ("measured", "failed")]
+        assert len(judged) == len(told)
+
+
+def test_of_two_drivers_that_race_one_gets_the_lease(path: Path) -> None:
+    for epoch in range(1, 4):
+        racers = [child(LEASER, path) for _ in range(2)]
+        for racer in racers:
+            assert racer.stdout is not None
+            assert racer.stdout.readline() == "ready\n"
+        for racer in racers:
+            assert racer.stdin is not None
+            racer.stdin.write("go\n")
+            racer.stdin.flush()
+        said = sorted(racer.stdout.readline() for racer in racers if racer.stdout is not None)
+        assert said[0] == f"epoch {epoch}\n"
+        assert said[1].startswith("refused campaign faulted is driven by ")
+        for racer in racers:
+            racer.communicate("done\n")
+
+
+def test_processes_that_create_one_store_at_once_share_it(tmp_path: Path) -> None:
+    path = tmp_path / "new.db"
+    creators = [child(CREATOR, path, f"campaign-{number}") for number in range(4)]
+    for creator in creators:
+        creator.communicate("go\n")
+    assert [creator.returncode for creator in creators] == [0, 0, 0, 0]
+    with open_store(str(path), read_only=True) as store:
+        assert {summary.name for summary in store.campaigns()} == {f"campaign-{number}" for number in range(4)}
+
+
+class TestLocks:
+    @pytest.fixture
+    def foreign(self, path: Path) -> Iterator[sqlite3.Connection]:
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        yield connection
+        connection.close()
+
+    def test_another_programs_lock_is_waited_for(self, path: Path, foreign: sqlite3.Connection) -> None:
+        with open_store(str(path)) as store:
+            writer = drive(store)
+            foreign.execute("BEGIN IMMEDIATE")
+            release = threading.Timer(2.0, lambda: foreign.execute("ROLLBACK"))
+            release.start()
+            began = time.monotonic()
+            writer.event("written")
+            waited = time.monotonic() - began
+            release.join()
+            assert waited > 1.5
+            assert [event.kind for event in store.events(1)] == ["written"]
+
+    def test_a_lock_that_is_never_given_back_is_an_error_that_names_it(
+        self, path: Path, foreign: sqlite3.Connection
+    ) -> None:
+        with open_store(str(path), busy_timeout_s=0.2) as store:
+            writer = drive(store)
+            foreign.execute("BEGIN IMMEDIATE")
+            with pytest.raises(StoreUnusable, match=r"held the write lock for more than 0\.2 s"):
+                writer.event("lost")
+            assert store.events(1) == [], "reading goes on beside the lock"
+            foreign.execute("ROLLBACK")
+            writer.event("written")
+            assert [event.kind for event in store.events(1)] == ["written"]
+
+
+@pytest.fixture
+def small_disk() -> Iterator[None]:
+    """Every SQLite file of this process may have 60 pages and no more, as on a disk that is full."""
+
+    def limit(connection: sqlite3.Connection, _: object) -> None:
+        connection.execute("PRAGMA max_page_count = 60")
+
+    sqlalchemy.event.listen(sqlalchemy.Engine, "connect", limit)
+    yield
+    sqlalchemy.event.remove(sqlalchemy.Engine, "connect", limit)
+
+
+def test_a_full_disk_stops_writing_and_keeps_what_was_stored(path: Path, small_disk: None) -> None:
+    with open_store(str(path)) as store:
+        writer = drive(store)
+        with pytest.raises(StoreUnusable, match="what was stored before is safe") as full:
+            fill(writer, 1000)
+        assert "free some space" in str(full.value.hint)
+        told = len(store.told(1))
+        trials = store.trials(1)
+        assert told >= 10
+        assert len(trials) - told <= 1
+        assert store.campaign(None).node_seconds_spent == 0.0
+    assert integrity(path) == [("ok",)]
+
+
+def test_writing_goes_on_when_there_is_space_again(path: Path) -> None:
+    with open_store(str(path)) as store:
+        writer = drive(store)
+        fill(writer, 2)
+        with store.database.read() as connection:
+            pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+            connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(StoreUnusable):
+            fill(writer, 1000, begin=2)
+        told = len(store.told(1))
+        with store.database.read() as connection:
+            connection.exec_driver_sql("PRAGMA max_page_count = 1000000")
+        for attempt in store.open_attempts(1):
+            writer.finish_attempt(attempt, CRASH, retry=False)
+        fill(writer, 3, begin=2000)
+        assert len(store.told(1)) >= told + 3
+
+
+class TestDamage:
+    @pytest.fixture
+    def filled(self, path: Path) -> Path:
+        with open_store(str(path)) as store:
+            fill(drive(store), 60)
+        return path
+
+    def refused(self, path: Path, *, read_only: bool) -> None:
+        before = path.read_bytes()
+        with pytest.raises(StoreUnusable, match=path.name), open_store(str(path), read_only=read_only) as store:
+            best(store, None)
+            store.told(1)
+        assert path.read_bytes() == before
+
+    @pytest.mark.parametrize("read_only", [False, True])
+    def test_a_truncated_store_is_refused(self, filled: Path, read_only: bool) -> None:
+        os.truncate(filled, filled.stat().st_size // 2)
+        self.refused(filled, read_only=read_only)
+
+    @pytest.mark.parametrize("read_only", [False, True])
+    def test_a_store_with_overwritten_pages_is_refused(self, filled: Path, read_only: bool) -> None:
+        content = bytearray(filled.read_bytes())
+        content[4096:] = b"\xa5" * (len(content) - 4096)
+        filled.write_bytes(content)
+        self.refused(filled, read_only=read_only)
+
+    def test_one_damaged_page_deep_inside_is_found_before_a_driver_starts(self, filled: Path) -> None:
+        content = bytearray(filled.read_bytes())
+        middle = (len(content) // 4096 // 2) * 4096
+        content[middle : middle + 64] = b"\xff" * 64
+        filled.write_bytes(content)
+        self.refused(filled, read_only=False)

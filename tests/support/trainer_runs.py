@@ -1,0 +1,215 @@
+"""Runs the trainer's ranks for tests: jobs with small defaults, a warm parent that forks ranks, a plain reference.
+
+As a program it is the warm parent: it imports torch once, then forks the ranks of each job named on stdin and answers
+with their exit statuses, one JSON line each way.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from frontrunner.evaluators.trainer.corpus import write_token_file
+from frontrunner.evaluators.trainer.data import TokenFile
+from frontrunner.evaluators.trainer.entry import preload, run_rank
+from frontrunner.evaluators.trainer.initialise import initialise
+from frontrunner.evaluators.trainer.job import Data, Job, ModelShape, Optimizer, Probe, Recipe, Sharding
+from frontrunner.evaluators.trainer.model import Gpt
+
+SEQUENCE_LENGTH = 32
+GLOBAL_BATCH_SEQS = 8
+
+
+def small_model(**changes: Any) -> ModelShape:
+    """Rotary, SwiGLU, RMSNorm, grouped heads; 4 layers of width 64."""
+    shape = ModelShape(
+        layers=4,
+        hidden=64,
+        heads=4,
+        kv_heads=4,
+        ffn_hidden=128,
+        vocabulary=384,
+        positions="rotary",
+        activation="swiglu",
+        norm="rmsnorm",
+        tied_embeddings=False,
+        attention="flash",
+    )
+    return replace(shape, **changes)
+
+
+def small_recipe(**changes: Any) -> Recipe:
+    """One rank, one micro-batch of the whole global batch, unless changed; accumulation follows the other degrees."""
+    changes = dict(changes)
+    data_parallel = changes.get("data_parallel", 1)
+    micro_batch = changes.setdefault("micro_batch_seqs", GLOBAL_BATCH_SEQS // data_parallel)
+    changes.setdefault("accumulation", GLOBAL_BATCH_SEQS // data_parallel // micro_batch)
+    changes["sharding"] = Sharding(
+        **dict(zip(("parameters", "gradients", "optimizer"), changes.get("sharding", (1, 1, 1)), strict=True))
+    )
+    defaults: dict[str, Any] = {
+        "tensor_parallel": 1,
+        "pipeline_parallel": 1,
+        "data_parallel": 1,
+        "virtual_stages": 1,
+        "schedule": "none",
+        "recompute": "none",
+        "sequence_parallel": False,
+    }
+    return Recipe(**(defaults | changes))
+
+
+def small_job(folder: Path, **changes: Any) -> Job:
+    """A probe of 5 steps with SGD with momentum, whose losses show a wrong scale of the gradients."""
+    job = Job(
+        version=1,
+        mode="probe",
+        model=small_model(),
+        sequence_length=SEQUENCE_LENGTH,
+        precision="fp32",
+        recipe=small_recipe(),
+        optimizer=Optimizer(
+            name="sgd",
+            learning_rate=0.3,
+            weight_decay=0.0,
+            beta1=0.9,
+            beta2=0.95,
+            momentum=0.9,
+            gradient_clip_norm=None,
+        ),
+        data=Data(path="tokens.bin", dtype="uint16"),
+        seed=7,
+        device="cpu",
+        memory_limit_bytes_per_rank=None,
+        collective_timeout_s=60.0,
+        run_folder=str(folder),
+        probe=Probe(warm_up_steps=1, measured_steps=4),
+        train=None,
+    )
+    return replace(job, **changes)
+
+
+def prepare(job: Job) -> Path:
+    """Write the job file and a short token file into the run folder; returns the job file's path."""
+    folder = Path(job.run_folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not job.data_path.exists():
+        write_token_file(" ".join(str(number**2 % 977) for number in range(8000)), job.data_path)
+    path = folder / "job.json"
+    path.write_text(job.to_json(), encoding="utf-8")
+    return path
+
+
+def reference_losses(job: Job, *, steps: int = 5, learning_rate_scale: float = 1.0) -> list[float]:
+    """The job's losses by one process: a plain model, the whole global batch at once, torch's own optimizer."""
+    torch.set_num_threads(1)
+    model = Gpt(job.model, sequence_length=job.sequence_length, layers=range(job.model.layers))
+    initialise(model.named_parameters(), seed=job.seed, layers=job.model.layers)
+    options = job.optimizer
+    optimizer = torch.optim.SGD(
+        model.parameters(),
+        lr=options.learning_rate * learning_rate_scale,
+        momentum=options.momentum,
+        weight_decay=options.weight_decay,
+    )
+    data = TokenFile(job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed)
+    size = job.recipe.global_batch_seqs
+    losses = []
+    for step in range(1, steps + 1):
+        batch = data.training_batch(step, sequences=slice(0, size), global_batch_seqs=size)
+        loss = functional.cross_entropy(model(batch.inputs).flatten(0, 1), batch.targets.flatten())
+        loss.backward()
+        if options.gradient_clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), options.gradient_clip_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+class WarmParent:
+    """A process that has imported torch and forks the ranks of one job after another."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        )
+
+    def run(self, job: Job) -> list[int]:
+        """Run the job's ranks to their end; their exit statuses in rank order (negative: killed by that signal)."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(str(prepare(job)) + "\n")
+        self._process.stdin.flush()
+        statuses: list[int] = json.loads(self._process.stdout.readline())
+        return statuses
+
+    def close(self) -> None:
+        """End the parent."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=10)
+
+
+def read_result(job: Job) -> dict[str, Any]:
+    """The job's result, or an AssertionError with the ranks' errors."""
+    folder = Path(job.run_folder)
+    errors = [json.loads(path.read_text())["traceback"] for path in sorted(folder.glob("rank-*.error.json"))]
+    if errors:
+        raise AssertionError("\n".join(errors))
+    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return result
+
+
+def _run_forked(path: Path) -> list[int]:
+    """Fork the job's ranks and wait; where one dies the others are killed, since they would wait for it."""
+    job = Job.read(path)
+    world_size = job.recipe.world_size
+    rendezvous = Path(job.run_folder) / f"rendezvous-{os.getpid()}"
+    rendezvous.unlink(missing_ok=True)
+    ranks = {}
+    for rank in range(world_size):
+        child = os.fork()
+        if child == 0:
+            _be_rank(job, rank, rendezvous)
+        ranks[child] = rank
+    statuses = [0] * world_size
+    while ranks:
+        child, status = os.wait()
+        statuses[ranks.pop(child)] = os.waitstatus_to_exitcode(status)
+        if status != 0:
+            for other in ranks:
+                os.kill(other, signal.SIGKILL)
+    return statuses
+
+
+def _be_rank(job: Job, rank: int, rendezvous: Path) -> None:
+    log = os.open(Path(job.run_folder) / f"rank-{rank}.log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    run_rank(job, rank=rank, world_size=job.recipe.world_size, init_method=f"file://{rendezvous}", local_rank=rank)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _serve() -> None:
+    preload()
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(_run_forked(Path(line.strip()))) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    _serve()

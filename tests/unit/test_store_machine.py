@@ -1,0 +1,153 @@
+"""Any sequence of a driver's calls, crashes and take-overs included, against a model in plain Python."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from frontrunner.results.outcome import Failure, FailureKind, Measurement
+from frontrunner.results.ranking import best
+from frontrunner.results.records import Attempt, Trial
+from frontrunner.results.states import TrialState
+from frontrunner.results.store import open_store
+from frontrunner.spaces.recipe import Recipe
+
+STEP_TIMES_S = (0.25, 0.5, 1.0)
+
+
+@dataclass
+class ModelTrial:
+    """What one trial should look like."""
+
+    trial: Trial
+    state: TrialState = TrialState.QUEUED
+    running: Attempt | None = None
+    outcomes: list[Measurement | Failure] = field(default_factory=list)
+
+    @property
+    def judged(self) -> list[Measurement | Failure]:
+        return [o for o in self.outcomes if isinstance(o, Measurement) or o.kind is not FailureKind.LOST]
+
+    @property
+    def measured(self) -> list[Measurement]:
+        return [o for o in self.outcomes if isinstance(o, Measurement)]
+
+
+def measurement(step_time_s: float) -> Measurement:
+    return Measurement(
+        step_times_s=(step_time_s,) * 2,
+        tokens_per_step=64,
+        tokens_per_s=64 / step_time_s,
+        model_tflops_per_device=1 / step_time_s,
+        hardware_tflops_per_device=1 / step_time_s,
+        mfu=None,
+        peak_memory_bytes=(1,),
+        losses=(1.0, 0.5),
+        node_seconds=2.0,
+        build_time_s=0.0,
+        first_step_time_s=0.0,
+    )
+
+
+class Driver(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.url = str(Path(self.folder.name) / "store.db")
+        self.store = open_store(self.url)
+        self.campaign = self.store.create_campaign(name="c", spec_json="{}", legal_recipes=9, problem_summary={})
+        self.model: dict[str, ModelTrial] = {}
+        self.final: list[str] = []
+        self.spent = 0.0
+        self.lead()
+
+    def teardown(self) -> None:
+        self.store.close()
+        self.folder.cleanup()
+
+    def lead(self) -> None:
+        lease = self.store.acquire_lease(self.campaign.id, host="another-host.example", pid=1, take_over=True)
+        self.writer = self.store.drive(lease)
+
+    @rule(number=st.integers(0, 5))
+    def propose(self, number: int) -> None:
+        recipe_id = f"{number:04x}"
+        trial = self.writer.propose(recipe_id, Recipe(devices=1, micro_batch_seqs=number + 1, accumulation=1))
+        known = self.model.setdefault(recipe_id, ModelTrial(trial))
+        assert (trial.id, trial.number, trial.state) == (known.trial.id, known.trial.number, known.state)
+
+    @precondition(lambda self: any(m.state is TrialState.QUEUED for m in self.model.values()))
+    @rule(data=st.data())
+    def start(self, data: st.DataObject) -> None:
+        queued = sorted(name for name, m in self.model.items() if m.state is TrialState.QUEUED)
+        chosen = self.model[data.draw(st.sampled_from(queued))]
+        chosen.running = self.writer.start_attempt(chosen.trial, run_folder="r")
+        assert chosen.running.number == len(chosen.outcomes) + 1
+        chosen.state = TrialState.RUNNING
+
+    @precondition(lambda self: any(m.running for m in self.model.values()))
+    @rule(
+        data=st.data(),
+        outcome=st.one_of(
+            st.sampled_from(STEP_TIMES_S).map(measurement),
+            st.sampled_from(FailureKind).map(lambda kind: Failure(kind=kind, message="m", node_seconds=0.5)),
+        ),
+        retry=st.booleans(),
+        twice=st.booleans(),
+    )
+    def finish(self, data: st.DataObject, outcome: Measurement | Failure, retry: bool, twice: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(name for name, m in self.model.items() if m.running)))
+        chosen = self.model[name]
+        assert chosen.running is not None
+        self.writer.finish_attempt(chosen.running, outcome, retry=retry)
+        if twice:
+            self.writer.finish_attempt(chosen.running, measurement(0.125), retry=not retry)
+        chosen.running = None
+        chosen.outcomes.append(outcome)
+        self.spent += outcome.node_seconds
+        lost = isinstance(outcome, Failure) and outcome.kind is FailureKind.LOST
+        if retry:
+            chosen.state = TrialState.QUEUED
+            return
+        measured = isinstance(outcome, Measurement) or (lost and bool(chosen.measured))
+        chosen.state = TrialState.MEASURED if measured else TrialState.FAILED
+        self.final.append(name)
+
+    @rule()
+    def crash_and_take_over(self) -> None:
+        self.store.close()
+        self.store = open_store(self.url)
+        self.lead()
+
+    @invariant()
+    def the_store_says_what_the_model_says(self) -> None:
+        trials = self.store.trials(self.campaign.id)
+        assert {t.recipe_id: t.state for t in trials} == {name: m.state for name, m in self.model.items()}
+        told = [outcome for _, outcome in self.store.told(self.campaign.id)]
+        assert told == [self.model[name].judged[-1] for name in self.final if self.model[name].judged]
+        running = {m.running.id for m in self.model.values() if m.running}
+        assert {attempt.id for attempt in self.store.open_attempts(self.campaign.id)} == running
+        assert self.store.campaign(None).node_seconds_spent == self.spent
+
+    @invariant()
+    def the_ranking_pools_what_was_measured(self) -> None:
+        medians = {
+            name: float(np.median([m.step_time_s_median for m in model.measured]))
+            for name, model in self.model.items()
+            if model.measured and model.state is not TrialState.FAILED
+        }
+        ranked = best(self.store, None, by="step-time", top=None)
+        assert [row.recipe_id for row in ranked] == sorted(medians, key=lambda name: (medians[name], name))
+        assert [row.standing.repeats for row in ranked] == [len(self.model[row.recipe_id].measured) for row in ranked]
+
+
+TestDriver = Driver.TestCase
+TestDriver.settings = settings(
+    max_examples=25, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)

@@ -1,0 +1,156 @@
+"""What `open_store` accepts, refuses, and leaves untouched."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from pathlib import Path
+
+import pytest
+
+from frontrunner.results.store import open_store
+from frontrunner.spaces.errors import InvalidInput, NotFound, StoreUnusable
+
+
+def make(path: Path, *campaigns: str) -> Path:
+    with open_store(str(path)) as store:
+        for name in campaigns:
+            store.create_campaign(name=name, spec_json="{}", legal_recipes=1, problem_summary={})
+    return path
+
+
+def files(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in folder.iterdir() if file.is_file()}
+
+
+@pytest.mark.parametrize("name", ["plain.db", "with space.db", "50%?#&=;.db", "\u30b9\u30c8\u30a2.db"])
+def test_a_path_names_the_file_whatever_its_letters(tmp_path: Path, name: str) -> None:
+    make(tmp_path / name, "kept")
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+    with open_store(str(tmp_path / name), create=False, read_only=True) as store:
+        assert store.campaign(None).name == "kept"
+
+
+def test_a_relative_url_and_a_path_are_the_same_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make(Path("store.db"), "kept")
+    for url in ("sqlite:///store.db", f"sqlite:///{tmp_path}/store.db"):
+        with open_store(url, create=False) as store:
+            assert store.campaign(None).name == "kept"
+
+
+def test_an_open_store_does_not_follow_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make(Path("store.db"), "kept")
+    (tmp_path / "elsewhere").mkdir()
+    with open_store("store.db", read_only=True) as store:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        assert store.campaign(None).name == "kept"
+
+
+@pytest.mark.parametrize("url", ["", "  ", "sqlite://", "sqlite:///:memory:", "nonsense://x/y", "sqlite:///\x00"])
+def test_what_names_no_database_is_refused(url: str) -> None:
+    with pytest.raises(InvalidInput, match=r"store\.url"):
+        open_store(url)
+
+
+def test_a_missing_store_is_named_and_not_made(tmp_path: Path) -> None:
+    for wanted in ({"create": False}, {"read_only": True}):
+        with pytest.raises(NotFound, match=r"absent\.db"):
+            open_store(str(tmp_path / "absent.db"), **wanted)
+    with pytest.raises(NotFound, match="no folder"):
+        open_store(str(tmp_path / "absent" / "store.db"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def sqlite_file(path: Path, *statements: str) -> None:
+    with sqlite3.connect(path) as connection:
+        for statement in statements:
+            connection.execute(statement)
+    connection.close()
+
+
+def test_what_is_no_store_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "text.db").write_text("[model]\nlayers = 12\n")
+    (tmp_path / "short.db").write_bytes(b"SQLite")
+    sqlite_file(tmp_path / "other.db", "CREATE TABLE notes (text)")
+    before = files(tmp_path)
+    for name in before:
+        for read_only in (False, True):
+            with pytest.raises(StoreUnusable, match=name):
+                open_store(str(tmp_path / name), read_only=read_only)
+    with pytest.raises(StoreUnusable, match="is not a file"):
+        open_store(str(tmp_path))
+    assert files(tmp_path) == before
+
+
+def test_an_empty_file_becomes_a_store_only_where_one_may_be_made(tmp_path: Path) -> None:
+    path = tmp_path / "empty.db"
+    path.touch()
+    with pytest.raises(StoreUnusable, match="holds no frontrunner store"):
+        open_store(str(path), create=False)
+    make(path, "kept")
+
+
+@pytest.mark.parametrize(("version", "hint"), [(0, "frontrunner store upgrade"), (2, "upgrade frontrunner")])
+def test_another_schema_version_is_refused_with_both_numbers(tmp_path: Path, version: int, hint: str) -> None:
+    path = make(tmp_path / "store.db")
+    sqlite_file(path, f"UPDATE store SET schema_version = {version}")
+    for read_only in (False, True):
+        with pytest.raises(StoreUnusable, match=f"schema {version}, this version needs 1") as refused:
+            open_store(str(path), read_only=read_only)
+        assert str(refused.value.hint).endswith(hint) or hint in str(refused.value.hint)
+
+
+class TestReadOnly:
+    def test_reading_touches_no_file(self, tmp_path: Path) -> None:
+        path = make(tmp_path / "store.db", "kept")
+        before = files(tmp_path)
+        with open_store(str(path), read_only=True) as store:
+            assert store.campaign(None).name == "kept"
+            assert files(tmp_path) == before
+        assert files(tmp_path) == before
+
+    def test_a_folder_that_cannot_be_written_can_be_read(self, tmp_path: Path) -> None:
+        path = tmp_path / "sealed" / "store.db"
+        path.parent.mkdir()
+        make(path, "kept")
+        path.chmod(stat.S_IRUSR)
+        path.parent.chmod(stat.S_IRUSR | stat.S_IXUSR)
+        try:
+            with open_store(str(path), read_only=True) as store:
+                assert store.campaign(None).name == "kept"
+            if os.geteuid() != 0:  # root may write whatever the permissions say
+                with pytest.raises(StoreUnusable, match="cannot be opened"):
+                    open_store(str(path))
+        finally:
+            path.parent.chmod(stat.S_IRWXU)
+
+    def test_nothing_is_written_through_it(self, tmp_path: Path) -> None:
+        path = make(tmp_path / "store.db", "kept")
+        with open_store(str(path), read_only=True) as store:
+            with pytest.raises(StoreUnusable, match="read-only"):
+                store.create_campaign(name="more", spec_json="{}", legal_recipes=1, problem_summary={})
+            with pytest.raises(StoreUnusable, match="read-only"):
+                store.acquire_lease(1, host="h", pid=1)
+
+    def test_what_a_live_writer_adds_is_seen(self, tmp_path: Path) -> None:
+        path = make(tmp_path / "store.db", "first")
+        with open_store(str(path), read_only=True) as viewer:
+            assert viewer.campaign(None).name == "first"
+            with open_store(str(path)) as store:
+                store.create_campaign(name="second", spec_json="{}", legal_recipes=1, problem_summary={})
+                assert viewer.campaign(None).name == "second"
+            assert viewer.campaign(None).name == "second"
+
+    def test_a_store_rewritten_during_an_unlogged_read_is_not_believed(self, tmp_path: Path) -> None:
+        path = make(tmp_path / "store.db", "first")
+        with (
+            open_store(str(path), read_only=True) as viewer,
+            pytest.raises(StoreUnusable, match="written to while it was read"),
+            viewer.database.read(),
+        ):
+            make(path, "second")  # opens, writes, and folds the log into the file
+        with open_store(str(path), read_only=True) as viewer:
+            assert viewer.campaign(None).name == "second"

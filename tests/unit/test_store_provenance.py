@@ -1,0 +1,68 @@
+"""Provenance: what is recorded of a run, and what must not be."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from frontrunner.results.provenance import REDACTED, collect, git_state, redact
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (["launch", "a.toml", "--seed", "3"], ["launch", "a.toml", "--seed", "3"]),
+        (["--hub-token", "abc", "--seed", "3"], ["--hub-token", REDACTED, "--seed", "3"]),
+        (["--api-key=abc=def"], [f"--api-key={REDACTED}"]),
+        (["DB_PASSWORD=x"], [f"DB_PASSWORD={REDACTED}"]),
+        (["--token", "--verbose"], ["--token", "--verbose"]),
+        (["hf_abcdefghijklmnop"], [REDACTED]),
+        (["--store", "postgresql://me:pass@db/x"], ["--store", f"postgresql://me:{REDACTED}@db/x"]),
+        (["--store=postgresql://me:pass@db/x"], [f"--store=postgresql://me:{REDACTED}@db/x"]),
+        (["https://example.org/a:b@c"], ["https://example.org/a:b@c"]),
+    ],
+)
+def test_values_that_look_like_secrets_are_left_out(given: list[str], kept: list[str]) -> None:
+    assert redact(given) == tuple(kept)
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_the_checkout_is_named_with_whether_it_was_changed(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        settings = ["-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "commit.gpgsign=false"]
+        done = subprocess.run(
+            ["git", "-C", tmp_path, *settings, *arguments], capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    assert git_state(tmp_path) == (None, None)
+    git("init", "--quiet")
+    (tmp_path / "train.py").write_text("pass\n")
+    git("add", "train.py")
+    git("commit", "--quiet", "--message", "first")
+    head = git("rev-parse", "HEAD")
+    assert git_state(tmp_path) == (head, False)
+    (tmp_path / "train.py").write_text("print()\n")
+    assert git_state(tmp_path) == (head, True)
+
+
+def test_without_git_there_is_no_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    provenance = collect("cpu")
+    assert (provenance.git_revision, provenance.git_dirty) == (None, None)
+    assert provenance.device == "cpu"
+
+
+def test_versions_are_read_without_importing_the_packages() -> None:
+    script = """
+import sys
+from frontrunner.results.provenance import collect
+heavy = {"torch", "optuna", "deephyper"}
+print(sorted(heavy & set(collect("cpu").versions)), sorted(heavy & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['deephyper', 'optuna', 'torch'] []"
