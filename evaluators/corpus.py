@@ -51,7 +51,10 @@ def _byte_tokens(data: DataSettings, work_folder: Path, problem: Problem) -> Pat
         if not path.exists():
             write_token_file(builtin_text(), path)
         return path
-    text = Path(data.path).read_bytes()
+    try:
+        text = Path(data.path).read_bytes()
+    except OSError as error:
+        raise bad_value("data.path", data.path, f"a file that can be read: {error.strerror}") from None
     if not text:
         raise bad_value("data.path", data.path, "a file that is not empty")
     path = work_folder / f"text-{hashlib.sha256(text).hexdigest()[:12]}.bin"
@@ -61,17 +64,22 @@ def _byte_tokens(data: DataSettings, work_folder: Path, problem: Problem) -> Pat
 
 
 def _check(found: Corpus, data: DataSettings, problem: Problem) -> None:
-    width = np.dtype(found.dtype).itemsize
-    count = found.path.stat().st_size // width
-    fewest = FEWEST_SEQUENCES * (problem.sequence_length + 1)
-    if count < fewest:
-        raise bad_value(
-            "data.path",
-            data.path,
-            f"at least {fewest:,} tokens, {FEWEST_SEQUENCES} sequences of {problem.sequence_length}; it has {count:,}",
-        )
+    size_bytes, width = found.path.stat().st_size, np.dtype(found.dtype).itemsize
+    if size_bytes % width:
+        raise bad_value("data.path", data.path, f"tokens of {width} bytes each; the file has {size_bytes:,} bytes")
+    _check_length(size_bytes // width, data, problem)
     highest = int(np.memmap(found.path, dtype=found.dtype, mode="r").max())
     if highest >= problem.model.vocabulary:
         raise bad_value(
             "data.path", data.path, f"tokens below model.vocabulary = {problem.model.vocabulary}; it has {highest}"
         )
+
+
+def _check_length(count: int, data: DataSettings, problem: Problem) -> None:
+    fewest = FEWEST_SEQUENCES * (problem.sequence_length + 1)
+    if count >= fewest:
+        return
+    needed = f"at least {fewest:,} tokens, {FEWEST_SEQUENCES} sequences of {problem.sequence_length}"
+    if data.path is None:
+        raise bad_value("data.path", None, f"a text of {needed}; the built-in one has {count:,}")
+    raise bad_value("data.path", data.path, f"{needed}; it has {count:,}")

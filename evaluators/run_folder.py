@@ -69,10 +69,11 @@ class RunFolder:
             found = read_json(self.path / "outcome.json")
             if found is None:
                 return None
-            table = found["outcome"]
+            table: dict[str, Any] = found["outcome"]
             if found["kind"] == "failure":
                 return Failure(**table | {"kind": FailureKind(table["kind"])})
-            return Measurement(**{k: tuple(v) if isinstance(v, list) else v for k, v in table.items()})
+            values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
+            return Measurement(**values)
         except (ValueError, KeyError, TypeError):
             return None
 

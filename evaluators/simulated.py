@@ -111,7 +111,7 @@ def memory_bytes(recipe: Recipe, problem: Problem) -> int:
     )
     in_flight = min(recipe.accumulation, recipe.pipeline_parallel)
     layers = model.layers / recipe.pipeline_parallel
-    per_layer = problem.sequence_length * recipe.micro_batch_seqs * model.hidden
+    per_layer: float = problem.sequence_length * recipe.micro_batch_seqs * model.hidden
     per_layer *= 2 if recipe.recompute == "full" else ACTIVATION_BYTES_PER_TOKEN_AND_HIDDEN / recipe.tensor_parallel
     return int(states + in_flight * layers * per_layer)
 

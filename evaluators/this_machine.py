@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 from frontrunner.spaces.cluster import GIB
+from frontrunner.spaces.errors import bad_value
 from frontrunner.spaces.presets import known_device
 
 ACCELERATOR_NODES = ("/dev/nvidia0", "/dev/kfd", "/dev/dri", "/dev/dxg")
@@ -19,6 +20,9 @@ ACCELERATOR_NODES = ("/dev/nvidia0", "/dev/kfd", "/dev/dri", "/dev/dxg")
 
 CPU_MEMORY_SHARE = 0.8
 """Of the memory that is free now, what the ranks of a probe may use together."""
+
+LEAST_MEMORY_GIB = 0.01
+"""The smallest share that is not rounded to nothing."""
 
 _ASK_TORCH = """
 import json, torch
@@ -81,8 +85,17 @@ def _processors() -> dict[str, Any]:
 
 
 def share_processors(table: dict[str, Any], devices_per_node: int) -> dict[str, Any]:
-    """A detected CPU table for another number of devices: memory and peak are shared out anew."""
+    """A detected CPU table for another number of devices: memory and peak are shared out anew.
+
+    Raises `InvalidInput` where so many devices would have less than 0.01 GiB each.
+    """
     factor = table["devices_per_node"] / devices_per_node
+    if table["memory_gib_per_device"] * factor < LEAST_MEMORY_GIB:
+        raise bad_value(
+            "cluster.devices_per_node",
+            devices_per_node,
+            f"so few processes that each has {LEAST_MEMORY_GIB} GiB of this machine's free memory",
+        )
     shared = table | {
         "devices_per_node": devices_per_node,
         "memory_gib_per_device": round(table["memory_gib_per_device"] * factor, 2),
@@ -94,29 +107,45 @@ def share_processors(table: dict[str, Any], devices_per_node: int) -> dict[str, 
 
 def cpu_name() -> str:
     """The processor's model name, or the architecture where the system does not tell."""
-    return _cpuinfo().get("model name") or platform.processor() or platform.machine()
+    return cpu_fields(_cpuinfo()).get("model name") or platform.processor() or platform.machine()
 
 
 def cpu_peak_tflops(cores: int) -> float | None:
-    """Cores * clock * single-precision operations a cycle, in TFLOP/s, or None where the clock is unknown.
+    """The fp32 peak of so many of this machine's cores in TFLOP/s, or None where it is unknown."""
+    return peak_tflops(cores, _clock_mhz(), cpu_fields(_cpuinfo()))
+
+
+def peak_tflops(cores: int, clock_mhz: float, fields: dict[str, str]) -> float | None:
+    """Cores * clock * single-precision operations a cycle, in TFLOP/s, from the entries of /proc/cpuinfo.
 
     64 operations a cycle with AVX-512 and 32 with AVX2 and FMA (two fused multiply-adds on every lane): the
-    most that current x86 cores do; 16 otherwise. An upper bound, as a peak should be.
+    most that current x86 cores do; 16 for other x86. An upper bound, as a peak should be; None where the
+    clock is not told, and for other architectures, whose entries do not say how wide their units are.
     """
-    clock = psutil.cpu_freq()
-    flags = set(_cpuinfo().get("flags", "").split())
-    mhz = max(clock.max, clock.current) if clock else 0.0
-    if not mhz:
+    if not clock_mhz > 0 or "flags" not in fields:
         return None
+    flags = set(fields["flags"].split())
     per_cycle = 64 if "avx512f" in flags else 32 if {"avx2", "fma"} <= flags else 16
-    return round(cores * mhz * 1e6 * per_cycle / 1e12, 4)
+    return round(cores * clock_mhz * 1e6 * per_cycle / 1e12, 4)
 
 
-def _cpuinfo() -> dict[str, str]:
-    """The first processor's entries of /proc/cpuinfo; empty on systems without it."""
-    path = Path("/proc/cpuinfo")
-    if not path.exists():
-        return {}
-    first = path.read_text(encoding="utf-8", errors="replace").split("\n\n", 1)[0]
+def cpu_fields(cpuinfo: str) -> dict[str, str]:
+    """The first processor's entries of a /proc/cpuinfo; the last of equal keys counts, lines without a colon do not."""
+    first = cpuinfo.strip().split("\n\n", 1)[0]
     pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
     return {key.strip(): value.strip() for key, value in pairs}
+
+
+def _clock_mhz() -> float:
+    """The highest clock that the system tells, in MHz; 0 where it tells none."""
+    try:
+        clock = psutil.cpu_freq()
+    except (NotImplementedError, OSError):  # what psutil raises where the kernel has no such file
+        return 0.0
+    return max(clock.max, clock.current) if clock else 0.0
+
+
+def _cpuinfo() -> str:
+    """/proc/cpuinfo; empty on systems without it."""
+    path = Path("/proc/cpuinfo")
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""

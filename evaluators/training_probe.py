@@ -60,7 +60,7 @@ class TrainingProbe:
         """Make the token file if it is not there yet, and start the fork server, which warms up meanwhile."""
         self._setup = setup
         setup.work_folder.mkdir(parents=True, exist_ok=True)
-        self._tokens = corpus(setup.data, setup.work_folder, setup.problem)
+        self.tokens = corpus(setup.data, setup.work_folder, setup.problem)
         self._rendezvous = Path(tempfile.mkdtemp(prefix="frontrunner-"))
         self._running: dict[str, _Running] = {}
         self._client = self._start_server()
@@ -72,7 +72,7 @@ class TrainingProbe:
         """Fork the ranks of one probe."""
         folder = RunFolder(order.run_folder)
         order.run_folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder.job, probe_job(self._setup, order.recipe, order.run_folder, self._tokens))
+        write_json(folder.job, probe_job(self._setup, order.recipe, order.run_folder, self.tokens))
         now = time.monotonic()
         self._running[order.token] = _Running(
             order=order,

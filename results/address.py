@@ -9,6 +9,7 @@ from urllib.parse import quote
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
+from frontrunner.results.provenance import redact
 from frontrunner.spaces.errors import NotFound, StoreUnusable, bad_value
 
 SQLITE_MAGIC = b"SQLite format 3\x00"
@@ -53,7 +54,7 @@ def parse_address(text: str) -> StoreAddress:
     try:
         url = make_url(text)
     except (ArgumentError, ValueError) as error:
-        raise bad_value("store.url", text, EXPECTED) from error
+        raise bad_value("store.url", redact([text])[0], EXPECTED) from error
     if url.get_backend_name() != "sqlite":
         return StoreAddress(url=url, path=None)
     if not url.database or url.database == ":memory:":

@@ -51,7 +51,10 @@ POLICIES: dict[FailureKind, FailurePolicy] = {
     FailureKind.HUNG: FailurePolicy(
         max_attempts=2,
         counts_against_recipe=True,
-        meaning="no step was finished within the deadline, and the ranks were killed",
+        meaning="the ranks stopped stepping, and were killed",
+    ),
+    FailureKind.TOO_SLOW: FailurePolicy(
+        max_attempts=1, counts_against_recipe=True, meaning="the ranks went on stepping past the probe's deadline"
     ),
     FailureKind.CRASHED: FailurePolicy(
         max_attempts=2, counts_against_recipe=True, meaning="a rank ended with an error"

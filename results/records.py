@@ -19,7 +19,8 @@ EventData = Mapping[str, str | int | float | None]
 class Campaign:
     """One search. `driver` is host:pid of the lease's holder, None where there is no lease.
 
-    `problem_summary` is what the campaign's creator said of the problem, for people to read.
+    `problem_summary` is what the campaign's creator said of the problem, for people to read; `outcomes` counts
+    the trials that ended, measured or failed.
     """
 
     id: int
@@ -30,6 +31,7 @@ class Campaign:
     spec_json: str
     problem_summary: Mapping[str, object]
     legal_recipes: int
+    outcomes: int
     driver_seconds: float
     node_seconds_spent: float
     epoch: int

@@ -31,6 +31,7 @@ def to_campaign(row: Any) -> Campaign:
         spec_json=row.spec_json,
         problem_summary=json.loads(row.problem_json),
         legal_recipes=row.legal_recipes,
+        outcomes=row.outcomes,
         driver_seconds=row.driver_seconds,
         node_seconds_spent=row.node_seconds_spent,
         epoch=row.epoch,

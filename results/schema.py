@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index, UniqueConstraint
+from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, UniqueConstraint, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from frontrunner.results.outcome import FailureKind
@@ -135,7 +135,7 @@ class MeasurementRow(Base):
 
     attempt_id: Mapped[int] = mapped_column(ForeignKey("attempts.id"), primary_key=True)
     step_times_s_json: Mapped[str]
-    tokens_per_step: Mapped[int]
+    tokens_per_step: Mapped[int] = mapped_column(BigInteger)
     tokens_per_s: Mapped[float]
     model_tflops_per_device: Mapped[float]
     hardware_tflops_per_device: Mapped[float]
@@ -170,7 +170,14 @@ class StandingRow(Base):
 
     __tablename__ = "standings"
     __table_args__ = (
-        Index("standings_by_tokens", "campaign_id", "tokens_per_s", "recipe_id"),
+        Index(  # in the order in which the Pareto front is walked
+            "standings_by_tokens",
+            "campaign_id",
+            text("tokens_per_s DESC"),
+            "peak_memory_bytes_max_rank",
+            "recipe_id",
+            "trial_id",
+        ),
         Index("standings_by_tflops", "campaign_id", "model_tflops_per_device", "recipe_id"),
         Index("standings_by_memory", "campaign_id", "peak_memory_bytes_max_rank", "recipe_id"),
         Index("standings_by_step_time", "campaign_id", "step_time_s_median", "recipe_id"),
@@ -186,7 +193,7 @@ class StandingRow(Base):
     model_tflops_per_device: Mapped[float]
     hardware_tflops_per_device: Mapped[float]
     mfu: Mapped[float | None]
-    peak_memory_bytes_max_rank: Mapped[int]
+    peak_memory_bytes_max_rank: Mapped[int] = mapped_column(BigInteger)
 
 
 class EventRow(Base):

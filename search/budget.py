@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,6 +16,38 @@ class Spent:
     probes: int
     driver_seconds: float
     node_seconds: float
+
+
+class Ledger:
+    """A driver's account of its campaign, going on from what earlier drivers have spent.
+
+    `probes` counts outcomes, and `node_seconds` those of ended attempts; both are the driver's to raise.
+    """
+
+    def __init__(self, *, driver_seconds: float, node_seconds: float) -> None:
+        self.probes = 0
+        self.node_seconds = node_seconds
+        self._driver_seconds_before = driver_seconds
+        self._began_s = self._charged_s = time.monotonic()
+
+    @property
+    def uncharged_s(self) -> float:
+        """Seconds of driving since the last `charge`."""
+        return time.monotonic() - self._charged_s
+
+    def charge(self) -> float:
+        """The seconds of driving since the last charge, which from now on count as charged."""
+        seconds = self.uncharged_s
+        self._charged_s += seconds
+        return seconds
+
+    def spent(self, *, probes_in_flight: int = 0, node_seconds_in_flight: float = 0.0) -> Spent:
+        """What was spent up to now, with what runs counted where it is given."""
+        return Spent(
+            probes=self.probes + probes_in_flight,
+            driver_seconds=self._driver_seconds_before + time.monotonic() - self._began_s,
+            node_seconds=self.node_seconds + node_seconds_in_flight,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import tempfile
-import warnings
 
 import numpy as np
 from deephyper.hpo import CBO, HpProblem
@@ -22,6 +21,16 @@ from frontrunner.spaces.space import Choice, Survey
 MEASUREMENTS_BEFORE_MODEL = 8
 """Measurements of recipes chosen at random before the model chooses. DeepHyper's default is twice the
 dimensions plus one, half of a small campaign."""
+
+ACQUISITION = {
+    "max_total_failures": -1,  # else the 100th failure raises
+    # A failed recipe counts as an average one. As the slowest one ("min") it drives the search from the edge
+    # of memory, where the fastest recipes are.
+    "filter_failures": "mean",
+    "filter_duplicated": False,  # the samples differ, and a forgotten recipe may come again
+    "outliers_iqr_factor": math.inf,  # clipping also logs, and sets up the root logger
+}
+"""How DeepHyper treats outcomes and samples before it ranks the open recipes."""
 
 Configuration = dict[str, Choice]
 
@@ -40,16 +49,12 @@ class DeepHyperStrategy(Guided):
         self._search: CBO | None = None
 
     def _choose(self, count: int) -> list[int]:
-        with warnings.catch_warnings():
-            # The objective's scaler divides by zero while all measurements are equal, and DeepHyper remarks
-            # on points that it was told before, which is what a second outcome of a recipe is.
-            warnings.simplefilter("ignore")
-            if self._search is None:
-                self._search = self._new_search()
-            if self._untold:
-                self._search.tell(self._untold)
-                self._untold = []
-            configurations = self._search.ask(count)
+        if self._search is None:
+            self._search = self._new_search()
+        if self._untold:
+            self._search.tell(self._untold)
+            self._untold = []
+        configurations = self._search.ask(count)
         rows: dict[int, None] = {}  # a set in order: the batch may repeat itself
         for configuration in configurations:
             rows[self._open_row(configuration)] = None
@@ -84,12 +89,7 @@ class DeepHyperStrategy(Guided):
                 surrogate_model="ET",
                 n_initial_points=MEASUREMENTS_BEFORE_MODEL,
                 acq_optimizer="sampling",
-                acq_optimizer_kwargs={
-                    "max_total_failures": -1,  # else the 100th failure raises
-                    "filter_failures": "min",  # a failed recipe counts as the slowest one measured
-                    "filter_duplicated": False,  # the samples differ, and a forgotten recipe may come again
-                    "outliers_iqr_factor": math.inf,  # clipping also logs, and sets up the root logger
-                },
+                acq_optimizer_kwargs=ACQUISITION,
                 multi_point_strategy="qUCBd",
             )
 

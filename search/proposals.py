@@ -1,8 +1,8 @@
 """Which recipe comes next: trials that wait for another attempt, then the strategy's proposals.
 
 A strategy is somebody else's library behind a promise. Here the promise is checked: a proposal that was
-tried before is answered from the store, one that is illegal is turned away, and a strategy that raises or
-breaks its word twice in a row is replaced by random order, so that the campaign goes on.
+tried before is answered from what is stored, and a strategy that raises, proposes what is illegal, repeats
+itself, or gives up while recipes are left is replaced by random order, so that the campaign goes on.
 """
 
 from __future__ import annotations
@@ -13,10 +13,14 @@ from collections.abc import Callable, Iterable
 from frontrunner.results.outcome import Outcome
 from frontrunner.results.records import Trial
 from frontrunner.search.strategy import Strategy, Told, make_strategy
+from frontrunner.spaces.errors import FrontrunnerError
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
 
 FALLBACK = "random"
+MAX_REPEATS = 20
+"""So many proposals in a row that were made before cost a strategy its place."""
+
 Notice = Callable[..., None]
 """Called as notice(kind, **data)."""
 
@@ -38,20 +42,17 @@ class Proposals:
         self._is_fallback = name == FALLBACK
         self._strategy = self._made(name)
 
-    def _made(self, name: str) -> Strategy:
-        strategy = make_strategy(name, self._survey, self._seed)
-        for recipe, outcome in self._stored.items():
-            if recipe in self._legal:
-                strategy.tell(Told(recipe=recipe, outcome=outcome))
-        return strategy
-
     def put_back(self, trial: Trial) -> None:
         """Queue a trial for another attempt; it comes before any new proposal."""
         self._waiting.append(trial)
         self._handed_out.add(trial.recipe)
 
+    def leave_out(self, recipe: Recipe) -> None:
+        """Never propose a recipe whose trial has ended without an outcome that could be told."""
+        self._handed_out.add(recipe)
+
     def tell(self, recipe: Recipe, outcome: Outcome) -> None:
-        """Pass a final outcome on to the strategy; one that does not count against the recipe is kept from it."""
+        """Pass a final outcome on to the strategy, which learns nothing from one that the machine is to blame for."""
         self._stored[recipe] = outcome
         try:
             self._strategy.tell(Told(recipe=recipe, outcome=outcome))
@@ -62,33 +63,43 @@ class Proposals:
         """A trial to attempt again, or a new legal recipe, or None when nothing is left."""
         if self._waiting:
             return self._waiting.popleft()
-        for _ in range(len(self._legal) + 1):
-            recipe = self._ask()
-            if recipe is None:
-                return None
+        repeats = 0
+        while (recipe := self._ask()) is not None:
+            if not self._was_proposed(recipe):
+                self._handed_out.add(recipe)
+                return recipe
             if recipe in self._stored:
                 self._notice("answered-from-store", recipe=recipe.describe())
                 self.tell(recipe, self._stored[recipe])
-            elif recipe not in self._handed_out:
-                self._handed_out.add(recipe)
-                return recipe
-        self._replace("it repeats recipes that are being tried")
-        return self._ask()
+            repeats += 1
+            if repeats == MAX_REPEATS and not self._is_fallback:
+                self._replace(f"it made {MAX_REPEATS} proposals in a row that it had made before")
+        return None
+
+    def _was_proposed(self, recipe: Recipe) -> bool:
+        return recipe in self._stored or recipe in self._handed_out
 
     def _ask(self) -> Recipe | None:
         """One legal proposal; what goes wrong on the way costs the strategy its place, not the campaign its life."""
-        for _ in range(2):
-            try:
-                proposed = self._strategy.ask(1)
-            except Exception as error:
-                self._replace(f"ask raised {type(error).__name__}: {error}")
-                continue
-            if not proposed:
-                return None
-            if proposed[0] in self._legal:
-                return proposed[0]
-            self._replace(f"it proposed an illegal recipe: {proposed[0].describe()}")
-        return None
+        fault = self._fault_or_proposal()
+        if isinstance(fault, str):
+            self._replace(fault)
+            fault = self._fault_or_proposal()
+        if isinstance(fault, str):
+            raise RuntimeError(f"strategy {FALLBACK}: {fault}")  # our own, unlike the others
+        return fault
+
+    def _fault_or_proposal(self) -> Recipe | str | None:
+        """A legal recipe, None where all were proposed, or what the strategy did wrong."""
+        try:
+            proposed = self._strategy.ask(1)
+            if proposed:
+                recipe = proposed[0]
+                return recipe if recipe in self._legal else f"it proposed an illegal recipe: {recipe}"
+        except Exception as error:
+            return f"ask raised {type(error).__name__}: {error}"
+        left = sum(not self._was_proposed(recipe) for recipe in self._legal)
+        return None if left == 0 else f"it proposed nothing while {left} legal recipes were left"
 
     def _replace(self, why: str) -> None:
         """Go on in random order; a fault of random order itself is ours and is raised."""
@@ -97,3 +108,19 @@ class Proposals:
         self._is_fallback = True
         self._notice("strategy-replaced", why=why[:500], by=FALLBACK)
         self._strategy = self._made(FALLBACK)
+
+    def _made(self, name: str) -> Strategy:
+        try:
+            return self._informed(make_strategy(name, self._survey, self._seed))
+        except FrontrunnerError:
+            raise  # a person's mistake, such as an unknown name
+        except Exception as error:
+            self._replace(f"it could not begin: {type(error).__name__}: {error}")
+            return self._strategy
+
+    def _informed(self, strategy: Strategy) -> Strategy:
+        """The strategy, told of the legal recipes among the stored outcomes."""
+        for recipe, outcome in self._stored.items():
+            if recipe in self._legal:
+                strategy.tell(Told(recipe=recipe, outcome=outcome))
+        return strategy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from frontrunner.spaces.errors import bad_value, require_at_least, require_one_of
+from frontrunner.spaces.errors import require_above_zero, require_at_least, require_one_of
 
 BACKENDS = ("cpu", "cuda", "rocm", "xpu")
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -21,9 +21,8 @@ class PeakTflops:
 
     def __post_init__(self) -> None:
         for precision in PRECISIONS:
-            rate = getattr(self, precision)
-            if rate is not None and not rate > 0:
-                raise bad_value(f"cluster.peak_tflops.{precision}", rate, "a rate above 0 in TFLOP/s, or no entry")
+            key = f"cluster.peak_tflops.{precision}"
+            require_above_zero(key, getattr(self, precision), "a rate above 0 in TFLOP/s, or no entry")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +40,7 @@ class Links:
 
     def __post_init__(self) -> None:
         for key in ("pair_gb_per_s", "node_gb_per_s", "nic_gb_per_s", "nics_per_node"):
-            value = getattr(self, key)
-            if value is not None and not value > 0:
-                raise bad_value(f"cluster.links.{key}", value, "a number above 0, or no entry")
+            require_above_zero(f"cluster.links.{key}", getattr(self, key), "a number above 0, or no entry")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +61,8 @@ class Cluster:
     def __post_init__(self) -> None:
         require_at_least("cluster", 1, nodes=self.nodes, devices_per_node=self.devices_per_node)
         require_one_of("cluster", "backend", self.backend, BACKENDS)
-        if not self.memory_gib_per_device > 0:
-            raise bad_value("cluster.memory_gib_per_device", self.memory_gib_per_device, "a size above 0 in GiB")
-        if self.memory_gb_per_s is not None and not self.memory_gb_per_s > 0:
-            raise bad_value("cluster.memory_gb_per_s", self.memory_gb_per_s, "a rate above 0 in GB/s, or no entry")
+        require_above_zero("cluster.memory_gib_per_device", self.memory_gib_per_device, "a size above 0 in GiB")
+        require_above_zero("cluster.memory_gb_per_s", self.memory_gb_per_s, "a rate above 0 in GB/s, or no entry")
 
     @property
     def devices(self) -> int:

@@ -12,6 +12,7 @@ from frontrunner.spaces.reasons import Reason, Rule
 from frontrunner.spaces.recipe import SPLIT_BACKWARD_SCHEDULES, Recipe
 
 V_SHAPED_SCHEDULES = ("zbv", "dualpipev")
+INTERLEAVED_SCHEDULES = ("interleaved-1f1b", "interleaved-zero-bubble")
 
 
 def torch_ddp(recipe: Recipe, _: Problem) -> Reason | None:
@@ -78,6 +79,21 @@ def torch_micro_batches(recipe: Recipe, _: Problem) -> Reason | None:
     return None
 
 
+def torch_equal_rounds(recipe: Recipe, _: Problem) -> Reason | None:
+    """Interleaved schedules run their micro-batches in max(1, micro-batches // pipeline_parallel) equal rounds.
+
+    Any other number raises in `torch.distributed.pipelining` when the schedule is built.
+    """
+    rounds = max(1, recipe.accumulation // recipe.pipeline_parallel)
+    if recipe.schedule not in INTERLEAVED_SCHEDULES or recipe.accumulation % rounds == 0:
+        return None
+    return Reason(
+        "interleaved-rounds",
+        f"{recipe.schedule} over {recipe.pipeline_parallel} ranks runs {recipe.accumulation} micro-batches in "
+        f"{rounds} rounds, which does not divide them",
+    )
+
+
 def torch_v_shape(recipe: Recipe, _: Problem) -> Reason | None:
     """V-shaped schedules give each rank one stage going down and one coming up."""
     if recipe.schedule in V_SHAPED_SCHEDULES and recipe.virtual_stages != 2:
@@ -93,5 +109,13 @@ def torch_tied(recipe: Recipe, problem: Problem) -> Reason | None:
 
 
 ENGINE_RULES: dict[str, tuple[Rule, ...]] = {
-    "torch": (torch_ddp, torch_sharding, torch_split_backward, torch_v_shape, torch_micro_batches, torch_tied),
+    "torch": (
+        torch_ddp,
+        torch_sharding,
+        torch_split_backward,
+        torch_v_shape,
+        torch_micro_batches,
+        torch_equal_rounds,
+        torch_tied,
+    ),
 }

@@ -13,7 +13,10 @@ FrontrunnerError            1   anything below, caught as one
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
+
+from frontrunner.spaces.wording import shown
 
 
 class FrontrunnerError(Exception):
@@ -70,8 +73,12 @@ class NothingLegal(FrontrunnerError):
 
 
 def bad_value(key: str, value: object, expected: str, *, hint: str | None = None) -> InvalidInput:
-    """The standard message for a value that cannot be used: its key, the value, and what was expected."""
-    return InvalidInput(f"{key} = {value!r}: expected {expected}", hint=hint)
+    """The standard message for a value that cannot be used: its key, the value, and what was expected.
+
+    The value None stands for a key that is not there.
+    """
+    given = f"{key} is missing" if value is None else f"{key} = {shown(value)}"
+    return InvalidInput(f"{given}: expected {expected}", hint=hint)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
@@ -88,6 +95,12 @@ def require_at_least(owner: str, minimum: float, **values: float) -> None:
     for key, value in values.items():
         if not value >= minimum:  # also catches NaN, for which every comparison is false
             raise bad_value(f"{owner}.{key}", value, f"at least {minimum}")
+
+
+def require_above_zero(key: str, value: float | None, expected: str) -> None:
+    """Raise `InvalidInput` unless `value` is a finite number above 0, or None."""
+    if value is not None and not (value > 0 and math.isfinite(value)):
+        raise bad_value(key, value, expected)
 
 
 def require_one_of(owner: str, key: str, value: str, known: Iterable[str]) -> None:

@@ -52,14 +52,16 @@ def cluster_preset(name: object) -> Table:
 def device_preset(name: str) -> Table:
     """What [cluster] says of one device by its key in devices.toml."""
     table = _entry("devices", "cluster.device", name)
-    del table["matches"]
-    return {"device": name, **table}
+    return {"device": name} | {key: value for key, value in table.items() if key not in ("matches", "unless")}
 
 
 def known_device(reported_name: str) -> Table | None:
-    """The device whose `matches` all occur in the name that its driver reports, or None."""
-    words = reported_name.lower().replace("-", " ").replace(" gb", "gb")
+    """The device that a driver's name for it, or its key in devices.toml, stands for; None for any other.
+
+    All words of its `matches` occur in the name, and none of its `unless`: boards of one chip differ in rate.
+    """
+    words = set(reported_name.lower().replace("-", " ").replace(" gb", "gb").split())
     for name, table in _catalogue("devices").items():
-        if all(word in words for word in table["matches"]):
+        if words.issuperset(table["matches"]) and words.isdisjoint(table.get("unless", ())):
             return device_preset(name)
     return None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Self
 
-from frontrunner.spaces.errors import bad_value, require_at_least, require_one_of
+from frontrunner.spaces.errors import bad_value, did_you_mean, require_at_least, require_one_of
 
 ENGINES = ("torch",)
 SPLIT_BACKWARD_SCHEDULES = ("interleaved-zero-bubble", "zbv", "dualpipev")
@@ -14,6 +15,7 @@ SCHEDULES = ("none", "gpipe", "1f1b", *LOOPED_SCHEDULES)
 RECOMPUTES = ("none", "selective", "full")
 REPLICATIONS = ("replicate", "ddp")
 SHARDING_NAMES = ("none", "zero-1", "zero-2", "zero-3")
+HYBRID = re.compile(r"hybrid-([1-9][0-9]{0,8})", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +37,17 @@ class Sharding:
         With one replica every name gives (1,1,1): there is nothing to spread over.
         """
         n = data_parallel
-        if name.startswith("hybrid-") and name[7:].isdigit() and int(name[7:]) >= 1:
-            k = int(name[7:]) if n > 1 else 1
+        hybrid = HYBRID.fullmatch(name)
+        if hybrid:
+            k = int(hybrid[1]) if n > 1 else 1
             return cls(parameters=k, gradients=k, optimizer=k)
-        require_one_of("space", "sharding", name, (*SHARDING_NAMES, "hybrid-K"))
+        if name not in SHARDING_NAMES:
+            raise bad_value(
+                "space.sharding",
+                name,
+                f"one of {', '.join(SHARDING_NAMES)}, or hybrid-K for a group of K replicas",
+                hint=did_you_mean(name, (*SHARDING_NAMES, "hybrid-2")),
+            )
         level = SHARDING_NAMES.index(name)
         return cls(
             parameters=n if level >= 3 else 1, gradients=n if level >= 2 else 1, optimizer=n if level >= 1 else 1

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 from frontrunner.spaces.cluster import Cluster
-from frontrunner.spaces.errors import bad_value, require_one_of
+from frontrunner.spaces.errors import InvalidInput, bad_value, require_one_of
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.reasons import Reason
 from frontrunner.spaces.recipe import ENGINES, RECOMPUTES, REPLICATIONS, SCHEDULES, Recipe, Sharding
+from frontrunner.spaces.wording import shown
 
 Choice = int | str | bool
 Point = tuple[Choice, ...]
@@ -81,13 +82,14 @@ class Space:
         if not self.accumulation and not problem.global_batch.is_fixed:
             raise bad_value(
                 "space.accumulation",
-                [],
+                None,
                 f"values to choose from, since problem.global_batch is the range {problem.global_batch}",
             )
         survey = Survey(problem=problem, dimensions=dimensions)
         if survey.points > MAX_POINTS:
-            raise bad_value(
-                "space", f"{survey.points:,} points", f"at most {MAX_POINTS:,} points", hint="narrow a dimension"
+            raise InvalidInput(
+                f"space has {shown(survey.points)} points: expected at most {MAX_POINTS}",
+                hint=f"narrow a dimension: {survey.sizes}",
             )
         for point in itertools.product(*dimensions.values()):
             survey.look_at(point)
@@ -118,6 +120,11 @@ class Survey:
         for values in self.dimensions.values():
             count *= len(values)
         return count
+
+    @property
+    def sizes(self) -> str:
+        """How many values each dimension with a choice has, for people: `tensor_parallel 3, sharding 4`."""
+        return ", ".join(f"{name} {len(values)}" for name, values in self.dimensions.items() if len(values) > 1)
 
     @cached_property
     def recipes(self) -> tuple[Recipe, ...]:

@@ -18,7 +18,7 @@ from frontrunner.evaluators.trainer.engine import build_engine
 from frontrunner.evaluators.trainer.files import ProgressLog, write_json
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import make_layout
-from frontrunner.evaluators.trainer.memory import limit_memory
+from frontrunner.evaluators.trainer.memory import as_memory_error, limit_memory
 from frontrunner.evaluators.trainer.probing import run_probe
 from frontrunner.evaluators.trainer.session import Session
 from frontrunner.evaluators.trainer.stepping import Stepper
@@ -55,7 +55,7 @@ def run_rank(job: Job, *, rank: int, world_size: int, init_method: str, local_ra
     except Exception as error:
         try:
             traceback.print_exc()
-            runner.write_error(error)
+            runner.write_error(as_memory_error(error))
         finally:
             sys.stdout.flush()
             sys.stderr.flush()

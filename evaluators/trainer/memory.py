@@ -51,6 +51,17 @@ def limit_memory(device: torch.device, limit_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (allowed, hard))
 
 
+def as_memory_error(error: Exception) -> Exception:
+    """A MemoryError for a thread that could not start, where a limit is in force; any other error as it is.
+
+    A thread's stack counts against the limit, and the kernel then answers "try again", which names no memory.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    if limit == resource.RLIM_INFINITY or "Resource temporarily unavailable" not in str(error):
+        return error
+    return MemoryError(f"out of memory: a thread's stack does not fit into the {limit} bytes of data allowed ({error})")
+
+
 def peak_memory(device: torch.device) -> PeakMemory:
     """This rank's peak so far."""
     if device.type == "cpu":

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frontrunner.campaign_file import CampaignFile, StoreSettings, read_campaign_file
+from frontrunner.evaluators.here import refuse_elsewhere
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.settings import run_root, store_url
 from frontrunner.spaces.errors import InvalidInput, NothingLegal
@@ -78,6 +79,8 @@ def launch(
     surveyed = spec.space.survey(spec.problem)
     if not surveyed.recipes:
         raise nothing_legal(surveyed)
+    if spec.evaluator == "probe":
+        refuse_elsewhere(spec.problem)
     url = store_url(store, from_file=file.store.url)
     spec = replace(spec, run_root=str(run_root(url, from_file=file.store.run_folder)))
     with opened(url, create=True) as found:

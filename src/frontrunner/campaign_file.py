@@ -7,26 +7,28 @@ turns every complaint into the file's own words.
 
 from __future__ import annotations
 
-import json
+import difflib
 import tomllib
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+from frontrunner.evaluators.protocol import EVALUATORS
 from frontrunner.evaluators.settings import DataSettings, ProbeSettings
 from frontrunner.search.spec import Budget, CampaignSpec, SearchSettings
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput, NotFound, bad_value, did_you_mean
 from frontrunner.spaces.model import Model
+from frontrunner.spaces.names import campaign_name_from, require_campaign_name
 from frontrunner.spaces.presets import cluster_preset, known_device, model_preset
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.space import Space
-from frontrunner.validation import validate
+from frontrunner.spaces.wording import shown, shown_key
+from frontrunner.validation import refuse_unusable_values, validate
 
 Table = dict[str, Any]
 T = TypeVar("T")
 
-DEFAULT_STORE = "frontrunner.db"
 MAX_FILE_BYTES = 1_000_000
 
 
@@ -36,6 +38,11 @@ class StoreSettings:
 
     url: str | None = None
     run_folder: str | None = None
+
+    def __post_init__(self) -> None:
+        for key, value in (("url", self.url), ("run_folder", self.run_folder)):
+            if value is not None and (not value.strip() or "\0" in value):
+                raise bad_value(f"store.{key}", value, "a path" + (", or a URL" if key == "url" else ""))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +54,23 @@ class CampaignFile:
     named: bool
 
 
-SECTIONS = ("model", "cluster", "problem", "space", "search", "budget", "probe", "data", "store")
+SECTION_TYPES: dict[str, type] = {
+    "model": Model,
+    "cluster": Cluster,
+    "problem": Problem,
+    "space": Space,
+    "search": SearchSettings,
+    "budget": Budget,
+    "probe": ProbeSettings,
+    "data": DataSettings,
+    "store": StoreSettings,
+}
+SECTIONS = tuple(SECTION_TYPES)
 TOP_LEVEL = (*SECTIONS, "name", "evaluator")
+KEYS = {
+    section: tuple(f.name for f in fields(kind) if f.name not in SECTIONS) for section, kind in SECTION_TYPES.items()
+}
+"""The keys of each section, without `preset`; a problem's model and cluster are sections of their own."""
 
 
 def read_campaign_file(path: Path) -> CampaignFile:
@@ -57,22 +79,46 @@ def read_campaign_file(path: Path) -> CampaignFile:
     Raises `NotFound` where there is no such file, and `InvalidInput` naming the key, its value and what was
     expected for anything else that is wrong with it.
     """
-    if not path.is_file():
-        raise NotFound(f"no campaign file at {path}", hint="examples/laptop.toml is one to begin with")
-    if path.stat().st_size > MAX_FILE_BYTES:
-        raise InvalidInput(f"{path} has {path.stat().st_size:,} bytes: a campaign file has at most {MAX_FILE_BYTES:,}")
+    table = _read_toml(path)
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidInput(f"{path} is not valid TOML: {error}") from None
-    try:
-        return parse_campaign(table, default_name=path.stem, base=path.parent)
+        return parse_campaign(table, default_name=campaign_name_from(path.stem), base=path.parent)
     except InvalidInput as error:
         raise InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
 
 
+def _read_toml(path: Path) -> Table:
+    if not _is_file(path):
+        raise NotFound(f"no campaign file at {path}", hint="examples/laptop.toml is one to begin with")
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None
+    if len(content) > MAX_FILE_BYTES:
+        raise InvalidInput(f"{path} is too long: a campaign file has at most {MAX_FILE_BYTES:,} bytes")
+    try:
+        return tomllib.loads(content.decode("utf-8-sig"))
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidInput(f"{path} is not valid TOML: {error}") from None
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{path} is not text in UTF-8: byte {error.start + 1} does not fit") from None
+    except RecursionError:
+        raise InvalidInput(f"{path} is not usable TOML: its lists or tables are nested too deeply") from None
+    except ValueError:  # Python converts no more than 4,300 decimal digits
+        raise InvalidInput(f"{path} is not usable TOML: one of its numbers has thousands of digits") from None
+
+
+def _is_file(path: Path) -> bool:
+    """Whether there is a file; a path that no file can have (too long, with a NUL) counts as none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
 def parse_campaign(table: Table, *, default_name: str, base: Path) -> CampaignFile:
     """A campaign from its parsed TOML; relative data paths are taken from `base`."""
+    refuse_unusable_values(table)
     _refuse_unknown("", table, TOP_LEVEL)
     for section in SECTIONS:
         if not isinstance(table.get(section, {}), dict):
@@ -80,16 +126,20 @@ def parse_campaign(table: Table, *, default_name: str, base: Path) -> CampaignFi
     for section in ("model", "cluster", "problem", "space"):
         if section not in table:
             raise InvalidInput(f"[{section}] is missing", hint="examples/laptop.toml has every section")
+    name, evaluator = _text(table, "name", default_name), _text(table, "evaluator", "probe")
+    require_campaign_name("name", name)
+    if evaluator not in EVALUATORS:
+        raise bad_value("evaluator", evaluator, "a known evaluator", hint=did_you_mean(evaluator, EVALUATORS))
     space = {key: value if isinstance(value, list) else [value] for key, value in table["space"].items()}
     spec = CampaignSpec(
-        name=_text(table, "name", default_name),
+        name=name,
         problem=_problem(table),
         space=_section(Space, "space", space),
         search=_section(SearchSettings, "search", table.get("search", {})),
         budget=_section(Budget, "budget", table.get("budget", {})),
         probe=_section(ProbeSettings, "probe", table.get("probe", {})),
         data=_data(table.get("data", {}), base),
-        evaluator=_text(table, "evaluator", "probe"),
+        evaluator=evaluator,
     )
     return CampaignFile(
         spec=spec, store=_section(StoreSettings, "store", table.get("store", {})), named="name" in table
@@ -107,26 +157,29 @@ def _data(table: Table, base: Path) -> DataSettings:
     data = _section(DataSettings, "data", table)
     if data.path is None:
         return data
-    path = (base / data.path).resolve()
-    if not path.is_file():
-        raise bad_value("data.path", data.path, f"a file; there is none at {path}")
-    return DataSettings(path=str(path))
+    path = base / data.path
+    if not _is_file(path):
+        raise bad_value("data.path", data.path, f"a file, by its path from {base.absolute()}")
+    return DataSettings(path=str(path.resolve()))
 
 
 def _problem(table: Table) -> Problem:
     problem = dict(table["problem"])
-    _refuse_unknown("problem", problem, ("sequence_length", "global_batch", "precision"))
-    batch = problem.get("global_batch")
-    if isinstance(batch, int) and not isinstance(batch, bool):
-        problem["global_batch"] = {"minimum": batch, "maximum": batch}
-    elif isinstance(batch, list) and len(batch) == 2:
-        problem["global_batch"] = {"minimum": batch[0], "maximum": batch[1]}
-    elif batch is not None:
-        raise bad_value("problem.global_batch", batch, "a number of sequences, or [minimum, maximum]")
+    _refuse_unknown("problem", problem, KEYS["problem"])
+    if "global_batch" in problem:
+        problem["global_batch"] = _global_batch(problem["global_batch"])
     model, cluster = _model_table(table["model"]), _cluster_table(table["cluster"])
     _section(Model, "model", model)  # first on their own, so that a complaint names their section
     _section(Cluster, "cluster", cluster)
     return _section(Problem, "problem", problem | {"model": model, "cluster": cluster})
+
+
+def _global_batch(given: object) -> Table:
+    """A number of sequences, or [minimum, maximum], as the fields of `GlobalBatch`."""
+    ends = given if isinstance(given, list) and len(given) == 2 else [given, given]
+    if not all(isinstance(end, int) and not isinstance(end, bool) for end in ends):
+        raise bad_value("problem.global_batch", given, "a whole number of sequences, or [minimum, maximum]")
+    return {"minimum": ends[0], "maximum": ends[1]}
 
 
 def _model_table(given: Table) -> Table:
@@ -144,7 +197,7 @@ def _cluster_table(given: Table) -> Table:
     table = dict(given)
     name = table.pop("preset", None)
     if name is None:
-        known = known_device(str(table.get("device", ""))) or {}
+        known = known_device(str(table.get("device", ""))) or {}  # so that `device = "mi300x"` says enough
         return {"name": "custom", "nodes": 1} | known | table
     if name != "this-machine":
         return cluster_preset(name) | table
@@ -177,10 +230,13 @@ def _refuse_unknown(section: str, table: Table, known: list[str] | tuple[str, ..
     extra = ("preset",) if section in ("model", "cluster") else ()
     for key in table:
         if key not in known:
-            path = f"{section}.{key}" if section else key
-            raise InvalidInput(f"unknown key {path} = {_short(table[key])}", hint=did_you_mean(key, (*known, *extra)))
+            path = f"{section}.{shown_key(key)}" if section else shown_key(key)
+            raise InvalidInput(f"unknown key {path} = {shown(table[key])}", hint=_where(section, key, (*known, *extra)))
 
 
-def _short(value: object) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 60 else text[:57] + "..."
+def _where(section: str, key: str, known: tuple[str, ...]) -> str | None:
+    """The nearest key of this section; else the section that has a key of exactly this name."""
+    owners = [name for name, keys in KEYS.items() if key in keys and name != section]
+    if owners and not difflib.get_close_matches(key, known, n=1):
+        return f"{key} belongs in [{owners[0]}]"
+    return did_you_mean(key, known)

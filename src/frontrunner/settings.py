@@ -11,8 +11,10 @@ RUNS_VARIABLE = "FRONTRUNNER_RUNS"
 
 
 def store_url(flag: str | None = None, *, from_file: str | None = None) -> str:
-    """The store's URL, or a path for SQLite."""
-    return flag or os.environ.get(STORE_VARIABLE) or from_file or DEFAULT_STORE
+    """The store's URL, or a path for SQLite. An empty flag is a flag: opening it says what is wrong with it."""
+    if flag is not None:
+        return flag
+    return os.environ.get(STORE_VARIABLE) or from_file or DEFAULT_STORE
 
 
 def run_root(url: str, *, from_file: str | None = None) -> Path:

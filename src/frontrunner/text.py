@@ -30,8 +30,10 @@ def gib(size_bytes: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """A duration: 8.1 ms, 1.25 s, 3 min 20 s, 2 h 05 min."""
-    if value < 1:
+    """A duration: 8.1 ms, 1.25 s, 3 min 20 s, 2 h 05 min; a dash where it is not finite."""
+    if not math.isfinite(value):
+        return "-"
+    if value < 0.9995:  # above, three digits of milliseconds would read 1e+03
         return f"{1000 * value:.3g} ms"
     if value < 100:
         return f"{value:.3g} s"

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from frontrunner.spaces.errors import InvalidInput, bad_value
+from frontrunner.spaces.wording import shown_key
 
 T = TypeVar("T")
+
+LARGEST_WHOLE_NUMBER = 2**63 - 1
+"""What SQLite and array libraries can hold."""
+DEEPEST_TABLE = 8
 
 _EXPECTED = {
     "int_type": "a whole number",
@@ -19,32 +25,63 @@ _EXPECTED = {
     "string_type": "text in quotes",
     "bool_type": "true or false",
     "tuple_type": "a list",
-    "dataclass_type": "a table of fields",
-    "finite_number": "a finite number",
+    "dataclass_type": "a table of keys and values",
 }
+_OF_NO_TYPE = [None]
+"""What dates and times become in JSON: nothing that any key accepts."""
 
 
 def validate(cls: type[T], table: Mapping[str, Any], *, prefix: str) -> T:
     """An instance of the dataclass `cls` from a table of plain values.
 
-    Strict: no text is taken for a number. Raises `InvalidInput` whose message begins with `prefix.key`.
+    Strict: no text is taken for a number, no true for 1. Raises `InvalidInput` whose message begins with
+    `prefix.key`.
     """
     try:
-        return TypeAdapter(cls).validate_json(json.dumps(table, default=str), strict=True)
+        return TypeAdapter(cls).validate_json(json.dumps(table, default=lambda _: _OF_NO_TYPE), strict=True)
     except ValidationError as error:
         raise _in_our_words(error, prefix, table) from None
 
 
+def refuse_unusable_values(table: Mapping[str, Any]) -> None:
+    """Raise `InvalidInput` for the first value that no key takes: NaN, an infinity, a huge number, deep nesting."""
+    waiting: list[tuple[str, int, Any]] = [("", 0, table)]
+    while waiting:
+        path, depth, value = waiting.pop()
+        if depth > DEEPEST_TABLE:
+            raise InvalidInput(f"{path} is nested more than {DEEPEST_TABLE} deep, which no key is")
+        if isinstance(value, Mapping):
+            dot = f"{path}." if path else ""
+            waiting += [(dot + shown_key(str(key)), depth + 1, item) for key, item in reversed(value.items())]
+        elif isinstance(value, list):
+            waiting += [(path, depth + 1, item) for item in reversed(value)]
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise bad_value(path, value, "a finite number")
+        elif isinstance(value, int) and abs(value) > LARGEST_WHOLE_NUMBER:
+            raise bad_value(path, value, f"a number of at most {LARGEST_WHOLE_NUMBER}")
+
+
 def _in_our_words(error: ValidationError, prefix: str, table: Mapping[str, Any]) -> InvalidInput:
     first = error.errors()[0]
-    key = ".".join([prefix, *(str(part) for part in first["loc"] if isinstance(part, str))])
+    key = ".".join([prefix, *(shown_key(part) for part in first["loc"] if isinstance(part, str))])
     original = first.get("ctx", {}).get("error")
     if isinstance(original, InvalidInput):
         return InvalidInput(original.message, hint=original.hint)
     if first["type"] in ("missing", "missing_keyword_only_argument", "missing_argument"):
-        return InvalidInput(f"{key} is missing from [{prefix}]")
-    expected = _EXPECTED.get(first["type"], first["msg"].lower())
-    return bad_value(key, first.get("input", table), expected)
+        return InvalidInput(f"{key} is missing from [{key.rpartition('.')[0]}]")
+    expected = _EXPECTED.get(first["type"], "a value of another kind")
+    return bad_value(key, _given(first, table), expected)
+
+
+def _given(complaint: Any, table: Mapping[str, Any]) -> object:
+    """The value that a complaint is about, as it was given; what pydantic saw where it cannot be found."""
+    value: Any = table
+    for part in complaint["loc"]:
+        try:
+            value = value[part]
+        except (LookupError, TypeError):
+            return complaint.get("input", table)
+    return value
 
 
 def dump_json(value: object) -> str:

@@ -104,27 +104,25 @@ def integrity(path: Path) -> list[tuple[str]]:
 
 
 def test_ten_kills_lose_no_acknowledged_outcome_and_count_none_twice(path: Path) -> None:
-    acknowledged = 0
+    acknowledged: set[int] = set()
     for round_number in range(10):
         driver = child(DRIVER, path)
         assert driver.stdout is not None
         for _ in range(3 + round_number % 4):  # killed at a different place of its loop each time
-            acknowledged = int(driver.stdout.readline())
+            acknowledged.add(int(driver.stdout.readline()))
         time.sleep(0.001 * round_number)
         driver.kill()
         rest, _ = driver.communicate()
-        acknowledged = max([acknowledged, *map(int, rest.split())])
+        acknowledged.update(map(int, rest.split()))
         assert integrity(path) == [("ok",)]
     with open_store(str(path), read_only=True) as store:
-        told = {recipe.micro_batch_seqs for recipe, _ in store.told(1)}
-        left = {attempt.run_folder for attempt in store.open_attempts(1)}
-        spent = store.campaign(None).node_seconds_spent
-    abandoned = 10  # at most one running attempt for each driver that was killed
-    assert len(left) <= 1
-    assert spent == len(told) >= acknowledged - abandoned
-    with open_store(str(path)) as store:
-        judged = [trial for trial in store.trials(1) if trial.state in ("measured", "failed")]
-        assert len(judged) == len(told)
+        told = [recipe.micro_batch_seqs for recipe, _ in store.told(1)]
+        assert acknowledged <= set(told)
+        assert len(told) == len(set(told)) <= len(acknowledged) + 10, (
+            "each driver may die between writing and saying so"
+        )
+        assert store.campaign(None).node_seconds_spent == len(told)
+        assert len(store.open_attempts(1)) <= 1, "each driver settled what the one before left running"
 
 
 def test_of_two_drivers_that_race_one_gets_the_lease(path: Path) -> None:
@@ -239,11 +237,15 @@ class TestDamage:
             fill(drive(store), 60)
         return path
 
-    def refused(self, path: Path, *, read_only: bool) -> None:
-        before = path.read_bytes()
-        with pytest.raises(StoreUnusable, match=path.name), open_store(str(path), read_only=read_only) as store:
+    def read_all(self, path: Path, *, read_only: bool) -> None:
+        with open_store(str(path), read_only=read_only) as store:
             best(store, None)
             store.told(1)
+
+    def refused(self, path: Path, *, read_only: bool) -> None:
+        before = path.read_bytes()
+        with pytest.raises(StoreUnusable, match=path.name):
+            self.read_all(path, read_only=read_only)
         assert path.read_bytes() == before
 
     @pytest.mark.parametrize("read_only", [False, True])

@@ -4,17 +4,22 @@ As a program it is the warm parent: it imports torch once, then forks the ranks 
 with their exit statuses, one JSON line each way.
 """
 
+import atexit
+import contextlib
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from frontrunner.evaluators.trainer.corpus import write_token_file
 from frontrunner.evaluators.trainer.data import TokenFile
@@ -77,7 +82,7 @@ def small_job(folder: Path, **changes: Any) -> Job:
         recipe=small_recipe(),
         optimizer=Optimizer(
             name="sgd",
-            learning_rate=0.3,
+            learning_rate=0.1,
             weight_decay=0.0,
             beta1=0.9,
             beta2=0.95,
@@ -146,20 +151,52 @@ class WarmParent:
             env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
         )
 
-    def run(self, job: Job) -> list[int]:
-        """Run the job's ranks to their end; their exit statuses in rank order (negative: killed by that signal)."""
+    def start(self, job: Job, *, count_collectives: bool = False) -> None:
+        """Have the job's ranks forked, without waiting for them."""
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(str(prepare(job)) + "\n")
+        order = {"job": str(prepare(job)), "count_collectives": count_collectives}
+        self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
+
+    def wait(self) -> list[int]:
+        """The exit statuses of the started job's ranks, in rank order (negative: killed by that signal)."""
+        assert self._process.stdout is not None
         statuses: list[int] = json.loads(self._process.stdout.readline())
         return statuses
+
+    def run(self, job: Job) -> list[int]:
+        """Run the job's ranks to their end; see `wait`."""
+        self.start(job)
+        return self.wait()
 
     def close(self) -> None:
         """End the parent."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(timeout=10)
+
+
+@functools.cache
+def warm_parent() -> WarmParent:
+    """The one warm parent of this test process, started at first use."""
+    parent = WarmParent()
+    atexit.register(parent.close)
+    return parent
+
+
+def run_job(job: Job) -> dict[str, Any]:
+    """Run the job's ranks from the warm parent and return its result; see `read_result`."""
+    statuses = warm_parent().run(job)
+    result = read_result(job)
+    assert statuses == [0] * job.recipe.world_size
+    return result
+
+
+def read_progress(job: Job) -> list[dict[str, Any]]:
+    """The events that the job has logged so far; a half-written last line is left out."""
+    path = Path(job.run_folder) / "progress.jsonl"
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def read_result(job: Job) -> dict[str, Any]:
@@ -172,7 +209,29 @@ def read_result(job: Job) -> dict[str, Any]:
     return result
 
 
-def _run_forked(path: Path) -> list[int]:
+def count_collectives(job: Job) -> dict[str, int]:
+    """Run the job's ranks and return how often rank 0 called each collective operator of torch."""
+    warm_parent().start(job, count_collectives=True)
+    warm_parent().wait()
+    read_result(job)
+    counts: dict[str, int] = json.loads((Path(job.run_folder) / "rank-0.collectives.json").read_text())
+    return counts
+
+
+class _CollectiveCounter(TorchDispatchMode):
+    """Counts the collective operators that pass through torch's dispatcher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace in {"c10d", "_c10d_functional"}:
+            self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _run_forked(path: Path, *, counting: bool) -> list[int]:
     """Fork the job's ranks and wait; where one dies the others are killed, since they would wait for it."""
     job = Job.read(path)
     world_size = job.recipe.world_size
@@ -182,7 +241,7 @@ def _run_forked(path: Path) -> list[int]:
     for rank in range(world_size):
         child = os.fork()
         if child == 0:
-            _be_rank(job, rank, rendezvous)
+            _be_rank(job, rank, rendezvous, counting=counting)
         ranks[child] = rank
     statuses = [0] * world_size
     while ranks:
@@ -194,11 +253,16 @@ def _run_forked(path: Path) -> list[int]:
     return statuses
 
 
-def _be_rank(job: Job, rank: int, rendezvous: Path) -> None:
+def _be_rank(job: Job, rank: int, rendezvous: Path, *, counting: bool) -> None:
+    """Run one rank in this forked process; where asked, leave its counts in `rank-N.collectives.json`."""
+    (Path(job.run_folder) / f"rank-{rank}.pid").write_text(str(os.getpid()))
     log = os.open(Path(job.run_folder) / f"rank-{rank}.log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    run_rank(job, rank=rank, world_size=job.recipe.world_size, init_method=f"file://{rendezvous}", local_rank=rank)
+    counter = _CollectiveCounter()
+    with counter if counting else contextlib.nullcontext():
+        run_rank(job, rank=rank, world_size=job.recipe.world_size, init_method=f"file://{rendezvous}", local_rank=rank)
+    (Path(job.run_folder) / f"rank-{rank}.collectives.json").write_text(json.dumps(counter.counts))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
@@ -207,7 +271,9 @@ def _be_rank(job: Job, rank: int, rendezvous: Path) -> None:
 def _serve() -> None:
     preload()
     for line in sys.stdin:
-        sys.stdout.write(json.dumps(_run_forked(Path(line.strip()))) + "\n")
+        order = json.loads(line)
+        statuses = _run_forked(Path(order["job"]), counting=order["count_collectives"])
+        sys.stdout.write(json.dumps(statuses) + "\n")
         sys.stdout.flush()
 
 

@@ -13,7 +13,6 @@ import pytest
 
 from frontrunner.results.codec import pool
 from frontrunner.results.explain import explain
-from frontrunner.results.frames import COLUMN_TYPES, frame, write_frame
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.pareto import pareto
 from frontrunner.results.ranking import best
@@ -22,31 +21,7 @@ from frontrunner.results.status import failures, status
 from frontrunner.results.store import Store, open_store
 from frontrunner.results.writer import CampaignWriter
 from frontrunner.spaces.errors import InvalidInput, NotFound
-from frontrunner.spaces.recipe import Recipe
-
-TOKENS_PER_STEP = 8192
-FLOPS_PER_DEVICE_STEP = 3e12
-
-
-def measurement(step_times_s: tuple[float, ...], memory_bytes: int) -> Measurement:
-    median = float(np.median(step_times_s))
-    return Measurement(
-        step_times_s=step_times_s,
-        tokens_per_step=TOKENS_PER_STEP,
-        tokens_per_s=TOKENS_PER_STEP / median,
-        model_tflops_per_device=FLOPS_PER_DEVICE_STEP / median / 1e12,
-        hardware_tflops_per_device=1.3 * FLOPS_PER_DEVICE_STEP / median / 1e12,
-        mfu=0.2 / median,
-        peak_memory_bytes=(memory_bytes // 2, memory_bytes),
-        losses=(5.0,) * len(step_times_s),
-        node_seconds=10.0,
-        build_time_s=1.0,
-        first_step_time_s=1.0,
-    )
-
-
-def recipe(number: int) -> Recipe:
-    return Recipe(devices=8, tensor_parallel=2, micro_batch_seqs=number + 1, accumulation=4)
+from support.rankings import TOKENS_PER_STEP, measurement, record, start
 
 
 @pytest.fixture
@@ -58,19 +33,6 @@ def store(tmp_path: Path) -> Iterator[Store]:
 @pytest.fixture
 def writer(store: Store) -> CampaignWriter:
     return start(store, "ranked")
-
-
-def start(store: Store, name: str) -> CampaignWriter:
-    campaign = store.create_campaign(name=name, spec_json="{}", legal_recipes=1, problem_summary={"model": name})
-    return store.drive(store.acquire_lease(campaign.id, host="another-host.example", pid=1, take_over=True))
-
-
-def record(writer: CampaignWriter, recipe_id: str, *outcomes: Measurement | Failure, number: int = 0) -> None:
-    """A trial whose last outcome is final."""
-    trial = writer.propose(recipe_id, recipe(number))
-    for place, outcome in enumerate(outcomes, start=1):
-        attempt = writer.start_attempt(trial, run_folder=f"/runs/{recipe_id}-{place}")
-        writer.finish_attempt(attempt, outcome, retry=place < len(outcomes))
 
 
 @pytest.fixture
@@ -278,75 +240,6 @@ class TestFailuresAndStatus:
         assert [event.data["number"] for event in seen.last_events] == list(range(2, 12))
         assert seen.campaign.node_seconds_spent == 3 * 2.5 + 10.0
         assert seen.driver_is_live
-
-
-class TestFrame:
-    @pytest.fixture
-    def filled(self, store: Store, writer: CampaignWriter) -> Store:
-        record(writer, "aaaa", measurement((0.5, 0.7), 10**9), measurement((0.6, 0.6), 2 * 10**9), number=1)
-        record(writer, "bbbb", Failure(kind=FailureKind.HUNG, message="no step in 120 s, then killed", node_seconds=4))
-        writer.start_attempt(writer.propose("cccc", recipe(3)), run_folder="running")
-        return store
-
-    def test_one_row_for_each_finished_attempt(self, filled: Store) -> None:
-        table = frame(filled, None)
-        assert list(table.columns) == list(COLUMN_TYPES)
-        assert list(table["recipe_id"]) == ["aaaa", "aaaa", "bbbb"]
-        assert list(table["attempt_number"]) == [1, 2, 1]
-        assert list(table["peak_memory_bytes_max_rank"][:2]) == [10**9, 2 * 10**9]
-        assert table["tokens_per_s"][0] == pytest.approx(TOKENS_PER_STEP / 0.6)
-        assert table["data_parallel"][0] == 4
-        assert table["micro_batch_seqs"][0] == 2
-        assert table["failure_kind"][2] == "hung"
-        assert table[["tokens_per_s", "tokens_per_step", "loss_last"]].iloc[2].isna().all()
-
-    def test_a_campaign_without_outcomes_has_the_columns_all_the_same(
-        self, store: Store, writer: CampaignWriter
-    ) -> None:
-        table = frame(store, None)
-        assert (len(table), list(table.columns)) == (0, list(COLUMN_TYPES))
-
-    @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-    def test_what_is_written_reads_back(self, filled: Store, tmp_path: Path, suffix: str) -> None:
-        import pandas as pd
-
-        table = frame(filled, None)
-        path = tmp_path / f"out{suffix}"
-        path.write_text("an older file")
-        write_frame(table, path)
-        if suffix == ".csv":
-            read = pd.read_csv(path, parse_dates=["started_at", "finished_at"]).astype(COLUMN_TYPES)
-        else:
-            read = pd.read_parquet(path)
-        pd.testing.assert_frame_equal(read, table)
-        assert sorted(file.name for file in tmp_path.iterdir() if file.name.startswith((".", "out"))) == [path.name]
-
-    def test_what_cannot_be_written_is_refused_and_leaves_nothing(self, filled: Store, tmp_path: Path) -> None:
-        table = frame(filled, None)
-        with pytest.raises(InvalidInput, match=r"\.csv or \.parquet"):
-            write_frame(table, tmp_path / "out.xlsx")
-        with pytest.raises(NotFound, match="no folder"):
-            write_frame(table, tmp_path / "absent" / "out.csv")
-        assert [file.name for file in tmp_path.iterdir() if "out" in file.name] == []
-
-
-def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path) -> None:
-    """In a process of its own, where pyarrow is kept from being imported before pandas looks for it."""
-    script = """
-import sys
-sys.modules["pyarrow"] = None
-import pandas
-from pathlib import Path
-from frontrunner.results.frames import write_frame
-from frontrunner.spaces.errors import InvalidInput
-try:
-    write_frame(pandas.DataFrame({"a": [1]}), Path(sys.argv[1]) / "out.parquet")
-except InvalidInput as error:
-    print(error.message, "|", error.hint)
-"""
-    done = subprocess.run([sys.executable, "-P", "-c", script, tmp_path], capture_output=True, text=True, check=True)
-    assert "frontrunner[parquet]" in done.stdout
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_questions_other_than_the_table_do_not_import_pandas() -> None:

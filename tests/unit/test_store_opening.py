@@ -8,7 +8,10 @@ import stat
 from pathlib import Path
 
 import pytest
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.schema import CreateTable
 
+from frontrunner.results.schema import Base
 from frontrunner.results.store import open_store
 from frontrunner.spaces.errors import InvalidInput, NotFound, StoreUnusable
 
@@ -53,6 +56,22 @@ def test_an_open_store_does_not_follow_the_working_directory(tmp_path: Path, mon
 def test_what_names_no_database_is_refused(url: str) -> None:
     with pytest.raises(InvalidInput, match=r"store\.url"):
         open_store(url)
+
+
+@pytest.mark.parametrize("url", ["postgresql+nosuchdriver://me:hush@db/x", "not a scheme://me:hush@db/x"])
+def test_a_database_that_cannot_be_reached_is_named_without_its_password(url: str) -> None:
+    with pytest.raises(InvalidInput, match=r"://me:[^h]+@db/x") as refused:
+        open_store(url)
+    assert "hush" not in f"{refused.value} {refused.value.hint}"
+
+
+def test_the_tables_can_be_made_in_postgresql() -> None:
+    """Only compiled, not run: it shows that no column type or constraint is SQLite's own."""
+    for table in Base.metadata.sorted_tables:
+        assert "BIGINT" in str(CreateTable(table).compile(dialect=postgresql.dialect())) or table.name not in (
+            "measurements",
+            "standings",
+        )
 
 
 def test_a_missing_store_is_named_and_not_made(tmp_path: Path) -> None:

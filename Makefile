@@ -1,0 +1,46 @@
+# Two commands to begin with:  make campaign   make test
+PYTHON ?= python3
+BIN := .venv/bin
+MARKS := not slow and not stress
+
+.PHONY: campaign test slow check links format clean
+
+campaign: .venv/.installed
+	$(BIN)/frontrunner launch examples/laptop.toml
+
+test: .venv/.installed-dev
+	$(BIN)/pytest -m "$(MARKS)"
+
+slow: .venv/.installed-dev
+	$(BIN)/pytest -m "slow or stress"
+
+check: .venv/.installed-dev links
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy .links/frontrunner
+	PYTHONPATH=.links $(BIN)/lint-imports
+
+format: .venv/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Type checkers cannot see through the editable install's mapping of folders to packages: show them links.
+links:
+	@rm -rf .links && mkdir -p .links/frontrunner
+	@for item in src/frontrunner/*.py src/frontrunner/*/ search evaluators spaces results; do \
+	  case $$item in *__pycache__*) ;; *) ln -s "../../$${item%/}" .links/frontrunner/ ;; esac; done
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "frontrunner needs Python 3.11 or later; this is " + sys.version.split()[0] + ". Run: make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv .venv
+
+.venv/.installed: .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+.venv/.installed-dev: .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@ .venv/.installed
+
+clean:
+	rm -rf .venv .links build dist *.egg-info

@@ -1,0 +1,33 @@
+"""Whether this machine can run a campaign's probes at all: asked before anything is written."""
+
+from __future__ import annotations
+
+from frontrunner.evaluators.this_machine import detect
+from frontrunner.spaces.errors import bad_value
+from frontrunner.spaces.problem import Problem
+
+
+def refuse_elsewhere(problem: Problem) -> None:
+    """Raise `InvalidInput` if the cluster's probes cannot run here: more nodes, other or more devices.
+
+    A CPU cluster runs anywhere: its devices are processes.
+    """
+    cluster = problem.cluster
+    if cluster.nodes > 1:
+        raise bad_value(
+            "cluster.nodes",
+            cluster.nodes,
+            "1: probes run on the machine that the driver is on",
+            hint="`frontrunner space` works for any cluster; to probe one node of it, set nodes = 1 there",
+        )
+    if cluster.backend == "cpu":
+        return
+    here = detect()
+    if here["backend"] != cluster.backend:
+        raise bad_value(
+            "cluster.backend", cluster.backend, f"{here['backend']}, which is what this machine has ({here['device']})"
+        )
+    if here["devices_per_node"] < cluster.devices_per_node:
+        raise bad_value(
+            "cluster.devices_per_node", cluster.devices_per_node, f"at most the {here['devices_per_node']} found here"
+        )

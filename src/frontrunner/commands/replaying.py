@@ -1,0 +1,106 @@
+"""The command that trains with a measured recipe: replay."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from frontrunner import api
+from frontrunner.commands.options import json_option, print_json, store_option
+from frontrunner.text import percent, seconds, thousands
+
+
+@click.command()
+@click.argument("recipe_id")
+@click.option("--steps", type=click.IntRange(min=1), required=True, help="Optimizer steps of the whole run.")
+@click.option("--learning-rate", type=float, default=3e-4, show_default=True, help="The highest learning rate.")
+@click.option("--warm-up-steps", type=click.IntRange(min=0), default=10, show_default=True)
+@click.option("--evaluate-every", type=click.IntRange(min=1), default=50, show_default=True, metavar="STEPS")
+@click.option("--checkpoint-every", type=click.IntRange(min=1), metavar="STEPS", help="[default: a tenth of the run]")
+@click.option("--metrics", default="csv", show_default=True, help="csv or tensorboard, in the replay's folder.")
+@click.option("--folder", type=click.Path(path_type=Path), help="Where it keeps its files [default: by recipe].")
+@click.option("--anyway", is_flag=True, help="Run on other hardware than the recipe was measured on.")
+@click.option("--print-command", is_flag=True, help="Print what would be run, and run nothing.")
+@store_option
+@json_option
+def replay(  # noqa: PLR0913 - an option each
+    recipe_id: str,
+    steps: int,
+    learning_rate: float,
+    warm_up_steps: int,
+    evaluate_every: int,
+    checkpoint_every: int | None,
+    metrics: str,
+    folder: Path | None,
+    store: str | None,
+    *,
+    anyway: bool,
+    print_command: bool,
+    as_json: bool,
+) -> None:
+    """Train with RECIPE_ID: learning-rate schedule, evaluation, checkpoints, metrics.
+
+    Run again after a kill it goes on from the newest checkpoint. At the end its throughput stands beside the
+    probe's.
+
+    \b
+    Examples:
+      frontrunner replay 3f9c01d2ab4e --steps 500
+      frontrunner replay 3f9c --steps 500 --print-command
+    """
+    from frontrunner.evaluators.replay import ReplaySettings, run
+
+    settings = ReplaySettings(
+        steps=steps,
+        learning_rate=learning_rate,
+        warm_up_steps=warm_up_steps,
+        evaluation_every_steps=evaluate_every,
+        checkpoint_every_steps=checkpoint_every,
+        metrics=metrics,
+        folder=folder,
+    )
+    planned = api.plan_replay(recipe_id, settings, store=store, anyway=anyway)
+    if print_command:
+        click.echo(planned.command)
+        return
+    for difference in planned.differences:
+        click.echo(f"warning: {difference}", err=True)
+    click.echo(f"replaying {planned.recipe_id} in {planned.folder}", err=True)
+    result = run(planned, _printer(steps))
+    if as_json:
+        print_json(result)
+        return
+    loss = "-" if result.final_loss is None else f"{result.final_loss:.4f}"
+    click.echo(f"trained to step {result.final_step}, loss {loss}")
+    click.echo(
+        f"throughput {thousands(result.tokens_per_s)} tokens/s; the probe measured "
+        f"{thousands(result.measured_tokens_per_s)} ({percent(result.ratio_to_probe)} of it)"
+    )
+    click.echo(f"metrics, checkpoints and log: {result.folder}")
+
+
+def _printer(steps: int) -> Any:
+    """Print some twenty of the steps, every evaluation, and where it went on from."""
+    every = max(1, steps // 20)
+
+    def on_event(event: Mapping[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "step" and (event["step"] % every == 0 or event["step"] in (1, steps)):
+            _say(f"step {event['step']:>6} of {steps}  loss {_number(event['loss'])}  {seconds(event['time_s'])}")
+        elif kind not in ("step", "built"):
+            _say("  ".join(f"{key} {value}" for key, value in event.items()))
+
+    return on_event
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4f}"
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()

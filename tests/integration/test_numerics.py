@@ -1,0 +1,174 @@
+"""Every parallel form trains as one process does: the first losses agree with a plain reference.
+
+The reference is a plain model and torch's own SGD over the whole global batch at once; it shares the model's
+definition, its first weights and the data with the ranks, and none of the parallel code. SGD with momentum, because
+Adam hides a wrong scale of the gradients.
+"""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frontrunner.evaluators.trainer.job import Job
+from support.trainer_runs import reference_losses, run_job, small_job, small_model, small_recipe
+
+TOLERANCE = 1e-5
+
+GPT2 = {"positions": "learned", "activation": "gelu", "norm": "layernorm"}
+REPLICATED, ZERO_1, ZERO_2, ZERO_3 = (1, 1, 1), (1, 1, 2), (1, 2, 2), (2, 2, 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One recipe, by its differences from a single rank, and the model's differences from the small one."""
+
+    name: str
+    recipe: dict[str, Any]
+    model: dict[str, Any] = field(default_factory=dict)
+    clip_norm: float | None = None
+    slow: bool = False
+
+    def job(self, folder: Path) -> Job:
+        job = small_job(folder, recipe=small_recipe(**self.recipe), model=small_model(**self.model))
+        return replace(job, optimizer=replace(job.optimizer, gradient_clip_norm=self.clip_norm))
+
+
+def _tensor(degree: int, *, sequence: bool = False) -> dict[str, Any]:
+    return {"tensor_parallel": degree, "sequence_parallel": sequence}
+
+
+def _pipeline(degree: int, schedule: str, *, virtual: int = 1) -> dict[str, Any]:
+    return {"pipeline_parallel": degree, "schedule": schedule, "virtual_stages": virtual, "micro_batch_seqs": 1}
+
+
+def _data(degree: int, sharding: tuple[int, int, int]) -> dict[str, Any]:
+    return {"data_parallel": degree, "sharding": sharding, "micro_batch_seqs": 1}
+
+
+CASES = [
+    Case(name="accumulation-4", recipe={"micro_batch_seqs": 2}),
+    Case(name="tp2", recipe=_tensor(2)),
+    Case(name="tp2-sp-accumulation-2", recipe=_tensor(2, sequence=True) | {"micro_batch_seqs": 4}),
+    Case(name="tp4", recipe=_tensor(4)),
+    Case(name="tp4-sp", recipe=_tensor(4, sequence=True)),
+    Case(name="tp4-replicates-2-kv-heads", recipe=_tensor(4), model={"kv_heads": 2}, clip_norm=0.2),
+    Case(name="tp2-learned-tied", recipe=_tensor(2, sequence=True), model=GPT2 | {"tied_embeddings": True}),
+    Case(name="dp2", recipe=_data(2, REPLICATED)),
+    Case(name="dp2-zero1", recipe=_data(2, ZERO_1)),
+    Case(name="dp2-zero2", recipe=_data(2, ZERO_2)),
+    Case(name="dp2-zero3", recipe=_data(2, ZERO_3), clip_norm=0.2),
+    Case(name="dp2-zero3-learned-tied", recipe=_data(2, ZERO_3), model=GPT2 | {"tied_embeddings": True}),
+    Case(name="dp4-hybrid", recipe=_data(4, ZERO_3), clip_norm=0.2),
+    Case(name="pp2-gpipe", recipe=_pipeline(2, "gpipe")),
+    Case(name="pp2-1f1b-learned", recipe=_pipeline(2, "1f1b"), model=GPT2),
+    Case(name="pp4-1f1b-uneven", recipe=_pipeline(4, "1f1b"), model={"layers": 6}, clip_norm=0.2),
+    Case(name="pp4-gpipe", recipe=_pipeline(4, "gpipe")),
+    Case(name="pp2-interleaved", recipe=_pipeline(2, "interleaved-1f1b", virtual=2)),
+    Case(name="pp4-interleaved", recipe=_pipeline(4, "interleaved-1f1b", virtual=2), model={"layers": 8}),
+    Case(name="pp2-looped-bfs", recipe=_pipeline(2, "looped-bfs", virtual=2)),
+    Case(name="pp2-interleaved-zero-bubble", recipe=_pipeline(2, "interleaved-zero-bubble", virtual=2)),
+    Case(name="pp2-zbv-dp2-zero1", recipe=_pipeline(2, "zbv", virtual=2) | _data(2, ZERO_1)),
+    Case(name="pp2-dualpipev-dp2", recipe=_pipeline(2, "dualpipev", virtual=2) | _data(2, REPLICATED)),
+    Case(name="tp2-dp2", recipe=_tensor(2) | _data(2, REPLICATED)),
+    Case(name="tp2-sp-dp2-zero1", recipe=_tensor(2, sequence=True) | _data(2, ZERO_1)),
+    Case(name="tp2-dp2-zero2", recipe=_tensor(2) | _data(2, ZERO_2)),
+    Case(
+        name="tp2-sp-dp2-zero3-replicates-1-kv-head",
+        recipe=_tensor(2, sequence=True) | _data(2, ZERO_3),
+        model={"kv_heads": 1},
+        clip_norm=0.2,
+    ),
+    Case(name="pp2-1f1b-dp2", recipe=_pipeline(2, "1f1b") | _data(2, REPLICATED)),
+    Case(name="pp2-1f1b-dp2-zero1", recipe=_pipeline(2, "1f1b") | _data(2, ZERO_1)),
+    Case(name="pp2-1f1b-dp2-zero2", recipe=_pipeline(2, "1f1b") | _data(2, ZERO_2), clip_norm=0.2),
+    Case(name="pp2-interleaved-dp2-zero2", recipe=_pipeline(2, "interleaved-1f1b", virtual=2) | _data(2, ZERO_2)),
+    Case(name="pp2-gpipe-dp2-zero3", recipe=_pipeline(2, "gpipe") | _data(2, ZERO_3)),
+    Case(name="pp2-interleaved-dp2-zero3", recipe=_pipeline(2, "interleaved-1f1b", virtual=2) | _data(2, ZERO_3)),
+    Case(name="tp2-pp2-1f1b", recipe=_tensor(2) | _pipeline(2, "1f1b")),
+    Case(name="tp2-sp-pp2-interleaved", recipe=_tensor(2, sequence=True) | _pipeline(2, "interleaved-1f1b", virtual=2)),
+    Case(name="recompute-full-pp2-dp2-zero3", recipe=_pipeline(2, "1f1b") | _data(2, ZERO_3) | {"recompute": "full"}),
+    Case(name="recompute-full-zbv", recipe=_pipeline(2, "zbv", virtual=2) | {"recompute": "full"}),
+    Case(name="recompute-selective-tp2-sp", recipe=_tensor(2, sequence=True) | {"recompute": "selective"}),
+    Case(name="recompute-selective-dp2-zero3", recipe=_data(2, ZERO_3) | {"recompute": "selective"}),
+    Case(name="math-attention-grouped-heads", recipe=_tensor(2), model={"attention": "math", "kv_heads": 2}),
+    Case(
+        name="tp2-sp-pp2-dp2-zero3",
+        recipe=_tensor(2, sequence=True) | _pipeline(2, "1f1b") | _data(2, ZERO_3),
+        clip_norm=0.2,
+    ),
+    *(
+        Case(
+            name=f"tp2{'-sp' if sequence else ''}-pp2-{schedule}-dp2-{''.join(map(str, sharding))}-{recompute}",
+            recipe=_tensor(2, sequence=sequence)
+            | _pipeline(2, schedule, virtual=1 if schedule in ("gpipe", "1f1b") else 2)
+            | _data(2, sharding)
+            | {"recompute": recompute},
+            clip_norm=0.2,
+            slow=True,
+        )
+        for schedule in ("gpipe", "1f1b", "interleaved-1f1b", "looped-bfs")
+        for sharding in (REPLICATED, ZERO_1, ZERO_2, ZERO_3)
+        for recompute, sequence in (("none", False), ("full", True), ("selective", True))
+    ),
+    *(
+        Case(
+            name=f"tp2-sp-pp2-{schedule}-dp2-{''.join(map(str, sharding))}-{recompute}",
+            recipe=_tensor(2, sequence=True)
+            | _pipeline(2, schedule, virtual=2)
+            | _data(2, sharding)
+            | {"recompute": recompute},
+            clip_norm=0.2,
+            slow=True,
+        )
+        for schedule in ("interleaved-zero-bubble", "zbv", "dualpipev")
+        for sharding in (REPLICATED, ZERO_1)
+        for recompute in ("none", "full")
+    ),
+    Case(name="pp2-1f1b-dp4-hybrid", recipe=_pipeline(2, "1f1b") | _data(4, ZERO_3), clip_norm=0.2, slow=True),
+    Case(name="tp2-dp4-hybrid", recipe=_tensor(2) | _data(4, ZERO_3), clip_norm=0.2, slow=True),
+]
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.slow else []) for case in CASES]
+)
+def test_losses_equal_one_process(case: Case, tmp_path: Path) -> None:
+    job = case.job(tmp_path / "run")
+
+    losses = run_job(job)["losses"]
+
+    assert losses == pytest.approx(reference_losses(job), abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.2])
+def test_a_wrong_scale_would_be_seen(tmp_path: Path, clip_norm: float | None) -> None:
+    """Twice the update, as gradients summed over two replicas would give, is far outside the tolerance."""
+    job = Case(name="single", recipe={}, clip_norm=clip_norm).job(tmp_path / "run")
+    run_job(job)
+
+    right = reference_losses(job)
+    wrong = reference_losses(job, learning_rate_scale=2.0)
+
+    assert max(abs(a - b) for a, b in zip(right, wrong, strict=True)) > 1000 * TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param({}, id="one-rank"),
+        pytest.param(_data(2, ZERO_3), id="dp2-zero3"),
+        pytest.param(_tensor(2, sequence=True), id="tp2-sp"),
+        pytest.param(_pipeline(2, "1f1b"), id="pp2-1f1b"),
+    ],
+)
+def test_bf16_follows_fp32(recipe: dict[str, Any], tmp_path: Path) -> None:
+    """bf16 keeps 8 bits of mantissa: losses near 6 agree to about 2 in 100, and are not those of fp32."""
+    job = replace(Case(name="bf16", recipe=recipe).job(tmp_path / "run"), precision="bf16")
+
+    losses = run_job(job)["losses"]
+
+    reference = reference_losses(job)
+    assert losses == pytest.approx(reference, abs=0.02)
+    assert losses != pytest.approx(reference, abs=TOLERANCE)

@@ -1,0 +1,147 @@
+"""What a run leaves in its folder: results, progress, errors, and real memory limits."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from frontrunner.evaluators.trainer.job import Job
+from support.trainer_runs import (
+    prepare,
+    read_progress,
+    read_result,
+    run_job,
+    small_job,
+    small_model,
+    small_recipe,
+    warm_parent,
+)
+
+MIB = 2**20
+
+
+def _errors(job: Job) -> list[dict[str, str]]:
+    return [json.loads(path.read_text()) for path in sorted(Path(job.run_folder).glob("rank-*.error.json"))]
+
+
+def test_a_probe_tells_each_step_and_each_ranks_memory(tmp_path: Path) -> None:
+    job = small_job(tmp_path / "run", recipe=small_recipe(pipeline_parallel=2, schedule="1f1b", micro_batch_seqs=2))
+
+    result = run_job(job)
+
+    assert result["status"] == "measured"
+    assert (len(result["warm_up_times_s"]), len(result["step_times_s"]), len(result["losses"])) == (1, 4, 5)
+    assert result["first_step_time_s"] == result["warm_up_times_s"][0]
+    assert len(result["peak_memory_bytes"]) == 2
+    assert all(100 * MIB < peak < 1000 * MIB for peak in result["peak_memory_bytes"])
+    assert result["peak_reserved_bytes"] is None
+    built, *steps = read_progress(job)
+    assert built["event"] == "built"
+    assert built["time_s"] == result["build_time_s"]
+    assert [event["step"] for event in steps] == [1, 2, 3, 4, 5]
+    assert [event["loss"] for event in steps] == result["losses"]
+    assert {event["tokens"] for event in steps} == {8 * 32}
+
+
+def test_a_loss_that_is_not_finite_ends_the_probe_at_its_step(tmp_path: Path) -> None:
+    job = small_job(tmp_path / "run", recipe=small_recipe(data_parallel=2))
+    job = replace(job, optimizer=replace(job.optimizer, learning_rate=1e30, gradient_clip_norm=None))
+
+    result = run_job(job)
+
+    assert result["status"] == "not-finite"
+    assert result["losses"][-1] is None
+    assert all(math.isfinite(loss) for loss in result["losses"][:-1])
+    assert len(result["losses"]) < 5
+    assert read_progress(job)[-1]["loss"] is None
+
+
+def test_a_recipe_for_other_ranks_is_refused_while_starting(tmp_path: Path) -> None:
+    job = small_job(tmp_path / "run", recipe=small_recipe(data_parallel=2, sharding=(1, 1, 3)))
+
+    statuses = warm_parent().run(job)
+
+    assert 1 in statuses
+    assert _errors(job)[0]["phase"] == "starting"
+    assert "sharding degrees (1, 1, 3)" in _errors(job)[0]["message"]
+
+
+def test_a_limit_below_what_is_used_fails_at_once_with_the_numbers(tmp_path: Path) -> None:
+    job = replace(small_job(tmp_path / "run"), memory_limit_bytes_per_rank=64 * MIB)
+
+    assert warm_parent().run(job) == [1]
+
+    (error,) = _errors(job)
+    assert (error["type"], error["phase"]) == ("MemoryError", "starting")
+    assert str(64 * MIB) in error["message"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_kernel_holds_a_rank_to_its_memory_limit(ranks: int, tmp_path: Path) -> None:
+    """A model that needs more than 1 GiB of activations, held to a limit it passes only while stepping."""
+    model = small_model(hidden=512, heads=8, kv_heads=8, ffn_hidden=2048)
+    job = small_job(tmp_path / "run", model=model, sequence_length=256, recipe=small_recipe(data_parallel=ranks))
+    job = replace(job, memory_limit_bytes_per_rank=600 * MIB)
+
+    assert 1 in warm_parent().run(job)
+
+    error = _errors(job)[0]
+    assert error["phase"] == "stepping"
+    assert "can't allocate memory" in error["message"]
+
+
+def test_a_limit_that_suffices_is_never_passed(tmp_path: Path) -> None:
+    limit = 700 * MIB
+    job = replace(small_job(tmp_path / "run"), memory_limit_bytes_per_rank=limit)
+
+    result = run_job(job)
+
+    assert max(result["peak_memory_bytes"]) <= limit
+
+
+def test_an_old_outcome_in_the_folder_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
+    job = small_job(tmp_path / "run")
+    warm_parent().run(replace(job, memory_limit_bytes_per_rank=64 * MIB))
+
+    assert run_job(job)["status"] == "measured"
+
+
+def test_the_module_runs_alone(tmp_path: Path) -> None:
+    job = small_job(tmp_path / "run")
+    path = prepare(job)
+
+    command = [sys.executable, "-P", "-m", "frontrunner.evaluators.trainer", str(path)]
+    subprocess.run(command, check=True, timeout=120, env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"})
+
+    assert read_result(job)["status"] == "measured"
+
+
+def test_the_module_names_a_wrong_key(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    path.write_text('{"versoin": 1}')
+
+    command = [sys.executable, "-P", "-m", "frontrunner.evaluators.trainer", str(path)]
+    done = subprocess.run(command, check=False, timeout=120, capture_output=True, text=True)
+
+    assert done.returncode == 1
+    assert "job.versoin is not a key" in done.stderr
+
+
+def test_a_rank_imports_nothing_else_of_ours() -> None:
+    """What a rank needs is torch and numpy: it must run where the rest of the project is not installed."""
+    program = (
+        "import sys, frontrunner.evaluators.trainer.entry as entry; entry.preload(); "
+        "print(*(name for name in sys.modules if name.startswith('frontrunner')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], check=True, capture_output=True, text=True, timeout=120
+    )
+
+    loaded = set(done.stdout.split())
+    foreign = {name for name in loaded if not name.startswith("frontrunner.evaluators.trainer")}
+    assert foreign == {"frontrunner", "frontrunner.evaluators"}

@@ -1,0 +1,184 @@
+"""Train mode: schedule, evaluation, metrics, checkpoints, and going on after a kill."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frontrunner.evaluators.trainer.job import Job, Train
+from support.trainer_runs import read_progress, read_result, run_job, small_job, small_recipe, warm_parent
+
+FORMS = {
+    "one-rank": {},
+    "tp2-sp-dp2-zero3": {"tensor_parallel": 2, "sequence_parallel": True, "data_parallel": 2, "sharding": (2, 2, 2)},
+    "pp2-interleaved-dp2-zero2": {
+        "pipeline_parallel": 2,
+        "schedule": "interleaved-1f1b",
+        "virtual_stages": 2,
+        "data_parallel": 2,
+        "sharding": (1, 2, 2),
+        "micro_batch_seqs": 1,
+    },
+    "pp2-zbv": {"pipeline_parallel": 2, "schedule": "zbv", "virtual_stages": 2, "micro_batch_seqs": 1},
+}
+
+
+def _training_job(folder: Path, recipe: dict[str, Any], **changes: Any) -> Job:
+    options: dict[str, Any] = {
+        "steps": 8,
+        "warm_up_steps": 2,
+        "final_learning_rate_fraction": 0.1,
+        "evaluation_every_steps": 4,
+        "evaluation_batches": 2,
+        "checkpoint_every_steps": 2,
+        "keep_checkpoints": 2,
+        "metrics": "csv",
+    }
+    job = small_job(folder, mode="train", probe=None, train=Train(**(options | changes)), recipe=small_recipe(**recipe))
+    adamw = replace(job.optimizer, name="adamw", learning_rate=1e-3, weight_decay=0.1, gradient_clip_norm=1.0)
+    return replace(job, optimizer=adamw)
+
+
+def _losses(job: Job) -> dict[int, float]:
+    """Each step's loss, as last logged."""
+    return {event["step"]: event["loss"] for event in read_progress(job) if event["event"] == "step"}
+
+
+def _metrics(job: Job) -> list[dict[str, str]]:
+    with (Path(job.run_folder) / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _as_numbers(rows: list[dict[str, str]]) -> list[dict[str, float]]:
+    return [{key: float(value) for key, value in row.items() if value} for row in rows]
+
+
+def _checkpoints(job: Job) -> list[str]:
+    return sorted(path.name for path in (Path(job.run_folder) / "checkpoints").glob("step-*"))
+
+
+def _kill_a_rank_after(job: Job, step: int) -> None:
+    """Start the job and SIGKILL its rank 0 once it has logged `step`; the others are killed by their parent."""
+    warm_parent().start(job)
+    deadline = time.monotonic() + 60
+    while step not in _losses(job):
+        assert time.monotonic() < deadline, "the run did not get to the step"
+        time.sleep(0.005)
+    os.kill(_pid_of_rank_0(job), signal.SIGKILL)
+    assert warm_parent().wait()[0] == -signal.SIGKILL
+
+
+def _pid_of_rank_0(job: Job) -> int:
+    return int((Path(job.run_folder) / "rank-0.pid").read_text())
+
+
+@pytest.mark.parametrize(
+    ("form", "steps"), [("one-rank", 40), ("tp2-sp-dp2-zero3", 10), ("pp2-interleaved-dp2-zero2", 12)]
+)
+def test_a_killed_run_goes_on_as_if_it_never_was(form: str, steps: int, tmp_path: Path) -> None:
+    """The faster form gets more steps, so that the kill comes well before the end."""
+    whole = _training_job(tmp_path / "whole", FORMS[form], steps=steps)
+    killed = _training_job(tmp_path / "killed", FORMS[form], steps=steps)
+    run_job(whole)
+
+    _kill_a_rank_after(killed, 5)
+    result = run_job(killed)
+
+    assert result["status"] == "trained"
+    assert 4 <= result["resumed_step"] < steps
+    assert _losses(killed) == _losses(whole)
+    assert [row["loss"] for row in _metrics(killed)] == [row["loss"] for row in _metrics(whole)]
+    assert [row["evaluation_loss"] for row in _metrics(killed)] == [row["evaluation_loss"] for row in _metrics(whole)]
+
+
+@pytest.mark.parametrize("form", [name for name in FORMS if name != "one-rank"])
+def test_training_is_the_same_under_every_form(form: str, tmp_path: Path) -> None:
+    alone = _training_job(tmp_path / "alone", {})
+    spread = _training_job(tmp_path / "spread", FORMS[form])
+
+    expected, actual = run_job(alone), run_job(spread)
+
+    assert list(_losses(spread).values()) == pytest.approx(list(_losses(alone).values()), abs=1e-5)
+    norms = [[row["gradient_norm"] for row in _as_numbers(_metrics(job))] for job in (spread, alone)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-4)
+    assert [step for step, _ in actual["evaluation_losses"]] == [4, 8]
+    assert dict(actual["evaluation_losses"]) == pytest.approx(dict(expected["evaluation_losses"]), abs=1e-5)
+
+
+def test_a_checkpoint_loads_under_another_form(tmp_path: Path) -> None:
+    """Four ranks go on from where one rank stopped, with its weights, optimizer states and data."""
+    whole = _training_job(tmp_path / "whole", {})
+    run_job(whole)
+    moved = _training_job(tmp_path / "moved", {}, checkpoint_every_steps=4)
+    run_job(moved)
+    shutil.rmtree(Path(moved.run_folder) / "checkpoints" / "step-00000008")
+
+    run_job(replace(moved, recipe=small_recipe(**FORMS["tp2-sp-dp2-zero3"])))
+
+    assert list(_losses(moved).values()) == pytest.approx(list(_losses(whole).values()), abs=1e-5)
+
+
+def test_only_the_newest_checkpoints_are_kept_and_the_pointer_names_the_last(tmp_path: Path) -> None:
+    job = _training_job(tmp_path / "run", {}, keep_checkpoints=2)
+
+    result = run_job(job)
+
+    assert _checkpoints(job) == ["step-00000006", "step-00000008"]
+    latest = json.loads((Path(job.run_folder) / "checkpoints" / "latest.json").read_text())
+    assert latest == {"step": 8, "folder": "step-00000008"}
+    assert result["checkpoint"] == str(Path(job.run_folder) / "checkpoints" / "step-00000008")
+
+
+def test_a_half_written_checkpoint_is_not_resumed_from(tmp_path: Path) -> None:
+    job = _training_job(tmp_path / "run", {}, steps=4)
+    run_job(job)
+    checkpoints = Path(job.run_folder) / "checkpoints"
+    (checkpoints / "step-00000004").rename(checkpoints / ".step-00000004.partial")
+
+    result = run_job(job)
+
+    assert result["resumed_step"] == 2
+    assert _checkpoints(job) == ["step-00000002", "step-00000004"]
+
+
+def test_metrics_hold_the_schedule_and_a_row_a_step(tmp_path: Path) -> None:
+    job = _training_job(tmp_path / "run", {})
+
+    run_job(job)
+
+    rows = _as_numbers(_metrics(job))
+    assert [row["step"] for row in rows] == list(range(1, 9))
+    rates = [row["learning_rate"] for row in rows]
+    assert rates[:2] == pytest.approx([0.5e-3, 1e-3])
+    assert rates[-1] == pytest.approx(1e-4)
+    assert rates[1:] == sorted(rates[1:], reverse=True)
+    assert [row["step"] for row in rows if "evaluation_loss" in row] == [4, 8]
+
+
+def test_tensorboard_gets_event_files(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is an extra")
+    job = _training_job(tmp_path / "run", {}, steps=2, metrics="tensorboard")
+
+    run_job(job)
+
+    assert list((Path(job.run_folder) / "tensorboard").glob("events.out.tfevents.*"))
+
+
+def test_a_finished_run_started_again_only_tells_its_result(tmp_path: Path) -> None:
+    job = _training_job(tmp_path / "run", {})
+    run_job(job)
+    before = _losses(job)
+
+    result = run_job(job)
+
+    assert (result["resumed_step"], result["final_step"]) == (8, 8)
+    assert result["step_times_s"] == []
+    assert _losses(job) == before
+    assert read_result(job)["status"] == "trained"

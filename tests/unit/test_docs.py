@@ -1,0 +1,121 @@
+"""The documents keep up with the code: every command, setting, failure kind, strategy and preset has its place."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import click
+import pytest
+
+from frontrunner.campaign_file import SECTIONS as FILE_SECTIONS
+from frontrunner.campaign_file import StoreSettings, read_campaign_file
+from frontrunner.cli import SECTIONS, frontrunner
+from frontrunner.evaluators.protocol import EVALUATORS
+from frontrunner.evaluators.settings import DataSettings, ProbeSettings
+from frontrunner.results.outcome import POLICIES, FailureKind
+from frontrunner.search.spec import Budget, SearchSettings
+from frontrunner.search.strategy import STRATEGIES
+from frontrunner.spaces import errors
+from frontrunner.spaces.cluster import Cluster, Links, PeakTflops
+from frontrunner.spaces.model import Model
+from frontrunner.spaces.presets import cluster_names, model_names
+from frontrunner.spaces.recipe import RECOMPUTES, REPLICATIONS, SCHEDULES
+from frontrunner.spaces.space import Space
+
+ROOT = Path(__file__).parent.parent.parent
+DOCS = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")}
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS = [name for section in SECTIONS.values() for name in section]
+SETTINGS = {
+    "model": Model,
+    "cluster": Cluster,
+    "space": Space,
+    "search": SearchSettings,
+    "budget": Budget,
+    "probe": ProbeSettings,
+    "data": DataSettings,
+    "store": StoreSettings,
+}
+
+
+def section(page: str, title: str) -> str:
+    """The text of one `## title` section of a page."""
+    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", DOCS[page], re.MULTILINE | re.DOTALL)
+    assert found, f"docs/{page} has no section {title}"
+    return found.group(1)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_and_option_is_documented(name: str) -> None:
+    page = DOCS["commands.md"]
+    assert f"frontrunner {name}" in page
+    command = frontrunner.get_command(click.Context(frontrunner), name)
+    assert command is not None
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            assert any(option in page for option in parameter.opts), f"{name} {parameter.opts}"
+
+
+def test_every_section_of_the_campaign_file_is_documented() -> None:
+    for name in FILE_SECTIONS:
+        assert section("campaign-file.md", f"[{name}]")
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting_is_documented(name: str) -> None:
+    text = section("campaign-file.md", f"[{name}]")
+    for field in fields(SETTINGS[name]):
+        assert f"`{field.name}`" in text, f"{name}.{field.name}"
+
+
+def test_nested_settings_and_words_are_documented() -> None:
+    cluster = section("campaign-file.md", "[cluster]")
+    for field in (*fields(PeakTflops), *fields(Links)):
+        assert field.name in cluster
+    space = section("campaign-file.md", "[space]")
+    for word in (*SCHEDULES, *RECOMPUTES, *REPLICATIONS):
+        assert word in space or word == "none"
+    for preset in (*model_names(), *cluster_names()):
+        assert f"`{preset}`" in DOCS["campaign-file.md"]
+    for evaluator in EVALUATORS:
+        assert f"`{evaluator}`" in section("campaign-file.md", "At the top")
+
+
+def test_every_failure_kind_has_a_policy() -> None:
+    assert set(POLICIES) == set(FailureKind)
+
+
+def test_every_failure_kind_and_exit_code_is_documented() -> None:
+    for kind in FailureKind:
+        assert f"| `{kind}` |" in DOCS["failures.md"]
+    for cls in vars(errors).values():
+        if isinstance(cls, type) and issubclass(cls, errors.FrontrunnerError):
+            assert f"| {cls.exit_code} |" in section("failures.md", "Exit codes")
+
+
+def test_every_strategy_is_documented() -> None:
+    for name in STRATEGIES:
+        assert f"| `{name}` |" in DOCS["strategies.md"]
+
+
+def test_every_page_is_reached_from_the_readme_and_links_lead_somewhere() -> None:
+    for page in (ROOT / "docs").glob("*.md"):
+        assert f"docs/{page.name}" in README, f"README.md does not name docs/{page.name}"
+    for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        for target in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def test_the_readme_begins_with_the_two_commands() -> None:
+    first_block = re.search(r"```console\n(.*?)```", README, re.DOTALL)
+    assert first_block
+    assert re.findall(r"^\$ (make \w+)", first_block.group(1), re.MULTILINE) == ["make campaign", "make test"]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.name)
+def test_every_example_has_legal_recipes(path: Path) -> None:
+    spec = read_campaign_file(path).spec
+    assert len(spec.space.survey(spec.problem).recipes) >= 12

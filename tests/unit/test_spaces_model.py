@@ -1,0 +1,165 @@
+"""Parameters and floating-point operations against counts written out matrix by matrix."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import pytest
+
+from frontrunner.spaces.cluster import Cluster, Links, PeakTflops
+from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.model import Model
+
+GPT2_SMALL = Model(
+    name="gpt2-small",
+    layers=12,
+    hidden=768,
+    heads=12,
+    kv_heads=12,
+    ffn_hidden=3072,
+    vocabulary=50257,
+    vocabulary_multiple=1,
+    positions="learned",
+    max_positions=1024,
+    tied_embeddings=True,
+)
+LLAMA_8B = Model(
+    name="llama-3-8b",
+    layers=32,
+    hidden=4096,
+    heads=32,
+    kv_heads=8,
+    ffn_hidden=14336,
+    vocabulary=128256,
+    max_positions=8192,
+    activation="swiglu",
+    norm="rmsnorm",
+)
+SMALL = Model(name="small", layers=2, hidden=12, heads=6, kv_heads=2, ffn_hidden=20, vocabulary=100, activation="swiglu")
+
+
+def matrices_of_a_layer(model: Model) -> list[tuple[int, int]]:
+    """The (in, out) shapes of one layer's matrices, drawn as in a textbook."""
+    width, kv_width = model.hidden, model.hidden // model.heads * model.kv_heads
+    attention = [(width, width), (width, kv_width), (width, kv_width), (width, width)]
+    up = [(width, model.ffn_hidden)] * (2 if model.activation == "swiglu" else 1)
+    return [*attention, *up, (model.ffn_hidden, width)]
+
+
+def counted_parameters(model: Model, rows: int) -> int:
+    norm = [(model.hidden,)] * (2 if model.norm == "layernorm" else 1)
+    shapes: list[tuple[int, ...]] = [(rows, model.hidden)]
+    shapes += [] if model.tied_embeddings else [(model.hidden, rows)]
+    shapes += [(model.max_positions or 0, model.hidden)] if model.positions == "learned" else []
+    for _ in range(model.layers):
+        shapes += [*norm, *matrices_of_a_layer(model), *norm]
+    return sum(prod(shape) for shape in [*shapes, *norm])
+
+
+def test_gpt2_small_is_the_published_count_without_its_biases() -> None:
+    # 124,439,808 is the released checkpoint's count. Its biases, which this model has not: the attention's
+    # joined projection and output, the feed-forward's two (layer norms' are counted as norm parameters).
+    biases_of_a_layer = 3 * 768 + 768 + 4 * 768 + 768
+    assert GPT2_SMALL.parameters == 124_439_808 - 12 * biases_of_a_layer
+
+
+def test_llama_3_8b_is_the_published_count() -> None:
+    assert LLAMA_8B.parameters == 8_030_261_248
+
+
+@pytest.mark.parametrize("model", [GPT2_SMALL, LLAMA_8B], ids=lambda model: model.name)
+def test_parameters_are_the_sum_of_all_shapes(model: Model) -> None:
+    assert model.parameters == counted_parameters(model, rows=model.vocabulary)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"activation": "gelu"},
+        {"norm": "rmsnorm"},
+        {"tied_embeddings": True},
+        {"positions": "learned", "max_positions": 7},
+        {"kv_heads": 6},
+    ],
+)
+def test_each_choice_of_shape_changes_parameters_as_its_matrices_do(change: dict[str, Any]) -> None:
+    model = replace(SMALL, **change)
+    assert model.parameters == counted_parameters(model, rows=128)
+
+
+@pytest.mark.parametrize(("vocabulary", "multiple", "rows"), [(257, 128, 384), (256, 128, 256), (50257, 1, 50257)])
+def test_vocabulary_is_padded_upwards(vocabulary: int, multiple: int, rows: int) -> None:
+    assert replace(SMALL, vocabulary=vocabulary, vocabulary_multiple=multiple).padded_vocabulary == rows
+
+
+def test_flops_are_twice_the_multiplications_of_forward_and_two_backward() -> None:
+    length, width = 32, SMALL.hidden
+    layer = sum(2 * rows * columns for rows, columns in matrices_of_a_layer(SMALL))
+    scores_and_values = 2 * 2 * length * width  # for each head: length x head_dim twice, two operations each
+    forward = SMALL.layers * (layer + scores_and_values) + 2 * width * 128
+    assert SMALL.model_flops_per_token(length) == 3 * forward
+    assert SMALL.hardware_flops_per_token(length, "none") == 3 * forward
+    assert SMALL.hardware_flops_per_token(length, "selective") == 3 * forward
+    assert SMALL.hardware_flops_per_token(length, "full") == 3 * forward + SMALL.layers * (layer + scores_and_values)
+
+
+def test_flops_are_near_six_times_the_parameters_for_short_sequences_of_a_large_model() -> None:
+    per_token = LLAMA_8B.model_flops_per_token(128)
+    without_embedding = LLAMA_8B.parameters - 128256 * 4096  # looking a row up multiplies nothing
+    assert 6 * without_embedding < per_token < 6 * without_embedding * 1.02
+
+
+def test_flops_agree_with_the_megatron_formula() -> None:
+    # arXiv 2104.04473, equation 3 without its activation recomputation (72 instead of 96), a token's share.
+    model = replace(GPT2_SMALL, positions="rotary", max_positions=None)
+    length, layers, width, rows = 1024, 12, 768, 50257
+    megatron = 72 * layers * width**2 * (1 + length / (6 * width) + rows / (12 * layers * width))
+    assert model.model_flops_per_token(length) == pytest.approx(megatron, rel=1e-12)
+    extra = 24 * layers * width**2 * (1 + length / (6 * width))
+    assert model.hardware_flops_per_token(length, "full") == pytest.approx(megatron + extra, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layers": 0}, "model.layers = 0: expected at least 1"),
+        ({"heads": 5}, "model.heads = 5: expected a divisor of model.hidden = 12"),
+        ({"kv_heads": 4}, "model.kv_heads = 4: expected a divisor of model.heads = 6"),
+        ({"heads": 4, "kv_heads": 4}, "model.heads = 4: expected an even hidden / heads for rotary positions, not 3"),
+        ({"vocabulary": 1}, "model.vocabulary = 1: expected at least 2"),
+        ({"vocabulary_multiple": 0}, "model.vocabulary_multiple = 0: expected at least 1"),
+        ({"max_positions": 0}, "model.max_positions = 0: expected at least 1"),
+        ({"activation": "relu"}, 'model.activation = "relu": expected one of gelu, swiglu'),
+        ({"attention": "flash2"}, 'model.attention = "flash2": expected one of flash, math'),
+    ],
+)
+def test_a_shape_that_cannot_be_says_why(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        replace(SMALL, **change)
+    assert caught.value.message == message
+
+
+def test_a_cluster_counts_its_devices_and_bytes() -> None:
+    cluster = Cluster(
+        name="c", device="d", backend="cuda", nodes=3, devices_per_node=4, memory_gib_per_device=0.5,
+        peak_tflops=PeakTflops(bf16=312),
+    )  # fmt: skip
+    assert cluster.devices == 12
+    assert cluster.memory_bytes_per_device == 536_870_912
+    assert cluster.peak_flops("bf16") == 312e12
+    assert cluster.peak_flops("fp32") is None
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("key", ["memory_gib_per_device", "memory_gb_per_s"])
+def test_a_cluster_refuses_sizes_that_no_device_has(key: str, value: float) -> None:
+    fields: dict[str, Any] = {"memory_gib_per_device": 1.0, key: value}
+    with pytest.raises(InvalidInput, match=rf"cluster\.{key} = "):
+        Cluster(name="c", device="d", backend="cpu", nodes=1, devices_per_node=1, **fields)
+    with pytest.raises(InvalidInput, match=r"cluster\.peak_tflops\.fp16 = "):
+        PeakTflops(fp16=value)
+    with pytest.raises(InvalidInput, match=r"cluster\.links\.nic_gb_per_s = "):
+        Links(nic_gb_per_s=value)

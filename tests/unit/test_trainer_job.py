@@ -1,0 +1,132 @@
+"""The job file: strict reading, and what the engine refuses."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frontrunner.evaluators.trainer.checks import check_job
+from frontrunner.evaluators.trainer.job import Job
+from frontrunner.evaluators.trainer.layout import sharding_kind
+from support.trainer_runs import small_job, small_model, small_recipe
+
+
+def _document() -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(small_job(Path("/run")).to_json())
+    return document
+
+
+def test_a_job_survives_its_file() -> None:
+    job = small_job(Path("/run"))
+
+    assert Job.from_json(job.to_json()) == job
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "message"),
+    [
+        ((), {"batch": 1}, r"job\.batch is not a key"),
+        (("recipe", "sharding"), {"weights": 1}, r"job\.recipe\.sharding\.weights is not a key"),
+        (("model",), {"layers": "4"}, r"job\.model\.layers is '4', expected int"),
+        (("model",), {"layers": 4.0}, r"job\.model\.layers is 4\.0, expected int"),
+        (("model",), {"layers": True}, r"job\.model\.layers is True, expected int"),
+        (("model",), {"tied_embeddings": 1}, r"job\.model\.tied_embeddings is 1, expected bool"),
+        (("recipe",), {"schedule": "2f2b"}, r"job\.recipe\.schedule is '2f2b', expected one of 'none'"),
+        ((), {"recipe": None}, r"job\.recipe is None, expected an object"),
+        ((), {"version": 2}, r"job\.version is 2, this trainer reads version 1"),
+        ((), {"mode": "train"}, r"job\.train must not be null"),
+    ],
+)
+def test_a_wrong_value_is_named(section: tuple[str, ...], change: dict[str, Any], message: str) -> None:
+    document = _document()
+    place = document
+    for key in section:
+        place = place[key]
+    place.update(change)
+
+    with pytest.raises(ValueError, match=message):
+        Job.from_json(json.dumps(document))
+
+
+def test_a_missing_key_is_named() -> None:
+    document = _document()
+    del document["optimizer"]["momentum"]
+
+    with pytest.raises(ValueError, match=r"job\.optimizer\.momentum is missing"):
+        Job.from_json(json.dumps(document))
+
+
+def test_a_whole_number_is_a_float() -> None:
+    document = _document()
+    document["collective_timeout_s"] = 30
+
+    assert Job.from_json(json.dumps(document)).collective_timeout_s == 30.0
+
+
+@pytest.mark.parametrize(
+    ("replicas", "degrees", "kind"),
+    [
+        (1, (1, 1, 1), "replicate"),
+        (4, (1, 1, 1), "replicate"),
+        (4, (1, 1, 4), "zero-1"),
+        (4, (1, 4, 4), "zero-2"),
+        (4, (4, 4, 4), "zero-3"),
+        (4, (2, 2, 2), "hybrid"),
+        (6, (3, 3, 3), "hybrid"),
+    ],
+)
+def test_sharding_degrees_have_names(replicas: int, degrees: tuple[int, int, int], kind: str) -> None:
+    assert sharding_kind(small_recipe(data_parallel=replicas, sharding=degrees, micro_batch_seqs=1)) == kind
+
+
+@pytest.mark.parametrize(
+    ("replicas", "degrees"), [(4, (1, 2, 4)), (4, (1, 1, 2)), (4, (4, 4, 1)), (6, (4, 4, 4)), (1, (2, 2, 2))]
+)
+def test_other_sharding_degrees_are_refused(replicas: int, degrees: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="not supported"):
+        sharding_kind(small_recipe(data_parallel=replicas, sharding=degrees, micro_batch_seqs=1))
+
+
+ZBV = {"pipeline_parallel": 2, "schedule": "zbv", "virtual_stages": 2, "micro_batch_seqs": 1}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "model", "message"),
+    [
+        ({"tensor_parallel": 3}, {"hidden": 60}, "does not divide heads"),
+        ({"tensor_parallel": 4}, {"heads": 12, "kv_heads": 6, "hidden": 48}, "neither divides kv_heads 6"),
+        ({"tensor_parallel": 2}, {"vocabulary": 257}, "does not divide vocabulary 257"),
+        ({"pipeline_parallel": 8, "schedule": "gpipe"}, {}, "4 layers cannot fill 8"),
+        ({"pipeline_parallel": 2, "schedule": "none"}, {}, "does not fit pipeline_parallel 2"),
+        ({"schedule": "1f1b"}, {}, "does not fit pipeline_parallel 1"),
+        ({"pipeline_parallel": 2, "schedule": "1f1b", "virtual_stages": 2}, {}, "holds one stage a rank"),
+        (ZBV | {"virtual_stages": 1}, {}, "holds two stages a rank"),
+        ({"pipeline_parallel": 2, "schedule": "gpipe"}, {"tied_embeddings": True}, "tied embeddings"),
+        (ZBV | {"data_parallel": 2, "sharding": (2, 2, 2)}, {}, "goes wrong silently"),
+        (ZBV | {"data_parallel": 2, "sharding": (1, 2, 2)}, {}, "goes wrong silently"),
+        (ZBV | {"recompute": "selective"}, {}, "selective recompute"),
+    ],
+)
+def test_what_goes_wrong_is_refused_before_it_is_built(
+    recipe: dict[str, Any], model: dict[str, Any], message: str
+) -> None:
+    job = small_job(Path("/run"), recipe=small_recipe(**recipe), model=small_model(**model))
+
+    with pytest.raises(ValueError, match=message):
+        check_job(job, world_size=job.recipe.world_size)
+
+
+def test_the_number_of_ranks_must_be_the_recipes() -> None:
+    job = small_job(Path("/run"), recipe=small_recipe(data_parallel=2))
+
+    with pytest.raises(ValueError, match="needs 2 ranks, but 4 were started"):
+        check_job(job, world_size=4)
+
+
+def test_fp16_is_refused_with_what_to_use() -> None:
+    job = dataclasses.replace(small_job(Path("/run")), precision="fp16")
+
+    with pytest.raises(ValueError, match="use bf16 or fp32"):
+        check_job(job, world_size=1)

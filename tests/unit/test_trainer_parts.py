@@ -1,0 +1,211 @@
+"""The trainer's pure parts: stages, data, text, first weights, learning rates, metrics."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frontrunner.evaluators.trainer.corpus import BYTE_VOCABULARY, END_OF_DOCUMENT, builtin_text, write_token_file
+from frontrunner.evaluators.trainer.data import TokenFile
+from frontrunner.evaluators.trainer.initialise import initialise
+from frontrunner.evaluators.trainer.job import Train
+from frontrunner.evaluators.trainer.metrics import COLUMNS, open_metrics
+from frontrunner.evaluators.trainer.model import Gpt, RotaryTable
+from frontrunner.evaluators.trainer.pipeline import rank_of_stage, stage_layers, stages_of_rank
+from frontrunner.evaluators.trainer.training import learning_rate_at
+from support.trainer_runs import small_model, small_recipe
+
+SEQUENCE_LENGTH = 16
+
+
+@given(stages=st.integers(1, 64), extra=st.integers(0, 200))
+def test_stages_hold_every_layer_once_and_evenly(stages: int, extra: int) -> None:
+    layers = stages + extra
+
+    ranges = stage_layers(layers, stages)
+
+    assert [layer for part in ranges for layer in part] == list(range(layers))
+    sizes = [len(part) for part in ranges]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] - sizes[-1] <= 1
+
+
+@pytest.mark.parametrize(
+    ("schedule", "virtual", "expected"),
+    [
+        ("1f1b", 1, [[0], [1], [2]]),
+        ("interleaved-1f1b", 2, [[0, 3], [1, 4], [2, 5]]),
+        ("zbv", 2, [[0, 5], [1, 4], [2, 3]]),
+    ],
+)
+def test_ranks_hold_stages_in_loops_or_in_a_v(schedule: str, virtual: int, expected: list[list[int]]) -> None:
+    recipe = small_recipe(pipeline_parallel=3, schedule=schedule, virtual_stages=virtual)
+
+    assert [stages_of_rank(recipe, rank) for rank in range(3)] == expected
+    for rank, stages in enumerate(expected):
+        assert {rank_of_stage(recipe, stage) for stage in stages} == {rank}
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> TokenFile:
+    """A file whose tokens count up, so that a token tells where it stood."""
+    path = tmp_path / "tokens.bin"
+    np.arange(2000, dtype="<u2").tofile(path)
+    return TokenFile(path, dtype="uint16", sequence_length=SEQUENCE_LENGTH, seed=3)
+
+
+def test_targets_are_the_next_tokens(tokens: TokenFile) -> None:
+    batch = tokens.training_batch(1, sequences=slice(0, 4), global_batch_seqs=4)
+
+    assert batch.inputs.shape == (4, SEQUENCE_LENGTH)
+    assert torch.equal(batch.targets, batch.inputs + 1)
+
+
+def test_replicas_share_out_the_global_batch(tokens: TokenFile) -> None:
+    whole = tokens.training_batch(5, sequences=slice(0, 8), global_batch_seqs=8)
+    parts = [tokens.training_batch(5, sequences=slice(i, i + 2), global_batch_seqs=8) for i in range(0, 8, 2)]
+
+    assert torch.equal(torch.cat([part.inputs for part in parts]), whole.inputs)
+
+
+def test_steps_differ_and_repeat(tokens: TokenFile) -> None:
+    first, again, second = (
+        tokens.training_batch(step, sequences=slice(0, 8), global_batch_seqs=8).inputs for step in (1, 1, 2)
+    )
+
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+
+
+def test_evaluation_never_sees_training_tokens(tokens: TokenFile) -> None:
+    many = slice(0, 2000)
+    trained = tokens.training_batch(1, sequences=many, global_batch_seqs=2000)
+    held_out = tokens.evaluation_batch(1, sequences=many, global_batch_seqs=2000)
+
+    assert int(trained.targets.max()) < 1900 <= int(held_out.inputs.min())
+    assert int(held_out.targets.max()) <= 1999
+
+
+def test_a_short_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.bin"
+    np.arange(100, dtype="<u2").tofile(path)
+
+    with pytest.raises(ValueError, match="has 100 tokens, of which 5 are held out"):
+        TokenFile(path, dtype="uint16", sequence_length=SEQUENCE_LENGTH, seed=3)
+
+
+def test_text_becomes_its_bytes_and_document_ends(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.bin"
+
+    count = write_token_file("aé\0b", path)
+
+    written = np.fromfile(path, dtype="<u2").tolist()
+    assert written == [97, 0xC3, 0xA9, END_OF_DOCUMENT, 98, END_OF_DOCUMENT]
+    assert count == len(written)
+    assert max(written) < BYTE_VOCABULARY
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_no_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no text"):
+        write_token_file(b"", tmp_path / "tokens.bin")
+
+
+def test_the_built_in_text_is_long_and_repeatable() -> None:
+    text = builtin_text()
+
+    assert len(text) > 300_000
+    assert builtin_text() == text
+
+
+def test_a_stage_starts_with_the_whole_models_weights() -> None:
+    shape = small_model(layers=4)
+    whole = Gpt(shape, sequence_length=SEQUENCE_LENGTH, layers=range(4))
+    stage = Gpt(shape, sequence_length=SEQUENCE_LENGTH, layers=range(2, 4))
+    for model in (whole, stage):
+        initialise(model.named_parameters(), seed=1, layers=4)
+
+    expected = dict(whole.named_parameters())
+    assert {name for name, _ in stage.named_parameters()} < set(expected)
+    for name, parameter in stage.named_parameters():
+        assert torch.equal(parameter, expected[name])
+
+
+def test_first_weights_follow_gpt2() -> None:
+    model = Gpt(small_model(hidden=256, ffn_hidden=512), sequence_length=SEQUENCE_LENGTH, layers=range(4))
+    initialise(model.named_parameters(), seed=1, layers=8)
+
+    weights = dict(model.named_parameters())
+    assert weights["blocks.0.attention.query.weight"].std().item() == pytest.approx(0.02, rel=0.02)
+    assert weights["blocks.0.feed_forward.down.weight"].std().item() == pytest.approx(0.02 / 4, rel=0.02)
+    assert torch.equal(weights["norm.weight"], torch.ones(256))
+    assert not torch.equal(weights["blocks.0.attention.query.weight"], weights["blocks.1.attention.query.weight"])
+
+
+def test_attention_scores_depend_on_distance_alone() -> None:
+    """The defining property of rotary embedding: a rotated query and key know only how far apart they stand."""
+    table = RotaryTable(sequence_length=SEQUENCE_LENGTH, head_width=8)
+    query, key = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
+    rotated_query = table.rotate(query.expand(1, 1, SEQUENCE_LENGTH, 8))[0, 0]
+    rotated_key = table.rotate(key.expand(1, 1, SEQUENCE_LENGTH, 8))[0, 0]
+
+    scores = rotated_query @ rotated_key.T
+
+    for distance in range(SEQUENCE_LENGTH):
+        diagonal = scores.diagonal(-distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(scores.diagonal(-1)[0], scores.diagonal(-2)[0])
+
+
+def test_the_future_does_not_reach_the_past() -> None:
+    model = Gpt(small_model(kv_heads=2), sequence_length=SEQUENCE_LENGTH, layers=range(4))
+    initialise(model.named_parameters(), seed=1, layers=4)
+    tokens = torch.randint(0, 384, (1, SEQUENCE_LENGTH), generator=torch.Generator().manual_seed(0))
+    changed = tokens.clone()
+    changed[0, 10] += 1
+
+    before, after = model(tokens), model(changed)
+
+    assert torch.equal(before[:, :10], after[:, :10])
+    assert not torch.equal(before[:, 10:], after[:, 10:])
+
+
+def _train(**changes: int) -> Train:
+    return Train(
+        steps=changes.get("steps", 100),
+        warm_up_steps=changes.get("warm_up_steps", 10),
+        final_learning_rate_fraction=0.1,
+        evaluation_every_steps=0,
+        evaluation_batches=0,
+        checkpoint_every_steps=0,
+        keep_checkpoints=1,
+        metrics="csv",
+    )
+
+
+@pytest.mark.parametrize(("step", "rate"), [(1, 0.1), (5, 0.5), (10, 1.0), (55, 0.55), (100, 0.1)])
+def test_the_learning_rate_rises_then_follows_a_cosine(step: int, rate: float) -> None:
+    assert learning_rate_at(step, peak=1.0, train=_train()) == pytest.approx(rate)
+
+
+def test_no_warm_up_is_no_division_by_zero() -> None:
+    assert learning_rate_at(1, peak=1.0, train=_train(warm_up_steps=0, steps=1)) == pytest.approx(0.1)
+
+
+def test_metrics_drop_rows_after_the_resumed_step_and_a_torn_line(tmp_path: Path) -> None:
+    metrics = open_metrics("csv", tmp_path, resumed_step=0)
+    for step in (1, 2, 3):
+        metrics.write(dict.fromkeys(COLUMNS) | {"step": step, "loss": step / 10})
+    metrics.close()
+    with (tmp_path / "metrics.csv").open("a") as file:
+        file.write("4,0.")
+
+    resumed = open_metrics("csv", tmp_path, resumed_step=2)
+    resumed.write(dict.fromkeys(COLUMNS) | {"step": 3, "loss": 0.7})
+    resumed.close()
+
+    lines = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert lines == [",".join(COLUMNS), "1,0.1,,,,,", "2,0.2,,,,,", "3,0.7,,,,,"]
