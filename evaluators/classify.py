@@ -17,7 +17,8 @@ OUT_OF_MEMORY_SIGNS = re.compile(
 ILLEGAL_TYPES = ("ValueError", "NotImplementedError")
 """What the trainer and torch raise for a recipe that they do not take, before the first step."""
 
-SIGKILL = 9
+SIGNALS_FROM_OUTSIDE = {9: "SIGKILL", 15: "SIGTERM"}
+"""What a person, a batch system or a memory guard sends; a process does not do it to itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +98,8 @@ def _own_error(evidence: Evidence) -> Verdict | None:
     if not evidence.errors:
         return None
     culprit = min(evidence.errors, key=lambda error: (_is_about_a_peer(error), error.rank))
-    if _is_about_a_peer(culprit) and _killed_by_others(evidence):
-        return None  # the peers complain about the rank that was killed
+    if _is_about_a_peer(culprit) and (evidence.server_lost or _ended_without_a_word(evidence)):
+        return None  # the peers complain about a rank that was killed, or that crashed without an exception
     illegal = culprit.type in ILLEGAL_TYPES and culprit.phase != "stepping"
     return Verdict(
         kind=FailureKind.ILLEGAL_FOR_ENGINE if illegal else FailureKind.CRASHED,
@@ -110,24 +111,28 @@ def _own_error(evidence: Evidence) -> Verdict | None:
 def _killed(evidence: Evidence) -> Verdict | None:
     if evidence.server_lost:
         return Verdict(kind=FailureKind.LOST, message="the fork server ended, and the ranks with it", rank=0)
-    ranks = _killed_by_others(evidence)
-    if not ranks:
-        return None
-    return Verdict(
-        kind=FailureKind.LOST, message=f"rank {ranks[0]} was killed from outside (signal {SIGKILL})", rank=ranks[0]
-    )
-
-
-def _crashed(evidence: Evidence) -> Verdict | None:
-    for rank, status in sorted(evidence.statuses.items()):
-        if status != 0 and rank not in evidence.killed_by_us:
-            how = f"signal {-status}" if status < 0 else f"exit status {status}"
-            return Verdict(kind=FailureKind.CRASHED, message=f"rank {rank} ended with {how}", rank=rank)
+    for rank in _killed_by_others(evidence):
+        name = SIGNALS_FROM_OUTSIDE[-evidence.statuses[rank]]
+        return Verdict(kind=FailureKind.LOST, message=f"rank {rank} was killed from outside ({name})", rank=rank)
     return None
 
 
+def _crashed(evidence: Evidence) -> Verdict | None:
+    for rank in _ended_without_a_word(evidence):
+        status = evidence.statuses[rank]
+        how = f"signal {-status}" if status < 0 else f"exit status {status}"
+        return Verdict(kind=FailureKind.CRASHED, message=f"rank {rank} ended with {how}", rank=rank)
+    return None
+
+
+def _ended_without_a_word(evidence: Evidence) -> list[int]:
+    """The ranks that failed, were not killed by us, and left no exception."""
+    failed = {rank for rank, status in evidence.statuses.items() if status != 0}
+    return sorted(failed - evidence.killed_by_us - {error.rank for error in evidence.errors})
+
+
 def _killed_by_others(evidence: Evidence) -> list[int]:
-    killed = {rank for rank, status in evidence.statuses.items() if status == -SIGKILL}
+    killed = {rank for rank, status in evidence.statuses.items() if -status in SIGNALS_FROM_OUTSIDE}
     return sorted(killed - evidence.killed_by_us)
 
 

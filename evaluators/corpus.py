@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
 from frontrunner.evaluators.settings import DataSettings
 from frontrunner.evaluators.trainer.corpus import BYTE_VOCABULARY, builtin_text, write_token_file
 from frontrunner.spaces.errors import bad_value
@@ -33,19 +34,41 @@ def corpus(data: DataSettings, work_folder: Path, problem: Problem) -> Corpus:
     is read as bytes, one token a byte. Raises `InvalidInput` if a token is outside the model's vocabulary,
     or if there are too few tokens for the sequence length.
     """
-    if data.path is not None and data.path.endswith(".bin"):
-        found = Corpus(Path(data.path), "uint16" if problem.model.vocabulary <= UINT16_VOCABULARY else "uint32")
+    if _is_token_file(data):
+        found = _token_file(data, problem)
     else:
         found = Corpus(_byte_tokens(data, work_folder, problem), "uint16")
     _check(found, data, problem)
     return found
 
 
-def _byte_tokens(data: DataSettings, work_folder: Path, problem: Problem) -> Path:
+def check_data(data: DataSettings, problem: Problem) -> None:
+    """Raise what `corpus` would raise for data that cannot be used; writes nothing."""
+    if _is_token_file(data):
+        _check(_token_file(data, problem), data, problem)
+        return
+    _check_vocabulary(problem)
+    size_bytes = len(builtin_text().encode()) if data.path is None else Path(data.path).stat().st_size
+    _check_length(size_bytes + 1, data, problem)  # a byte a token, and the end of the document
+
+
+def _is_token_file(data: DataSettings) -> bool:
+    return data.path is not None and data.path.endswith(".bin")
+
+
+def _token_file(data: DataSettings, problem: Problem) -> Corpus:
+    return Corpus(Path(str(data.path)), "uint16" if problem.model.vocabulary <= UINT16_VOCABULARY else "uint32")
+
+
+def _check_vocabulary(problem: Problem) -> None:
     if problem.model.vocabulary < BYTE_VOCABULARY:
         raise bad_value(
             "model.vocabulary", problem.model.vocabulary, f"at least {BYTE_VOCABULARY}: text is read a byte a token"
         )
+
+
+def _byte_tokens(data: DataSettings, work_folder: Path, problem: Problem) -> Path:
+    _check_vocabulary(problem)
     if data.path is None:
         path = work_folder / f"builtin-{platform.python_version()}.bin"
         if not path.exists():

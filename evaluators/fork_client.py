@@ -6,18 +6,22 @@ import contextlib
 import json
 import os
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from frontrunner.evaluators.files import tail
 from frontrunner.spaces.errors import FrontrunnerError
 
 START_TIMEOUT_S = 120.0
+CLOSE_TIMEOUT_S = 10.0
 MARKER = "FRONTRUNNER_DRIVER"
 """Environment variable that marks every process of a driver, so that stragglers can be found."""
 
@@ -55,15 +59,18 @@ class ForkClient:
     def __init__(self, log: Path, environment: Mapping[str, str]) -> None:
         """Start the server; its own output goes to `log`. It imports torch while the caller goes on."""
         self._log_path = log
+        self._rendezvous = tempfile.mkdtemp(prefix="frontrunner-")
         with log.open("ab") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "frontrunner.evaluators.fork_server"],
+                [sys.executable, "-P", "-m", "frontrunner.evaluators.fork_server", self._rendezvous],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 env={**os.environ, **environment, MARKER: str(os.getpid())},
                 bufsize=0,
+                start_new_session=True,  # what a terminal sends to the driver is the driver's to judge
             )
+        self._started_s = time.monotonic()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._stdout_fd, selectors.EVENT_READ)
         self._unread = b""
@@ -80,20 +87,11 @@ class ForkClient:
             raise FrontrunnerError("the fork server has no output")
         return self._process.stdout.fileno()
 
-    def start(self, token: str, *, job: Path, world_size: int, rendezvous: Path, logs: Path) -> None:
-        """Ask for the ranks of one probe; raises `FrontrunnerError` if the server has ended or never came up."""
-        self._wait_ready()
-        request = {
-            "start": token,
-            "job": str(job),
-            "world_size": world_size,
-            "rendezvous": str(rendezvous),
-            "logs": str(logs),
-        }
-        try:
+    def start(self, token: str, *, job: Path, world_size: int, logs: Path) -> None:
+        """Ask for the ranks of one probe; returns at once, and the server forks them when it is ready."""
+        request = {"start": token, "job": str(job), "world_size": world_size, "logs": str(logs)}
+        with contextlib.suppress(BrokenPipeError):  # the server has ended: the next reports say so
             os.write(self._stdin_fd, json.dumps(request).encode() + b"\n")
-        except BrokenPipeError:
-            raise self._ended() from None
 
     @property
     def _stdin_fd(self) -> int:
@@ -102,7 +100,11 @@ class ForkClient:
         return self._process.stdin.fileno()
 
     def reports(self, timeout_s: float) -> list[Report]:
-        """What the server has reported, waiting up to `timeout_s` for a first report."""
+        """What the server has reported, waiting up to `timeout_s` for a first report.
+
+        Raises `FrontrunnerError` if the server ended before it was ready, or is not ready in time: then it
+        never will be.
+        """
         found: list[Report] = []
         for message in self._messages(timeout_s):
             if "exited" in message:
@@ -111,8 +113,12 @@ class ForkClient:
                 found.append(RanksStarted(message["started"], tuple(message["pids"])))
             elif "ready" in message:
                 self._is_ready = True
-            else:
+            elif self._is_ready:
                 found.append(ServerLost(message["lost"]))
+            else:
+                raise self._never_ready("ended before it was ready")
+        if not self._is_ready and time.monotonic() - self._started_s > START_TIMEOUT_S:
+            raise self._never_ready(f"was not ready within {START_TIMEOUT_S:.0f} s")
         return found
 
     def _messages(self, timeout_s: float) -> list[dict[str, Any]]:
@@ -124,19 +130,9 @@ class ForkClient:
         *lines, self._unread = (self._unread + data).split(b"\n")
         return [json.loads(line) for line in lines]
 
-    def _wait_ready(self) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not self._is_ready:
-            if any(isinstance(report, ServerLost) for report in self.reports(1.0)):
-                raise self._ended()
-            if time.monotonic() > deadline:
-                raise FrontrunnerError(
-                    f"the fork server did not come up within {START_TIMEOUT_S:.0f} s", hint=f"see {self._log_path}"
-                )
-
-    def _ended(self) -> FrontrunnerError:
-        tail = self._log_path.read_text(errors="replace").strip().splitlines()[-1:] or ["no output"]
-        return FrontrunnerError(f"the fork server ended: {tail[0]}", hint=f"see {self._log_path}")
+    def _never_ready(self, what: str) -> FrontrunnerError:
+        lines = tail(self._log_path, 1) or "no output"
+        return FrontrunnerError(f"the fork server {what}: {lines}", hint=f"see {self._log_path}")
 
     def kill_rank(self, pid: int) -> None:
         """Kill one rank and whatever it has started; a rank that is gone already is no error."""
@@ -146,14 +142,15 @@ class ForkClient:
             os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Close the server's input, on which it ends; kill it if it does not."""
+        """Close the server's input, on which it ends and its ranks with it; kill it if it does not."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
-            self._process.wait(timeout=10)
+            self._process.wait(timeout=CLOSE_TIMEOUT_S if self._is_ready else 0)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         self._selector.close()
         if self._process.stdout is not None:
             self._process.stdout.close()
+        shutil.rmtree(self._rendezvous, ignore_errors=True)  # the server has done so, unless it was killed

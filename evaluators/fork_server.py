@@ -3,11 +3,12 @@
 A probe's ranks start warm and start clean: whatever they break ends with them. The server is single-threaded,
 holds no process group and never touches an accelerator, so that forking it is safe. It speaks JSON lines:
 
-    in    {"start": token, "job": path, "world_size": n, "rendezvous": path, "logs": folder}
+    in    {"start": token, "job": path, "world_size": n, "logs": folder}
     out   {"ready": pid}   {"started": token, "pids": [...]}   {"exited": token, "rank": r, "status": s}
 
 `status` is as `subprocess` gives it: the exit code, or minus the signal. Ranks die with the server
-(PR_SET_PDEATHSIG), and the server ends, killing them, when its input closes: when its driver is gone.
+(PR_SET_PDEATHSIG), and the server ends, killing them, when its input closes: when its driver is gone. Its one
+argument is a folder of its own, where ranks meet, which it removes in the end.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import ctypes
 import json
 import os
 import selectors
+import shutil
 import signal
 import sys
 import traceback
@@ -31,9 +33,10 @@ START_FAILED = 120
 class ForkServer:
     """Reads requests from `requests_fd`, writes reports to `reports_fd`, and owns the ranks it has forked."""
 
-    def __init__(self, requests_fd: int, reports_fd: int) -> None:
+    def __init__(self, requests_fd: int, reports_fd: int, rendezvous: Path) -> None:
         self.requests_fd = requests_fd
         self.reports_fd = reports_fd
+        self.rendezvous = rendezvous
         self.ranks: dict[int, tuple[str, int]] = {}
         self._unread = b""
 
@@ -56,8 +59,9 @@ class ForkServer:
                     is_open = self._read_requests()
             self._reap()
         for pid in self.ranks:
+            _kill_group(pid)
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)  # one that has no group of its own yet
 
     def _read_requests(self) -> bool:
         data = os.read(self.requests_fd, 1 << 16)
@@ -78,9 +82,11 @@ class ForkServer:
 
     def _reap(self) -> None:
         while self.ranks:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None:
                 return
+            _kill_group(ended.si_pid)  # before it is waited for: until then its number is nobody else's
+            pid, status = os.waitpid(ended.si_pid, 0)
             token, rank = self.ranks.pop(pid)
             self._report({"exited": token, "rank": rank, "status": os.waitstatus_to_exitcode(status)})
 
@@ -100,7 +106,7 @@ class ForkServer:
             _redirect_output(Path(request["logs"]) / f"rank-{rank}.log")
             os.close(self.requests_fd)
             os.close(self.reports_fd)
-            status = _run(request, rank)
+            status = _run(request, rank, self.rendezvous)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -110,7 +116,7 @@ class ForkServer:
             os._exit(status)
 
 
-def _run(request: dict[str, Any], rank: int) -> int:
+def _run(request: dict[str, Any], rank: int, rendezvous: Path) -> int:
     from frontrunner.evaluators.trainer.entry import run_rank
     from frontrunner.evaluators.trainer.job import Job
 
@@ -120,7 +126,7 @@ def _run(request: dict[str, Any], rank: int) -> int:
             job,
             rank=rank,
             world_size=request["world_size"],
-            init_method=f"file://{request['rendezvous']}",
+            init_method=f"file://{rendezvous / request['start']}",
             local_rank=rank,
         )
     except SystemExit as ending:
@@ -129,6 +135,12 @@ def _run(request: dict[str, Any], rank: int) -> int:
         traceback.print_exc()
         return 1
     return 0
+
+
+def _kill_group(pid: int) -> None:
+    """Kill whatever a rank has started and left."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _die_with_parent() -> None:
@@ -162,8 +174,12 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what an interrupt means
     from frontrunner.evaluators.trainer.entry import preload
 
-    preload()
-    ForkServer(requests_fd, reports_fd).serve()
+    rendezvous = Path(sys.argv[1])
+    try:
+        preload()
+        ForkServer(requests_fd, reports_fd, rendezvous).serve()
+    finally:
+        shutil.rmtree(rendezvous, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,11 @@ def tokens_per_step(recipe: Recipe, problem: Problem) -> int:
     return recipe.global_batch_seqs * problem.sequence_length
 
 
+def nodes_used(recipe: Recipe, problem: Problem) -> int:
+    """The whole nodes that a recipe's devices occupy: ceil(devices / devices_per_node)."""
+    return math.ceil(recipe.devices / problem.cluster.devices_per_node)
+
+
 def rates(recipe: Recipe, problem: Problem, step_time_s: float) -> dict[str, float | None]:
     """tokens_per_s, model_tflops_per_device, hardware_tflops_per_device and mfu for a step of `step_time_s`.
 

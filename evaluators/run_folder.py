@@ -42,6 +42,13 @@ class RunFolder:
             raise ValueError(f"{self.path / 'result.json'} holds no table")
         return found
 
+    def busy_seconds(self) -> float:
+        """Wall seconds from the order to the newest file: what an attempt took whose driver did not live to tell."""
+        written = [path.stat().st_mtime for path in self.path.glob("*") if path.is_file()]
+        if not written or not self.job.exists():
+            return 0.0
+        return max(0.0, max(written) - self.job.stat().st_mtime)
+
     def log_tails(self, world_size: int) -> dict[int, str]:
         """The end of each rank's log."""
         return {rank: tail(self.log(rank)) for rank in range(world_size)}
@@ -98,7 +105,16 @@ class StepCounter:
         whole = text[: text.rfind(b"\n") + 1]
         self._offset += len(whole)
         for line in whole.splitlines():
-            event = json.loads(line).get("event")
+            event = _event(line)
             self.steps_done += event == "step"
             self.is_built = self.is_built or event == "built"
         return bool(whole)
+
+
+def _event(line: bytes) -> str | None:
+    """The event that a line tells of; None for a line that a full disk or a kill has cut short."""
+    try:
+        table = json.loads(line)
+        return str(table["event"])
+    except (ValueError, KeyError, TypeError):
+        return None

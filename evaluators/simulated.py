@@ -39,12 +39,18 @@ class Simulated:
         self._ready.append(order)
 
     def finished(self, timeout_s: float) -> list[Finished]:
-        """All orders taken since the last call."""
+        """All orders taken since the last call; with none it waits, as a real evaluator would."""
         if not self._ready:
-            time.sleep(min(timeout_s, 0.01))
-        done = [Finished(token=order.token, outcome=simulate(order.recipe, self._setup)) for order in self._ready]
+            time.sleep(timeout_s)
+        done = [self._judge(order) for order in self._ready]
         self._ready.clear()
         return done
+
+    def _judge(self, order: ProbeOrder) -> Finished:
+        outcome = simulate(order.recipe, self._setup)
+        order.run_folder.mkdir(parents=True, exist_ok=True)
+        RunFolder(order.run_folder).write_outcome(outcome)
+        return Finished(token=order.token, outcome=outcome)
 
     def progress(self, token: str) -> Progress | None:
         """A simulated probe is over before it can be asked."""
@@ -52,7 +58,7 @@ class Simulated:
         return None
 
     def harvest(self, order: ProbeOrder) -> Measurement | Failure | None:
-        """Nothing is left on disk by a simulation, unless a test has put it there."""
+        """The outcome on disk, or None."""
         return RunFolder(order.run_folder).outcome()
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
 from frontrunner.spaces.cluster import GIB
 from frontrunner.spaces.errors import bad_value
 from frontrunner.spaces.presets import known_device

@@ -81,25 +81,22 @@ class Proposals:
 
     def _ask(self) -> Recipe | None:
         """One legal proposal; what goes wrong on the way costs the strategy its place, not the campaign its life."""
-        fault = self._fault_or_proposal()
-        if isinstance(fault, str):
+        while True:  # at most twice: a fault of random order itself is raised by `_replace`
+            try:
+                proposed = self._strategy.ask(1)
+                fault = self._fault_of(proposed)
+            except Exception as error:
+                fault = f"ask raised {type(error).__name__}: {error}"
+            if fault is None:
+                return proposed[0] if proposed else None
             self._replace(fault)
-            fault = self._fault_or_proposal()
-        if isinstance(fault, str):
-            raise RuntimeError(f"strategy {FALLBACK}: {fault}")  # our own, unlike the others
-        return fault
 
-    def _fault_or_proposal(self) -> Recipe | str | None:
-        """A legal recipe, None where all were proposed, or what the strategy did wrong."""
-        try:
-            proposed = self._strategy.ask(1)
-            if proposed:
-                recipe = proposed[0]
-                return recipe if recipe in self._legal else f"it proposed an illegal recipe: {recipe}"
-        except Exception as error:
-            return f"ask raised {type(error).__name__}: {error}"
+    def _fault_of(self, proposed: list[Recipe]) -> str | None:
+        """What is wrong with a strategy's answer, or None."""
+        if proposed:
+            return None if proposed[0] in self._legal else f"it proposed an illegal recipe: {proposed[0]}"
         left = sum(not self._was_proposed(recipe) for recipe in self._legal)
-        return None if left == 0 else f"it proposed nothing while {left} legal recipes were left"
+        return f"it proposed nothing while {left} legal recipes were left" if left else None
 
     def _replace(self, why: str) -> None:
         """Go on in random order; a fault of random order itself is ours and is raised."""

@@ -56,7 +56,7 @@ def torch_split_backward(recipe: Recipe, _: Problem) -> Reason | None:
     if recipe.sharding.gradients > 1:
         return Reason(
             "split-backward-gradients",
-            f"{recipe.schedule} finishes weight gradients out of order: they cannot be sharded micro-batch by micro-batch",
+            f"{recipe.schedule} finishes weight gradients out of order: they cannot be sharded at each micro-batch",
         )
     if recipe.recompute == "selective":
         return Reason(
@@ -108,6 +108,15 @@ def torch_tied(recipe: Recipe, problem: Problem) -> Reason | None:
     return None
 
 
+def torch_precision(recipe: Recipe, problem: Problem) -> Reason | None:
+    """fp16 overflows without a scaled loss; DistributedDataParallel has no mixed precision of its own."""
+    if problem.precision == "fp16":
+        return Reason("precision-fp16", "the torch engine does not scale its loss yet, as fp16 needs; use bf16")
+    if recipe.replication == "ddp" and problem.precision != "fp32":
+        return Reason("ddp-precision", f"replication ddp casts no parameters to {problem.precision}; use replicate")
+    return None
+
+
 ENGINE_RULES: dict[str, tuple[Rule, ...]] = {
     "torch": (
         torch_ddp,
@@ -117,5 +126,6 @@ ENGINE_RULES: dict[str, tuple[Rule, ...]] = {
         torch_micro_batches,
         torch_equal_rounds,
         torch_tied,
+        torch_precision,
     ),
 }

@@ -60,6 +60,8 @@ def known_device(reported_name: str) -> Table | None:
 
     All words of its `matches` occur in the name, and none of its `unless`: boards of one chip differ in rate.
     """
+    if reported_name in _catalogue("devices"):
+        return device_preset(reported_name)
     words = set(reported_name.lower().replace("-", " ").replace(" gb", "gb").split())
     for name, table in _catalogue("devices").items():
         if words.issuperset(table["matches"]) and words.isdisjoint(table.get("unless", ())):

@@ -99,10 +99,9 @@ class Recipe:
         require_one_of("recipe", "recompute", self.recompute, RECOMPUTES)
         require_one_of("recipe", "replication", self.replication, REPLICATIONS)
         if self.devices % (self.tensor_parallel * self.pipeline_parallel):
+            degrees = f"{self.tensor_parallel} x {self.pipeline_parallel}"
             raise bad_value(
-                "recipe.devices",
-                self.devices,
-                f"a multiple of tensor_parallel x pipeline_parallel = {self.tensor_parallel} x {self.pipeline_parallel}",
+                "recipe.devices", self.devices, f"a multiple of tensor_parallel x pipeline_parallel = {degrees}"
             )
 
     @property

@@ -21,10 +21,8 @@ def shown_key(key: str) -> str:
 
 
 def _written(value: object) -> str:
-    if value is None:
-        return "nothing"
-    if isinstance(value, bool):
-        return "true" if value else "false"
+    if value is None or isinstance(value, bool):
+        return {None: "nothing", True: "true", False: "false"}[value]
     if isinstance(value, str):
         return _quoted(value[:MOST_CHARACTERS])
     if isinstance(value, int) and value.bit_length() > 4 * MOST_CHARACTERS:

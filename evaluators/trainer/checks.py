@@ -20,6 +20,7 @@ def check_job(job: Job, *, world_size: int) -> None:
     _check_tensor_parallel(job.model, job.recipe, job.sequence_length)
     _check_pipeline(job.model, job.recipe)
     _check_sharding(job.recipe)
+    _check_ddp(job)
 
 
 def _check_model(model: ModelShape) -> None:
@@ -68,3 +69,13 @@ def _check_sharding(recipe: Recipe) -> None:
         )
     if recipe.recompute == "selective":
         raise ValueError(f"schedule {recipe.schedule!r} splits the backward pass, which selective recompute forbids")
+
+
+def _check_ddp(job: Job) -> None:
+    recipe = job.recipe
+    if recipe.replication != "ddp":
+        return
+    if recipe.tensor_parallel > 1 or recipe.pipeline_parallel > 1 or sharding_kind(recipe) != "replicate":
+        raise ValueError("DistributedDataParallel is right only for whole models: no tensor, pipeline or sharding")
+    if recipe.data_parallel == 1 or job.precision != "fp32":
+        raise ValueError("DistributedDataParallel is there for several replicas in fp32")

@@ -8,8 +8,9 @@
 | zero-3 | gathered for each use | reduce-scattered at every micro-batch | sharded |
 | hybrid | as zero-3, in groups | as zero-3, in groups; all-reduced between groups at the last | sharded, in groups |
 
-Plain replication is the composable `replicate`, never DistributedDataParallel: under pipelining with tensor
-parallelism the latter's gradients come out too large by the number of micro-batches.
+Plain replication is the composable `replicate`; a recipe may ask for DistributedDataParallel instead, where there is
+neither tensor nor pipeline parallelism: under both, the latter's gradients come out too large by the number of
+micro-batches.
 """
 
 from typing import Any, cast
@@ -18,6 +19,7 @@ import torch
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from frontrunner.evaluators.trainer.job import Precision
 from frontrunner.evaluators.trainer.layout import Layout, ShardingKind, sharding_kind
@@ -47,10 +49,27 @@ class Replicas:
                 module.reshard()
 
 
+class DdpReplicas:
+    """One whole model under DistributedDataParallel, and when its gradients are reduced."""
+
+    def __init__(self, model: Gpt, layout: Layout) -> None:
+        """Wrap the materialised and initialised `model`."""
+        self.wrapped = DistributedDataParallel(
+            model, process_group=layout.data_mesh.get_group(), gradient_as_bucket_view=True
+        )
+
+    def before_backward(self, *, last: bool) -> None:
+        """Say whether the backward pass that follows is the `last` of the step; call it before the forward pass."""
+        self.wrapped.require_backward_grad_sync = last
+
+    def reshard(self) -> None:
+        """Nothing is ever gathered."""
+
+
 def apply_data_parallel(model: Gpt, layout: Layout, precision: Precision) -> Replicas | None:
     """Wrap each block of `model` and the whole, in place; None where there is nothing to spread or cast."""
     recipe = layout.recipe
-    if recipe.data_parallel == 1 and precision == "fp32":
+    if recipe.replication == "ddp" or (recipe.data_parallel == 1 and precision == "fp32"):
         return None
     kind = sharding_kind(recipe)
     options: dict[str, Any] = {"mesh": layout.data_mesh, "mp_policy": _mixed_precision(precision)}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
 from frontrunner.evaluators.trainer.data import Batch
-from frontrunner.evaluators.trainer.data_parallel import Replicas, apply_data_parallel
+from frontrunner.evaluators.trainer.data_parallel import DdpReplicas, Replicas, apply_data_parallel
 from frontrunner.evaluators.trainer.initialise import initialise
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import Layout
@@ -52,8 +52,11 @@ def build_engine(job: Job, layout: Layout, device: torch.device) -> Engine:
         module.to_empty(device=device)
         initialise(module.named_parameters(), seed=job.seed, layers=job.model.layers)
         modules.append(module)
+    if recipe.replication == "ddp":
+        ddp = DdpReplicas(modules[0], layout)
+        return AccumulatingEngine(job, modules[0], ddp, forward=ddp.wrapped)
     if recipe.pipeline_parallel == 1:
-        return AccumulatingEngine(job, modules[0], replicas[0])
+        return AccumulatingEngine(job, modules[0], replicas[0], forward=modules[0])
     return PipelineEngine(job, layout, modules, replicas, device)
 
 
@@ -73,9 +76,11 @@ def _build_stage(job: Job, layout: Layout, layers: range) -> Gpt:
 class AccumulatingEngine:
     """The whole model on each tensor-parallel group: micro-batches run one after another."""
 
-    def __init__(self, job: Job, model: Gpt, replicas: Replicas | None) -> None:
+    def __init__(self, job: Job, model: Gpt, replicas: Replicas | DdpReplicas | None, *, forward: nn.Module) -> None:
+        """`forward` is the model, or what it is wrapped in: what micro-batches are run through."""
         self._recipe = job.recipe
         self._model = model
+        self._forward = forward
         self._replicas = replicas
         self._loss = share_of_mean(job.recipe.accumulation)
 
@@ -91,7 +96,7 @@ class AccumulatingEngine:
             for number, micro_batch in enumerate(_split(batch, self._recipe.micro_batch_seqs)):
                 if self._replicas is not None:
                     self._replicas.before_backward(last=number == last)
-                loss = self._loss(self._model(micro_batch.inputs), micro_batch.targets)
+                loss = self._loss(self._forward(micro_batch.inputs), micro_batch.targets)
                 torch.autograd.backward(loss)
                 total += loss.detach()
         return total

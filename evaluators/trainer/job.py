@@ -67,6 +67,7 @@ class Recipe:
     sharding: Sharding
     recompute: Recompute
     sequence_parallel: bool
+    replication: Literal["replicate", "ddp"]
 
     @property
     def world_size(self) -> int:

@@ -23,6 +23,7 @@ from frontrunner.evaluators.here import refuse_elsewhere
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.settings import run_root, store_url
 from frontrunner.spaces.errors import InvalidInput, NothingLegal
+from frontrunner.spaces.names import require_campaign_name
 from frontrunner.spaces.space import Survey
 from frontrunner.validation import dump_json, load_json
 
@@ -59,28 +60,24 @@ def survey(campaign_file: str | Path) -> Survey:
 
 
 def launch(
-    campaign: str | Path | CampaignSpec,
+    campaign: str | Path | CampaignSpec | CampaignFile,
     *,
     store: str | None = None,
     name: str | None = None,
     listener: Listener | None = None,
     on_driver: OnDriver | None = None,
 ) -> Conclusion:
-    """Run a new campaign to its end and return how it ended.
+    """Run a new campaign, given as a file or as its content, to its end and return how it ended.
 
     Raises `InvalidInput` for a campaign that cannot be used and `NothingLegal` for a space without a legal
     recipe; nothing is written then.
     """
-    if isinstance(campaign, CampaignSpec):
-        file = CampaignFile(spec=campaign, store=StoreSettings(), named=True)
-    else:
-        file = read_campaign_file(Path(campaign))
-    spec = replace(file.spec, name=name) if name else file.spec
-    surveyed = spec.space.survey(spec.problem)
-    if not surveyed.recipes:
-        raise nothing_legal(surveyed)
-    if spec.evaluator == "probe":
-        refuse_elsewhere(spec.problem)
+    from frontrunner.search.driver import Driver
+
+    file = _campaign_file(campaign)
+    spec = file.spec if name is None else replace(file.spec, name=name)
+    require_campaign_name("name", spec.name)
+    surveyed = _runnable(spec)
     url = store_url(store, from_file=file.store.url)
     spec = replace(spec, run_root=str(run_root(url, from_file=file.store.run_folder)))
     with opened(url, create=True) as found:
@@ -92,7 +89,29 @@ def launch(
             legal_recipes=len(surveyed.recipes),
             problem_summary=problem_summary(spec),
         )
-        return _drive(found, record, spec, listener, on_driver)
+        driver = Driver(store=found, campaign=record, spec=spec, listener=listener, survey=surveyed)
+        return _drive(driver, on_driver)
+
+
+def _runnable(spec: CampaignSpec) -> Survey:
+    """The survey of a campaign that can be run on this machine; writes nothing."""
+    surveyed = spec.space.survey(spec.problem)
+    if not surveyed.recipes:
+        raise nothing_legal(surveyed)
+    if spec.evaluator == "probe":
+        from frontrunner.evaluators.corpus import check_data
+
+        refuse_elsewhere(spec.problem)
+        check_data(spec.data, spec.problem)
+    return surveyed
+
+
+def _campaign_file(campaign: str | Path | CampaignSpec | CampaignFile) -> CampaignFile:
+    if isinstance(campaign, CampaignFile):
+        return campaign
+    if isinstance(campaign, CampaignSpec):
+        return CampaignFile(spec=campaign, store=StoreSettings(), named=True)
+    return read_campaign_file(Path(campaign))
 
 
 def resume(
@@ -105,24 +124,15 @@ def resume(
 ) -> Conclusion:
     """Go on with a campaign wherever it was left, under the budget it was launched with."""
     from frontrunner.results.store import open_store
+    from frontrunner.search.driver import Driver
 
     with open_store(store_url(store), create=False) as found:
         record = found.campaign(campaign)
-        return _drive(found, record, stored_spec(record), listener, on_driver, take_over=take_over)
+        driver = Driver(store=found, campaign=record, spec=stored_spec(record), listener=listener)
+        return _drive(driver, on_driver, take_over=take_over)
 
 
-def _drive(
-    store: Store,
-    record: Campaign,
-    spec: CampaignSpec,
-    listener: Listener | None,
-    on_driver: OnDriver | None,
-    *,
-    take_over: bool = False,
-) -> Conclusion:
-    from frontrunner.search.driver import Driver
-
-    driver = Driver(store=store, campaign=record, spec=spec, listener=listener)
+def _drive(driver: Driver, on_driver: OnDriver | None, *, take_over: bool = False) -> Conclusion:
     if on_driver is not None:
         on_driver(driver)
     return driver.run(take_over=take_over)

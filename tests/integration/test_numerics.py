@@ -56,6 +56,7 @@ CASES = [
     Case(name="tp4-replicates-2-kv-heads", recipe=_tensor(4), model={"kv_heads": 2}, clip_norm=0.2),
     Case(name="tp2-learned-tied", recipe=_tensor(2, sequence=True), model=GPT2 | {"tied_embeddings": True}),
     Case(name="dp2", recipe=_data(2, REPLICATED)),
+    Case(name="dp2-ddp", recipe=_data(2, REPLICATED) | {"replication": "ddp"}, clip_norm=0.2),
     Case(name="dp2-zero1", recipe=_data(2, ZERO_1)),
     Case(name="dp2-zero2", recipe=_data(2, ZERO_2)),
     Case(name="dp2-zero3", recipe=_data(2, ZERO_3), clip_norm=0.2),

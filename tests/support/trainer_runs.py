@@ -67,6 +67,7 @@ def small_recipe(**changes: Any) -> Recipe:
         "schedule": "none",
         "recompute": "none",
         "sequence_parallel": False,
+        "replication": "replicate",
     }
     return Recipe(**(defaults | changes))
 

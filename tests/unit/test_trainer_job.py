@@ -95,7 +95,7 @@ ZBV = {"pipeline_parallel": 2, "schedule": "zbv", "virtual_stages": 2, "micro_ba
 @pytest.mark.parametrize(
     ("recipe", "model", "message"),
     [
-        ({"tensor_parallel": 3}, {"hidden": 60}, "does not divide heads"),
+        ({"tensor_parallel": 3}, {}, "does not divide heads 4"),
         ({"tensor_parallel": 4}, {"heads": 12, "kv_heads": 6, "hidden": 48}, "neither divides kv_heads 6"),
         ({"tensor_parallel": 2}, {"vocabulary": 257}, "does not divide vocabulary 257"),
         ({"pipeline_parallel": 8, "schedule": "gpipe"}, {}, "4 layers cannot fill 8"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from frontrunner.search.driver import Conclusion, Driver
 
 TOP = 10
+INTERRUPTED = 130
+STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @click.command()
@@ -35,11 +40,15 @@ def launch(file: Path, name: str | None, store: str | None, *, as_json: bool) ->
       frontrunner launch examples/laptop.toml
       frontrunner launch frontier.toml --name 22b-first --store sweeps.db
     """
+    from frontrunner.campaign_file import read_campaign_file
     from frontrunner.live import make_listener
+    from frontrunner.settings import store_url
 
-    with make_listener(quiet=as_json) as listener:
-        conclusion = api.launch(file, store=store, name=name, listener=listener, on_driver=_stop_on_signals)
-    _finish(conclusion, listener.campaign, _store_of(file, store), as_json=as_json)
+    campaign = read_campaign_file(file)
+    url = store_url(store, from_file=campaign.store.url)
+    with make_listener(quiet=as_json) as listener, _stopped_by_signals() as on_driver:
+        conclusion = api.launch(campaign, store=url, name=name, listener=listener, on_driver=on_driver)
+    _finish(conclusion, listener.campaign, url, as_json=as_json)
 
 
 @click.command()
@@ -59,10 +68,8 @@ def resume(campaign: str | None, store: str | None, *, take_over: bool, as_json:
     """
     from frontrunner.live import make_listener
 
-    with make_listener(quiet=as_json) as listener:
-        conclusion = api.resume(
-            campaign, store=store, take_over=take_over, listener=listener, on_driver=_stop_on_signals
-        )
+    with make_listener(quiet=as_json) as listener, _stopped_by_signals() as on_driver:
+        conclusion = api.resume(campaign, store=store, take_over=take_over, listener=listener, on_driver=on_driver)
     _finish(conclusion, listener.campaign, store, as_json=as_json)
 
 
@@ -99,52 +106,58 @@ def space(file: Path, *, as_json: bool) -> None:
         raise NothingLegal("no recipe of this space is legal", hint="widen a dimension that the reasons name")
 
 
-def _store_of(file: Path, store: str | None) -> str:
-    from frontrunner.campaign_file import read_campaign_file
-    from frontrunner.settings import store_url
+@contextmanager
+def _stopped_by_signals() -> Iterator[api.OnDriver]:
+    """Have the first SIGINT, SIGTERM or SIGHUP drain the driver, and the second end its running probes.
 
-    return store_url(store, from_file=read_campaign_file(file).store.url)
+    Only flags are set in the handler: the driver says in its own time that it is stopping.
+    """
+    before = {}
 
+    def on_driver(driver: Driver) -> None:
+        steps = iter((driver.stop,))
 
-def _stop_on_signals(driver: Driver) -> None:
-    """First SIGINT or SIGTERM: drain. Second: end the running probes."""
-    received = []
+        def on_signal(_number: int, _frame: FrameType | None) -> None:
+            next(steps, driver.kill)()
 
-    def on_signal(_number: int, _frame: FrameType | None) -> None:
-        received.append(1)
-        if len(received) == 1:
-            driver.stop()
-            sys.stderr.write("\nstopping: running probes finish first; once more ends them now\n")
-        else:
-            driver.kill()
+        for number in STOPPING_SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, for one, ignores SIGHUP on purpose
+                before[number] = signal.signal(number, on_signal)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, on_signal)
+    try:
+        yield on_driver
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, as_json: bool) -> None:
     """Print the ranking; raise what the campaign's end means for the exit code."""
+    ranking = api.best(campaign, top=TOP, store=store) if conclusion.measured else []
+    if as_json:
+        print_json({"campaign": campaign, "state": conclusion.state, "reason": conclusion.reason, "best": ranking})
+    elif ranking:
+        from frontrunner.render import print_next_commands, print_ranking
+
+        print_ranking(ranking, title=f"{campaign}: {conclusion.measured} recipes measured")
+        print_next_commands(campaign, ranking[0].recipe_id)
+    _raise_unless_done(conclusion, campaign, store)
+
+
+def _raise_unless_done(conclusion: Conclusion, campaign: str, store: str | None) -> None:
     from frontrunner.results.states import CampaignState
 
-    if conclusion.measured:
-        ranking = api.best(campaign, top=TOP, store=store)
-        if as_json:
-            print_json({"campaign": campaign, "state": conclusion.state, "reason": conclusion.reason, "best": ranking})
-        else:
-            from frontrunner.render import print_next_commands, print_ranking
-
-            print_ranking(ranking, title=f"{campaign}: {conclusion.measured} recipes measured")
-            print_next_commands(campaign, ranking[0].recipe_id)
+    command = f"frontrunner resume {campaign}" + (f" --store {shlex.quote(store)}" if store else "")
     if conclusion.state is CampaignState.STOPPED:
-        click.echo(f"stopped; go on with: frontrunner resume {campaign}", err=True)
-        sys.exit(130)
+        click.echo(f"stopped; go on with: {command}", err=True)
+        sys.exit(INTERRUPTED)
     if conclusion.state is CampaignState.PAUSED and conclusion.last_failure is not None:
         failure = conclusion.last_failure
         raise CampaignFailed(
             f"campaign {campaign} paused: {conclusion.reason}\n{failure.message}\n{failure.log_tail}".rstrip(),
-            hint=f"the whole log: {failure.log_path}; once mended: frontrunner resume {campaign}",
+            hint=f"the whole log: {failure.log_path}; once mended: {command}",
         )
-    if conclusion.state is CampaignState.FINISHED and not conclusion.measured:
+    if not conclusion.measured:
         raise NothingLegal(
             f"campaign {campaign} ended without one measured recipe: {conclusion.reason}",
             hint=f"frontrunner failures {campaign}",

@@ -1,0 +1,105 @@
+"""Token files: what is taken as it is, what is made, and what is refused before a probe reads it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from frontrunner.evaluators.corpus import FEWEST_SEQUENCES, corpus
+from frontrunner.evaluators.settings import DataSettings
+from frontrunner.spaces.cluster import Cluster
+from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.model import Model
+from frontrunner.spaces.problem import GlobalBatch, Problem
+
+MODEL = Model(name="toy", layers=2, hidden=16, heads=2, kv_heads=2, ffn_hidden=64, vocabulary=300)
+PROBLEM = Problem(
+    model=MODEL,
+    cluster=Cluster(name="c", device="d", backend="cpu", nodes=1, devices_per_node=1, memory_gib_per_device=1.0),
+    sequence_length=9,
+    global_batch=GlobalBatch(minimum=1, maximum=1),
+)
+FEWEST = FEWEST_SEQUENCES * 10
+
+
+def written(path: Path, tokens: list[int], dtype: str = "<u2") -> DataSettings:
+    path.write_bytes(np.array(tokens, dtype=dtype).tobytes())
+    return DataSettings(path=str(path))
+
+
+def test_text_becomes_a_token_a_byte(tmp_path: Path) -> None:
+    text = ("grün " * 200).encode()
+    (tmp_path / "a.txt").write_bytes(text)
+    found = corpus(DataSettings(path=str(tmp_path / "a.txt")), tmp_path, PROBLEM)
+    tokens = np.fromfile(found.path, dtype=found.dtype)
+    assert tokens[:-1].astype(np.uint8).tobytes() == text
+    assert found.dtype == "uint16"
+
+
+def test_other_text_gets_another_file_and_the_same_text_the_same(tmp_path: Path) -> None:
+    paths = []
+    for content in ("a" * 1000, "b" * 1000, "a" * 1000):
+        (tmp_path / "t.txt").write_text(content)
+        paths.append(corpus(DataSettings(path=str(tmp_path / "t.txt")), tmp_path, PROBLEM).path)
+    assert paths[0] == paths[2] != paths[1]
+
+
+def test_the_built_in_text_fits_a_byte_vocabulary(tmp_path: Path) -> None:
+    found = corpus(DataSettings(), tmp_path, replace(PROBLEM, model=replace(MODEL, vocabulary=257)))
+    tokens = np.fromfile(found.path, dtype=found.dtype)
+    assert len(tokens) > 1_000_000
+    assert tokens.max() == 256
+
+
+def test_a_token_file_is_taken_as_it_is(tmp_path: Path) -> None:
+    data = written(tmp_path / "t.bin", [299] * FEWEST)
+    assert corpus(data, tmp_path / "unused", PROBLEM).path == tmp_path / "t.bin"
+
+
+def test_wide_vocabularies_are_read_as_32_bits(tmp_path: Path) -> None:
+    problem = replace(PROBLEM, model=replace(MODEL, vocabulary=128_256))
+    data = written(tmp_path / "t.bin", [128_255] * FEWEST, "<u4")
+    assert corpus(data, tmp_path, problem).dtype == "uint32"
+
+
+def test_a_token_outside_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    data = written(tmp_path / "t.bin", [0] * FEWEST + [300])
+    with pytest.raises(InvalidInput, match=r"tokens below model\.vocabulary = 300; it has 300$"):
+        corpus(data, tmp_path, PROBLEM)
+
+
+@pytest.mark.parametrize("count", [0, FEWEST - 1])
+def test_too_few_tokens_are_refused(tmp_path: Path, count: int) -> None:
+    data = written(tmp_path / "t.bin", [1] * count)
+    with pytest.raises(InvalidInput, match=rf"at least {FEWEST} tokens, 40 sequences of 9; it has {count}$"):
+        corpus(data, tmp_path, PROBLEM)
+
+
+def test_half_a_token_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.bin").write_bytes(b"\0" * (2 * FEWEST + 1))
+    with pytest.raises(InvalidInput, match="tokens of 2 bytes each; the file has 801 bytes"):
+        corpus(DataSettings(path=str(tmp_path / "t.bin")), tmp_path, PROBLEM)
+
+
+def test_an_empty_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").touch()
+    with pytest.raises(InvalidInput, match="a file that is not empty"):
+        corpus(DataSettings(path=str(tmp_path / "t.txt")), tmp_path, PROBLEM)
+
+
+def test_a_file_that_has_gone_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"^data\.path = .*a file that can be read"):
+        corpus(DataSettings(path=str(tmp_path / "gone.txt")), tmp_path, PROBLEM)
+
+
+def test_text_needs_a_vocabulary_of_bytes(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"^model\.vocabulary = 256: expected at least 257"):
+        corpus(DataSettings(), tmp_path, replace(PROBLEM, model=replace(MODEL, vocabulary=256)))
+
+
+def test_the_built_in_text_may_be_too_short(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"^data\.path is missing: expected a text of .*the built-in one has"):
+        corpus(DataSettings(), tmp_path, replace(PROBLEM, sequence_length=1_000_000))

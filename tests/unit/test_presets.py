@@ -1,0 +1,178 @@
+"""Presets: each builds, has a source, and carries the figures that its sources give."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib.resources import files
+from typing import Any
+
+import pytest
+
+from frontrunner.campaign_file import parse_campaign
+from frontrunner.spaces.cluster import Cluster
+from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.model import Model
+from frontrunner.spaces.presets import (
+    cluster_names,
+    cluster_preset,
+    device_preset,
+    known_device,
+    model_names,
+    model_preset,
+)
+from frontrunner.validation import validate
+
+
+def catalogue(name: str) -> dict[str, dict[str, Any]]:
+    return tomllib.loads((files("frontrunner.spaces") / "preset_data" / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def model(name: str) -> Model:
+    table = model_preset(name)
+    return validate(Model, {"kv_heads": table["heads"], "ffn_hidden": 4 * table["hidden"]} | table, prefix="model")
+
+
+def cluster(name: str) -> Cluster:
+    return validate(Cluster, cluster_preset(name), prefix="cluster")
+
+
+# Parameters in 1e9 as the names or the papers say, and how far the count may be off: GPT-2's table predates
+# its corrected counts, and the Frontier study's names are rounded.
+@pytest.mark.parametrize(
+    ("name", "billions", "tolerance"),
+    [
+        ("gpt2-small", 0.124, 0.01),
+        ("gpt2-medium", 0.355, 0.01),
+        ("gpt2-large", 0.774, 0.01),
+        ("gpt2-xl", 1.558, 0.01),
+        ("frontier-22b", 22, 0.02),
+        ("frontier-175b", 175, 0.01),
+        ("frontier-1t", 1000, 0.01),
+        ("llama-3-8b", 8.03, 0.001),
+        ("llama-3-70b", 70.6, 0.001),
+    ],
+)
+def test_models_have_the_parameters_of_their_names(name: str, billions: float, tolerance: float) -> None:
+    assert model(name).parameters == pytest.approx(billions * 1e9, rel=tolerance)
+
+
+def test_every_model_preset_is_tested() -> None:
+    rows = test_models_have_the_parameters_of_their_names.pytestmark[0].args[1]
+    assert {row[0] for row in rows} == set(model_names())
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "hidden", "heads"),
+    [("frontier-22b", 48, 6144, 48), ("frontier-175b", 96, 12288, 96), ("frontier-1t", 128, 25600, 200)],
+)
+def test_the_frontier_study_s_models(name: str, layers: int, hidden: int, heads: int) -> None:
+    shape = model(name)
+    assert (shape.layers, shape.hidden, shape.heads, shape.kv_heads) == (layers, hidden, heads, heads)
+
+
+# Devices a node, GiB a device, bf16 TFLOP/s, and the network in GB/s: ports x rate.
+@pytest.mark.parametrize(
+    ("name", "per_node", "gib", "tflops", "network"),
+    [
+        ("frontier", 8, 64, 191.5, 4 * 25),
+        ("polaris", 4, 40, 312, 2 * 25),
+        ("dgx-a100-80gb", 8, 80, 312, 8 * 25),
+        ("dgx-h100", 8, 79.6, 989.4, 8 * 50),
+        ("dgx-h200", 8, 140.4, 989.4, 8 * 50),
+        ("mi300x-platform", 8, 192, 1307.4, 8 * 50),
+        ("aurora", 12, 64, 419, 8 * 25),
+    ],
+)
+def test_clusters_have_their_published_figures(
+    name: str, per_node: int, gib: float, tflops: float, network: float
+) -> None:
+    found = cluster(name)
+    assert (found.name, found.nodes, found.devices_per_node) == (name, 1, per_node)
+    assert found.memory_gib_per_device == gib
+    assert found.peak_flops("bf16") == found.peak_flops("fp16") == tflops * 1e12
+    assert (found.links.nics_per_node or 0) * (found.links.nic_gb_per_s or 0) == network
+
+
+def test_every_cluster_preset_is_tested() -> None:
+    rows = test_clusters_have_their_published_figures.pytestmark[0].args[1]
+    assert {row[0] for row in rows} == set(cluster_names())
+
+
+def test_frontier_s_device() -> None:
+    found = cluster("frontier")
+    assert found.memory_gb_per_s == pytest.approx(1600, rel=0.03)
+    assert (found.device, found.backend) == ("mi250x-gcd", "rocm")
+
+
+@pytest.mark.parametrize("name", ["models", "devices", "clusters"])
+def test_every_entry_has_a_source(name: str) -> None:
+    for entry, table in catalogue(name).items():
+        assert table.get("source"), f"{name}.{entry}"
+
+
+@pytest.mark.parametrize(
+    ("reported", "device"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("NVIDIA H100 80GB HBM3", "h100-80gb"),
+        ("NVIDIA H200", "h200-141gb"),
+        ("AMD Instinct MI250X", "mi250x-gcd"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("Intel(R) Data Center GPU Max 1550", "pvc-tile"),
+        # Other boards, whose rates are not these.
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H100 NVL", None),
+        ("NVIDIA H200 NVL", None),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA A100 80GB PCIe", None),
+        ("NVIDIA A10", None),
+        ("", None),
+    ],
+)
+def test_devices_are_known_by_the_name_that_their_driver_reports(reported: str, device: str | None) -> None:
+    found = known_device(reported)
+    assert (found["device"] if found else None) == device
+
+
+@pytest.mark.parametrize("key", catalogue("devices"))
+def test_devices_are_known_by_their_own_key(key: str) -> None:
+    assert known_device(key) == device_preset(key)
+
+
+def test_presets_do_not_share_what_they_hand_out() -> None:
+    model_preset("gpt2-small")["layers"] = 1
+    assert model_preset("gpt2-small")["layers"] == 12
+
+
+@pytest.mark.parametrize(("given", "hint"), [("gpt2-smal", "gpt2-small"), ("llama-3-8", "llama-3-8b")])
+def test_an_unknown_model_names_the_nearest(given: str, hint: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        model_preset(given)
+    assert caught.value.hint == f"did you mean '{hint}'?"
+
+
+def campaign(model_table: dict[str, Any], cluster_table: dict[str, Any], tmp_path: Any) -> Any:
+    table = {
+        "model": model_table,
+        "cluster": cluster_table,
+        "problem": {"sequence_length": 1024, "global_batch": 64},
+        "space": {},
+    }
+    return parse_campaign(table, default_name="t", base=tmp_path).spec.problem
+
+
+def test_a_file_s_own_fields_go_before_the_preset_s(tmp_path: Any) -> None:
+    found = campaign(
+        {"preset": "llama-3-8b", "layers": 4, "name": "short"}, {"preset": "frontier", "nodes": 16}, tmp_path
+    )
+    assert (found.model.layers, found.model.hidden, found.model.kv_heads, found.model.name) == (4, 4096, 8, "short")
+    assert (found.cluster.devices, found.cluster.name) == (128, "frontier")
+
+
+def test_heads_and_feed_forward_follow_from_what_is_given(tmp_path: Any) -> None:
+    found = campaign(
+        {"preset": "gpt2-small", "hidden": 96, "heads": 6}, {"device": "mi300x", "devices_per_node": 2}, tmp_path
+    )
+    assert (found.model.kv_heads, found.model.ffn_hidden) == (6, 384)
+    assert (found.cluster.memory_gib_per_device, found.cluster.backend, found.cluster.devices) == (192, "rocm", 2)
