@@ -51,10 +51,7 @@ def measurement(
     Raises KeyError, TypeError or ValueError for a file that is not a result.
     """
     if result["status"] == "not-finite":
-        reached = len(result["losses"])
-        return Failure(
-            kind=FailureKind.NOT_FINITE, message=f"the loss was not finite at step {reached}", node_seconds=node_seconds
-        )
+        return Failure(kind=FailureKind.NOT_FINITE, message=_why_not_finite(result), node_seconds=node_seconds)
     times = tuple(float(t) for t in result["step_times_s"])
     median = statistics.median(times)
     if not (math.isfinite(median) and median > 0):
@@ -79,3 +76,10 @@ def measurement(
     if doubt is not None:
         return Failure(kind=FailureKind.IMPLAUSIBLE, message=doubt, node_seconds=node_seconds)
     return measured
+
+
+def _why_not_finite(result: Mapping[str, Any]) -> str:
+    losses, overflowed = result["losses"], result.get("overflowed_steps", [])
+    if losses[-1] is None or not overflowed:
+        return f"the loss was not finite at step {len(losses)}"
+    return f"gradients overflowed fp16 in {len(overflowed)} of {len(losses)} steps, and in every measured one"

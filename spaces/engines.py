@@ -109,9 +109,7 @@ def torch_tied(recipe: Recipe, problem: Problem) -> Reason | None:
 
 
 def torch_precision(recipe: Recipe, problem: Problem) -> Reason | None:
-    """fp16 overflows without a scaled loss; DistributedDataParallel has no mixed precision of its own."""
-    if problem.precision == "fp16":
-        return Reason("precision-fp16", "the torch engine does not scale its loss yet, as fp16 needs; use bf16")
+    """DistributedDataParallel has no mixed precision of its own."""
     if recipe.replication == "ddp" and problem.precision != "fp32":
         return Reason("ddp-precision", f"replication ddp casts no parameters to {problem.precision}; use replicate")
     return None

@@ -78,7 +78,7 @@ class Checkpoints:
 
 def _state_of(stepper: Stepper) -> dict[str, Tensor]:
     """Every tensor that training goes on from, by name; loading writes into these very tensors."""
-    state: dict[str, Tensor] = {}
+    state = {f"loss_scale.{key}": value for key, value in stepper.scale.state().items()}
     for name, parameter in stepper.engine.named_parameters():
         state[f"model.{name}"] = parameter.detach()
         for key, value in stepper.optimizer.state[parameter].items():

@@ -14,8 +14,6 @@ def check_job(job: Job, *, world_size: int) -> None:
     """Raise ValueError where the job asks for what this engine cannot do, or not correctly."""
     if job.recipe.world_size != world_size:
         raise ValueError(f"the recipe needs {job.recipe.world_size} ranks, but {world_size} were started")
-    if job.precision == "fp16":
-        raise ValueError("precision fp16 is not supported yet: it needs loss scaling; use bf16 or fp32")
     _check_model(job.model)
     _check_tensor_parallel(job.model, job.recipe, job.sequence_length)
     _check_pipeline(job.model, job.recipe)

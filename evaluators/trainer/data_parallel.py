@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from frontrunner.evaluators.trainer.job import Precision
 from frontrunner.evaluators.trainer.layout import Layout, ShardingKind, sharding_kind
 from frontrunner.evaluators.trainer.model import Gpt
+from frontrunner.evaluators.trainer.precision import COMPUTE_TYPES
 
 
 class Replicas:
@@ -86,5 +87,4 @@ def _mixed_precision(precision: Precision) -> MixedPrecisionPolicy:
     """Compute in `precision`; master parameters and the reduction of gradients stay fp32."""
     if precision == "fp32":
         return MixedPrecisionPolicy()
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
-    return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    return MixedPrecisionPolicy(param_dtype=COMPUTE_TYPES[precision], reduce_dtype=torch.float32)

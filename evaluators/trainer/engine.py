@@ -20,6 +20,7 @@ from frontrunner.evaluators.trainer.layout import Layout
 from frontrunner.evaluators.trainer.loss import loss_context, mean_cross_entropy, share_of_mean
 from frontrunner.evaluators.trainer.model import Gpt
 from frontrunner.evaluators.trainer.pipeline import build_schedule, rank_of_stage, stage_layers, stages_of_rank
+from frontrunner.evaluators.trainer.precision import COMPUTE_TYPES, LossScale
 from frontrunner.evaluators.trainer.recompute import checkpointed
 from frontrunner.evaluators.trainer.tensor_parallel import apply_tensor_parallel
 
@@ -40,8 +41,8 @@ class Engine(Protocol):
         ...
 
 
-def build_engine(job: Job, layout: Layout, device: torch.device) -> Engine:
-    """Build, materialise and initialise this rank's part of the model."""
+def build_engine(job: Job, layout: Layout, device: torch.device, scale: LossScale) -> Engine:
+    """Build, materialise and initialise this rank's part of the model; gradients come out multiplied by `scale`."""
     recipe = job.recipe
     ranges = stage_layers(job.model.layers, recipe.stages)
     modules = []
@@ -54,10 +55,10 @@ def build_engine(job: Job, layout: Layout, device: torch.device) -> Engine:
         modules.append(module)
     if recipe.replication == "ddp":
         ddp = DdpReplicas(modules[0], layout)
-        return AccumulatingEngine(job, modules[0], ddp, forward=ddp.wrapped)
+        return AccumulatingEngine(job, modules[0], ddp, scale, forward=ddp.wrapped)
     if recipe.pipeline_parallel == 1:
-        return AccumulatingEngine(job, modules[0], replicas[0], forward=modules[0])
-    return PipelineEngine(job, layout, modules, replicas, device)
+        return AccumulatingEngine(job, modules[0], replicas[0], scale, forward=modules[0])
+    return PipelineEngine(job, layout, modules, replicas, scale)
 
 
 def _build_stage(job: Job, layout: Layout, layers: range) -> Gpt:
@@ -76,12 +77,15 @@ def _build_stage(job: Job, layout: Layout, layers: range) -> Gpt:
 class AccumulatingEngine:
     """The whole model on each tensor-parallel group: micro-batches run one after another."""
 
-    def __init__(self, job: Job, model: Gpt, replicas: Replicas | DdpReplicas | None, *, forward: nn.Module) -> None:
+    def __init__(
+        self, job: Job, model: Gpt, replicas: Replicas | DdpReplicas | None, scale: LossScale, *, forward: nn.Module
+    ) -> None:
         """`forward` is the model, or what it is wrapped in: what micro-batches are run through."""
         self._recipe = job.recipe
         self._model = model
         self._forward = forward
         self._replicas = replicas
+        self._scale = scale
         self._loss = share_of_mean(job.recipe.accumulation)
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
@@ -97,7 +101,7 @@ class AccumulatingEngine:
                 if self._replicas is not None:
                     self._replicas.before_backward(last=number == last)
                 loss = self._loss(self._forward(micro_batch.inputs), micro_batch.targets)
-                torch.autograd.backward(loss)
+                torch.autograd.backward(self._scale.scaled(loss))
                 total += loss.detach()
         return total
 
@@ -122,16 +126,17 @@ class PipelineEngine:
         layout: Layout,
         modules: list[Gpt],
         replicas: list[Replicas | None],
-        device: torch.device,
+        scale: LossScale,
     ) -> None:
         self._job = job
         self._layout = layout
-        self._device = device
+        self._device = scale.device
+        self._scale = scale
         self._modules = dict(zip(stages_of_rank(job.recipe, layout.pipeline_rank), modules, strict=True))
         self._replicas = replicas
         self._kept = torch.empty(0)
         self._schedule: PipelineScheduleSingle | PipelineScheduleMulti = build_schedule(
-            modules, replicas, layout, share_of_mean(job.recipe.accumulation), device
+            modules, replicas, layout, self._scaled_loss, self._device
         )
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
@@ -145,7 +150,7 @@ class PipelineEngine:
         targets: dict[str, Any] = {"target": batch.targets, "losses": losses} if self._holds_last_stage else {}
         with loss_context(tensor_parallel=self._job.recipe.tensor_parallel):
             self._schedule.step(*inputs, return_outputs=False, **targets)
-        return torch.stack(losses).sum().detach() if self._holds_last_stage else None
+        return self._scale.unscaled(torch.stack(losses).sum().detach()) if self._holds_last_stage else None
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Tensor | None:
@@ -161,6 +166,9 @@ class PipelineEngine:
             if replicas is not None:
                 replicas.reshard()
         return total if self._holds_last_stage else None
+
+    def _scaled_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return self._scale.scaled(share_of_mean(self._job.recipe.accumulation)(logits, targets))
 
     @property
     def _holds_last_stage(self) -> bool:
@@ -180,7 +188,7 @@ class PipelineEngine:
         sequence = tokens.shape[1]
         if self._job.recipe.sequence_parallel:
             sequence //= self._job.recipe.tensor_parallel
-        dtype = torch.float32 if self._job.precision == "fp32" else torch.bfloat16
+        dtype = COMPUTE_TYPES[self._job.precision]
         x = torch.empty(tokens.shape[0], sequence, self._job.model.hidden, dtype=dtype, device=self._device)
         dist.recv(x, group=self._layout.pipeline_mesh.get_group(), group_src=source)
         return x

@@ -19,6 +19,7 @@ from frontrunner.evaluators.trainer.files import ProgressLog, write_json
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import make_layout
 from frontrunner.evaluators.trainer.memory import as_memory_error, limit_memory
+from frontrunner.evaluators.trainer.precision import LossScale
 from frontrunner.evaluators.trainer.probing import run_probe
 from frontrunner.evaluators.trainer.session import Session
 from frontrunner.evaluators.trainer.stepping import Stepper
@@ -133,8 +134,9 @@ class _Runner:
         job = self._job
         layout = make_layout(job.recipe, device_type=job.device)
         data = TokenFile(job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed)
-        engine = build_engine(job, layout, self._device)
-        stepper = Stepper(job, layout, engine, data, self._device)
+        scale = LossScale(job.precision, self._device)
+        engine = build_engine(job, layout, self._device, scale)
+        stepper = Stepper(job, layout, engine, data, scale)
         # All ranks begin the first step together, so that its time is not another rank's build.
         dist.all_reduce(torch.zeros(1, device=self._device))
         return Session(

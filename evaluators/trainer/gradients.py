@@ -40,8 +40,12 @@ def squared_norm_share(parameters: Sequence[nn.Parameter], *, holders: int) -> T
 def clip(parameters: Sequence[nn.Parameter], *, norm: Tensor, largest: float) -> None:
     """Scale all gradients by min(1, largest / norm), as `torch.nn.utils.clip_grad_norm_` does."""
     factor = (largest / (norm + 1e-6)).clamp(max=1.0)
-    gradients = [_local(parameter.grad) for parameter in parameters if parameter.grad is not None]
-    torch._foreach_mul_(gradients, factor)
+    torch._foreach_mul_(local_gradients(parameters), factor)
+
+
+def local_gradients(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    """This rank's parts of the gradients; writing into them writes into the gradients."""
+    return [_local(parameter.grad) for parameter in parameters if parameter.grad is not None]
 
 
 def _local(tensor: Tensor) -> Tensor:

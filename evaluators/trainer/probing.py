@@ -15,27 +15,52 @@ from frontrunner.evaluators.trainer.session import (
 
 
 def run_probe(session: Session, probe: Probe) -> None:
-    """Step until measured, or until a loss is not finite, and write `result.json` on rank 0."""
-    losses: list[float | None] = []
-    times: list[float] = []
-    status = "measured"
-    for number in range(1, probe.warm_up_steps + probe.measured_steps + 1):
-        outcome, seconds = session.timed_step(number)
-        losses.append(finite_or_none(outcome.loss))
-        times.append(seconds)
-        if not outcome.is_finite:
-            status = "not-finite"
-            break
+    """Step until measured, or until a loss is not finite, and write `result.json` on rank 0.
+
+    A step that overflowed in fp16 changed no weight and is no whole step: its time is not among the measured ones.
+    Where every measured step overflowed the status is "not-finite".
+    """
+    steps = _Steps(session)
+    finite = steps.run(probe.warm_up_steps + probe.measured_steps)
+    measured = steps.times_after(probe.warm_up_steps)
     result: dict[str, Any] = {
         "version": RESULT_VERSION,
-        "status": status,
-        "step_times_s": times[probe.warm_up_steps :],
-        "warm_up_times_s": times[: probe.warm_up_steps],
-        "losses": losses,
+        "status": "measured" if finite and measured else "not-finite",
+        "step_times_s": measured,
+        "warm_up_times_s": steps.times_s[: probe.warm_up_steps],
+        "losses": steps.losses,
+        "overflowed_steps": steps.overflowed,
         "build_time_s": session.build_time_s,
-        "first_step_time_s": times[0],
+        "first_step_time_s": steps.times_s[0],
         **describe_memory(gather_peak_memory(session.device)),
         **describe_software(session.device),
     }
     if session.rank == 0:
         write_json(session.folder / "result.json", result)
+
+
+class _Steps:
+    """The steps run so far; step numbers count from 1."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.losses: list[float | None] = []
+        self.times_s: list[float] = []
+        self.overflowed: list[int] = []
+
+    def run(self, count: int) -> bool:
+        """Run `count` steps, or as many as stay finite; whether all did."""
+        for number in range(1, count + 1):
+            outcome, seconds = self._session.timed_step(number)
+            self.losses.append(finite_or_none(outcome.loss))
+            self.times_s.append(seconds)
+            if outcome.overflowed:
+                self.overflowed.append(number)
+            if not outcome.is_finite:
+                return False
+        return True
+
+    def times_after(self, warm_up_steps: int) -> list[float]:
+        """The times of the steps after the warm-up, without those that overflowed."""
+        numbered = enumerate(self.times_s[warm_up_steps:], start=warm_up_steps + 1)
+        return [seconds for number, seconds in numbered if number not in self.overflowed]

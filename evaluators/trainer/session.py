@@ -50,6 +50,7 @@ class Session:
             loss=finite_or_none(outcome.loss),
             gradient_norm=finite_or_none(outcome.gradient_norm),
             tokens=self.tokens_per_step,
+            **({"loss_scale": self.stepper.scale.factor} if self.stepper.scale.is_active else {}),
         )
         return outcome, seconds
 

@@ -5,21 +5,27 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from frontrunner.evaluators.trainer.data import Batch, TokenFile
 from frontrunner.evaluators.trainer.engine import Engine
-from frontrunner.evaluators.trainer.gradients import clip, settle, squared_norm_share
+from frontrunner.evaluators.trainer.gradients import clip, local_gradients, settle, squared_norm_share
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import Layout
 from frontrunner.evaluators.trainer.optimizer import build_optimizer
+from frontrunner.evaluators.trainer.precision import LossScale
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepOutcome:
-    """Mean loss over the global batch; global gradient norm before clipping, where the job clips."""
+    """Mean loss over the global batch; global gradient norm before clipping, where the job clips.
+
+    `overflowed`: a gradient passed fp16's range, so that the step changed no weight; it has no norm then.
+    """
 
     loss: float
     gradient_norm: float | None
+    overflowed: bool = False
 
     @property
     def is_finite(self) -> bool:
@@ -30,11 +36,12 @@ class StepOutcome:
 class Stepper:
     """Runs steps of training on one rank. Every rank of the job must make the same calls."""
 
-    def __init__(self, job: Job, layout: Layout, engine: Engine, data: TokenFile, device: torch.device) -> None:
+    def __init__(self, job: Job, layout: Layout, engine: Engine, data: TokenFile, scale: LossScale) -> None:
         self._job = job
         self._layout = layout
         self._data = data
-        self._device = device
+        self._device = scale.device
+        self.scale = scale
         self.engine = engine
         self._parameters = [parameter for _, parameter in engine.named_parameters()]
         self.optimizer = build_optimizer(job.optimizer, self._parameters)
@@ -42,21 +49,34 @@ class Stepper:
     def step(self, number: int) -> StepOutcome:
         """Train on the global batch of step `number`. Returns once this rank's device is done."""
         loss = self.engine.forward_backward(self._training_batch(number))
-        settle(self._parameters)
+        totals = self._totals(loss)
         clips_at = self._job.optimizer.gradient_clip_norm
-        totals = torch.zeros(2, device=self._device)
-        if loss is not None:
-            totals[0] = loss / self._holders
-        if clips_at is not None:
-            totals[1] = squared_norm_share(self._parameters, holders=self._holders)
-        dist.all_reduce(totals)
-        if clips_at is not None:
-            clip(self._parameters, norm=totals[1].sqrt(), largest=clips_at)
-        self.optimizer.step()
+        overflowed = False
+        if self.scale.is_active:
+            overflowed = bool(totals[2].item())
+            self.scale.update(overflowed=overflowed)
+        if not overflowed:
+            if clips_at is not None:
+                clip(self._parameters, norm=totals[1].sqrt(), largest=clips_at)
+            self.optimizer.step()
         self.optimizer.zero_grad()
         synchronise(self._device)
-        mean_loss, squared_norm = totals.tolist()
-        return StepOutcome(loss=mean_loss, gradient_norm=None if clips_at is None else math.sqrt(squared_norm))
+        mean_loss, squared_norm, _ = totals.tolist()
+        norm = None if clips_at is None or overflowed else math.sqrt(squared_norm)
+        return StepOutcome(loss=mean_loss, gradient_norm=norm, overflowed=overflowed)
+
+    def _totals(self, loss: Tensor | None) -> Tensor:
+        """Settle the gradients and take their scale off; sum loss, squared norm and overflows over all ranks."""
+        settle(self._parameters)
+        totals = torch.zeros(3, device=self._device)
+        if loss is not None:
+            totals[0] = loss / self._holders
+        if self.scale.is_active:
+            totals[2] = self.scale.unscale_gradients(local_gradients(self._parameters))
+        if self._job.optimizer.gradient_clip_norm is not None:
+            totals[1] = squared_norm_share(self._parameters, holders=self._holders)
+        dist.all_reduce(totals)
+        return totals
 
     def evaluate(self, batches: int) -> float:
         """Mean loss over the first `batches` held-out global batches."""

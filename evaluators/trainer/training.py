@@ -79,6 +79,7 @@ class _Run:
         self._metrics = metrics
         self._times: deque[float] = deque(maxlen=_REPORTED_STEP_TIMES)
         self._evaluation_losses: dict[int, float | None] = {}
+        self._overflowed_steps = 0
         self._final_step = 0
         self._final_loss: float | None = None
 
@@ -101,6 +102,7 @@ class _Run:
             "final_loss": self._final_loss,
             "losses_path": str(self._session.folder / "progress.jsonl"),
             "evaluation_losses": [[step, loss] for step, loss in self._evaluation_losses.items()],
+            "overflowed_steps": self._overflowed_steps,
             "step_times_s": list(self._times),
             "checkpoint": str(checkpoint) if checkpoint.exists() else None,
         }
@@ -112,6 +114,7 @@ class _Run:
         set_learning_rate(session.stepper.optimizer, rate)
         outcome, seconds = session.timed_step(step)
         self._times.append(seconds)
+        self._overflowed_steps += outcome.overflowed
         self._final_step, self._final_loss = step, finite_or_none(outcome.loss)
         evaluation_loss = self._evaluate(step) if outcome.is_finite else None
         if self._metrics is not None:

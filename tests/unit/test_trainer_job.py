@@ -1,6 +1,5 @@
 """The job file: strict reading, and what the engine refuses."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -123,10 +122,3 @@ def test_the_number_of_ranks_must_be_the_recipes() -> None:
 
     with pytest.raises(ValueError, match="needs 2 ranks, but 4 were started"):
         check_job(job, world_size=4)
-
-
-def test_fp16_is_refused_with_what_to_use() -> None:
-    job = dataclasses.replace(small_job(Path("/run")), precision="fp16")
-
-    with pytest.raises(ValueError, match="use bf16 or fp32"):
-        check_job(job, world_size=1)

@@ -15,6 +15,7 @@ from frontrunner.evaluators.trainer.job import Train
 from frontrunner.evaluators.trainer.metrics import COLUMNS, open_metrics
 from frontrunner.evaluators.trainer.model import Gpt, RotaryTable
 from frontrunner.evaluators.trainer.pipeline import rank_of_stage, stage_layers, stages_of_rank
+from frontrunner.evaluators.trainer.precision import FIRST_FACTOR, STEPS_BEFORE_GROWTH, LossScale
 from frontrunner.evaluators.trainer.training import learning_rate_at
 from support.trainer_runs import small_model, small_recipe
 
@@ -209,3 +210,24 @@ def test_metrics_drop_rows_after_the_resumed_step_and_a_torn_line(tmp_path: Path
 
     lines = (tmp_path / "metrics.csv").read_text().splitlines()
     assert lines == [",".join(COLUMNS), "1,0.1,,,,,", "2,0.2,,,,,", "3,0.7,,,,,"]
+
+
+def test_the_loss_scale_halves_on_overflow_and_doubles_after_a_long_clean_run() -> None:
+    scale = LossScale("fp16", torch.device("cpu"))
+
+    scale.update(overflowed=True)
+    assert scale.factor == FIRST_FACTOR / 2
+    for _ in range(STEPS_BEFORE_GROWTH - 1):
+        scale.update(overflowed=False)
+    assert scale.factor == FIRST_FACTOR / 2
+    scale.update(overflowed=False)
+    assert scale.factor == FIRST_FACTOR
+
+
+@pytest.mark.parametrize(("bad", "found"), [(1.0, 0.0), (float("inf"), 1.0), (float("nan"), 1.0)])
+def test_gradients_are_unscaled_in_place_and_overflow_is_found(bad: float, found: float) -> None:
+    scale = LossScale("fp16", torch.device("cpu"))
+    gradients = [torch.full((3,), FIRST_FACTOR), torch.tensor([bad])]
+
+    assert scale.unscale_gradients(gradients).item() == found
+    assert gradients[0].tolist() == [1.0, 1.0, 1.0]

@@ -1,0 +1,71 @@
+"""bf16 and fp16 follow fp32 within their rounding; fp16's scaled loss skips what overflows, on all ranks alike."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frontrunner.evaluators.trainer.job import Job
+from support.trainer_runs import read_progress, reference_losses, run_job, small_job, small_recipe
+
+ZERO_3 = {"data_parallel": 2, "sharding": (2, 2, 2), "micro_batch_seqs": 1}
+SEQUENCE_PARALLEL = {"tensor_parallel": 2, "sequence_parallel": True}
+PIPELINE = {"pipeline_parallel": 2, "schedule": "1f1b", "micro_batch_seqs": 1}
+# Losses near 6. bf16 keeps 8 bits of the mantissa, fp16 11.
+TOLERANCES = {"bf16": 0.02, "fp16": 0.002}
+FP32_TOLERANCE = 1e-5
+
+
+def _fp16_job(folder: Path, recipe: dict[str, Any], **optimizer: Any) -> Job:
+    job = replace(small_job(folder, recipe=small_recipe(**recipe)), precision="fp16")
+    return replace(job, optimizer=replace(job.optimizer, **optimizer))
+
+
+@pytest.mark.parametrize("precision", TOLERANCES)
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param({}, id="one-rank"),
+        pytest.param(ZERO_3, id="dp2-zero3"),
+        pytest.param(SEQUENCE_PARALLEL, id="tp2-sp"),
+        pytest.param(PIPELINE, id="pp2-1f1b"),
+    ],
+)
+def test_losses_follow_fp32(recipe: dict[str, Any], precision: Any, tmp_path: Path) -> None:
+    job = replace(small_job(tmp_path / "run", recipe=small_recipe(**recipe)), precision=precision)
+
+    losses = run_job(job)["losses"]
+
+    reference = reference_losses(job)
+    assert losses == pytest.approx(reference, abs=TOLERANCES[precision])
+    assert losses != pytest.approx(reference, abs=FP32_TOLERANCE)
+
+
+def test_clipping_sees_gradients_without_the_scale(tmp_path: Path) -> None:
+    job = _fp16_job(tmp_path / "run", ZERO_3, gradient_clip_norm=0.2)
+
+    losses = run_job(job)["losses"]
+
+    assert losses == pytest.approx(reference_losses(job), abs=TOLERANCES["fp16"])
+
+
+def test_a_probe_whose_every_measured_step_overflows_is_no_measurement(tmp_path: Path) -> None:
+    """After a first step with a rate of 300 gradients pass fp16's range while losses stay finite."""
+    job = _fp16_job(tmp_path / "run", PIPELINE, learning_rate=300.0)
+
+    result = run_job(job)
+
+    assert result["status"] == "not-finite"
+    assert (result["overflowed_steps"], result["step_times_s"]) == ([2, 3, 4, 5], [])
+    assert None not in result["losses"]
+    assert [event["loss_scale"] for event in read_progress(job)[1:]] == [2.0**power for power in (16, 15, 14, 13, 12)]
+
+
+def test_a_step_that_overflows_is_counted_and_not_measured(tmp_path: Path) -> None:
+    """A rate of 100 lets the fifth step pass, once the factor has been halved three times."""
+    result = run_job(_fp16_job(tmp_path / "run", PIPELINE, learning_rate=100.0))
+
+    assert result["status"] == "measured"
+    assert result["overflowed_steps"] == [2, 3, 4]
+    assert len(result["step_times_s"]) == 1
