@@ -22,6 +22,16 @@ def nodes_used(recipe: Recipe, problem: Problem) -> int:
     return math.ceil(recipe.devices / problem.cluster.devices_per_node)
 
 
+def hardware_flops_per_token(recipe: Recipe, problem: Problem) -> float:
+    """`Model.hardware_flops_per_token` with what this recipe computes a second time."""
+    return problem.model.hardware_flops_per_token(
+        problem.sequence_length,
+        recipe.recompute,
+        tiled_feed_forward=recipe.feed_forward_tiles > 1,
+        chunked_loss=recipe.loss_chunks > 1,
+    )
+
+
 def rates(recipe: Recipe, problem: Problem, step_time_s: float) -> dict[str, float | None]:
     """tokens_per_s, model_tflops_per_device, hardware_tflops_per_device and mfu for a step of `step_time_s`.
 
@@ -37,7 +47,7 @@ def rates(recipe: Recipe, problem: Problem, step_time_s: float) -> dict[str, flo
     return {
         "tokens_per_s": tokens_per_s,
         "model_tflops_per_device": model_tflops,
-        "hardware_tflops_per_device": per_device * model.hardware_flops_per_token(length, recipe.recompute),
+        "hardware_tflops_per_device": per_device * hardware_flops_per_token(recipe, problem),
         "mfu": None if peak is None else model_tflops * 1e12 / peak,
     }
 

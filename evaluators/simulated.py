@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import time
 
-from frontrunner.evaluators.measure import rates, tokens_per_step
+from frontrunner.evaluators.measure import hardware_flops_per_token, rates, tokens_per_step
 from frontrunner.evaluators.protocol import Finished, ProbeOrder, ProbeSetup, Progress
 from frontrunner.evaluators.run_folder import RunFolder
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
@@ -99,7 +99,7 @@ def simulate(recipe: Recipe, setup: ProbeSetup) -> Measurement | Failure:
 def step_time_s(recipe: Recipe, problem: Problem) -> float:
     """Hardware FLOPs over peak and efficiency, stretched by the bubble (m + p - 1) / m and by tensor parallelism."""
     tokens = tokens_per_step(recipe, problem)
-    flops = tokens * problem.model.hardware_flops_per_token(problem.sequence_length, recipe.recompute)
+    flops = tokens * hardware_flops_per_token(recipe, problem)
     peak = problem.cluster.peak_flops(problem.precision) or FALLBACK_PEAK_FLOPS
     efficiency = BEST_EFFICIENCY * (1 - 0.3 / (recipe.micro_batch_seqs + 1))
     bubble = (recipe.accumulation + (recipe.pipeline_parallel - 1) / recipe.virtual_stages) / recipe.accumulation

@@ -7,6 +7,7 @@ are marked as such in their reason.
 
 from __future__ import annotations
 
+from frontrunner.spaces.levers import TORCH_LEVER_RULES
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.reasons import Reason, Rule
 from frontrunner.spaces.recipe import SPLIT_BACKWARD_SCHEDULES, Recipe
@@ -125,5 +126,6 @@ ENGINE_RULES: dict[str, tuple[Rule, ...]] = {
         torch_equal_rounds,
         torch_tied,
         torch_precision,
+        *TORCH_LEVER_RULES,
     ),
 }

@@ -106,11 +106,24 @@ class Model:
         """FLOPs that training one token needs: forward, and twice that backward; recompute is not counted."""
         return 3.0 * (self.layers * self.layer_flops_per_token(sequence_length) + self.head_flops_per_token())
 
-    def hardware_flops_per_token(self, sequence_length: int, recompute: str) -> float:
-        """FLOPs that the devices execute: `model_flops_per_token`, plus one more forward of every layer.
+    def feed_forward_flops_per_token(self) -> float:
+        """Forward FLOPs of one layer's feed-forward part for one token: 2 * ffn_matrices * hidden * ffn_hidden."""
+        return 2.0 * self.ffn_matrices * self.hidden * self.ffn_hidden
 
-        The extra forward is there for recompute "full" only: "selective" keeps every matrix product's and
-        attention's output and repeats none of them.
+    def hardware_flops_per_token(
+        self, sequence_length: int, recompute: str, *, tiled_feed_forward: bool = False, chunked_loss: bool = False
+    ) -> float:
+        """FLOPs that the devices execute: `model_flops_per_token`, plus what is computed a second time.
+
+        That is one more forward of every layer for recompute "full" ("selective" keeps every matrix product's and
+        attention's output and repeats none of them), of every feed-forward part where it is tiled, and of the head
+        where the loss is chunked. A tiled feed-forward part under full recompute runs forward three times.
         """
-        extra = self.layers * self.layer_flops_per_token(sequence_length) if recompute == "full" else 0.0
-        return self.model_flops_per_token(sequence_length) + extra
+        again = 0.0
+        if recompute == "full":
+            again += self.layers * self.layer_flops_per_token(sequence_length)
+        if tiled_feed_forward:
+            again += self.layers * self.feed_forward_flops_per_token()
+        if chunked_loss:
+            again += self.head_flops_per_token()
+        return self.model_flops_per_token(sequence_length) + again

@@ -74,7 +74,9 @@ class Recipe:
 
     `accumulation` is the number of micro-batches each replica runs in a step; under pipelining they are the
     pipeline's micro-batches. `virtual_stages` is the number of model chunks a pipeline rank holds.
-    `replication` says which of torch's data-parallel wrappers keeps unsharded replicas equal.
+    `replication` says which of torch's data-parallel wrappers keeps unsharded replicas equal. `compile` runs each
+    layer through torch.compile. `loss_chunks` and `feed_forward_tiles` put the sequence through head and loss, and
+    through the feed-forward part of each layer, in so many pieces, which are computed again in the backward pass.
     """
 
     engine: str = "torch"
@@ -89,11 +91,15 @@ class Recipe:
     recompute: str = "none"
     sequence_parallel: bool = False
     replication: str = "replicate"
+    compile: bool = False
+    loss_chunks: int = 1
+    feed_forward_tiles: int = 1
 
     def __post_init__(self) -> None:
         require_at_least("recipe", 1, devices=self.devices, tensor_parallel=self.tensor_parallel)
         require_at_least("recipe", 1, pipeline_parallel=self.pipeline_parallel, virtual_stages=self.virtual_stages)
         require_at_least("recipe", 1, micro_batch_seqs=self.micro_batch_seqs, accumulation=self.accumulation)
+        require_at_least("recipe", 1, loss_chunks=self.loss_chunks, feed_forward_tiles=self.feed_forward_tiles)
         require_one_of("recipe", "engine", self.engine, ENGINES)
         require_one_of("recipe", "schedule", self.schedule, SCHEDULES)
         require_one_of("recipe", "recompute", self.recompute, RECOMPUTES)
@@ -136,4 +142,14 @@ class Recipe:
             parts.append(f"recompute={self.recompute}")
         if self.sequence_parallel:
             parts.append("sp")
-        return " ".join(parts)
+        return " ".join([*parts, *self.levers])
+
+    @property
+    def levers(self) -> tuple[str, ...]:
+        """The levers of compilation and memory that are not at their neutral position, a word each."""
+        words = {
+            "compile": self.compile,
+            f"loss_chunks={self.loss_chunks}": self.loss_chunks > 1,
+            f"ffn_tiles={self.feed_forward_tiles}": self.feed_forward_tiles > 1,
+        }
+        return tuple(word for word, moved in words.items() if moved)

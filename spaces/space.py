@@ -19,6 +19,9 @@ Choice = int | str | bool
 Point = tuple[Choice, ...]
 """One value for each dimension, in the order of `Space.dimensions`."""
 
+FLAGS = ("sequence_parallel", "compile")
+"""The dimensions whose values are true and false."""
+
 MAX_POINTS = 2_000_000
 """Above this a space is refused rather than enumerated one point at a time."""
 
@@ -42,6 +45,9 @@ class Space:
     recompute: tuple[str, ...] = ("none",)
     sequence_parallel: tuple[bool, ...] = (False,)
     replication: tuple[str, ...] = ("replicate",)
+    compile: tuple[bool, ...] = (False,)
+    loss_chunks: tuple[int, ...] = (1,)
+    feed_forward_tiles: tuple[int, ...] = (1,)
     engine: tuple[str, ...] = ("torch",)
 
     def __post_init__(self) -> None:
@@ -61,7 +67,7 @@ class Space:
             Sharding.named(str(value), 2)  # refuses unknown names
         elif name in words:
             require_one_of("space", name, str(value), words[name])
-        elif name != "sequence_parallel" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        elif name not in FLAGS and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise bad_value(f"space.{name}", value, "whole numbers of at least 1")
 
     def dimensions(self, cluster: Cluster) -> dict[str, tuple[Choice, ...]]:
@@ -192,4 +198,7 @@ def recipe_at(choice: Mapping[str, Choice], problem: Problem) -> Recipe | Reason
         recompute=str(choice["recompute"]),
         sequence_parallel=bool(choice["sequence_parallel"]) and tp > 1,
         replication=str(choice["replication"]) if dp > 1 else "replicate",
+        compile=bool(choice["compile"]),
+        loss_chunks=int(choice["loss_chunks"]),
+        feed_forward_tiles=int(choice["feed_forward_tiles"]),
     )

@@ -1,5 +1,6 @@
 """What this engine refuses, before anything is built. Each refusal is a ValueError with the numbers."""
 
+from frontrunner.evaluators.trainer.compilation import check_compiler
 from frontrunner.evaluators.trainer.job import Job, ModelShape, Recipe
 from frontrunner.evaluators.trainer.layout import sharding_kind
 from frontrunner.evaluators.trainer.pipeline import (
@@ -14,11 +15,20 @@ def check_job(job: Job, *, world_size: int) -> None:
     """Raise ValueError where the job asks for what this engine cannot do, or not correctly."""
     if job.recipe.world_size != world_size:
         raise ValueError(f"the recipe needs {job.recipe.world_size} ranks, but {world_size} were started")
+    if job.recipe.compile:
+        _check_compile(job)
     _check_model(job.model)
     _check_tensor_parallel(job.model, job.recipe, job.sequence_length)
     _check_pipeline(job.model, job.recipe)
     _check_sharding(job.recipe)
     _check_ddp(job)
+
+
+def _check_compile(job: Job) -> None:
+    recipe = job.recipe
+    if recipe.tensor_parallel > 1 or recipe.recompute == "selective" or recipe.schedule in SPLIT_BACKWARD_SCHEDULES:
+        raise ValueError("compile goes with neither tensor parallelism, selective recompute nor split backward passes")
+    check_compiler(job.device)
 
 
 def _check_model(model: ModelShape) -> None:
@@ -39,6 +49,10 @@ def _check_tensor_parallel(model: ModelShape, recipe: Recipe, sequence_length: i
         raise ValueError(f"tensor_parallel {ranks} neither divides kv_heads {model.kv_heads} nor is a multiple of it")
     if recipe.sequence_parallel and sequence_length % ranks:
         raise ValueError(f"sequence parallelism over {ranks} ranks does not divide sequence length {sequence_length}")
+    held = sequence_length // ranks if recipe.sequence_parallel else sequence_length
+    for name in ("loss_chunks", "feed_forward_tiles"):
+        if held % getattr(recipe, name):
+            raise ValueError(f"{name} {getattr(recipe, name)} does not divide the {held} positions that a rank holds")
 
 
 def _check_pipeline(model: ModelShape, recipe: Recipe) -> None:

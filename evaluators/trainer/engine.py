@@ -5,6 +5,7 @@ the meta device, tensor parallelism, data parallelism, then storage for the loca
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Protocol, cast
 
 import torch
@@ -12,13 +13,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
+from frontrunner.evaluators.trainer.compilation import compiled
 from frontrunner.evaluators.trainer.data import Batch
 from frontrunner.evaluators.trainer.data_parallel import DdpReplicas, Replicas, apply_data_parallel
 from frontrunner.evaluators.trainer.initialise import initialise
-from frontrunner.evaluators.trainer.job import Job
+from frontrunner.evaluators.trainer.job import Job, Recipe
 from frontrunner.evaluators.trainer.layout import Layout
-from frontrunner.evaluators.trainer.loss import loss_context, mean_cross_entropy, share_of_mean
-from frontrunner.evaluators.trainer.model import Gpt
+from frontrunner.evaluators.trainer.loss import loss_context, micro_batch_loss
+from frontrunner.evaluators.trainer.model import Gpt, Levers
 from frontrunner.evaluators.trainer.pipeline import build_schedule, rank_of_stage, stage_layers, stages_of_rank
 from frontrunner.evaluators.trainer.precision import COMPUTE_TYPES, LossScale
 from frontrunner.evaluators.trainer.recompute import checkpointed
@@ -50,6 +52,8 @@ def build_engine(job: Job, layout: Layout, device: torch.device, scale: LossScal
     for stage in stages_of_rank(recipe, layout.pipeline_rank):
         module = _build_stage(job, layout, ranges[stage])
         replicas.append(apply_data_parallel(module, layout, job.precision))
+        if recipe.compile:
+            module.compile_blocks(partial(compiled, device_type=job.device), device)
         module.to_empty(device=device)
         initialise(module.named_parameters(), seed=job.seed, layers=job.model.layers)
         modules.append(module)
@@ -67,11 +71,20 @@ def _build_stage(job: Job, layout: Layout, layers: range) -> Gpt:
             job.model,
             sequence_length=job.sequence_length,
             layers=layers,
-            checkpointed=checkpointed(job.recipe.recompute),
+            levers=_levers(job.recipe),
         )
     if job.recipe.tensor_parallel > 1:
         apply_tensor_parallel(module, job.model, layout.tensor_mesh, sequence_parallel=job.recipe.sequence_parallel)
     return module
+
+
+def _levers(recipe: Recipe) -> Levers:
+    return Levers(
+        checkpointed=checkpointed(recipe.recompute),
+        feed_forward_tiles=recipe.feed_forward_tiles,
+        loss_chunks=recipe.loss_chunks,
+        sequence_shards=recipe.tensor_parallel if recipe.sequence_parallel else 1,
+    )
 
 
 class AccumulatingEngine:
@@ -86,7 +99,6 @@ class AccumulatingEngine:
         self._forward = forward
         self._replicas = replicas
         self._scale = scale
-        self._loss = share_of_mean(job.recipe.accumulation)
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """See Engine."""
@@ -100,7 +112,7 @@ class AccumulatingEngine:
             for number, micro_batch in enumerate(_split(batch, self._recipe.micro_batch_seqs)):
                 if self._replicas is not None:
                     self._replicas.before_backward(last=number == last)
-                loss = self._loss(self._forward(micro_batch.inputs), micro_batch.targets)
+                loss = self._loss(self._forward, micro_batch)
                 torch.autograd.backward(self._scale.scaled(loss))
                 total += loss.detach()
         return total
@@ -111,10 +123,16 @@ class AccumulatingEngine:
         total = torch.zeros((), device=batch.inputs.device)
         with loss_context(tensor_parallel=self._recipe.tensor_parallel):
             for micro_batch in _split(batch, self._recipe.micro_batch_seqs):
-                total += self._loss(self._model(micro_batch.inputs), micro_batch.targets)
+                total += self._loss(self._model, micro_batch)
         if self._replicas is not None:
             self._replicas.reshard()
         return total
+
+    def _loss(self, forward: nn.Module, micro_batch: Batch) -> Tensor:
+        """The micro-batch's part of the batch's mean loss."""
+        chunked = {"targets": micro_batch.targets} if self._recipe.loss_chunks > 1 else {}
+        output = forward(micro_batch.inputs, **chunked)
+        return micro_batch_loss(output, micro_batch.targets) / self._recipe.accumulation
 
 
 class PipelineEngine:
@@ -148,6 +166,7 @@ class PipelineEngine:
         losses: list[Tensor] = []
         inputs = (batch.inputs,) if 0 in self._modules else ()
         targets: dict[str, Any] = {"target": batch.targets, "losses": losses} if self._holds_last_stage else {}
+        targets |= self._for_chunks(batch)
         with loss_context(tensor_parallel=self._job.recipe.tensor_parallel):
             self._schedule.step(*inputs, return_outputs=False, **targets)
         return self._scale.unscaled(torch.stack(losses).sum().detach()) if self._holds_last_stage else None
@@ -159,24 +178,29 @@ class PipelineEngine:
         with loss_context(tensor_parallel=self._job.recipe.tensor_parallel):
             for micro_batch in _split(batch, self._job.recipe.micro_batch_seqs):
                 for stage in self._modules:
-                    output = self._run_stage(stage, micro_batch.inputs)
+                    output = self._run_stage(stage, micro_batch)
                     if stage == self._job.recipe.stages - 1:
-                        total += mean_cross_entropy(output, micro_batch.targets) / self._job.recipe.accumulation
+                        total += micro_batch_loss(output, micro_batch.targets) / self._job.recipe.accumulation
         for replicas in self._replicas:
             if replicas is not None:
                 replicas.reshard()
         return total if self._holds_last_stage else None
 
-    def _scaled_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return self._scale.scaled(share_of_mean(self._job.recipe.accumulation)(logits, targets))
+    def _scaled_loss(self, output: Tensor, targets: Tensor) -> Tensor:
+        return self._scale.scaled(micro_batch_loss(output, targets) / self._job.recipe.accumulation)
+
+    def _for_chunks(self, batch: Batch) -> dict[str, Tensor]:
+        """What the rank's stages are given so that the last one can compute a chunked loss; the others ignore it."""
+        return {"targets": batch.targets} if self._holds_last_stage and self._job.recipe.loss_chunks > 1 else {}
 
     @property
     def _holds_last_stage(self) -> bool:
         return self._job.recipe.stages - 1 in self._modules
 
-    def _run_stage(self, stage: int, tokens: Tensor) -> Tensor:
+    def _run_stage(self, stage: int, batch: Batch) -> Tensor:
         """Take the stage's input from the stage before it, run it, hand its output to the stage after it."""
-        output = cast("Tensor", self._modules[stage](tokens if stage == 0 else self._receive(stage - 1, tokens)))
+        x = batch.inputs if stage == 0 else self._receive(stage - 1, batch.inputs)
+        output = cast("Tensor", self._modules[stage](x, **self._for_chunks(batch)))
         if stage < self._job.recipe.stages - 1:
             self._send(stage + 1, output)
         return output

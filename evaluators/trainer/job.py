@@ -68,6 +68,9 @@ class Recipe:
     recompute: Recompute
     sequence_parallel: bool
     replication: Literal["replicate", "ddp"]
+    compile: bool
+    loss_chunks: int
+    feed_forward_tiles: int
 
     @property
     def world_size(self) -> int:

@@ -21,13 +21,9 @@ def mean_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return loss.full_tensor() if isinstance(loss, DTensor) else loss
 
 
-def share_of_mean(parts: int) -> LossFunction:
-    """`mean_cross_entropy` divided by `parts`: the sum over equal parts of a batch is the batch's mean."""
-
-    def loss(logits: Tensor, targets: Tensor) -> Tensor:
-        return mean_cross_entropy(logits, targets) / parts
-
-    return loss
+def micro_batch_loss(output: Tensor, targets: Tensor) -> Tensor:
+    """The loss of one micro-batch from the last stage's output: logits, or the loss where it was chunked."""
+    return mean_cross_entropy(output, targets) if output.dim() > 0 else output
 
 
 def loss_context(*, tensor_parallel: int) -> AbstractContextManager[Any]:

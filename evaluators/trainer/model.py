@@ -6,6 +6,7 @@ Shapes below: B sequences, S tokens, D hidden width, H heads, V vocabulary.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -14,11 +15,31 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from frontrunner.evaluators.trainer.job import ModelShape
+from frontrunner.evaluators.trainer.loss import mean_cross_entropy
+from frontrunner.evaluators.trainer.recompute import Checkpointed, recomputed
 
 NORM_EPSILON = 1e-5
 ROTARY_BASE = 10_000.0
 
-Checkpointed = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
+Transform = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Levers:
+    """How a model runs beside its shape: in pieces, and with what kept for the backward pass.
+
+    `checkpointed` runs a block so that it keeps only a part; None keeps all. `feed_forward_tiles` and `loss_chunks`
+    are the pieces of the sequence; `sequence_shards` are the ranks over which activations between blocks are split
+    along the sequence.
+    """
+
+    checkpointed: Checkpointed | None = None
+    feed_forward_tiles: int = 1
+    loss_chunks: int = 1
+    sequence_shards: int = 1
+
+
+NEUTRAL = Levers()
 
 
 class RotaryTable:
@@ -34,12 +55,16 @@ class RotaryTable:
 
     def rotate(self, heads: Tensor) -> Tensor:
         """Rotate the halves of each head of [B, H, S, head width] by its position, in fp32."""
-        if self._table is None or self._table[0].device != heads.device:
-            self._table = self._build(heads.device)
-        cosines, sines = self._table
+        cosines, sines = self.on(heads.device)
         first, second = heads.float().chunk(2, dim=-1)
         rotated = torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
         return rotated.to(heads.dtype)
+
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [S, head width / 2] on `device`, built at the first call."""
+        if self._table is None or self._table[0].device != device:
+            self._table = self._build(device)
+        return self._table
 
     def _build(self, device: torch.device) -> tuple[Tensor, Tensor]:
         pairs = torch.arange(0, self._head_width, 2, device=device, dtype=torch.float32)
@@ -116,9 +141,11 @@ class SwigluFeedForward(nn.Module):
 class Block(nn.Module):
     """Attention and feed-forward, each behind a norm and added to its input."""
 
-    def __init__(self, shape: ModelShape, rotary: RotaryTable | None, checkpointed: Checkpointed | None) -> None:
+    def __init__(self, shape: ModelShape, rotary: RotaryTable | None, levers: Levers) -> None:
         super().__init__()
-        self._checkpointed = checkpointed
+        self._checkpointed = levers.checkpointed
+        self._tiles = levers.feed_forward_tiles
+        self._run: Transform = self._keep_as_told
         self.attention_norm = _norm(shape)
         self.attention = Attention(shape, rotary)
         self.feed_forward_norm = _norm(shape)
@@ -126,13 +153,27 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, D] -> [B, S, D], recomputing in the backward pass what the recipe says."""
+        return self._run(x)
+
+    def compile_with(self, compiled: Callable[[Transform], Transform]) -> None:
+        """Run the block as `compiled` makes it from now on."""
+        # What is to be computed again is compiled with the rest: around a compiled function torch's checkpoint fails.
+        self._run = compiled(self._keep_as_told)
+
+    def _keep_as_told(self, x: Tensor) -> Tensor:
         if self._checkpointed is not None and torch.is_grad_enabled():
             return self._checkpointed(self._transform, x)
         return self._transform(x)
 
     def _transform(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x))
-        return cast("Tensor", x + self.feed_forward(self.feed_forward_norm(x)))
+        if self._tiles == 1:
+            return x + self._normed_feed_forward(x)
+        tiles = [recomputed(self._normed_feed_forward, tile) for tile in x.chunk(self._tiles, dim=1)]
+        return x + torch.cat(tiles, dim=1)
+
+    def _normed_feed_forward(self, x: Tensor) -> Tensor:
+        return cast("Tensor", self.feed_forward(self.feed_forward_norm(x)))
 
 
 class Embedding(nn.Module):
@@ -173,30 +214,60 @@ class Gpt(nn.Module):
         ValueError: the embeddings are tied and the model is only one of several stages.
     """
 
-    def __init__(
-        self, shape: ModelShape, *, sequence_length: int, layers: range, checkpointed: Checkpointed | None = None
-    ) -> None:
+    def __init__(self, shape: ModelShape, *, sequence_length: int, layers: range, levers: Levers = NEUTRAL) -> None:
         super().__init__()
+        self._levers = levers
         first, last = layers.start == 0, layers.stop == shape.layers
         if shape.tied_embeddings and not (first and last):
             raise ValueError("tied embeddings need the first and the last layer in the same pipeline stage")
         rotary = None
         if shape.positions == "rotary":
             rotary = RotaryTable(sequence_length=sequence_length, head_width=shape.head_width)
+        self._rotary = rotary
         self.embedding = Embedding(shape, sequence_length=sequence_length) if first else None
-        self.blocks = nn.ModuleDict({str(layer): Block(shape, rotary, checkpointed) for layer in layers})
+        self.blocks = nn.ModuleDict({str(layer): Block(shape, rotary, levers) for layer in layers})
         self.norm = _norm(shape) if last else None
         self.head = _head(shape, self.embedding) if last else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Token ids [B, S], or the previous stage's [B, S, D] -> [B, S, D], or logits [B, S, V] where last."""
+    def compile_blocks(self, compiled: Callable[[Transform], Transform], device: torch.device) -> None:
+        """Run each block as `compiled` makes it from now on, on `device`."""
+        if self._rotary is not None:
+            self._rotary.on(device)  # torch.compile takes no function that changes what lies outside it
+        for block in self.blocks.values():
+            cast("Block", block).compile_with(compiled)
+
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Token ids [B, S], or the previous stage's [B, S, D] -> [B, S, D], or logits [B, S, V] where last.
+
+        Given `targets`, token ids [B, S], the last stage computes its loss in pieces instead: a scalar, see
+        `mean_cross_entropy`.
+        """
         if self.embedding is not None:
             x = self.embedding(x)
         for block in self.blocks.values():
             x = block(x)
-        if self.norm is not None and self.head is not None:
-            x = self.head(self.norm(x))
-        return x
+        if self.head is None:
+            return x
+        return self._logits(x) if targets is None else self._chunked_loss(x, targets)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        if self.norm is None or self.head is None:
+            raise RuntimeError("only the last stage computes logits")
+        return cast("Tensor", self.head(self.norm(x)))
+
+    def _chunked_loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """The mean over equal pieces of x [B, S / shards, D] along the sequence, each run again when backward."""
+        chunks = self._levers.loss_chunks
+        # Gathering piece i of every shard puts those pieces side by side, which are apart in the sequence.
+        pieces = targets.view(targets.shape[0], self._levers.sequence_shards, chunks, -1)
+        losses = [
+            recomputed(self._piece_loss, part, pieces[:, :, number].flatten(1))
+            for number, part in enumerate(x.chunk(chunks, dim=1))
+        ]
+        return torch.stack(losses).mean()
+
+    def _piece_loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        return mean_cross_entropy(self._logits(x), targets)
 
 
 def _norm(shape: ModelShape) -> nn.Module:

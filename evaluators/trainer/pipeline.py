@@ -67,8 +67,8 @@ class _Opaque(nn.Module):
         super().__init__()
         self.inner = inner
 
-    def forward(self, x: Tensor) -> Tensor:
-        return cast("Tensor", self.inner(x))
+    def forward(self, x: Tensor, **options: Tensor) -> Tensor:
+        return cast("Tensor", self.inner(x, **options))
 
 
 class ReplicatedStage(PipelineStage):

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from frontrunner.evaluators.trainer.job import Recompute
-from frontrunner.evaluators.trainer.model import Checkpointed
+
+Checkpointed = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
 
 # Matrix products and attention are the costly ones; a reduce-scatter is kept because recomputing it is communication.
 # Names, because a build of torch has only the attention kernels of its devices.
@@ -30,12 +31,13 @@ def checkpointed(recompute: Recompute) -> Checkpointed | None:
     if recompute == "none":
         return None
     if recompute == "full":
-        return _full
+        return recomputed
     return partial(_selective, kept=_kept_operators())
 
 
-def _full(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    return cast("Tensor", checkpoint(function, x, use_reentrant=False, preserve_rng_state=False))
+def recomputed(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """`function(*inputs)`, of which only the inputs are kept: the backward pass calls the function again."""
+    return cast("Tensor", checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False))
 
 
 def _selective(function: Callable[[Tensor], Tensor], x: Tensor, *, kept: frozenset[Any]) -> Tensor:

@@ -52,6 +52,7 @@ def options(recipe: Recipe) -> str:
         parts.append("seq. parallel")
     if recipe.replication != "replicate":
         parts.append(recipe.replication)
+    parts.extend(recipe.levers)
     return ", ".join(parts) or "-"
 
 

@@ -68,6 +68,9 @@ def small_recipe(**changes: Any) -> Recipe:
         "recompute": "none",
         "sequence_parallel": False,
         "replication": "replicate",
+        "compile": False,
+        "loss_chunks": 1,
+        "feed_forward_tiles": 1,
     }
     return Recipe(**(defaults | changes))
 

@@ -74,6 +74,20 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "replication ddp needs data_parallel > 1",
     ),
     ({"sharding": Sharding(optimizer=16), "replication": "ddp"}, "ddp-sharding", "sharding is zero-1"),
+    ({"compile": True, "tensor_parallel": 4}, "compile-tensor", "tensor-parallel"),
+    ({"compile": True, "recompute": "selective"}, "compile-selective", "compile hides"),
+    (
+        {**PIPELINE, "virtual_stages": 2, "schedule": "zbv", "tensor_parallel": 1, "accumulation": 4, "compile": True},
+        "compile-split-backward",
+        "zbv splits the backward pass",
+    ),
+    ({"loss_chunks": 3}, "pieces-divide", "loss_chunks 3 does not divide the 128 positions"),
+    (
+        {"tensor_parallel": 4, "sequence_parallel": True, "feed_forward_tiles": 64},
+        "pieces-divide",
+        "feed_forward_tiles 64 does not divide the 32 positions",
+    ),
+    ({"feed_forward_tiles": 2, "recompute": "selective"}, "tiles-selective", "keeps the matrix products"),
 ]
 
 

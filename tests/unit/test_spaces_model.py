@@ -104,6 +104,10 @@ def test_flops_are_twice_the_multiplications_of_forward_and_two_backward() -> No
     assert SMALL.hardware_flops_per_token(length, "none") == 3 * forward
     assert SMALL.hardware_flops_per_token(length, "selective") == 3 * forward
     assert SMALL.hardware_flops_per_token(length, "full") == 3 * forward + SMALL.layers * (layer + scores_and_values)
+    gate_up_down = 3 * 2 * width * SMALL.ffn_hidden
+    tiled = SMALL.hardware_flops_per_token(length, "none", tiled_feed_forward=True)
+    assert tiled == 3 * forward + SMALL.layers * gate_up_down
+    assert SMALL.hardware_flops_per_token(length, "none", chunked_loss=True) == 3 * forward + 2 * width * 128
 
 
 def test_flops_are_near_six_times_the_parameters_for_short_sequences_of_a_large_model() -> None:

@@ -96,6 +96,9 @@ def test_identity_depends_on_what_the_measurement_depends_on(problem: Problem) -
         {"recompute": "none"},
         {"sequence_parallel": False},
         {"replication": "ddp"},
+        {"compile": True},
+        {"loss_chunks": 2},
+        {"feed_forward_tiles": 2},
     ],
 )
 def test_identity_depends_on_every_choice(change: dict[str, Any]) -> None:

@@ -1,0 +1,48 @@
+"""Where the torch engine can pull its levers of compilation and memory, as legality rules.
+
+`tests/integration/test_levers.py` runs the legal combinations against one process.
+"""
+
+from __future__ import annotations
+
+from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.reasons import Reason
+from frontrunner.spaces.recipe import SPLIT_BACKWARD_SCHEDULES, Recipe
+
+
+def torch_compile(recipe: Recipe, _: Problem) -> Reason | None:
+    """A compiled layer is one piece to whatever would look into it."""
+    if not recipe.compile:
+        return None
+    if recipe.tensor_parallel > 1:
+        return Reason(
+            "compile-tensor", "torch 2.13 raises in the backward pass of compiled layers that are tensor-parallel"
+        )
+    if recipe.recompute == "selective":
+        return Reason(
+            "compile-selective", "selective recompute chooses among a layer's operations, which compile hides from it"
+        )
+    if recipe.schedule in SPLIT_BACKWARD_SCHEDULES:
+        return Reason(
+            "compile-split-backward",
+            f"{recipe.schedule} splits the backward pass, and a compiled layer's backward is one piece",
+        )
+    return None
+
+
+def torch_pieces(recipe: Recipe, problem: Problem) -> Reason | None:
+    """The sequence, or the share of it that a rank holds under sequence parallelism, is cut into equal pieces."""
+    shards = recipe.tensor_parallel if recipe.sequence_parallel else 1
+    held = problem.sequence_length // shards
+    for name in ("loss_chunks", "feed_forward_tiles"):
+        pieces = getattr(recipe, name)
+        if held % pieces:
+            return Reason("pieces-divide", f"{name} {pieces} does not divide the {held} positions that a rank holds")
+    if recipe.feed_forward_tiles > 1 and recipe.recompute == "selective":
+        return Reason(
+            "tiles-selective", "selective recompute keeps the matrix products' outputs that feed_forward_tiles frees"
+        )
+    return None
+
+
+TORCH_LEVER_RULES = (torch_compile, torch_pieces)

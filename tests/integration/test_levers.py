@@ -1,0 +1,133 @@
+"""The levers of compilation and memory change how a step is run, never what it computes.
+
+Each row is held against one process with a plain model, by SGD with momentum, as in `test_numerics.py`.
+"""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.trainer_runs import prepare, reference_losses, run_job, small_job, small_model, small_recipe
+
+TOLERANCE = 1e-5
+PIECES = {"loss_chunks": 4, "feed_forward_tiles": 2}
+ZERO_3 = {"data_parallel": 2, "sharding": (2, 2, 2), "micro_batch_seqs": 1}
+SEQUENCE_PARALLEL = {"tensor_parallel": 2, "sequence_parallel": True}
+ONE_F_ONE_B = {"pipeline_parallel": 2, "schedule": "1f1b", "micro_batch_seqs": 1}
+TIED = {"positions": "learned", "activation": "gelu", "norm": "layernorm", "tied_embeddings": True}
+
+
+def _looped(schedule: str) -> dict[str, Any]:
+    return ONE_F_ONE_B | {"schedule": schedule, "virtual_stages": 2}
+
+
+IN_PIECES = {
+    "one-rank": {},
+    "tp2": {"tensor_parallel": 2},
+    "tp2-sp": SEQUENCE_PARALLEL,
+    "dp2-ddp": {"data_parallel": 2, "replication": "ddp"},
+    "dp2-zero3-full": ZERO_3 | {"recompute": "full"},
+    "pp2-1f1b": ONE_F_ONE_B,
+    "pp2-zbv": _looped("zbv"),
+}
+IN_PIECES_SLOW = {
+    "pp2-interleaved": _looped("interleaved-1f1b"),
+    "pp2-interleaved-zero-bubble": _looped("interleaved-zero-bubble"),
+    "pp2-dualpipev-full": _looped("dualpipev") | {"recompute": "full"},
+    "tp2-sp-pp2-dp2-zero3": SEQUENCE_PARALLEL | ONE_F_ONE_B | ZERO_3,
+}
+
+
+def _rows(quick: dict[str, dict[str, Any]], slow: dict[str, dict[str, Any]]) -> list[Any]:
+    return [
+        *(pytest.param(recipe, id=name) for name, recipe in quick.items()),
+        *(pytest.param(recipe, id=name, marks=pytest.mark.slow) for name, recipe in slow.items()),
+    ]
+
+
+@pytest.mark.parametrize("recipe", _rows(IN_PIECES, IN_PIECES_SLOW))
+def test_pieces_change_no_loss(recipe: dict[str, Any], tmp_path: Path) -> None:
+    job = small_job(tmp_path / "run", recipe=small_recipe(**recipe, **PIECES))
+
+    assert run_job(job)["losses"] == pytest.approx(reference_losses(job), abs=TOLERANCE)
+
+
+def test_pieces_of_a_tied_head_change_no_loss(tmp_path: Path) -> None:
+    job = small_job(tmp_path / "run", recipe=small_recipe(**SEQUENCE_PARALLEL, **PIECES), model=small_model(**TIED))
+
+    assert run_job(job)["losses"] == pytest.approx(reference_losses(job), abs=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("lever", "model", "pieces_bytes"),
+    [
+        # 8 sequences of 128 tokens: logits in fp32, and as much again for their gradient at the least.
+        pytest.param("loss_chunks", {"vocabulary": 32768}, 2 * 8 * 128 * 32768 * 4, id="loss_chunks"),
+        # gate, up, the gate's SiLU and the product, of each of the layers.
+        pytest.param("feed_forward_tiles", {"ffn_hidden": 8192}, 4 * 4 * 8 * 128 * 8192 * 4, id="feed_forward_tiles"),
+    ],
+)
+def test_pieces_take_less_memory(lever: str, model: dict[str, Any], pieces_bytes: int, tmp_path: Path) -> None:
+    """Eight pieces must save at least half of what the whole would hold."""
+    peaks = {}
+    for pieces in (1, 8):
+        shape = small_model(**model)
+        job = small_job(tmp_path / str(pieces), recipe=small_recipe(**{lever: pieces}), model=shape)
+        job = replace(job, sequence_length=128, probe=replace(job.probe, measured_steps=1))  # type: ignore[type-var]
+        (peaks[pieces],) = run_job(job)["peak_memory_bytes"]
+
+    assert peaks[1] - peaks[8] > pieces_bytes / 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param({"recompute": "full"} | PIECES, id="one-rank-full-pieces"),
+        pytest.param(ZERO_3 | {"recompute": "full"}, id="dp2-zero3-full"),
+        pytest.param({"data_parallel": 2, "replication": "ddp"}, id="dp2-ddp"),
+        pytest.param(_looped("interleaved-1f1b"), id="pp2-interleaved"),
+    ],
+)
+def test_compiled_blocks_change_no_loss_and_compile_before_the_measurement(
+    recipe: dict[str, Any], tmp_path: Path
+) -> None:
+    job = small_job(tmp_path / "run", recipe=small_recipe(**recipe, compile=True), collective_timeout_s=500.0)
+
+    result = run_job(job)
+
+    assert result["losses"] == pytest.approx(reference_losses(job), abs=TOLERANCE)
+    assert result["compiled_steps"] == [1]
+    assert 0 < result["compile_time_s"] <= result["first_step_time_s"]
+    assert len(result["step_times_s"]) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_step_that_compiles_is_not_measured(tmp_path: Path) -> None:
+    job = small_job(tmp_path / "run", recipe=small_recipe(compile=True), collective_timeout_s=500.0)
+    assert job.probe is not None
+    result = run_job(replace(job, probe=replace(job.probe, warm_up_steps=0)))
+
+    assert result["compiled_steps"] == [1]
+    assert len(result["step_times_s"]) == 3
+
+
+def test_compiling_without_a_compiler_is_refused_while_starting(tmp_path: Path) -> None:
+    job = small_job(tmp_path / "run", recipe=small_recipe(compile=True))
+    command = [sys.executable, "-P", "-m", "frontrunner.evaluators.trainer", str(prepare(job))]
+
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "CXX": "no-such-compiler"}
+    done = subprocess.run(command, check=False, timeout=120, env=environment, capture_output=True, text=True)
+
+    assert done.returncode == 1
+    error = (Path(job.run_folder) / "rank-0.error.json").read_text()
+    assert "compile needs a C++ compiler on a CPU" in error
+    assert '"phase": "starting"' in error
+    assert '"type": "ValueError"' in error
