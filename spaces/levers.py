@@ -45,4 +45,41 @@ def torch_pieces(recipe: Recipe, problem: Problem) -> Reason | None:
     return None
 
 
-TORCH_LEVER_RULES = (torch_compile, torch_pieces)
+def torch_host_memory(recipe: Recipe, problem: Problem) -> Reason | None:
+    """What moves to the host's memory needs a device that has another, and a time when the device can do without."""
+    if recipe.activation_offload and recipe.tensor_parallel > 1:
+        return Reason(
+            "activation-offload-tensor", "tensor-parallel layers keep DTensors, which activation_offload cannot move"
+        )
+    moves = recipe.activation_offload or recipe.offload != "none"
+    if moves and problem.cluster.backend == "cpu":
+        return Reason("offload-cpu", "a cpu device computes in the host's memory: there is no other to offload to")
+    if recipe.offload == "optimizer":
+        return Reason("offload-optimizer", "the torch engine offloads optimizer+parameters together, or none")
+    if recipe.offload != "none" and recipe.sharding.parameters == 1 and recipe.data_parallel > 1:
+        return Reason(
+            "offload-sharding",
+            f"offload {recipe.offload} brings parameters to the device for each use: it needs zero-3 or hybrid "
+            f"sharding, not {recipe.sharding_name}",
+        )
+    return None
+
+
+def torch_synchronise(recipe: Recipe, _: Problem) -> Reason | None:
+    """Reducing gradients at each micro-batch is a choice only where they could wait."""
+    if recipe.synchronise == "last":
+        return None
+    if recipe.schedule in SPLIT_BACKWARD_SCHEDULES:
+        return Reason(
+            "synchronise-split-backward",
+            f"{recipe.schedule} finishes weight gradients out of order: reduce at the last",
+        )
+    p, g, o = recipe.sharding.degrees
+    reduces_late = o == 1 or p == o < recipe.data_parallel
+    if reduces_late:
+        return None
+    same = "runs as zero-2" if g == 1 else "is what it does at any rate"
+    return Reason("synchronise-sharding", f"{recipe.sharding_name} with synchronise each {same}: choose last")
+
+
+TORCH_LEVER_RULES = (torch_compile, torch_pieces, torch_host_memory, torch_synchronise)

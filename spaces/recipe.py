@@ -14,6 +14,9 @@ LOOPED_SCHEDULES = ("interleaved-1f1b", "looped-bfs", *SPLIT_BACKWARD_SCHEDULES)
 SCHEDULES = ("none", "gpipe", "1f1b", *LOOPED_SCHEDULES)
 RECOMPUTES = ("none", "selective", "full")
 REPLICATIONS = ("replicate", "ddp")
+OPTIMIZER_STATES = ("fp32", "bf16")
+OFFLOADS = ("none", "optimizer", "optimizer+parameters")
+SYNCHRONISATIONS = ("last", "each")
 SHARDING_NAMES = ("none", "zero-1", "zero-2", "zero-3")
 HYBRID = re.compile(r"hybrid-([1-9][0-9]{0,8})", re.ASCII)
 
@@ -77,6 +80,9 @@ class Recipe:
     `replication` says which of torch's data-parallel wrappers keeps unsharded replicas equal. `compile` runs each
     layer through torch.compile. `loss_chunks` and `feed_forward_tiles` put the sequence through head and loss, and
     through the feed-forward part of each layer, in so many pieces, which are computed again in the backward pass.
+    `optimizer_state` is the type in which the optimizer's states are kept. `activation_offload` keeps what layers
+    need for the backward pass in the host's memory, `offload` what it names. `synchronise` says after which
+    micro-batches unsharded gradients are reduced over the replicas.
     """
 
     engine: str = "torch"
@@ -94,6 +100,10 @@ class Recipe:
     compile: bool = False
     loss_chunks: int = 1
     feed_forward_tiles: int = 1
+    optimizer_state: str = "fp32"
+    activation_offload: bool = False
+    offload: str = "none"
+    synchronise: str = "last"
 
     def __post_init__(self) -> None:
         require_at_least("recipe", 1, devices=self.devices, tensor_parallel=self.tensor_parallel)
@@ -104,6 +114,9 @@ class Recipe:
         require_one_of("recipe", "schedule", self.schedule, SCHEDULES)
         require_one_of("recipe", "recompute", self.recompute, RECOMPUTES)
         require_one_of("recipe", "replication", self.replication, REPLICATIONS)
+        require_one_of("recipe", "optimizer_state", self.optimizer_state, OPTIMIZER_STATES)
+        require_one_of("recipe", "offload", self.offload, OFFLOADS)
+        require_one_of("recipe", "synchronise", self.synchronise, SYNCHRONISATIONS)
         if self.devices % (self.tensor_parallel * self.pipeline_parallel):
             degrees = f"{self.tensor_parallel} x {self.pipeline_parallel}"
             raise bad_value(
@@ -151,5 +164,9 @@ class Recipe:
             "compile": self.compile,
             f"loss_chunks={self.loss_chunks}": self.loss_chunks > 1,
             f"ffn_tiles={self.feed_forward_tiles}": self.feed_forward_tiles > 1,
+            f"states={self.optimizer_state}": self.optimizer_state != "fp32",
+            "host-activations": self.activation_offload,
+            f"offload={self.offload}": self.offload != "none",
+            f"synchronise={self.synchronise}": self.synchronise != "last",
         }
         return tuple(word for word, moved in words.items() if moved)

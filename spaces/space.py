@@ -6,21 +6,42 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from typing import Any
 
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput, bad_value, require_one_of
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.reasons import Reason
-from frontrunner.spaces.recipe import ENGINES, RECOMPUTES, REPLICATIONS, SCHEDULES, Recipe, Sharding
+from frontrunner.spaces.recipe import (
+    ENGINES,
+    OFFLOADS,
+    OPTIMIZER_STATES,
+    RECOMPUTES,
+    REPLICATIONS,
+    SCHEDULES,
+    SYNCHRONISATIONS,
+    Recipe,
+    Sharding,
+)
 from frontrunner.spaces.wording import shown
 
 Choice = int | str | bool
 Point = tuple[Choice, ...]
 """One value for each dimension, in the order of `Space.dimensions`."""
 
-FLAGS = ("sequence_parallel", "compile")
+FLAGS = ("sequence_parallel", "compile", "activation_offload")
 """The dimensions whose values are true and false."""
+WORDS = {
+    "schedule": SCHEDULES,
+    "recompute": RECOMPUTES,
+    "replication": REPLICATIONS,
+    "engine": ENGINES,
+    "optimizer_state": OPTIMIZER_STATES,
+    "offload": OFFLOADS,
+    "synchronise": SYNCHRONISATIONS,
+}
+"""The dimensions whose values are words, with the words."""
 
 MAX_POINTS = 2_000_000
 """Above this a space is refused rather than enumerated one point at a time."""
@@ -48,6 +69,10 @@ class Space:
     compile: tuple[bool, ...] = (False,)
     loss_chunks: tuple[int, ...] = (1,)
     feed_forward_tiles: tuple[int, ...] = (1,)
+    optimizer_state: tuple[str, ...] = ("fp32",)
+    activation_offload: tuple[bool, ...] = (False,)
+    offload: tuple[str, ...] = ("none",)
+    synchronise: tuple[str, ...] = ("last",)
     engine: tuple[str, ...] = ("torch",)
 
     def __post_init__(self) -> None:
@@ -62,11 +87,10 @@ class Space:
 
     @staticmethod
     def _check(name: str, value: Choice) -> None:
-        words = {"schedule": SCHEDULES, "recompute": RECOMPUTES, "replication": REPLICATIONS, "engine": ENGINES}
         if name == "sharding":
             Sharding.named(str(value), 2)  # refuses unknown names
-        elif name in words:
-            require_one_of("space", name, str(value), words[name])
+        elif name in WORDS:
+            require_one_of("space", name, str(value), WORDS[name])
         elif name not in FLAGS and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise bad_value(f"space.{name}", value, "whole numbers of at least 1")
 
@@ -198,7 +222,18 @@ def recipe_at(choice: Mapping[str, Choice], problem: Problem) -> Recipe | Reason
         recompute=str(choice["recompute"]),
         sequence_parallel=bool(choice["sequence_parallel"]) and tp > 1,
         replication=str(choice["replication"]) if dp > 1 else "replicate",
-        compile=bool(choice["compile"]),
-        loss_chunks=int(choice["loss_chunks"]),
-        feed_forward_tiles=int(choice["feed_forward_tiles"]),
+        synchronise=str(choice["synchronise"]) if dp > 1 and int(accumulation) > 1 else "last",
+        **_levers(choice),
     )
+
+
+def _levers(choice: Mapping[str, Choice]) -> dict[str, Any]:
+    """The choices that stand for themselves whatever the others are."""
+    return {
+        "compile": bool(choice["compile"]),
+        "loss_chunks": int(choice["loss_chunks"]),
+        "feed_forward_tiles": int(choice["feed_forward_tiles"]),
+        "optimizer_state": str(choice["optimizer_state"]),
+        "activation_offload": bool(choice["activation_offload"]),
+        "offload": str(choice["offload"]),
+    }

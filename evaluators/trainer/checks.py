@@ -17,6 +17,7 @@ def check_job(job: Job, *, world_size: int) -> None:
         raise ValueError(f"the recipe needs {job.recipe.world_size} ranks, but {world_size} were started")
     if job.recipe.compile:
         _check_compile(job)
+    _check_host_memory(job.recipe)
     _check_model(job.model)
     _check_tensor_parallel(job.model, job.recipe, job.sequence_length)
     _check_pipeline(job.model, job.recipe)
@@ -29,6 +30,14 @@ def _check_compile(job: Job) -> None:
     if recipe.tensor_parallel > 1 or recipe.recompute == "selective" or recipe.schedule in SPLIT_BACKWARD_SCHEDULES:
         raise ValueError("compile goes with neither tensor parallelism, selective recompute nor split backward passes")
     check_compiler(job.device)
+
+
+def _check_host_memory(recipe: Recipe) -> None:
+    if recipe.activation_offload and recipe.tensor_parallel > 1:
+        raise ValueError("activation_offload cannot move the DTensors of tensor parallelism")
+    kind = sharding_kind(recipe)
+    if recipe.offload != "none" and recipe.data_parallel > 1 and kind not in ("zero-3", "hybrid"):
+        raise ValueError(f"offload {recipe.offload} needs zero-3 or hybrid sharding, not {kind}")
 
 
 def _check_model(model: ModelShape) -> None:

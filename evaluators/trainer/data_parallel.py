@@ -3,6 +3,7 @@
 | kind | parameters between uses | gradients | optimizer states |
 |---|---|---|---|
 | replicate | whole | whole, all-reduced at the last micro-batch | whole |
+| replicate, synchronise "each" | whole | whole, all-reduced at every micro-batch | whole |
 | zero-1 | gathered once a step | whole, reduce-scattered at the last micro-batch | sharded |
 | zero-2 | gathered once a step | reduce-scattered at every micro-batch | sharded |
 | zero-3 | gathered for each use | reduce-scattered at every micro-batch | sharded |
@@ -18,10 +19,10 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from frontrunner.evaluators.trainer.job import Precision
+from frontrunner.evaluators.trainer.job import Precision, Recipe
 from frontrunner.evaluators.trainer.layout import Layout, ShardingKind, sharding_kind
 from frontrunner.evaluators.trainer.model import Gpt
 from frontrunner.evaluators.trainer.precision import COMPUTE_TYPES
@@ -30,9 +31,10 @@ from frontrunner.evaluators.trainer.precision import COMPUTE_TYPES
 class Replicas:
     """One model (or pipeline stage) as FSDP2 holds it, and when its gradients are reduced."""
 
-    def __init__(self, module: FSDPModule, kind: ShardingKind) -> None:
+    def __init__(self, module: FSDPModule, kind: ShardingKind, recipe: Recipe) -> None:
         self._module = module
-        self._reduces_every_micro_batch = kind in ("zero-2", "zero-3", "hybrid")
+        self._all_reduces_every_micro_batch = recipe.synchronise == "each"
+        self._reduces_every_micro_batch = kind in ("zero-2", "zero-3", "hybrid") or recipe.synchronise == "each"
         self._reshards_every_micro_batch = kind in ("zero-3", "hybrid")
 
     def before_backward(self, *, last: bool) -> None:
@@ -40,7 +42,7 @@ class Replicas:
         self._module.set_is_last_backward(last)
         self._module.set_requires_gradient_sync(last or self._reduces_every_micro_batch)
         # Hybrid: partial sums stay in the sharding group until the step's end.
-        self._module.set_requires_all_reduce(last)
+        self._module.set_requires_all_reduce(last or self._all_reduces_every_micro_batch)
         self._module.set_reshard_after_backward(last or self._reshards_every_micro_batch)
 
     def reshard(self) -> None:
@@ -55,13 +57,14 @@ class DdpReplicas:
 
     def __init__(self, model: Gpt, layout: Layout) -> None:
         """Wrap the materialised and initialised `model`."""
+        self._reduces_every_micro_batch = layout.recipe.synchronise == "each"
         self.wrapped = DistributedDataParallel(
             model, process_group=layout.data_mesh.get_group(), gradient_as_bucket_view=True
         )
 
     def before_backward(self, *, last: bool) -> None:
         """Say whether the backward pass that follows is the `last` of the step; call it before the forward pass."""
-        self.wrapped.require_backward_grad_sync = last
+        self.wrapped.require_backward_grad_sync = last or self._reduces_every_micro_batch
 
     def reshard(self) -> None:
         """Nothing is ever gathered."""
@@ -70,17 +73,21 @@ class DdpReplicas:
 def apply_data_parallel(model: Gpt, layout: Layout, precision: Precision) -> Replicas | None:
     """Wrap each block of `model` and the whole, in place; None where there is nothing to spread or cast."""
     recipe = layout.recipe
-    if recipe.replication == "ddp" or (recipe.data_parallel == 1 and precision == "fp32"):
+    offloads = recipe.offload != "none"
+    if recipe.replication == "ddp" or (recipe.data_parallel == 1 and precision == "fp32" and not offloads):
         return None
-    kind = sharding_kind(recipe)
+    # One replica that offloads is sharded over itself: its parameters too come to the device for each use only.
+    kind = "zero-3" if offloads and recipe.data_parallel == 1 else sharding_kind(recipe)
     options: dict[str, Any] = {"mesh": layout.data_mesh, "mp_policy": _mixed_precision(precision)}
     if kind != "replicate":
         options["reshard_after_forward"] = kind in ("zero-3", "hybrid")
+    if offloads:
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=layout.data_mesh.device_type != "cpu")
     wrap = replicate if kind == "replicate" else fully_shard
     for block in model.blocks.values():
         wrap(block, **options)
     wrap(model, **options)
-    return Replicas(cast("FSDPModule", model), kind)
+    return Replicas(cast("FSDPModule", model), kind, recipe)
 
 
 def _mixed_precision(precision: Precision) -> MixedPrecisionPolicy:

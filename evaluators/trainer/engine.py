@@ -54,7 +54,7 @@ def build_engine(job: Job, layout: Layout, device: torch.device, scale: LossScal
         replicas.append(apply_data_parallel(module, layout, job.precision))
         if recipe.compile:
             module.compile_blocks(partial(compiled, device_type=job.device), device)
-        module.to_empty(device=device)
+        module.to_empty(device=device if recipe.offload == "none" else "cpu")
         initialise(module.named_parameters(), seed=job.seed, layers=job.model.layers)
         modules.append(module)
     if recipe.replication == "ddp":
@@ -83,6 +83,7 @@ def _levers(recipe: Recipe) -> Levers:
         checkpointed=checkpointed(recipe.recompute),
         feed_forward_tiles=recipe.feed_forward_tiles,
         loss_chunks=recipe.loss_chunks,
+        activation_offload=recipe.activation_offload,
         sequence_shards=recipe.tensor_parallel if recipe.sequence_parallel else 1,
     )
 

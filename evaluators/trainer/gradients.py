@@ -29,7 +29,7 @@ def squared_norm_share(parameters: Sequence[nn.Parameter], *, holders: int) -> T
             cut into n distinct shards is held holders / n times, and each holder counts that fraction of it.
     """
     shares = [
-        _local(parameter.grad).float().square().sum() * (_distinct_shards(parameter) / holders)
+        local(parameter.grad).float().square().sum() * (_distinct_shards(parameter) / holders)
         for parameter in parameters
         if parameter.grad is not None
     ]
@@ -40,15 +40,18 @@ def squared_norm_share(parameters: Sequence[nn.Parameter], *, holders: int) -> T
 def clip(parameters: Sequence[nn.Parameter], *, norm: Tensor, largest: float) -> None:
     """Scale all gradients by min(1, largest / norm), as `torch.nn.utils.clip_grad_norm_` does."""
     factor = (largest / (norm + 1e-6)).clamp(max=1.0)
-    torch._foreach_mul_(local_gradients(parameters), factor)
+    gradients = local_gradients(parameters)
+    # Gradients may lie in the host's memory.
+    torch._foreach_mul_(gradients, factor.to(gradients[0].device))
 
 
 def local_gradients(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
     """This rank's parts of the gradients; writing into them writes into the gradients."""
-    return [_local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    return [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
 
 
-def _local(tensor: Tensor) -> Tensor:
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor, sharing its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

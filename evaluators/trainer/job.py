@@ -19,6 +19,7 @@ Schedule = Literal[
     "none", "gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zero-bubble", "zbv", "dualpipev"
 ]
 Precision = Literal["fp32", "bf16", "fp16"]
+OptimizerState = Literal["fp32", "bf16"]
 Recompute = Literal["none", "full", "selective"]
 
 
@@ -71,6 +72,10 @@ class Recipe:
     compile: bool
     loss_chunks: int
     feed_forward_tiles: int
+    optimizer_state: OptimizerState
+    activation_offload: bool
+    offload: Literal["none", "optimizer+parameters"]
+    synchronise: Literal["last", "each"]
 
     @property
     def world_size(self) -> int:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from frontrunner.evaluators.trainer.host_memory import activations_on_host
 from frontrunner.evaluators.trainer.job import ModelShape
 from frontrunner.evaluators.trainer.loss import mean_cross_entropy
 from frontrunner.evaluators.trainer.recompute import Checkpointed, recomputed
@@ -30,12 +31,13 @@ class Levers:
 
     `checkpointed` runs a block so that it keeps only a part; None keeps all. `feed_forward_tiles` and `loss_chunks`
     are the pieces of the sequence; `sequence_shards` are the ranks over which activations between blocks are split
-    along the sequence.
+    along the sequence. `activation_offload` moves what blocks keep into the host's memory.
     """
 
     checkpointed: Checkpointed | None = None
     feed_forward_tiles: int = 1
     loss_chunks: int = 1
+    activation_offload: bool = False
     sequence_shards: int = 1
 
 
@@ -144,6 +146,7 @@ class Block(nn.Module):
     def __init__(self, shape: ModelShape, rotary: RotaryTable | None, levers: Levers) -> None:
         super().__init__()
         self._checkpointed = levers.checkpointed
+        self._on_host = levers.activation_offload
         self._tiles = levers.feed_forward_tiles
         self._run: Transform = self._keep_as_told
         self.attention_norm = _norm(shape)
@@ -153,6 +156,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, D] -> [B, S, D], recomputing in the backward pass what the recipe says."""
+        if self._on_host and torch.is_grad_enabled():
+            with activations_on_host(self.parameters()):
+                return self._run(x)
         return self._run(x)
 
     def compile_with(self, compiled: Callable[[Transform], Transform]) -> None:

@@ -44,7 +44,7 @@ class Stepper:
         self.scale = scale
         self.engine = engine
         self._parameters = [parameter for _, parameter in engine.named_parameters()]
-        self.optimizer = build_optimizer(job.optimizer, self._parameters)
+        self.optimizer = build_optimizer(job.optimizer, self._parameters, state=job.recipe.optimizer_state)
 
     def step(self, number: int) -> StepOutcome:
         """Train on the global batch of step `number`. Returns once this rank's device is done."""

@@ -84,6 +84,51 @@ def test_pieces_take_less_memory(lever: str, model: dict[str, Any], pieces_bytes
     assert peaks[1] - peaks[8] > pieces_bytes / 2
 
 
+REPLICAS = {"data_parallel": 2, "micro_batch_seqs": 1}
+HYBRID = {"data_parallel": 4, "sharding": (2, 2, 2), "micro_batch_seqs": 1}
+OFFLOADED = {"offload": "optimizer+parameters"}
+ON_HOST = {"activation_offload": True}
+EACH = {"synchronise": "each"}
+# On a CPU the moves are copies within one memory: they show that the right values come back.
+HOST_AND_EACH = {
+    "host-activations": ON_HOST,
+    "host-activations-dp2-zero3-full-pieces": ON_HOST | ZERO_3 | PIECES | {"recompute": "full"},
+    "host-activations-pp2-zbv": ON_HOST | _looped("zbv"),
+    "offload": OFFLOADED,
+    "offload-dp2-zero3": OFFLOADED | ZERO_3,
+    "each-pp2-1f1b-dp2": EACH | REPLICAS | ONE_F_ONE_B,
+    "each-dp2-ddp": EACH | REPLICAS | {"replication": "ddp"},
+    "each-dp4-hybrid": EACH | HYBRID,
+}
+HOST_AND_EACH_SLOW = {
+    "host-activations-pp2-1f1b-selective": ON_HOST | ONE_F_ONE_B | {"recompute": "selective"},
+    "offload-dp4-hybrid": OFFLOADED | HYBRID,
+    "offload-pp2-dp2-zero3": OFFLOADED | ZERO_3 | ONE_F_ONE_B,
+    "offload-tp2-dp2-zero3": OFFLOADED | ZERO_3 | {"tensor_parallel": 2},
+    "each-tp2-dp2": EACH | REPLICAS | {"tensor_parallel": 2},
+}
+
+
+@pytest.mark.parametrize("recipe", _rows(HOST_AND_EACH, HOST_AND_EACH_SLOW))
+def test_where_things_lie_and_when_gradients_meet_change_no_loss(recipe: dict[str, Any], tmp_path: Path) -> None:
+    job = small_job(tmp_path / "run", recipe=small_recipe(**recipe))
+    job = replace(job, optimizer=replace(job.optimizer, gradient_clip_norm=0.2))
+
+    assert run_job(job)["losses"] == pytest.approx(reference_losses(job), abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("recipe", _rows({"one-rank": {}, "dp2-zero3": ZERO_3}, {"tp2-sp": SEQUENCE_PARALLEL}))
+def test_states_in_bf16_follow_those_in_fp32(recipe: dict[str, Any], tmp_path: Path) -> None:
+    """A momentum of 8 bits of mantissa moves losses near 5 by about 1e-3, and by more than rounding in fp32 does."""
+    job = small_job(tmp_path / "run", recipe=small_recipe(**recipe, optimizer_state="bf16"))
+
+    losses = run_job(job)["losses"]
+
+    reference = reference_losses(job)
+    assert losses == pytest.approx(reference, abs=0.005)
+    assert losses != pytest.approx(reference, abs=TOLERANCE)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(

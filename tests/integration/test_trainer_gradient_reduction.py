@@ -74,3 +74,16 @@ def test_hybrid_reduces_between_groups_once_a_step(tmp_path: Path) -> None:
     loss_and_start = STEPS + 1
     assert counts["_reduce_scatter_base_"] == GROUPS["none"] * micro_batches * STEPS
     assert counts["allreduce_"] == GROUPS["none"] * STEPS + loss_and_start
+
+
+@pytest.mark.parametrize(("synchronise", "reductions"), [("last", 1), ("each", MICRO_BATCHES)])
+@pytest.mark.parametrize("stages", [ONE_STAGE, ONE_F_ONE_B], ids=lambda stages: stages["schedule"])
+def test_plain_replicas_reduce_as_told(
+    stages: dict[str, Any], synchronise: str, reductions: int, tmp_path: Path
+) -> None:
+    recipe = small_recipe(data_parallel=2, micro_batch_seqs=1, synchronise=synchronise, **stages)
+
+    counts = count_collectives(small_job(tmp_path / "run", recipe=recipe))
+
+    loss_and_start = STEPS + 1
+    assert counts["allreduce_"] == GROUPS[stages["schedule"]] * reductions * STEPS + loss_and_start

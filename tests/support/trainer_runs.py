@@ -71,6 +71,10 @@ def small_recipe(**changes: Any) -> Recipe:
         "compile": False,
         "loss_chunks": 1,
         "feed_forward_tiles": 1,
+        "optimizer_state": "fp32",
+        "activation_offload": False,
+        "offload": "none",
+        "synchronise": "last",
     }
     return Recipe(**(defaults | changes))
 

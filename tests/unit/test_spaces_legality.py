@@ -88,6 +88,20 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "feed_forward_tiles 64 does not divide the 32 positions",
     ),
     ({"feed_forward_tiles": 2, "recompute": "selective"}, "tiles-selective", "keeps the matrix products"),
+    ({"tensor_parallel": 4, "activation_offload": True}, "activation-offload-tensor", "DTensors"),
+    ({"offload": "optimizer"}, "offload-optimizer", "optimizer+parameters together"),
+    ({"offload": "optimizer+parameters"}, "offload-sharding", "needs zero-3 or hybrid sharding, not none"),
+    (
+        {**PIPELINE, "virtual_stages": 2, "schedule": "zbv", "synchronise": "each"},
+        "synchronise-split-backward",
+        "zbv finishes weight gradients out of order",
+    ),
+    ({"sharding": Sharding(optimizer=16), "synchronise": "each"}, "synchronise-sharding", "runs as zero-2"),
+    (
+        {"sharding": Sharding(parameters=16, gradients=16, optimizer=16), "synchronise": "each"},
+        "synchronise-sharding",
+        "zero-3 with synchronise each is what it does",
+    ),
 ]
 
 
@@ -295,3 +309,14 @@ def test_marks_say_what_is_unusual(choices: dict[str, Any], expected: dict[str, 
     tried = recipe(**choices)
     assert why_illegal(tried, PROBLEM) is None
     assert {mark.code: mark.text for mark in marks(tried, PROBLEM)} == expected
+
+
+@pytest.mark.parametrize("choices", [{"activation_offload": True}, {"offload": "optimizer+parameters"}])
+def test_a_cpu_has_no_other_memory_to_offload_to(choices: dict[str, Any]) -> None:
+    sharded = recipe(sharding=Sharding(parameters=16, gradients=16, optimizer=16), **choices)
+    assert why_illegal(sharded, PROBLEM) is None
+
+    reason = why_illegal(sharded, replace(PROBLEM, cluster=replace(CLUSTER, backend="cpu")))
+
+    assert reason is not None
+    assert reason.code == "offload-cpu"

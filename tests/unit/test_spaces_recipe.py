@@ -99,6 +99,10 @@ def test_identity_depends_on_what_the_measurement_depends_on(problem: Problem) -
         {"compile": True},
         {"loss_chunks": 2},
         {"feed_forward_tiles": 2},
+        {"optimizer_state": "bf16"},
+        {"activation_offload": True},
+        {"offload": "optimizer+parameters"},
+        {"synchronise": "each"},
     ],
 )
 def test_identity_depends_on_every_choice(change: dict[str, Any]) -> None:
