@@ -1,6 +1,6 @@
 """How soon the commands that load nothing heavy answer, as whole processes.
 
-    python benchmarks/command_start.py
+python benchmarks/command_start.py
 """
 
 from __future__ import annotations
@@ -10,7 +10,12 @@ import subprocess
 import sys
 import time
 
-COMMANDS = (("--help",), ("launch", "--help"), ("space", "examples/laptop.toml"), ("space", "examples/frontier-22b.toml"))
+COMMANDS = (
+    ("--help",),
+    ("launch", "--help"),
+    ("space", "examples/laptop.toml"),
+    ("space", "examples/frontier-22b.toml"),
+)
 RUNS = 10
 
 

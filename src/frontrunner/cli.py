@@ -85,7 +85,8 @@ def frontrunner() -> None:
 def main() -> None:
     """Run the command line; a person's mistake ends with one message and its exit code, never a traceback."""
     try:
-        frontrunner(standalone_mode=False)
+        _refuse_broken_text(sys.argv[1:])
+        frontrunner(standalone_mode=False, prog_name="frontrunner")
     except FrontrunnerError as error:
         _complain(error.message, error.hint)
         sys.exit(error.exit_code)
@@ -105,6 +106,13 @@ def main() -> None:
     except OSError as error:
         _complain(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""), None)
         sys.exit(1)
+
+
+def _refuse_broken_text(arguments: list[str]) -> None:
+    """Bytes that are no UTF-8 reach us as lone surrogates, which neither SQLite nor a terminal takes."""
+    for argument in arguments:
+        if any("\ud800" <= character <= "\udfff" for character in argument):
+            raise InvalidInput(f"argument {argument!a} is not valid UTF-8")
 
 
 def _complain(message: str, hint: str | None) -> None:

@@ -12,7 +12,7 @@ from frontrunner.evaluators.protocol import EVALUATORS, Evaluator, Finished, Pro
 from frontrunner.evaluators.run_folder import RunFolder
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.spaces.errors import InvalidInput
-from support.campaigns import order, processes_of, setup_of, tiny_recipe, wait_for
+from support.campaigns import is_alive, order, processes_of, setup_of, tiny_recipe, wait_for
 
 RECIPES = (
     tiny_recipe(),
@@ -123,7 +123,7 @@ def test_closing_ends_running_probes_and_every_process(tmp_path: Path) -> None:
     started = [p for p in psutil.Process().children(recursive=True) if p.pid not in before]
     assert len(started) == 3, "the fork server and two ranks"
     evaluator.close()
-    wait_for(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in started), 5)
+    wait_for(lambda: not any(map(is_alive, started)), 5)
     assert evaluator.progress("gone") is None
     assert not [p for p in processes_of(psutil.Process().pid) if p.pid not in before]
 

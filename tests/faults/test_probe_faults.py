@@ -14,7 +14,7 @@ from frontrunner.evaluators.run_folder import RunFolder
 from frontrunner.evaluators.training_probe import TrainingProbe
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.spaces.errors import FrontrunnerError
-from support.campaigns import order, processes_of, ranks_of, setup_of, tiny_recipe, wait_for
+from support.campaigns import is_alive, order, processes_of, ranks_of, setup_of, tiny_recipe, wait_for
 
 ENDLESS = {"measured_steps": 1_000_000}
 ME = os.getpid()
@@ -154,7 +154,7 @@ def test_the_fork_server_dies_and_the_next_probe_has_a_new_one(bench: Bench) -> 
     assert failure.kind is FailureKind.LOST
     assert "the fork server ended" in failure.message
     assert str(failure.log_path).endswith("fork-server.log")
-    wait_for(lambda: not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks), 3)
+    wait_for(lambda: not any(map(is_alive, ranks)), 3)
     bench.start(setup_of(bench.folder))
     assert isinstance(bench.outcome(), Measurement)
 
@@ -173,6 +173,20 @@ def test_a_slow_start_of_the_server_is_not_held_against_a_probe(tmp_path: Path) 
     (finished,) = wait_for(lambda: evaluator.finished(0.2))
     evaluator.close()
     assert isinstance(finished.outcome, Measurement)
+
+
+def test_a_server_that_is_stopped_is_replaced(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.start(setup_of(bench.folder))
+    assert isinstance(bench.outcome(), Measurement)
+    monkeypatch.setattr("frontrunner.evaluators.fork_client.ANSWER_TIMEOUT_S", 1.0)
+    (server,) = [p for p in processes_of(ME) if str(bench.folder) in _log_of(p)]
+    server.send_signal(signal.SIGSTOP)
+    bench.start(setup_of(bench.folder))
+    failure = bench.failure()
+    assert (failure.kind, failure.node_seconds) == (FailureKind.LOST, 0.0)
+    assert not is_alive(server)
+    bench.start(setup_of(bench.folder))
+    assert isinstance(bench.outcome(), Measurement)
 
 
 def test_a_server_that_never_comes_up_is_an_error_with_its_log(tmp_path: Path) -> None:

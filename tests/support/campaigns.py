@@ -121,13 +121,20 @@ def wait_for(condition: Callable[[], Any], timeout_s: float = 40.0) -> Any:
     return found
 
 
+def is_alive(process: psutil.Process) -> bool:
+    """Whether a process runs; one that waits for its parent to hear of its end does not."""
+    try:
+        return process.is_running() and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
+
+
 def marked(variable: str, value: str) -> list[psutil.Process]:
     """The live processes that carry an environment variable with this value, except the test's own."""
     found = []
     for process in psutil.process_iter():
         try:
-            alive = process.status() != psutil.STATUS_ZOMBIE
-            if alive and process.pid != os.getpid() and process.environ().get(variable) == value:
+            if is_alive(process) and process.pid != os.getpid() and process.environ().get(variable) == value:
                 found.append(process)
         except psutil.Error:
             continue
@@ -148,4 +155,4 @@ def ranks_of(driver_pid: int) -> list[psutil.Process]:
 def steps_written(folder: Path) -> int:
     """The steps that rank 0 of a run has reported."""
     path = folder / "progress.jsonl"
-    return path.read_text().count('"step"') if path.exists() else 0
+    return path.read_text().count('"event": "step"') if path.exists() else 0

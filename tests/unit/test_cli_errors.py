@@ -58,9 +58,11 @@ def error_of(finished: subprocess.CompletedProcess[str]) -> str:
 
 
 MISTAKES: dict[str, tuple[list[str], int, str]] = {
-    "unknown command": (["laucnh", "c.toml"], 2, "no command 'laucnh'"),
-    "unknown option": (["launch", "--nonsense", "c.toml"], 2, "--nonsense"),
-    "missing argument": (["show"], 2, "RECIPE_ID"),
+    "unknown command": (["laucnh", "c.toml"], 2, r"no command 'laucnh'\nhint: did you mean 'launch'\?"),
+    "unknown option": (["launch", "--nonsense", "c.toml"], 2, r"No such option '--nonsense'.*\nhint: .* launch --help"),
+    "missing argument": (["show"], 2, "Missing argument 'RECIPE_ID'"),
+    "a word for a number": (["best", "--top", "all"], 2, "'--top': 'all' is not a valid integer"),
+    "a path that is not text": (["launch", "\udcff.toml"], 2, r"no campaign file at \\udcff\.toml"),
     "too many arguments": (["best", "a", "b"], 2, r"unexpected extra argument \(b\)"),
     "no such file": (["launch", "none.toml"], 2, "no campaign file at none.toml"),
     "folder for a file": (["space", "."], 2, r"no campaign file at \."),

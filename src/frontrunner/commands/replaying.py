@@ -15,14 +15,18 @@ from frontrunner.text import percent, seconds, thousands
 
 INTERRUPTED = 130
 
+MOST_STEPS = 1_000_000_000
+
 
 @click.command()
 @click.argument("recipe_id")
-@click.option("--steps", type=click.IntRange(min=1), required=True, help="Optimizer steps of the whole run.")
+@click.option("--steps", type=click.IntRange(1, MOST_STEPS), required=True, help="Optimizer steps of the whole run.")
 @click.option("--learning-rate", type=float, default=3e-4, show_default=True, help="The highest learning rate.")
-@click.option("--warm-up-steps", type=click.IntRange(min=0), default=10, show_default=True)
-@click.option("--evaluate-every", type=click.IntRange(min=1), default=50, show_default=True, metavar="STEPS")
-@click.option("--checkpoint-every", type=click.IntRange(min=1), metavar="STEPS", help="[default: a tenth of the run]")
+@click.option("--warm-up-steps", type=click.IntRange(0, MOST_STEPS), default=10, show_default=True)
+@click.option("--evaluate-every", type=click.IntRange(1, MOST_STEPS), default=50, show_default=True, metavar="STEPS")
+@click.option(
+    "--checkpoint-every", type=click.IntRange(1, MOST_STEPS), metavar="STEPS", help="[default: a tenth of the run]"
+)
 @click.option("--metrics", default="csv", show_default=True, help="csv or tensorboard, in the replay's folder.")
 @click.option("--folder", type=click.Path(path_type=Path), help="Where it keeps its files [default: by recipe].")
 @click.option("--anyway", is_flag=True, help="Run on other hardware than the recipe was measured on.")
