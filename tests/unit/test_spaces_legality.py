@@ -261,8 +261,8 @@ def test_what_was_tried_and_agrees_is_legal(case: str) -> None:
         ("fp32", "ddp", None),
         ("bf16", "replicate", None),
         ("bf16", "ddp", "ddp-precision"),
-        ("fp16", "replicate", "precision-fp16"),
-        ("fp16", "ddp", "precision-fp16"),
+        ("fp16", "replicate", None),
+        ("fp16", "ddp", "ddp-precision"),
     ],
 )
 def test_what_an_engine_cannot_compute_in_is_refused(precision: str, replication: str, code: str | None) -> None:

@@ -13,9 +13,10 @@ from frontrunner.evaluators.trainer.data import TokenFile
 from frontrunner.evaluators.trainer.initialise import initialise
 from frontrunner.evaluators.trainer.job import Train
 from frontrunner.evaluators.trainer.metrics import COLUMNS, open_metrics
-from frontrunner.evaluators.trainer.model import Gpt, RotaryTable
+from frontrunner.evaluators.trainer.model import Gpt
 from frontrunner.evaluators.trainer.pipeline import rank_of_stage, stage_layers, stages_of_rank
 from frontrunner.evaluators.trainer.precision import FIRST_FACTOR, STEPS_BEFORE_GROWTH, LossScale
+from frontrunner.evaluators.trainer.rotary import RotaryTable
 from frontrunner.evaluators.trainer.training import learning_rate_at
 from support.trainer_runs import small_model, small_recipe
 
