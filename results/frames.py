@@ -44,6 +44,8 @@ COLUMN_TYPES: dict[str, str] = {
     "recompute": "string",
     "sequence_parallel": "bool",
     "replication": "string",
+    "offload": "string",
+    "secondary_partition": "int64",
     "state": "string",
     "measured_steps": "Int64",
     "step_time_s_median": "float64",

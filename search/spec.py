@@ -87,4 +87,5 @@ class CampaignSpec:
             data=self.data,
             work_folder=self.run_folder,
             seed=self.search.seed,
+            engines=self.space.engine,
         )

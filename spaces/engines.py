@@ -7,6 +7,7 @@ are marked as such in their reason.
 
 from __future__ import annotations
 
+from frontrunner.spaces import deepspeed
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.reasons import Reason, Rule
 from frontrunner.spaces.recipe import SPLIT_BACKWARD_SCHEDULES, Recipe
@@ -117,6 +118,22 @@ def torch_precision(recipe: Recipe, problem: Problem) -> Reason | None:
     return None
 
 
+def torch_offload(recipe: Recipe, _: Problem) -> Reason | None:
+    """Everything stays on the device."""
+    if recipe.offload != "none":
+        return Reason("torch-offload", f"the torch engine does not offload ({recipe.offload}); engine deepspeed does")
+    return None
+
+
+def torch_secondary_partition(recipe: Recipe, _: Problem) -> Reason | None:
+    """A second copy of the parameters is a part of ZeRO++."""
+    if recipe.secondary_partition > 1:
+        return Reason(
+            "torch-secondary", "the torch engine has no secondary partition; use hybrid-K or engine deepspeed"
+        )
+    return None
+
+
 ENGINE_RULES: dict[str, tuple[Rule, ...]] = {
     "torch": (
         torch_ddp,
@@ -127,5 +144,8 @@ ENGINE_RULES: dict[str, tuple[Rule, ...]] = {
         torch_equal_rounds,
         torch_tied,
         torch_precision,
+        torch_offload,
+        torch_secondary_partition,
     ),
+    "deepspeed": deepspeed.RULES,
 }

@@ -8,12 +8,13 @@ from typing import Self
 
 from frontrunner.spaces.errors import bad_value, did_you_mean, require_at_least, require_one_of
 
-ENGINES = ("torch",)
+ENGINES = ("torch", "deepspeed")
 SPLIT_BACKWARD_SCHEDULES = ("interleaved-zero-bubble", "zbv", "dualpipev")
 LOOPED_SCHEDULES = ("interleaved-1f1b", "looped-bfs", *SPLIT_BACKWARD_SCHEDULES)
 SCHEDULES = ("none", "gpipe", "1f1b", *LOOPED_SCHEDULES)
 RECOMPUTES = ("none", "selective", "full")
 REPLICATIONS = ("replicate", "ddp")
+OFFLOADS = ("none", "optimizer", "optimizer+parameters", "nvme")
 SHARDING_NAMES = ("none", "zero-1", "zero-2", "zero-3")
 HYBRID = re.compile(r"hybrid-([1-9][0-9]{0,8})", re.ASCII)
 
@@ -74,7 +75,9 @@ class Recipe:
 
     `accumulation` is the number of micro-batches each replica runs in a step; under pipelining they are the
     pipeline's micro-batches. `virtual_stages` is the number of model chunks a pipeline rank holds.
-    `replication` says which of torch's data-parallel wrappers keeps unsharded replicas equal.
+    `replication` says which of torch's data-parallel wrappers keeps unsharded replicas equal. `offload` names
+    what is kept in the host's memory. `secondary_partition` is the size of the groups of neighbouring replicas
+    that hold a second copy of ZeRO-3's parameters for the backward pass (ZeRO++ hpZ, arXiv 2306.10209); 1 is none.
     """
 
     engine: str = "torch"
@@ -89,15 +92,19 @@ class Recipe:
     recompute: str = "none"
     sequence_parallel: bool = False
     replication: str = "replicate"
+    offload: str = "none"
+    secondary_partition: int = 1
 
     def __post_init__(self) -> None:
         require_at_least("recipe", 1, devices=self.devices, tensor_parallel=self.tensor_parallel)
         require_at_least("recipe", 1, pipeline_parallel=self.pipeline_parallel, virtual_stages=self.virtual_stages)
         require_at_least("recipe", 1, micro_batch_seqs=self.micro_batch_seqs, accumulation=self.accumulation)
+        require_at_least("recipe", 1, secondary_partition=self.secondary_partition)
         require_one_of("recipe", "engine", self.engine, ENGINES)
         require_one_of("recipe", "schedule", self.schedule, SCHEDULES)
         require_one_of("recipe", "recompute", self.recompute, RECOMPUTES)
         require_one_of("recipe", "replication", self.replication, REPLICATIONS)
+        require_one_of("recipe", "offload", self.offload, OFFLOADS)
         if self.devices % (self.tensor_parallel * self.pipeline_parallel):
             degrees = f"{self.tensor_parallel} x {self.pipeline_parallel}"
             raise bad_value(
@@ -136,4 +143,10 @@ class Recipe:
             parts.append(f"recompute={self.recompute}")
         if self.sequence_parallel:
             parts.append("sp")
+        if self.offload != "none":
+            parts.append(f"offload={self.offload}")
+        if self.secondary_partition > 1:
+            parts.append(f"secondary={self.secondary_partition}")
+        if self.engine != "torch":
+            parts.append(self.engine)
         return " ".join(parts)

@@ -12,7 +12,7 @@ from frontrunner.spaces.errors import InvalidInput, bad_value, require_one_of
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.reasons import Reason
-from frontrunner.spaces.recipe import ENGINES, RECOMPUTES, REPLICATIONS, SCHEDULES, Recipe, Sharding
+from frontrunner.spaces.recipe import ENGINES, OFFLOADS, RECOMPUTES, REPLICATIONS, SCHEDULES, Recipe, Sharding
 from frontrunner.spaces.wording import shown
 
 Choice = int | str | bool
@@ -43,6 +43,8 @@ class Space:
     sequence_parallel: tuple[bool, ...] = (False,)
     replication: tuple[str, ...] = ("replicate",)
     engine: tuple[str, ...] = ("torch",)
+    offload: tuple[str, ...] = ("none",)
+    secondary_partition: tuple[int, ...] = (1,)
 
     def __post_init__(self) -> None:
         for dimension in fields(self):
@@ -56,7 +58,13 @@ class Space:
 
     @staticmethod
     def _check(name: str, value: Choice) -> None:
-        words = {"schedule": SCHEDULES, "recompute": RECOMPUTES, "replication": REPLICATIONS, "engine": ENGINES}
+        words = {
+            "schedule": SCHEDULES,
+            "recompute": RECOMPUTES,
+            "replication": REPLICATIONS,
+            "engine": ENGINES,
+            "offload": OFFLOADS,
+        }
         if name == "sharding":
             Sharding.named(str(value), 2)  # refuses unknown names
         elif name in words:
@@ -192,4 +200,6 @@ def recipe_at(choice: Mapping[str, Choice], problem: Problem) -> Recipe | Reason
         recompute=str(choice["recompute"]),
         sequence_parallel=bool(choice["sequence_parallel"]) and tp > 1,
         replication=str(choice["replication"]) if dp > 1 else "replicate",
+        offload=str(choice["offload"]),
+        secondary_partition=int(choice["secondary_partition"]) if dp > 1 else 1,
     )

@@ -55,7 +55,12 @@ class Sharding:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How one model is spread over the ranks. `virtual_stages` counts the pipeline stages that each rank holds."""
+    """How one model is spread over the ranks, and by which engine.
+
+    `virtual_stages` counts the pipeline stages that each rank holds. `offload` names what is kept in the host's
+    memory. `secondary_partition` is the number of neighbouring replicas that hold a second copy of the parameters
+    for the backward pass (ZeRO++ hpZ, arXiv 2306.10209); 1 is none.
+    """
 
     tensor_parallel: int
     pipeline_parallel: int
@@ -68,6 +73,9 @@ class Recipe:
     recompute: Recompute
     sequence_parallel: bool
     replication: Literal["replicate", "ddp"]
+    engine: Literal["torch", "deepspeed"]
+    offload: Literal["none", "optimizer", "optimizer+parameters"]
+    secondary_partition: int
 
     @property
     def world_size(self) -> int:

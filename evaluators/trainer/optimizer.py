@@ -27,6 +27,19 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
         group["lr"] = learning_rate
 
 
+def make_states(optimizer: torch.optim.Optimizer) -> None:
+    """Have the optimizer make the states that it makes at its first step: a step of rate 0 changes no weight."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    set_learning_rate(optimizer, 0.0)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+
+
 def _groups_by_mesh(parameters: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
     """One group for each mesh: the optimizers' multi-tensor kernels take no mixture of meshes."""
     groups: dict[Any, list[nn.Parameter]] = {}

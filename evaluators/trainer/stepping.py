@@ -1,17 +1,20 @@
 """One optimizer step, and the loss and gradient norm that every rank then knows."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from frontrunner.evaluators.trainer.data import Batch, TokenFile
 from frontrunner.evaluators.trainer.engine import Engine
 from frontrunner.evaluators.trainer.gradients import clip, settle, squared_norm_share
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import Layout
-from frontrunner.evaluators.trainer.optimizer import build_optimizer
+from frontrunner.evaluators.trainer.optimizer import build_optimizer, make_states, set_learning_rate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +30,32 @@ class StepOutcome:
         return math.isfinite(self.loss) and (self.gradient_norm is None or math.isfinite(self.gradient_norm))
 
 
-class Stepper:
+class Stepper(Protocol):
     """Runs steps of training on one rank. Every rank of the job must make the same calls."""
+
+    def step(self, number: int) -> StepOutcome:
+        """Train on the global batch of step `number`. Returns once this rank's device is done."""
+        ...
+
+    def evaluate(self, batches: int) -> float:
+        """Mean loss over the first `batches` held-out global batches."""
+        ...
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Use `learning_rate` from the next step on."""
+        ...
+
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor that training goes on from, by names that mean the same on all ranks."""
+        ...
+
+    def restore(self, load: Callable[[dict[str, Tensor]], None]) -> None:
+        """Go on from stored values, which `load` writes into the tensors that `state` returned."""
+        ...
+
+
+class TorchStepper:
+    """Runs steps of the torch engine; see `Stepper`."""
 
     def __init__(self, job: Job, layout: Layout, engine: Engine, data: TokenFile, device: torch.device) -> None:
         self._job = job
@@ -40,7 +67,7 @@ class Stepper:
         self.optimizer = build_optimizer(job.optimizer, self._parameters)
 
     def step(self, number: int) -> StepOutcome:
-        """Train on the global batch of step `number`. Returns once this rank's device is done."""
+        """See Stepper."""
         loss = self.engine.forward_backward(self._training_batch(number))
         settle(self._parameters)
         clips_at = self._job.optimizer.gradient_clip_norm
@@ -59,7 +86,7 @@ class Stepper:
         return StepOutcome(loss=mean_loss, gradient_norm=None if clips_at is None else math.sqrt(squared_norm))
 
     def evaluate(self, batches: int) -> float:
-        """Mean loss over the first `batches` held-out global batches."""
+        """See Stepper."""
         total = torch.zeros(1, device=self._device)
         for number in range(batches):
             batch = self._data.evaluation_batch(
@@ -72,6 +99,25 @@ class Stepper:
                 total += loss / self._holders
         dist.all_reduce(total)
         return float(total.item()) / batches
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """See Stepper."""
+        set_learning_rate(self.optimizer, learning_rate)
+
+    def state(self) -> dict[str, Tensor]:
+        """See Stepper. Names are those of the whole model, with the optimizer's states beside each parameter."""
+        state: dict[str, Tensor] = {}
+        for name, parameter in self.engine.named_parameters():
+            state[f"model.{name}"] = parameter.detach()
+            for key, value in self.optimizer.state[parameter].items():
+                if isinstance(value, Tensor):
+                    state[f"optimizer.{name}.{key}"] = value
+        return state
+
+    def restore(self, load: Callable[[dict[str, Tensor]], None]) -> None:
+        """See Stepper."""
+        make_states(self.optimizer)
+        load(self.state())
 
     @property
     def _holders(self) -> int:

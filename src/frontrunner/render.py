@@ -52,6 +52,12 @@ def options(recipe: Recipe) -> str:
         parts.append("seq. parallel")
     if recipe.replication != "replicate":
         parts.append(recipe.replication)
+    if recipe.offload != "none":
+        parts.append(f"offload {recipe.offload}")
+    if recipe.secondary_partition > 1:
+        parts.append(f"secondary {recipe.secondary_partition}")
+    if recipe.engine != "torch":
+        parts.append(recipe.engine)
     return ", ".join(parts) or "-"
 
 

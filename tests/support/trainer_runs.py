@@ -59,6 +59,9 @@ def small_recipe(**changes: Any) -> Recipe:
         "recompute": "none",
         "sequence_parallel": False,
         "replication": "replicate",
+        "engine": "torch",
+        "offload": "none",
+        "secondary_partition": 1,
     }
     return Recipe(**(defaults | changes))
 
@@ -143,10 +146,10 @@ class WarmParent:
             env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
         )
 
-    def start(self, job: Job, *, count_collectives: bool = False) -> None:
+    def start(self, job: Job, *, count_collectives: bool = False, unchecked: bool = False) -> None:
         """Have the job's ranks forked, without waiting for them."""
         assert self._process.stdin is not None
-        order = {"job": str(prepare(job)), "count_collectives": count_collectives}
+        order = {"job": str(prepare(job)), "count_collectives": count_collectives, "unchecked": unchecked}
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
 
@@ -183,6 +186,13 @@ def run_job(job: Job) -> dict[str, Any]:
         logs = sorted(Path(job.run_folder).glob("rank-*.log"))
         tails = [f"{path.name}: {path.read_text(errors='replace')[-1000:]}" for path in logs if path.stat().st_size]
         raise AssertionError(f"the ranks ended with {statuses}\n" + "\n".join(tails))
+    return read_result(job)
+
+
+def run_unchecked(job: Job) -> dict[str, Any]:
+    """Run a job that the trainer refuses past its refusal, to see what would come of it."""
+    warm_parent().start(job, unchecked=True)
+    warm_parent().wait()
     return read_result(job)
 
 

@@ -21,7 +21,7 @@ from frontrunner.spaces import errors
 from frontrunner.spaces.cluster import Cluster, Links, PeakTflops
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.presets import cluster_names, model_names
-from frontrunner.spaces.recipe import RECOMPUTES, REPLICATIONS, SCHEDULES
+from frontrunner.spaces.recipe import ENGINES, OFFLOADS, RECOMPUTES, REPLICATIONS, SCHEDULES
 from frontrunner.spaces.space import Space
 
 ROOT = Path(__file__).parent.parent.parent
@@ -75,7 +75,7 @@ def test_nested_settings_and_words_are_documented() -> None:
     for field in (*fields(PeakTflops), *fields(Links)):
         assert field.name in cluster
     space = section("campaign-file.md", "[space]")
-    for word in (*SCHEDULES, *RECOMPUTES, *REPLICATIONS):
+    for word in (*SCHEDULES, *RECOMPUTES, *REPLICATIONS, *ENGINES, *OFFLOADS):
         assert word in space or word == "none"
     for preset in (*model_names(), *cluster_names()):
         assert f"`{preset}`" in DOCS["campaign-file.md"]

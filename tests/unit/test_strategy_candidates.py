@@ -55,7 +55,7 @@ def test_the_codes_of_a_row_say_its_recipe(survey):
 def test_every_point_means_the_recipe_that_the_space_says(survey):
     candidates = Candidates(survey, seed=0)
     legal, rest = set(survey.recipes), {"devices": 8, "virtual_stages": 1, "recompute": "none", "engine": "torch"}
-    rest |= {"sequence_parallel": False, "replication": "replicate"}
+    rest |= {"sequence_parallel": False, "replication": "replicate", "offload": "none", "secondary_partition": 1}
     meant: list[Recipe | None] = []
     for codes in itertools.product(*(range(len(d.values)) for d in candidates.dimensions)):
         point = {d.name: d.values[code] for d, code in zip(candidates.dimensions, codes, strict=True)}
