@@ -132,6 +132,7 @@ def resume(
         record = found.campaign(campaign)
         spec = stored_spec(record)
         if spec.evaluator == "probe":
+            refuse_elsewhere(spec.problem)
             refuse_missing_engines(spec.space.engine)
         driver = Driver(store=found, campaign=record, spec=spec, listener=listener)
         return _drive(driver, on_driver, take_over=take_over)
