@@ -7,7 +7,6 @@ with their exit statuses, one JSON line each way.
 import atexit
 import contextlib
 import functools
-import importlib.util
 import json
 import os
 import signal
@@ -146,15 +145,15 @@ def reference_losses(job: Job, *, steps: int = 5, learning_rate_scale: float = 1
 
 
 class WarmParent:
-    """A process that has imported torch and forks the ranks of one job after another."""
+    """A process that has imported what an engine needs and forks the ranks of one job after another."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-P", __file__],
+            [sys.executable, "-P", __file__, engine],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "DS_ACCELERATOR": "cpu"},
         )
 
     def start(self, job: Job, *, count_collectives: bool = False, unchecked: bool = False) -> None:
@@ -183,16 +182,16 @@ class WarmParent:
 
 
 @functools.cache
-def warm_parent() -> WarmParent:
-    """The one warm parent of this test process, started at first use."""
-    parent = WarmParent()
+def warm_parent(engine: str = "torch") -> WarmParent:
+    """The one warm parent of this test process for the engine's jobs, started at first use."""
+    parent = WarmParent(engine)
     atexit.register(parent.close)
     return parent
 
 
 def run_job(job: Job) -> dict[str, Any]:
     """Run the job's ranks from the warm parent and return its result; see `read_result`."""
-    statuses = warm_parent().run(job)
+    statuses = warm_parent(job.recipe.engine).run(job)
     result = read_result(job)
     assert statuses == [0] * job.recipe.world_size
     return result
@@ -200,8 +199,9 @@ def run_job(job: Job) -> dict[str, Any]:
 
 def run_unchecked(job: Job) -> dict[str, Any]:
     """Run a job that the trainer refuses past its refusal, to see what would come of it."""
-    warm_parent().start(job, unchecked=True)
-    warm_parent().wait()
+    parent = warm_parent(job.recipe.engine)
+    parent.start(job, unchecked=True)
+    parent.wait()
     return read_result(job)
 
 
@@ -284,8 +284,7 @@ def _be_rank(job: Job, rank: int, rendezvous: Path, *, counting: bool) -> None:
 
 
 def _serve() -> None:
-    os.environ["DS_ACCELERATOR"] = "cpu"
-    preload(("torch", "deepspeed") if importlib.util.find_spec("deepspeed") else ("torch",))
+    preload(sys.argv[1:])
     for line in sys.stdin:
         order = json.loads(line)
         statuses = _run_forked(Path(order["job"]), counting=order["count_collectives"], unchecked=order["unchecked"])
