@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +49,7 @@ def check_data(data: DataSettings, problem: Problem) -> None:
         _check(_token_file(data, problem), data, problem)
         return
     _check_vocabulary(problem)
-    size_bytes = len(builtin_text().encode()) if data.path is None else Path(data.path).stat().st_size
+    size_bytes = len(builtin_text().encode()) if data.path is None else _size_bytes(Path(data.path))
     _check_length(size_bytes + 1, data, problem)  # a byte a token, and the end of the document
 
 
@@ -58,6 +59,15 @@ def _is_token_file(data: DataSettings) -> bool:
 
 def _token_file(data: DataSettings, problem: Problem) -> Corpus:
     return Corpus(Path(str(data.path)), "uint16" if problem.model.vocabulary <= UINT16_VOCABULARY else "uint32")
+
+
+def _size_bytes(path: Path) -> int:
+    """The size of a data file; raises `InvalidInput` where there is no file, or none that may be read."""
+    try:
+        with path.open("rb") as file:
+            return file.seek(0, os.SEEK_END)
+    except OSError as error:
+        raise bad_value("data.path", str(path), f"a file that can be read: {error.strerror}") from None
 
 
 def _check_vocabulary(problem: Problem) -> None:
@@ -87,7 +97,7 @@ def _byte_tokens(data: DataSettings, work_folder: Path, problem: Problem) -> Pat
 
 
 def _check(found: Corpus, data: DataSettings, problem: Problem) -> None:
-    size_bytes, width = found.path.stat().st_size, np.dtype(found.dtype).itemsize
+    size_bytes, width = _size_bytes(found.path), np.dtype(found.dtype).itemsize
     if size_bytes % width:
         raise bad_value("data.path", data.path, f"tokens of {width} bytes each; the file has {size_bytes:,} bytes")
     _check_length(size_bytes // width, data, problem)

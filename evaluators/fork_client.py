@@ -21,6 +21,8 @@ from frontrunner.evaluators.files import tail
 from frontrunner.spaces.errors import FrontrunnerError
 
 START_TIMEOUT_S = 120.0
+ANSWER_TIMEOUT_S = 60.0
+"""How long a server that is ready may take to fork a probe's ranks; one that was stopped never does."""
 CLOSE_TIMEOUT_S = 10.0
 MARKER = "FRONTRUNNER_DRIVER"
 """Environment variable that marks every process of a driver, so that stragglers can be found."""
@@ -75,6 +77,7 @@ class ForkClient:
         self._selector.register(self._stdout_fd, selectors.EVENT_READ)
         self._unread = b""
         self._is_ready = False
+        self._asked_s: dict[str, float] = {}  # requests without an answer
 
     @property
     def pid(self) -> int:
@@ -89,6 +92,7 @@ class ForkClient:
 
     def start(self, token: str, *, job: Path, world_size: int, logs: Path) -> None:
         """Ask for the ranks of one probe; returns at once, and the server forks them when it is ready."""
+        self._asked_s[token] = time.monotonic()
         request = {"start": token, "job": str(job), "world_size": world_size, "logs": str(logs)}
         with contextlib.suppress(BrokenPipeError):  # the server has ended: the next reports say so
             os.write(self._stdin_fd, json.dumps(request).encode() + b"\n")
@@ -102,23 +106,27 @@ class ForkClient:
     def reports(self, timeout_s: float) -> list[Report]:
         """What the server has reported, waiting up to `timeout_s` for a first report.
 
-        Raises `FrontrunnerError` if the server ended before it was ready, or is not ready in time: then it
-        never will be.
+        A server that does not answer is killed, and reported as lost the next time. Raises `FrontrunnerError`
+        if the server ended before it was ready, or is not ready in time: then it never will be.
         """
         found: list[Report] = []
         for message in self._messages(timeout_s):
             if "exited" in message:
                 found.append(RankExited(message["exited"], message["rank"], message["status"]))
             elif "started" in message:
+                del self._asked_s[message["started"]]
                 found.append(RanksStarted(message["started"], tuple(message["pids"])))
             elif "ready" in message:
                 self._is_ready = True
+                self._asked_s = dict.fromkeys(self._asked_s, time.monotonic())
             elif self._is_ready:
                 found.append(ServerLost(message["lost"]))
             else:
                 raise self._never_ready("ended before it was ready")
         if not self._is_ready and time.monotonic() - self._started_s > START_TIMEOUT_S:
             raise self._never_ready(f"was not ready within {START_TIMEOUT_S:.0f} s")
+        if self._is_ready and any(time.monotonic() - asked > ANSWER_TIMEOUT_S for asked in self._asked_s.values()):
+            self._process.kill()
         return found
 
     def _messages(self, timeout_s: float) -> list[dict[str, Any]]:

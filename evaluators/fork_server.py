@@ -180,6 +180,7 @@ def main() -> None:
         ForkServer(requests_fd, reports_fd, rendezvous).serve()
     finally:
         shutil.rmtree(rendezvous, ignore_errors=True)
+    os._exit(0)  # taking torch down in good order takes a second, and nothing is left to be done
 
 
 if __name__ == "__main__":

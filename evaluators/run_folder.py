@@ -43,7 +43,10 @@ class RunFolder:
         return found
 
     def busy_seconds(self) -> float:
-        """Wall seconds from the order to the newest file: what an attempt took whose driver did not live to tell."""
+        """Wall seconds from the order to the newest file: what an attempt took whose driver did not live to tell.
+
+        A wait for the fork server to warm up is in it; 0 where the folder holds no order.
+        """
         written = [path.stat().st_mtime for path in self.path.glob("*") if path.is_file()]
         if not written or not self.job.exists():
             return 0.0

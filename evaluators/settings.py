@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from frontrunner.spaces.errors import bad_value, require_at_least, require_one_of
+from frontrunner.spaces.errors import require_above_zero, require_at_least, require_one_of
 
 OPTIMIZERS = ("adamw", "sgd")
 
@@ -29,8 +29,7 @@ class ProbeSettings:
         require_at_least("probe", 1, measured_steps=self.measured_steps)
         require_one_of("probe", "optimizer", self.optimizer, OPTIMIZERS)
         for key in ("deadline_s", "step_deadline_s", "learning_rate"):
-            if not getattr(self, key) > 0:
-                raise bad_value(f"probe.{key}", getattr(self, key), "a number above 0")
+            require_above_zero(f"probe.{key}", getattr(self, key), "a number above 0")
 
 
 @dataclass(frozen=True, kw_only=True)

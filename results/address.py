@@ -68,7 +68,11 @@ def check_file(path: Path, *, create: bool) -> None:
     Raises `NotFound` where the file (or, to create it, its folder) is missing, and `StoreUnusable` where
     something else than an SQLite file lies there. An empty file may become a store.
     """
-    if not path.exists():
+    try:
+        exists = path.exists()
+    except OSError as error:  # a name too long for the file system
+        raise StoreUnusable(f"{str(path)[:60]}... cannot be a store: {error.strerror}") from error
+    if not exists:
         if not create:
             raise NotFound(f"there is no store at {path}", hint="name another one, or launch a campaign to create it")
         if not path.parent.is_dir():

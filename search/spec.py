@@ -11,7 +11,7 @@ from pathlib import Path
 from frontrunner.evaluators.protocol import EVALUATORS, ProbeSetup
 from frontrunner.evaluators.settings import DataSettings, ProbeSettings
 from frontrunner.search.strategy import STRATEGIES
-from frontrunner.spaces.errors import bad_value, require_at_least, require_one_of
+from frontrunner.spaces.errors import bad_value, require_above_zero, require_at_least, require_one_of
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.space import Space
 
@@ -48,8 +48,8 @@ class Budget:
     def __post_init__(self) -> None:
         for key in ("probes", "minutes", "node_hours"):
             value = getattr(self, key)
-            if value is not None and not value > 0:
-                raise bad_value(f"budget.{key}", value, "a number above 0, or no entry")
+            if value is not None:
+                require_above_zero(f"budget.{key}", value, "a number above 0, or no entry")
 
 
 @dataclass(frozen=True, kw_only=True)

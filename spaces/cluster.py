@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from frontrunner.spaces.errors import require_above_zero, require_at_least, require_one_of
+from frontrunner.spaces.errors import bad_value, require_above_zero, require_at_least, require_one_of
 
 BACKENDS = ("cpu", "cuda", "rocm", "xpu")
 PRECISIONS = ("fp32", "bf16", "fp16")
 GIB = 2**30
+MOST_DEVICES = 1_000_000
+"""A measurement has a figure for each device; ten times what the largest machines have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +62,9 @@ class Cluster:
 
     def __post_init__(self) -> None:
         require_at_least("cluster", 1, nodes=self.nodes, devices_per_node=self.devices_per_node)
+        if self.devices > MOST_DEVICES:
+            per_node = f"{self.devices_per_node} devices a node"
+            raise bad_value("cluster.nodes", self.nodes, f"at most {MOST_DEVICES:,} devices in all, with {per_node}")
         require_one_of("cluster", "backend", self.backend, BACKENDS)
         require_above_zero("cluster.memory_gib_per_device", self.memory_gib_per_device, "a size above 0 in GiB")
         require_above_zero("cluster.memory_gb_per_s", self.memory_gb_per_s, "a rate above 0 in GB/s, or no entry")

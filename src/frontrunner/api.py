@@ -30,7 +30,8 @@ from frontrunner.validation import dump_json, load_json
 if TYPE_CHECKING:
     import pandas as pd
 
-    from frontrunner.evaluators.replay import ReplayPlan, ReplayResult, ReplaySettings
+    from frontrunner.evaluators.replay import ReplayPlan, ReplaySettings
+    from frontrunner.evaluators.replay_run import ReplayResult
     from frontrunner.results.explain import Explanation
     from frontrunner.results.ranking import RankedRecipe
     from frontrunner.results.records import Campaign, CampaignSummary
@@ -279,7 +280,7 @@ def replay(
     Raises `InvalidInput` if this machine is not what the recipe was measured on, unless `anyway`.
     """
     from frontrunner.evaluators.replay import ReplaySettings as Settings
-    from frontrunner.evaluators.replay import run
+    from frontrunner.evaluators.replay_run import run
 
     chosen = replace(settings, steps=steps) if settings else Settings(steps=steps)
     return run(plan_replay(recipe_id, chosen, store=store, anyway=anyway))

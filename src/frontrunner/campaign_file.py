@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
@@ -87,8 +88,9 @@ def read_campaign_file(path: Path) -> CampaignFile:
 
 
 def _read_toml(path: Path) -> Table:
-    if not _is_file(path):
-        raise NotFound(f"no campaign file at {path}", hint="examples/laptop.toml is one to begin with")
+    if not _holds(path.is_file):
+        what = "it is a folder" if _holds(path.is_dir) else "there is no such file"
+        raise NotFound(f"no campaign file at {path}: {what}", hint="examples/laptop.toml is one to begin with")
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
@@ -108,10 +110,10 @@ def _read_toml(path: Path) -> Table:
         raise InvalidInput(f"{path} is not usable TOML: one of its numbers has thousands of digits") from None
 
 
-def _is_file(path: Path) -> bool:
-    """Whether there is a file; a path that no file can have (too long, with a NUL) counts as none."""
+def _holds(question: Callable[[], bool]) -> bool:
+    """A path's `is_file` or `is_dir`; of a path that nothing can have (too long, with a NUL) neither holds."""
     try:
-        return path.is_file()
+        return question()
     except (OSError, ValueError):
         return False
 
@@ -130,6 +132,7 @@ def parse_campaign(table: Table, *, default_name: str, base: Path) -> CampaignFi
     require_campaign_name("name", name)
     if evaluator not in EVALUATORS:
         raise bad_value("evaluator", evaluator, "a known evaluator", hint=did_you_mean(evaluator, EVALUATORS))
+    _refuse_unknown("space", table["space"], KEYS["space"])
     space = {key: value if isinstance(value, list) else [value] for key, value in table["space"].items()}
     spec = CampaignSpec(
         name=name,
@@ -158,7 +161,7 @@ def _data(table: Table, base: Path) -> DataSettings:
     if data.path is None:
         return data
     path = base / data.path
-    if not _is_file(path):
+    if not _holds(path.is_file):
         raise bad_value("data.path", data.path, f"a file, by its path from {base.absolute()}")
     return DataSettings(path=str(path.resolve()))
 
@@ -228,10 +231,12 @@ def _refuse_unknown_fields(cls: type, name: str, table: Table) -> None:
 
 def _refuse_unknown(section: str, table: Table, known: list[str] | tuple[str, ...]) -> None:
     extra = ("preset",) if section in ("model", "cluster") else ()
-    for key in table:
-        if key not in known:
-            path = f"{section}.{shown_key(key)}" if section else shown_key(key)
-            raise InvalidInput(f"unknown key {path} = {shown(table[key])}", hint=_where(section, key, (*known, *extra)))
+    for key, value in table.items():
+        if key in (*known, *extra):
+            continue
+        path = f"{section}.{shown_key(key)}" if section else shown_key(key)
+        what = f"section [{path}]" if not section and isinstance(value, dict) else f"key {path} = {shown(value)}"
+        raise InvalidInput(f"unknown {what}", hint=_where(section, key, (*known, *extra)))
 
 
 def _where(section: str, key: str, known: tuple[str, ...]) -> str | None:

@@ -7,7 +7,7 @@ from importlib import import_module
 
 import click
 
-from frontrunner.spaces.errors import FrontrunnerError, did_you_mean
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, did_you_mean
 
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Run": {
@@ -61,8 +61,7 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does, with the nearest name for one that is unknown."""
         if args and args[0] not in self.list_commands(ctx) and not args[0].startswith("-"):
-            hint = did_you_mean(args[0], self.list_commands(ctx))
-            raise click.UsageError(f"no command {args[0]!r}; {hint}", ctx)
+            raise InvalidInput(f"no command {args[0]!r}", hint=did_you_mean(args[0], self.list_commands(ctx)))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -74,7 +73,7 @@ class Commands(click.Group):
 
 
 @click.command(cls=Commands, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="frontrunner")
+@click.version_option(package_name="frontrunner", prog_name="frontrunner")
 def frontrunner() -> None:
     """Find the fastest way to train a given transformer on given machines.
 
@@ -86,12 +85,17 @@ def frontrunner() -> None:
 def main() -> None:
     """Run the command line; a person's mistake ends with one message and its exit code, never a traceback."""
     try:
-        frontrunner(standalone_mode=False)
+        _refuse_broken_text(sys.argv[1:])
+        frontrunner(standalone_mode=False, prog_name="frontrunner")
     except FrontrunnerError as error:
         _complain(error.message, error.hint)
         sys.exit(error.exit_code)
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx else "frontrunner"
+        _complain(error.format_message(), f"{path} --help")
+        sys.exit(error.exit_code)
     except click.ClickException as error:
-        error.show()
+        _complain(error.format_message(), None)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         _complain("interrupted", None)
@@ -99,6 +103,16 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()  # the reader has gone, as in `frontrunner best | head`
         sys.exit(0)
+    except OSError as error:
+        _complain(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""), None)
+        sys.exit(1)
+
+
+def _refuse_broken_text(arguments: list[str]) -> None:
+    """Bytes that are no UTF-8 reach us as lone surrogates, which neither SQLite nor a terminal takes."""
+    for argument in arguments:
+        if any("\ud800" <= character <= "\udfff" for character in argument):
+            raise InvalidInput(f"argument {argument!a} is not valid UTF-8")
 
 
 def _complain(message: str, hint: str | None) -> None:

@@ -5,21 +5,19 @@ All of it goes to stderr, so that stdout holds the answer alone.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
 
-from frontrunner.results.outcome import Failure, Measurement
+from frontrunner.panel import Heights, outcome_line, panel
 from frontrunner.results.states import CampaignState
-from frontrunner.search.listener import Ended, RunningProbe, Silent, View
+from frontrunner.search.listener import Ended, Silent, View
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.text import gib, percent, plain, seconds, thousands
+from frontrunner.text import plain
 
 
 class Watcher(Silent):
@@ -49,7 +47,7 @@ class Lines(Watcher):
     def noticed(self, view: View, kind: str, data: Mapping[str, str | int | float | None]) -> None:
         """Anything else, with its data."""
         del view
-        _say(f"{kind}: " + " ".join(f"{key}={value}" for key, value in data.items()))
+        _say(_notice(kind, data))
 
     def ended(self, view: View, state: CampaignState, reason: str) -> None:
         """How it ended."""
@@ -57,10 +55,11 @@ class Lines(Watcher):
 
 
 class Panel(Watcher):
-    """A panel that is drawn anew a few times a second."""
+    """A panel that is drawn anew a few times a second, and never gets lower than it was."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
+        self._heights = Heights()
 
     def began(self, view: View) -> None:
         """Draw the first panel."""
@@ -80,21 +79,20 @@ class Panel(Watcher):
     def noticed(self, view: View, kind: str, data: Mapping[str, str | int | float | None]) -> None:
         """Print the notice above the panel, where it stays."""
         del view
-        self._live.console.print(
-            plain(f"{kind}: " + " ".join(f"{key}={value}" for key, value in data.items())), style="yellow", markup=False
-        )
+        self._live.console.print(_notice(kind, data), style="yellow", markup=False)
 
     def ticked(self, view: View) -> None:
         """Draw."""
         self._draw(view)
 
     def ended(self, view: View, state: CampaignState, reason: str) -> None:
-        """Draw the last panel and say how it ended."""
-        self._draw(view)
+        """Draw the last panel, and below it how it ended."""
+        self._live.update(panel(view, width=self._live.console.width, heights=None), refresh=True)
+        self._live.stop()
         self._live.console.print(f"campaign {view.name} {state}: {plain(reason)}", markup=False)
 
     def _draw(self, view: View) -> None:
-        self._live.update(panel(view))
+        self._live.update(panel(view, width=self._live.console.width, heights=self._heights))
 
 
 @contextmanager
@@ -110,71 +108,12 @@ def make_listener(*, quiet: bool) -> Iterator[Watcher]:
         yield Lines()
 
 
-def panel(view: View) -> Group:
-    """The whole picture: budget, best so far, what runs, and the last outcomes."""
-    left = "" if view.seconds_left is None else f"   about {seconds(view.seconds_left)} left"
-    head = Text(f"{view.name}  ", style="bold")
-    head.append(f"{view.strategy} over {view.legal_recipes:,} legal recipes{left}", style="not bold")
-    return Group(head, _budget(view), _counts(view), _best(view), _running(view), _last(view))
-
-
-def _budget(view: View) -> Table:
-    table = Table.grid(padding=(0, 2))
-    for limit in view.limits:
-        bar = ProgressBar(total=1.0, completed=limit.share, width=30)
-        table.add_row(limit.name, bar, f"{limit.used:.3g} of {limit.allowed:.3g}")
-    return table
-
-
-def _counts(view: View) -> Text:
-    failed = ", ".join(f"{count} {kind}" for kind, count in view.failures.items())
-    return Text(f"{view.measured} measured" + (f", {failed}" if failed else ""))
-
-
-def _best(view: View) -> Text:
-    if view.best is None:
-        return Text("best so far  -")
-    return Text(f"best so far  {view.best.recipe.describe()}: {outcome_line(view.best)}", style="bold green")
-
-
-def _running(view: View) -> Table:
-    table = Table.grid(padding=(0, 2))
-    for probe in view.running:
-        table.add_row("running", f"[{probe.number}] {probe.recipe.describe()}".replace("[", "\\["), _progress(probe))
-    return table
-
-
-def _progress(probe: RunningProbe) -> str:
-    if probe.progress is None:
-        return seconds(probe.seconds)
-    steps = f"step {probe.progress.steps_done} of {probe.progress.steps_total}"
-    return f"{probe.progress.phase if probe.progress.phase != 'stepping' else steps}, {probe.seconds:.0f} s"
-
-
-def _last(view: View) -> Table:
-    table = Table.grid(padding=(0, 2))
-    for ended in reversed(view.last):
-        failed = isinstance(ended.outcome, Failure)
-        table.add_row(
-            Text(f"[{ended.number}]", style="dim"),
-            Text(ended.recipe.describe(), style="dim" if failed else ""),
-            Text(outcome_line(ended), style="red" if failed else ""),
-        )
-    return table
-
-
-def outcome_line(ended: Ended) -> str:
-    """One outcome in a few words."""
-    outcome = ended.outcome
-    if isinstance(outcome, Measurement):
-        return (
-            f"{thousands(outcome.tokens_per_s)} tokens/s, step {seconds(outcome.step_time_s_median)} "
-            f"± {percent(outcome.step_time_spread, 0)}, peak {gib(outcome.peak_memory_bytes_max_rank)} GiB"
-        )
-    again = ", will be tried again" if ended.will_retry else ""
-    return plain(f"{outcome.kind}: {outcome.message[:120]}{again}")
+def _notice(kind: str, data: Mapping[str, str | int | float | None]) -> str:
+    return plain(f"{kind}: " + " ".join(f"{key}={value}" for key, value in data.items()))
 
 
 def _say(line: str) -> None:
-    sys.stderr.write(plain(line).replace("\n", " ") + "\n")
-    sys.stderr.flush()
+    """Write a line to stderr; whoever reads it may leave (`| head`), which does not end the campaign."""
+    with contextlib.suppress(BrokenPipeError):
+        sys.stderr.write(plain(line).replace("\n", " ") + "\n")
+        sys.stderr.flush()

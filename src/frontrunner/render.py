@@ -99,8 +99,9 @@ _COLUMNS = (
 )
 
 
-def _fitting(width: int) -> list[_Column]:
-    columns = list(_COLUMNS)
+def _fitting(width: int, ranking: Sequence[RankedRecipe]) -> list[_Column]:
+    """The columns that fit; MFU only where the cluster states a peak to measure it against."""
+    columns = [c for c in _COLUMNS if c.title != "MFU" or any(row.standing.mfu is not None for row in ranking)]
     while sum(c.width + 2 for c in columns) > width and any(c.drop for c in columns):
         columns.remove(max(columns, key=lambda c: c.drop))
     return columns
@@ -109,7 +110,7 @@ def _fitting(width: int) -> list[_Column]:
 def print_ranking(ranking: Sequence[RankedRecipe], *, title: str) -> None:
     """The ranking; columns that do not fit are left out, the least telling first."""
     out = console()
-    columns = _fitting(out.width)
+    columns = _fitting(out.width, ranking)
     table = _table(title)
     for column in columns:
         table.add_column(column.title, justify="right" if column.is_number else "left", no_wrap=True)
@@ -139,7 +140,8 @@ def print_survey(survey: Survey) -> None:
         f"{survey.points:,} points: {len(survey.recipes):,} legal recipes, "
         f"{survey.repeats:,} other names of the same recipes, {sum(survey.refusals.values()):,} refused"
     )
-    out.print("dimensions: " + ", ".join(f"{name} {len(values)}" for name, values in survey.dimensions.items()))
+    searched = {name: values for name, values in survey.dimensions.items() if len(values) > 1}
+    out.print("choices: " + ", ".join(f"{name} {len(values)}" for name, values in searched.items()), soft_wrap=True)
     if survey.refusals:
         table = _table(None)
         table.add_column("refused", justify="right")

@@ -14,8 +14,8 @@ from frontrunner.spaces.wording import shown_key
 
 T = TypeVar("T")
 
-LARGEST_WHOLE_NUMBER = 2**63 - 1
-"""What SQLite and array libraries can hold."""
+LARGEST_NUMBER = 2**31 - 1
+"""Of any key: random generators take it as a seed, and SQLite holds the product of two, as of tokens a step."""
 DEEPEST_TABLE = 8
 
 _EXPECTED = {
@@ -52,13 +52,13 @@ def refuse_unusable_values(table: Mapping[str, Any]) -> None:
             raise InvalidInput(f"{path} is nested more than {DEEPEST_TABLE} deep, which no key is")
         if isinstance(value, Mapping):
             dot = f"{path}." if path else ""
-            waiting += [(dot + shown_key(str(key)), depth + 1, item) for key, item in reversed(value.items())]
+            waiting += [(dot + shown_key(str(key)), depth + 1, item) for key, item in reversed(list(value.items()))]
         elif isinstance(value, list):
             waiting += [(path, depth + 1, item) for item in reversed(value)]
         elif isinstance(value, float) and not math.isfinite(value):
             raise bad_value(path, value, "a finite number")
-        elif isinstance(value, int) and abs(value) > LARGEST_WHOLE_NUMBER:
-            raise bad_value(path, value, f"a number of at most {LARGEST_WHOLE_NUMBER}")
+        elif isinstance(value, int | float) and abs(value) > LARGEST_NUMBER:
+            raise bad_value(path, value, f"a number of at most {LARGEST_NUMBER}")
 
 
 def _in_our_words(error: ValidationError, prefix: str, table: Mapping[str, Any]) -> InvalidInput:

@@ -1,30 +1,20 @@
-"""Runs the trainer's ranks for tests: jobs with small defaults, a warm parent that forks ranks, a plain reference.
-
-As a program it is the warm parent: it imports torch once, then forks the ranks of each job named on stdin and answers
-with their exit statuses, one JSON line each way.
-"""
+"""Runs the trainer's ranks for tests: jobs with small defaults, a warm parent that forks ranks, a plain reference."""
 
 import atexit
-import contextlib
 import functools
 import json
 import os
-import signal
 import subprocess
 import sys
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from frontrunner.evaluators.trainer import entry
 from frontrunner.evaluators.trainer.corpus import write_token_file
 from frontrunner.evaluators.trainer.data import TokenFile
-from frontrunner.evaluators.trainer.entry import preload, run_rank
 from frontrunner.evaluators.trainer.initialise import initialise
 from frontrunner.evaluators.trainer.job import Data, Job, ModelShape, Optimizer, Probe, Recipe, Sharding
 from frontrunner.evaluators.trainer.model import Gpt
@@ -145,11 +135,11 @@ def reference_losses(job: Job, *, steps: int = 5, learning_rate_scale: float = 1
 
 
 class WarmParent:
-    """A process that has imported what an engine needs and forks the ranks of one job after another."""
+    """A process that has imported an engine and forks the ranks of one job after another: see `forked_ranks`."""
 
     def __init__(self, engine: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-P", __file__, engine],
+            [sys.executable, "-P", str(Path(__file__).with_name("forked_ranks.py")), engine],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -192,9 +182,11 @@ def warm_parent(engine: str = "torch") -> WarmParent:
 def run_job(job: Job) -> dict[str, Any]:
     """Run the job's ranks from the warm parent and return its result; see `read_result`."""
     statuses = warm_parent(job.recipe.engine).run(job)
-    result = read_result(job)
-    assert statuses == [0] * job.recipe.world_size
-    return result
+    if any(statuses):
+        logs = sorted(Path(job.run_folder).glob("rank-*.log"))
+        tails = [f"{path.name}: {path.read_text(errors='replace')[-1000:]}" for path in logs if path.stat().st_size]
+        raise AssertionError(f"the ranks ended with {statuses}\n" + "\n".join(tails))
+    return read_result(job)
 
 
 def run_unchecked(job: Job) -> dict[str, Any]:
@@ -229,68 +221,3 @@ def count_collectives(job: Job) -> dict[str, int]:
     read_result(job)
     counts: dict[str, int] = json.loads((Path(job.run_folder) / "rank-0.collectives.json").read_text())
     return counts
-
-
-class _CollectiveCounter(TorchDispatchMode):
-    """Counts the collective operators that pass through torch's dispatcher."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace in {"c10d", "_c10d_functional"}:
-            self.counts[func.overloadpacket.__name__] += 1
-        return func(*args, **(kwargs or {}))
-
-
-def _run_forked(path: Path, *, counting: bool, unchecked: bool) -> list[int]:
-    """Fork the job's ranks and wait; where one dies the others are killed, since they would wait for it."""
-    job = Job.read(path)
-    world_size = job.recipe.world_size
-    rendezvous = Path(job.run_folder) / f"rendezvous-{os.getpid()}"
-    rendezvous.unlink(missing_ok=True)
-    ranks = {}
-    for rank in range(world_size):
-        child = os.fork()
-        if child == 0:
-            if unchecked:
-                entry.check_job = lambda job, *, world_size: None  # in this child only
-            _be_rank(job, rank, rendezvous, counting=counting)
-        ranks[child] = rank
-    statuses = [0] * world_size
-    while ranks:
-        child, status = os.wait()
-        statuses[ranks.pop(child)] = os.waitstatus_to_exitcode(status)
-        if status != 0:
-            for other in ranks:
-                os.kill(other, signal.SIGKILL)
-    return statuses
-
-
-def _be_rank(job: Job, rank: int, rendezvous: Path, *, counting: bool) -> None:
-    """Run one rank in this forked process; where asked, leave its counts in `rank-N.collectives.json`."""
-    (Path(job.run_folder) / f"rank-{rank}.pid").write_text(str(os.getpid()))
-    log = os.open(Path(job.run_folder) / f"rank-{rank}.log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    counter = _CollectiveCounter()
-    with counter if counting else contextlib.nullcontext():
-        run_rank(job, rank=rank, world_size=job.recipe.world_size, init_method=f"file://{rendezvous}", local_rank=rank)
-    (Path(job.run_folder) / f"rank-{rank}.collectives.json").write_text(json.dumps(counter.counts))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
-
-
-def _serve() -> None:
-    preload(sys.argv[1:])
-    for line in sys.stdin:
-        order = json.loads(line)
-        statuses = _run_forked(Path(order["job"]), counting=order["count_collectives"], unchecked=order["unchecked"])
-        sys.stdout.write(json.dumps(statuses) + "\n")
-        sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    _serve()

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from frontrunner.evaluators.corpus import FEWEST_SEQUENCES, corpus
+from frontrunner.evaluators.corpus import FEWEST_SEQUENCES, check_data, corpus
 from frontrunner.evaluators.settings import DataSettings
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput
@@ -103,3 +103,45 @@ def test_text_needs_a_vocabulary_of_bytes(tmp_path: Path) -> None:
 def test_the_built_in_text_may_be_too_short(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"^data\.path is missing: expected a text of .*the built-in one has"):
         corpus(DataSettings(), tmp_path, replace(PROBLEM, sequence_length=1_000_000))
+
+
+def unusable(case: str, folder: Path) -> tuple[DataSettings, Problem]:
+    """Data that no campaign can train on, with a problem that shows it."""
+    paths = {
+        "gone": "gone.txt",
+        "gone tokens": "gone.bin",
+        "folder": ".",
+        "short text": "short.txt",
+        "half": "half.bin",
+    }
+    (folder / "short.txt").write_bytes(b"x" * (FEWEST - 2))  # the end of the document is one more token
+    (folder / "half.bin").write_bytes(b"\0" * (2 * FEWEST + 1))
+    written(folder / "outside.bin", [300] * FEWEST)
+    if case == "short built-in text":
+        return DataSettings(), replace(PROBLEM, sequence_length=1_000_000)
+    if case == "small vocabulary":
+        return DataSettings(), replace(PROBLEM, model=replace(MODEL, vocabulary=256))
+    return DataSettings(path=str(folder / paths.get(case, "outside.bin"))), PROBLEM
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["gone", "gone tokens", "folder", "short text", "half", "outside", "short built-in text", "small vocabulary"],
+)
+def test_a_check_refuses_what_training_would_and_writes_nothing(case: str, tmp_path: Path) -> None:
+    data, problem = unusable(case, tmp_path)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(InvalidInput) as checked:
+        check_data(data, problem)
+    assert sorted(tmp_path.iterdir()) == before
+    with pytest.raises(InvalidInput) as met:
+        corpus(data, tmp_path, problem)
+    assert checked.value.message == met.value.message
+
+
+def test_a_check_passes_what_training_takes(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"x" * (FEWEST - 1))
+    usable = (DataSettings(), DataSettings(path=str(tmp_path / "a.txt")), written(tmp_path / "t.bin", [299] * FEWEST))
+    for data in usable:
+        check_data(data, PROBLEM)
+        corpus(data, tmp_path, PROBLEM)

@@ -37,7 +37,9 @@ LLAMA_8B = Model(
     activation="swiglu",
     norm="rmsnorm",
 )
-SMALL = Model(name="small", layers=2, hidden=12, heads=6, kv_heads=2, ffn_hidden=20, vocabulary=100, activation="swiglu")
+SMALL = Model(
+    name="small", layers=2, hidden=12, heads=6, kv_heads=2, ffn_hidden=20, vocabulary=100, activation="swiglu"
+)
 
 
 def matrices_of_a_layer(model: Model) -> list[tuple[int, int]]:

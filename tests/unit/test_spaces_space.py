@@ -20,9 +20,7 @@ from frontrunner.spaces.space import MAX_POINTS, Space, recipe_at
 
 MODEL = Model(name="toy", layers=6, hidden=64, heads=8, kv_heads=4, ffn_hidden=256, vocabulary=257)
 CLUSTER = Cluster(name="c", device="d", backend="cpu", nodes=2, devices_per_node=4, memory_gib_per_device=1.0)
-PROBLEM = Problem(
-    model=MODEL, cluster=CLUSTER, sequence_length=64, global_batch=GlobalBatch(minimum=16, maximum=16)
-)
+PROBLEM = Problem(model=MODEL, cluster=CLUSTER, sequence_length=64, global_batch=GlobalBatch(minimum=16, maximum=16))
 
 
 def some(values: list[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
@@ -121,16 +119,15 @@ def test_an_empty_list_of_devices_means_all() -> None:
 
 def test_refusals_come_with_the_commonest_first() -> None:
     survey = Space(tensor_parallel=(1, 3, 5, 7), micro_batch_seqs=(1, 16)).survey(PROBLEM)
-    assert [(code, count) for code, count, _ in survey.refused_by_count()] == [("devices-divide", 6), ("global-batch", 1)]
+    counts = [(code, count) for code, count, _ in survey.refused_by_count()]
+    assert counts == [("devices-divide", 6), ("global-batch", 1)]
 
 
 def test_a_space_too_large_to_list_is_refused_before_it_is_walked() -> None:
     numbers = tuple(range(1, 1000))
     with pytest.raises(InvalidInput, match=rf"^space has 997002999 points: expected at most {MAX_POINTS}$") as caught:
         Space(tensor_parallel=numbers, pipeline_parallel=numbers, micro_batch_seqs=numbers).survey(PROBLEM)
-    assert caught.value.hint == (
-        "narrow a dimension: tensor_parallel 999, pipeline_parallel 999, micro_batch_seqs 999"
-    )
+    assert caught.value.hint == ("narrow a dimension: tensor_parallel 999, pipeline_parallel 999, micro_batch_seqs 999")
 
 
 @pytest.mark.parametrize(

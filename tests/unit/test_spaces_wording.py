@@ -32,7 +32,11 @@ def test_values_are_shown_as_toml_writes_them(value: object, text: str) -> None:
     assert shown(value) == text
 
 
-@given(value=st.recursive(st.text() | st.integers() | st.floats(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+SCALARS = st.text() | st.integers() | st.floats() | st.booleans() | st.none()
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=10)
+
+
+@given(value=VALUES)
 def test_whatever_is_shown_is_one_short_printable_line(value: object) -> None:
     text = shown(value)
     assert len(text) <= MOST_CHARACTERS
@@ -55,7 +59,8 @@ def test_keys_that_toml_must_quote_are_quoted() -> None:
 
 
 def test_nothing_given_reads_as_missing() -> None:
-    assert bad_value("model.max_positions", None, "a number").message == "model.max_positions is missing: expected a number"
+    complaint = bad_value("model.max_positions", None, "a number")
+    assert complaint.message == "model.max_positions is missing: expected a number"
 
 
 def test_hints_name_the_nearest_word_or_all() -> None:

@@ -146,8 +146,11 @@ def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, as_json
 
 def _raise_unless_done(conclusion: Conclusion, campaign: str, store: str | None) -> None:
     from frontrunner.results.states import CampaignState
+    from frontrunner.settings import DEFAULT_STORE
 
-    command = f"frontrunner resume {campaign}" + (f" --store {shlex.quote(store)}" if store else "")
+    command = f"frontrunner resume {campaign}" + (
+        f" --store {shlex.quote(store)}" if store not in (None, DEFAULT_STORE) else ""
+    )
     if conclusion.state is CampaignState.STOPPED:
         click.echo(f"stopped; go on with: {command}", err=True)
         sys.exit(INTERRUPTED)

@@ -13,7 +13,7 @@ from frontrunner.spaces.errors import NothingLegal
 
 @click.command()
 @click.argument("campaign", required=False)
-@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="How many recipes.")
+@click.option("--top", type=click.IntRange(1, 1_000_000), default=10, show_default=True, help="How many recipes.")
 @click.option("--by", default="tokens", show_default=True, help="Order: tokens, tflops, memory or step-time.")
 @click.option("--max-memory-gb", type=float, help="Only recipes with no rank above so many 1e9 bytes.")
 @store_option

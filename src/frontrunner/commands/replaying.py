@@ -13,21 +13,29 @@ from frontrunner import api
 from frontrunner.commands.options import json_option, print_json, store_option
 from frontrunner.text import percent, seconds, thousands
 
+INTERRUPTED = 130
+
+MOST_STEPS = 1_000_000_000
+
 
 @click.command()
 @click.argument("recipe_id")
-@click.option("--steps", type=click.IntRange(min=1), required=True, help="Optimizer steps of the whole run.")
+@click.option("--steps", type=click.IntRange(1, MOST_STEPS), required=True, help="Optimizer steps of the whole run.")
 @click.option("--learning-rate", type=float, default=3e-4, show_default=True, help="The highest learning rate.")
-@click.option("--warm-up-steps", type=click.IntRange(min=0), default=10, show_default=True)
-@click.option("--evaluate-every", type=click.IntRange(min=1), default=50, show_default=True, metavar="STEPS")
-@click.option("--checkpoint-every", type=click.IntRange(min=1), metavar="STEPS", help="[default: a tenth of the run]")
+@click.option("--warm-up-steps", type=click.IntRange(0, MOST_STEPS), default=10, show_default=True)
+@click.option("--evaluate-every", type=click.IntRange(1, MOST_STEPS), default=50, show_default=True, metavar="STEPS")
+@click.option(
+    "--checkpoint-every", type=click.IntRange(1, MOST_STEPS), metavar="STEPS", help="[default: a tenth of the run]"
+)
 @click.option("--metrics", default="csv", show_default=True, help="csv or tensorboard, in the replay's folder.")
 @click.option("--folder", type=click.Path(path_type=Path), help="Where it keeps its files [default: by recipe].")
 @click.option("--anyway", is_flag=True, help="Run on other hardware than the recipe was measured on.")
-@click.option("--print-command", is_flag=True, help="Print what would be run, and run nothing.")
+@click.option(
+    "--print-command", is_flag=True, help="Write the job file, print what would be run with it, and run nothing."
+)
 @store_option
 @json_option
-def replay(  # noqa: PLR0913 - an option each
+def replay(  # noqa: PLR0913, PLR0917 - an option each
     recipe_id: str,
     steps: int,
     learning_rate: float,
@@ -52,7 +60,8 @@ def replay(  # noqa: PLR0913 - an option each
       frontrunner replay 3f9c01d2ab4e --steps 500
       frontrunner replay 3f9c --steps 500 --print-command
     """
-    from frontrunner.evaluators.replay import ReplaySettings, run
+    from frontrunner.evaluators.replay import ReplaySettings
+    from frontrunner.evaluators.replay_run import prepare, run
 
     settings = ReplaySettings(
         steps=steps,
@@ -65,21 +74,29 @@ def replay(  # noqa: PLR0913 - an option each
     )
     planned = api.plan_replay(recipe_id, settings, store=store, anyway=anyway)
     if print_command:
+        prepare(planned)
         click.echo(planned.command)
         return
     for difference in planned.differences:
         click.echo(f"warning: {difference}", err=True)
     click.echo(f"replaying {planned.recipe_id} in {planned.folder}", err=True)
-    result = run(planned, _printer(steps))
+    try:
+        result = run(planned, _printer(steps))
+    except KeyboardInterrupt:
+        click.echo("stopped; the same command goes on from the newest checkpoint", err=True)
+        sys.exit(INTERRUPTED)
     if as_json:
         print_json(result)
         return
     loss = "-" if result.final_loss is None else f"{result.final_loss:.4f}"
-    click.echo(f"trained to step {result.final_step}, loss {loss}")
-    click.echo(
-        f"throughput {thousands(result.tokens_per_s)} tokens/s; the probe measured "
-        f"{thousands(result.measured_tokens_per_s)} ({percent(result.ratio_to_probe)} of it)"
-    )
+    if result.tokens_per_s is None:
+        click.echo(f"step {result.final_step} was reached before; more --steps train on")
+    else:
+        click.echo(f"trained to step {result.final_step}, loss {loss}")
+        click.echo(
+            f"throughput {thousands(result.tokens_per_s)} tokens/s; the probe measured "
+            f"{thousands(result.measured_tokens_per_s)} ({percent(result.ratio_to_probe)} of it)"
+        )
     click.echo(f"metrics, checkpoints and log: {result.folder}")
 
 
@@ -92,7 +109,7 @@ def _printer(steps: int) -> Any:
         if kind == "step" and (event["step"] % every == 0 or event["step"] in (1, steps)):
             _say(f"step {event['step']:>6} of {steps}  loss {_number(event['loss'])}  {seconds(event['time_s'])}")
         elif kind not in ("step", "built"):
-            _say("  ".join(f"{key} {value}" for key, value in event.items()))
+            _say("  ".join([kind, *(f"{key} {value}" for key, value in event.items() if key != "event")]))
 
     return on_event
 

@@ -1,0 +1,141 @@
+"""What every evaluator promises, for each of them."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from frontrunner.evaluators.protocol import EVALUATORS, Evaluator, Finished, ProbeSetup, make_evaluator
+from frontrunner.evaluators.run_folder import RunFolder
+from frontrunner.results.outcome import Failure, FailureKind, Measurement
+from frontrunner.spaces.errors import InvalidInput
+from support.campaigns import is_alive, order, processes_of, setup_of, tiny_recipe, wait_for
+
+RECIPES = (
+    tiny_recipe(),
+    tiny_recipe(pipeline_parallel=2, schedule="1f1b", accumulation=4),
+    tiny_recipe(tensor_parallel=2, accumulation=4),
+)
+
+
+@pytest.fixture
+def setup(tmp_path: Path) -> ProbeSetup:
+    return setup_of(tmp_path)
+
+
+@pytest.fixture(params=EVALUATORS)
+def evaluator(request: pytest.FixtureRequest, setup: ProbeSetup) -> Iterator[Evaluator]:
+    made = make_evaluator(request.param, setup)
+    yield made
+    made.close()
+
+
+def collect(evaluator: Evaluator, count: int, timeout_s: float = 60.0) -> list[Finished]:
+    found: list[Finished] = []
+
+    def enough() -> bool:
+        found.extend(evaluator.finished(0.25))
+        return len(found) >= count
+
+    wait_for(enough, timeout_s)
+    return found
+
+
+def test_every_order_ends_in_one_outcome_that_is_on_disk(evaluator: Evaluator, setup: ProbeSetup) -> None:
+    orders = [order(setup, recipe, f"{number:05d}.1") for number, recipe in enumerate(RECIPES)]
+    for one in orders:  # all at a time
+        evaluator.start(one)
+    waiting = {one.token: one for one in orders}
+    while waiting:
+        for finished in collect(evaluator, 1):
+            ended = waiting.pop(finished.token)  # a KeyError would be a second outcome
+            stored = json.loads((ended.run_folder / "outcome.json").read_text())
+            assert stored["kind"] == "measurement"
+            assert isinstance(finished.outcome, Measurement)
+            assert RunFolder(ended.run_folder).outcome() == finished.outcome
+            assert len(finished.outcome.step_times_s) == setup.probe.measured_steps
+            assert len(finished.outcome.peak_memory_bytes) == ended.recipe.devices
+            assert finished.outcome.tokens_per_step == 8 * 32
+    assert evaluator.finished(0.0) == []
+    assert evaluator.progress(orders[0].token) is None
+
+
+def test_a_failure_is_on_disk_too(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    setup = setup_of(tmp_path, cluster={"memory_gib_per_device": 0.0005})
+    for name in EVALUATORS:
+        evaluator = make_evaluator(name, setup)
+        one = order(setup, token=f"{name}.1")
+        evaluator.start(one)
+        (finished,) = collect(evaluator, 1)
+        evaluator.close()
+        assert isinstance(finished.outcome, Failure)
+        assert finished.outcome.kind is FailureKind.OUT_OF_MEMORY
+        assert RunFolder(one.run_folder).outcome() == finished.outcome
+
+
+def test_an_outcome_is_harvested_as_it_was_returned(evaluator: Evaluator, setup: ProbeSetup) -> None:
+    one = order(setup)
+    evaluator.start(one)
+    (finished,) = collect(evaluator, 1)
+    assert evaluator.harvest(one) == finished.outcome
+
+
+def test_nothing_is_harvested_where_nothing_was_finished(evaluator: Evaluator, setup: ProbeSetup) -> None:
+    one = order(setup, token="never-started")
+    assert evaluator.harvest(one) is None
+    one.run_folder.mkdir(parents=True)
+    (one.run_folder / "outcome.json").write_text('{"kind": "measurement", "outco')
+    assert evaluator.harvest(one) is None
+
+
+def test_a_result_whose_driver_died_before_judging_it_is_harvested(setup: ProbeSetup) -> None:
+    started_s = time.monotonic()
+    evaluator = make_evaluator("probe", setup)
+    one = order(setup)
+    evaluator.start(one)
+    (finished,) = collect(evaluator, 1)
+    elapsed_s = time.monotonic() - started_s
+    (one.run_folder / "outcome.json").unlink()  # as if the driver had been killed a moment earlier
+    found = evaluator.harvest(one)
+    evaluator.close()
+    assert isinstance(found, Measurement)
+    assert isinstance(finished.outcome, Measurement)
+    assert found.step_times_s == finished.outcome.step_times_s
+    assert sum(found.step_times_s) < found.node_seconds < elapsed_s + 1
+    assert RunFolder(one.run_folder).outcome() == found
+
+
+def test_closing_ends_running_probes_and_every_process(tmp_path: Path) -> None:
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    setup = setup_of(tmp_path, probe={"measured_steps": 100_000})
+    evaluator = make_evaluator("probe", setup)
+    evaluator.start(order(setup))
+
+    def is_stepping() -> bool:
+        assert evaluator.finished(0.05) == []
+        progress = evaluator.progress("00001.1")
+        return progress is not None and progress.phase == "stepping" and progress.steps_done > 0
+
+    wait_for(is_stepping)
+    started = [p for p in psutil.Process().children(recursive=True) if p.pid not in before]
+    assert len(started) == 3, "the fork server and two ranks"
+    evaluator.close()
+    wait_for(lambda: not any(map(is_alive, started)), 5)
+    assert evaluator.progress("gone") is None
+    assert not [p for p in processes_of(psutil.Process().pid) if p.pid not in before]
+
+
+def test_closing_at_once_after_starting_leaves_nothing(tmp_path: Path) -> None:
+    setup = setup_of(tmp_path)
+    evaluator = make_evaluator("probe", setup)
+    evaluator.start(order(setup))  # returns before the server has imported torch
+    evaluator.close()
+    wait_for(lambda: not processes_of(psutil.Process().pid), 5)
+
+
+def test_an_unknown_evaluator_is_named() -> None:
+    with pytest.raises(InvalidInput, match="evaluator"):
+        make_evaluator("prob", setup_of(Path()))

@@ -1,0 +1,236 @@
+"""Real faults in real probes: what each is taken for, and that nothing is left behind."""
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
+from frontrunner.evaluators.run_folder import RunFolder
+from frontrunner.evaluators.training_probe import TrainingProbe
+from frontrunner.results.outcome import Failure, FailureKind, Measurement
+from frontrunner.spaces.errors import FrontrunnerError
+from support.campaigns import is_alive, order, processes_of, ranks_of, setup_of, tiny_recipe, wait_for
+
+ENDLESS = {"measured_steps": 1_000_000}
+ME = os.getpid()
+
+
+class Bench:
+    """One evaluator whose settings a test may change between probes, so that torch is imported once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.evaluator = TrainingProbe(setup_of(folder))
+        self._count = 0
+
+    def use(self, setup: ProbeSetup) -> None:
+        self.evaluator._setup = setup
+
+    def start(self, setup: ProbeSetup, **recipe: object) -> ProbeOrder:
+        self.use(setup)
+        self._count += 1
+        one = order(setup, tiny_recipe(**recipe), f"{self._count:05d}.1")
+        self.evaluator.start(one)
+        return one
+
+    def outcome(self, timeout_s: float = 40.0) -> Failure | Measurement:
+        (finished,) = wait_for(lambda: self.evaluator.finished(0.2), timeout_s)
+        found: Failure | Measurement = finished.outcome
+        return found
+
+    def failure(self) -> Failure:
+        found = self.outcome()
+        assert isinstance(found, Failure)
+        return found
+
+    def is_stepping(self, one: ProbeOrder) -> bool:
+        assert self.evaluator.finished(0.02) == []
+        progress = self.evaluator.progress(one.token)
+        return progress is not None and progress.steps_done >= 2
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    made = Bench(tmp_path_factory.mktemp("probes"))
+    yield made
+    made.evaluator.close()
+    wait_for(lambda: not processes_of(ME), 5)
+
+
+def running_setup(bench: Bench, **probe: object) -> ProbeSetup:
+    return setup_of(bench.folder, probe={**ENDLESS, **probe})
+
+
+def test_a_rank_over_its_memory_limit_while_stepping(bench: Bench) -> None:
+    big = {"sequence_length": 512, "global_batch": 64}
+    setup = setup_of(bench.folder, cluster={"memory_gib_per_device": 0.5}, problem=big)
+    bench.start(setup, micro_batch_seqs=32, accumulation=1)
+    failure = bench.failure()
+    assert failure.kind is FailureKind.OUT_OF_MEMORY
+    assert "while stepping" in failure.message
+    assert "tried to allocate" in failure.message, "the numbers"
+    assert "Traceback" in failure.log_tail or "Error" in failure.log_tail
+    assert Path(str(failure.log_path)).is_file()
+    assert failure.node_seconds > 0
+
+
+def test_a_limit_that_is_too_small_for_torch_itself(bench: Bench) -> None:
+    bench.start(setup_of(bench.folder, cluster={"memory_gib_per_device": 0.1}))
+    failure = bench.failure()
+    assert failure.kind is FailureKind.OUT_OF_MEMORY
+    assert str(int(0.1 * 2**30)) in failure.message
+
+
+def test_a_stopped_rank_is_hung_and_all_ranks_are_ended(bench: Bench) -> None:
+    one = bench.start(running_setup(bench, step_deadline_s=3))
+    wait_for(lambda: bench.is_stepping(one))
+    ranks = ranks_of(ME)
+    assert len(ranks) == 2
+    ranks[1].send_signal(signal.SIGSTOP)
+    failure = bench.failure()
+    assert failure.kind is FailureKind.HUNG
+    assert "probe.step_deadline_s = 3 s" in failure.message
+    assert ranks_of(ME) == []
+    for rank in ranks:
+        with pytest.raises(ProcessLookupError):
+            os.killpg(rank.pid, 0)
+
+
+def test_a_killed_rank_is_lost_and_its_peer_is_ended(bench: Bench) -> None:
+    one = bench.start(running_setup(bench))
+    wait_for(lambda: bench.is_stepping(one))
+    ranks_of(ME)[1].send_signal(signal.SIGKILL)
+    failure = bench.failure()
+    assert failure.kind is FailureKind.LOST
+    assert failure.message == "rank 1 was killed from outside (SIGKILL)"
+    assert ranks_of(ME) == []
+    assert (failure.policy.max_attempts, failure.policy.counts_against_recipe) == (4, False)
+
+
+def test_a_crashed_rank_is_to_blame_not_its_peer(bench: Bench) -> None:
+    one = bench.start(running_setup(bench))
+    wait_for(lambda: bench.is_stepping(one))
+    ranks_of(ME)[1].send_signal(signal.SIGSEGV)
+    failure = bench.failure()
+    assert (failure.kind, failure.message) == (FailureKind.CRASHED, "rank 1 ended with signal 11")
+    assert str(failure.log_path).endswith("rank-1.log")
+
+
+def test_a_learning_rate_that_explodes_is_not_finite(bench: Bench) -> None:
+    setup = setup_of(bench.folder, probe={"optimizer": "sgd", "measured_steps": 20})
+    bench.start(replace(setup, probe=replace(setup.probe, learning_rate=1e30)))
+    failure = bench.failure()
+    assert failure.kind is FailureKind.NOT_FINITE
+    assert "at step" in failure.message
+
+
+def test_a_probe_that_steps_past_its_deadline_is_too_slow(bench: Bench) -> None:
+    bench.start(running_setup(bench, deadline_s=2))
+    failure = bench.failure()
+    assert failure.kind is FailureKind.TOO_SLOW
+    assert "of 1000001 steps within probe.deadline_s = 2 s" in failure.message
+    assert ranks_of(ME) == []
+
+
+def test_a_recipe_that_the_trainer_refuses_is_illegal_for_the_engine(bench: Bench) -> None:
+    stages = {"pipeline_parallel": 2, "virtual_stages": 2, "schedule": "interleaved-1f1b", "accumulation": 4}
+    bench.start(setup_of(bench.folder), **stages)  # four stages of a model with two layers
+    failure = bench.failure()
+    assert failure.kind is FailureKind.ILLEGAL_FOR_ENGINE
+
+
+def test_the_fork_server_dies_and_the_next_probe_has_a_new_one(bench: Bench) -> None:
+    one = bench.start(running_setup(bench))
+    wait_for(lambda: bench.is_stepping(one))
+    ranks = ranks_of(ME)
+    server = psutil.Process(ranks[0].ppid())
+    server.send_signal(signal.SIGKILL)
+    failure = bench.failure()
+    assert failure.kind is FailureKind.LOST
+    assert "the fork server ended" in failure.message
+    assert str(failure.log_path).endswith("fork-server.log")
+    wait_for(lambda: not any(map(is_alive, ranks)), 3)
+    bench.start(setup_of(bench.folder))
+    assert isinstance(bench.outcome(), Measurement)
+
+
+def test_a_slow_start_of_the_server_is_not_held_against_a_probe(tmp_path: Path) -> None:
+    evaluator = TrainingProbe(setup_of(tmp_path, probe={"step_deadline_s": 1.0}))
+    (server,) = processes_of(ME)[-1:]
+    server.send_signal(signal.SIGSTOP)
+    one = order(setup_of(tmp_path))
+    evaluator.start(one)  # returns at once
+    assert evaluator.finished(1.5) == [], "the deadline counts from the fork"
+    progress = evaluator.progress(one.token)
+    assert progress is not None
+    assert progress.phase == "starting"
+    server.send_signal(signal.SIGCONT)
+    (finished,) = wait_for(lambda: evaluator.finished(0.2))
+    evaluator.close()
+    assert isinstance(finished.outcome, Measurement)
+
+
+def test_a_server_that_is_stopped_is_replaced(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.start(setup_of(bench.folder))
+    assert isinstance(bench.outcome(), Measurement)
+    monkeypatch.setattr("frontrunner.evaluators.fork_client.ANSWER_TIMEOUT_S", 1.0)
+    (server,) = [p for p in processes_of(ME) if str(bench.folder) in _log_of(p)]
+    server.send_signal(signal.SIGSTOP)
+    bench.start(setup_of(bench.folder))
+    failure = bench.failure()
+    assert (failure.kind, failure.node_seconds) == (FailureKind.LOST, 0.0)
+    assert not is_alive(server)
+    bench.start(setup_of(bench.folder))
+    assert isinstance(bench.outcome(), Measurement)
+
+
+def test_a_server_that_never_comes_up_is_an_error_with_its_log(tmp_path: Path) -> None:
+    evaluator = TrainingProbe(setup_of(tmp_path))
+    evaluator.start(order(setup_of(tmp_path)))
+    (server,) = [p for p in processes_of(ME) if str(tmp_path) in _log_of(p)]
+    server.send_signal(signal.SIGKILL)
+    with pytest.raises(FrontrunnerError, match="ended before it was ready"):
+        wait_for(lambda: evaluator.finished(0.2))
+    evaluator.close()
+
+
+def test_a_damaged_line_of_progress_does_not_end_the_supervisor(bench: Bench) -> None:
+    one = bench.start(running_setup(bench))
+    wait_for(lambda: bench.is_stepping(one))
+    with (one.run_folder / "progress.jsonl").open("a") as file:
+        file.write('{"event": "st\n[1]\n\x00\n')
+    assert bench.evaluator.finished(0.5) == []
+    for rank in ranks_of(ME):
+        rank.send_signal(signal.SIGTERM)
+    assert bench.failure().kind is FailureKind.LOST
+
+
+def test_a_damaged_result_is_not_taken_for_a_measurement(bench: Bench) -> None:
+    one = bench.start(setup_of(bench.folder))
+    assert isinstance(bench.outcome(), Measurement)
+    (one.run_folder / "outcome.json").unlink()
+    (one.run_folder / "result.json").write_text('{"status": "measured", "step_times_s": [0.1')
+    assert bench.evaluator.harvest(one) is None
+    assert RunFolder(one.run_folder).outcome() is None
+
+
+def test_a_result_of_another_problem_is_judged_by_this_one(bench: Bench) -> None:
+    setup = setup_of(bench.folder)
+    one = bench.start(setup)
+    assert isinstance(bench.outcome(), Measurement)
+    (one.run_folder / "outcome.json").unlink()
+    peak = replace(setup.problem.cluster.peak_tflops, fp32=1e-6)
+    bench.use(replace(setup, problem=replace(setup.problem, cluster=replace(setup.problem.cluster, peak_tflops=peak))))
+    found = bench.evaluator.harvest(one)
+    assert isinstance(found, Failure)
+    assert found.kind is FailureKind.IMPLAUSIBLE
+
+
+def _log_of(process: psutil.Process) -> str:
+    """Where a process's stderr goes."""
+    return str(Path(f"/proc/{process.pid}/fd/2").readlink())

@@ -1,0 +1,311 @@
+"""The driver over simulated and scripted evaluators: budgets, retries, pauses, recovery, and what is told to whom."""
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from frontrunner.evaluators.protocol import EVALUATORS
+from frontrunner.evaluators.run_folder import RunFolder
+from frontrunner.evaluators.simulated import simulate
+from frontrunner.results.outcome import FailureKind, Outcome
+from frontrunner.results.records import Campaign
+from frontrunner.results.states import CampaignState, TrialState
+from frontrunner.results.store import Store, open_store
+from frontrunner.search.driver import MAX_ATTEMPTS
+from frontrunner.search.listener import Ended, Silent, View
+from frontrunner.search.spec import CampaignSpec
+from frontrunner.spaces.document import recipe_id
+from frontrunner.spaces.errors import AlreadyDriven, FrontrunnerError
+from frontrunner.spaces.recipe import Recipe
+from support.campaigns import spec_of, tiny
+from support.drivers import LEGAL, Campaigns, Recorder, Scripted, failure
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with open_store(str(tmp_path / "store.db")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def campaigns(store: Store, tmp_path: Path) -> Campaigns:
+    return Campaigns(store, tmp_path / "runs")
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., type[Scripted]]:
+    """Register an evaluator named `scripted` that follows a script."""
+
+    def register(script: Callable[[Recipe, int], Outcome | None], seconds: float = 0.0) -> type[Scripted]:
+        made = type("Mine", (Scripted,), {"script": staticmethod(script), "seconds": seconds})
+        module = ModuleType("scripted_evaluators")
+        vars(module)["make"] = made
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setitem(EVALUATORS, "scripted", f"{module.__name__}:make")
+        return made
+
+    return register
+
+
+def test_a_campaign_without_limits_tries_every_legal_recipe_once(campaigns: Campaigns) -> None:
+    record, spec = campaigns.create()
+    conclusion = campaigns.driver(record, spec).run()
+    assert (conclusion.state, conclusion.reason) == (CampaignState.FINISHED, "every legal recipe has been tried")
+    trials = campaigns.store.trials(record.id)
+    assert len({trial.recipe for trial in trials}) == len(trials) == conclusion.measured == LEGAL
+    stored = campaigns.store.campaign(record.name)
+    assert (stored.state, stored.driver, stored.outcomes) == (CampaignState.FINISHED, None, LEGAL)
+    assert stored.driver_seconds > 0
+
+
+@pytest.mark.parametrize("strategy", ["exhaustive", "random"])
+def test_the_budget_of_probes_ends_a_campaign_and_shows_as_it_is_used(campaigns: Campaigns, strategy: str) -> None:
+    record, spec = campaigns.create(budget={"probes": 4}, search={"strategy": strategy})
+    heard = Recorder()
+    conclusion = campaigns.driver(record, spec, heard).run()
+    assert conclusion.reason == "the budget is used up: 4 of 4 probes"
+    assert heard.probes_seen == [1, 2, 3, 4]
+    assert campaigns.states(record) == {TrialState.MEASURED: 4}
+
+
+def test_probes_in_flight_count_against_the_budget(campaigns: Campaigns, scripted: Any) -> None:
+    made = scripted(lambda recipe, attempt: None, seconds=0.03)
+    record, spec = campaigns.create("scripted", budget={"probes": 5}, search={"parallel_probes": 3})
+    conclusion = campaigns.driver(record, spec).run()
+    assert made.most_at_a_time == 3
+    assert conclusion.measured == campaigns.store.campaign(record.name).outcomes == 5
+
+
+def test_the_budget_of_node_hours_counts_failures_too(campaigns: Campaigns, scripted: Any) -> None:
+    scripted(lambda recipe, attempt: failure(FailureKind.OUT_OF_MEMORY, node_seconds=9.0))
+    record, spec = campaigns.create("scripted", budget={"node_hours": 0.006}, search={"identical_failures": 99})
+    conclusion = campaigns.driver(record, spec).run()
+    assert "node-hours" in conclusion.reason
+    assert campaigns.states(record) == {TrialState.FAILED: 3}
+    assert campaigns.store.campaign(record.name).node_seconds_spent == 27.0
+
+
+def test_the_budget_of_minutes_is_the_drivers_time_over_all_its_runs(campaigns: Campaigns, scripted: Any) -> None:
+    scripted(lambda recipe, attempt: None, seconds=0.2)
+    record, spec = campaigns.create("scripted", budget={"minutes": 0.01})
+    start = time.monotonic()
+    conclusion = campaigns.driver(record, spec).run()
+    assert "minutes" in conclusion.reason
+    assert time.monotonic() - start < 5
+    again = campaigns.driver(record, spec).run()
+    assert "minutes" in again.reason
+    assert again.measured == conclusion.measured, "resumed with nothing left to spend, it starts nothing"
+
+
+def test_failed_attempts_are_tried_again_as_their_kind_says(campaigns: Campaigns, scripted: Any) -> None:
+    kinds = (FailureKind.CRASHED, FailureKind.OUT_OF_MEMORY, FailureKind.LOST)
+    spec = spec_of(tiny())
+    recipes = spec.space.survey(spec.problem).recipes
+    doomed = dict(zip(recipes, kinds, strict=False))
+    made = scripted(lambda recipe, attempt: failure(doomed[recipe]) if recipe in doomed else None)
+    record, spec = campaigns.create("scripted", budget={"probes": LEGAL})
+    heard = Recorder()
+    conclusion = campaigns.driver(record, spec, heard).run()
+    assert [made.attempts[recipe] for recipe in recipes[:4]] == [2, 1, 4, 1]
+    assert conclusion.measured == LEGAL - 3
+    assert conclusion.reason == "the budget is used up: 9 of 9 probes", "attempts are no probes"
+    assert sum(ended.will_retry for ended in heard.endings) == 1 + 0 + 3
+    assert campaigns.store.campaign(record.name).node_seconds_spent > 7.0
+
+
+def test_a_failure_that_passes_is_measured_in_the_end(campaigns: Campaigns, scripted: Any) -> None:
+    scripted(lambda recipe, attempt: failure(FailureKind.HUNG) if attempt == 1 else None)
+    record, spec = campaigns.create("scripted")
+    assert campaigns.driver(record, spec).run().measured == LEGAL
+
+
+def test_failing_alike_pauses_before_the_first_measurement_only(campaigns: Campaigns, scripted: Any) -> None:
+    scripted(lambda recipe, attempt: failure(FailureKind.CRASHED))
+    record, spec = campaigns.create("scripted", search={"identical_failures": 3})
+    conclusion = campaigns.driver(record, spec).run()
+    assert conclusion.state is CampaignState.PAUSED
+    assert conclusion.reason == "the first 3 probes all failed alike: crashed"
+    assert conclusion.last_failure is not None
+    assert conclusion.last_failure.log_tail == "the tail"
+    scripted(lambda recipe, attempt: None)  # mended
+    assert campaigns.driver(record, spec).run().measured == LEGAL - 3
+
+
+def test_failures_of_different_kinds_do_not_pause(campaigns: Campaigns, scripted: Any) -> None:
+    kinds = iter([FailureKind.OUT_OF_MEMORY, FailureKind.NOT_FINITE] * LEGAL)
+    scripted(lambda recipe, attempt: failure(next(kinds)))
+    record, spec = campaigns.create("scripted", search={"identical_failures": 2})
+    conclusion = campaigns.driver(record, spec).run()
+    assert (conclusion.state, conclusion.measured) == (CampaignState.FINISHED, 0)
+
+
+def test_a_request_to_stop_lets_running_probes_finish(campaigns: Campaigns, scripted: Any) -> None:
+    scripted(lambda recipe, attempt: None, seconds=0.05)
+    record, spec = campaigns.create("scripted", search={"parallel_probes": 2})
+    heard = Recorder(lambda view, ended: driver.stop())
+    driver = campaigns.driver(record, spec, heard)
+    conclusion = driver.run()
+    assert conclusion.state is CampaignState.STOPPED
+    assert heard.notices == ["stopping"]
+    assert campaigns.states(record) == {TrialState.MEASURED: conclusion.measured}
+    assert campaigns.driver(record, spec).run().measured == LEGAL
+
+
+def test_a_request_to_end_queues_what_was_running(campaigns: Campaigns, scripted: Any) -> None:
+    scripted(lambda recipe, attempt: None, seconds=3600)
+    record, spec = campaigns.create("scripted", search={"parallel_probes": 2})
+
+    class Impatient(Silent):
+        def ticked(self, view: View) -> None:
+            driver.kill()
+
+    driver = campaigns.driver(record, spec, Impatient())
+    assert driver.run().state is CampaignState.STOPPED
+    assert campaigns.states(record) == {TrialState.QUEUED: 2}
+    assert campaigns.store.open_attempts(record.id) == []
+    scripted(lambda recipe, attempt: None)
+    assert campaigns.driver(record, spec).run().measured == LEGAL
+    assert len(campaigns.store.trials(record.id)) == LEGAL
+
+
+def test_the_same_seed_goes_on_where_it_was_stopped(campaigns: Campaigns) -> None:
+    whole, spec = campaigns.create(name="whole")
+    campaigns.driver(whole, spec).run()
+    parts, spec = campaigns.create(name="parts")
+    for _ in range(LEGAL + 1):
+        campaigns.stopped_after_a_probe(parts, spec)
+    tried = [[trial.recipe for trial in campaigns.store.trials(record.id)] for record in (whole, parts)]
+    assert tried[0] == tried[1]
+
+
+def left_open(campaigns: Campaigns, outcome: Outcome | None) -> tuple[Campaign, CampaignSpec, Recipe]:
+    """A campaign whose driver died with one attempt under way, which left an outcome on disk or none."""
+    record, spec = campaigns.create()
+    recipe = spec.space.survey(spec.problem).recipes[-1]
+    lease = campaigns.store.acquire_lease(record.id, host=socket.gethostname(), pid=2**22 + 1)
+    writer = campaigns.store.drive(lease)
+    writer.set_state(CampaignState.RUNNING, reason="")
+    trial = writer.propose(recipe_id(spec.problem, recipe), recipe)
+    folder = spec.run_folder / "00001.1"
+    folder.mkdir(parents=True)
+    writer.start_attempt(trial, run_folder=str(folder))
+    if outcome is not None:
+        RunFolder(folder).write_outcome(outcome)
+    return record, spec, recipe
+
+
+def test_an_outcome_on_disk_of_a_driver_that_died_is_harvested_once(campaigns: Campaigns) -> None:
+    spec = spec_of(tiny(), campaigns.folder)
+    recipe = spec.space.survey(spec.problem).recipes[-1]
+    measured = simulate(recipe, spec.probe_setup())
+    record, spec, recipe = left_open(campaigns, measured)
+    heard = Recorder()
+    assert campaigns.driver(record, spec, heard).run().measured == LEGAL
+    assert heard.notices == ["harvested"]
+    assert dict(campaigns.store.told(record.id))[recipe] == measured
+    assert recipe not in {ended.recipe for ended in heard.endings}, "not probed again"
+    assert campaigns.store.campaign(record.name).node_seconds_spent >= measured.node_seconds
+
+
+def test_an_attempt_that_left_nothing_is_made_again(campaigns: Campaigns) -> None:
+    record, spec, recipe = left_open(campaigns, None)
+    heard = Recorder()
+    assert campaigns.driver(record, spec, heard).run().measured == LEGAL
+    assert heard.notices == ["lost"]
+    assert heard.endings[0].recipe == recipe, "first of all"
+    assert len(campaigns.store.trials(record.id)) == LEGAL
+
+
+def test_a_harvested_failure_is_tried_again_as_its_kind_says(campaigns: Campaigns) -> None:
+    record, spec, recipe = left_open(campaigns, failure(FailureKind.CRASHED))
+    heard = Recorder()
+    assert campaigns.driver(record, spec, heard).run().measured == LEGAL
+    assert heard.endings[0].recipe == recipe
+
+
+def test_a_recipe_that_takes_its_driver_along_is_given_up_in_the_end(campaigns: Campaigns) -> None:
+    record, spec, _ = left_open(campaigns, None)
+    for _ in range(MAX_ATTEMPTS + 1):  # each driver finds the attempt lost, and is killed while it makes the next
+        lease = campaigns.store.acquire_lease(record.id, host=socket.gethostname(), pid=2**22 + 1)
+        (trial,) = campaigns.store.trials(record.id)
+        if trial.state is TrialState.QUEUED:
+            campaigns.store.drive(lease).start_attempt(trial, run_folder=str(spec.run_folder / "gone"))
+        campaigns.store.drive(lease).release(CampaignState.STOPPED, reason="")
+        campaigns.stopped_at_once(record, spec)
+    assert campaigns.states(record) == {TrialState.FAILED: 1}
+    conclusion = campaigns.driver(record, spec).run()
+    assert conclusion.measured == LEGAL - 1, "and it is not proposed again"
+
+
+def test_a_trial_that_was_lost_for_good_is_left_alone_on_resume(campaigns: Campaigns, scripted: Any) -> None:
+    spec = spec_of(tiny())
+    doomed = spec.space.survey(spec.problem).recipes[0]
+    made = scripted(lambda recipe, attempt: failure(FailureKind.LOST) if recipe == doomed else None)
+    record, spec = campaigns.create("scripted", search={"strategy": "exhaustive"}, budget={"probes": 3})
+    campaigns.driver(record, spec).run()
+    assert made.attempts[doomed] == 4
+    larger = spec_of(tiny(evaluator="scripted", search={"strategy": "exhaustive"}), campaigns.folder)
+    conclusion = campaigns.driver(record, larger).run()
+    assert conclusion.measured == LEGAL - 1
+    assert made.attempts[doomed] == 0, "counted anew by the second driver's evaluator"
+
+
+def test_a_second_driver_is_refused_and_takes_over_when_told(campaigns: Campaigns, scripted: Any) -> None:
+    scripted(lambda recipe, attempt: None, seconds=0.02)
+    record, spec = campaigns.create("scripted")
+    seen: list[str] = []
+
+    def rival(view: View, ended: Ended) -> None:
+        if not seen:
+            with pytest.raises(AlreadyDriven, match=f"{socket.gethostname()}:{os.getpid()}") as caught:
+                campaigns.driver(record, spec).run()
+            seen.append(caught.value.message)
+            campaigns.driver(record, spec).run(take_over=True)
+
+    with pytest.raises(AlreadyDriven, match=r"given back|taken over"):
+        campaigns.driver(record, spec, Recorder(rival)).run()
+    assert campaigns.states(record) == {TrialState.MEASURED: LEGAL}
+    assert campaigns.store.campaign(record.name).state is CampaignState.FINISHED, "the fenced driver changed nothing"
+
+
+def test_two_stores_may_share_a_folder_for_runs(campaigns: Campaigns, tmp_path: Path) -> None:
+    record, spec = campaigns.create()
+    campaigns.driver(record, spec).run()
+    with open_store(str(tmp_path / "other.db")) as other:
+        others = Campaigns(other, campaigns.folder)
+        second, spec = others.create()
+        others.driver(second, spec).run()
+        folders = [a.run_folder for s, r in ((campaigns.store, record), (other, second)) for a in _attempts(s, r)]
+    assert len(set(folders)) == len(folders) == 2 * LEGAL
+
+
+def _attempts(store: Store, record: Campaign) -> list[Any]:
+    from sqlalchemy import select
+
+    from frontrunner.results.schema import AttemptRow
+
+    with store.database.read() as connection:
+        return list(connection.execute(select(AttemptRow).where(AttemptRow.campaign_id == record.id)))
+
+
+def test_an_evaluator_that_fails_leaves_a_campaign_that_can_be_resumed(campaigns: Campaigns, scripted: Any) -> None:
+    def full_disk(recipe: Recipe, attempt: int) -> Outcome | None:
+        raise OSError(28, "No space left on device")
+
+    scripted(full_disk)
+    record, spec = campaigns.create("scripted")
+    with pytest.raises(FrontrunnerError, match="No space left on device") as caught:
+        campaigns.driver(record, spec).run()
+    assert "frontrunner resume tiny" in str(caught.value.hint)
+    stored = campaigns.store.campaign(record.name)
+    assert (stored.state, stored.driver) == (CampaignState.FAILED, None)
+    assert "OSError" in stored.state_reason
+    scripted(lambda recipe, attempt: None)
+    assert campaigns.driver(record, spec).run().measured == LEGAL

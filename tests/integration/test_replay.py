@@ -1,0 +1,241 @@
+"""Replays of a measured recipe: killed in every way, each goes on at its newest checkpoint as if nothing had been."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shlex
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import frontrunner as api
+from frontrunner.evaluators.replay import ReplaySettings
+from frontrunner.evaluators.replay_run import MARKER
+from frontrunner.spaces.errors import InvalidInput
+from support.campaigns import environment, frontrunner, marked, started, steps_written, tiny, wait_for, write_toml
+
+STEPS = 120
+OPTIONS = ("--anyway", "--checkpoint-every", "10", "--evaluate-every", "40", "--steps", str(STEPS))
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A folder with a store, and the id of its one measured recipe: two ranks."""
+    folder = tmp_path_factory.mktemp("measured")
+    space = {"tensor_parallel": [1], "pipeline_parallel": [1], "micro_batch_seqs": [4]}
+    write_toml(folder / "tiny.toml", tiny(space=space, budget={"probes": 1}))
+    launched = frontrunner("launch", "tiny.toml", "--json", cwd=folder)
+    assert launched.returncode == 0, launched.stderr
+    return folder, json.loads(launched.stdout)["best"][0]["recipe_id"]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(measured: tuple[Path, str]) -> tuple[Path, dict[str, Any]]:
+    """The folder and the answer of a replay that nothing happened to."""
+    folder, recipe = measured
+    done = frontrunner("replay", recipe, *OPTIONS, "--folder", "whole", "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "whole", json.loads(done.stdout)
+
+
+def metrics(folder: Path) -> list[dict[str, str]]:
+    with (folder / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def checkpoints(folder: Path) -> list[int]:
+    return sorted(int(path.name.removeprefix("step-")) for path in (folder / "checkpoints").glob("step-*"))
+
+
+def assert_same_run(folder: Path, other: Path) -> None:
+    """Each step once, with the losses of the other run; fp32 on the same machine leaves no room for more."""
+    mine, theirs = metrics(folder), metrics(other)
+    assert [row["step"] for row in mine] == [str(step) for step in range(1, STEPS + 1)]
+    for column in ("loss", "learning_rate", "gradient_norm"):
+        assert [float(row[column]) for row in mine] == pytest.approx([float(row[column]) for row in theirs], rel=1e-6)
+    assert [row["evaluation_loss"] for row in mine].count("") == STEPS - 3
+    assert float(mine[-1]["evaluation_loss"]) == pytest.approx(float(theirs[-1]["evaluation_loss"]), rel=1e-6)
+
+
+def ranks_in(folder: Path) -> list[psutil.Process]:
+    """The ranks of a replay: the marked processes that torchrun has started."""
+    return [process for process in marked(MARKER, str(folder)) if _has(process, "RANK")]
+
+
+def torchrun_in(folder: Path) -> psutil.Process:
+    (found,) = [process for process in marked(MARKER, str(folder)) if not _has(process, "RANK")]
+    return found
+
+
+def _has(process: psutil.Process, variable: str) -> bool:
+    try:
+        return variable in process.environ()
+    except psutil.Error:
+        return False
+
+
+def test_it_trains_past_the_probe_and_says_how_fast(uninterrupted: tuple[Path, dict[str, Any]]) -> None:
+    folder, answer = uninterrupted
+    rows = metrics(folder)
+    assert answer["final_step"] == STEPS == len(rows)
+    assert float(rows[-1]["loss"]) < float(rows[0]["loss"]) - 0.5, "it learns"
+    assert answer["final_loss"] == pytest.approx(float(rows[-1]["loss"]))
+    assert answer["ratio_to_probe"] == pytest.approx(answer["tokens_per_s"] / answer["measured_tokens_per_s"])
+    assert set(answer["evaluation_losses"]) == {"40", "80", "120"}
+    assert checkpoints(folder) == [STEPS - 10, STEPS]
+    assert json.loads((folder / "provenance.json").read_text())["recipe_id"] == answer["recipe_id"]
+    peak = max(float(row["learning_rate"]) for row in rows)
+    assert float(rows[9]["learning_rate"]) == peak == pytest.approx(3e-4)
+    assert float(rows[-1]["learning_rate"]) == pytest.approx(3e-5)
+
+
+def strike_rank(folder: Path, _: subprocess.Popen[str]) -> None:
+    ranks_in(folder)[1].kill()
+
+
+def strike_torchrun(folder: Path, _: subprocess.Popen[str]) -> None:
+    torchrun_in(folder).kill()
+
+
+def strike_command_line(_: Path, command: subprocess.Popen[str]) -> None:
+    command.kill()
+
+
+def strike_everything_but_ranks(folder: Path, command: subprocess.Popen[str]) -> None:
+    torchrun = torchrun_in(folder)
+    torchrun.suspend()  # so that it cannot end its ranks in answer to the end of its parent
+    command.kill()
+    torchrun.kill()
+
+
+@pytest.mark.parametrize(
+    ("strike", "status"),
+    [
+        (strike_rank, 1),
+        pytest.param(strike_torchrun, 1, marks=pytest.mark.slow),
+        (strike_command_line, -signal.SIGKILL),
+        pytest.param(strike_everything_but_ranks, -signal.SIGKILL, marks=pytest.mark.slow),
+    ],
+)
+def test_killed_in_the_middle_it_goes_on_with_the_same_losses(
+    strike: Any, status: int, measured: tuple[Path, str], uninterrupted: tuple[Path, dict[str, Any]]
+) -> None:
+    home, recipe = measured
+    folder = home / strike.__name__
+    arguments = ("replay", recipe, *OPTIONS, "--folder", folder.name)
+    with started(*arguments, cwd=home) as command:
+        wait_for(lambda: steps_written(folder) > 25)
+        strike(folder, command)
+        assert command.wait(timeout=60) == status
+    if strike is strike_everything_but_ranks:
+        assert len(ranks_in(folder)) == 2, "they are left to the next run"
+    else:
+        wait_for(lambda: not marked(MARKER, str(folder)), timeout_s=10)
+    reached = checkpoints(folder)[-1]
+    assert 20 <= reached < STEPS
+    again = frontrunner(*arguments, cwd=home)
+    assert again.returncode == 0, again.stderr
+    assert "resumed" in again.stderr
+    events = [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()]
+    resumed = [event["step"] for event in events if event["event"] == "resumed"]
+    assert len(resumed) == 1
+    assert resumed[0] >= reached, "it went on from the newest checkpoint"
+    assert_same_run(folder, uninterrupted[0])
+    assert not marked(MARKER, str(folder))
+
+
+def test_an_interrupt_ends_it_with_everything_behind_it(measured: tuple[Path, str]) -> None:
+    home, recipe = measured
+    folder = home / "interrupted"
+    with started("replay", recipe, *OPTIONS, "--folder", folder.name, cwd=home) as command:
+        wait_for(lambda: steps_written(folder) > 5)
+        os.kill(command.pid, signal.SIGINT)
+        assert command.wait(timeout=60) == 130
+        assert not marked(MARKER, str(folder))
+    said = (home / "stderr").read_text()
+    assert "Traceback" not in said
+    assert "checkpoint" in said
+
+
+def test_a_folder_has_one_replay_at_a_time(measured: tuple[Path, str]) -> None:
+    home, recipe = measured
+    folder = home / "twice"
+    arguments = ("replay", recipe, *OPTIONS, "--folder", folder.name)
+    with started(*arguments, cwd=home) as first:
+        wait_for(lambda: steps_written(folder) > 2)
+        second = frontrunner(*arguments, cwd=home)
+        assert second.returncode == 2
+        assert f"a replay is running in {folder}" in second.stderr
+        assert first.poll() is None
+        first.send_signal(signal.SIGINT)
+        first.wait(timeout=60)
+
+
+def test_a_folder_of_another_run_is_refused_and_left_as_it_is(
+    measured: tuple[Path, str], uninterrupted: tuple[Path, dict[str, Any]]
+) -> None:
+    home, recipe = measured
+    folder, _ = uninterrupted
+    before = (folder / "job.json").read_bytes()
+    other = frontrunner("replay", recipe, *OPTIONS, "--folder", "whole", "--learning-rate", "0.1", cwd=home)
+    assert other.returncode == 2
+    assert "holds a run that differs in optimizer" in other.stderr
+    assert "--folder" in other.stderr
+    assert (folder / "job.json").read_bytes() == before
+
+
+def test_a_run_that_is_complete_is_not_run_again(
+    measured: tuple[Path, str], uninterrupted: tuple[Path, dict[str, Any]]
+) -> None:
+    home, recipe = measured
+    before = metrics(uninterrupted[0])
+    again = frontrunner("replay", recipe, *OPTIONS, "--folder", "whole", cwd=home)
+    assert again.returncode == 0, again.stderr
+    assert f"step {STEPS} was reached before" in again.stdout
+    assert metrics(uninterrupted[0]) == before
+
+
+def test_other_hardware_is_refused_unless_told_anyway(measured: tuple[Path, str]) -> None:
+    home, recipe = measured
+    refused = frontrunner("replay", recipe, "--steps", "5", "--folder", "refused", cwd=home)
+    assert refused.returncode == 2
+    assert "device test-cpu there" in refused.stderr
+    assert "--anyway" in refused.stderr
+    assert not (home / "refused").exists()
+
+
+def test_the_printed_command_runs_the_same_training(measured: tuple[Path, str]) -> None:
+    home, recipe = measured
+    options = ("--anyway", "--steps", "4", "--folder", "printed", "--print-command")
+    printed = frontrunner("replay", recipe, *options, cwd=home)
+    assert printed.returncode == 0, printed.stderr
+    (line,) = printed.stdout.splitlines()
+    assert steps_written(home / "printed") == 0
+    done = subprocess.run(shlex.split(line), cwd=home, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(metrics(home / "printed")) == 4
+
+
+def test_from_python(measured: tuple[Path, str], uninterrupted: tuple[Path, dict[str, Any]]) -> None:
+    home, recipe = measured
+    store = str(home / "frontrunner.db")
+    with pytest.raises(InvalidInput, match="other hardware"):
+        api.replay(recipe, steps=3, store=store)
+    settings = ReplaySettings(steps=1, checkpoint_every_steps=2, folder=home / "python")
+    result = api.replay(recipe[:6], steps=3, store=store, anyway=True, settings=settings)
+    assert (result.recipe_id, result.final_step) == (recipe, 3)
+    assert result.tokens_per_s is not None
+    assert result.final_loss is not None
+    assert [row["step"] for row in metrics(home / "python")] == ["1", "2", "3"]
+
+
+def test_a_recipe_that_nobody_measured(measured: tuple[Path, str]) -> None:
+    unknown = frontrunner("replay", "abcdefabcdef", "--steps", "5", cwd=measured[0])
+    assert unknown.returncode == 2
+    assert "abcdefabcdef" in unknown.stderr

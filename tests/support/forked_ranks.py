@@ -1,0 +1,85 @@
+"""The warm parent of the trainer's tests, a program: it forks the ranks of one job after another.
+
+Its argument is the engine to import. Each order is a JSON line on stdin; the answer is a JSON line with the ranks'
+exit statuses.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from frontrunner.evaluators.trainer import entry
+from frontrunner.evaluators.trainer.entry import preload, run_rank
+from frontrunner.evaluators.trainer.job import Job
+
+
+class _CollectiveCounter(TorchDispatchMode):
+    """Counts the collective operators that pass through torch's dispatcher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace in {"c10d", "_c10d_functional"}:
+            self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _run_forked(path: Path, *, counting: bool, unchecked: bool) -> list[int]:
+    """Fork the job's ranks and wait; where one dies the others are killed, since they would wait for it."""
+    job = Job.read(path)
+    world_size = job.recipe.world_size
+    rendezvous = Path(job.run_folder) / f"rendezvous-{os.getpid()}"
+    rendezvous.unlink(missing_ok=True)
+    ranks = {}
+    for rank in range(world_size):
+        child = os.fork()
+        if child == 0:
+            if unchecked:
+                entry.check_job = lambda job, *, world_size: None  # in this child only
+            _be_rank(job, rank, rendezvous, counting=counting)
+        ranks[child] = rank
+    statuses = [0] * world_size
+    while ranks:
+        child, status = os.wait()
+        statuses[ranks.pop(child)] = os.waitstatus_to_exitcode(status)
+        if status != 0:
+            for other in ranks:
+                os.kill(other, signal.SIGKILL)
+    return statuses
+
+
+def _be_rank(job: Job, rank: int, rendezvous: Path, *, counting: bool) -> None:
+    """Run one rank in this forked process; where asked, leave its counts in `rank-N.collectives.json`."""
+    (Path(job.run_folder) / f"rank-{rank}.pid").write_text(str(os.getpid()))
+    log = os.open(Path(job.run_folder) / f"rank-{rank}.log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    counter = _CollectiveCounter()
+    with counter if counting else contextlib.nullcontext():
+        run_rank(job, rank=rank, world_size=job.recipe.world_size, init_method=f"file://{rendezvous}", local_rank=rank)
+    (Path(job.run_folder) / f"rank-{rank}.collectives.json").write_text(json.dumps(counter.counts))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _serve() -> None:
+    preload(sys.argv[1:])
+    for line in sys.stdin:
+        order = json.loads(line)
+        statuses = _run_forked(Path(order["job"]), counting=order["count_collectives"], unchecked=order["unchecked"])
+        sys.stdout.write(json.dumps(statuses) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,66 @@
+"""Limits, what uses them up, and the time that is left."""
+
+import time
+
+import pytest
+
+from frontrunner.search.budget import Ledger, Spent, exhausted, limits, seconds_left
+from frontrunner.search.spec import Budget
+
+
+def spent(probes: int = 0, driver_seconds: float = 0.0, node_seconds: float = 0.0) -> Spent:
+    return Spent(probes=probes, driver_seconds=driver_seconds, node_seconds=node_seconds)
+
+
+def test_only_the_limits_that_are_set_count() -> None:
+    assert list(limits(Budget(), spent(10**6, 1e9, 1e9))) == []
+    found = list(limits(Budget(probes=4, node_hours=2.0), spent(3, 600.0, 3600.0)))
+    assert [(limit.name, limit.used, limit.allowed) for limit in found] == [("probes", 3, 4), ("node-hours", 1.0, 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("budget", "just_below", "reached", "words"),
+    [
+        (Budget(probes=3), spent(probes=2), spent(probes=3), "3 of 3 probes"),
+        (Budget(minutes=2), spent(driver_seconds=119.9), spent(driver_seconds=120.0), "2 of 2 minutes"),
+        (Budget(node_hours=0.5), spent(node_seconds=1799), spent(node_seconds=1800), "0.5 of 0.5 node-hours"),
+    ],
+)
+def test_each_limit_ends_a_campaign(budget: Budget, just_below: Spent, reached: Spent, words: str) -> None:
+    assert exhausted(budget, just_below) is None
+    assert str(exhausted(budget, reached)) == words
+
+
+def test_the_share_of_an_overrun_limit_is_whole() -> None:
+    (limit,) = limits(Budget(minutes=1), spent(driver_seconds=90))
+    assert (limit.share, limit.used) == (1.0, 1.5)
+
+
+def test_time_left_is_that_of_the_limit_reached_first() -> None:
+    assert seconds_left(Budget(), spent(5, 100.0)) is None
+    assert seconds_left(Budget(probes=10), spent(0, 0.0)) is None
+    assert seconds_left(Budget(probes=10), spent(5, 100.0)) == pytest.approx(100.0)
+    assert seconds_left(Budget(probes=10, minutes=2), spent(5, 100.0)) == pytest.approx(20.0)
+    assert seconds_left(Budget(node_hours=1), spent(5, 100.0, 1200.0)) == pytest.approx(200.0)
+    assert seconds_left(Budget(minutes=1), spent(5, 100.0)) == 0.0
+
+
+def test_a_ledger_goes_on_from_what_earlier_drivers_spent() -> None:
+    ledger = Ledger(driver_seconds=100.0, node_seconds=50.0)
+    ledger.probes += 2
+    time.sleep(0.02)
+    now = ledger.spent(probes_in_flight=1, node_seconds_in_flight=5.0)
+    assert (now.probes, now.node_seconds) == (3, 55.0)
+    assert 100.02 <= now.driver_seconds < 110
+
+
+def test_no_second_of_driving_is_charged_twice_or_lost() -> None:
+    start = time.monotonic()
+    ledger = Ledger(driver_seconds=0.0, node_seconds=0.0)
+    charged = 0.0
+    for _ in range(5):
+        time.sleep(0.01)
+        charged += ledger.charge()
+    assert ledger.uncharged_s < 0.01
+    assert 0.05 <= charged <= time.monotonic() - start
+    assert ledger.spent().driver_seconds == pytest.approx(charged, abs=0.01)

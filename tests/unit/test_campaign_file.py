@@ -1,0 +1,149 @@
+"""The campaign file: what it may say, what it leaves to defaults, and that no content ends in a traceback."""
+
+from __future__ import annotations
+
+import string
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from frontrunner.campaign_file import KEYS, SECTIONS, parse_campaign, read_campaign_file
+from frontrunner.search.spec import CampaignSpec
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
+from frontrunner.validation import dump_json, load_json
+from support.campaign_files import campaign_toml, surveyed, written
+
+
+def test_a_small_file_is_filled_in(tmp_path: Path) -> None:
+    file = read_campaign_file(written(tmp_path / "campaign.toml", campaign_toml({"model.kv_heads": None})))
+    model, cluster = file.spec.problem.model, file.spec.problem.cluster
+    assert (model.kv_heads, model.ffn_hidden, model.name) == (8, 512, "custom")
+    assert (cluster.nodes, cluster.name) == (1, "custom")
+    assert (file.spec.name, file.named) == ("campaign", False)
+    assert file.spec.budget.probes == 8
+    assert file.spec.budget.minutes is None
+    assert file.store.url is None
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+    path = written(tmp_path / "campaign.toml", b"\xef\xbb\xbf" + campaign_toml({"name": '"mine"'}).encode())
+    assert (read_campaign_file(path).spec.name, read_campaign_file(path).named) == ("mine", True)
+
+
+def test_whole_numbers_serve_where_any_number_does(tmp_path: Path) -> None:
+    file = read_campaign_file(
+        written(tmp_path / "campaign.toml", campaign_toml({"cluster.memory_gib_per_device": "2"}))
+    )
+    assert file.spec.problem.cluster.memory_bytes_per_device == 2**31
+
+
+def test_single_values_of_the_space_need_no_list(tmp_path: Path) -> None:
+    changes: dict[str, str | None] = {"space.tensor_parallel": "2", "space.sharding": '"zero-1"'}
+    space = read_campaign_file(written(tmp_path / "campaign.toml", campaign_toml(changes))).spec.space
+    assert (space.tensor_parallel, space.sharding) == ((2,), ("zero-1",))
+
+
+@pytest.mark.parametrize(
+    ("batch", "ends"), [("16", (16, 16)), ("[4, 64]", (4, 64)), ("[8, 8]", (8, 8))], ids=["number", "range", "point"]
+)
+def test_a_global_batch_is_a_number_or_a_range(batch: str, ends: tuple[int, int], tmp_path: Path) -> None:
+    changes: dict[str, str | None] = {"problem.global_batch": batch, "space.accumulation": "[1, 2]"}
+    found = read_campaign_file(written(tmp_path / "campaign.toml", campaign_toml(changes))).spec.problem.global_batch
+    assert (found.minimum, found.maximum) == ends
+
+
+def test_accumulation_chosen_at_a_fixed_batch_keeps_what_fits(tmp_path: Path) -> None:
+    changes: dict[str, str | None] = {"space.accumulation": "[1, 4]"}
+    spec = read_campaign_file(written(tmp_path / "campaign.toml", campaign_toml(changes))).spec
+    survey = spec.space.survey(spec.problem)
+    assert survey.recipes
+    assert {recipe.global_batch_seqs for recipe in survey.recipes} == {16}
+    assert "global-batch" in survey.refusals
+
+
+def test_data_is_found_beside_the_file(tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text("text")
+    file = read_campaign_file(written(tmp_path / "campaign.toml", campaign_toml({"data.path": '"corpus.txt"'})))
+    assert file.spec.data.path == str((tmp_path / "corpus.txt").resolve())
+
+
+def test_a_stored_specification_is_read_back(tmp_path: Path) -> None:
+    spec = read_campaign_file(written(tmp_path / "campaign.toml", campaign_toml({"problem.precision": '"bf16"'}))).spec
+    assert load_json(CampaignSpec, dump_json(spec), what="campaign") == spec
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{}", r"^campaign\.name is missing"), ("not json", "^campaign"), ('{"name": 3}', r"^campaign\.name = 3")],
+)
+def test_a_stored_specification_that_does_not_fit_is_named(text: str, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        load_json(CampaignSpec, text, what="campaign")
+
+
+SCALARS = st.one_of(
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=8),
+    st.dates(),
+    st.times(),
+    st.datetimes(),
+)
+WORDS = st.sampled_from([*SECTIONS, "layers", "heads", "preset", "links", "fp32", "devices", "path", "url", "x", "a.b"])
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3), max_leaves=6
+)
+EXAMPLE = Path(__file__).parents[2] / "examples" / "laptop.toml"
+LAPTOP = EXAMPLE.read_text(encoding="utf-8").replace(
+    'preset = "this-machine"', 'device = "test-device"\nbackend = "cpu"'
+)
+"""The example on a made-up machine: detecting this one at every reading would take time."""
+QUICK = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def ends_well(look: Callable[[], object]) -> bool:
+    """Whether a campaign is read, or refused in one printable line; any other exception goes through."""
+    try:
+        look()
+    except FrontrunnerError as error:
+        return error.message.isprintable()
+    return True
+
+
+def survey_of(table: dict[str, Any], base: Path) -> object:
+    spec = parse_campaign(table, default_name="x", base=base).spec
+    return spec.space.survey(spec.problem)
+
+
+@given(table=st.dictionaries(WORDS | st.text(max_size=5), VALUES, max_size=8))
+@QUICK
+def test_no_table_ends_in_anything_but_a_message(table: dict[str, Any], tmp_path: Path) -> None:
+    assert ends_well(lambda: survey_of(table, tmp_path))
+
+
+@given(entry=st.sampled_from([(section, key) for section, keys in KEYS.items() for key in keys]), value=VALUES)
+@QUICK
+def test_no_value_of_a_known_key_ends_in_anything_but_a_message(
+    entry: tuple[str, str], value: object, tmp_path: Path
+) -> None:
+    section, key = entry
+    table = tomllib.loads(campaign_toml())
+    table.setdefault(section, {})[key] = value
+    assert ends_well(lambda: survey_of(table, tmp_path))
+
+
+@given(
+    place=st.integers(min_value=0, max_value=len(LAPTOP)),
+    length=st.integers(min_value=0, max_value=12),
+    text=st.text(alphabet=string.printable + "\u00e9\x00\x1b", max_size=6),
+)
+@QUICK
+def test_no_slip_of_the_hand_ends_in_anything_but_a_message(place: int, length: int, text: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "campaign.toml", LAPTOP[:place] + text + LAPTOP[place + length :])
+    assert ends_well(lambda: surveyed(path))

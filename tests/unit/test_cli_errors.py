@@ -1,0 +1,153 @@
+"""The command line as a person's shell runs it: every mistake is one message, its exit code, and nothing written."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from frontrunner.cli import EPILOG, SECTIONS, frontrunner
+
+COMMANDS = [name for section in SECTIONS.values() for name in section]
+CAMPAIGN = """
+evaluator = "simulated"
+[model]
+layers = 4
+hidden = 128
+heads = 8
+vocabulary = 257
+[cluster]
+device = "test"
+backend = "cpu"
+devices_per_node = 4
+memory_gib_per_device = 1.0
+[problem]
+sequence_length = 128
+global_batch = 16
+precision = "fp32"
+[space]
+[budget]
+probes = 1
+"""
+
+
+def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("FRONTRUNNER_")}
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "frontrunner.cli", *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def error_of(finished: subprocess.CompletedProcess[str]) -> str:
+    """What a command that failed as it should says: a line with the error, and perhaps one with a hint."""
+    assert finished.stdout == ""
+    lines = finished.stderr.splitlines()
+    assert [line.partition(" ")[0] for line in lines] in (["error:"], ["error:", "hint:"]), finished.stderr
+    assert all(line.isprintable() and len(line) < 400 for line in lines)
+    return finished.stderr
+
+
+MISTAKES: dict[str, tuple[list[str], int, str]] = {
+    "unknown command": (["laucnh", "c.toml"], 2, r"no command 'laucnh'\nhint: did you mean 'launch'\?"),
+    "unknown option": (["launch", "--nonsense", "c.toml"], 2, r"No such option '--nonsense'.*\nhint: .* launch --help"),
+    "missing argument": (["show"], 2, "Missing argument 'RECIPE_ID'"),
+    "a word for a number": (["best", "--top", "all"], 2, "'--top': 'all' is not a valid integer"),
+    "a path that is not text": (["launch", "\udcff.toml"], 2, r"no campaign file at \\udcff\.toml"),
+    "too many arguments": (["best", "a", "b"], 2, r"unexpected extra argument \(b\)"),
+    "no such file": (["launch", "none.toml"], 2, "no campaign file at none.toml"),
+    "folder for a file": (["space", "."], 2, r"no campaign file at \."),
+    "key in the file": (["launch", "bad.toml"], 2, r"bad\.toml: model\.layers = 0: expected at least 1"),
+    "syntax of the file": (["space", "syntax.toml"], 2, r"syntax\.toml is not valid TOML: .*\(at line 1, column 8\)"),
+    "nothing to rank": (["best", "--top", "0"], 2, "'--top': 0 is not in the range"),
+    "name with a path": (["launch", "c.toml", "--name", "../x"], 2, r'name = "\.\./x": expected 1 to 64 of'),
+    "name with a line break": (["launch", "c.toml", "--name", "a\nb"], 2, r'name = "a\\nb": expected 1 to 64 of'),
+    "name of 64 kB": (["launch", "c.toml", "--name", "a" * 65536], 2, r'name = "a+\.\.\.: expected 1 to 64 of'),
+    "empty store": (["launch", "c.toml", "--store", ""], 2, r'store\.url = "": expected a path, or a URL'),
+    "store in no folder": (["launch", "c.toml", "--store", "none/s.db"], 2, "there is no folder .*none"),
+    "another kind of file": (["best", "--store", "c.toml"], 4, r"c\.toml is not an SQLite file"),
+    "nothing legal": (["launch", "illegal.toml"], 7, "none of the space's 2 points is legal: 2 x global-batch"),
+    **{
+        f"no store to {name}": ([name, *more], 2, "there is no store at .*frontrunner.db")
+        for name, more in {
+            "best": [],
+            "pareto": [],
+            "show": ["0123456789ab"],
+            "status": [],
+            "failures": [],
+            "campaigns": [],
+            "dataframe": ["--out", "x.csv"],
+            "resume": [],
+            "replay": ["0123456789ab", "--steps", "1"],
+        }.items()
+    },
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with one good campaign file and some bad ones."""
+    (tmp_path / "c.toml").write_text(CAMPAIGN)
+    (tmp_path / "bad.toml").write_text(CAMPAIGN.replace("layers = 4", "layers = 0"))
+    (tmp_path / "syntax.toml").write_text("[model]]\n")
+    illegal = CAMPAIGN.replace("global_batch = 16", "global_batch = 7")
+    (tmp_path / "illegal.toml").write_text(illegal.replace("[space]", "[space]\nmicro_batch_seqs = [2, 3]"))
+    return tmp_path
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_is_one_line_an_exit_code_and_nothing_written(case: str, folder: Path) -> None:
+    arguments, code, message = MISTAKES[case]
+    before = sorted(entry.name for entry in folder.iterdir())
+    finished = run(*arguments, cwd=folder)
+    assert re.search(message, error_of(finished))
+    assert finished.returncode == code
+    assert sorted(entry.name for entry in folder.iterdir()) == before
+
+
+def test_a_space_with_nothing_legal_is_still_described(folder: Path) -> None:
+    finished = run("space", "illegal.toml", cwd=folder)
+    assert finished.returncode == 7
+    assert "0 legal recipes" in finished.stdout
+    assert "does not divide global batch 7" in finished.stdout
+    assert finished.stderr.startswith("error: no recipe of this space is legal\nhint: ")
+
+
+def test_bare_it_says_what_it_can_do_and_fails(tmp_path: Path) -> None:
+    finished = run(cwd=tmp_path)
+    assert finished.returncode == 2
+    assert all(f"  {name} " in finished.stdout + finished.stderr for name in COMMANDS)
+
+
+def test_the_version_is_the_package_s(tmp_path: Path) -> None:
+    from frontrunner import __version__
+
+    finished = run("--version", cwd=tmp_path)
+    assert finished.returncode == 0
+    assert finished.stdout.strip().endswith(__version__)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_a_screen_and_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    frontrunner([command, "--help"], standalone_mode=False)
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) <= 40
+    assert max(map(len, text.splitlines())) <= 80
+    assert len(re.findall(rf"^\s+frontrunner {command}\b", text, re.MULTILINE)) >= 2
+
+
+def test_help_of_all_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    frontrunner(["--help"], standalone_mode=False)
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) <= 40
+    for name in re.findall(r"^  frontrunner (\w+)", EPILOG, re.MULTILINE):
+        assert name in COMMANDS

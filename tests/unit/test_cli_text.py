@@ -1,0 +1,82 @@
+"""Numbers and outside text as people see them, and where the store is looked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frontrunner.settings import run_root, store_url
+from frontrunner.text import gib, percent, plain, seconds, thousands
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0 ms"),
+        (0.0081234, "8.12 ms"),
+        (0.9994, "999 ms"),
+        (0.9996, "1 s"),
+        (1.254, "1.25 s"),
+        (99.4, "99.4 s"),
+        (100.0, "1 min 40 s"),
+        (200.0, "3 min 20 s"),
+        (5999.9, "99 min 59 s"),
+        (7500.0, "2 h 05 min"),
+        (float("nan"), "-"),
+        (float("inf"), "-"),
+    ],
+)
+def test_durations(value: float, text: str) -> None:
+    assert seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.1234, "0.123"), (4.561, "4.56"), (99.96, "100"), (789.4, "789"), (12345.0, "12,345"), (float("nan"), "-")],
+)
+def test_rates(value: float, text: str) -> None:
+    assert thousands(value) == text
+
+
+def test_shares_and_sizes() -> None:
+    assert (percent(0.4051), percent(0.4051, 0), percent(None)) == ("40.5 %", "41 %", "-")
+    assert gib(1.5 * 2**30) == "1.50"
+
+
+@given(text=st.text())
+def test_outside_text_cannot_steer_a_terminal(text: str) -> None:
+    assert all(c.isprintable() or c == "\n" for c in plain(text))
+
+
+def test_outside_text_keeps_what_is_readable() -> None:
+    assert plain("größe\n\x1b[31mred\r") == "größe\n\\x1b[31mred\\r"
+
+
+def test_the_store_is_the_flag_s_then_the_environment_s_then_the_file_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FRONTRUNNER_STORE", raising=False)
+    assert store_url() == "frontrunner.db"
+    assert store_url(from_file="file.db") == "file.db"
+    monkeypatch.setenv("FRONTRUNNER_STORE", "environment.db")
+    assert store_url(from_file="file.db") == "environment.db"
+    assert store_url("flag.db", from_file="file.db") == "flag.db"
+    assert store_url("") == ""  # refused where it is opened, not taken for no flag at all
+
+
+@pytest.mark.parametrize("url", ["{}/s.db", "sqlite:///{}/s.db"])
+def test_run_folders_lie_beside_an_sqlite_store(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FRONTRUNNER_RUNS", raising=False)
+    assert run_root(url.format(tmp_path)) == tmp_path.resolve() / "frontrunner-runs"
+
+
+def test_run_folders_of_a_database_elsewhere_lie_in_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FRONTRUNNER_RUNS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert run_root("postgresql://host/db") == Path.cwd() / "frontrunner-runs"
+    assert run_root("s.db", from_file="runs") == Path.cwd() / "runs"
+    monkeypatch.setenv("FRONTRUNNER_RUNS", str(tmp_path / "elsewhere"))
+    assert run_root("s.db", from_file="runs") == (tmp_path / "elsewhere").resolve()

@@ -1,0 +1,177 @@
+"""What the driver hands out when a strategy keeps its promise, and when it breaks it."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from frontrunner.results.outcome import Failure, FailureKind
+from frontrunner.results.records import Trial
+from frontrunner.results.states import TrialState
+from frontrunner.search.proposals import MAX_REPEATS, Proposals
+from frontrunner.search.strategy import STRATEGIES, Told
+from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.space import Survey
+from support.campaigns import spec_of, tiny
+
+SPEC = spec_of(tiny())
+SURVEY = SPEC.space.survey(SPEC.problem)
+FAILED = Failure(kind=FailureKind.CRASHED, message="no")
+
+
+class Notices(list[tuple[str, dict[str, Any]]]):
+    def __call__(self, kind: str, **data: Any) -> None:
+        self.append((kind, data))
+
+    @property
+    def kinds(self) -> list[str]:
+        return [kind for kind, _ in self]
+
+
+class Misbehaving:
+    """Keeps to the order of the space, unless a method is replaced."""
+
+    def __init__(self, recipes: tuple[Recipe, ...]) -> None:
+        self.left = list(recipes)
+
+    def ask(self, count: int) -> list[Recipe]:
+        return [self.left.pop(0) for _ in range(min(count, len(self.left)))]
+
+    def tell(self, told: Told) -> None:
+        pass
+
+    def forget(self, recipe: Recipe) -> None:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def register(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Survey, int], Any]], str]:
+    """Register a strategy of the test's own, under the name `bad`."""
+
+    def register(factory: Callable[[Survey, int], Any]) -> str:
+        module = ModuleType("misbehaving_strategies")
+        vars(module)["make"] = factory
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setitem(STRATEGIES, "bad", f"{module.__name__}:make")
+        return "bad"
+
+    return register
+
+
+def proposals(name: str, notices: Notices, told: Any = ()) -> Proposals:
+    return Proposals(name=name, survey=SURVEY, seed=1, told=told, notice=notices)
+
+
+def drained(found: Proposals) -> list[Recipe]:
+    """Every proposal, each told as failed."""
+    recipes = []
+    while (chosen := found.next()) is not None:
+        assert isinstance(chosen, Recipe)
+        recipes.append(chosen)
+        found.tell(chosen, FAILED)
+    return recipes
+
+
+@pytest.mark.parametrize("name", ["exhaustive", "random"])
+def test_each_legal_recipe_is_proposed_once(name: str) -> None:
+    notices = Notices()
+    assert sorted(map(repr, drained(proposals(name, notices)))) == sorted(map(repr, SURVEY.recipes))
+    assert notices == []
+
+
+def test_a_trial_that_was_put_back_comes_first_and_its_recipe_no_more() -> None:
+    found = proposals("exhaustive", Notices())
+    trial = Trial(id=1, campaign_id=1, number=1, recipe_id="x", recipe=SURVEY.recipes[0], state=TrialState.QUEUED)
+    found.put_back(trial)
+    assert found.next() is trial
+    found.tell(trial.recipe, FAILED)
+    assert drained(found) == list(SURVEY.recipes[1:])
+
+
+def test_what_was_told_or_left_out_is_not_proposed() -> None:
+    found = proposals("exhaustive", Notices(), told=[(SURVEY.recipes[1], FAILED)])
+    found.leave_out(SURVEY.recipes[0])
+    assert drained(found) == list(SURVEY.recipes[2:])
+
+
+def test_stored_recipes_of_another_space_are_no_concern_of_the_strategy() -> None:
+    stranger = replace(SURVEY.recipes[0], micro_batch_seqs=64)
+    assert len(drained(proposals("random", Notices(), told=[(stranger, FAILED)]))) == len(SURVEY.recipes)
+
+
+def test_a_repeated_proposal_is_answered_from_the_store(register: Callable[..., str]) -> None:
+    class Repeats(Misbehaving):
+        heard: list[Recipe] = []  # noqa: RUF012 - shared on purpose, to look at it from outside
+
+        def tell(self, told: Told) -> None:
+            self.heard.append(told.recipe)
+
+    first = SURVEY.recipes[0]
+    notices = Notices()
+    found = proposals(register(lambda survey, _: Repeats((first, first, *survey.recipes[1:]))), notices)
+    assert drained(found) == list(SURVEY.recipes)
+    assert notices.kinds == ["answered-from-store"]
+    assert Repeats.heard.count(first) == 2
+
+
+def _raises(*_: Any) -> Any:
+    raise RuntimeError("out of ideas")
+
+
+BROKEN: dict[str, tuple[dict[str, Any], str]] = {
+    "ask raises": ({"ask": _raises}, "ask raised RuntimeError: out of ideas"),
+    "tell raises": ({"tell": _raises}, "tell raised RuntimeError: out of ideas"),
+    "an illegal recipe": (
+        {"ask": lambda self, count: [replace(SURVEY.recipes[0], micro_batch_seqs=64)]},
+        "it proposed an illegal recipe",
+    ),
+    "no recipe at all": ({"ask": lambda self, count: [["tp", 1]]}, "ask raised TypeError"),
+    "gives up early": ({"ask": lambda self, count: []}, "it proposed nothing while 9 legal recipes were left"),
+    "the same for ever": ({"ask": lambda self, count: [SURVEY.recipes[3]]}, f"{MAX_REPEATS} proposals in a row"),
+    "cannot be made": ({"__init__": _raises}, "it could not begin: RuntimeError: out of ideas"),
+}
+
+
+@pytest.mark.parametrize(("methods", "why"), BROKEN.values(), ids=BROKEN)
+def test_a_strategy_that_breaks_its_promise_is_replaced_once(
+    methods: dict[str, Any], why: str, register: Callable[..., str]
+) -> None:
+    notices = Notices()
+    strategy = type("Broken", (Misbehaving,), methods)
+    found = proposals(register(lambda survey, _: strategy(survey.recipes)), notices)
+    assert sorted(map(repr, drained(found))) == sorted(map(repr, SURVEY.recipes)), "none lost, none twice"
+    replaced = [data for kind, data in notices if kind == "strategy-replaced"]
+    assert len(replaced) == 1
+    assert why in replaced[0]["why"]
+    assert replaced[0]["by"] == "random"
+
+
+def test_what_is_being_tried_is_not_proposed_by_the_replacement(register: Callable[..., str]) -> None:
+    class RaisesLater(Misbehaving):
+        def ask(self, count: int) -> list[Recipe]:
+            if len(self.left) < len(SURVEY.recipes) - 2:
+                raise RuntimeError("done")
+            return super().ask(count)
+
+    found = proposals(register(lambda survey, _: RaisesLater(survey.recipes)), Notices())
+    running = [found.next() for _ in range(len(SURVEY.recipes))]  # none is told: all are in flight
+    assert len(set(running)) == len(SURVEY.recipes)
+    assert found.next() is None
+
+
+def test_a_strategy_that_fails_on_what_is_stored_is_replaced(register: Callable[..., str]) -> None:
+    notices = Notices()
+    strategy = type("Broken", (Misbehaving,), {"tell": _raises})
+    told = [(SURVEY.recipes[0], FAILED)]
+    found = proposals(register(lambda survey, _: strategy(survey.recipes)), notices, told)
+    assert len(drained(found)) == len(SURVEY.recipes) - 1
+    assert notices.kinds == ["strategy-replaced"]
+
+
+def test_an_unknown_strategy_is_a_mistake_not_a_fault() -> None:
+    with pytest.raises(InvalidInput, match=r"search\.strategy"):
+        proposals("optuna-tp", Notices())
