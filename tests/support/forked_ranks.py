@@ -1,10 +1,10 @@
 """The warm parent of the trainer's tests, a program: it forks the ranks of one job after another.
 
-Each order is a JSON line on stdin; the answer is a JSON line with the ranks' exit statuses.
+Its argument is the engine to import. Each order is a JSON line on stdin; the answer is a JSON line with the ranks'
+exit statuses.
 """
 
 import contextlib
-import importlib.util
 import json
 import os
 import signal
@@ -73,8 +73,7 @@ def _be_rank(job: Job, rank: int, rendezvous: Path, *, counting: bool) -> None:
 
 
 def _serve() -> None:
-    os.environ["DS_ACCELERATOR"] = "cpu"
-    preload(("torch", "deepspeed") if importlib.util.find_spec("deepspeed") else ("torch",))
+    preload(sys.argv[1:])
     for line in sys.stdin:
         order = json.loads(line)
         statuses = _run_forked(Path(order["job"]), counting=order["count_collectives"], unchecked=order["unchecked"])

@@ -135,15 +135,15 @@ def reference_losses(job: Job, *, steps: int = 5, learning_rate_scale: float = 1
 
 
 class WarmParent:
-    """A process that has imported torch and forks the ranks of one job after another: see `forked_ranks`."""
+    """A process that has imported an engine and forks the ranks of one job after another: see `forked_ranks`."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-P", str(Path(__file__).with_name("forked_ranks.py"))],
+            [sys.executable, "-P", str(Path(__file__).with_name("forked_ranks.py")), engine],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "DS_ACCELERATOR": "cpu"},
         )
 
     def start(self, job: Job, *, count_collectives: bool = False, unchecked: bool = False) -> None:
@@ -172,16 +172,16 @@ class WarmParent:
 
 
 @functools.cache
-def warm_parent() -> WarmParent:
-    """The one warm parent of this test process, started at first use."""
-    parent = WarmParent()
+def warm_parent(engine: str = "torch") -> WarmParent:
+    """The one warm parent of this test process for the engine's jobs, started at first use."""
+    parent = WarmParent(engine)
     atexit.register(parent.close)
     return parent
 
 
 def run_job(job: Job) -> dict[str, Any]:
     """Run the job's ranks from the warm parent and return its result; see `read_result`."""
-    statuses = warm_parent().run(job)
+    statuses = warm_parent(job.recipe.engine).run(job)
     if any(statuses):
         logs = sorted(Path(job.run_folder).glob("rank-*.log"))
         tails = [f"{path.name}: {path.read_text(errors='replace')[-1000:]}" for path in logs if path.stat().st_size]
@@ -191,8 +191,9 @@ def run_job(job: Job) -> dict[str, Any]:
 
 def run_unchecked(job: Job) -> dict[str, Any]:
     """Run a job that the trainer refuses past its refusal, to see what would come of it."""
-    warm_parent().start(job, unchecked=True)
-    warm_parent().wait()
+    parent = warm_parent(job.recipe.engine)
+    parent.start(job, unchecked=True)
+    parent.wait()
     return read_result(job)
 
 

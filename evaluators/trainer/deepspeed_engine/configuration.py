@@ -56,23 +56,24 @@ def configuration(job: Job, *, parameters: int) -> dict[str, Any]:
 
 
 def _zero(job: Job, parameters: int) -> dict[str, Any]:
-    recipe = job.recipe
-    bucket = min(LARGEST_BUCKET, max(1, parameters))
+    recipe, stage = job.recipe, zero_stage(job)
+    a_block = max(1, parameters // job.model.layers)
+    bucket = min(LARGEST_BUCKET, a_block if stage == 3 else max(1, parameters))
     settings: dict[str, Any] = {
-        "stage": zero_stage(job),
+        "stage": stage,
         "reduce_bucket_size": bucket,
         "allgather_bucket_size": bucket,
     }
     memory = {"device": "cpu", "pin_memory": job.device != "cpu"}
     if recipe.offload != "none":
         settings["offload_optimizer"] = memory
-    if settings["stage"] < 3:
+    if stage < 3:
         return settings
     # DeepSpeed's defaults keep parameters whole that are small (100,000 elements) or used again soon (within 1e9
     # elements): a model of less than a billion parameters would not be sharded at all. Here only norms stay whole.
     settings["stage3_param_persistence_threshold"] = job.model.hidden
     settings["stage3_max_reuse_distance"] = 0
-    settings["stage3_prefetch_bucket_size"] = max(1, parameters // job.model.layers)
+    settings["stage3_prefetch_bucket_size"] = a_block
     if recipe.offload == "optimizer+parameters":
         settings["offload_param"] = memory
     if recipe.secondary_partition > 1:
