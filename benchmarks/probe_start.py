@@ -25,7 +25,7 @@ from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
 from frontrunner.evaluators.replay import torchrun
 from frontrunner.evaluators.run_folder import StepCounter
 from frontrunner.evaluators.training_probe import TrainingProbe, rank_environment
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.recipe import ENGINES, Recipe
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "laptop.toml"
 POLL_S = 0.01
@@ -68,9 +68,11 @@ def cold(setup: ProbeSetup, evaluator: TrainingProbe, recipe: Recipe, folder: Pa
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipes", type=int, default=6)
+    parser.add_argument("--engine", choices=ENGINES, default="torch")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     spec = read_campaign_file(EXAMPLE).spec
+    spec = dataclasses.replace(spec, space=dataclasses.replace(spec.space, engine=(arguments.engine,)))
     recipes = spec.space.survey(spec.problem).recipes
     chosen = recipes[:: max(1, len(recipes) // arguments.recipes)][: arguments.recipes]
     rows = []

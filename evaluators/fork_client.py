@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,13 +58,13 @@ Report = RankExited | RanksStarted | ServerLost
 class ForkClient:
     """One fork server process. Used by one thread."""
 
-    def __init__(self, log: Path, environment: Mapping[str, str]) -> None:
-        """Start the server; its own output goes to `log`. It imports torch while the caller goes on."""
+    def __init__(self, log: Path, environment: Mapping[str, str], engines: Sequence[str] = ("torch",)) -> None:
+        """Start the server; its own output goes to `log`. It imports the `engines` while the caller goes on."""
         self._log_path = log
         self._rendezvous = tempfile.mkdtemp(prefix="frontrunner-")
         with log.open("ab") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "frontrunner.evaluators.fork_server", self._rendezvous],
+                [sys.executable, "-P", "-m", "frontrunner.evaluators.fork_server", self._rendezvous, *engines],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,

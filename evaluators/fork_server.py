@@ -7,8 +7,8 @@ holds no process group and never touches an accelerator, so that forking it is s
     out   {"ready": pid}   {"started": token, "pids": [...]}   {"exited": token, "rank": r, "status": s}
 
 `status` is as `subprocess` gives it: the exit code, or minus the signal. Ranks die with the server
-(PR_SET_PDEATHSIG), and the server ends, killing them, when its input closes: when its driver is gone. Its one
-argument is a folder of its own, where ranks meet, which it removes in the end.
+(PR_SET_PDEATHSIG), and the server ends, killing them, when its input closes: when its driver is gone. Its
+arguments are a folder of its own, where ranks meet, which it removes in the end, and the engines to import.
 """
 
 from __future__ import annotations
@@ -174,9 +174,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what an interrupt means
     from frontrunner.evaluators.trainer.entry import preload
 
-    rendezvous = Path(sys.argv[1])
+    rendezvous, engines = Path(sys.argv[1]), sys.argv[2:]
     try:
-        preload()
+        preload(engines)
         ForkServer(requests_fd, reports_fd, rendezvous).serve()
     finally:
         shutil.rmtree(rendezvous, ignore_errors=True)

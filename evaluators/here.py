@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from importlib.util import find_spec
+
 from frontrunner.evaluators.this_machine import detect
 from frontrunner.spaces.errors import bad_value
 from frontrunner.spaces.problem import Problem
+
+
+def refuse_missing_engines(engines: Sequence[str]) -> None:
+    """Raise `InvalidInput` if an engine is an optional package that is not installed."""
+    for engine in engines:
+        if engine == "deepspeed" and find_spec(engine) is None:
+            raise bad_value(
+                "space.engine", engine, "an engine that is installed", hint="pip install 'frontrunner[deepspeed]'"
+            )
 
 
 def refuse_elsewhere(problem: Problem) -> None:

@@ -34,7 +34,7 @@ def _model(model: Model) -> dict[str, Any]:
 
 def _recipe(recipe: Recipe) -> dict[str, Any]:
     table = asdict(recipe)
-    del table["engine"], table["devices"]
+    del table["devices"]
     return table | {"data_parallel": recipe.data_parallel}
 
 

@@ -26,13 +26,14 @@ class ProbeOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeSetup:
-    """What all probes of a campaign share."""
+    """What all probes of a campaign share; `engines` are those that its recipes may ask for."""
 
     problem: Problem
     probe: ProbeSettings
     data: DataSettings
     work_folder: Path
     seed: int
+    engines: tuple[str, ...] = ("torch",)
 
 
 @dataclass(frozen=True, kw_only=True)

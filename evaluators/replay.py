@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from frontrunner.evaluators.corpus import corpus
+from frontrunner.evaluators.here import refuse_missing_engines
 from frontrunner.evaluators.jobs import common_job
 from frontrunner.evaluators.measure import tokens_per_step
 from frontrunner.evaluators.protocol import ProbeSetup
@@ -88,8 +89,8 @@ def plan(
 ) -> ReplayPlan:
     """Prepare a replay in its folder's name; nothing is written but the token file, if it is not there.
 
-    Raises `InvalidInput` if this machine differs from the one measured, unless `anyway`, and if the recipe
-    needs more than one node.
+    Raises `InvalidInput` if this machine differs from the one measured, unless `anyway`, if the recipe needs
+    more than one node, and if its engine is not installed.
     """
     cluster = setup.problem.cluster
     differences = machine_differences(cluster, recipe, detect())
@@ -104,6 +105,7 @@ def plan(
             "replaying over several nodes is not supported yet",
             hint="replay a recipe of one node",
         )
+    refuse_missing_engines((recipe.engine,))
     setup.work_folder.mkdir(parents=True, exist_ok=True)
     folder = (settings.folder or setup.work_folder.parent / "replays" / recipe_id).resolve()
     tokens = corpus(setup.data, setup.work_folder, setup.problem)

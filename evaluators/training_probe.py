@@ -6,7 +6,7 @@ from frontrunner.evaluators.classify import Evidence, classify
 from frontrunner.evaluators.corpus import corpus
 from frontrunner.evaluators.files import tail, write_json
 from frontrunner.evaluators.fork_client import ForkClient, RankExited, RanksStarted, Report, ServerLost
-from frontrunner.evaluators.jobs import probe_job
+from frontrunner.evaluators.jobs import TORCH_DEVICES, probe_job
 from frontrunner.evaluators.measure import measurement, nodes_used
 from frontrunner.evaluators.protocol import Finished, ProbeOrder, ProbeSetup, Progress
 from frontrunner.evaluators.run_folder import RunFolder
@@ -29,7 +29,7 @@ class TrainingProbe:
         self._client = self._start_server()
 
     def _start_server(self) -> ForkClient:
-        return ForkClient(self._setup.work_folder / SERVER_LOG, rank_environment(self._setup))
+        return ForkClient(self._setup.work_folder / SERVER_LOG, rank_environment(self._setup), self._setup.engines)
 
     def start(self, order: ProbeOrder) -> None:
         """Fork the ranks of one probe."""
@@ -150,8 +150,13 @@ def _from_result(
 
 
 def rank_environment(setup: ProbeSetup) -> dict[str, str]:
-    """Environment of ranks on one machine: one thread each, and on CPU the loopback interface."""
+    """Environment of ranks on one machine: one thread each, and on CPU the loopback interface.
+
+    DeepSpeed is told its accelerator, so that the fork server need not touch one to find it.
+    """
     environment = {"OMP_NUM_THREADS": "1"}
+    if "deepspeed" in setup.engines:
+        environment["DS_ACCELERATOR"] = TORCH_DEVICES[setup.problem.cluster.backend]
     if setup.problem.cluster.backend == "cpu":
         environment["GLOO_SOCKET_IFNAME"] = "lo"
     return environment

@@ -105,9 +105,8 @@ class Driver:
                 self._campaign.id, host=socket.gethostname(), pid=os.getpid(), duration_s=LEASE_S, take_over=take_over
             )
         )
-        self._ledger = Ledger(
-            driver_seconds=self._campaign.driver_seconds, node_seconds=self._campaign.node_seconds_spent
-        )
+        held = self._store.campaign(self._campaign.name)  # what an earlier driver charged until its lease ended
+        self._ledger = Ledger(driver_seconds=held.driver_seconds, node_seconds=held.node_seconds_spent)
         conclusion = Conclusion(state=CampaignState.FAILED, reason="the driver was interrupted", measured=0)
         try:
             conclusion = self._drive_with_evaluator()

@@ -71,6 +71,9 @@ class CampaignSpec:
 
     def __post_init__(self) -> None:
         require_one_of("campaign", "evaluator", self.evaluator, EVALUATORS)
+        parallel, backend = self.search.parallel_probes, self.problem.cluster.backend
+        if parallel > 1 and backend != "cpu" and self.evaluator == "probe":
+            raise bad_value("search.parallel_probes", parallel, f"1: probes would share the {backend} devices")
 
     @property
     def run_folder(self) -> Path:
@@ -87,4 +90,5 @@ class CampaignSpec:
             data=self.data,
             work_folder=self.run_folder,
             seed=self.search.seed,
+            engines=self.space.engine,
         )

@@ -7,7 +7,8 @@ are marked as such in their reason.
 
 from __future__ import annotations
 
-from frontrunner.spaces.levers import TORCH_LEVER_RULES
+from frontrunner.spaces import deepspeed
+from frontrunner.spaces.levers import TORCH_LEVER_RULES, only_torch_levers
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.reasons import Reason, Rule
 from frontrunner.spaces.recipe import SPLIT_BACKWARD_SCHEDULES, Recipe
@@ -116,6 +117,15 @@ def torch_precision(recipe: Recipe, problem: Problem) -> Reason | None:
     return None
 
 
+def torch_secondary_partition(recipe: Recipe, _: Problem) -> Reason | None:
+    """A second copy of the parameters is a part of ZeRO++."""
+    if recipe.secondary_partition > 1:
+        return Reason(
+            "torch-secondary", "the torch engine has no secondary partition; use hybrid-K or engine deepspeed"
+        )
+    return None
+
+
 ENGINE_RULES: dict[str, tuple[Rule, ...]] = {
     "torch": (
         torch_ddp,
@@ -126,6 +136,8 @@ ENGINE_RULES: dict[str, tuple[Rule, ...]] = {
         torch_equal_rounds,
         torch_tied,
         torch_precision,
+        torch_secondary_partition,
         *TORCH_LEVER_RULES,
     ),
+    "deepspeed": (*deepspeed.RULES, only_torch_levers),
 }

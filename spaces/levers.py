@@ -47,6 +47,8 @@ def torch_pieces(recipe: Recipe, problem: Problem) -> Reason | None:
 
 def torch_host_memory(recipe: Recipe, problem: Problem) -> Reason | None:
     """What moves to the host's memory needs a device that has another, and a time when the device can do without."""
+    if recipe.offload not in ("none", "optimizer+parameters"):
+        return Reason("torch-offload", f"the torch engine offloads optimizer+parameters or none, not {recipe.offload}")
     if recipe.activation_offload and recipe.tensor_parallel > 1:
         return Reason(
             "activation-offload-tensor", "tensor-parallel layers keep DTensors, which activation_offload cannot move"
@@ -54,8 +56,6 @@ def torch_host_memory(recipe: Recipe, problem: Problem) -> Reason | None:
     moves = recipe.activation_offload or recipe.offload != "none"
     if moves and problem.cluster.backend == "cpu":
         return Reason("offload-cpu", "a cpu device computes in the host's memory: there is no other to offload to")
-    if recipe.offload == "optimizer":
-        return Reason("offload-optimizer", "the torch engine offloads optimizer+parameters together, or none")
     if recipe.offload != "none" and recipe.sharding.parameters == 1 and recipe.data_parallel > 1:
         return Reason(
             "offload-sharding",
@@ -80,6 +80,12 @@ def torch_synchronise(recipe: Recipe, _: Problem) -> Reason | None:
         return None
     same = "runs as zero-2" if g == 1 else "is what it does at any rate"
     return Reason("synchronise-sharding", f"{recipe.sharding_name} with synchronise each {same}: choose last")
+
+
+def only_torch_levers(recipe: Recipe, _: Problem) -> Reason | None:
+    """The levers of this file are the torch engine's; `offload` has rules of its own in every engine."""
+    moved = [lever for lever in recipe.levers if not lever.startswith("offload=")]
+    return Reason("levers-engine", f"only the torch engine has {', '.join(moved)}") if moved else None
 
 
 TORCH_LEVER_RULES = (torch_compile, torch_pieces, torch_host_memory, torch_synchronise)

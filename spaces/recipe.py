@@ -8,14 +8,14 @@ from typing import Self
 
 from frontrunner.spaces.errors import bad_value, did_you_mean, require_at_least, require_one_of
 
-ENGINES = ("torch",)
+ENGINES = ("torch", "deepspeed")
 SPLIT_BACKWARD_SCHEDULES = ("interleaved-zero-bubble", "zbv", "dualpipev")
 LOOPED_SCHEDULES = ("interleaved-1f1b", "looped-bfs", *SPLIT_BACKWARD_SCHEDULES)
 SCHEDULES = ("none", "gpipe", "1f1b", *LOOPED_SCHEDULES)
 RECOMPUTES = ("none", "selective", "full")
 REPLICATIONS = ("replicate", "ddp")
 OPTIMIZER_STATES = ("fp32", "bf16")
-OFFLOADS = ("none", "optimizer", "optimizer+parameters")
+OFFLOADS = ("none", "optimizer", "optimizer+parameters", "nvme")
 SYNCHRONISATIONS = ("last", "each")
 SHARDING_NAMES = ("none", "zero-1", "zero-2", "zero-3")
 HYBRID = re.compile(r"hybrid-([1-9][0-9]{0,8})", re.ASCII)
@@ -82,7 +82,9 @@ class Recipe:
     through the feed-forward part of each layer, in so many pieces, which are computed again in the backward pass.
     `optimizer_state` is the type in which the optimizer's states are kept. `activation_offload` keeps what layers
     need for the backward pass in the host's memory, `offload` what it names. `synchronise` says after which
-    micro-batches unsharded gradients are reduced over the replicas.
+    micro-batches unsharded gradients are reduced over the replicas. `secondary_partition` is the size of the groups
+    of neighbouring replicas that hold a second copy of ZeRO-3's parameters for the backward pass (ZeRO++ hpZ,
+    arXiv 2306.10209); 1 is none.
     """
 
     engine: str = "torch"
@@ -104,12 +106,14 @@ class Recipe:
     activation_offload: bool = False
     offload: str = "none"
     synchronise: str = "last"
+    secondary_partition: int = 1
 
     def __post_init__(self) -> None:
         require_at_least("recipe", 1, devices=self.devices, tensor_parallel=self.tensor_parallel)
         require_at_least("recipe", 1, pipeline_parallel=self.pipeline_parallel, virtual_stages=self.virtual_stages)
         require_at_least("recipe", 1, micro_batch_seqs=self.micro_batch_seqs, accumulation=self.accumulation)
         require_at_least("recipe", 1, loss_chunks=self.loss_chunks, feed_forward_tiles=self.feed_forward_tiles)
+        require_at_least("recipe", 1, secondary_partition=self.secondary_partition)
         require_one_of("recipe", "engine", self.engine, ENGINES)
         require_one_of("recipe", "schedule", self.schedule, SCHEDULES)
         require_one_of("recipe", "recompute", self.recompute, RECOMPUTES)
@@ -155,7 +159,12 @@ class Recipe:
             parts.append(f"recompute={self.recompute}")
         if self.sequence_parallel:
             parts.append("sp")
-        return " ".join([*parts, *self.levers])
+        parts.extend(self.levers)
+        if self.secondary_partition > 1:
+            parts.append(f"secondary={self.secondary_partition}")
+        if self.engine != "torch":
+            parts.append(self.engine)
+        return " ".join(parts)
 
     @property
     def levers(self) -> tuple[str, ...]:

@@ -71,9 +71,10 @@ class Space:
     feed_forward_tiles: tuple[int, ...] = (1,)
     optimizer_state: tuple[str, ...] = ("fp32",)
     activation_offload: tuple[bool, ...] = (False,)
-    offload: tuple[str, ...] = ("none",)
     synchronise: tuple[str, ...] = ("last",)
     engine: tuple[str, ...] = ("torch",)
+    offload: tuple[str, ...] = ("none",)
+    secondary_partition: tuple[int, ...] = (1,)
 
     def __post_init__(self) -> None:
         for dimension in fields(self):
@@ -223,6 +224,7 @@ def recipe_at(choice: Mapping[str, Choice], problem: Problem) -> Recipe | Reason
         sequence_parallel=bool(choice["sequence_parallel"]) and tp > 1,
         replication=str(choice["replication"]) if dp > 1 else "replicate",
         synchronise=str(choice["synchronise"]) if dp > 1 and int(accumulation) > 1 else "last",
+        secondary_partition=int(choice["secondary_partition"]) if dp > 1 else 1,
         **_levers(choice),
     )
 

@@ -25,6 +25,11 @@ def main() -> None:
         init_method="env://" if "MASTER_ADDR" in os.environ else f"file://{rendezvous}",
         local_rank=int(os.environ.get("LOCAL_RANK", "0")),
     )
+    # The run is complete and on disk. An orderly exit would tear down the interpreter under threads of torch's
+    # own, which at times ends a finished rank with an abort.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

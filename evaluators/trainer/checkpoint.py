@@ -1,8 +1,8 @@
 """Checkpoints by torch.distributed.checkpoint: complete or not there, the newest few kept.
 
 A checkpoint is written to a hidden folder and renamed once every rank has finished, so each `step-NNNNNNNN` folder is
-complete whenever the run was killed. Tensors are stored under their names in the whole model, not by rank, so a
-checkpoint can be loaded under another parallel form.
+complete whenever the run was killed. The torch engine stores tensors under their names in the whole model, not by
+rank, so its checkpoint can be loaded under another parallel form; the DeepSpeed engine's only under its own.
 """
 
 import re
@@ -11,12 +11,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from frontrunner.evaluators.trainer.files import write_json
-from frontrunner.evaluators.trainer.optimizer import set_learning_rate
 from frontrunner.evaluators.trainer.stepping import Stepper
 
 _COMPLETE = re.compile(r"step-(\d{8,})")
@@ -43,7 +41,7 @@ class Checkpoints:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
         self._wait_for_all()
-        save(_state_of(stepper), checkpoint_id=partial)
+        save(stepper.state(), checkpoint_id=partial)
         self._wait_for_all()
         if self._rank == 0:
             if target.exists():
@@ -62,8 +60,8 @@ class Checkpoints:
         dist.broadcast(newest, src=0)
         step = int(newest.item())
         if step > 0:
-            _make_optimizer_state(stepper.optimizer)
-            load(_state_of(stepper), checkpoint_id=self.path_of(step))
+            folder = self.path_of(step)
+            stepper.restore(lambda state: load(state, checkpoint_id=folder))
         return step
 
     def _complete_steps(self) -> list[int]:
@@ -74,27 +72,3 @@ class Checkpoints:
 
     def _wait_for_all(self) -> None:
         dist.all_reduce(torch.zeros(1, device=self._device))
-
-
-def _state_of(stepper: Stepper) -> dict[str, Tensor]:
-    """Every tensor that training goes on from, by name; loading writes into these very tensors."""
-    state = {f"loss_scale.{key}": value for key, value in stepper.scale.state().items()}
-    for name, parameter in stepper.engine.named_parameters():
-        state[f"model.{name}"] = parameter.detach()
-        for key, value in stepper.optimizer.state[parameter].items():
-            if isinstance(value, Tensor):
-                state[f"optimizer.{name}.{key}"] = value
-    return state
-
-
-def _make_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
-    """Have the optimizer make the states that it makes at its first step: a step of rate 0 changes no weight."""
-    rates = [group["lr"] for group in optimizer.param_groups]
-    set_learning_rate(optimizer, 0.0)
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad()
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate

@@ -1,6 +1,7 @@
-"""What this engine refuses, before anything is built. Each refusal is a ValueError with the numbers."""
+"""What the engines refuse, before anything is built. Each refusal is a ValueError with the numbers."""
 
 from frontrunner.evaluators.trainer.compilation import check_compiler
+from frontrunner.evaluators.trainer.deepspeed_engine.checks import check_deepspeed
 from frontrunner.evaluators.trainer.job import Job, ModelShape, Recipe
 from frontrunner.evaluators.trainer.layout import sharding_kind
 from frontrunner.evaluators.trainer.pipeline import (
@@ -12,17 +13,39 @@ from frontrunner.evaluators.trainer.pipeline import (
 
 
 def check_job(job: Job, *, world_size: int) -> None:
-    """Raise ValueError where the job asks for what this engine cannot do, or not correctly."""
+    """Raise ValueError where the job asks for what its engine cannot do, or not correctly."""
     if job.recipe.world_size != world_size:
         raise ValueError(f"the recipe needs {job.recipe.world_size} ranks, but {world_size} were started")
-    if job.recipe.compile:
-        _check_compile(job)
-    _check_host_memory(job.recipe)
     _check_model(job.model)
     _check_tensor_parallel(job.model, job.recipe, job.sequence_length)
     _check_pipeline(job.model, job.recipe)
-    _check_sharding(job.recipe)
+    if job.recipe.engine == "deepspeed":
+        _check_no_levers(job)
+        check_deepspeed(job)
+    else:
+        _check_torch(job)
+
+
+def _check_torch(job: Job) -> None:
+    recipe = job.recipe
+    if recipe.offload == "optimizer" or recipe.secondary_partition > 1:
+        raise ValueError("offload of the optimizer alone and secondary partitions are the deepspeed engine's")
+    if recipe.compile:
+        _check_compile(job)
+    _check_host_memory(recipe)
+    if recipe.schedule == "1f1b" and recipe.accumulation < recipe.pipeline_parallel:
+        ranks = recipe.pipeline_parallel
+        raise ValueError(f"schedule '1f1b' over {ranks} stages needs as many micro-batches, not {recipe.accumulation}")
+    _check_sharding(recipe)
     _check_ddp(job)
+
+
+def _check_no_levers(job: Job) -> None:
+    recipe = job.recipe
+    pieces = max(recipe.loss_chunks, recipe.feed_forward_tiles)
+    moved = recipe.compile or recipe.activation_offload or pieces > 1
+    if moved or recipe.optimizer_state != "fp32" or recipe.synchronise != "last" or job.precision == "fp16":
+        raise ValueError("compile, pieces, host activations, bf16 states, synchronise and fp16 are the torch engine's")
 
 
 def _check_compile(job: Job) -> None:
@@ -72,8 +95,6 @@ def _check_pipeline(model: ModelShape, recipe: Recipe) -> None:
         raise ValueError(f"schedule {schedule!r} holds one stage a rank, not {virtual}")
     if schedule in V_SHAPED_SCHEDULES and virtual != 2:
         raise ValueError(f"schedule {schedule!r} holds two stages a rank, not {virtual}")
-    if schedule == "1f1b" and recipe.accumulation < ranks:
-        raise ValueError(f"schedule '1f1b' over {ranks} stages needs as many micro-batches, not {recipe.accumulation}")
     if model.tied_embeddings and ranks > 1:
         raise ValueError("tied embeddings need the first and the last layer on one rank: pipeline_parallel 1")
     stage_layers(model.layers, recipe.stages)

@@ -1,5 +1,6 @@
 """Batches from a memory-mapped token file, each a pure function of the seed and the step."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,12 @@ class Batch:
     def to(self, device: torch.device) -> "Batch":
         """The same batch on `device`."""
         return Batch(inputs=self.inputs.to(device), targets=self.targets.to(device))
+
+    def split(self, sequences: int) -> Iterator["Batch"]:
+        """The batch in micro-batches of `sequences`."""
+        parts = torch.split(self.inputs, sequences), torch.split(self.targets, sequences)
+        for inputs, targets in zip(*parts, strict=True):
+            yield Batch(inputs=inputs, targets=targets)
 
 
 class TokenFile:

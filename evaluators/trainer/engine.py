@@ -4,7 +4,6 @@
 the meta device, tensor parallelism, data parallelism, then storage for the local shards only, then seeded values.
 """
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -110,7 +109,7 @@ class AccumulatingEngine:
         total = torch.zeros((), device=batch.inputs.device)
         last = self._recipe.accumulation - 1
         with loss_context(tensor_parallel=self._recipe.tensor_parallel):
-            for number, micro_batch in enumerate(_split(batch, self._recipe.micro_batch_seqs)):
+            for number, micro_batch in enumerate(batch.split(self._recipe.micro_batch_seqs)):
                 if self._replicas is not None:
                     self._replicas.before_backward(last=number == last)
                 loss = self._loss(self._forward, micro_batch)
@@ -123,7 +122,7 @@ class AccumulatingEngine:
         """See Engine."""
         total = torch.zeros((), device=batch.inputs.device)
         with loss_context(tensor_parallel=self._recipe.tensor_parallel):
-            for micro_batch in _split(batch, self._recipe.micro_batch_seqs):
+            for micro_batch in batch.split(self._recipe.micro_batch_seqs):
                 total += self._loss(self._model, micro_batch)
         if self._replicas is not None:
             self._replicas.reshard()
@@ -177,7 +176,7 @@ class PipelineEngine:
         """See Engine. The micro-batches go through the stages one after another, outside the training schedule."""
         total = torch.zeros((), device=self._device)
         with loss_context(tensor_parallel=self._job.recipe.tensor_parallel):
-            for micro_batch in _split(batch, self._job.recipe.micro_batch_seqs):
+            for micro_batch in batch.split(self._job.recipe.micro_batch_seqs):
                 for stage in self._modules:
                     output = self._run_stage(stage, micro_batch)
                     if stage == self._job.recipe.stages - 1:
@@ -224,10 +223,3 @@ class PipelineEngine:
             self._kept = output
             return
         dist.send(output.contiguous(), group=self._layout.pipeline_mesh.get_group(), group_dst=target)
-
-
-def _split(batch: Batch, sequences: int) -> Iterator[Batch]:
-    """The batch in micro-batches of `sequences`."""
-    parts = torch.split(batch.inputs, sequences), torch.split(batch.targets, sequences)
-    for inputs, targets in zip(*parts, strict=True):
-        yield Batch(inputs=inputs, targets=targets)

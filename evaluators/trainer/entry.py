@@ -5,6 +5,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Literal
@@ -17,12 +18,12 @@ from frontrunner.evaluators.trainer.data import TokenFile
 from frontrunner.evaluators.trainer.engine import build_engine
 from frontrunner.evaluators.trainer.files import ProgressLog, write_json
 from frontrunner.evaluators.trainer.job import Job
-from frontrunner.evaluators.trainer.layout import make_layout
+from frontrunner.evaluators.trainer.layout import Layout, make_layout
 from frontrunner.evaluators.trainer.memory import as_memory_error, limit_memory
 from frontrunner.evaluators.trainer.precision import LossScale
 from frontrunner.evaluators.trainer.probing import run_probe
 from frontrunner.evaluators.trainer.session import Session
-from frontrunner.evaluators.trainer.stepping import Stepper
+from frontrunner.evaluators.trainer.stepping import Stepper, TorchStepper
 from frontrunner.evaluators.trainer.training import run_training
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
@@ -32,11 +33,15 @@ _LATE_IMPORTS = ("torch._dynamo", "torch.distributed.checkpoint", "torch.distrib
 Phase = Literal["starting", "building", "stepping"]
 
 
-def preload() -> None:
-    """Import every heavy module that a rank uses, so that a fork server pays for it once.
+def preload(engines: Sequence[str] = ("torch",)) -> None:
+    """Import every heavy module that a rank of these engines uses, so that a fork server pays for it once.
 
     Starts no thread and no process group, and touches no accelerator.
     """
+    if "deepspeed" in engines:
+        from frontrunner.evaluators.trainer.deepspeed_engine import environment
+
+        environment.preload()
     for name in _LATE_IMPORTS:
         import_module(name)
     # The first optimizer ever built pays for imports of its own.
@@ -134,9 +139,7 @@ class _Runner:
         job = self._job
         layout = make_layout(job.recipe, device_type=job.device)
         data = TokenFile(job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed)
-        scale = LossScale(job.precision, self._device)
-        engine = build_engine(job, layout, self._device, scale)
-        stepper = Stepper(job, layout, engine, data, scale)
+        stepper = _build_stepper(job, layout, data, self._device)
         # All ranks begin the first step together, so that its time is not another rank's build.
         dist.all_reduce(torch.zeros(1, device=self._device))
         return Session(
@@ -147,3 +150,13 @@ class _Runner:
             log=log,
             build_time_s=time.monotonic() - start,
         )
+
+
+def _build_stepper(job: Job, layout: Layout, data: TokenFile, device: torch.device) -> Stepper:
+    """The recipe's engine over this rank's part of the model."""
+    if job.recipe.engine == "deepspeed":
+        from frontrunner.evaluators.trainer.deepspeed_engine.stepper import DeepSpeedStepper
+
+        return DeepSpeedStepper(job, layout, data, device)
+    scale = LossScale(job.precision, device)
+    return TorchStepper(job, layout, build_engine(job, layout, device, scale), data, scale)

@@ -56,7 +56,12 @@ class Sharding:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How one model is spread over the ranks. `virtual_stages` counts the pipeline stages that each rank holds."""
+    """How one model is spread over the ranks, and by which engine.
+
+    `virtual_stages` counts the pipeline stages that each rank holds. `offload` names what is kept in the host's
+    memory. `secondary_partition` is the number of neighbouring replicas that hold a second copy of the parameters
+    for the backward pass (ZeRO++ hpZ, arXiv 2306.10209); 1 is none.
+    """
 
     tensor_parallel: int
     pipeline_parallel: int
@@ -74,8 +79,10 @@ class Recipe:
     feed_forward_tiles: int
     optimizer_state: OptimizerState
     activation_offload: bool
-    offload: Literal["none", "optimizer+parameters"]
     synchronise: Literal["last", "each"]
+    engine: Literal["torch", "deepspeed"]
+    offload: Literal["none", "optimizer", "optimizer+parameters"]
+    secondary_partition: int
 
     @property
     def world_size(self) -> int:

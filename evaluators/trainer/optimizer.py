@@ -15,7 +15,7 @@ ADAM_EPSILON = 1e-8
 
 
 def build_optimizer(
-    options: job.Optimizer, parameters: Sequence[nn.Parameter], *, state: job.OptimizerState
+    options: job.Optimizer, parameters: Sequence[nn.Parameter], *, state: job.OptimizerState = "fp32"
 ) -> torch.optim.Optimizer:
     """AdamW or SGD over `parameters`, with its states kept in the type `state`."""
     groups = _groups_by_mesh(parameters)
@@ -33,6 +33,19 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
     """Use `learning_rate` for every parameter from the next step on."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
+
+
+def make_states(optimizer: torch.optim.Optimizer) -> None:
+    """Have the optimizer make the states that it makes at its first step: a step of rate 0 changes no weight."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    set_learning_rate(optimizer, 0.0)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
 
 
 def _groups_by_mesh(parameters: Sequence[nn.Parameter]) -> list[dict[str, Any]]:

@@ -50,7 +50,7 @@ class Session:
             loss=finite_or_none(outcome.loss),
             gradient_norm=finite_or_none(outcome.gradient_norm),
             tokens=self.tokens_per_step,
-            **({"loss_scale": self.stepper.scale.factor} if self.stepper.scale.is_active else {}),
+            **({} if outcome.loss_scale is None else {"loss_scale": outcome.loss_scale}),
         )
         return outcome, seconds
 

@@ -1,7 +1,9 @@
 """One optimizer step, and the loss and gradient norm that every rank then knows."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -12,7 +14,7 @@ from frontrunner.evaluators.trainer.engine import Engine
 from frontrunner.evaluators.trainer.gradients import clip, local_gradients, settle, squared_norm_share
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import Layout
-from frontrunner.evaluators.trainer.optimizer import build_optimizer
+from frontrunner.evaluators.trainer.optimizer import build_optimizer, make_states, set_learning_rate
 from frontrunner.evaluators.trainer.precision import LossScale
 
 
@@ -21,11 +23,13 @@ class StepOutcome:
     """Mean loss over the global batch; global gradient norm before clipping, where the job clips.
 
     `overflowed`: a gradient passed fp16's range, so that the step changed no weight; it has no norm then.
+    `loss_scale`: the factor of the next step's loss, where losses are scaled.
     """
 
     loss: float
     gradient_norm: float | None
     overflowed: bool = False
+    loss_scale: float | None = None
 
     @property
     def is_finite(self) -> bool:
@@ -33,8 +37,32 @@ class StepOutcome:
         return math.isfinite(self.loss) and (self.gradient_norm is None or math.isfinite(self.gradient_norm))
 
 
-class Stepper:
+class Stepper(Protocol):
     """Runs steps of training on one rank. Every rank of the job must make the same calls."""
+
+    def step(self, number: int) -> StepOutcome:
+        """Train on the global batch of step `number`. Returns once this rank's device is done."""
+        ...
+
+    def evaluate(self, batches: int) -> float:
+        """Mean loss over the first `batches` held-out global batches."""
+        ...
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Use `learning_rate` from the next step on."""
+        ...
+
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor that training goes on from, by names that mean the same on all ranks."""
+        ...
+
+    def restore(self, load: Callable[[dict[str, Tensor]], None]) -> None:
+        """Go on from stored values, which `load` writes into the tensors that `state` returned."""
+        ...
+
+
+class TorchStepper:
+    """Runs steps of the torch engine; see `Stepper`."""
 
     def __init__(self, job: Job, layout: Layout, engine: Engine, data: TokenFile, scale: LossScale) -> None:
         self._job = job
@@ -47,7 +75,7 @@ class Stepper:
         self.optimizer = build_optimizer(job.optimizer, self._parameters, state=job.recipe.optimizer_state)
 
     def step(self, number: int) -> StepOutcome:
-        """Train on the global batch of step `number`. Returns once this rank's device is done."""
+        """See Stepper."""
         loss = self.engine.forward_backward(self._training_batch(number))
         totals = self._totals(loss)
         clips_at = self._job.optimizer.gradient_clip_norm
@@ -63,7 +91,8 @@ class Stepper:
         synchronise(self._device)
         mean_loss, squared_norm, _ = totals.tolist()
         norm = None if clips_at is None or overflowed else math.sqrt(squared_norm)
-        return StepOutcome(loss=mean_loss, gradient_norm=norm, overflowed=overflowed)
+        factor = self.scale.factor if self.scale.is_active else None
+        return StepOutcome(loss=mean_loss, gradient_norm=norm, overflowed=overflowed, loss_scale=factor)
 
     def _totals(self, loss: Tensor | None) -> Tensor:
         """Settle the gradients and take their scale off; sum loss, squared norm and overflows over all ranks."""
@@ -79,7 +108,7 @@ class Stepper:
         return totals
 
     def evaluate(self, batches: int) -> float:
-        """Mean loss over the first `batches` held-out global batches."""
+        """See Stepper."""
         total = torch.zeros(1, device=self._device)
         for number in range(batches):
             batch = self._data.evaluation_batch(
@@ -92,6 +121,25 @@ class Stepper:
                 total += loss / self._holders
         dist.all_reduce(total)
         return float(total.item()) / batches
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """See Stepper."""
+        set_learning_rate(self.optimizer, learning_rate)
+
+    def state(self) -> dict[str, Tensor]:
+        """See Stepper. Names are those of the whole model, with the optimizer's states beside each parameter."""
+        state = {f"loss_scale.{key}": value for key, value in self.scale.state().items()}
+        for name, parameter in self.engine.named_parameters():
+            state[f"model.{name}"] = parameter.detach()
+            for key, value in self.optimizer.state[parameter].items():
+                if isinstance(value, Tensor):
+                    state[f"optimizer.{name}.{key}"] = value
+        return state
+
+    def restore(self, load: Callable[[dict[str, Tensor]], None]) -> None:
+        """See Stepper."""
+        make_states(self.optimizer)
+        load(self.state())
 
     @property
     def _holders(self) -> int:

@@ -12,7 +12,6 @@ from frontrunner.evaluators.trainer.checkpoint import Checkpoints
 from frontrunner.evaluators.trainer.files import write_json
 from frontrunner.evaluators.trainer.job import Train
 from frontrunner.evaluators.trainer.metrics import Metrics, open_metrics
-from frontrunner.evaluators.trainer.optimizer import set_learning_rate
 from frontrunner.evaluators.trainer.session import (
     RESULT_VERSION,
     Session,
@@ -111,7 +110,7 @@ class _Run:
         """Train on one step and write its row; whether its loss was finite."""
         session = self._session
         rate = learning_rate_at(step, peak=session.job.optimizer.learning_rate, train=self._train)
-        set_learning_rate(session.stepper.optimizer, rate)
+        session.stepper.set_learning_rate(rate)
         outcome, seconds = session.timed_step(step)
         self._times.append(seconds)
         self._overflowed_steps += outcome.overflowed

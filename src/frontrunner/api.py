@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frontrunner.campaign_file import CampaignFile, StoreSettings, read_campaign_file
-from frontrunner.evaluators.here import refuse_elsewhere
+from frontrunner.evaluators.here import refuse_elsewhere, refuse_missing_engines
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.settings import run_root, store_url
 from frontrunner.spaces.errors import InvalidInput, NothingLegal
@@ -103,6 +103,7 @@ def _runnable(spec: CampaignSpec) -> Survey:
         from frontrunner.evaluators.corpus import check_data
 
         refuse_elsewhere(spec.problem)
+        refuse_missing_engines(spec.space.engine)
         check_data(spec.data, spec.problem)
     return surveyed
 
@@ -129,7 +130,11 @@ def resume(
 
     with open_store(store_url(store), create=False) as found:
         record = found.campaign(campaign)
-        driver = Driver(store=found, campaign=record, spec=stored_spec(record), listener=listener)
+        spec = stored_spec(record)
+        if spec.evaluator == "probe":
+            refuse_elsewhere(spec.problem)
+            refuse_missing_engines(spec.space.engine)
+        driver = Driver(store=found, campaign=record, spec=spec, listener=listener)
         return _drive(driver, on_driver, take_over=take_over)
 
 

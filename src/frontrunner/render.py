@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -52,6 +53,10 @@ def options(recipe: Recipe) -> str:
         parts.append("seq. parallel")
     if recipe.replication != "replicate":
         parts.append(recipe.replication)
+    if recipe.secondary_partition > 1:
+        parts.append(f"secondary {recipe.secondary_partition}")
+    if recipe.engine != "torch":
+        parts.append(recipe.engine)
     parts.extend(recipe.levers)
     return ", ".join(parts) or "-"
 
@@ -116,16 +121,17 @@ def print_ranking(ranking: Sequence[RankedRecipe], *, title: str) -> None:
         out.print("! step times spread by more than 5 %: the order near such a row may change", style="dim")
 
 
-def print_next_commands(campaign: str, winner: str) -> None:
-    """What to do next, as commands to copy."""
+def print_next_commands(campaign: str, winner: str, store: str | None) -> None:
+    """What to do next, as commands to copy; `store` where it is not the one that the commands find themselves."""
     out = console()
+    named = f" --store {shlex.quote(store)}" if store else ""
     out.print("\nnext:", style="bold")
     for command, what in (
         (f"frontrunner show {winner}", "why it ranks first"),
         (f"frontrunner pareto {campaign}", "speed against memory"),
         (f"frontrunner replay {winner} --steps 200", "train with it"),
     ):
-        out.print(f"  {command:<46} {what}")
+        out.print(f"  {command + named:<46} {what}", soft_wrap=True)
 
 
 def print_survey(survey: Survey) -> None:

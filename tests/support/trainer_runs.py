@@ -64,8 +64,10 @@ def small_recipe(**changes: Any) -> Recipe:
         "feed_forward_tiles": 1,
         "optimizer_state": "fp32",
         "activation_offload": False,
-        "offload": "none",
         "synchronise": "last",
+        "engine": "torch",
+        "offload": "none",
+        "secondary_partition": 1,
     }
     return Recipe(**(defaults | changes))
 
@@ -139,21 +141,21 @@ def reference_losses(job: Job, *, steps: int = 5, learning_rate_scale: float = 1
 
 
 class WarmParent:
-    """A process that has imported torch and forks the ranks of one job after another: see `forked_ranks`."""
+    """A process that has imported an engine and forks the ranks of one job after another: see `forked_ranks`."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-P", str(Path(__file__).with_name("forked_ranks.py"))],
+            [sys.executable, "-P", str(Path(__file__).with_name("forked_ranks.py")), engine],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "DS_ACCELERATOR": "cpu"},
         )
 
-    def start(self, job: Job, *, count_collectives: bool = False) -> None:
+    def start(self, job: Job, *, count_collectives: bool = False, unchecked: bool = False) -> None:
         """Have the job's ranks forked, without waiting for them."""
         assert self._process.stdin is not None
-        order = {"job": str(prepare(job)), "count_collectives": count_collectives}
+        order = {"job": str(prepare(job)), "count_collectives": count_collectives, "unchecked": unchecked}
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
 
@@ -176,20 +178,28 @@ class WarmParent:
 
 
 @functools.cache
-def warm_parent() -> WarmParent:
-    """The one warm parent of this test process, started at first use."""
-    parent = WarmParent()
+def warm_parent(engine: str = "torch") -> WarmParent:
+    """The one warm parent of this test process for the engine's jobs, started at first use."""
+    parent = WarmParent(engine)
     atexit.register(parent.close)
     return parent
 
 
 def run_job(job: Job) -> dict[str, Any]:
     """Run the job's ranks from the warm parent and return its result; see `read_result`."""
-    statuses = warm_parent().run(job)
+    statuses = warm_parent(job.recipe.engine).run(job)
     if any(statuses):
         logs = sorted(Path(job.run_folder).glob("rank-*.log"))
         tails = [f"{path.name}: {path.read_text(errors='replace')[-1000:]}" for path in logs if path.stat().st_size]
         raise AssertionError(f"the ranks ended with {statuses}\n" + "\n".join(tails))
+    return read_result(job)
+
+
+def run_unchecked(job: Job) -> dict[str, Any]:
+    """Run a job that the trainer refuses past its refusal, to see what would come of it."""
+    parent = warm_parent(job.recipe.engine)
+    parent.start(job, unchecked=True)
+    parent.wait()
     return read_result(job)
 
 

@@ -62,7 +62,7 @@ MISTAKES: dict[str, tuple[list[str], int, str]] = {
     "unknown option": (["launch", "--nonsense", "c.toml"], 2, r"No such option '--nonsense'.*\nhint: .* launch --help"),
     "missing argument": (["show"], 2, "Missing argument 'RECIPE_ID'"),
     "a word for a number": (["best", "--top", "all"], 2, "'--top': 'all' is not a valid integer"),
-    "a path that is not text": (["launch", "\udcff.toml"], 2, r"no campaign file at \\udcff\.toml"),
+    "a path that is not text": (["launch", "\udcff.toml"], 2, r"argument '\\udcff\.toml' is not valid UTF-8"),
     "too many arguments": (["best", "a", "b"], 2, r"unexpected extra argument \(b\)"),
     "no such file": (["launch", "none.toml"], 2, "no campaign file at none.toml"),
     "folder for a file": (["space", "."], 2, r"no campaign file at \."),

@@ -22,6 +22,7 @@ from frontrunner.spaces.cluster import Cluster, Links, PeakTflops
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.presets import cluster_names, model_names
 from frontrunner.spaces.recipe import (
+    ENGINES,
     OFFLOADS,
     OPTIMIZER_STATES,
     RECOMPUTES,
@@ -82,7 +83,8 @@ def test_nested_settings_and_words_are_documented() -> None:
     for field in (*fields(PeakTflops), *fields(Links)):
         assert field.name in cluster
     space = section("campaign-file.md", "[space]")
-    for word in (*SCHEDULES, *RECOMPUTES, *REPLICATIONS, *OPTIMIZER_STATES, *OFFLOADS, *SYNCHRONISATIONS):
+    words = (*SCHEDULES, *RECOMPUTES, *REPLICATIONS, *ENGINES, *OPTIMIZER_STATES, *OFFLOADS, *SYNCHRONISATIONS)
+    for word in words:
         assert word in space or word == "none"
     for preset in (*model_names(), *cluster_names()):
         assert f"`{preset}`" in DOCS["campaign-file.md"]

@@ -93,7 +93,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"feed_forward_tiles": 2, "recompute": "selective"}, "tiles-selective", "keeps the matrix products"),
     ({"tensor_parallel": 4, "activation_offload": True}, "activation-offload-tensor", "DTensors"),
-    ({"offload": "optimizer"}, "offload-optimizer", "optimizer+parameters together"),
+    ({"offload": "optimizer"}, "torch-offload", "optimizer+parameters or none, not optimizer"),
     ({"offload": "optimizer+parameters"}, "offload-sharding", "needs zero-3 or hybrid sharding, not none"),
     (
         {**PIPELINE, "virtual_stages": 2, "schedule": "zbv", "synchronise": "each"},

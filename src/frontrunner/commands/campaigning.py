@@ -15,6 +15,7 @@ import click
 
 from frontrunner import api
 from frontrunner.commands.options import json_option, print_json, store_option
+from frontrunner.settings import store_url
 from frontrunner.spaces.errors import CampaignFailed, NothingLegal
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ def launch(file: Path, name: str | None, store: str | None, *, as_json: bool) ->
     """
     from frontrunner.campaign_file import read_campaign_file
     from frontrunner.live import make_listener
-    from frontrunner.settings import store_url
 
     campaign = read_campaign_file(file)
     url = store_url(store, from_file=campaign.store.url)
@@ -140,7 +140,7 @@ def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, as_json
         from frontrunner.render import print_next_commands, print_ranking
 
         print_ranking(ranking, title=f"{campaign}: {conclusion.measured} recipes measured")
-        print_next_commands(campaign, ranking[0].recipe_id)
+        print_next_commands(campaign, ranking[0].recipe_id, None if store == store_url() else store)
     _raise_unless_done(conclusion, campaign, store)
 
 

@@ -1,0 +1,191 @@
+"""Every form of the DeepSpeed engine trains as one process does: see test_numerics.
+
+What legality refuses because the numbers would be wrong is run here too, past the refusal, to show that they are:
+a version of DeepSpeed that has mended one of them fails its test.
+"""
+
+import importlib.util
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frontrunner.evaluators.trainer.job import Job
+from frontrunner.spaces.cluster import Cluster
+from frontrunner.spaces.model import Model
+from frontrunner.spaces.problem import GlobalBatch, Problem
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.space import Space
+from support.trainer_runs import (
+    GLOBAL_BATCH_SEQS,
+    SEQUENCE_LENGTH,
+    read_progress,
+    reference_losses,
+    run_job,
+    run_unchecked,
+    small_job,
+    small_model,
+    small_recipe,
+)
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is an extra")
+
+TOLERANCE = 1e-5
+CLIP_NORM = 0.2
+GPT2 = {"positions": "learned", "activation": "gelu", "norm": "layernorm"}
+WHOLE, ZERO_1, ZERO_2, ZERO_3 = (1, 1, 1), (1, 1, 2), (1, 2, 2), (2, 2, 2)
+TENSOR = {"tensor_parallel": 2}
+PIPELINE = {"pipeline_parallel": 2, "schedule": "1f1b", "micro_batch_seqs": 1}
+SECONDARY = {"data_parallel": 4, "sharding": (4, 4, 4), "secondary_partition": 2, "micro_batch_seqs": 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One recipe, by its differences from a single rank, and the model's differences from the small one."""
+
+    name: str
+    recipe: dict[str, Any]
+    model: dict[str, Any] = field(default_factory=dict)
+    clip_norm: float | None = CLIP_NORM
+
+    def job(self, folder: Path) -> Job:
+        recipe = small_recipe(**({"engine": "deepspeed"} | self.recipe))
+        job = small_job(folder, recipe=recipe, model=small_model(**self.model))
+        return replace(job, optimizer=replace(job.optimizer, gradient_clip_norm=self.clip_norm))
+
+
+def _data(sharding: tuple[int, int, int], **more: Any) -> dict[str, Any]:
+    return {"data_parallel": 2, "sharding": sharding, "micro_batch_seqs": 1} | more
+
+
+CASES = [
+    Case(name="accumulation-4", recipe={"micro_batch_seqs": 2}),
+    Case(name="dp2-unclipped", recipe=_data(WHOLE), clip_norm=None),
+    Case(name="dp2", recipe=_data(WHOLE)),
+    Case(name="dp2-zero1", recipe=_data(ZERO_1)),
+    Case(name="dp2-zero2-learned-tied", recipe=_data(ZERO_2), model=GPT2 | {"tied_embeddings": True}),
+    Case(name="dp2-zero3", recipe=_data(ZERO_3)),
+    Case(name="dp2-zero3-learned-tied", recipe=_data(ZERO_3), model=GPT2 | {"tied_embeddings": True}),
+    Case(name="dp2-zero3-recompute-full", recipe=_data(ZERO_3, recompute="full")),
+    Case(name="dp2-zero3-recompute-selective", recipe=_data(ZERO_3, recompute="selective")),
+    Case(name="dp2-zero1-offload", recipe=_data(ZERO_1, offload="optimizer")),
+    Case(name="dp2-zero3-offload-all", recipe=_data(ZERO_3, offload="optimizer+parameters")),
+    Case(name="one-rank-offload-all", recipe={"offload": "optimizer+parameters", "micro_batch_seqs": 4}),
+    Case(name="dp4-zero3-secondary-2", recipe=SECONDARY),
+    Case(name="tp2-unclipped", recipe=TENSOR, clip_norm=None),
+    Case(name="tp2-dp2-zero1", recipe=TENSOR | _data(ZERO_1)),
+    Case(name="tp2-dp2-zero3-grouped-heads", recipe=TENSOR | _data(ZERO_3), model={"kv_heads": 2}),
+    Case(name="pp2", recipe=PIPELINE),
+    Case(name="pp2-dp2-zero1-offload", recipe=PIPELINE | _data(ZERO_1, offload="optimizer")),
+    Case(name="pp4-uneven-learned", recipe=PIPELINE | {"pipeline_parallel": 4}, model=GPT2 | {"layers": 6}),
+    Case(name="pp4-two-micro-batches", recipe=PIPELINE | {"pipeline_parallel": 4, "micro_batch_seqs": 4}),
+    Case(name="tp2-pp2-selective", recipe=TENSOR | PIPELINE | {"recompute": "selective"}),
+    Case(name="tp2-pp2-dp2", recipe=TENSOR | PIPELINE | _data(WHOLE)),
+    Case(name="tp2-pp2-dp2-zero1", recipe=TENSOR | PIPELINE | _data(ZERO_1)),
+]
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
+def test_losses_equal_one_process(case: Case, tmp_path: Path) -> None:
+    job = case.job(tmp_path / "run")
+
+    losses = run_job(job)["losses"]
+
+    assert losses == pytest.approx(reference_losses(job), abs=TOLERANCE)
+
+
+def _every_legal_recipe() -> tuple[Recipe, ...]:
+    """All that legality admits on 1 to 8 ranks, with two micro-batches a replica; under 1F1B as many as it leaves."""
+    shape = small_model()
+    names = ("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "positions", "activation", "norm", "attention")
+    model = Model(name="small", vocabulary=shape.vocabulary, **{name: getattr(shape, name) for name in names})
+    cluster = Cluster(name="small", device="cpu", backend="cpu", nodes=1, devices_per_node=8, memory_gib_per_device=8.0)
+    problem = Problem(
+        model=model,
+        cluster=cluster,
+        sequence_length=SEQUENCE_LENGTH,
+        global_batch=GlobalBatch(minimum=GLOBAL_BATCH_SEQS, maximum=GLOBAL_BATCH_SEQS),
+        precision="fp32",
+    )
+    space = Space(
+        engine=("deepspeed",),
+        devices=(1, 2, 4, 8),
+        tensor_parallel=(1, 2),
+        pipeline_parallel=(1, 2),
+        micro_batch_seqs=(1,),
+        sharding=("none", "zero-1", "zero-2", "zero-3"),
+        recompute=("none", "selective", "full"),
+        offload=("none", "optimizer", "optimizer+parameters"),
+        secondary_partition=(1, 2),
+    )
+    return space.survey(problem).recipes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", [pytest.param(recipe, id=recipe.describe()) for recipe in _every_legal_recipe()])
+def test_every_legal_recipe_trains_the_right_model(recipe: Recipe, tmp_path: Path) -> None:
+    choices = asdict(recipe) | {"data_parallel": recipe.data_parallel, "sharding": recipe.sharding.degrees}
+    del choices["devices"]
+    job = Case(name="legal", recipe=choices).job(tmp_path / "run")
+
+    losses = run_job(job)["losses"]
+
+    assert losses == pytest.approx(reference_losses(job), abs=TOLERANCE)
+
+
+WRONG = [
+    Case(name="autotp-selective", recipe=TENSOR | {"recompute": "selective"}),
+    Case(name="tp2-secondary-2", recipe=TENSOR | SECONDARY),
+]
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in WRONG])
+def test_what_is_refused_as_wrong_is_wrong(case: Case, tmp_path: Path) -> None:
+    job = case.job(tmp_path / "run")
+
+    losses = run_unchecked(job)["losses"]
+
+    assert max(abs(a - b) for a, b in zip(losses, reference_losses(job), strict=True)) > 10 * TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param({}, id="one-rank"),
+        pytest.param(_data(ZERO_1), id="dp2-zero1"),
+        pytest.param(_data(ZERO_3), id="dp2-zero3"),
+        pytest.param(PIPELINE, id="pp2"),
+    ],
+)
+def test_bf16_follows_fp32(recipe: dict[str, Any], tmp_path: Path) -> None:
+    job = replace(Case(name="bf16", recipe=recipe).job(tmp_path / "run"), precision="bf16")
+
+    losses = run_job(job)["losses"]
+
+    reference = reference_losses(job)
+    assert losses == pytest.approx(reference, abs=0.02)
+    assert losses != pytest.approx(reference, abs=TOLERANCE)
+
+
+def test_the_gradient_norm_is_that_of_the_torch_engine(tmp_path: Path) -> None:
+    """Before clipping, over the whole model, however it is spread."""
+    forms = {"torch": {"engine": "torch"}, "deepspeed": TENSOR | PIPELINE | _data(ZERO_1)}
+    norms = {}
+    for name, recipe in forms.items():
+        job = Case(name=name, recipe=recipe).job(tmp_path / name)
+        run_job(job)
+        norms[name] = [event["gradient_norm"] for event in read_progress(job) if event["event"] == "step"]
+
+    assert norms["deepspeed"] == pytest.approx(norms["torch"], rel=1e-4)
+
+
+def test_gradients_that_are_not_finite_end_the_run(tmp_path: Path) -> None:
+    """DeepSpeed skips such a step and goes on with the old weights, whose loss is as finite as before."""
+    job = Case(name="diverging", recipe=_data(ZERO_2), clip_norm=None).job(tmp_path / "run")
+    job = replace(job, optimizer=replace(job.optimizer, learning_rate=1e30))
+
+    result = run_job(job)
+
+    assert result["status"] == "not-finite"
+    assert len(result["losses"]) == 2

@@ -1,0 +1,156 @@
+"""The DeepSpeed engine's legality: each refusal with its code and its words, and what is legal beside it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from frontrunner.spaces.cluster import Cluster
+from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.legality import why_illegal
+from frontrunner.spaces.model import Model
+from frontrunner.spaces.problem import GlobalBatch, Problem
+from frontrunner.spaces.recipe import Recipe, Sharding
+from frontrunner.spaces.space import Space
+
+MODEL = Model(name="toy", layers=8, hidden=128, heads=8, kv_heads=4, ffn_hidden=512, vocabulary=256)
+CLUSTER = Cluster(name="c", device="d", backend="cpu", nodes=1, devices_per_node=8, memory_gib_per_device=1.0)
+PROBLEM = Problem(
+    model=MODEL,
+    cluster=CLUSTER,
+    sequence_length=64,
+    global_batch=GlobalBatch(minimum=16, maximum=16),
+    precision="fp32",
+)
+PIPELINE = {"pipeline_parallel": 2, "schedule": "1f1b"}
+TENSOR = {"tensor_parallel": 2}
+
+
+def recipe(*, sharding: str = "none", **choices: Any) -> Recipe:
+    """A DeepSpeed recipe on 8 devices (or as the choices say), whose batch fits the problem."""
+    chosen = {"engine": "deepspeed", "devices": 8, "micro_batch_seqs": 1, **choices}
+    replicas = chosen["devices"] // (chosen.get("tensor_parallel", 1) * chosen.get("pipeline_parallel", 1))
+    return Recipe(accumulation=16 // replicas, sharding=Sharding.named(sharding, replicas), **chosen)
+
+
+LEGAL: dict[str, dict[str, Any]] = {
+    "replicas": {},
+    "zero-1": {"sharding": "zero-1"},
+    "zero-2": {"sharding": "zero-2"},
+    "zero-3": {"sharding": "zero-3"},
+    "zero-3 with a secondary partition": {"sharding": "zero-3", "secondary_partition": 2},
+    "offload under zero-1": {"sharding": "zero-1", "offload": "optimizer"},
+    "offload of all under zero-3": {"sharding": "zero-3", "offload": "optimizer+parameters"},
+    "offload of all on one rank": {"devices": 1, "offload": "optimizer+parameters"},
+    "zero-3 under tensor parallelism": {**TENSOR, "sharding": "zero-3", "recompute": "full"},
+    "zero-1 under a pipeline": {**PIPELINE, "sharding": "zero-1", "offload": "optimizer"},
+    "selective recompute with a pipeline's own layers": {**TENSOR, **PIPELINE, "recompute": "selective"},
+    "fewer micro-batches than stages": {"pipeline_parallel": 8, "schedule": "1f1b", "micro_batch_seqs": 1},
+}
+
+
+@pytest.mark.parametrize("name", LEGAL)
+def test_what_was_tried_and_agrees_is_legal(name: str) -> None:
+    assert why_illegal(recipe(**LEGAL[name]), PROBLEM) is None
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"replication": "ddp"}, "deepspeed-replication", "not by ddp"),
+    ({"sharding": "hybrid-4"}, "deepspeed-sharding", "4, 4 and 4 of 8 replicas: DeepSpeed has removed MiCS"),
+    ({**PIPELINE, "schedule": "gpipe"}, "deepspeed-schedule", "1f1b only, not gpipe"),
+    ({**PIPELINE, "schedule": "zbv", "virtual_stages": 2}, "deepspeed-schedule", "1f1b only, not zbv"),
+    ({**PIPELINE, "sharding": "zero-2"}, "deepspeed-pipeline-sharding", "ZeRO 0 and 1, not zero-2"),
+    ({**PIPELINE, "sharding": "zero-3"}, "deepspeed-pipeline-sharding", "ZeRO 0 and 1, not zero-3"),
+    ({**TENSOR, "sequence_parallel": True}, "deepspeed-sequence-parallel", "no sequence parallelism"),
+    ({"tensor_parallel": 8}, "deepspeed-kv-heads", "cannot cut 4 kv heads over 8 ranks"),
+    ({**TENSOR, "recompute": "selective"}, "deepspeed-selective-tensor", "wrong gradients: AutoTP"),
+    ({"offload": "optimizer"}, "offload-sharding", "a part of ZeRO 1 to 3; sharding is none"),
+    ({"sharding": "zero-3", "offload": "nvme"}, "offload-nvme", "libaio"),
+    ({"sharding": "zero-2", "offload": "optimizer+parameters"}, "offload-parameters", "sharding is zero-2"),
+    ({**PIPELINE, "sharding": "zero-1", "offload": "optimizer+parameters"}, "offload-pipeline", "pipeline"),
+    ({"sharding": "zero-2", "secondary_partition": 2}, "secondary-sharding", "sharding is zero-2"),
+    ({"sharding": "zero-3", "secondary_partition": 3}, "secondary-divides", "3 does not cut 8 replicas"),
+    ({"sharding": "zero-3", "secondary_partition": 8}, "secondary-divides", "8 does not cut 8 replicas"),
+    ({**TENSOR, "sharding": "zero-3", "secondary_partition": 2}, "secondary-tensor", "wrong parameters: hpZ"),
+]
+
+
+@pytest.mark.parametrize(("choices", "code", "words"), REFUSED, ids=[f"{n}-{row[1]}" for n, row in enumerate(REFUSED)])
+def test_each_rule_refuses_with_its_code_and_its_words(choices: dict[str, Any], code: str, words: str) -> None:
+    reason = why_illegal(recipe(**choices), PROBLEM)
+    assert reason is not None
+    assert reason.code == code
+    assert words in reason.text
+
+
+def test_levels_of_sharding_between_the_zero_stages_are_refused() -> None:
+    levels = replace(recipe(), sharding=Sharding(parameters=2, gradients=4, optimizer=8))
+    reason = why_illegal(levels, PROBLEM)
+    assert reason is not None
+    assert reason.text == "no sharding over 2, 4 and 8 of 8 replicas: it has ZeRO 0 to 3"
+
+
+@pytest.mark.parametrize(
+    ("choices", "precision", "code"),
+    [
+        ({}, "bf16", "deepspeed-bf16"),
+        ({"sharding": "zero-1"}, "bf16", None),
+        ({"devices": 1}, "bf16", None),
+        ({"sharding": "zero-1"}, "fp16", "precision-fp16"),
+    ],
+)
+def test_precision(choices: dict[str, Any], precision: str, code: str | None) -> None:
+    reason = why_illegal(recipe(**choices), replace(PROBLEM, precision=precision))
+    assert (reason.code if reason else None) == code
+
+
+def test_tied_embeddings_take_no_pipeline() -> None:
+    tied = replace(PROBLEM, model=replace(MODEL, tied_embeddings=True))
+    assert why_illegal(recipe(), tied) is None
+    reason = why_illegal(recipe(**PIPELINE), tied)
+    assert reason is not None
+    assert reason.code == "tied-pipeline"
+
+
+def test_the_torch_engine_refuses_what_only_deepspeed_has() -> None:
+    refused = {
+        "torch-offload": recipe(sharding="zero-3", engine="torch", offload="optimizer"),
+        "torch-secondary": recipe(sharding="zero-3", engine="torch", secondary_partition=2),
+    }
+    for code, tried in refused.items():
+        reason = why_illegal(tried, PROBLEM)
+        assert reason is not None
+        assert reason.code == code
+
+
+def test_a_space_searches_both_engines_and_one_replica_has_no_secondary_partition() -> None:
+    space = Space(engine=("torch", "deepspeed"), devices=(1, 8), sharding=("zero-3",), secondary_partition=(1, 2))
+    survey = space.survey(PROBLEM)
+    assert [(r.engine, r.devices, r.secondary_partition) for r in survey.recipes] == [
+        ("torch", 1, 1),
+        ("deepspeed", 1, 1),
+        ("torch", 8, 1),
+        ("deepspeed", 8, 1),
+        ("deepspeed", 8, 2),
+    ]
+
+
+def test_unknown_words_are_refused() -> None:
+    with pytest.raises(InvalidInput, match=r'^space\.offload = "disk"'):
+        Space(offload=("disk",))
+    with pytest.raises(InvalidInput, match=r"^space\.secondary_partition = 0"):
+        Space(secondary_partition=(0,))
+
+
+def test_a_recipe_on_one_line() -> None:
+    tried = recipe(sharding="zero-3", offload="optimizer", secondary_partition=2)
+    assert tried.describe() == "tp1 pp1 dp8 mb1 x2 zero-3 offload=optimizer secondary=2 deepspeed"
+
+
+@pytest.mark.parametrize("lever", [{"compile": True}, {"loss_chunks": 2}, {"optimizer_state": "bf16"}])
+def test_levers_of_the_torch_engine_are_refused(lever: dict[str, Any]) -> None:
+    reason = why_illegal(replace(recipe(), **lever), PROBLEM)
+    assert reason is not None
+    assert reason.code == "levers-engine"
