@@ -131,7 +131,7 @@ def print_next_commands(campaign: str, winner: str, store: str | None) -> None:
         (f"frontrunner pareto {campaign}", "speed against memory"),
         (f"frontrunner replay {winner} --steps 200", "train with it"),
     ):
-        out.print(f"  {command + named:<46} {what}", soft_wrap=True)
+        out.print(f"  {command + named:<46} {what}", soft_wrap=bool(named))
 
 
 def print_survey(survey: Survey) -> None:
