@@ -106,7 +106,7 @@ def test_the_order_of_recipes_is_that_of_a_campaign_that_was_never_killed(tmp_pa
 def test_a_result_that_was_finished_but_not_stored_is_harvested(tmp_path: Path) -> None:
     write_campaign(tmp_path)
     with started("launch", "tiny.toml", cwd=tmp_path) as driver:
-        wait_for(lambda: list(tmp_path.glob("frontrunner-runs/tiny/*.*/job.json")))
+        wait_for(lambda: list(tmp_path.glob("frontrunner-runs/tiny/*.*/rank-1.log")))  # the ranks are forked
         driver.send_signal(signal.SIGSTOP)  # it sees nothing of its first probe's end
         run = tmp_path / "frontrunner-runs/tiny/00001.1"
         wait_for((run / "result.json").exists)
