@@ -115,11 +115,12 @@ def test_tied_embeddings_take_no_pipeline() -> None:
 
 
 def test_the_torch_engine_refuses_what_only_deepspeed_has() -> None:
-    refused = {
-        "torch-offload": recipe(sharding="zero-3", engine="torch", offload="optimizer"),
-        "torch-secondary": recipe(sharding="zero-3", engine="torch", secondary_partition=2),
-    }
-    for code, tried in refused.items():
+    refused = [
+        ("torch-offload", recipe(sharding="zero-3", engine="torch", offload="optimizer")),
+        ("torch-offload", recipe(sharding="zero-3", engine="torch", offload="nvme")),
+        ("torch-secondary", recipe(sharding="zero-3", engine="torch", secondary_partition=2)),
+    ]
+    for code, tried in refused:
         reason = why_illegal(tried, PROBLEM)
         assert reason is not None
         assert reason.code == code
@@ -149,7 +150,17 @@ def test_a_recipe_on_one_line() -> None:
     assert tried.describe() == "tp1 pp1 dp8 mb1 x2 zero-3 offload=optimizer secondary=2 deepspeed"
 
 
-@pytest.mark.parametrize("lever", [{"compile": True}, {"loss_chunks": 2}, {"optimizer_state": "bf16"}])
+@pytest.mark.parametrize(
+    "lever",
+    [
+        {"compile": True},
+        {"loss_chunks": 2},
+        {"feed_forward_tiles": 2},
+        {"optimizer_state": "bf16"},
+        {"activation_offload": True},
+        {"synchronise": "each"},
+    ],
+)
 def test_levers_of_the_torch_engine_are_refused(lever: dict[str, Any]) -> None:
     reason = why_illegal(replace(recipe(), **lever), PROBLEM)
     assert reason is not None
