@@ -109,7 +109,8 @@ def _printer(steps: int) -> Any:
         if kind == "step" and (event["step"] % every == 0 or event["step"] in (1, steps)):
             _say(f"step {event['step']:>6} of {steps}  loss {_number(event['loss'])}  {seconds(event['time_s'])}")
         elif kind not in ("step", "built"):
-            _say("  ".join([kind, *(f"{key} {value}" for key, value in event.items() if key != "event")]))
+            told = {key: _number(value) if isinstance(value, float) else value for key, value in event.items()}
+            _say("  ".join([kind, *(f"{key} {value}" for key, value in told.items() if key != "event")]))
 
     return on_event
 
