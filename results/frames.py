@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 COLUMN_TYPES: dict[str, str] = {
     "campaign": "string",
+    "figures": "string",
     "trial_number": "int64",
     "attempt_number": "int64",
     "recipe_id": "string",
@@ -128,6 +129,7 @@ def _write_parquet(table: pd.DataFrame, path: Path) -> None:
 def _cells(campaign: Campaign, trial: Trial, attempt: Attempt, outcome: Outcome) -> dict[str, Any]:
     return {
         "campaign": campaign.name,
+        "figures": campaign.figures,
         "trial_number": trial.number,
         "attempt_number": attempt.number,
         "recipe_id": trial.recipe_id,
