@@ -107,7 +107,7 @@ def sharding_kind(recipe: Recipe) -> ShardingKind:
     if len(set(degrees)) == 1 and 1 < degree < replicas and replicas % degree == 0:
         return "hybrid"
     p, g, o = degrees
-    if o == replicas and 1 <= p and g % p == 0 and g > 1 and o % g == 0:
+    if o == replicas and p >= 1 and g > 1 and g % p == 0 and o % g == 0:
         return "levels"
     raise ValueError(
         f"sharding degrees {degrees} (parameters, gradients, optimizer) over {replicas} replicas are not supported; "

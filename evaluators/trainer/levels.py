@@ -16,7 +16,8 @@ Between micro-batches a rank holds a p-th of the parameters in the type they are
 gradients in fp32; the masters, which the optimizer updates, are an o-th of the parameters in fp32.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,10 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.nn import functional
 
 from frontrunner.evaluators.trainer.gradients import local
+
+# Their names up to torch 2.12 are deprecated in 2.13.
+_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class Cut:
@@ -60,8 +65,8 @@ class Cut:
         ]
         sent = torch.cat(rows, dim=1).flatten()
         received = sent.new_empty(sum(self._padded))
-        dist.reduce_scatter_tensor(received, sent, group=self._group)
-        pieces = received.split(self._padded)
+        _reduce_scatter(received, sent, group=self._group)
+        pieces = torch.split_with_sizes(received, self._padded)
         return [piece[: shape.numel()].view(shape) for piece, shape in zip(pieces, self.parts, strict=True)]
 
     def all_gather(self, parts: Sequence[Tensor]) -> list[Tensor]:
@@ -74,11 +79,9 @@ class Cut:
         ]
         sent = torch.cat(padded)
         received = sent.new_empty(self._ranks * sent.numel())
-        dist.all_gather_into_tensor(received, sent, group=self._group)
-        pieces = received.view(self._ranks, -1).split(self._padded, dim=1)
-        return [
-            piece.flatten()[: shape.numel()].view(shape) for piece, shape in zip(pieces, self._shapes, strict=True)
-        ]
+        _all_gather(received, sent, group=self._group)
+        pieces = torch.split_with_sizes(received.view(self._ranks, -1), self._padded, dim=1)
+        return [piece.flatten()[: shape.numel()].view(shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
 
 
 class LeveledUnit:
@@ -102,7 +105,7 @@ class LeveledUnit:
         self.is_last_micro_batch = True
         module.set_all_reduce_hook(self._take_reduced)
         for parameter in parameters.values():
-            parameter.register_post_accumulate_grad_hook(self._take_gradient)
+            parameter.register_post_accumulate_grad_hook(self._take_gradient)  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def publish(self) -> None:
