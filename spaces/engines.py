@@ -37,12 +37,16 @@ def torch_ddp(recipe: Recipe, _: Problem) -> Reason | None:
 
 
 def torch_sharding(recipe: Recipe, _: Problem) -> Reason | None:
-    """FSDP2 spreads over all replicas, or parameters, gradients and states alike over a part of them."""
+    """Parameters, gradients and states alike over a part of the replicas, or the states over all of them."""
     n = recipe.data_parallel
     p, g, o = recipe.sharding.degrees
-    if (p, g, o) in {(1, 1, 1), (1, 1, n), (1, n, n), (n, n, n)} or p == g == o:
+    if o == n or p == g == o:
         return None
-    return Reason("sharding-levels", f"the torch engine has no sharding over {p}, {g} and {o} of {n} replicas")
+    return Reason(
+        "sharding-levels",
+        f"the torch engine has no sharding over {p}, {g} and {o} of {n} replicas: where they differ, optimizer states "
+        "are spread over all",
+    )
 
 
 def torch_split_backward(recipe: Recipe, _: Problem) -> Reason | None:

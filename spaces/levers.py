@@ -56,7 +56,8 @@ def torch_host_memory(recipe: Recipe, problem: Problem) -> Reason | None:
     moves = recipe.activation_offload or recipe.offload != "none"
     if moves and problem.cluster.backend == "cpu":
         return Reason("offload-cpu", "a cpu device computes in the host's memory: there is no other to offload to")
-    if recipe.offload != "none" and recipe.sharding.parameters == 1 and recipe.data_parallel > 1:
+    p, _, o = recipe.sharding.degrees
+    if recipe.offload != "none" and (p == 1 or p < o) and recipe.data_parallel > 1:
         return Reason(
             "offload-sharding",
             f"offload {recipe.offload} brings parameters to the device for each use: it needs zero-3 or hybrid "
@@ -78,6 +79,11 @@ def torch_synchronise(recipe: Recipe, _: Problem) -> Reason | None:
     reduces_late = o == 1 or p == o < recipe.data_parallel
     if reduces_late:
         return None
+    if 1 < g < o:
+        return Reason(
+            "synchronise-sharding",
+            f"{recipe.sharding_name} holds gradients over {g} replicas until the last micro-batch: choose last",
+        )
     same = "runs as zero-2" if g == 1 else "is what it does at any rate"
     return Reason("synchronise-sharding", f"{recipe.sharding_name} with synchronise each {same}: choose last")
 

@@ -21,7 +21,9 @@ OFFLOADS = ("none", "optimizer", "optimizer+parameters", "nvme")
 SYNCHRONISATIONS = ("last", "each")
 LAYER_SPLITS = ("even", "balanced")
 SHARDING_NAMES = ("none", "zero-1", "zero-2", "zero-3")
-HYBRID = re.compile(r"hybrid-([1-9][0-9]{0,8})", re.ASCII)
+_DEGREE = "([1-9][0-9]{0,8})"
+HYBRID = re.compile(f"hybrid-{_DEGREE}", re.ASCII)
+THREE_LEVEL = re.compile(f"3-level-{_DEGREE}/{_DEGREE}(?:/{_DEGREE})?", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,8 @@ class Sharding:
     """Over how many replicas the parameters, the gradients and the optimizer's states are each spread.
 
     Degrees divide one another and the data-parallel degree N: (1,1,1) is plain data parallelism, (1,1,N)
-    ZeRO-1, (1,N,N) ZeRO-2, (N,N,N) ZeRO-3 / FSDP, (k,k,k) hybrid sharding (arXiv 1910.02054, 2304.11277).
+    ZeRO-1, (1,N,N) ZeRO-2, (N,N,N) ZeRO-3 / FSDP, (k,k,k) hybrid sharding (arXiv 1910.02054, 2304.11277), (2,8,N)
+    the three-level partitioning for Frontier (arXiv 2501.04266).
     """
 
     parameters: int = 1
@@ -38,8 +41,10 @@ class Sharding:
 
     @classmethod
     def named(cls, name: str, data_parallel: int) -> Self:
-        """The degrees of a common name ("none", "zero-1", "zero-2", "zero-3", "hybrid-K") over the replicas.
+        """The degrees of a name ("none", "zero-1", "zero-2", "zero-3", "hybrid-K", "3-level-P/G") over the replicas.
 
+        hybrid-K spreads all three over K replicas; 3-level-P/G parameters over P, gradients over G and the optimizer's
+        states over all; 3-level-P/G/O names all three degrees.
         With one replica every name gives (1,1,1): there is nothing to spread over.
         """
         n = data_parallel
@@ -47,12 +52,17 @@ class Sharding:
         if hybrid:
             k = int(hybrid[1]) if n > 1 else 1
             return cls(parameters=k, gradients=k, optimizer=k)
+        levels = THREE_LEVEL.fullmatch(name)
+        if levels:
+            p, g, o = (int(degree) if n > 1 else 1 for degree in (*levels.groups()[:2], levels[3] or str(n)))
+            return cls(parameters=p, gradients=g, optimizer=o)
         if name not in SHARDING_NAMES:
             raise bad_value(
                 "space.sharding",
                 name,
-                f"one of {', '.join(SHARDING_NAMES)}, or hybrid-K for a group of K replicas",
-                hint=did_you_mean(name, (*SHARDING_NAMES, "hybrid-2")),
+                f"one of {', '.join(SHARDING_NAMES)}, hybrid-K for groups of K replicas, or 3-level-P/G for parameters "
+                "over P and gradients over G of them",
+                hint=did_you_mean(name, (*SHARDING_NAMES, "hybrid-2", "3-level-2/8")),
             )
         level = SHARDING_NAMES.index(name)
         return cls(
@@ -65,13 +75,13 @@ class Sharding:
         return self.parameters, self.gradients, self.optimizer
 
     def name(self, data_parallel: int) -> str:
-        """The common name of these degrees where one exists, else the degrees as p/g/o."""
+        """The common name of these degrees where one exists, else 3-level-p/g/o; `named` reads each back."""
         n = data_parallel
         for name in SHARDING_NAMES:
             if self.degrees == Sharding.named(name, n).degrees:
                 return name
         p, g, o = self.degrees
-        return f"hybrid-{p}" if p == g == o else f"{p}/{g}/{o}"
+        return f"hybrid-{p}" if p == g == o else f"3-level-{p}/{g}/{o}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,10 +8,11 @@
 | zero-2 | gathered once a step | reduce-scattered at every micro-batch | sharded |
 | zero-3 | gathered for each use | reduce-scattered at every micro-batch | sharded |
 | hybrid | as zero-3, in groups | as zero-3, in groups; all-reduced between groups at the last | sharded, in groups |
+| levels | as zero-3, in small groups | reduce-scattered in larger groups at every micro-batch | sharded |
 
 Plain replication is the composable `replicate`; a recipe may ask for DistributedDataParallel instead, where there is
 neither tensor nor pipeline parallelism: under both, the latter's gradients come out too large by the number of
-micro-batches.
+micro-batches. What FSDP2 does not do for levels is in `levels.py`.
 """
 
 from typing import Any, cast
@@ -24,8 +25,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from frontrunner.evaluators.trainer.job import Precision, Recipe
 from frontrunner.evaluators.trainer.layout import Layout, ShardingKind, sharding_kind
+from frontrunner.evaluators.trainer.levels import LeveledUnit, leveled_units
 from frontrunner.evaluators.trainer.model import Gpt
 from frontrunner.evaluators.trainer.precision import COMPUTE_TYPES
+
+_GATHERING_FOR_EACH_USE = ("zero-3", "hybrid", "levels")
 
 
 class Replicas:
@@ -34,8 +38,8 @@ class Replicas:
     def __init__(self, module: FSDPModule, kind: ShardingKind, recipe: Recipe) -> None:
         self._module = module
         self._all_reduces_every_micro_batch = recipe.synchronise == "each"
-        self._reduces_every_micro_batch = kind in ("zero-2", "zero-3", "hybrid") or recipe.synchronise == "each"
-        self._reshards_every_micro_batch = kind in ("zero-3", "hybrid")
+        self._reduces_every_micro_batch = kind not in ("replicate", "zero-1") or recipe.synchronise == "each"
+        self._reshards_every_micro_batch = kind in _GATHERING_FOR_EACH_USE
 
     def before_backward(self, *, last: bool) -> None:
         """Say whether the backward pass that follows is the `last` of the step. Every backward needs this call."""
@@ -50,6 +54,38 @@ class Replicas:
         for module in cast("nn.Module", self._module).modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
+
+
+class LeveledReplicas(Replicas):
+    """One model (or pipeline stage) whose states are sharded by levels: the optimizer trains masters of its own."""
+
+    def __init__(self, module: FSDPModule, layout: Layout) -> None:
+        super().__init__(module, "levels", layout.recipe)
+        self._levels = layout.levels
+        self._units: list[LeveledUnit] = []
+
+    @property
+    def masters(self) -> list[tuple[str, nn.Parameter]]:
+        """What the optimizer trains, with its names in the whole model; empty before `make_masters`."""
+        return [named for unit in self._units for named in unit.masters.items()]
+
+    def make_masters(self) -> None:
+        """Make the masters, without values, for the module's materialised parameters."""
+        if self._levels is None:
+            raise RuntimeError("sharding by levels needs a layout with levels")
+        levels = self._levels["tensor", "parameters", "gradients", "optimizer"]
+        self._units = leveled_units(cast("nn.Module", self._module), levels)
+
+    def before_backward(self, *, last: bool) -> None:
+        """See Replicas."""
+        super().before_backward(last=last)
+        for unit in self._units:
+            unit.is_last_micro_batch = last
+
+    def publish(self) -> None:
+        """Bring the masters' values into the module's parameters."""
+        for unit in self._units:
+            unit.publish()
 
 
 class DdpReplicas:
@@ -80,14 +116,28 @@ def apply_data_parallel(model: Gpt, layout: Layout, precision: Precision) -> Rep
     kind = "zero-3" if offloads and recipe.data_parallel == 1 else sharding_kind(recipe)
     options: dict[str, Any] = {"mesh": layout.data_mesh, "mp_policy": _mixed_precision(precision)}
     if kind != "replicate":
-        options["reshard_after_forward"] = kind in ("zero-3", "hybrid")
+        options["reshard_after_forward"] = kind in _GATHERING_FOR_EACH_USE
     if offloads:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=layout.data_mesh.device_type != "cpu")
+    if kind == "levels":
+        model.to(COMPUTE_TYPES[precision])  # the masters are fp32; what is gathered for each use need not be
     wrap = replicate if kind == "replicate" else fully_shard
     for block in model.blocks.values():
         wrap(block, **options)
     wrap(model, **options)
-    return Replicas(cast("FSDPModule", model), kind, recipe)
+    module = cast("FSDPModule", model)
+    return LeveledReplicas(module, layout) if kind == "levels" else Replicas(module, kind, recipe)
+
+
+def trained_parameters(model: Gpt, replicas: Replicas | DdpReplicas | None) -> list[tuple[str, nn.Parameter]]:
+    """What the optimizer trains of `model`, with its names in the whole model."""
+    return replicas.masters if isinstance(replicas, LeveledReplicas) else list(model.named_parameters())
+
+
+def publish_trained(replicas: Replicas | DdpReplicas | None) -> None:
+    """Bring what the optimizer has trained to where the next forward pass reads it, if that is elsewhere."""
+    if isinstance(replicas, LeveledReplicas):
+        replicas.publish()
 
 
 def _mixed_precision(precision: Precision) -> MixedPrecisionPolicy:

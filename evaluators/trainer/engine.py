@@ -14,7 +14,14 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, Pipeli
 
 from frontrunner.evaluators.trainer.compilation import compiled
 from frontrunner.evaluators.trainer.data import Batch
-from frontrunner.evaluators.trainer.data_parallel import DdpReplicas, Replicas, apply_data_parallel
+from frontrunner.evaluators.trainer.data_parallel import (
+    DdpReplicas,
+    LeveledReplicas,
+    Replicas,
+    apply_data_parallel,
+    publish_trained,
+    trained_parameters,
+)
 from frontrunner.evaluators.trainer.initialise import initialise
 from frontrunner.evaluators.trainer.job import Job, Recipe
 from frontrunner.evaluators.trainer.layout import Layout
@@ -27,10 +34,14 @@ from frontrunner.evaluators.trainer.tensor_parallel import apply_tensor_parallel
 
 
 class Engine(Protocol):
-    """One rank's part of the model. Both methods take the batch of the rank's replica, the same on all its ranks."""
+    """One rank's part of the model. Batches are those of the rank's replica, the same on all its ranks."""
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """The rank's parameters with their names in the whole model."""
+        """What the optimizer trains on this rank, with its names in the whole model."""
+        ...
+
+    def publish(self) -> None:
+        """Have the next forward pass see what was written into `named_parameters`. All ranks call it together."""
         ...
 
     def forward_backward(self, batch: Batch) -> Tensor | None:
@@ -54,7 +65,10 @@ def build_engine(job: Job, layout: Layout, device: torch.device, scale: LossScal
         if recipe.compile:
             module.compile_blocks(partial(compiled, device_type=job.device), device)
         module.to_empty(device=device if recipe.offload == "none" else "cpu")
-        initialise(module.named_parameters(), seed=job.seed, layers=job.model.layers)
+        if isinstance(replicas[-1], LeveledReplicas):
+            replicas[-1].make_masters()
+        initialise(trained_parameters(module, replicas[-1]), seed=job.seed, layers=job.model.layers)
+        publish_trained(replicas[-1])
         modules.append(module)
     if recipe.replication == "ddp":
         ddp = DdpReplicas(modules[0], layout)
@@ -102,7 +116,11 @@ class AccumulatingEngine:
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """See Engine."""
-        return list(self._model.named_parameters())
+        return trained_parameters(self._model, self._replicas)
+
+    def publish(self) -> None:
+        """See Engine."""
+        publish_trained(self._replicas)
 
     def forward_backward(self, batch: Batch) -> Tensor:
         """See Engine."""
@@ -159,7 +177,13 @@ class PipelineEngine:
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """See Engine."""
-        return [named for module in self._modules.values() for named in module.named_parameters()]
+        parts = zip(self._modules.values(), self._replicas, strict=True)
+        return [named for module, replicas in parts for named in trained_parameters(module, replicas)]
+
+    def publish(self) -> None:
+        """See Engine."""
+        for replicas in self._replicas:
+            publish_trained(replicas)
 
     def forward_backward(self, batch: Batch) -> Tensor | None:
         """See Engine."""

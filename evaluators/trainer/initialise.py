@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Placement
 
 DEVIATION = 0.02
 _RESIDUAL_PROJECTIONS = ("attention.output.weight", "feed_forward.down.weight")
@@ -38,13 +38,14 @@ def initialise(parameters: Iterable[tuple[str, nn.Parameter]], *, seed: int, lay
 def local_part(whole: Tensor, like: DTensor) -> Tensor:
     """The part of `whole` that this rank holds of a DTensor `like` of the same shape.
 
-    The innermost mesh dimension splits first: tensor parallelism is applied before FSDP shards what it left.
+    Mesh dimensions split from the outermost to the innermost, but for strided ones, which split what those have left:
+    tensor parallelism is applied before FSDP2 shards, and stands further in.
     """
     part = whole
     coordinate = like.device_mesh.get_coordinate()
     if coordinate is None:
         raise RuntimeError("this rank holds no part of the tensor: it is not in the tensor's mesh")
-    for dimension in reversed(range(like.device_mesh.ndim)):
+    for dimension in sorted(range(like.device_mesh.ndim), key=lambda number: _is_strided(like.placements[number])):
         split_along = getattr(like.placements[dimension], "dim", None)
         if split_along is None:
             continue
@@ -52,6 +53,10 @@ def local_part(whole: Tensor, like: DTensor) -> Tensor:
         index = coordinate[dimension]
         part = chunks[index] if index < len(chunks) else chunks[0].narrow(split_along, 0, 0)
     return part
+
+
+def _is_strided(placement: Placement) -> bool:
+    return hasattr(placement, "split_factor")
 
 
 def _seed_of(seed: int, name: str) -> int:

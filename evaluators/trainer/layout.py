@@ -3,22 +3,31 @@
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from frontrunner.evaluators.trainer.job import Recipe
 
-ShardingKind = Literal["replicate", "zero-1", "zero-2", "zero-3", "hybrid"]
+ShardingKind = Literal["replicate", "zero-1", "zero-2", "zero-3", "hybrid", "levels"]
 
 # Outermost first: tensor-parallel ranks are neighbours, so that their heavy traffic stays on the fastest links.
 _DIMENSIONS = ("pipeline", "replicate", "shard", "tensor")
+# In the order in which a parameter is cut: what one dimension leaves to a rank, the next one cuts further.
+_LEVELS = ("pipeline", "tensor", "parameters", "gradients", "optimizer")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """One rank's place in the grid [pipeline, replicate, shard, tensor]; replicate * shard = data_parallel."""
+    """One rank's place in the grid [pipeline, replicate, shard, tensor]; replicate * shard = data_parallel.
+
+    `levels` numbers the same ranks by what they hold where parameters, gradients and optimizer states are spread over
+    different numbers of replicas: [pipeline, tensor, parameters, gradients, optimizer]. The last three have the sizes
+    p, g / p and o / g of the sharding degrees (p, g, o).
+    """
 
     mesh: DeviceMesh
     recipe: Recipe
+    levels: DeviceMesh | None = None
 
     @property
     def tensor_mesh(self) -> DeviceMesh:
@@ -58,16 +67,28 @@ class Layout:
 
 def make_layout(recipe: Recipe, *, device_type: str) -> Layout:
     """The grid over all ranks of the default process group, which must have recipe.world_size ranks."""
-    shard_ranks = 1 if sharding_kind(recipe) == "replicate" else recipe.sharding.optimizer
+    kind = sharding_kind(recipe)
+    # Of the levels FSDP2 sees the innermost only, the groups over which parameters are spread.
+    shard_ranks = recipe.sharding.parameters if kind == "levels" else recipe.sharding.optimizer
     sizes = (recipe.pipeline_parallel, recipe.data_parallel // shard_ranks, shard_ranks, recipe.tensor_parallel)
-    return Layout(mesh=init_device_mesh(device_type, sizes, mesh_dim_names=_DIMENSIONS), recipe=recipe)
+    mesh = init_device_mesh(device_type, sizes, mesh_dim_names=_DIMENSIONS)
+    return Layout(mesh=mesh, recipe=recipe, levels=_levels(recipe, device_type) if kind == "levels" else None)
+
+
+def _levels(recipe: Recipe, device_type: str) -> DeviceMesh:
+    """The ranks by level; replicas that share parameters are neighbours, and so are those that share gradients."""
+    p, g, o = recipe.sharding.parameters, recipe.sharding.gradients, recipe.sharding.optimizer
+    grid = (recipe.pipeline_parallel, o // g, g // p, p, recipe.tensor_parallel)
+    ranks = torch.arange(recipe.world_size, device="cpu").view(grid)
+    return DeviceMesh(device_type, ranks.permute(0, 4, 3, 2, 1).contiguous(), mesh_dim_names=_LEVELS)
 
 
 def sharding_kind(recipe: Recipe) -> ShardingKind:
     """The common name of the recipe's sharding degrees over N = data_parallel replicas.
 
-    (1, 1, 1) is plain replication, (1, 1, N) ZeRO-1, (1, N, N) ZeRO-2, (N, N, N) ZeRO-3 (arXiv 1910.02054), and
-    (k, k, k) with 1 < k < N hybrid sharding (arXiv 2304.11277).
+    (1, 1, 1) is plain replication, (1, 1, N) ZeRO-1, (1, N, N) ZeRO-2, (N, N, N) ZeRO-3 (arXiv 1910.02054),
+    (k, k, k) with 1 < k < N hybrid sharding (arXiv 2304.11277), and any other p <= g <= o = N that divide one another
+    sharding by levels (arXiv 2501.04266).
 
     Raises:
         ValueError: the degrees are none of these.
@@ -85,8 +106,11 @@ def sharding_kind(recipe: Recipe) -> ShardingKind:
     degree = degrees[0]
     if len(set(degrees)) == 1 and 1 < degree < replicas and replicas % degree == 0:
         return "hybrid"
+    p, g, o = degrees
+    if o == replicas and p >= 1 and g > 1 and g % p == 0 and o % g == 0:
+        return "levels"
     raise ValueError(
         f"sharding degrees {degrees} (parameters, gradients, optimizer) over {replicas} replicas are not supported; "
-        f"use (1, 1, 1), (1, 1, {replicas}), (1, {replicas}, {replicas}), ({replicas}, {replicas}, {replicas}) "
-        f"or (k, k, k) with k a divisor of {replicas}"
+        f"use (1, 1, 1), (1, 1, {replicas}), (k, k, k) with k a divisor of {replicas}, or (p, g, {replicas}) with "
+        f"p a divisor of g and g one of {replicas}"
     )

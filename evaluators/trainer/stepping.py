@@ -87,6 +87,7 @@ class TorchStepper:
             if clips_at is not None:
                 clip(self._parameters, norm=totals[1].sqrt(), largest=clips_at)
             self.optimizer.step()
+            self.engine.publish()
         self.optimizer.zero_grad()
         synchronise(self._device)
         mean_loss, squared_norm, _ = totals.tolist()
@@ -140,6 +141,7 @@ class TorchStepper:
         """See Stepper."""
         make_states(self.optimizer)
         load(self.state())
+        self.engine.publish()
 
     @property
     def _holders(self) -> int:

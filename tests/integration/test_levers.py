@@ -17,6 +17,7 @@ from support.trainer_runs import prepare, reference_losses, run_job, small_job, 
 TOLERANCE = 1e-5
 PIECES = {"loss_chunks": 4, "feed_forward_tiles": 2}
 ZERO_3 = {"data_parallel": 2, "sharding": (2, 2, 2), "micro_batch_seqs": 1}
+LEVELS = {"data_parallel": 4, "sharding": (2, 2, 4), "micro_batch_seqs": 1}
 SEQUENCE_PARALLEL = {"tensor_parallel": 2, "sequence_parallel": True}
 ONE_F_ONE_B = {"pipeline_parallel": 2, "schedule": "1f1b", "micro_batch_seqs": 1}
 TIED = {"positions": "learned", "activation": "gelu", "norm": "layernorm", "tied_embeddings": True}
@@ -92,6 +93,7 @@ EACH = {"synchronise": "each"}
 # On a CPU the moves are copies within one memory: they show that the right values come back.
 HOST_AND_EACH = {
     "host-activations": ON_HOST,
+    "host-activations-dp4-levels": ON_HOST | LEVELS,
     "host-activations-dp2-zero3-full-pieces": ON_HOST | ZERO_3 | PIECES | {"recompute": "full"},
     "host-activations-pp2-zbv": ON_HOST | _looped("zbv"),
     "offload": OFFLOADED,
@@ -117,7 +119,9 @@ def test_where_things_lie_and_when_gradients_meet_change_no_loss(recipe: dict[st
     assert run_job(job)["losses"] == pytest.approx(reference_losses(job), abs=TOLERANCE)
 
 
-@pytest.mark.parametrize("recipe", _rows({"one-rank": {}, "dp2-zero3": ZERO_3}, {"tp2-sp": SEQUENCE_PARALLEL}))
+@pytest.mark.parametrize(
+    "recipe", _rows({"one-rank": {}, "dp2-zero3": ZERO_3, "dp4-levels": LEVELS}, {"tp2-sp": SEQUENCE_PARALLEL})
+)
 def test_states_in_bf16_follow_those_in_fp32(recipe: dict[str, Any], tmp_path: Path) -> None:
     """A momentum of 8 bits of mantissa moves losses near 5 by about 1e-3, and by more than rounding in fp32 does."""
     job = small_job(tmp_path / "run", recipe=small_recipe(**recipe, optimizer_state="bf16"))
@@ -137,6 +141,7 @@ def test_states_in_bf16_follow_those_in_fp32(recipe: dict[str, Any], tmp_path: P
         pytest.param({"recompute": "full"} | PIECES, id="one-rank-full-pieces"),
         pytest.param(ZERO_3 | {"recompute": "full"}, id="dp2-zero3-full"),
         pytest.param({"data_parallel": 2, "replication": "ddp"}, id="dp2-ddp"),
+        pytest.param(LEVELS, id="dp4-levels"),
         pytest.param(_looped("interleaved-1f1b"), id="pp2-interleaved"),
     ],
 )

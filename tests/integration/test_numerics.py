@@ -62,6 +62,17 @@ CASES = [
     Case(name="dp2-zero3", recipe=_data(2, ZERO_3), clip_norm=0.2),
     Case(name="dp2-zero3-learned-tied", recipe=_data(2, ZERO_3), model=GPT2 | {"tied_embeddings": True}),
     Case(name="dp4-hybrid", recipe=_data(4, ZERO_3), clip_norm=0.2),
+    Case(name="dp4-levels-124", recipe=_data(4, (1, 2, 4))),
+    Case(name="dp4-levels-224-full", recipe=_data(4, (2, 2, 4)) | {"recompute": "full"}, clip_norm=0.2),
+    Case(name="dp4-levels-244-learned-tied", recipe=_data(4, (2, 4, 4)), model=GPT2 | {"tied_embeddings": True}),
+    Case(name="dp8-levels-248", recipe=_data(8, (2, 4, 8)) | {"accumulation": 2}, clip_norm=0.2),
+    # 60 rows are cut into 30, 15 and 8 or 7; 100 into 50, 25 and 13 or 12; 386 into 193, 97 or 96, and 49, 48 or 47.
+    Case(
+        name="dp8-levels-248-uneven",
+        recipe=_data(8, (2, 4, 8)),
+        model=GPT2 | {"hidden": 60, "ffn_hidden": 100, "vocabulary": 386},
+        clip_norm=0.2,
+    ),
     Case(name="pp2-gpipe", recipe=_pipeline(2, "gpipe")),
     Case(name="pp2-1f1b-learned", recipe=_pipeline(2, "1f1b"), model=GPT2),
     Case(name="pp4-1f1b-uneven", recipe=_pipeline(4, "1f1b"), model={"layers": 6}, clip_norm=0.2),
@@ -139,6 +150,24 @@ CASES = [
         for recompute in ("none", "full")
     ),
     Case(name="pp2-1f1b-dp4-hybrid", recipe=_pipeline(2, "1f1b") | _data(4, ZERO_3), clip_norm=0.2, slow=True),
+    Case(
+        name="tp2-sp-dp4-levels-224-replicates-1-kv-head",
+        recipe=_tensor(2, sequence=True) | _data(4, (2, 2, 4)),
+        model={"kv_heads": 1},
+        clip_norm=0.2,
+    ),
+    Case(name="tp2-dp4-levels-124", recipe=_tensor(2) | _data(4, (1, 2, 4)), clip_norm=0.2, slow=True),
+    Case(name="pp2-1f1b-dp4-levels-224", recipe=_pipeline(2, "1f1b") | _data(4, (2, 2, 4)), clip_norm=0.2),
+    *(
+        Case(
+            name=f"pp2-{schedule}-dp4-levels-{''.join(map(str, sharding))}-selective",
+            recipe=_pipeline(2, schedule, virtual=virtual) | _data(4, sharding) | {"recompute": "selective"},
+            clip_norm=0.2,
+            slow=True,
+        )
+        for schedule, virtual in (("gpipe", 1), ("interleaved-1f1b", 2), ("looped-bfs", 2))
+        for sharding in ((1, 2, 4), (2, 4, 4))
+    ),
     Case(name="tp2-dp4-hybrid", recipe=_tensor(2) | _data(4, ZERO_3), clip_norm=0.2, slow=True),
 ]
 

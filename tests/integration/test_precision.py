@@ -11,6 +11,7 @@ from support.trainer_runs import read_progress, reference_losses, run_job, small
 
 ZERO_3 = {"data_parallel": 2, "sharding": (2, 2, 2), "micro_batch_seqs": 1}
 SEQUENCE_PARALLEL = {"tensor_parallel": 2, "sequence_parallel": True}
+LEVELS = {"data_parallel": 4, "sharding": (2, 2, 4), "micro_batch_seqs": 1}
 PIPELINE = {"pipeline_parallel": 2, "schedule": "1f1b", "micro_batch_seqs": 1}
 # Losses near 6. bf16 keeps 8 bits of the mantissa, fp16 11.
 TOLERANCES = {"bf16": 0.02, "fp16": 0.002}
@@ -30,6 +31,7 @@ def _fp16_job(folder: Path, recipe: dict[str, Any], **optimizer: Any) -> Job:
         pytest.param(ZERO_3, id="dp2-zero3"),
         pytest.param(SEQUENCE_PARALLEL, id="tp2-sp"),
         pytest.param(PIPELINE, id="pp2-1f1b"),
+        pytest.param(LEVELS, id="dp4-levels"),
     ],
 )
 def test_losses_follow_fp32(recipe: dict[str, Any], precision: Any, tmp_path: Path) -> None:
@@ -42,8 +44,9 @@ def test_losses_follow_fp32(recipe: dict[str, Any], precision: Any, tmp_path: Pa
     assert losses != pytest.approx(reference, abs=FP32_TOLERANCE)
 
 
-def test_clipping_sees_gradients_without_the_scale(tmp_path: Path) -> None:
-    job = _fp16_job(tmp_path / "run", ZERO_3, gradient_clip_norm=0.2)
+@pytest.mark.parametrize("recipe", [pytest.param(ZERO_3, id="dp2-zero3"), pytest.param(LEVELS, id="dp4-levels")])
+def test_clipping_sees_gradients_without_the_scale(recipe: dict[str, Any], tmp_path: Path) -> None:
+    job = _fp16_job(tmp_path / "run", recipe, gradient_clip_norm=0.2)
 
     losses = run_job(job)["losses"]
 

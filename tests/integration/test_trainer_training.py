@@ -26,6 +26,8 @@ FORMS = {
         "sharding": (1, 2, 2),
         "micro_batch_seqs": 1,
     },
+    "dp4-levels": {"data_parallel": 4, "sharding": (2, 2, 4), "micro_batch_seqs": 1},
+    "tp2-dp4-levels": {"tensor_parallel": 2, "data_parallel": 4, "sharding": (1, 2, 4), "micro_batch_seqs": 1},
     "pp2-zbv": {"pipeline_parallel": 2, "schedule": "zbv", "virtual_stages": 2, "micro_batch_seqs": 1},
 }
 
@@ -80,7 +82,8 @@ def _pid_of_rank_0(job: Job) -> int:
 
 
 @pytest.mark.parametrize(
-    ("form", "steps"), [("one-rank", 40), ("tp2-sp-dp2-zero3", 10), ("pp2-interleaved-dp2-zero2", 12)]
+    ("form", "steps"),
+    [("one-rank", 40), ("tp2-sp-dp2-zero3", 10), ("pp2-interleaved-dp2-zero2", 12), ("dp4-levels", 12)],
 )
 def test_a_killed_run_goes_on_as_if_it_never_was(form: str, steps: int, tmp_path: Path) -> None:
     """The faster form gets more steps, so that the kill comes well before the end."""
@@ -112,15 +115,19 @@ def test_training_is_the_same_under_every_form(form: str, tmp_path: Path) -> Non
     assert dict(actual["evaluation_losses"]) == pytest.approx(dict(expected["evaluation_losses"]), abs=1e-5)
 
 
-def test_a_checkpoint_loads_under_another_form(tmp_path: Path) -> None:
-    """Four ranks go on from where one rank stopped, with its weights, optimizer states and data."""
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("one-rank", "tp2-sp-dp2-zero3"), ("one-rank", "tp2-dp4-levels"), ("dp4-levels", "one-rank")],
+)
+def test_a_checkpoint_loads_under_another_form(first: str, second: str, tmp_path: Path) -> None:
+    """Other ranks go on from where the first stopped, with their weights, optimizer states and data."""
     whole = _training_job(tmp_path / "whole", {})
     run_job(whole)
-    moved = _training_job(tmp_path / "moved", {}, checkpoint_every_steps=4)
+    moved = _training_job(tmp_path / "moved", FORMS[first], checkpoint_every_steps=4)
     run_job(moved)
     shutil.rmtree(Path(moved.run_folder) / "checkpoints" / "step-00000008")
 
-    run_job(replace(moved, recipe=small_recipe(**FORMS["tp2-sp-dp2-zero3"])))
+    run_job(replace(moved, recipe=small_recipe(**FORMS[second])))
 
     assert list(_losses(moved).values()) == pytest.approx(list(_losses(whole).values()), abs=1e-5)
 

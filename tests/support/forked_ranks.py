@@ -13,6 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from frontrunner.evaluators.trainer import entry
@@ -21,15 +22,26 @@ from frontrunner.evaluators.trainer.job import Job
 
 
 class _CollectiveCounter(TorchDispatchMode):
-    """Counts the collective operators that pass through torch's dispatcher."""
+    """Counts the collective operators that pass through torch's dispatcher, and what gathers and scatters receive.
+
+    `received` maps an operator and the ranks of its group, as in `_allgather_base_ 0,1`, to the bytes that this rank
+    gets from the others at the least: all of a gathered tensor but its own part, and for a reduce-scatter the partial
+    sums, as large as what it does not keep.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[str] = Counter()
+        self.received: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace in {"c10d", "_c10d_functional"}:
-            self.counts[func.overloadpacket.__name__] += 1
+            name = func.overloadpacket.__name__
+            self.counts[name] += 1
+            if name in {"_allgather_base_", "_reduce_scatter_base_"}:
+                output, sent, group = args[:3]
+                ranks = dist.get_process_group_ranks(dist.ProcessGroup.unbox(group))
+                self.received[f"{name} {','.join(map(str, ranks))}"] += abs(output.nbytes - sent.nbytes)
         return func(*args, **(kwargs or {}))
 
 
@@ -58,7 +70,10 @@ def _run_forked(path: Path, *, counting: bool, unchecked: bool) -> list[int]:
 
 
 def _be_rank(job: Job, rank: int, rendezvous: Path, *, counting: bool) -> None:
-    """Run one rank in this forked process; where asked, leave its counts in `rank-N.collectives.json`."""
+    """Run one rank in this forked process; where asked, leave its counts in `rank-N.collectives.json`.
+
+    What it received is left in `rank-N.bytes.json`.
+    """
     (Path(job.run_folder) / f"rank-{rank}.pid").write_text(str(os.getpid()))
     log = os.open(Path(job.run_folder) / f"rank-{rank}.log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(log, 1)
@@ -67,6 +82,7 @@ def _be_rank(job: Job, rank: int, rendezvous: Path, *, counting: bool) -> None:
     with counter if counting else contextlib.nullcontext():
         run_rank(job, rank=rank, world_size=job.recipe.world_size, init_method=f"file://{rendezvous}", local_rank=rank)
     (Path(job.run_folder) / f"rank-{rank}.collectives.json").write_text(json.dumps(counter.counts))
+    (Path(job.run_folder) / f"rank-{rank}.bytes.json").write_text(json.dumps(counter.received))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -228,3 +228,9 @@ def count_collectives(job: Job) -> dict[str, int]:
     read_result(job)
     counts: dict[str, int] = json.loads((Path(job.run_folder) / "rank-0.collectives.json").read_text())
     return counts
+
+
+def received_bytes(job: Job, rank: int) -> dict[str, int]:
+    """What `rank` received by operator and group in the last `count_collectives` of the job: see `forked_ranks`."""
+    received: dict[str, int] = json.loads((Path(job.run_folder) / f"rank-{rank}.bytes.json").read_text())
+    return received

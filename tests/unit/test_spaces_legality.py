@@ -71,7 +71,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"sharding": Sharding(parameters=4, gradients=2, optimizer=16)}, "sharding-divides", "(4, 2, 16)"),
     ({"sharding": Sharding(optimizer=32)}, "sharding-divides", "(1, 1, 32)"),
     ({"sharding": Sharding(optimizer=4)}, "sharding-levels", "no sharding over 1, 1 and 4 of 16 replicas"),
-    ({"sharding": Sharding(parameters=2, gradients=8, optimizer=16)}, "sharding-levels", "2, 8 and 16 of 16"),
+    ({"sharding": Sharding(parameters=2, gradients=4, optimizer=8)}, "sharding-levels", "2, 4 and 8 of 16"),
     (
         {**PIPELINE, "virtual_stages": 3, "schedule": "zbv"},
         "virtual-stages",
@@ -111,6 +111,18 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "synchronise-sharding",
         "zero-3 with synchronise each is what it does",
     ),
+    (
+        {"sharding": Sharding.named("3-level-2/8", 16), "synchronise": "each"},
+        "synchronise-sharding",
+        "3-level-2/8/16 holds gradients over 8 replicas until the last",
+    ),
+    (
+        {"sharding": Sharding.named("3-level-2/8", 16), "offload": "optimizer+parameters"},
+        "offload-sharding",
+        "needs zero-3 or hybrid sharding, not 3-level-2/8/16",
+    ),
+    ({"sharding": Sharding.named("3-level-2/6", 16)}, "sharding-divides", "(2, 6, 16) do not divide"),
+    ({"sharding": Sharding.named("3-level-2/8", 16), "replication": "ddp"}, "ddp-sharding", "is 3-level-2/8/16"),
 ]
 
 
@@ -240,6 +252,16 @@ LEGAL: dict[str, dict[str, Any]] = {
     "zero-2": {"sharding": Sharding(gradients=16, optimizer=16)},
     "zero-3": {"sharding": Sharding(parameters=16, gradients=16, optimizer=16)},
     "hybrid": {"sharding": Sharding(parameters=4, gradients=4, optimizer=4)},
+    "three levels": {"sharding": Sharding.named("3-level-2/8", 16)},
+    "three levels that meet": {"sharding": Sharding.named("3-level-4/4", 16)},
+    "three levels of whole parameters": {"sharding": Sharding.named("3-level-1/4", 16)},
+    "three levels under tensor and sequence parallelism": {
+        "tensor_parallel": 2,
+        "sequence_parallel": True,
+        "sharding": Sharding.named("3-level-2/4", 8),
+    },
+    "three levels under 1f1b": {**PIPELINE, "tensor_parallel": 1, "micro_batch_seqs": 2}
+    | {"sharding": Sharding.named("3-level-2/2", 4)},
     "tensor parallelism over replicated kv heads": {"tensor_parallel": 8},
     "sequence parallelism": {"tensor_parallel": 4, "sequence_parallel": True},
     "1f1b": PIPELINE,

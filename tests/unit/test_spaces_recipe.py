@@ -123,6 +123,8 @@ def test_canonical_json_has_one_form_and_no_nan() -> None:
         ("zero-2", (1, 8, 8)),
         ("zero-3", (8, 8, 8)),
         ("hybrid-2", (2, 2, 2)),
+        ("3-level-2/4/8", (2, 4, 8)),
+        ("3-level-1/4/8", (1, 4, 8)),
     ],
 )
 def test_names_of_shardings_over_eight_replicas(name: str, degrees: tuple[int, int, int]) -> None:
@@ -131,17 +133,41 @@ def test_names_of_shardings_over_eight_replicas(name: str, degrees: tuple[int, i
     assert Sharding.named(name, 1).degrees == (1, 1, 1)
 
 
-@given(name=st.sampled_from([*SHARDING_NAMES, "hybrid-2", "hybrid-4"]), replicas=st.sampled_from([8, 16, 64]))
+@given(
+    name=st.sampled_from([*SHARDING_NAMES, "hybrid-2", "hybrid-4", "3-level-2/4/8"]),
+    replicas=st.sampled_from([8, 16, 64]),
+)
 def test_a_name_gives_degrees_that_give_the_name(name: str, replicas: int) -> None:
     assert Sharding.named(name, replicas).name(replicas) == name
 
 
+def test_three_levels_end_with_all_replicas() -> None:
+    named = Sharding.named("3-level-2/8", 64)
+    assert named == Sharding(parameters=2, gradients=8, optimizer=64)
+    assert named.name(64) == "3-level-2/8/64"
+    assert Sharding.named("3-level-8/8", 8).name(8) == "zero-3"
+
+
 def test_degrees_without_a_common_name_are_shown_as_they_are() -> None:
-    assert Sharding(parameters=2, gradients=8, optimizer=64).name(64) == "2/8/64"
+    assert Sharding(optimizer=4).name(16) == "3-level-1/1/4"
 
 
 @pytest.mark.parametrize(
-    "name", ["zero-4", "hybrid-0", "hybrid-K", "hybrid-²", "hybrid-", "hybrid--2", "", "hybrid-" + "9" * 5000]
+    "name",
+    [
+        "3-level-2",
+        "3-level-2/0",
+        "3-level-2/8/",
+        "3-level-2/8/64/128",
+        "zero-4",
+        "hybrid-0",
+        "hybrid-K",
+        "hybrid-²",
+        "hybrid-",
+        "hybrid--2",
+        "",
+        "hybrid-" + "9" * 5000,
+    ],
 )
 def test_unknown_shardings_are_refused(name: str) -> None:
     with pytest.raises(InvalidInput, match=r"^space\.sharding = ") as caught:

@@ -74,6 +74,10 @@ def test_a_whole_number_is_a_float() -> None:
         (4, (4, 4, 4), "zero-3"),
         (4, (2, 2, 2), "hybrid"),
         (6, (3, 3, 3), "hybrid"),
+        (8, (2, 4, 8), "levels"),
+        (4, (1, 2, 4), "levels"),
+        (4, (2, 2, 4), "levels"),
+        (4, (2, 4, 4), "levels"),
     ],
 )
 def test_sharding_degrees_have_names(replicas: int, degrees: tuple[int, int, int], kind: str) -> None:
@@ -81,7 +85,8 @@ def test_sharding_degrees_have_names(replicas: int, degrees: tuple[int, int, int
 
 
 @pytest.mark.parametrize(
-    ("replicas", "degrees"), [(4, (1, 2, 4)), (4, (1, 1, 2)), (4, (4, 4, 1)), (6, (4, 4, 4)), (1, (2, 2, 2))]
+    ("replicas", "degrees"),
+    [(8, (1, 2, 4)), (4, (1, 1, 2)), (8, (2, 2, 4)), (12, (2, 3, 12)), (4, (4, 4, 1)), (6, (4, 4, 4)), (1, (2, 2, 2))],
 )
 def test_other_sharding_degrees_are_refused(replicas: int, degrees: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="not supported"):
