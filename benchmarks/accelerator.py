@@ -28,102 +28,23 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # for the two modules beside this one, also under `python -P`
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # for the modules beside this one, also under `python -P`
 
 import numpy as np
 import torch
+from accelerator_cells import ACCELERATOR_CELLS, CPU_CELLS, SHAPES, Cell, Shape
 from one_device import Device, describe
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from trainer_side import BACKENDS, BETAS, CLIP_NORM, LEARNING_RATE, ROOT, WEIGHT_DECAY, Trainer, one_rank, write_tokens
 
-ROUNDS, ROUND_S, WARM_UP_STEPS = 5, 0.6, 3
+ROUNDS, WARM_UP_STEPS = 5, 3
 TYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """A model like GPT-2: learned positions, GELU, LayerNorm without bias, tied embeddings."""
-
-    layers: int
-    hidden: int
-    heads: int
-    vocabulary: int
-    sequence_length: int
-
-    @property
-    def flops_per_token(self) -> float:
-        """The formula at the top of this file; a layer has 12 * hidden^2 matrix parameters."""
-        layer = 2 * 12 * self.hidden**2 + 4 * self.sequence_length * self.hidden
-        return 3.0 * (self.layers * layer + 2 * self.hidden * self.vocabulary)
-
-
-SHAPES = {
-    "gpt2-124m": Shape(layers=12, hidden=768, heads=12, vocabulary=50304, sequence_length=1024),
-    "gpt-1.1b": Shape(layers=20, hidden=2048, heads=16, vocabulary=50304, sequence_length=2048),
-    "tiny": Shape(layers=2, hidden=64, heads=2, vocabulary=512, sequence_length=64),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """One thing to measure. `precision` "tf32" is fp32 with TF32 products allowed, on both sides."""
-
-    model: str
-    micro_batch_seqs: int
-    accumulation: int = 1
-    recompute: str = "none"
-    compile: bool = False
-    precision: str = "bf16"
-    rival: str = "same"
-
-    @property
-    def name(self) -> str:
-        batch = f"{self.micro_batch_seqs}" + (f"x{self.accumulation}" if self.accumulation > 1 else "")
-        words = [self.model, f"batch {batch}", self.precision, f"recompute {self.recompute}"]
-        words += ["compiled"] if self.compile else []
-        return ", ".join(words + ([f"rival {self.rival}"] if self.rival != "same" else []))
-
-    @property
-    def tokens_per_step(self) -> int:
-        return self.micro_batch_seqs * self.accumulation * SHAPES[self.model].sequence_length
-
-
-# The most interesting first: what the time does not allow is left out from the end.
-ACCELERATOR_CELLS = (
-    Cell(model="gpt-1.1b", micro_batch_seqs=4, compile=True),
-    Cell(model="gpt-1.1b", micro_batch_seqs=4),
-    Cell(model="gpt2-124m", micro_batch_seqs=16, compile=True),
-    Cell(model="gpt2-124m", micro_batch_seqs=16),
-    Cell(model="gpt-1.1b", micro_batch_seqs=8, compile=True),
-    Cell(model="gpt-1.1b", micro_batch_seqs=8, recompute="full"),
-    Cell(model="gpt2-124m", micro_batch_seqs=4),
-    Cell(model="gpt2-124m", micro_batch_seqs=32),
-    Cell(model="gpt-1.1b", micro_batch_seqs=4, recompute="selective"),
-    Cell(model="gpt2-124m", micro_batch_seqs=16, compile=True, rival="nanogpt"),
-    Cell(model="gpt2-124m", micro_batch_seqs=16, precision="fp16"),
-    Cell(model="gpt2-124m", micro_batch_seqs=8, precision="fp32"),
-    Cell(model="gpt2-124m", micro_batch_seqs=8, precision="tf32"),
-    Cell(model="gpt-1.1b", micro_batch_seqs=16, recompute="full"),
-    Cell(model="gpt-1.1b", micro_batch_seqs=8, recompute="full", compile=True),
-    Cell(model="gpt2-124m", micro_batch_seqs=16, recompute="full"),
-    Cell(model="gpt2-124m", micro_batch_seqs=8, accumulation=4),
-    Cell(model="gpt-1.1b", micro_batch_seqs=2),
-    Cell(model="gpt2-124m", micro_batch_seqs=32, compile=True),
-    Cell(model="gpt-1.1b", micro_batch_seqs=32, recompute="full"),
-    Cell(model="gpt-1.1b", micro_batch_seqs=4, compile=True, rival="nanogpt"),
-)
-CPU_CELLS = (
-    Cell(model="tiny", micro_batch_seqs=4, precision="fp32"),
-    Cell(model="tiny", micro_batch_seqs=2, accumulation=2, recompute="full", precision="fp32"),
-    Cell(model="tiny", micro_batch_seqs=4, recompute="selective"),
-)
 
 
 # ---- The plain loop.
@@ -290,8 +211,8 @@ def warmed_up(device: Device, side: Any) -> tuple[float, float]:
     return first, device.seconds(lambda: side.run(1))
 
 
-def measure(cell: Cell, device: Device, folder: Path) -> dict[str, Any]:
-    """Time the cell's two sides; raises where the device's memory does not do."""
+def measure(cell: Cell, device: Device, folder: Path, round_s: float) -> dict[str, Any]:
+    """Time the cell's two sides in rounds of about `round_s`; raises where the device's memory does not do."""
     torch.set_float32_matmul_precision("high" if cell.precision == "tf32" else "highest")
     device.forget_peak(empty_cache=True)
     before = device.allocated_bytes()
@@ -300,7 +221,7 @@ def measure(cell: Cell, device: Device, folder: Path) -> dict[str, Any]:
     device.forget_peak()
     sides["trainer"].run(1)
     peak, resident = device.peak(), device.allocated_bytes() - before
-    steps = max(2, min(50, round(ROUND_S / step_s)))
+    steps = max(2, min(50, round(round_s / step_s)))
     needed, total = peak["allocated_bytes"], device.total_bytes()
     in_turns = needed is None or total is None or needed + resident < 0.85 * total
     times: dict[str, list[float]] = {"trainer": [], "plain": []}
@@ -356,11 +277,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return known or any(words in str(error).lower() for words in ("out of memory", "alloc_failed"))
 
 
-def attempt(cell: Cell, device: Device, folder: Path) -> dict[str, Any]:
+def attempt(cell: Cell, device: Device, folder: Path, round_s: float) -> dict[str, Any]:
     """The cell's row; a cell that fails is a row that says so."""
     start = time.perf_counter()
     try:
-        row = {"status": "measured", **measure(cell, device, folder)}
+        row = {"status": "measured", **measure(cell, device, folder, round_s)}
     except Exception as error:
         row = {"status": "out-of-memory" if is_out_of_memory(error) else "failed", "error": str(error)[:500]}
     release(device)  # after the handler: until then the error's traceback holds the tensors
@@ -386,6 +307,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=BACKENDS, help="default: the accelerator, or the CPU where there is none")
     parser.add_argument("--minutes", type=float, default=7.0, help="cells that this does not allow are left out")
+    parser.add_argument("--round-seconds", type=float, default=0.6, help="of each side, five rounds a cell")
     parser.add_argument("--only", default="", help="only the cells whose names contain this")
     parser.add_argument("--out", type=Path, help="default: docs/measured/DATE-DEVICE.json")
     arguments = parser.parse_args()
@@ -406,7 +328,7 @@ def main() -> None:
                 continue
             row: dict[str, Any] = {"status": "left out: no time"}
             if time.perf_counter() + longest_s[cell.compile] < deadline:
-                row = attempt(cell, device, folder)
+                row = attempt(cell, device, folder, arguments.round_seconds)
                 longest_s[cell.compile] = max(longest_s[cell.compile], row["cell_s"])
             if row["status"] == "measured":
                 low = cell.precision in ("bf16", "fp16")

@@ -133,9 +133,10 @@ def main() -> None:
             row = measure(precision, folder, arguments.steps)
             rows.append(row)
             low, high = row["ratio_quartiles"]
+            bare, trainer = (1000 * row[f"{side}_s"] for side in ("bare", "trainer"))
             print(
-                f"{precision}: processor time a step {1000 * row['bare_s']:.1f} ms bare, {1000 * row['trainer_s']:.1f} ms "
-                f"by the trainer: {row['ratio_median']:.3f} times (quartiles {low:.3f}, {high:.3f})",
+                f"{precision}: processor time a step {bare:.1f} ms bare, {trainer:.1f} ms by the trainer: "
+                f"{row['ratio_median']:.3f} times (quartiles {low:.3f}, {high:.3f})",
                 flush=True,
             )
     if arguments.json:
