@@ -1,10 +1,12 @@
 """torch.compile for blocks: which compiler it needs, and noticing when something was compiled."""
 
 from collections.abc import Callable
-from typing import cast
+from typing import ParamSpec, cast
 
 import torch
 from torch import Tensor
+
+Inputs = ParamSpec("Inputs")
 
 
 def check_compiler(device: str) -> None:
@@ -24,14 +26,14 @@ def check_compiler(device: str) -> None:
         raise ValueError("compile needs a C++ compiler on a CPU, and there is none (g++, or what CXX names)") from error
 
 
-def compiled(function: Callable[[Tensor], Tensor], device_type: str) -> Callable[[Tensor], Tensor]:
+def compiled(function: Callable[Inputs, Tensor], device_type: str) -> Callable[Inputs, Tensor]:
     """`function`, compiled at its first call for each kind of input; what cannot be compiled whole raises then."""
     if device_type == "cpu":
         from torch._inductor import config
 
         # Ranks share the machine's cores, and a pool of compiling processes would outlive a rank that is killed.
         config.compile_threads = 1
-    return cast("Callable[[Tensor], Tensor]", torch.compile(function, fullgraph=True))
+    return cast("Callable[Inputs, Tensor]", torch.compile(function, fullgraph=True))
 
 
 def compiled_graphs() -> int:

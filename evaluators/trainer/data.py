@@ -18,8 +18,12 @@ class Batch:
     targets: torch.Tensor
 
     def to(self, device: torch.device) -> "Batch":
-        """The same batch on `device`."""
-        return Batch(inputs=self.inputs.to(device), targets=self.targets.to(device))
+        """The same batch on `device`; an accelerator's copy goes on while this process does."""
+        if device.type == "cpu":
+            return self
+        pinned = self.inputs.pin_memory(), self.targets.pin_memory()
+        inputs, targets = (tensor.to(device, non_blocking=True) for tensor in pinned)
+        return Batch(inputs=inputs, targets=targets)
 
     def split(self, sequences: int) -> Iterator["Batch"]:
         """The batch in micro-batches of `sequences`."""

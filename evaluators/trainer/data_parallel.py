@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from frontrunner.evaluators.trainer.job import Precision, Recipe
 from frontrunner.evaluators.trainer.layout import Layout, ShardingKind, sharding_kind
 from frontrunner.evaluators.trainer.levels import LeveledUnit, leveled_units
+from frontrunner.evaluators.trainer.master_weights import has_master_weights
 from frontrunner.evaluators.trainer.model import Gpt
 from frontrunner.evaluators.trainer.precision import COMPUTE_TYPES
 
@@ -107,10 +108,15 @@ class DdpReplicas:
 
 
 def apply_data_parallel(model: Gpt, layout: Layout, precision: Precision) -> Replicas | None:
-    """Wrap each block of `model` and the whole, in place; None where there is nothing to spread or cast."""
+    """Wrap each block of `model` and the whole, in place; None where there is nothing to spread.
+
+    The one copy of a model on one rank keeps its own fp32 weights where it computes in less: see `MasterWeights`.
+    """
     recipe = layout.recipe
     offloads = recipe.offload != "none"
-    if recipe.replication == "ddp" or (recipe.data_parallel == 1 and precision == "fp32" and not offloads):
+    if recipe.replication == "ddp" or has_master_weights(recipe, precision):
+        return None
+    if recipe.data_parallel == 1 and precision == "fp32" and not offloads:
         return None
     # One replica that offloads is sharded over itself: its parameters too come to the device for each use only.
     kind = "zero-3" if offloads and recipe.data_parallel == 1 else sharding_kind(recipe)

@@ -25,7 +25,8 @@ from frontrunner.evaluators.trainer.data_parallel import (
 from frontrunner.evaluators.trainer.initialise import initialise
 from frontrunner.evaluators.trainer.job import Job, Recipe
 from frontrunner.evaluators.trainer.layout import Layout
-from frontrunner.evaluators.trainer.loss import loss_context, micro_batch_loss
+from frontrunner.evaluators.trainer.loss import LossFunction, loss_context, micro_batch_loss
+from frontrunner.evaluators.trainer.master_weights import MasterWeights, has_master_weights
 from frontrunner.evaluators.trainer.model import Gpt, Levers
 from frontrunner.evaluators.trainer.pipeline import build_schedule, rank_of_stage, stage_layers, stages_of_rank
 from frontrunner.evaluators.trainer.precision import COMPUTE_TYPES, LossScale
@@ -101,6 +102,13 @@ def _levers(recipe: Recipe) -> Levers:
     )
 
 
+def _loss_function(job: Job) -> LossFunction:
+    """The training loss of a micro-batch; compiled, its fp32 copies of the logits are never written to memory."""
+    if job.recipe.compile and job.recipe.loss_chunks == 1:
+        return compiled(micro_batch_loss, device_type=job.device)
+    return micro_batch_loss
+
+
 class AccumulatingEngine:
     """The whole model on each tensor-parallel group: micro-batches run one after another."""
 
@@ -113,13 +121,19 @@ class AccumulatingEngine:
         self._forward = forward
         self._replicas = replicas
         self._scale = scale
+        self._loss_of = _loss_function(job)
+        self._masters = MasterWeights(model, job.precision) if has_master_weights(job.recipe, job.precision) else None
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """See Engine."""
+        if self._masters is not None:
+            return self._masters.named_parameters()
         return trained_parameters(self._model, self._replicas)
 
     def publish(self) -> None:
         """See Engine."""
+        if self._masters is not None:
+            self._masters.publish()
         publish_trained(self._replicas)
 
     def forward_backward(self, batch: Batch) -> Tensor:
@@ -130,9 +144,11 @@ class AccumulatingEngine:
             for number, micro_batch in enumerate(batch.split(self._recipe.micro_batch_seqs)):
                 if self._replicas is not None:
                     self._replicas.before_backward(last=number == last)
-                loss = self._loss(self._forward, micro_batch)
+                loss = self._loss(self._forward, micro_batch, self._loss_of)
                 torch.autograd.backward(self._scale.scaled(loss))
                 total += loss.detach()
+                if self._masters is not None:
+                    self._masters.collect_gradients()
         return total
 
     @torch.no_grad()
@@ -141,16 +157,16 @@ class AccumulatingEngine:
         total = torch.zeros((), device=batch.inputs.device)
         with loss_context(tensor_parallel=self._recipe.tensor_parallel):
             for micro_batch in batch.split(self._recipe.micro_batch_seqs):
-                total += self._loss(self._model, micro_batch)
+                total += self._loss(self._model, micro_batch, micro_batch_loss)
         if self._replicas is not None:
             self._replicas.reshard()
         return total
 
-    def _loss(self, forward: nn.Module, micro_batch: Batch) -> Tensor:
+    def _loss(self, forward: nn.Module, micro_batch: Batch, loss_of: LossFunction) -> Tensor:
         """The micro-batch's part of the batch's mean loss."""
         chunked = {"targets": micro_batch.targets} if self._recipe.loss_chunks > 1 else {}
         output = forward(micro_batch.inputs, **chunked)
-        return micro_batch_loss(output, micro_batch.targets) / self._recipe.accumulation
+        return loss_of(output, micro_batch.targets) / self._recipe.accumulation
 
 
 class PipelineEngine:
@@ -170,6 +186,7 @@ class PipelineEngine:
         self._scale = scale
         self._modules = dict(zip(stages_of_rank(job.recipe, layout.pipeline_rank), modules, strict=True))
         self._replicas = replicas
+        self._loss_of = _loss_function(job)
         self._kept = torch.empty(0)
         self._schedule: PipelineScheduleSingle | PipelineScheduleMulti = build_schedule(
             modules, replicas, layout, self._scaled_loss, self._device
@@ -211,7 +228,7 @@ class PipelineEngine:
         return total if self._holds_last_stage else None
 
     def _scaled_loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        return self._scale.scaled(micro_batch_loss(output, targets) / self._job.recipe.accumulation)
+        return self._scale.scaled(self._loss_of(output, targets) / self._job.recipe.accumulation)
 
     def _for_chunks(self, batch: Batch) -> dict[str, Tensor]:
         """What the rank's stages are given so that the last one can compute a chunked loss; the others ignore it."""

@@ -28,10 +28,14 @@ def squared_norm_share(parameters: Sequence[nn.Parameter], *, holders: int) -> T
         holders: the ranks that hold the same pipeline stage, data_parallel * tensor_parallel. A parameter that is
             cut into n distinct shards is held holders / n times, and each holder counts that fraction of it.
     """
+    # A few kernels for all parameters together: one and more a parameter would leave an accelerator waiting.
+    gradients: dict[int, list[Tensor]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            gradients.setdefault(_distinct_shards(parameter), []).append(local(parameter.grad))
     shares = [
-        local(parameter.grad).float().square().sum() * (_distinct_shards(parameter) / holders)
-        for parameter in parameters
-        if parameter.grad is not None
+        torch.stack(torch._foreach_norm(held, dtype=torch.float32)).square().sum() * (shards / holders)
+        for shards, held in gradients.items()
     ]
     return torch.stack(shares).sum()
 

@@ -11,6 +11,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -162,8 +163,9 @@ class Embedding(nn.Module):
         """Token ids [B, S] -> [B, S, D]."""
         x = self.tokens(tokens)
         if self.positions is not None:
-            # Expanded to [B, S]: a tensor-parallel embedding shards its output along S.
-            numbers = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+            numbers = torch.arange(tokens.shape[1], device=tokens.device)
+            if isinstance(self.positions.weight, DTensor):
+                numbers = numbers.expand_as(tokens)  # a tensor-parallel embedding shards its output along S
             x = x + self.positions(numbers)
         return cast("Tensor", x)
 

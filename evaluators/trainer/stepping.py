@@ -71,6 +71,7 @@ class TorchStepper:
         self._device = scale.device
         self.scale = scale
         self.engine = engine
+        self._ahead: tuple[int, Batch] | None = None
         self._parameters = [parameter for _, parameter in engine.named_parameters()]
         self.optimizer = build_optimizer(job.optimizer, self._parameters, state=job.recipe.optimizer_state)
 
@@ -89,6 +90,8 @@ class TorchStepper:
             self.optimizer.step()
             self.engine.publish()
         self.optimizer.zero_grad()
+        if self._device.type != "cpu":
+            self._ahead = number + 1, self._read_batch(number + 1)  # while the device is busy with this step
         synchronise(self._device)
         mean_loss, squared_norm, _ = totals.tolist()
         norm = None if clips_at is None or overflowed else math.sqrt(squared_norm)
@@ -149,6 +152,10 @@ class TorchStepper:
         return self._job.recipe.data_parallel * self._job.recipe.tensor_parallel
 
     def _training_batch(self, number: int) -> Batch:
+        ahead, self._ahead = self._ahead, None
+        return ahead[1] if ahead is not None and ahead[0] == number else self._read_batch(number)
+
+    def _read_batch(self, number: int) -> Batch:
         batch = self._data.training_batch(
             number, sequences=self._layout.replica_sequences, global_batch_seqs=self._job.recipe.global_batch_seqs
         )

@@ -1,0 +1,91 @@
+"""Whether a probe tells what a full run reaches: a probe's tokens/s against a replay's of the same recipe.
+
+    python benchmarks/probe_agreement.py
+
+Probes with the settings of examples/laptop.toml and short replays (a cold torchrun, train mode) take turns. Told are
+the ratio of the medians over all steps of both, and that of the fastest steps, which other work on the machine
+disturbs less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # for the module beside this one, also under `python -P`
+
+from probe_start import EXAMPLE, POLL_S
+
+from frontrunner.campaign_file import read_campaign_file
+from frontrunner.evaluators.measure import tokens_per_step
+from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
+from frontrunner.evaluators.replay import ReplaySettings, plan
+from frontrunner.evaluators.replay_run import run
+from frontrunner.evaluators.training_probe import TrainingProbe
+from frontrunner.results.outcome import Measurement
+from frontrunner.spaces.recipe import Recipe
+
+
+def probed(evaluator: TrainingProbe, recipe: Recipe, folder: Path) -> list[float]:
+    """The seconds of a probe's measured steps."""
+    evaluator.start(ProbeOrder(token=folder.name, recipe=recipe, run_folder=folder))
+    while not (ended := evaluator.finished(POLL_S)):
+        pass
+    outcome = ended[0].outcome
+    if not isinstance(outcome, Measurement):
+        raise SystemExit(f"the probe failed: {outcome}")
+    return list(outcome.step_times_s)
+
+
+def replayed(setup: ProbeSetup, recipe: Recipe, folder: Path, steps: int) -> list[float]:
+    """The seconds of a replay's steps; its tokens/s are those of their median."""
+    settings = ReplaySettings(steps=steps, evaluation_every_steps=steps, evaluation_batches=1, folder=folder)
+    chosen = plan(
+        recipe_id="bench", recipe=recipe, setup=setup, measured_tokens_per_s=1.0, settings=settings, anyway=False
+    )
+    run(chosen)
+    return [float(value) for value in json.loads((folder / "result.json").read_text())["step_times_s"]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--probes", type=int, default=12)
+    parser.add_argument("--replay-steps", type=int, default=12)
+    parser.add_argument("--micro-batch", type=int, default=8)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    spec = read_campaign_file(EXAMPLE).spec
+    space = dataclasses.replace(spec.space, micro_batch_seqs=(arguments.micro_batch,), recompute=("none",))
+    cluster = dataclasses.replace(spec.problem.cluster, devices_per_node=1)
+    problem = dataclasses.replace(spec.problem, cluster=cluster)
+    spec = dataclasses.replace(spec, space=space, problem=problem)
+    (recipe,) = space.survey(problem).recipes
+    times: dict[str, list[float]] = {"probe": [], "replay": []}
+    with tempfile.TemporaryDirectory() as root:
+        setup = dataclasses.replace(spec, run_root=root).probe_setup()
+        evaluator = TrainingProbe(setup)
+        try:
+            for number in range(arguments.probes):
+                folder = Path(root) / f"replay-{number}"
+                times["replay"] += replayed(setup, recipe, folder, arguments.replay_steps)
+                times["probe"] += probed(evaluator, recipe, Path(root) / f"probe-{number}")
+        finally:
+            evaluator.close()
+    tokens = tokens_per_step(recipe, problem)
+    rates = {name: tokens / statistics.median(seconds) for name, seconds in times.items()}
+    medians, fastest = rates["probe"] / rates["replay"], min(times["replay"]) / min(times["probe"])
+    print(
+        f"{recipe.describe()}, {arguments.probes} of each: {rates['probe']:.0f} tokens/s by probes, "
+        f"{rates['replay']:.0f} by replays: {medians:.3f} of it; by the fastest steps {fastest:.3f}"
+    )
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"recipe": recipe.describe(), "step_times_s": times}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
