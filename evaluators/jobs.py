@@ -70,3 +70,15 @@ def probe_job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Corpu
     """The job of a short measuring run."""
     probe = {"warm_up_steps": setup.probe.warm_up_steps, "measured_steps": setup.probe.measured_steps}
     return common_job(setup, recipe, run_folder, tokens) | {"mode": "probe", "probe": probe, "train": None}
+
+
+def profile_job(
+    setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Corpus, *, steps: int, samples_host: bool
+) -> dict[str, Any]:
+    """A probe's job that goes on to trace `steps` steps, and to sample as many on the host.
+
+    It has no memory limit: the profiler's own records would count against the recipe's.
+    """
+    profile = {"traced_steps": steps, "sampled_steps": steps if samples_host else 0}
+    job = probe_job(setup, recipe, run_folder, tokens)
+    return job | {"profile": profile, "memory_limit_bytes_per_rank": None}

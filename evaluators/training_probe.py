@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 from frontrunner.evaluators.classify import Evidence, classify
-from frontrunner.evaluators.corpus import corpus
+from frontrunner.evaluators.corpus import Corpus, corpus
 from frontrunner.evaluators.files import tail, write_json
 from frontrunner.evaluators.fork_client import ForkClient, RankExited, RanksStarted, Report, ServerLost
 from frontrunner.evaluators.jobs import TORCH_DEVICES, probe_job
@@ -12,6 +16,10 @@ from frontrunner.evaluators.protocol import Finished, ProbeOrder, ProbeSetup, Pr
 from frontrunner.evaluators.run_folder import RunFolder
 from frontrunner.evaluators.watch import Watch
 from frontrunner.results.outcome import Failure, Measurement
+from frontrunner.spaces.recipe import Recipe
+
+MakeJob = Callable[[ProbeSetup, Recipe, Path, Corpus], dict[str, Any]]
+"""What the ranks are asked to do: setup, recipe, run folder and token file to a job."""
 
 POLL_S = 0.1
 SERVER_LOG = "fork-server.log"
@@ -20,9 +28,10 @@ SERVER_LOG = "fork-server.log"
 class TrainingProbe:
     """The `Evaluator` that trains: the ranks of each probe are forked from one warm server."""
 
-    def __init__(self, setup: ProbeSetup) -> None:
+    def __init__(self, setup: ProbeSetup, make_job: MakeJob = probe_job) -> None:
         """Make the token file if it is not there yet, and start the fork server, which warms up meanwhile."""
         self._setup = setup
+        self._make_job = make_job
         setup.work_folder.mkdir(parents=True, exist_ok=True)
         self.tokens = corpus(setup.data, setup.work_folder, setup.problem)
         self._running: dict[str, Watch] = {}
@@ -35,7 +44,7 @@ class TrainingProbe:
         """Fork the ranks of one probe."""
         folder = RunFolder(order.run_folder)
         order.run_folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder.job, probe_job(self._setup, order.recipe, order.run_folder, self.tokens))
+        write_json(folder.job, self._make_job(self._setup, order.recipe, order.run_folder, self.tokens))
         self._running[order.token] = Watch(order, self._setup.probe)
         world_size = order.recipe.devices
         self._client.start(order.token, job=folder.job, world_size=world_size, logs=order.run_folder)

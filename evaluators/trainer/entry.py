@@ -23,6 +23,7 @@ from frontrunner.evaluators.trainer.layout import Layout, make_layout
 from frontrunner.evaluators.trainer.memory import as_memory_error, limit_memory
 from frontrunner.evaluators.trainer.precision import LossScale
 from frontrunner.evaluators.trainer.probing import run_probe
+from frontrunner.evaluators.trainer.profiling import run_profile
 from frontrunner.evaluators.trainer.session import Session
 from frontrunner.evaluators.trainer.stepping import Stepper, TorchStepper
 from frontrunner.evaluators.trainer.training import run_training
@@ -103,7 +104,9 @@ class _Runner:
             if self._job.mode == "train" and self._job.train is not None:
                 run_training(session, self._job.train)
             elif self._job.probe is not None:
-                run_probe(session, self._job.probe)
+                steps_done = run_probe(session, self._job.probe)
+                if self._job.profile is not None:
+                    run_profile(session, self._job.profile, steps_done=steps_done)
         dist.destroy_process_group()
 
     def write_error(self, error: Exception) -> None:

@@ -2,7 +2,7 @@
 
 A job travels as JSON from whoever starts the ranks to each rank. Reading is strict: an unknown key, a missing key or a
 value of another type raises ValueError with the key's full name, so a job written by another version is refused
-instead of being half understood. This module imports neither torch nor numpy.
+instead of being half understood. Only a key with a default may be missing. This module imports neither torch nor numpy.
 """
 
 import dataclasses
@@ -14,6 +14,11 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 VERSION = 1
+
+STEP_RANGE = "frontrunner::step"
+DATA_RANGE = "frontrunner::data"
+WAIT_RANGE = "frontrunner::wait"
+"""Names in a profiler's trace: each step, reading its batch, and waiting for a collective from Python."""
 
 Schedule = Literal[
     "none", "gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zero-bubble", "zbv", "dualpipev"
@@ -137,6 +142,18 @@ class Probe:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Profile:
+    """What a probe is asked to look at after its measured steps.
+
+    `traced_steps` are run under torch's profiler, after one more that warms it up; `sampled_steps` under pyinstrument,
+    0 for none.
+    """
+
+    traced_steps: int
+    sampled_steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Train:
     """How long and how a full training run trains. `steps` counts from the very first start, not from a resume."""
 
@@ -169,6 +186,7 @@ class Job:
     run_folder: str
     probe: Probe | None
     train: Train | None
+    profile: Profile | None = None
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -231,7 +249,7 @@ def _parse_fields(kind: Any, value: Any, name: str) -> Any:
     for key in value:
         if key not in hints:
             raise ValueError(f"{name}.{key} is not a key of a job file; {name} has {', '.join(hints)}")
-    for key in hints:
-        if key not in value:
-            raise ValueError(f"{name}.{key} is missing")
-    return kind(**{key: _parse(hint, value[key], f"{name}.{key}") for key, hint in hints.items()})
+    for field in dataclasses.fields(kind):
+        if field.name not in value and field.default is dataclasses.MISSING:
+            raise ValueError(f"{name}.{field.name} is missing")
+    return kind(**{key: _parse(hints[key], item, f"{name}.{key}") for key, item in value.items()})

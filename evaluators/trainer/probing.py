@@ -19,8 +19,8 @@ from frontrunner.evaluators.trainer.session import (
 )
 
 
-def run_probe(session: Session, probe: Probe) -> None:
-    """Step until measured, or until a loss is not finite, and write `result.json` on rank 0.
+def run_probe(session: Session, probe: Probe) -> int:
+    """Step until measured, or until a loss is not finite, and write `result.json` on rank 0; the steps done.
 
     A step that overflowed in fp16 changed no weight, and one in which a rank compiled something is slower than those
     that follow: their times are not among the measured ones. Where every measured step overflowed the status is
@@ -53,6 +53,7 @@ def run_probe(session: Session, probe: Probe) -> None:
     }
     if session.rank == 0:
         write_json(session.folder / "result.json", result)
+    return len(steps.times_s)
 
 
 class _Steps:

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.profiler import record_function
 
 from frontrunner.evaluators.trainer.files import ProgressLog
-from frontrunner.evaluators.trainer.job import Job
+from frontrunner.evaluators.trainer.job import STEP_RANGE, Job
 from frontrunner.evaluators.trainer.memory import PeakMemory, peak_memory
 from frontrunner.evaluators.trainer.stepping import StepOutcome, Stepper
 
@@ -41,7 +42,8 @@ class Session:
     def timed_step(self, number: int) -> tuple[StepOutcome, float]:
         """Train on step `number` (counted from 1), log it, and return the outcome and its seconds."""
         start = time.monotonic()
-        outcome = self.stepper.step(number)
+        with record_function(STEP_RANGE):
+            outcome = self.stepper.step(number)
         seconds = time.monotonic() - start
         self.log.write(
             "step",

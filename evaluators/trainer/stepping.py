@@ -8,11 +8,12 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.profiler import record_function
 
 from frontrunner.evaluators.trainer.data import Batch, TokenFile
 from frontrunner.evaluators.trainer.engine import Engine
 from frontrunner.evaluators.trainer.gradients import clip, local_gradients, settle, squared_norm_share
-from frontrunner.evaluators.trainer.job import Job
+from frontrunner.evaluators.trainer.job import DATA_RANGE, Job
 from frontrunner.evaluators.trainer.layout import Layout
 from frontrunner.evaluators.trainer.optimizer import build_optimizer, make_states, set_learning_rate
 from frontrunner.evaluators.trainer.precision import LossScale
@@ -156,10 +157,11 @@ class TorchStepper:
         return ahead[1] if ahead is not None and ahead[0] == number else self._read_batch(number)
 
     def _read_batch(self, number: int) -> Batch:
-        batch = self._data.training_batch(
-            number, sequences=self._layout.replica_sequences, global_batch_seqs=self._job.recipe.global_batch_seqs
-        )
-        return batch.to(self._device)
+        with record_function(DATA_RANGE):
+            batch = self._data.training_batch(
+                number, sequences=self._layout.replica_sequences, global_batch_seqs=self._job.recipe.global_batch_seqs
+            )
+            return batch.to(self._device)
 
 
 def synchronise(device: torch.device) -> None:

@@ -14,6 +14,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "launch": ("campaigning:launch", "Run a campaign file to its ranked table."),
         "resume": ("campaigning:resume", "Go on with a campaign, wherever it was left."),
         "replay": ("replaying:replay", "Train with a measured recipe: the full run."),
+        "profile": ("profiling:profile", "Where the time of a recipe's steps goes."),
         "space": ("campaigning:space", "Count a file's recipes: legal, and why not."),
     },
     "Ask": {

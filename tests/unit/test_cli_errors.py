@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -88,6 +89,7 @@ MISTAKES: dict[str, tuple[list[str], int, str]] = {
             "dataframe": ["--out", "x.csv"],
             "resume": [],
             "replay": ["0123456789ab", "--steps", "1"],
+            "profile": ["0123456789ab"],
         }.items()
     },
 }
@@ -111,6 +113,19 @@ def test_a_mistake_is_one_line_an_exit_code_and_nothing_written(case: str, folde
     finished = run(*arguments, cwd=folder)
     assert re.search(message, error_of(finished))
     assert finished.returncode == code
+    assert sorted(entry.name for entry in folder.iterdir()) == before
+
+
+def test_a_recipe_that_was_only_simulated_is_not_profiled(folder: Path) -> None:
+    launched = run("launch", "c.toml", "--json", cwd=folder)
+    recipe = json.loads(launched.stdout)["best"][0]["recipe_id"]
+    before = sorted(entry.name for entry in folder.iterdir())
+    finished = run("profile", recipe, cwd=folder)
+    assert f"recipe {recipe} is of a simulated campaign, so there is no training to profile" in error_of(finished)
+    assert finished.returncode == 2
+    unknown = run("profile", "abcdefabcdef", cwd=folder)
+    assert "no recipe id begins with 'abcdefabcdef'" in error_of(unknown)
+    assert unknown.returncode == 2
     assert sorted(entry.name for entry in folder.iterdir()) == before
 
 

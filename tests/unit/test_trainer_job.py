@@ -57,6 +57,13 @@ def test_a_missing_key_is_named() -> None:
         Job.from_json(json.dumps(document))
 
 
+def test_a_job_of_before_there_were_profiles_is_read() -> None:
+    document = _document()
+    del document["profile"]
+
+    assert Job.from_json(json.dumps(document)) == small_job(Path("/run"))
+
+
 def test_a_whole_number_is_a_float() -> None:
     document = _document()
     document["collective_timeout_s"] = 30

@@ -7,10 +7,11 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.profiler import record_function
 
 from frontrunner.evaluators.trainer.data import Batch, TokenFile
 from frontrunner.evaluators.trainer.deepspeed_engine.environment import prepare
-from frontrunner.evaluators.trainer.job import Job
+from frontrunner.evaluators.trainer.job import DATA_RANGE, Job
 from frontrunner.evaluators.trainer.layout import Layout
 from frontrunner.evaluators.trainer.optimizer import set_learning_rate
 from frontrunner.evaluators.trainer.stepping import StepOutcome, synchronise
@@ -108,10 +109,11 @@ class DeepSpeedStepper:
 
     def _batch(self, number: int, *, training: bool) -> Batch:
         draw = self._data.training_batch if training else self._data.evaluation_batch
-        batch = draw(
-            number, sequences=self._layout.replica_sequences, global_batch_seqs=self._job.recipe.global_batch_seqs
-        )
-        return batch.to(self._device)
+        with record_function(DATA_RANGE):
+            batch = draw(
+                number, sequences=self._layout.replica_sequences, global_batch_seqs=self._job.recipe.global_batch_seqs
+            )
+            return batch.to(self._device)
 
 
 def _build_model(job: Job, layout: Layout, device: torch.device) -> DeepSpeedModel:

@@ -1,0 +1,106 @@
+"""Profiles of a measured recipe: four real ranks, the parts of their steps, traces that load."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.campaigns import command, environment, frontrunner, tiny, write_toml
+
+HIDE_PYINSTRUMENT = 'import sys\nsys.modules["pyinstrument"] = None\n'
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A folder with a store, and the id of its one measured recipe: tensor parallelism by pipeline, four ranks."""
+    folder = tmp_path_factory.mktemp("measured")
+    space = {"tensor_parallel": [2], "pipeline_parallel": [2], "micro_batch_seqs": [2], "schedule": ["1f1b"]}
+    table = tiny(space=space, budget={"probes": 1}, cluster={"devices_per_node": 4})
+    write_toml(folder / "tiny.toml", table)
+    launched = frontrunner("launch", "tiny.toml", "--json", cwd=folder)
+    assert launched.returncode == 0, launched.stderr
+    return folder, json.loads(launched.stdout)["best"][0]["recipe_id"]
+
+
+def assert_parts_sum(breakdown: dict[str, Any]) -> None:
+    assert sum(breakdown["seconds"].values()) == pytest.approx(breakdown["step_time_s"], rel=1e-6)
+    assert all(time >= 0 for time in breakdown["seconds"].values())
+
+
+def without_pyinstrument(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command line on a machine that does not have it."""
+    hiding = folder / "hiding"
+    hiding.mkdir()
+    (hiding / "sitecustomize.py").write_text(HIDE_PYINSTRUMENT)
+    path = os.pathsep.join(filter(None, (str(hiding), os.environ.get("PYTHONPATH"))))
+    variables = environment() | {"PYTHONPATH": path}
+    return subprocess.run(
+        command(*arguments), cwd=folder, env=variables, capture_output=True, text=True, timeout=200, check=False
+    )
+
+
+def test_parts_of_every_rank_and_traces_without_pyinstrument(measured: tuple[Path, str]) -> None:
+    home, recipe = measured
+    options = ("--anyway", "--steps", "2", "--json", "--folder", "profiled")
+    done = without_pyinstrument(home, "profile", recipe, *options)
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if "pyinstrument" in line]
+    assert said == ["pyinstrument is not installed, so the host side is left out: pip install 'frontrunner[profile]'"]
+    report = json.loads(done.stdout)
+    assert (report["recipe_id"], report["steps"], len(report["ranks"])) == (recipe, 2, 4)
+    for breakdown in (*report["ranks"], report["mean"], *report["stages"].values()):
+        assert_parts_sum(breakdown)
+        for part in ("compute", "optimizer", "data", "all-reduce", "send/recv"):
+            assert breakdown["seconds"][part] > 0, part
+        assert breakdown["seconds"]["all-gather"] == 0
+    assert report["measured_step_time_s"] > 0
+    assert report["host_trees"] == []
+    for rank, path in enumerate(report["traces"]):
+        assert Path(path) == home / "profiled" / f"rank-{rank}.trace.json.gz"
+        with gzip.open(path, "rt") as file:
+            events = json.load(file)["traceEvents"]
+        steps = [event for event in events if event["name"] == "frontrunner::step"]
+        assert len(steps) == 2, "the step that warms the profiler up is not among them"
+        seconds = report["ranks"][rank]["step_time_s"]
+        assert sum(step["dur"] for step in steps) / 2e6 == pytest.approx(seconds, rel=1e-6)
+
+
+def test_what_a_person_reads(measured: tuple[Path, str]) -> None:
+    pytest.importorskip("pyinstrument")
+    home, recipe = measured
+    done = frontrunner("profile", recipe[:6], "--anyway", "--steps", "1", cwd=home, timeout_s=200)
+    assert done.returncode == 0, done.stderr
+    for words in (
+        "compute (forward, backward)",
+        "all-reduce",
+        "send/recv, pipeline bubble",
+        "host (Python, dispatch)",
+        "stage 1",
+        "the campaign's probe measured",
+        "Session.timed_step",
+    ):
+        assert words in done.stdout
+    folder = home / "frontrunner-runs" / "profiles" / recipe / "1"
+    assert str(folder / "rank-0.trace.json.gz") in done.stdout
+    assert "PipelineEngine.forward_backward" in (folder / "rank-3.host.txt").read_text()
+
+
+def test_refusals(measured: tuple[Path, str]) -> None:
+    home, recipe = measured
+    elsewhere = frontrunner("profile", recipe, cwd=home)
+    assert elsewhere.returncode == 2
+    assert "device test-cpu there" in elsewhere.stderr
+    unknown = frontrunner("profile", "abcdefabcdef", cwd=home)
+    assert unknown.returncode == 2
+    assert "abcdefabcdef" in unknown.stderr
+    used = frontrunner("profile", recipe, "--anyway", "--folder", ".", cwd=home)
+    assert used.returncode == 2
+    assert "not an empty folder" in used.stderr
+    many = frontrunner("profile", recipe, "--steps", "0", cwd=home)
+    assert many.returncode == 2
