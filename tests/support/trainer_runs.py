@@ -175,7 +175,11 @@ class WarmParent:
         """End the parent."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(timeout=10)
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:  # on a crowded machine
+            self._process.kill()
+            self._process.wait()
 
 
 @functools.cache
