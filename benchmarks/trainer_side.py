@@ -161,4 +161,5 @@ def recipe_table() -> dict[str, Any]:
         "engine": "torch",
         "offload": "none",
         "secondary_partition": 1,
+        "layers_per_stage": [],
     }
