@@ -34,6 +34,7 @@ COLUMN_TYPES: dict[str, str] = {
     "pipeline_parallel": "int64",
     "data_parallel": "int64",
     "virtual_stages": "int64",
+    "layers_per_stage": "string",
     "schedule": "string",
     "micro_batch_seqs": "int64",
     "accumulation": "int64",
@@ -144,6 +145,7 @@ def _cells(campaign: Campaign, trial: Trial, attempt: Attempt, outcome: Outcome)
 
 def _recipe_cells(recipe: Recipe) -> dict[str, Any]:
     derived = {
+        "layers_per_stage": recipe.layers_name,
         "sharding": recipe.sharding_name,
         "sharding_parameters": recipe.sharding.parameters,
         "sharding_gradients": recipe.sharding.gradients,

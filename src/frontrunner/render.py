@@ -47,6 +47,8 @@ def options(recipe: Recipe) -> str:
     parts = []
     if recipe.pipeline_parallel > 1:
         parts.append(recipe.schedule + (f" v{recipe.virtual_stages}" if recipe.virtual_stages > 1 else ""))
+    if recipe.layers_per_stage:
+        parts.append(f"layers {recipe.layers_name}")
     if recipe.recompute != "none":
         parts.append(f"recompute {recipe.recompute}")
     if recipe.sequence_parallel:
