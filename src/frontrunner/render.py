@@ -104,9 +104,14 @@ _COLUMNS = (
 def _fitting(width: int, ranking: Sequence[RankedRecipe]) -> list[_Column]:
     """The columns that fit; MFU only where the cluster states a peak to measure it against."""
     columns = [c for c in _COLUMNS if c.title != "MFU" or any(row.standing.mfu is not None for row in ranking)]
-    while sum(c.width + 2 for c in columns) > width and any(c.drop for c in columns):
+    while sum(_width(c, ranking) + 2 for c in columns) > width and any(c.drop for c in columns):
         columns.remove(max(columns, key=lambda c: c.drop))
     return columns
+
+
+def _width(column: _Column, ranking: Sequence[RankedRecipe]) -> int:
+    """What a column takes: one that never leaves is shown whole, a long name of a sharding included."""
+    return column.width if column.drop else max([column.width, *(len(column.cell(row)) for row in ranking)])
 
 
 SIMULATED = "simulated: rough formulas, nothing was trained"

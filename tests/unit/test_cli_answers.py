@@ -136,6 +136,16 @@ def test_best_answers_other_questions(folder: Path, ranking: list[dict[str, Any]
     assert sizes == sorted(row["standing"]["peak_memory_bytes_max_rank"] for row in ranking)[:3]
 
 
+def test_the_ranking_names_three_levels_of_sharding(tmp_path: Path) -> None:
+    text = CAMPAIGN.replace('["none", "zero-1"]', '["3-level-1/2", "3-level-2/2"]').replace("[1, 2, 4]", "[1]")
+    (tmp_path / "levels.toml").write_text(text)
+
+    shown = on_a_terminal("launch", "levels.toml", cwd=tmp_path, columns=80)
+
+    assert "3-level-1/2/4" in shown
+    assert "3-level-2/2/4" in shown
+
+
 def test_pareto_is_what_nothing_beats_in_both(folder: Path, ranking: list[dict[str, Any]]) -> None:
     def figures(row: dict[str, Any]) -> tuple[float, int]:
         return row["standing"]["tokens_per_s"], -row["standing"]["peak_memory_bytes_max_rank"]

@@ -30,6 +30,7 @@ def job(precision: str = "fp32", model: dict[str, Any] | None = None, **recipe: 
     [
         ({"data_parallel": 2, "replication": "ddp"}, "not by ddp"),
         ({"data_parallel": 4, "sharding": (2, 2, 2)}, "removed its hybrid sharding"),
+        ({"data_parallel": 4, "sharding": (2, 2, 4)}, "no sharding by levels"),
         ({"data_parallel": 2, "precision": "bf16"}, "only under ZeRO 1 to 3"),
         ({"data_parallel": 2, "secondary_partition": 2}, "secondary partition of 2 needs ZeRO-3"),
         (

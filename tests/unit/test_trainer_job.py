@@ -117,6 +117,8 @@ ZBV = {"pipeline_parallel": 2, "schedule": "zbv", "virtual_stages": 2, "micro_ba
         ({"pipeline_parallel": 2, "schedule": "gpipe"}, {"tied_embeddings": True}, "tied embeddings"),
         (ZBV | {"data_parallel": 2, "sharding": (2, 2, 2)}, {}, "goes wrong silently"),
         (ZBV | {"data_parallel": 2, "sharding": (1, 2, 2)}, {}, "goes wrong silently"),
+        (ZBV | {"data_parallel": 4, "sharding": (1, 2, 4)}, {}, "goes wrong silently"),
+        ({"data_parallel": 4, "sharding": (2, 2, 4), "offload": "optimizer+parameters"}, {}, "not levels"),
         (ZBV | {"recompute": "selective"}, {}, "selective recompute"),
     ],
 )

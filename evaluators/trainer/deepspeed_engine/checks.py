@@ -22,6 +22,8 @@ def _check_replicas(job: Job) -> None:
         raise ValueError(f"the deepspeed engine keeps replicas itself, not by {recipe.replication}")
     if kind == "hybrid":
         raise ValueError("DeepSpeed has removed its hybrid sharding; use ZeRO-3 with a secondary partition")
+    if kind == "levels":
+        raise ValueError("DeepSpeed spreads its states over all replicas alike: it has no sharding by levels")
     if job.precision == "bf16" and kind == "replicate" and recipe.data_parallel > 1:
         raise ValueError("DeepSpeed sums bf16 gradients in fp32 only under ZeRO 1 to 3")
     secondary = recipe.secondary_partition
