@@ -59,7 +59,10 @@ class ReplaySettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayPlan:
-    """A replay ready to run. `differences` says how this machine is not what the recipe was measured on."""
+    """A replay ready to run. `differences` says how this machine is not what the recipe was measured on.
+
+    `measured_tokens_per_s` is None where no probe measured the recipe.
+    """
 
     recipe_id: str
     recipe: Recipe
@@ -68,7 +71,7 @@ class ReplayPlan:
     environment: Mapping[str, str]
     argv: tuple[str, ...]
     tokens_per_step: int
-    measured_tokens_per_s: float
+    measured_tokens_per_s: float | None
     differences: tuple[str, ...]
 
     @property
@@ -83,7 +86,7 @@ def plan(
     recipe_id: str,
     recipe: Recipe,
     setup: ProbeSetup,
-    measured_tokens_per_s: float,
+    measured_tokens_per_s: float | None,
     settings: ReplaySettings,
     anyway: bool,
 ) -> ReplayPlan:
@@ -96,8 +99,8 @@ def plan(
     differences = machine_differences(cluster, recipe, detect())
     if differences and not anyway:
         raise InvalidInput(
-            f"recipe {recipe_id} was measured on other hardware: {'; '.join(differences)}",
-            hint="--anyway runs it here all the same; its throughput will not be the one measured",
+            f"recipe {recipe_id} was chosen for other hardware: {'; '.join(differences)}",
+            hint="--anyway runs it here all the same; its throughput will not be the one of its campaign",
         )
     if recipe.devices > cluster.devices_per_node:
         raise InvalidInput(

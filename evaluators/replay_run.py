@@ -41,20 +41,23 @@ class ReplayResult:
     """A finished replay, its throughput beside the probe's.
 
     `tokens_per_s` is that of the median step of this run; None where an earlier run had done every step.
+    `measured_tokens_per_s` is None where no probe measured the recipe.
     """
 
     recipe_id: str
     folder: Path
     final_step: int
     tokens_per_s: float | None
-    measured_tokens_per_s: float
+    measured_tokens_per_s: float | None
     final_loss: float | None
     evaluation_losses: Mapping[int, float | None]
 
     @property
     def ratio_to_probe(self) -> float | None:
-        """tokens_per_s / measured_tokens_per_s."""
-        return None if self.tokens_per_s is None else self.tokens_per_s / self.measured_tokens_per_s
+        """tokens_per_s / measured_tokens_per_s; None where there is nothing to compare."""
+        if self.tokens_per_s is None or self.measured_tokens_per_s is None:
+            return None
+        return self.tokens_per_s / self.measured_tokens_per_s
 
 
 def prepare(chosen: ReplayPlan) -> None:

@@ -27,7 +27,8 @@ def recipe_from_json(text: str) -> Recipe:
     """The recipe that `recipe_to_json` wrote; `StoreUnusable` where a later version wrote fields unknown here."""
     fields = json.loads(text)
     try:
-        return Recipe(**{**fields, "sharding": Sharding(**fields["sharding"])})
+        layers = tuple(fields.get("layers_per_stage", ()))
+        return Recipe(**{**fields, "sharding": Sharding(**fields["sharding"]), "layers_per_stage": layers})
     except (TypeError, KeyError) as error:
         raise StoreUnusable(
             f"a stored recipe cannot be read by this version: {error}", hint="upgrade frontrunner"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 COLUMN_TYPES: dict[str, str] = {
     "campaign": "string",
+    "figures": "string",
     "trial_number": "int64",
     "attempt_number": "int64",
     "recipe_id": "string",
@@ -33,6 +34,7 @@ COLUMN_TYPES: dict[str, str] = {
     "pipeline_parallel": "int64",
     "data_parallel": "int64",
     "virtual_stages": "int64",
+    "layers_per_stage": "string",
     "schedule": "string",
     "micro_batch_seqs": "int64",
     "accumulation": "int64",
@@ -128,6 +130,7 @@ def _write_parquet(table: pd.DataFrame, path: Path) -> None:
 def _cells(campaign: Campaign, trial: Trial, attempt: Attempt, outcome: Outcome) -> dict[str, Any]:
     return {
         "campaign": campaign.name,
+        "figures": campaign.figures,
         "trial_number": trial.number,
         "attempt_number": attempt.number,
         "recipe_id": trial.recipe_id,
@@ -142,6 +145,7 @@ def _cells(campaign: Campaign, trial: Trial, attempt: Attempt, outcome: Outcome)
 
 def _recipe_cells(recipe: Recipe) -> dict[str, Any]:
     derived = {
+        "layers_per_stage": recipe.layers_name,
         "sharding": recipe.sharding_name,
         "sharding_parameters": recipe.sharding.parameters,
         "sharding_gradients": recipe.sharding.gradients,

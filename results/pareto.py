@@ -36,6 +36,6 @@ def pareto(store: Store, campaign: Campaign | str | None) -> list[RankedRecipe]:
         )
         rows = connection.execute(query).all()
     return [
-        to_ranked(row, rank=place, gap_percent=gap_percent(row.tokens_per_s, rows[0].tokens_per_s))
+        to_ranked(row, found, rank=place, gap_percent=gap_percent(row.tokens_per_s, rows[0].tokens_per_s))
         for place, row in enumerate(rows, start=1)
     ]

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection, select
 from sqlalchemy.orm import InstrumentedAttribute
 
 from frontrunner.results.codec import recipe_from_json, standing_from_columns
-from frontrunner.results.records import Campaign, Standing
+from frontrunner.results.records import Campaign, Figures, Standing
 from frontrunner.results.schema import StandingRow, TrialRow
 from frontrunner.results.store import Store, find_campaign
 from frontrunner.spaces.errors import bad_value, require_one_of
@@ -45,6 +45,7 @@ class RankedRecipe:
     recipe_id: str
     recipe: Recipe
     trial_number: int
+    figures: Figures
     standing: Standing
     gap_percent: float
 
@@ -72,12 +73,12 @@ def best(
         raise bad_value("best.max_memory_gb", max_memory_gb, "a size above 0 in GB")
     with store.database.read() as connection:
         found = resolve(connection, store, campaign)
-        return rank(connection, found.id, by=RankBy(by), top=top, max_memory_gb=max_memory_gb)
+        return rank(connection, found, by=RankBy(by), top=top, max_memory_gb=max_memory_gb)
 
 
 def rank(
     connection: Connection,
-    campaign_id: int,
+    campaign: Campaign,
     *,
     by: RankBy = RankBy.TOKENS,
     top: int | None = None,
@@ -88,7 +89,7 @@ def rank(
     query = (
         select(StandingRow, TrialRow.recipe_json, TrialRow.number)
         .join(TrialRow, TrialRow.id == StandingRow.trial_id)
-        .where(StandingRow.campaign_id == campaign_id)
+        .where(StandingRow.campaign_id == campaign.id)
         .order_by(*ordering(by))
         .limit(top)
     )
@@ -97,7 +98,7 @@ def rank(
     rows = connection.execute(query).all()
     figures = [getattr(row, key.key) for row in rows]
     return [
-        to_ranked(row, rank=place, gap_percent=gap_percent(figures[place - 1], figures[0], by=by))
+        to_ranked(row, campaign, rank=place, gap_percent=gap_percent(figures[place - 1], figures[0], by=by))
         for place, row in enumerate(rows, start=1)
     ]
 
@@ -113,13 +114,14 @@ def gap_percent(figure: float, better: float, *, by: RankBy = RankBy.TOKENS) -> 
     return 100.0 * ((better - figure) if by in MORE_IS_BETTER else (figure - better)) / better
 
 
-def to_ranked(row: Any, *, rank: int, gap_percent: float) -> RankedRecipe:
-    """A row of `standings` joined with its trial's recipe and number."""
+def to_ranked(row: Any, campaign: Campaign, *, rank: int, gap_percent: float) -> RankedRecipe:
+    """A row of `standings` joined with its trial's recipe and number, in `campaign`."""
     return RankedRecipe(
         rank=rank,
         recipe_id=row.recipe_id,
         recipe=recipe_from_json(row.recipe_json),
         trial_number=row.number,
+        figures=campaign.figures,
         standing=standing_from_columns(row),
         gap_percent=gap_percent,
     )

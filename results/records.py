@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from frontrunner.results.outcome import STABLE_SPREAD, Outcome
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
 from frontrunner.spaces.recipe import Recipe
 
 EventData = Mapping[str, str | int | float | None]
+Figures = Literal["measured", "simulated"]
+"""Where a campaign's numbers come from: real training, or a rehearsal's rough formulas."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +42,11 @@ class Campaign:
     created_at: str
     updated_at: str
 
+    @property
+    def figures(self) -> Figures:
+        """Simulated where `problem_summary` says so."""
+        return "simulated" if self.problem_summary.get("figures") == "simulated" else "measured"
+
 
 @dataclass(frozen=True, kw_only=True)
 class CampaignSummary:
@@ -48,6 +56,7 @@ class CampaignSummary:
     name: str
     state: CampaignState
     strategy: str
+    figures: Figures
     legal_recipes: int
     probes: Mapping[TrialState, int]
     best_tokens_per_s: float | None

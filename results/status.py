@@ -52,7 +52,7 @@ def status(store: Store, campaign: Campaign | str | None) -> Status:
     with store.database.read() as connection:
         found = resolve(connection, store, campaign)
         lease = connection.execute(select(CampaignRow).where(CampaignRow.id == found.id)).one()
-        fastest = rank(connection, found.id, top=1)
+        fastest = rank(connection, found, top=1)
         return Status(
             campaign=found,
             driver_is_live=leases.is_held(lease, store.now()),

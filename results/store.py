@@ -221,6 +221,7 @@ def _summary(connection: Connection, campaign: Campaign) -> CampaignSummary:
         name=campaign.name,
         state=campaign.state,
         strategy=campaign.strategy,
+        figures=campaign.figures,
         legal_recipes=campaign.legal_recipes,
         probes=trials_by_state(connection, campaign.id),
         best_tokens_per_s=None if best is None else best[1].tokens_per_s,

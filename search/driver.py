@@ -84,7 +84,12 @@ class Driver:
         self._failures_of_trial: Counter[tuple[int, FailureKind]] = Counter()
         self._alike: list[Failure] = []
         self._wants_stop = self._wants_kill = self._told_of_stop = False
-        self._view = View(name=campaign.name, strategy=spec.search.strategy, legal_recipes=len(self._survey.recipes))
+        self._view = View(
+            name=campaign.name,
+            strategy=spec.search.strategy,
+            legal_recipes=len(self._survey.recipes),
+            figures=campaign.figures,
+        )
 
     def stop(self) -> None:
         """Start nothing more; let running probes finish."""

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from frontrunner.evaluators.protocol import Progress
 from frontrunner.results.outcome import FailureKind, Measurement, Outcome
+from frontrunner.results.records import Figures
 from frontrunner.results.states import CampaignState
 from frontrunner.search.budget import Limit
 from frontrunner.spaces.recipe import Recipe
@@ -44,6 +45,7 @@ class View:
     name: str
     strategy: str
     legal_recipes: int
+    figures: Figures = "measured"
     limits: tuple[Limit, ...] = ()
     seconds_left: float | None = None
     running: tuple[RunningProbe, ...] = ()

@@ -51,9 +51,11 @@ def sequence_parallel_divides(recipe: Recipe, problem: Problem) -> Reason | None
 
 
 def stages_hold_layers(recipe: Recipe, problem: Problem) -> Reason | None:
-    """Every pipeline stage holds at least one layer."""
+    """Every pipeline stage holds at least one layer, and all of them together the model's."""
     if recipe.stages > problem.model.layers:
         return Reason("too-many-stages", f"{recipe.stages} pipeline stages for {problem.model.layers} layers")
+    if recipe.layers_per_stage and sum(recipe.layers_per_stage) != problem.model.layers:
+        return Reason("layers-per-stage", f"stages of {recipe.layers_name} layers for {problem.model.layers} layers")
     return None
 
 
@@ -133,9 +135,9 @@ def _replicated_kv_heads(recipe: Recipe, problem: Problem) -> str | None:
 
 def _uneven_stages(recipe: Recipe, problem: Problem) -> str | None:
     layers, stages = problem.model.layers, recipe.stages
-    return (
-        f"{layers} layers over {stages} stages: the first {layers % stages} hold one more" if layers % stages else None
-    )
+    if recipe.layers_per_stage or layers % stages == 0:
+        return None
+    return f"{layers} layers over {stages} stages: the first {layers % stages} hold one more"
 
 
 def _idle_devices(recipe: Recipe, problem: Problem) -> str | None:

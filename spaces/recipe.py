@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from typing import Self
@@ -11,12 +12,14 @@ from frontrunner.spaces.errors import bad_value, did_you_mean, require_at_least,
 ENGINES = ("torch", "deepspeed")
 SPLIT_BACKWARD_SCHEDULES = ("interleaved-zero-bubble", "zbv", "dualpipev")
 LOOPED_SCHEDULES = ("interleaved-1f1b", "looped-bfs", *SPLIT_BACKWARD_SCHEDULES)
+V_SHAPED_SCHEDULES = ("zbv", "dualpipev")
 SCHEDULES = ("none", "gpipe", "1f1b", *LOOPED_SCHEDULES)
 RECOMPUTES = ("none", "selective", "full")
 REPLICATIONS = ("replicate", "ddp")
 OPTIMIZER_STATES = ("fp32", "bf16")
 OFFLOADS = ("none", "optimizer", "optimizer+parameters", "nvme")
 SYNCHRONISATIONS = ("last", "each")
+LAYER_SPLITS = ("even", "balanced")
 SHARDING_NAMES = ("none", "zero-1", "zero-2", "zero-3")
 HYBRID = re.compile(r"hybrid-([1-9][0-9]{0,8})", re.ASCII)
 
@@ -84,7 +87,8 @@ class Recipe:
     need for the backward pass in the host's memory, `offload` what it names. `synchronise` says after which
     micro-batches unsharded gradients are reduced over the replicas. `secondary_partition` is the size of the groups
     of neighbouring replicas that hold a second copy of ZeRO-3's parameters for the backward pass (ZeRO++ hpZ,
-    arXiv 2306.10209); 1 is none.
+    arXiv 2306.10209); 1 is none. `layers_per_stage` counts the layers of each stage along the model; empty is as even
+    as possible, the first stages taking the remainder.
     """
 
     engine: str = "torch"
@@ -107,6 +111,7 @@ class Recipe:
     offload: str = "none"
     synchronise: str = "last"
     secondary_partition: int = 1
+    layers_per_stage: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         require_at_least("recipe", 1, devices=self.devices, tensor_parallel=self.tensor_parallel)
@@ -121,6 +126,9 @@ class Recipe:
         require_one_of("recipe", "optimizer_state", self.optimizer_state, OPTIMIZER_STATES)
         require_one_of("recipe", "offload", self.offload, OFFLOADS)
         require_one_of("recipe", "synchronise", self.synchronise, SYNCHRONISATIONS)
+        if self.layers_per_stage and (len(self.layers_per_stage) != self.stages or min(self.layers_per_stage) < 1):
+            expected = f"nothing, or at least one layer for each of {self.stages} stages"
+            raise bad_value("recipe.layers_per_stage", list(self.layers_per_stage), expected)
         if self.devices % (self.tensor_parallel * self.pipeline_parallel):
             degrees = f"{self.tensor_parallel} x {self.pipeline_parallel}"
             raise bad_value(
@@ -147,11 +155,19 @@ class Recipe:
         """The sharding's common name at this recipe's data-parallel degree."""
         return self.sharding.name(self.data_parallel)
 
+    @property
+    def layers_name(self) -> str:
+        """The layers of the stages along the model, as `5+6x14+4`: 5, then 14 stages of 6, then 4; or `even`."""
+        runs = [(count, len(list(group))) for count, group in itertools.groupby(self.layers_per_stage)]
+        return "+".join(str(count) if length == 1 else f"{count}x{length}" for count, length in runs) or "even"
+
     def describe(self) -> str:
         """The recipe on one line, for logs: `tp2 pp2 dp1 1f1b mb2 x8 none recompute=full`."""
         parts = [f"tp{self.tensor_parallel} pp{self.pipeline_parallel} dp{self.data_parallel}"]
         if self.pipeline_parallel > 1:
             parts.append(self.schedule + (f" v{self.virtual_stages}" if self.virtual_stages > 1 else ""))
+        if self.layers_per_stage:
+            parts.append(f"layers={self.layers_name}")
         parts.append(f"mb{self.micro_batch_seqs} x{self.accumulation}")
         if self.data_parallel > 1:
             parts.append(self.sharding_name if self.replication == "replicate" else "ddp")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +15,7 @@ from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.reasons import Reason
 from frontrunner.spaces.recipe import (
     ENGINES,
+    LAYER_SPLITS,
     OFFLOADS,
     OPTIMIZER_STATES,
     RECOMPUTES,
@@ -24,6 +25,7 @@ from frontrunner.spaces.recipe import (
     Recipe,
     Sharding,
 )
+from frontrunner.spaces.stages import balanced_layers, even_layers
 from frontrunner.spaces.wording import shown
 
 Choice = int | str | bool
@@ -40,6 +42,7 @@ WORDS = {
     "optimizer_state": OPTIMIZER_STATES,
     "offload": OFFLOADS,
     "synchronise": SYNCHRONISATIONS,
+    "layer_split": LAYER_SPLITS,
 }
 """The dimensions whose values are words, with the words."""
 
@@ -75,6 +78,7 @@ class Space:
     engine: tuple[str, ...] = ("torch",)
     offload: tuple[str, ...] = ("none",)
     secondary_partition: tuple[int, ...] = (1,)
+    layer_split: tuple[str, ...] = ("even",)
 
     def __post_init__(self) -> None:
         for dimension in fields(self):
@@ -210,7 +214,7 @@ def recipe_at(choice: Mapping[str, Choice], problem: Problem) -> Recipe | Reason
             )
         accumulation = batch // (micro_batch * dp)
     schedule = str(choice["schedule"]) if pp > 1 else "none"
-    return Recipe(
+    recipe = Recipe(
         engine=str(choice["engine"]),
         devices=devices,
         tensor_parallel=tp,
@@ -227,6 +231,18 @@ def recipe_at(choice: Mapping[str, Choice], problem: Problem) -> Recipe | Reason
         secondary_partition=int(choice["secondary_partition"]) if dp > 1 else 1,
         **_levers(choice),
     )
+    if choice["layer_split"] == "balanced":
+        return replace(recipe, layers_per_stage=_balanced(recipe, problem))
+    return recipe
+
+
+def _balanced(recipe: Recipe, problem: Problem) -> tuple[int, ...]:
+    """The balanced split; nothing where it is the even one, and where there are too few layers (rules refuse those)."""
+    layers = problem.model.layers
+    if recipe.pipeline_parallel == 1 or recipe.stages > layers:
+        return ()
+    balanced = balanced_layers(recipe, problem)
+    return () if balanced == even_layers(layers, recipe.stages) else balanced
 
 
 def _levers(choice: Mapping[str, Choice]) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def _check_pipeline(model: ModelShape, recipe: Recipe) -> None:
         raise ValueError(f"schedule {schedule!r} holds two stages a rank, not {virtual}")
     if model.tied_embeddings and ranks > 1:
         raise ValueError("tied embeddings need the first and the last layer on one rank: pipeline_parallel 1")
-    stage_layers(model.layers, recipe.stages)
+    stage_layers(model.layers, recipe)
 
 
 def _check_sharding(recipe: Recipe) -> None:

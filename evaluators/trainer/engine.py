@@ -46,7 +46,7 @@ class Engine(Protocol):
 def build_engine(job: Job, layout: Layout, device: torch.device, scale: LossScale) -> Engine:
     """Build, materialise and initialise this rank's part of the model; gradients come out multiplied by `scale`."""
     recipe = job.recipe
-    ranges = stage_layers(job.model.layers, recipe.stages)
+    ranges = stage_layers(job.model.layers, recipe)
     modules = []
     replicas = []
     for stage in stages_of_rank(recipe, layout.pipeline_rank):

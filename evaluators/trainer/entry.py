@@ -17,6 +17,7 @@ from frontrunner.evaluators.trainer.checks import check_job
 from frontrunner.evaluators.trainer.data import TokenFile
 from frontrunner.evaluators.trainer.engine import build_engine
 from frontrunner.evaluators.trainer.files import ProgressLog, write_json
+from frontrunner.evaluators.trainer.gloo import use_one_thread_per_group
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import Layout, make_layout
 from frontrunner.evaluators.trainer.memory import as_memory_error, limit_memory
@@ -129,6 +130,7 @@ class _Runner:
 
     def _prepare_process(self) -> None:
         if self._job.device == "cpu":
+            use_one_thread_per_group()
             torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         else:
             torch.accelerator.set_device_index(self._device.index)

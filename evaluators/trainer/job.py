@@ -60,7 +60,8 @@ class Recipe:
 
     `virtual_stages` counts the pipeline stages that each rank holds. `offload` names what is kept in the host's
     memory. `secondary_partition` is the number of neighbouring replicas that hold a second copy of the parameters
-    for the backward pass (ZeRO++ hpZ, arXiv 2306.10209); 1 is none.
+    for the backward pass (ZeRO++ hpZ, arXiv 2306.10209); 1 is none. `layers_per_stage` counts each stage's layers along
+    the model; empty is as even as possible.
     """
 
     tensor_parallel: int
@@ -83,6 +84,7 @@ class Recipe:
     engine: Literal["torch", "deepspeed"]
     offload: Literal["none", "optimizer", "optimizer+parameters"]
     secondary_partition: int
+    layers_per_stage: tuple[int, ...]
 
     @property
     def world_size(self) -> int:
@@ -208,6 +210,10 @@ def _parse(kind: Any, value: Any, name: str) -> Any:
         if not isinstance(value, str) or value not in choices:
             raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, choices))}")
         return value
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ValueError(f"{name} is {value!r}, expected a list")
+        return tuple(_parse(typing.get_args(kind)[0], item, f"{name}[{place}]") for place, item in enumerate(value))
     if origin is types.UnionType:
         (inner,) = (arm for arm in typing.get_args(kind) if arm is not types.NoneType)
         return None if value is None else _parse(inner, value, name)

@@ -4,6 +4,7 @@ Stages are numbered along the model. A looped placement gives rank r the stages 
 one (zbv, dualpipev) gives it r and 2 pp - 1 - r.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -32,17 +33,21 @@ V_SHAPED_SCHEDULES = frozenset({"zbv", "dualpipev"})
 SPLIT_BACKWARD_SCHEDULES = frozenset({"interleaved-zero-bubble", "zbv", "dualpipev"})
 
 
-def stage_layers(layers: int, stages: int) -> list[range]:
-    """The layers of each stage: as even as possible, the first stages take the remainder.
+def stage_layers(layers: int, recipe: Recipe) -> list[range]:
+    """The layers of each stage: as many as the recipe says, else as even as possible, the first stages taking more.
 
     Raises:
-        ValueError: there are fewer layers than stages.
+        ValueError: a stage would hold no layer, or the recipe's counts do not make up the model.
     """
+    stages = recipe.stages
     if layers < stages:
         raise ValueError(f"{layers} layers cannot fill {stages} pipeline stages")
     size, remainder = divmod(layers, stages)
-    starts = [stage * size + min(stage, remainder) for stage in range(stages + 1)]
-    return [range(starts[stage], starts[stage + 1]) for stage in range(stages)]
+    counts = recipe.layers_per_stage or [size + (stage < remainder) for stage in range(stages)]
+    if len(counts) != stages or sum(counts) != layers or min(counts) < 1:
+        raise ValueError(f"layers_per_stage {list(counts)} does not cut {layers} layers into {stages} stages")
+    ends = list(itertools.accumulate(counts))
+    return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
 
 
 def stages_of_rank(recipe: Recipe, pipeline_rank: int) -> list[int]:

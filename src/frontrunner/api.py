@@ -161,6 +161,7 @@ def problem_summary(spec: CampaignSpec) -> dict[str, object]:
         "sequence_length": problem.sequence_length,
         "global_batch": str(problem.global_batch),
         "precision": problem.precision,
+        "figures": "simulated" if spec.evaluator == "simulated" else "measured",
     }
 
 
@@ -247,22 +248,27 @@ def dataframe(campaign: str | None = None, *, store: str | None = None) -> pd.Da
 def plan_replay(
     recipe_id: str, settings: ReplaySettings, *, store: str | None = None, anyway: bool = False
 ) -> ReplayPlan:
-    """What a replay would run, checked against this machine; see `replay`."""
+    """What a replay would run, checked against this machine; see `replay`.
+
+    The recipe's newest measurement gives the figure to compare with; a simulated one never does.
+    """
     from frontrunner.evaluators.replay import plan
 
     explanation = show(recipe_id, store=store)
-    appearance = next((a for a in explanation.appearances if a.standing is not None), None)
-    if appearance is None or appearance.standing is None:
+    ranked = [appearance for appearance in explanation.appearances if appearance.standing is not None]
+    ranked.sort(key=lambda appearance: appearance.campaign.figures == "simulated")  # stable: the newest stay first
+    if not ranked:
         raise InvalidInput(
             f"recipe {explanation.recipe_id} was never measured, so there is nothing to replay",
             hint="`frontrunner best` lists the measured ones",
         )
-    spec = stored_spec(appearance.campaign)
+    campaign, standing = ranked[0].campaign, ranked[0].standing
+    spec = stored_spec(campaign)
     return plan(
         recipe_id=explanation.recipe_id,
         recipe=explanation.recipe,
         setup=spec.probe_setup(),
-        measured_tokens_per_s=appearance.standing.tokens_per_s,
+        measured_tokens_per_s=standing.tokens_per_s if standing and campaign.figures == "measured" else None,
         settings=settings,
         anyway=anyway,
     )

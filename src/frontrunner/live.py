@@ -36,8 +36,9 @@ class Lines(Watcher):
     def began(self, view: View) -> None:
         """Say what is searched, and what is known already."""
         super().began(view)
-        known = f", {view.measured} measured before" if view.measured else ""
-        _say(f"campaign {view.name}: {view.strategy} over {view.legal_recipes:,} legal recipes{known}")
+        known = f", {view.measured} {view.figures} before" if view.measured else ""
+        simulated = ", simulated" if view.figures == "simulated" else ""
+        _say(f"campaign {view.name}: {view.strategy} over {view.legal_recipes:,} legal recipes{simulated}{known}")
 
     def probe_ended(self, view: View, ended: Ended) -> None:
         """One outcome, and how far the campaign is."""

@@ -54,6 +54,8 @@ def _labelled(label: str, lines: list[Text]) -> Iterator[Text]:
 def _head(view: View, width: int) -> Text:
     text = Text(view.name, style="bold")
     text.append(f"  {view.strategy} over {view.legal_recipes:,} legal recipes", style="not bold")
+    if view.figures == "simulated":
+        text.append(", simulated", style="not bold yellow")
     if view.seconds_left is not None and view.seconds_left >= 1:
         left = f"about {seconds(round(view.seconds_left))} left"
         text.append(left.rjust(max(2 + len(left), min(width, 100) - text.cell_len)), style="not bold")
@@ -70,13 +72,13 @@ def _limit(limit: Limit) -> Text:
 def _counts(view: View) -> Text:
     failed = "".join(f", {count} {kind}" for kind, count in view.failures.items())
     text = Text(f"{'outcomes':<{LABEL_WIDTH}}", style="dim")
-    return text.append(f"{view.measured} measured{failed}", style="not dim")
+    return text.append(f"{view.measured} {view.figures}{failed}", style="not dim")
 
 
 def _best(view: View, width: int) -> Text:
     text = Text(f"{'best':<{LABEL_WIDTH}}", style="dim")
     if view.best is None:
-        return text.append("nothing measured yet", style="not dim")
+        return text.append(f"nothing {view.figures} yet", style="not dim")
     return text.append_text(_outcome(view.best, _recipe_width(view, width), style="bold green"))
 
 

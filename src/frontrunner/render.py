@@ -47,6 +47,8 @@ def options(recipe: Recipe) -> str:
     parts = []
     if recipe.pipeline_parallel > 1:
         parts.append(recipe.schedule + (f" v{recipe.virtual_stages}" if recipe.virtual_stages > 1 else ""))
+    if recipe.layers_per_stage:
+        parts.append(f"layers {recipe.layers_name}")
     if recipe.recompute != "none":
         parts.append(f"recompute {recipe.recompute}")
     if recipe.sequence_parallel:
@@ -107,9 +109,15 @@ def _fitting(width: int, ranking: Sequence[RankedRecipe]) -> list[_Column]:
     return columns
 
 
+SIMULATED = "simulated: rough formulas, nothing was trained"
+"""What stands beside the figures of a rehearsal, wherever they are shown."""
+
+
 def print_ranking(ranking: Sequence[RankedRecipe], *, title: str) -> None:
     """The ranking; columns that do not fit are left out, the least telling first."""
     out = console()
+    if any(row.figures == "simulated" for row in ranking):
+        title += f" ({SIMULATED})"
     columns = _fitting(out.width, ranking)
     table = _table(title)
     for column in columns:
@@ -170,7 +178,7 @@ def print_campaigns(summaries: Sequence[CampaignSummary]) -> None:
         fastest = "-" if row.best_tokens_per_s is None else thousands(row.best_tokens_per_s)
         table.add_row(
             row.name,
-            row.state,
+            row.state if row.figures == "measured" else f"{row.state}, simulated",
             row.strategy,
             f"{row.legal_recipes:,}",
             f"{row.probes[TrialState.MEASURED]:,}",
@@ -188,6 +196,8 @@ def print_status(status: Status) -> None:
     campaign = status.campaign
     reason = f": {plain(campaign.state_reason)}" if campaign.state_reason else ""
     out.print(f"[bold]{campaign.name}[/bold]  {campaign.state}{reason}")
+    if campaign.figures == "simulated":
+        out.print(SIMULATED, style="yellow")
     if status.driver_is_live:
         out.print(f"driven by {campaign.driver}")
     elif campaign.state == "running":
@@ -239,6 +249,8 @@ def print_explanation(explanation: Explanation) -> None:
 def _print_appearance(out: Console, appearance: Appearance) -> None:
     summary = ", ".join(f"{key} {value}" for key, value in appearance.campaign.problem_summary.items())
     out.print(f"\ncampaign [bold]{appearance.campaign.name}[/bold]  ({plain(summary)})")
+    if appearance.campaign.figures == "simulated":
+        out.print(SIMULATED, style="yellow")
     standing = appearance.standing
     if standing is not None:
         out.print(f"rank {appearance.rank} of {appearance.ranked_recipes} by tokens/s")

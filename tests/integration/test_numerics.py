@@ -65,6 +65,17 @@ CASES = [
     Case(name="pp2-gpipe", recipe=_pipeline(2, "gpipe")),
     Case(name="pp2-1f1b-learned", recipe=_pipeline(2, "1f1b"), model=GPT2),
     Case(name="pp4-1f1b-uneven", recipe=_pipeline(4, "1f1b"), model={"layers": 6}, clip_norm=0.2),
+    Case(
+        name="pp4-1f1b-layers-2-1-2-1",
+        recipe=_pipeline(4, "1f1b") | {"layers_per_stage": (2, 1, 2, 1)},
+        model={"layers": 6},
+        clip_norm=0.2,
+    ),
+    Case(
+        name="pp2-zbv-layers-1-3-2-1",
+        recipe=_pipeline(2, "zbv", virtual=2) | {"layers_per_stage": (1, 3, 2, 1)},
+        model={"layers": 7},
+    ),
     Case(name="pp4-gpipe", recipe=_pipeline(4, "gpipe")),
     Case(name="pp2-interleaved", recipe=_pipeline(2, "interleaved-1f1b", virtual=2)),
     Case(name="pp4-interleaved", recipe=_pipeline(4, "interleaved-1f1b", virtual=2), model={"layers": 8}),

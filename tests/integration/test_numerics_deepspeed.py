@@ -79,6 +79,11 @@ CASES = [
     Case(name="pp2", recipe=PIPELINE),
     Case(name="pp2-dp2-zero1-offload", recipe=PIPELINE | _data(ZERO_1, offload="optimizer")),
     Case(name="pp4-uneven-learned", recipe=PIPELINE | {"pipeline_parallel": 4}, model=GPT2 | {"layers": 6}),
+    Case(
+        name="pp4-layers-2-1-2-1",
+        recipe=PIPELINE | {"pipeline_parallel": 4, "layers_per_stage": (2, 1, 2, 1)},
+        model={"layers": 6},
+    ),
     Case(name="pp4-two-micro-batches", recipe=PIPELINE | {"pipeline_parallel": 4, "micro_batch_seqs": 4}),
     Case(name="tp2-pp2-selective", recipe=TENSOR | PIPELINE | {"recompute": "selective"}),
     Case(name="tp2-pp2-dp2", recipe=TENSOR | PIPELINE | _data(WHOLE)),

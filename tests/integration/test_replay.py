@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -18,7 +19,17 @@ import frontrunner as api
 from frontrunner.evaluators.replay import ReplaySettings
 from frontrunner.evaluators.replay_run import MARKER
 from frontrunner.spaces.errors import InvalidInput
-from support.campaigns import environment, frontrunner, marked, started, steps_written, tiny, wait_for, write_toml
+from support.campaigns import (
+    environment,
+    frontrunner,
+    marked,
+    spec_of,
+    started,
+    steps_written,
+    tiny,
+    wait_for,
+    write_toml,
+)
 
 STEPS = 120
 OPTIONS = ("--anyway", "--checkpoint-every", "10", "--evaluate-every", "40", "--steps", str(STEPS))
@@ -239,3 +250,22 @@ def test_a_recipe_that_nobody_measured(measured: tuple[Path, str]) -> None:
     unknown = frontrunner("replay", "abcdefabcdef", "--steps", "5", cwd=measured[0])
     assert unknown.returncode == 2
     assert "abcdefabcdef" in unknown.stderr
+
+
+def test_a_simulated_figure_is_nothing_to_compare_with(measured: tuple[Path, str], tmp_path: Path) -> None:
+    folder, recipe = measured
+    store = tmp_path / "both.db"
+    shutil.copy(folder / "frontrunner.db", store)
+    [real] = api.best(store=str(store))
+    space = {"tensor_parallel": [1], "pipeline_parallel": [1], "micro_batch_seqs": [4]}
+    rehearsal = spec_of(tiny(evaluator="simulated", space=space, budget={"probes": 1}))
+    api.launch(rehearsal, store=str(store), name="rehearsal")
+    api.launch(rehearsal, store=str(tmp_path / "simulated.db"))
+    settings = ReplaySettings(steps=2)
+
+    beside_a_probe = api.plan_replay(recipe, settings, store=str(store), anyway=True)
+    alone = api.plan_replay(recipe, settings, store=str(tmp_path / "simulated.db"), anyway=True)
+
+    assert [row.figures for row in api.best(store=str(store))] == ["simulated"], "the rehearsal is the newest"
+    assert beside_a_probe.measured_tokens_per_s == real.standing.tokens_per_s
+    assert alone.measured_tokens_per_s is None

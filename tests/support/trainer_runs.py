@@ -68,6 +68,7 @@ def small_recipe(**changes: Any) -> Recipe:
         "engine": "torch",
         "offload": "none",
         "secondary_partition": 1,
+        "layers_per_stage": (),
     }
     return Recipe(**(defaults | changes))
 

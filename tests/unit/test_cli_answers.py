@@ -103,6 +103,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert finished.stderr.count(" of 30 probes)\n") == PROBES
     assert "campaign sim finished: the budget is used up: 30 of 30 probes" in finished.stderr
     assert re.search(r"frontrunner replay [0-9a-f]{12} --steps", finished.stdout)
+    assert "sim: exhaustive over" in finished.stderr
+    assert "legal recipes, simulated" in finished.stderr
+    assert "recipes (simulated: rough formulas" in finished.stdout
     assert ESCAPE not in finished.stdout + finished.stderr
     return path
 
@@ -167,6 +170,16 @@ def test_show_explains_a_rank(folder: Path, ranking: list[dict[str, Any]]) -> No
     assert appearance["above"]["recipe_id"] == ranking[0]["recipe_id"]
     assert appearance["below"]["recipe_id"] == ranking[2]["recipe_id"]
     assert appearance["attempts"][0]["provenance"]["command_line"][1:] == ["launch", "sim.toml"]
+
+
+def test_simulated_figures_are_called_so_wherever_they_are_shown(folder: Path, ranking: list[dict[str, Any]]) -> None:
+    winner = ranking[0]["recipe_id"]
+    assert {row["figures"] for row in ranking + answer("pareto", cwd=folder)} == {"simulated"}
+    assert [row["figures"] for row in answer("campaigns", cwd=folder)] == ["simulated"]
+    for arguments in (["best"], ["pareto"], ["status"], ["show", winner]):
+        assert "simulated: rough formulas, nothing was trained" in run(*arguments, cwd=folder).stdout, arguments
+    assert "finished, simulated" in run("campaigns", cwd=folder).stdout
+    assert "measured" not in run("best", cwd=folder).stdout
 
 
 def test_space_counts_every_point(folder: Path) -> None:

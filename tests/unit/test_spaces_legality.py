@@ -45,6 +45,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"devices": 32}, "devices", "32 devices of 16 in the cluster"),
     ({"tensor_parallel": 16}, "tensor-parallel-divides", "tensor_parallel 16 does not divide heads 24"),
     ({"devices": 12, "tensor_parallel": 6, "accumulation": 32}, "kv-heads", "6 neither divides kv_heads 4 nor"),
+    (
+        {**PIPELINE, "layers_per_stage": (3, 3, 3, 2)},
+        "layers-per-stage",
+        "stages of 3x3+2 layers for 12 layers",
+    ),
     ({"sequence_parallel": True}, "sequence-parallel-alone", "needs tensor_parallel > 1"),
     (
         {"devices": 12, "tensor_parallel": 12, "accumulation": 64, "sequence_parallel": True},

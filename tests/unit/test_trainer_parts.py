@@ -27,12 +27,20 @@ SEQUENCE_LENGTH = 16
 def test_stages_hold_every_layer_once_and_evenly(stages: int, extra: int) -> None:
     layers = stages + extra
 
-    ranges = stage_layers(layers, stages)
+    ranges = stage_layers(layers, small_recipe(pipeline_parallel=stages, schedule="1f1b"))
 
     assert [layer for part in ranges for layer in part] == list(range(layers))
     sizes = [len(part) for part in ranges]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] - sizes[-1] <= 1
+
+
+def test_stages_hold_the_layers_that_the_recipe_counts() -> None:
+    recipe = small_recipe(pipeline_parallel=3, schedule="1f1b", layers_per_stage=(2, 3, 1))
+
+    assert stage_layers(6, recipe) == [range(2), range(2, 5), range(5, 6)]
+    with pytest.raises(ValueError, match=r"layers_per_stage \[2, 3, 1\] does not cut 7 layers into 3 stages"):
+        stage_layers(7, recipe)
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,7 @@ class StagedModel:
         # A stage is one layer to DeepSpeed, so that stages hold the same layers as those of the torch engine.
         module = PipelineModule(
             layers=[
-                LayerSpec(_Stage, job, layout, layers, device)
-                for layers in stage_layers(job.model.layers, recipe.pipeline_parallel)
+                LayerSpec(_Stage, job, layout, layers, device) for layers in stage_layers(job.model.layers, recipe)
             ],
             topology=PipeModelDataParallelTopology(
                 num_pp=recipe.pipeline_parallel, num_mp=recipe.tensor_parallel, num_dp=recipe.data_parallel

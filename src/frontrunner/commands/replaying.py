@@ -5,13 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from frontrunner import api
 from frontrunner.commands.options import json_option, print_json, store_option
 from frontrunner.text import percent, seconds, thousands
+
+if TYPE_CHECKING:
+    from frontrunner.evaluators.replay_run import ReplayResult
 
 INTERRUPTED = 130
 
@@ -93,11 +96,14 @@ def replay(  # noqa: PLR0913, PLR0917 - an option each
         click.echo(f"step {result.final_step} was reached before; more --steps train on")
     else:
         click.echo(f"trained to step {result.final_step}, loss {loss}")
-        click.echo(
-            f"throughput {thousands(result.tokens_per_s)} tokens/s; the probe measured "
-            f"{thousands(result.measured_tokens_per_s)} ({percent(result.ratio_to_probe)} of it)"
-        )
+        click.echo(f"throughput {thousands(result.tokens_per_s)} tokens/s; {_beside_the_probe(result)}")
     click.echo(f"metrics, checkpoints and log: {result.folder}")
+
+
+def _beside_the_probe(result: ReplayResult) -> str:
+    if result.measured_tokens_per_s is None:
+        return "no probe measured this recipe: its campaign was simulated"
+    return f"the probe measured {thousands(result.measured_tokens_per_s)} ({percent(result.ratio_to_probe)} of it)"
 
 
 def _printer(steps: int) -> Any:

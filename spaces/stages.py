@@ -1,0 +1,88 @@
+"""Which layers each pipeline stage holds: as even as possible, or balanced with what first and last stage do besides.
+
+Stages are numbered along the model. A looped placement gives pipeline rank r the stages r, r + pp, r + 2 pp, ...; a
+V-shaped one gives it r and 2 pp - 1 - r.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.recipe import V_SHAPED_SCHEDULES, Recipe
+
+
+def rank_of_stage(recipe: Recipe, stage: int) -> int:
+    """The pipeline rank that holds `stage`."""
+    ranks = recipe.pipeline_parallel
+    if recipe.schedule in V_SHAPED_SCHEDULES and stage >= ranks:
+        return recipe.stages - 1 - stage
+    return stage % ranks
+
+
+def even_layers(layers: int, stages: int) -> tuple[int, ...]:
+    """How many layers each stage holds where the split is as even as possible: the first stages take the remainder."""
+    size, remainder = divmod(layers, stages)
+    return tuple(size + (stage < remainder) for stage in range(stages))
+
+
+def balanced_layers(recipe: Recipe, problem: Problem) -> tuple[int, ...]:
+    """How many layers each stage holds so that the busiest pipeline rank has as little to do as possible.
+
+    What a rank has to do are the FLOPs of a step's micro-batch, recompute included, of its layers and, on the last
+    stage, of the head. Among equals the busiest stage has the least to do, then the rank that holds most parameters
+    (the embedding's and the head's count here) holds the fewest. Each stage holds at least one layer. Layers cost the
+    same, so that giving each in turn to whoever has least is optimal.
+
+    The recipe's own `layers_per_stage` is not looked at. It must not have more stages than the model has layers.
+    """
+    layer_flops, head_flops = _flops_per_token(recipe, problem)
+    model, stages = problem.model, range(recipe.stages)
+    rows = model.padded_vocabulary + (problem.sequence_length if model.positions == "learned" else 0)
+    return _balance(
+        model.layers,
+        tuple(rank_of_stage(recipe, stage) for stage in stages),
+        head_layers=head_flops / layer_flops,
+        embedding_layers=rows * model.hidden / model.matmul_parameters_per_layer,
+        head_parameter_layers=model.padded_vocabulary * model.hidden / model.matmul_parameters_per_layer,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _balance(
+    layers: int,
+    rank_of: tuple[int, ...],
+    *,
+    head_layers: float,
+    embedding_layers: float,
+    head_parameter_layers: float,
+) -> tuple[int, ...]:
+    """`balanced_layers`, with everything in units of one layer: its FLOPs, or its parameters."""
+    last = len(rank_of) - 1
+    counts = [1] * len(rank_of)
+    of_stage = [1.0] * len(rank_of)
+    of_stage[last] += head_layers
+    of_rank, parameters = [0.0] * len(rank_of), [0.0] * len(rank_of)
+    for stage, rank in enumerate(rank_of):
+        of_rank[rank] += of_stage[stage]
+        parameters[rank] += 1 + embedding_layers * (stage == 0) + head_parameter_layers * (stage == last)
+
+    def burden(stage: int) -> tuple[float, float, float]:
+        return of_rank[rank_of[stage]], of_stage[stage], parameters[rank_of[stage]]
+
+    for _ in range(layers - len(rank_of)):
+        stage = min(range(len(rank_of)), key=burden)
+        counts[stage] += 1
+        of_stage[stage] += 1
+        of_rank[rank_of[stage]] += 1
+        parameters[rank_of[stage]] += 1
+    return tuple(counts)
+
+
+def _flops_per_token(recipe: Recipe, problem: Problem) -> tuple[float, float]:
+    """What one layer and the head compute for a token in a step, what is computed a second time included."""
+    model = problem.model
+    layer = (4.0 if recipe.recompute == "full" else 3.0) * model.layer_flops_per_token(problem.sequence_length)
+    if recipe.feed_forward_tiles > 1:
+        layer += model.feed_forward_flops_per_token()
+    return layer, (4.0 if recipe.loss_chunks > 1 else 3.0) * model.head_flops_per_token()
