@@ -27,7 +27,7 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -303,6 +303,28 @@ def show(row: dict[str, Any]) -> None:
     )
 
 
+def run_cells(device: Device, folder: Path, arguments: argparse.Namespace, deadline: float) -> Iterator[dict[str, Any]]:
+    """The rows of the cells asked for, in order; cells that the time does not allow are rows that say so."""
+    cells = CPU_CELLS if device.device.type == "cpu" else ACCELERATOR_CELLS
+    write_tokens(folder, min(SHAPES[cell.model].vocabulary for cell in cells))
+    longest_s = {False: 0.0, True: 0.0}  # of a cell so far, compiled or not
+    for cell in cells:
+        if arguments.only not in cell.name:
+            continue
+        row: dict[str, Any] = {"status": "left out: no time"}
+        if time.perf_counter() + longest_s[cell.compile] < deadline:
+            row = attempt(cell, device, folder, arguments.round_seconds)
+            longest_s[cell.compile] = max(longest_s[cell.compile], row["cell_s"])
+        yield {"cell": cell.name, **dataclasses.asdict(cell), **row}
+
+
+def add_mfu(row: dict[str, Any], peak_tflops: float) -> None:
+    """The share of the peak; None where the peak of the row's precision is not known here."""
+    if row["status"] == "measured":
+        known = row["precision"] in ("bf16", "fp16")
+        row["mfu"] = row["model_tflops"]["trainer"] / peak_tflops if known else None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=BACKENDS, help="default: the accelerator, or the CPU where there is none")
@@ -314,29 +336,18 @@ def main() -> None:
     deadline = time.perf_counter() + 60 * arguments.minutes
     accelerator = torch.accelerator.current_accelerator()
     device = Device(arguments.device or ("cpu" if accelerator is None else accelerator.type))
-    cells = CPU_CELLS if device.device.type == "cpu" else ACCELERATOR_CELLS
     date = dt.datetime.now(dt.UTC)
     slug = re.sub(r"[^a-z0-9]+", "-", device.name.lower()).strip("-")
     out = arguments.out or ROOT / "docs" / "measured" / f"{date:%Y-%m-%d}-{slug}.json"
-    longest_s = {False: 0.0, True: 0.0}  # of a cell so far, compiled or not
-    rows: list[dict[str, Any]] = []
+    out.parent.mkdir(parents=True, exist_ok=True)
     with one_rank(device.device) as folder:
-        document = {"version": 1, "date": date.isoformat(timespec="seconds"), "device": describe(device), "cells": rows}
-        write_tokens(folder, min(SHAPES[cell.model].vocabulary for cell in cells))
-        for cell in cells:
-            if arguments.only not in cell.name:
-                continue
-            row: dict[str, Any] = {"status": "left out: no time"}
-            if time.perf_counter() + longest_s[cell.compile] < deadline:
-                row = attempt(cell, device, folder, arguments.round_seconds)
-                longest_s[cell.compile] = max(longest_s[cell.compile], row["cell_s"])
-            if row["status"] == "measured":
-                low = cell.precision in ("bf16", "fp16")
-                peak = document["device"]["bf16_peak_tflops"]  # type: ignore[index]
-                row["mfu"] = row["model_tflops"]["trainer"] / peak if low else None
-            rows.append({"cell": cell.name, **dataclasses.asdict(cell), **row})
-            show(rows[-1])
-            out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        found: dict[str, Any] = {"version": 1, "date": date.isoformat(timespec="seconds"), "device": describe(device)}
+        found["cells"] = []
+        for row in run_cells(device, folder, arguments, deadline):
+            add_mfu(row, found["device"]["bf16_peak_tflops"])
+            found["cells"].append(row)
+            show(row)
+            out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(f"written to {out}")
 
 

@@ -4,7 +4,7 @@
     python benchmarks/campaign_start.py --engine deepspeed
 
 Both run the same job files with the probe settings of examples/laptop.toml, recipe by recipe in turns. The fork
-server's own start is in its sum.
+server's own start is in its sum. Told too are the sums without the training steps, which are the same work both ways.
 """
 
 from __future__ import annotations
@@ -26,6 +26,12 @@ from frontrunner.evaluators.training_probe import TrainingProbe
 from frontrunner.spaces.recipe import ENGINES
 
 
+def steps_s(folder: Path) -> float:
+    """The seconds that a probe's steps took, warm-up included."""
+    events = [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()]
+    return sum(event["time_s"] for event in events if event["event"] == "step")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipes", type=int, default=20)
@@ -36,7 +42,8 @@ def main() -> None:
     spec = dataclasses.replace(spec, space=dataclasses.replace(spec.space, engine=(arguments.engine,)))
     recipes = spec.space.survey(spec.problem).recipes
     chosen = recipes[:: max(1, len(recipes) // arguments.recipes)][: arguments.recipes]
-    forked_s, launched_s = [], []
+    seconds: dict[str, list[float]] = {"forked": [], "launched": []}
+    stepping: dict[str, list[float]] = {"forked": [], "launched": []}
     with tempfile.TemporaryDirectory() as root:
         setup = dataclasses.replace(spec, run_root=root).probe_setup()
         start = time.perf_counter()
@@ -44,23 +51,28 @@ def main() -> None:
         server_s = time.perf_counter() - start  # what is left of its start is in the first recipe's time
         try:
             for number, recipe in enumerate(chosen):
-                forked_s.append(warm(evaluator, recipe, Path(root) / f"warm-{number}")[1])
-                launched_s.append(cold(setup, evaluator, recipe, Path(root) / f"cold-{number}")[1])
+                folders = {name: Path(root) / f"{name}-{number}" for name in seconds}
+                seconds["forked"].append(warm(evaluator, recipe, folders["forked"])[1])
+                seconds["launched"].append(cold(setup, evaluator, recipe, folders["launched"])[1])
+                for name, folder in folders.items():
+                    stepping[name].append(steps_s(folder))
                 print(
-                    f"{recipe.describe():<45} forked {forked_s[-1]:6.2f} s, torchrun {launched_s[-1]:6.2f} s; so far "
-                    f"{sum(launched_s) / (server_s + sum(forked_s)):.2f} times less wall time",
+                    f"{recipe.describe():<45} forked {seconds['forked'][-1]:6.2f} s, of which steps "
+                    f"{stepping['forked'][-1]:6.2f}; torchrun {seconds['launched'][-1]:6.2f} s, "
+                    f"{stepping['launched'][-1]:6.2f}",
                     flush=True,
                 )
         finally:
             evaluator.close()
-    total = server_s + sum(forked_s)
+    forked, launched = server_s + sum(seconds["forked"]), sum(seconds["launched"])
+    forked_rest, launched_rest = forked - sum(stepping["forked"]), launched - sum(stepping["launched"])
     print(
-        f"{len(chosen)} recipes, engine {arguments.engine}: {total:.0f} s forked, {sum(launched_s):.0f} s by torchrun: "
-        f"{sum(launched_s) / total:.1f} times less wall time"
+        f"{len(chosen)} recipes, engine {arguments.engine}: {forked:.0f} s forked, {launched:.0f} s by torchrun, "
+        f"{launched / forked:.1f} times less wall time; without the steps {forked_rest:.0f} s and "
+        f"{launched_rest:.0f} s, {launched_rest / forked_rest:.1f} times less"
     )
     if arguments.json:
-        found = {"recipes": len(chosen), "forked_s": forked_s, "torchrun_s": launched_s, "server_start_s": server_s}
-        arguments.json.write_text(json.dumps(found, indent=2))
+        arguments.json.write_text(json.dumps({"server_start_s": server_s, "s": seconds, "steps_s": stepping}, indent=2))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # for the module beside this one, also under `python -P`
 
-from probe_start import EXAMPLE, POLL_S
+from probe_start import EXAMPLE
 
 from frontrunner.campaign_file import read_campaign_file
 from frontrunner.evaluators.measure import tokens_per_step
@@ -34,7 +34,7 @@ from frontrunner.spaces.recipe import Recipe
 def probed(evaluator: TrainingProbe, recipe: Recipe, folder: Path) -> list[float]:
     """The seconds of a probe's measured steps."""
     evaluator.start(ProbeOrder(token=folder.name, recipe=recipe, run_folder=folder))
-    while not (ended := evaluator.finished(POLL_S)):
+    while not (ended := evaluator.finished(1.0)):
         pass
     outcome = ended[0].outcome
     if not isinstance(outcome, Measurement):

@@ -38,7 +38,11 @@ def one_rank(device: torch.device) -> Iterator[Path]:
         (package / "__init__.py").touch()
         (package / "evaluators").symlink_to(ROOT / "evaluators")
         sys.path.insert(0, str(package.parent))
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        if device.type == "cpu":
+            from frontrunner.evaluators.trainer.gloo import use_one_thread_per_group
+
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            use_one_thread_per_group()
         dist.init_process_group(BACKENDS[device.type], init_method=f"file://{folder}/rendezvous", rank=0, world_size=1)
         try:
             yield folder

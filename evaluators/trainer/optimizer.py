@@ -1,17 +1,19 @@
 """Optimizers over parameters that may live on different meshes."""
 
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from frontrunner.evaluators.trainer import job
-from frontrunner.evaluators.trainer.gradients import local
+from frontrunner.evaluators.trainer.gradients import local, local_gradients
 
 ADAM_EPSILON = 1e-8
 """The default of torch.optim.AdamW."""
+PART_ELEMENTS = 2**22
+"""How many elements' states `NarrowStateOptimizer` widens at a time: 16 MiB for each state in fp32."""
 
 
 def build_optimizer(
@@ -65,8 +67,8 @@ def _groups_by_mesh(parameters: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
 class NarrowStateOptimizer(torch.optim.Optimizer):
     """AdamW or SGD with momentum whose states are kept in bf16, half of fp32's bytes; a step computes in fp32.
 
-    One parameter's states at a time are widened, so that a step needs no second copy of them all. The update is that
-    of `torch.optim.AdamW` (arXiv 1711.05101) and `torch.optim.SGD`, but for the rounding of what is kept.
+    The states of a few parameters at a time are widened, so that a step needs no second copy of them all. The update
+    is that of `torch.optim.AdamW` (arXiv 1711.05101) and `torch.optim.SGD`, but for the rounding of what is kept.
     """
 
     def __init__(self, groups: list[dict[str, Any]], options: job.Optimizer) -> None:
@@ -80,30 +82,37 @@ class NarrowStateOptimizer(torch.optim.Optimizer):
             raise ValueError("this optimizer takes no closure")
         update = self._adamw if self._options.name == "adamw" else self._sgd
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    update(parameter, group["lr"])
+            for parameters in _parts([parameter for parameter in group["params"] if parameter.grad is not None]):
+                update(parameters, group["lr"])
 
-    def _adamw(self, parameter: nn.Parameter, rate: float) -> None:
-        options, state = self._options, self._state_of(parameter, "exp_avg", "exp_avg_sq")
-        weight, gradient = local(parameter), local(cast("Tensor", parameter.grad))
-        steps = int(state["step"].add_(1).item())
-        mean, square = local(state["exp_avg"]).float(), local(state["exp_avg_sq"]).float()
-        mean.lerp_(gradient, 1 - options.beta1)
-        square.mul_(options.beta2).addcmul_(gradient, gradient, value=1 - options.beta2)
-        weight.mul_(1 - rate * options.weight_decay)
-        denominator = (square / (1 - options.beta2**steps)).sqrt_().add_(ADAM_EPSILON)
-        weight.addcdiv_(mean, denominator, value=-rate / (1 - options.beta1**steps))
-        local(state["exp_avg"]).copy_(mean)
-        local(state["exp_avg_sq"]).copy_(square)
+    def _adamw(self, parameters: list[nn.Parameter], rate: float) -> None:
+        options = self._options
+        states = [self._state_of(parameter, "exp_avg", "exp_avg_sq") for parameter in parameters]
+        weights, gradients = _local(parameters), local_gradients(parameters)
+        steps = [int(state["step"].add_(1).item()) for state in states]
+        kept_means, kept_squares = (_local([state[name] for state in states]) for name in ("exp_avg", "exp_avg_sq"))
+        means, squares = _widened(kept_means), _widened(kept_squares)
+        torch._foreach_lerp_(means, gradients, 1 - options.beta1)
+        torch._foreach_mul_(squares, options.beta2)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - options.beta2)
+        torch._foreach_mul_(weights, 1 - rate * options.weight_decay)
+        torch._foreach_copy_(kept_squares, squares)
+        torch._foreach_div_(squares, [1 - options.beta2**step for step in steps])
+        torch._foreach_sqrt_(squares)
+        torch._foreach_add_(squares, ADAM_EPSILON)
+        torch._foreach_addcdiv_(weights, means, squares, [-rate / (1 - options.beta1**step) for step in steps])
+        torch._foreach_copy_(kept_means, means)
 
-    def _sgd(self, parameter: nn.Parameter, rate: float) -> None:
-        options, state = self._options, self._state_of(parameter, "momentum_buffer")
-        weight, gradient = local(parameter), local(cast("Tensor", parameter.grad))
-        gradient = gradient.add(weight, alpha=options.weight_decay)
-        momentum = local(state["momentum_buffer"]).float().mul_(options.momentum).add_(gradient)
-        weight.add_(momentum, alpha=-rate)
-        local(state["momentum_buffer"]).copy_(momentum)
+    def _sgd(self, parameters: list[nn.Parameter], rate: float) -> None:
+        options = self._options
+        states = [self._state_of(parameter, "momentum_buffer") for parameter in parameters]
+        weights, kept = _local(parameters), _local([state["momentum_buffer"] for state in states])
+        gradients = torch._foreach_add(local_gradients(parameters), weights, alpha=options.weight_decay)
+        momenta = _widened(kept)
+        torch._foreach_mul_(momenta, options.momentum)
+        torch._foreach_add_(momenta, gradients)
+        torch._foreach_add_(weights, momenta, alpha=-rate)
+        torch._foreach_copy_(kept, momenta)
 
     def _state_of(self, parameter: nn.Parameter, *names: str) -> dict[str, Tensor]:
         """The parameter's states, zero before its first step."""
@@ -112,3 +121,29 @@ class NarrowStateOptimizer(torch.optim.Optimizer):
             state["step"] = torch.zeros((), dtype=torch.float32)
             state |= {name: torch.zeros_like(parameter, dtype=torch.bfloat16) for name in names}
         return state
+
+
+def _parts(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """The parameters in lists of up to `PART_ELEMENTS` elements on this rank; a larger one is a list of its own."""
+    part: list[nn.Parameter] = []
+    elements = 0
+    for parameter in parameters:
+        size = local(parameter).numel()
+        if part and elements + size > PART_ELEMENTS:
+            yield part
+            part, elements = [], 0
+        part.append(parameter)
+        elements += size
+    if part:
+        yield part
+
+
+def _local(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [local(tensor) for tensor in tensors]
+
+
+def _widened(tensors: list[Tensor]) -> list[Tensor]:
+    """fp32 copies."""
+    wide = [torch.empty_like(tensor, dtype=torch.float32) for tensor in tensors]
+    torch._foreach_copy_(wide, tensors)
+    return wide
