@@ -1,0 +1,135 @@
+"""Whatever legality admits trains as one process does: recipes drawn at random, from all choices of both engines.
+
+The tables of `test_numerics` hold chosen products; here hypothesis draws from the others, for as long as a budget of
+time lasts. Choices that change the mathematics on purpose (bf16 states) or take long (compile) have tests of their own.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import strategies as st
+
+from frontrunner.spaces.cluster import Cluster
+from frontrunner.spaces.legality import why_illegal
+from frontrunner.spaces.model import Model
+from frontrunner.spaces.problem import GlobalBatch, Problem
+from frontrunner.spaces.recipe import LOOPED_SCHEDULES, Recipe
+from frontrunner.spaces.space import Space, recipe_at
+from support.trainer_runs import (
+    GLOBAL_BATCH_SEQS,
+    SEQUENCE_LENGTH,
+    reference_losses,
+    run_job,
+    small_job,
+    small_model,
+    small_recipe,
+)
+
+TOLERANCE = 1e-5
+LAYERS = 7  # no number of stages divides it
+QUICK_S, THOROUGH_S = 15.0, 240.0
+
+
+def _problem() -> Problem:
+    shape = small_model(layers=LAYERS)
+    names = ("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "positions", "activation", "norm", "attention")
+    model = Model(name="small", vocabulary=shape.vocabulary, **{name: getattr(shape, name) for name in names})
+    cluster = Cluster(name="small", device="cpu", backend="cpu", nodes=1, devices_per_node=8, memory_gib_per_device=8.0)
+    batch = GlobalBatch(minimum=GLOBAL_BATCH_SEQS, maximum=GLOBAL_BATCH_SEQS)
+    return Problem(model=model, cluster=cluster, sequence_length=SEQUENCE_LENGTH, global_batch=batch, precision="fp32")
+
+
+PROBLEM = _problem()
+
+
+@st.composite
+def legal_recipes(draw: st.DrawFn, engine: str) -> Recipe:
+    """A legal recipe on up to 8 ranks. Choices that never go together are not drawn together: few are refused."""
+    ranks = draw(st.sampled_from([2, 4, 8]))
+    tp = draw(st.sampled_from([degree for degree in (1, 2, 4) if degree <= ranks]))
+    pp = draw(st.sampled_from([degree for degree in (1, 2, 4) if degree <= ranks // tp]))
+    schedules = ["1f1b"] if engine == "deepspeed" else ["gpipe", "1f1b", *LOOPED_SCHEDULES]
+    schedule = draw(st.sampled_from(schedules)) if pp > 1 else "none"
+    drawn: dict[str, Any] = {name: default[0] for name, default in asdict(Space()).items() if default}
+    drawn |= {
+        "engine": engine,
+        "devices": ranks,
+        "tensor_parallel": tp,
+        "pipeline_parallel": pp,
+        "schedule": schedule,
+        "virtual_stages": 2 if schedule in LOOPED_SCHEDULES else 1,
+        "micro_batch_seqs": draw(st.sampled_from([1, 2])),
+        "sharding": draw(st.sampled_from(["none", "zero-1", "zero-2", "zero-3", "hybrid-2"])),
+        "recompute": draw(st.sampled_from(["none", "full", "selective"])),
+        "layer_split": draw(st.sampled_from(["even", "balanced"])),
+    }
+    if engine == "torch":
+        drawn |= {
+            "sequence_parallel": draw(st.booleans()),
+            "loss_chunks": draw(st.sampled_from([1, 2])),
+            "feed_forward_tiles": draw(st.sampled_from([1, 2])),
+            "synchronise": draw(st.sampled_from(["last", "each"])),
+            "replication": draw(st.sampled_from(["replicate", "replicate", "ddp"])),
+        }
+    else:
+        drawn |= {
+            "offload": draw(st.sampled_from(["none", "optimizer", "optimizer+parameters"])),
+            "secondary_partition": draw(st.sampled_from([1, 1, 2])),
+        }
+    recipe = recipe_at(drawn, PROBLEM)
+    assume(isinstance(recipe, Recipe) and why_illegal(recipe, PROBLEM) is None)
+    assert isinstance(recipe, Recipe)
+    return recipe
+
+
+def assert_trains_as_one_process(recipe: Recipe) -> None:
+    choices = asdict(recipe) | {"data_parallel": recipe.data_parallel, "sharding": recipe.sharding.degrees}
+    del choices["devices"]
+    with tempfile.TemporaryDirectory() as folder:
+        job = small_job(Path(folder), recipe=small_recipe(**choices), model=small_model(layers=LAYERS))
+        losses = run_job(job)["losses"]
+        assert losses == pytest.approx(reference_losses(job), abs=TOLERANCE), recipe.describe()
+
+
+def _run_for(budget_s: float, engine: str, *, examples: int, fixed: bool) -> int:
+    """Train drawn recipes until the budget is spent; how many were trained. A recipe drawn again is not run again."""
+    ends = time.monotonic() + budget_s
+    trained: set[Recipe] = set()
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        derandomize=fixed,
+        phases=[Phase.generate],  # a smaller example would take more time than the budget has left
+        suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
+    )
+    @given(recipe=legal_recipes(engine))
+    def train(recipe: Recipe) -> None:
+        if recipe in trained or time.monotonic() > ends:
+            return
+        assert_trains_as_one_process(recipe)
+        trained.add(recipe)
+
+    train()
+    return len(trained)
+
+
+@pytest.mark.parametrize("engine", ["torch", "deepspeed"])
+def test_a_few_recipes_that_legality_admits(engine: str) -> None:
+    """The same few each time, so that a quick run tells what changed."""
+    assert _run_for(QUICK_S, engine, examples=6, fixed=True) >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["torch", "deepspeed"])
+def test_many_recipes_that_legality_admits(engine: str) -> None:
+    """Others each time."""
+    assert _run_for(THOROUGH_S, engine, examples=80, fixed=False) >= 10
