@@ -30,8 +30,8 @@ class Event:
     collective: str = ""
 
 
-def read_events(path: Path) -> list[Event]:
-    """The spans of a gzipped Chrome trace.
+def read_trace(path: Path) -> dict[str, Any]:
+    """A gzipped Chrome trace, as it is.
 
     Raises:
         ValueError: the file is no such trace.
@@ -41,7 +41,13 @@ def read_events(path: Path) -> list[Event]:
         document = json.load(file)
     if not (isinstance(document, dict) and isinstance(document.get("traceEvents"), list)):
         raise ValueError(f"{path} is no Chrome trace: it has no traceEvents")  # noqa: TRY004 - a file, not a caller
-    return [_event(table) for table in document["traceEvents"] if table.get("ph") == "X" and "dur" in table]
+    return document
+
+
+def read_events(path: Path) -> list[Event]:
+    """The spans of a gzipped Chrome trace; raises as `read_trace` does."""
+    events = read_trace(path)["traceEvents"]
+    return [_event(table) for table in events if table.get("ph") == "X" and "dur" in table]
 
 
 def _event(table: dict[str, Any]) -> Event:

@@ -11,6 +11,7 @@ from frontrunner.evaluators.corpus import Corpus
 from frontrunner.evaluators.jobs import profile_job
 from frontrunner.evaluators.profiling.breakdown import Breakdown, break_down, mean
 from frontrunner.evaluators.profiling.events import read_events
+from frontrunner.evaluators.profiling.joined import join_traces
 from frontrunner.evaluators.profiling.plan import ProfilePlan
 from frontrunner.evaluators.profiling.trace import timeline
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup, Progress
@@ -31,8 +32,9 @@ class ProfileReport:
     """Where the time of a recipe's steps went, by rank.
 
     `step_time_s_untraced` is the median of the same run's steps before the profiler was on, `measured_step_time_s`
-    that of the campaign's probes, None where none measured it. `host_trees` are pyinstrument's, by rank; empty where
-    it is not installed. `on_cpu`: the ranks' devices are the host's processors, so that idle is the host's own time.
+    that of the campaign's probes, None where none measured it. `joined_trace` holds all ranks' `traces`. `host_trees`
+    are pyinstrument's, by rank; empty where it is not installed. `on_cpu`: the ranks' devices are the host's
+    processors, so that idle is the host's own time.
     """
 
     recipe_id: str
@@ -43,6 +45,7 @@ class ProfileReport:
     step_time_s_untraced: float
     measured_step_time_s: float | None
     traces: tuple[Path, ...]
+    joined_trace: Path
     host_trees: tuple[Path, ...]
     on_cpu: bool
 
@@ -84,15 +87,19 @@ def run(chosen: ProfilePlan, on_progress: OnProgress | None = None) -> ProfileRe
         )
     ranks = range(chosen.recipe.devices)
     traces = tuple(chosen.folder / f"rank-{rank}.trace.json.gz" for rank in ranks)
+    breakdowns = tuple(_breakdown(trace) for trace in traces)
+    joined = chosen.folder / "trace.json.gz"
+    join_traces(traces, joined)
     return ProfileReport(
         recipe_id=chosen.recipe_id,
         recipe=chosen.recipe,
         folder=chosen.folder,
         steps=chosen.steps,
-        ranks=tuple(_breakdown(trace) for trace in traces),
+        ranks=breakdowns,
         step_time_s_untraced=statistics.median(outcome.step_times_s),
         measured_step_time_s=chosen.measured_step_time_s,
         traces=traces,
+        joined_trace=joined,
         on_cpu=chosen.setup.problem.cluster.backend == "cpu",
         host_trees=tuple(chosen.folder / f"rank-{rank}.host.txt" for rank in ranks) if chosen.samples_host else (),
     )

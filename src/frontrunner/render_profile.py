@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import dropwhile
 
 from rich import box
@@ -19,6 +20,9 @@ ALWAYS = (Part.COMPUTE, Part.OPTIMIZER, Part.DATA)
 LEAST_SHARE = 0.0005
 """Of a step: what is less on every rank is not shown, it would read 0.0 %."""
 
+BINDING = re.compile(r"pybind11_detail_\w+\.")
+"""What stands before the names of torch's functions in C++, of no use to a reader."""
+
 MOST_STAGES = 4
 MOST_TREE_LINES = 40
 
@@ -32,7 +36,8 @@ def print_profile(report: ProfileReport) -> None:
     _print_cost(out, report)
     if report.host_trees:
         _print_tree(out, report)
-    out.print("traces, for Perfetto: one a rank,", report.traces[0], markup=False, soft_wrap=True)
+    ranks = f"all {len(report.ranks)} ranks" if len(report.ranks) > 1 else "the rank"
+    out.print(f"trace of {ranks}, for Perfetto: {report.joined_trace}", markup=False, soft_wrap=True)
 
 
 def _table(report: ProfileReport) -> Table:
@@ -115,6 +120,6 @@ def _print_tree(out: Console, report: ProfileReport) -> None:
     lines = list(dropwhile(lambda line: not line[0].isdigit(), lines))  # its banner
     out.print(f"\nPython on rank {report.slowest_rank}, by pyinstrument:", style="bold")
     for line in lines[:MOST_TREE_LINES]:
-        out.print(plain(line), markup=False, overflow="ellipsis", no_wrap=True)
+        out.print(plain(BINDING.sub("", line)), markup=False, overflow="ellipsis", no_wrap=True)
     if len(lines) > MOST_TREE_LINES:
         out.print(f"... {len(lines) - MOST_TREE_LINES} more lines in {path}", markup=False, soft_wrap=True)

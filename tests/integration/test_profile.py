@@ -5,13 +5,25 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.campaigns import command, environment, frontrunner, tiny, write_toml
+from support.campaigns import (
+    command,
+    environment,
+    frontrunner,
+    processes_of,
+    ranks_of,
+    started,
+    steps_written,
+    tiny,
+    wait_for,
+    write_toml,
+)
 
 HIDE_PYINSTRUMENT = 'import sys\nsys.modules["pyinstrument"] = None\n'
 
@@ -69,6 +81,20 @@ def test_parts_of_every_rank_and_traces_without_pyinstrument(measured: tuple[Pat
         assert len(steps) == 2, "the step that warms the profiler up is not among them"
         seconds = report["ranks"][rank]["step_time_s"]
         assert sum(step["dur"] for step in steps) / 2e6 == pytest.approx(seconds, rel=1e-6)
+    assert_all_ranks_are_joined(Path(report["joined_trace"]))
+
+
+def assert_all_ranks_are_joined(trace: Path) -> None:
+    """Each rank is a process of its own, and their steps run at the same time."""
+    with gzip.open(trace, "rt") as file:
+        events = json.load(file)["traceEvents"]
+    names = {event["args"]["name"]: event["pid"] for event in events if event["name"] == "process_name"}
+    assert sorted(name[:6] for name in names) == ["rank 0", "rank 1", "rank 2", "rank 3"]
+    assert len(set(names.values())) == 4
+    steps = [event for event in events if event["name"] == "frontrunner::step"]
+    first = {event["pid"]: event for event in sorted(steps, key=lambda event: event["ts"], reverse=True)}
+    assert set(first) == set(names.values())
+    assert max(e["ts"] for e in first.values()) < min(e["ts"] + e["dur"] for e in first.values())
 
 
 def test_what_a_person_reads(measured: tuple[Path, str]) -> None:
@@ -87,8 +113,24 @@ def test_what_a_person_reads(measured: tuple[Path, str]) -> None:
     ):
         assert words in done.stdout
     folder = home / "frontrunner-runs" / "profiles" / recipe / "1"
-    assert str(folder / "rank-0.trace.json.gz") in done.stdout
+    assert str(folder / "trace.json.gz") in done.stdout
     assert "PipelineEngine.forward_backward" in (folder / "rank-3.host.txt").read_text()
+
+
+def test_an_interrupt_ends_it_with_everything_behind_it(measured: tuple[Path, str]) -> None:
+    home, recipe = measured
+    with started("profile", recipe, "--anyway", "--steps", "50", "--folder", "interrupted", cwd=home) as running:
+        wait_for(lambda: steps_written(home / "interrupted") > 2)
+        assert len(ranks_of(running.pid)) == 4
+        os.kill(running.pid, signal.SIGINT)
+        assert running.wait(timeout=60) == 130
+        assert not processes_of(running.pid)
+    said = (home / "stderr").read_text()
+    assert said.endswith("error: interrupted\n")
+    assert "Traceback" not in said
+    again = frontrunner("profile", recipe, "--anyway", "--folder", "interrupted", cwd=home)
+    assert again.returncode == 2
+    assert "not an empty folder" in again.stderr
 
 
 def test_refusals(measured: tuple[Path, str]) -> None:
