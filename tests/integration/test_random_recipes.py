@@ -56,6 +56,9 @@ def legal_recipes(draw: st.DrawFn, engine: str) -> Recipe:
     tp = draw(st.sampled_from([degree for degree in (1, 2, 4) if degree <= ranks]))
     pp = draw(st.sampled_from([degree for degree in (1, 2, 4) if degree <= ranks // tp]))
     schedules = ["1f1b"] if engine == "deepspeed" else ["gpipe", "1f1b", *LOOPED_SCHEDULES]
+    shardings = ["none", "zero-1", "zero-2", "zero-3", "hybrid-2"]
+    if engine == "torch" and ranks // (tp * pp) > 2:
+        shardings += ["3-level-1/2", "3-level-2/2", "3-level-2/4"]
     schedule = draw(st.sampled_from(schedules)) if pp > 1 else "none"
     drawn: dict[str, Any] = {name: default[0] for name, default in asdict(Space()).items() if default}
     drawn |= {
@@ -66,7 +69,7 @@ def legal_recipes(draw: st.DrawFn, engine: str) -> Recipe:
         "schedule": schedule,
         "virtual_stages": 2 if schedule in LOOPED_SCHEDULES else 1,
         "micro_batch_seqs": draw(st.sampled_from([1, 2])),
-        "sharding": draw(st.sampled_from(["none", "zero-1", "zero-2", "zero-3", "hybrid-2"])),
+        "sharding": draw(st.sampled_from(shardings)),
         "recompute": draw(st.sampled_from(["none", "full", "selective"])),
         "layer_split": draw(st.sampled_from(["even", "balanced"])),
     }
