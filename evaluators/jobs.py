@@ -35,7 +35,8 @@ def _model(model: Model) -> dict[str, Any]:
 def _recipe(recipe: Recipe) -> dict[str, Any]:
     table = asdict(recipe)
     del table["devices"]
-    return table | {"data_parallel": recipe.data_parallel}
+    # A list, as JSON gives it back: a replay that goes on compares its job with the one in its folder.
+    return table | {"data_parallel": recipe.data_parallel, "layers_per_stage": list(recipe.layers_per_stage)}
 
 
 def common_job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Corpus) -> dict[str, Any]:
