@@ -47,7 +47,11 @@ class Links:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Equal nodes of equal devices. A device is what one rank drives: a GPU, a GCD, a tile, or a CPU process."""
+    """Equal nodes of equal devices. A device is what one rank drives: a GPU, a GCD, a tile, or a CPU process.
+
+    `matmul_share` is the share of its 16-bit peak at which a device's fastest matrix product was measured to run, and
+    `compute_units` how many tiles of a product it works on at once (multiprocessors, compute units); None if unknown.
+    """
 
     name: str
     device: str
@@ -57,6 +61,8 @@ class Cluster:
     memory_gib_per_device: float
     memory_gb_per_s: float | None = None
     peak_tflops: PeakTflops = PeakTflops()
+    matmul_share: float | None = None
+    compute_units: int | None = None
     links: Links = Links()
     source: str = "the campaign file"
 
@@ -68,6 +74,11 @@ class Cluster:
         require_one_of("cluster", "backend", self.backend, BACKENDS)
         require_above_zero("cluster.memory_gib_per_device", self.memory_gib_per_device, "a size above 0 in GiB")
         require_above_zero("cluster.memory_gb_per_s", self.memory_gb_per_s, "a rate above 0 in GB/s, or no entry")
+        require_above_zero("cluster.matmul_share", self.matmul_share, "a share above 0 and at most 1, or no entry")
+        if self.matmul_share is not None and self.matmul_share > 1:
+            raise bad_value("cluster.matmul_share", self.matmul_share, "a share above 0 and at most 1, or no entry")
+        if self.compute_units is not None:
+            require_at_least("cluster", 1, compute_units=self.compute_units)
 
     @property
     def devices(self) -> int:

@@ -30,6 +30,7 @@ from frontrunner.validation import dump_json, load_json
 if TYPE_CHECKING:
     import pandas as pd
 
+    from frontrunner.evaluators.analytic.estimate import Plan
     from frontrunner.evaluators.profiling.plan import ProfilePlan, ProfileSettings
     from frontrunner.evaluators.profiling.run import ProfileReport
     from frontrunner.evaluators.replay import ReplayPlan, ReplaySettings
@@ -60,6 +61,19 @@ def survey(campaign_file: str | Path) -> Survey:
     """Every point of a campaign file's space: the legal recipes, and why the others are not."""
     spec = read_campaign_file(Path(campaign_file)).spec
     return spec.space.survey(spec.problem)
+
+
+def plan(campaign_file: str | Path) -> Plan:
+    """Every legal recipe of a campaign file, estimated by formulas; nothing is run.
+
+    Raises `InvalidInput` for a file that cannot be used and `NothingLegal` for a space without a legal recipe.
+    """
+    from frontrunner.evaluators.analytic import estimate
+
+    surveyed = survey(campaign_file)
+    if not surveyed.recipes:
+        raise nothing_legal(surveyed)
+    return estimate.plan(surveyed.recipes, surveyed.problem)
 
 
 def launch(

@@ -17,6 +17,9 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "profile": ("profiling:profile", "Where the time of a recipe's steps goes."),
         "space": ("campaigning:space", "Count a file's recipes: legal, and why not."),
     },
+    "Estimate": {
+        "plan": ("planning:plan", "Judge a file's recipes by formulas, without a machine."),
+    },
     "Ask": {
         "best": ("questions:best", "The ranking of a campaign's recipes."),
         "pareto": ("questions:pareto", "Speed against memory: what nothing else beats."),
@@ -33,6 +36,7 @@ EPILOG = """
 \b
 Examples:
   frontrunner space examples/laptop.toml      what there is to search
+  frontrunner plan examples/frontier-22b.toml what to expect of a machine that is not at hand
   frontrunner launch examples/laptop.toml     search it, ends with the ranking
   frontrunner best --top 5 --json             ask again, for a program
   frontrunner replay RECIPE --steps 500       train with the winner

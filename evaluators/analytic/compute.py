@@ -1,0 +1,145 @@
+"""How long a device computes: matrix products, attention, memory-bound operations, head and optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from frontrunner.evaluators.analytic.machine import Machine
+from frontrunner.evaluators.analytic.workload import Rows, Workload
+
+TILE = 128.0
+"""Rows and columns of the result that one compute unit works on at a time, as in the common GEMM kernels."""
+FUSED_BACKWARD_FLOPS = 2.5
+"""A fused attention's backward FLOPs over its forward ones: five products for two (arXiv 2307.08691, section 3.1)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes:
+    """Seconds of one micro-batch's forward and backward pass through a part of the model, on one rank."""
+
+    forward: Rows
+    backward: Rows
+
+    def __add__(self, other: Passes) -> Passes:
+        return Passes(forward=self.forward + other.forward, backward=self.backward + other.backward)
+
+
+def matmul_s(machine: Machine, m: Rows, n: Rows, k: Rows, bytes_per_value: Rows) -> Rows:
+    """Time of [m, k] x [k, n].
+
+    2 m n k FLOPs at the reached rate, slowed by the last wave of tiles, which is not full, and by short sums; or the
+    time to read and write the matrices, whichever is longer; and the start of the kernel.
+    """
+    eff = machine.efficiencies
+    waves = m * n / (TILE * TILE * machine.compute_units)
+    slowed = (1 + eff.tile_waves / waves) * (1 + eff.reduction_depth / k)
+    arithmetic = 2 * m * n * k / machine.matmul_flops * slowed
+    traffic = (m * k + k * n + m * n) * bytes_per_value / machine.memory_bytes_per_s
+    return np.maximum(arithmetic, traffic) + eff.kernel_s
+
+
+def linear(machine: Machine, tokens: Rows, inputs: Rows, outputs: Rows, bytes_per_value: Rows) -> Passes:
+    """A linear layer over `tokens`: forward, and backward for the input's and for the weight's gradient."""
+    return Passes(
+        forward=matmul_s(machine, tokens, outputs, inputs, bytes_per_value),
+        backward=matmul_s(machine, tokens, inputs, outputs, bytes_per_value)
+        + matmul_s(machine, inputs, outputs, tokens, bytes_per_value),
+    )
+
+
+def layer(machine: Machine, work: Workload) -> Passes:
+    """One transformer layer without communication, on one tensor-parallel rank, gradients added up included."""
+    done = attention_products(machine, work) + feed_forward_products(machine, work)
+    done = done + _attention(machine, work) + _elementwise(machine, work)
+    weights = work.layer_matmul_parameters / work.tensor_parallel
+    added = weights * (work.bytes_per_value + 2 * machine.gradient_bytes(work.bytes_per_value))
+    adding = np.where(work.accumulation > 1, added / machine.memory_bytes_per_s, 0.0)
+    return Passes(forward=done.forward, backward=done.backward + adding)
+
+
+def recompute_s(machine: Machine, work: Workload, forward: Rows) -> Rows:
+    """What one layer computes a second time, of a forward pass that takes `forward`."""
+    part = _elementwise if machine.software.selective_keeps_products else _attention
+    selective = np.where(work.recompute_selective, part(machine, work).forward, 0.0)
+    return np.where(work.recompute_full, forward, selective)
+
+
+def attention_products(machine: Machine, work: Workload) -> Passes:
+    """Query, key and value together, and the output projection."""
+    hidden, ways, size = work.hidden, work.tensor_parallel, work.bytes_per_value
+    inwards = linear(machine, work.tokens, hidden, (hidden + 2 * work.kv_hidden) / ways, size)
+    return inwards + linear(machine, work.tokens, hidden / ways, hidden, size)
+
+
+def feed_forward_products(machine: Machine, work: Workload) -> Passes:
+    """Up (and gate together with it), and down; run forward once more where the feed-forward part is tiled."""
+    width, size = work.ffn_hidden / work.tensor_parallel, work.bytes_per_value
+    up = linear(machine, work.tokens, work.hidden, (work.ffn_matrices - 1) * width, size)
+    done = up + linear(machine, work.tokens, width, work.hidden, size)
+    again = np.where(work.feed_forward_tiled, done.forward, 0.0)
+    return Passes(forward=done.forward, backward=done.backward + again)
+
+
+def _attention(machine: Machine, work: Workload) -> Passes:
+    """Scores, softmax and their product with the values: fused (arXiv 2307.08691), or a kernel each."""
+    eff = machine.efficiencies
+    flops = 4 * work.micro_batch_seqs * work.sequence_length**2 * work.hidden / work.tensor_parallel
+    causal = flops / 2 / machine.matmul_flops
+    scores = work.micro_batch_seqs * work.heads / work.tensor_parallel * work.sequence_length**2 * work.bytes_per_value
+    # Times that the scores are written and read: product, scale and softmax, dropout, product; backward likewise.
+    times = (6.5, 9.5) if machine.software.dropout else (4.0, 7.0)
+    traffic = eff.scores * scores / machine.memory_bytes_per_s
+    product = flops / machine.matmul_flops
+    return Passes(
+        forward=np.where(
+            work.fused_attention, causal / eff.fused_attention_forward, product + times[0] * traffic + 3 * eff.kernel_s
+        ),
+        backward=np.where(
+            work.fused_attention,
+            FUSED_BACKWARD_FLOPS * causal / eff.fused_attention_backward,
+            2 * product + times[1] * traffic + 5 * eff.kernel_s,
+        ),
+    )
+
+
+def _elementwise(machine: Machine, work: Workload) -> Passes:
+    """Norms, residual sums, rotation and activation: values moved over bandwidth, backward twice the forward's."""
+    eff, software = machine.efficiencies, machine.software
+    shards = np.where(work.sequence_parallel, work.tensor_parallel, 1.0)
+    between = (11.0 if software.dropout else 10.0) * work.hidden / shards
+    apart = 1.0 if software.fused_kernels else 2.0
+    inside = np.where(work.rotary, 2.0 + 2.0 * apart, 2.0) * (work.hidden + work.kv_hidden)
+    inside = inside + np.where(work.ffn_matrices == 3, 2.0 + apart, 2.0) * work.ffn_hidden
+    values = eff.elementwise * work.tokens * (between + inside / work.tensor_parallel)
+    forward = values * work.bytes_per_value / machine.memory_bytes_per_s + 8 * eff.kernel_s
+    return Passes(forward=forward, backward=2 * forward)
+
+
+def head(machine: Machine, work: Workload) -> Passes:
+    """The output projection and the loss; in pieces, both run forward once more."""
+    share = work.vocabulary / work.tensor_parallel
+    projection = linear(machine, work.tokens, work.hidden, share, work.bytes_per_value)
+    logits = work.tokens * (share if machine.software.sharded_logits else work.vocabulary)
+    # In fp32: logits converted, their maximum, exponentials and sum; backward, the softmax less one.
+    forward = projection.forward + (work.bytes_per_value + 16) * logits / machine.memory_bytes_per_s
+    backward = projection.backward + (work.bytes_per_value + 12) * logits / machine.memory_bytes_per_s
+    return Passes(forward=forward, backward=backward + np.where(work.loss_chunks > 1, forward, 0.0))
+
+
+def embedding(machine: Machine, work: Workload) -> Passes:
+    """The token table's rows read and written forward, and added to its gradient backward."""
+    values = work.tokens * work.hidden * work.bytes_per_value / machine.memory_bytes_per_s
+    return Passes(forward=3 * values, backward=5 * values)
+
+
+def optimizer_s(machine: Machine, work: Workload, parameters: Rows) -> Rows:
+    """AdamW over a rank's share of `parameters`.
+
+    The gradient is read for the norm, scaled, and read; parameter and two states are read and written in their types,
+    and the parameter is written in the precision of the computation.
+    """
+    states = 2 * 2 * work.bytes_per_optimizer_state + 2 * 4.0
+    moved = 4 * machine.gradient_bytes(work.bytes_per_value) + states + np.where(work.bytes_per_value < 4, 2.0, 0.0)
+    return parameters * moved / machine.memory_bytes_per_s

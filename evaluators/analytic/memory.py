@@ -1,0 +1,124 @@
+"""The peak memory of the fullest rank: states, activations of the micro-batches in flight, logits, the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from frontrunner.evaluators.analytic.machine import Machine
+from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
+
+WORKING_SHARE = 0.3
+"""What a layer holds for a moment while it runs, as a share of what it keeps; fitted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeakMemory:
+    """Bytes on the fullest rank by what they hold; `total` is their sum.
+
+    `parameters` are those of the computation, `optimizer` the optimizer's states and the fp32 parameters beside lower
+    precision, `working` what a layer needs while it runs or runs again, `runtime` device context, libraries and what
+    the allocator loses.
+    """
+
+    parameters: Rows
+    gradients: Rows
+    optimizer: Rows
+    activations: Rows
+    logits: Rows
+    working: Rows
+    runtime: Rows
+
+    @property
+    def total(self) -> Rows:
+        """The sum of the parts."""
+        parts: list[Rows] = [getattr(self, field.name) for field in fields(self)]
+        return sum(parts[1:], start=parts[0])
+
+
+def peak_memory(machine: Machine, work: Workload) -> PeakMemory:
+    """The fullest of the rank with the embedding, the one after it, and the rank with the head.
+
+    The rank at depth r of p holds p - r micro-batches in flight under 1F1B (arXiv 2104.04473, section 2.2.1), and all
+    of them under GPipe; with v virtual stages the first holds (p - 1) / v more.
+    """
+    p, m = work.pipeline_parallel, work.accumulation
+    more = np.where(work.virtual_stages > 1, (p - 1) / work.virtual_stages, 0.0)
+    ahead = np.where(work.keeps_all, m, np.minimum(m, p + more))
+    behind = np.where(work.keeps_all, m, np.minimum(m, 1 + more))
+    table = work.vocabulary * work.hidden
+    alone = work.head_on_first
+    both = np.where(alone & ~work.tied_embeddings, 2 * table, table)
+    none = np.zeros(1)
+    candidates = [
+        _rank(machine, work, layers=work.layers_first, in_flight=ahead, tables=both, has_head=alone),
+        _rank(
+            machine,
+            work,
+            layers=work.layers_middle,
+            in_flight=np.maximum(ahead - 1, 1),
+            tables=none,
+            has_head=np.zeros(1, dtype=np.bool_),
+        ),
+        _rank(machine, work, layers=work.layers_last, in_flight=behind, tables=table, has_head=~alone),
+    ]
+    totals = np.stack(np.broadcast_arrays(*(rank.total for rank in candidates)))
+    totals[1:] = np.where(alone & (p == 1), 0.0, totals[1:])
+    fullest = np.argmax(totals, axis=0)
+    return PeakMemory(
+        **{
+            field.name: np.choose(fullest, [np.broadcast_to(getattr(r, field.name), fullest.shape) for r in candidates])
+            for field in fields(PeakMemory)
+        }
+    )
+
+
+def _rank(
+    machine: Machine, work: Workload, *, layers: Rows, in_flight: Rows, tables: Rows, has_head: Flags
+) -> PeakMemory:
+    software, size = machine.software, work.bytes_per_value
+    count = (layers * (work.layer_matmul_parameters + 2 * work.hidden) + tables) / work.tensor_parallel
+    whole, kept = _layer_activations(machine, work)
+    activations = in_flight * layers * kept
+    logits = work.tokens * work.vocabulary / (work.tensor_parallel if software.sharded_logits else 1.0)
+    # In fp32 the trained parameters are those of the computation, unless these are gathered copies.
+    apart = (size < 4) | (work.sharding_optimizer > work.sharding_parameters)
+    return PeakMemory(
+        parameters=count * size / work.sharding_parameters,
+        gradients=count * machine.gradient_bytes(size) / work.sharding_gradients,
+        optimizer=count * (2 * work.bytes_per_optimizer_state + np.where(apart, 4.0, 0.0)) / work.sharding_optimizer,
+        activations=activations,
+        logits=np.where(has_head, logits * software.bytes_per_logit / work.loss_chunks, 0.0),
+        working=np.where(work.recompute_full | work.recompute_selective, 1.0, WORKING_SHARE) * whole,
+        runtime=machine.runtime_bytes + software.fragmentation * (count * size + activations),
+    )
+
+
+def _layer_activations(machine: Machine, work: Workload) -> tuple[Rows, Rows]:
+    """Bytes that one layer holds of a micro-batch between its forward and backward run, and what it keeps till then.
+
+    As in arXiv 2205.05198, section 4.1: what lies between the blocks (their inputs, the norms' outputs, dropout masks)
+    is split by sequence parallelism alone, what lies inside them by tensor parallelism; attention that is not fused
+    keeps its scores. Kernels that are not fused keep rotated queries and keys, and the activation's output, as well.
+    Full recompute keeps a layer's input. Selective recompute that keeps products keeps their outputs too; those of the
+    blocks' last products are as wide as the model on every tensor-parallel rank, since they are yet to be added up.
+    """
+    ways, size, software = work.tensor_parallel, work.bytes_per_value, machine.software
+    shards = np.where(work.sequence_parallel, ways, 1.0)
+    between = (4 * size + (2 if software.dropout else 0)) * work.hidden
+    apart = 0.0 if software.fused_kernels else 1.0
+    rotated = np.where(work.rotary, apart, 0.0) * (work.hidden + work.kv_hidden)
+    gated = np.where(work.ffn_matrices == 3, 3.0 + apart, 2.0) * work.ffn_hidden
+    gated = np.where(work.feed_forward_tiled, 0.0, gated)
+    inside = size * (2 * work.hidden + 2 * work.kv_hidden + apart * work.hidden + rotated + gated)
+    scores = work.heads * work.sequence_length * (2 * size + (1 if software.dropout else 0))
+    scores = np.where(work.fused_attention, 0.0, scores)
+    whole = work.tokens * (between / shards + (inside + scores) / ways)
+    boundary = work.tokens * size * work.hidden / shards
+    if software.selective_keeps_products:
+        outputs = 2 * work.hidden + 2 * work.kv_hidden + (work.ffn_matrices - 1) * work.ffn_hidden
+        selective = boundary + work.tokens * size * (2 * work.hidden + outputs / ways)
+    else:
+        selective = whole - work.tokens * scores / ways
+    return whole, np.where(work.recompute_full, boundary, np.where(work.recompute_selective, selective, whole))

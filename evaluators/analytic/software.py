@@ -1,0 +1,56 @@
+"""What a training code does that a recipe does not say: which kernels are fused, what is kept, how long hosts need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Software:
+    """One training code.
+
+    `wide_gradients` keeps and reduces gradients in fp32 whatever the precision. `fused_kernels` runs activation and
+    rotation as a kernel each and keeps only their inputs. `dropout` is applied to attention and between blocks.
+    Selective recompute keeps the outputs of matrix products and of attention where `selective_keeps_products`, else all
+    but what attention keeps. `bytes_per_logit` is what the loss holds for each logit at its peak, and `sharded_logits`
+    says that it does so for the rank's share of the vocabulary. `gradient_overlap` is the share of the computation
+    beside which gradients and parameters travel. `host_layer_s` is what the host needs to issue one pass, forward or
+    backward, of one layer, `host_collective_s` what it needs for a collective. `fragmentation` is the share of
+    activations and parameters that the allocator loses.
+
+    The shares and times are fitted, together with `machine.FITTED`; the rest is read off the code named.
+    """
+
+    name: str
+    wide_gradients: bool
+    fused_kernels: bool
+    dropout: bool
+    selective_keeps_products: bool = False
+    bytes_per_logit: float = 10.0
+    sharded_logits: bool = True
+    gradient_overlap: float = 0.41
+    host_layer_s: float = 1.13e-3
+    host_collective_s: float = 43e-6
+    fragmentation: float = 0.03
+
+
+FRONTRUNNER = Software(
+    name="frontrunner", wide_gradients=True, fused_kernels=False, dropout=False, selective_keeps_products=True
+)
+"""The project's own trainer: FSDP2 reduces in fp32, every operation is a kernel."""
+
+MEGATRON_GPT = Software(name="megatron-gpt", wide_gradients=False, fused_kernels=True, dropout=True)
+"""Megatron-LM and Megatron-DeepSpeed in fp16: gradients in fp16, fused kernels, dropout (arXiv 2104.04473)."""
+
+MEGATRON_LLAMA = Software(name="megatron-llama", wide_gradients=True, fused_kernels=True, dropout=False)
+"""Megatron-LM in bf16, which accumulates gradients in fp32, and what was made after it."""
+
+WIDE_LOGITS_LLAMA = Software(
+    name="wide-logits-llama",
+    wide_gradients=False,
+    fused_kernels=False,
+    dropout=False,
+    bytes_per_logit=24.0,
+    sharded_logits=False,
+)
+"""A Llama trainer that gathers the whole vocabulary's logits: fitted to the memory failures of arXiv 2311.05610."""

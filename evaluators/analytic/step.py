@@ -1,0 +1,144 @@
+"""The time of an optimizer step: the pipeline's ranks, the replicas' traffic, the optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from frontrunner.evaluators.analytic import compute
+from frontrunner.evaluators.analytic.machine import Machine, point_to_point_s, ring_s
+from frontrunner.evaluators.analytic.replicas import replicas_s
+from frontrunner.evaluators.analytic.workload import Rows, Workload
+
+SPLIT_BACKWARD_BUBBLE = 1 / 3
+"""Share of the bubble that is left where gradients of weights, a third of the work, wait to fill it (2401.10241)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """Seconds of one optimizer step by what the slowest pipeline rank spends them on; `total` is their sum.
+
+    `bubble` is the time that rank waits for others, `data_parallel` what it waits for gradients and parameters beyond
+    what computation hides.
+    """
+
+    compute: Rows
+    recompute: Rows
+    tensor_parallel: Rows
+    pipeline_transfer: Rows
+    bubble: Rows
+    data_parallel: Rows
+    optimizer: Rows
+
+    @property
+    def total(self) -> Rows:
+        """The sum of the parts."""
+        parts: list[Rows] = [getattr(self, field.name) for field in fields(self)]
+        return sum(parts[1:], start=parts[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Layer:
+    """Seconds of one micro-batch in one layer of a rank; `kernels` are its passes without traffic and host."""
+
+    forward: Rows
+    backward: Rows
+    recompute: Rows
+    traffic: Rows
+
+    @property
+    def total(self) -> Rows:
+        return self.forward + self.backward + self.recompute + self.traffic
+
+
+def step_time(machine: Machine, work: Workload) -> StepTime:
+    """The step of each recipe.
+
+    Each of m micro-batches takes the slowest pipeline rank its own time; the rest is the bubble.
+    """
+    layer = _layer(machine, work)
+    head, embedding = compute.head(machine, work), compute.embedding(machine, work)
+    head_s, embedding_s = head.forward + head.backward, embedding.forward + embedding.backward
+    first = work.layers_first * layer.total + embedding_s + np.where(work.head_on_first, head_s, 0.0)
+    last = np.where(work.head_on_first, 0.0, work.layers_last * layer.total + head_s)
+    slowest = np.maximum(np.maximum(first, last), work.layers_middle * layer.total)
+    held = np.where(
+        slowest == last, work.layers_last, np.where(slowest == first, work.layers_first, work.layers_middle)
+    )
+    transfer = _transfer(machine, work)
+    through = work.layers * layer.total + head_s + embedding_s + transfer * (work.pipeline_parallel - 1)
+    m = work.accumulation
+    parameters = fullest_parameters(work)
+    return StepTime(
+        compute=m * (slowest - held * (layer.recompute + layer.traffic)),
+        recompute=m * held * layer.recompute,
+        tensor_parallel=m * held * layer.traffic,
+        pipeline_transfer=m * transfer * work.virtual_stages,
+        bubble=bubble_s(work, slowest=slowest, through=through),
+        data_parallel=replicas_s(machine, work, parameters, held * layer.forward, held * layer.backward),
+        optimizer=compute.optimizer_s(machine, work, parameters / work.sharding_optimizer),
+    )
+
+
+def bubble_s(work: Workload, *, slowest: Rows, through: Rows) -> Rows:
+    """Time that the slowest rank waits; a micro-batch takes it `slowest`, and all ranks after one another `through`.
+
+    Before its first and after its last micro-batch the others have one each: through - slowest. Exact for 1F1B and
+    GPipe over equal ranks and for 1F1B where the last rank is slowest, too long by a part of the first rank's forward
+    passes where that is; virtual stages divide it (arXiv 2104.04473, section 2.2).
+    """
+    left = np.where(work.split_backward, SPLIT_BACKWARD_BUBBLE, 1.0) / work.virtual_stages
+    return np.where(work.pipeline_parallel > 1, (through - slowest) * left, 0.0)
+
+
+def _layer(machine: Machine, work: Workload) -> _Layer:
+    """A pass takes as long as the device computes and communicates, or as the host needs to issue it."""
+    passes = compute.layer(machine, work)
+    reduces = _reduces(machine, work)
+    software = machine.software
+    host = software.host_layer_s + np.where(work.tensor_parallel > 1, 2 * software.host_collective_s, 0.0)
+    forward = np.maximum(passes.forward, host - 2 * reduces)
+    backward = np.maximum(passes.backward, host - 2 * reduces)
+    return _Layer(
+        forward=forward,
+        backward=backward,
+        recompute=compute.recompute_s(machine, work, forward),
+        traffic=(4.0 + _again(machine, work)) * reduces,
+    )
+
+
+def _reduces(machine: Machine, work: Workload) -> Rows:
+    """One of the all-reduces over the tensor-parallel ranks that follow each block forward and precede it backward.
+
+    Under sequence parallelism a reduce-scatter and an all-gather take its place: the same bytes (arXiv 2205.05198).
+    """
+    message = work.tokens * work.hidden * work.bytes_per_value
+    return ring_s(machine, message, group=work.tensor_parallel, stride=np.ones(1), passes=2)
+
+
+def _again(machine: Machine, work: Workload) -> Rows:
+    """All-reduces that recompute repeats.
+
+    Of a reduce-scatter and all-gather, selective recompute that keeps products repeats the all-gather alone.
+    """
+    selective = np.where(work.sequence_parallel, 1.0, 2.0) if machine.software.selective_keeps_products else 0.0
+    return np.where(work.recompute_full, 2.0, np.where(work.recompute_selective, selective, 0.0))
+
+
+def _transfer(machine: Machine, work: Workload) -> Rows:
+    """Activations to the next rank and their gradients back, for one micro-batch."""
+    shards = np.where(work.sequence_parallel, work.tensor_parallel, 1.0)
+    message = work.tokens * work.hidden * work.bytes_per_value / shards
+    stride = work.tensor_parallel * work.data_parallel
+    return np.where(work.pipeline_parallel > 1, 2 * point_to_point_s(machine, message, stride), 0.0)
+
+
+def fullest_parameters(work: Workload) -> Rows:
+    """Parameters of the rank that holds most, before any sharding over replicas."""
+    table = work.vocabulary * work.hidden
+    untied = np.where(work.tied_embeddings, 0.0, table)
+    first = work.layers_first * work.layer_matmul_parameters + table + np.where(work.head_on_first, untied, 0.0)
+    last = np.where(work.head_on_first, 0.0, work.layers_last * work.layer_matmul_parameters + table)
+    middle = work.layers_middle * work.layer_matmul_parameters
+    return np.maximum(np.maximum(first, last), middle) / work.tensor_parallel

@@ -1,0 +1,101 @@
+"""The analytic model's memory, against the formulas and figures of the papers that it follows."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from frontrunner.evaluators.analytic.memory import peak_memory
+from frontrunner.evaluators.analytic.software import FRONTRUNNER, MEGATRON_GPT
+from frontrunner.spaces.recipe import Sharding
+from support.analytic import GPT_22B, PROBLEM, machine, recipe, work
+
+
+@pytest.mark.parametrize(("sequence_parallel", "outside"), [(False, 10.0), (True, 10.0 / 8)])
+def test_a_layer_keeps_what_korthikanti_counts(sequence_parallel: bool, outside: float) -> None:
+    """arXiv 2205.05198, table 2, without sequence parallelism s b h (10 + 24 / t + 5 a s / (h t)); with it all / t."""
+    model, batch, length = GPT_22B, 4, PROBLEM.sequence_length
+
+    told = peak_memory(machine(), work(recipe(sequence_parallel=sequence_parallel))).activations[0] / model.layers
+
+    inside = (24 + 5 * model.heads * length / model.hidden) / 8
+    assert told == pytest.approx(length * batch * model.hidden * (outside + inside))
+
+
+def test_full_recompute_keeps_a_layers_input() -> None:
+    told = peak_memory(machine(), work(recipe(recompute="full"))).activations[0] / GPT_22B.layers
+
+    assert told == pytest.approx(2 * PROBLEM.sequence_length * 4 * GPT_22B.hidden)
+
+
+@pytest.mark.parametrize(
+    ("name", "bytes_per_parameter"),
+    [("none", 16.0), ("zero-1", 4 + 12 / 64), ("zero-2", 2 + 14 / 64), ("zero-3", 16 / 64)],
+)
+def test_states_shrink_as_zero_says(name: str, bytes_per_parameter: float) -> None:
+    """arXiv 1910.02054, figure 1, with K = 12: parameters and gradients in 16 bits, 12 bytes of optimizer states."""
+    plan = recipe(tensor_parallel=1, micro_batch_seqs=1, accumulation=1, sharding=Sharding.named(name, 64))
+
+    told = peak_memory(machine(), work(plan))
+
+    model = GPT_22B
+    norms = 2 * model.layers * model.hidden
+    parameters = model.layers * model.matmul_parameters_per_layer + model.padded_vocabulary * model.hidden + norms
+    states = (told.parameters + told.gradients + told.optimizer)[0]
+    assert states == pytest.approx(bytes_per_parameter * parameters, rel=1e-6)
+
+
+def test_the_first_rank_of_a_pipeline_holds_a_micro_batch_for_each_rank() -> None:
+    shared = {"tensor_parallel": 8, "pipeline_parallel": 8, "micro_batch_seqs": 1}
+    plain, all_kept, looped = (
+        recipe(**shared, accumulation=32, schedule=schedule, virtual_stages=stages)
+        for schedule, stages in (("1f1b", 1), ("gpipe", 1), ("interleaved-1f1b", 3))
+    )
+    one = peak_memory(machine(), work(recipe(tensor_parallel=8, devices=8, micro_batch_seqs=1, accumulation=32)))
+
+    told = peak_memory(machine(), work(plain, all_kept, looped)).activations / one.activations
+
+    assert told[0] == pytest.approx(1.0)
+    assert told[1] == pytest.approx(32 / 8)
+    assert told[2] == pytest.approx(1 + 7 / (8 * 3))  # arXiv 2205.05198, section 4.2.3
+
+
+def test_the_answer_is_the_fullest_rank() -> None:
+    """With a large vocabulary and one micro-batch in flight the last rank, which holds the logits, is fullest."""
+    wide = replace(PROBLEM, model=replace(GPT_22B, vocabulary=512_000, tied_embeddings=False))
+    plan = recipe(pipeline_parallel=2, micro_batch_seqs=8, accumulation=2, schedule="1f1b", recompute="full")
+
+    narrow, told = (peak_memory(machine(), work(plan, problem=p)) for p in (PROBLEM, wide))
+
+    assert narrow.logits[0] == 0
+    assert told.logits[0] == pytest.approx(10 * 8 * 2048 * 512_000 / 8)
+    assert told.total[0] > narrow.total[0]
+
+
+def test_pieces_of_the_loss_share_their_logits() -> None:
+    whole, pieces = (peak_memory(machine(), work(recipe(loss_chunks=chunks))).logits[0] for chunks in (1, 4))
+
+    assert pieces == pytest.approx(whole / 4)
+
+
+def test_selective_recompute_lies_between_none_and_full() -> None:
+    for software in (FRONTRUNNER, MEGATRON_GPT):
+        none, selective, full = (
+            peak_memory(machine(software=software), work(recipe(recompute=word))).activations[0]
+            for word in ("none", "selective", "full")
+        )
+        assert full < selective < none
+
+
+def test_less_is_never_more() -> None:
+    """Deeper sharding and smaller micro-batches never need more memory."""
+    names = ("none", "zero-1", "zero-2", "zero-3")
+    sharded = [
+        recipe(tensor_parallel=1, micro_batch_seqs=1, accumulation=1, sharding=Sharding.named(name, 64))
+        for name in names
+    ]
+    smaller = [recipe(micro_batch_seqs=size, accumulation=8 // size) for size in (8, 4, 2, 1)]
+
+    for recipes in (sharded, smaller):
+        totals = peak_memory(machine(), work(*recipes)).total
+        assert (np.diff(totals) <= 0).all()

@@ -1,0 +1,154 @@
+"""The analytic model's step times, against a clock that runs the schedule, closed forms and each other."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from frontrunner.evaluators.analytic.machine import point_to_point_s, ring_s
+from frontrunner.evaluators.analytic.replicas import replicas_s
+from frontrunner.evaluators.analytic.step import bubble_s, step_time
+from frontrunner.spaces.recipe import Sharding
+from support.analytic import A100, PROBLEM, gpipe, machine, makespan, one_f_one_b, recipe, work
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    ranks=st.integers(2, 6),
+    rounds=st.integers(1, 4),
+    times=st.lists(st.floats(0.5, 2.0), min_size=12, max_size=12),
+    heavy=st.sampled_from(["first", "last", "none"]),
+)
+def test_a_pipeline_takes_as_long_as_its_clock_says(ranks: int, rounds: int, times: list[float], heavy: str) -> None:
+    """Exact where ranks are equal and where the last, with the head, has more to do; else at most so long.
+
+    The first rank's own forward passes ahead fill a part of its bubble where it is the slowest.
+    """
+    micro_batches = ranks * rounds
+    forward, backward = [times[0]] * ranks, [times[1]] * ranks
+    if heavy != "none":
+        place = 0 if heavy == "first" else ranks - 1
+        forward[place] += times[2]
+        backward[place] += times[3]
+    each = [f + b for f, b in zip(forward, backward, strict=True)]
+    slowest, through = max(each), sum(each)
+    plain = work(recipe(pipeline_parallel=ranks, tensor_parallel=1, devices=ranks, schedule="1f1b"))
+
+    told = micro_batches * slowest + bubble_s(plain, slowest=np.array([slowest]), through=np.array([through]))[0]
+
+    clock = makespan(one_f_one_b(ranks, micro_batches), forward, backward)
+    if heavy == "first":
+        assert micro_batches * slowest * (1 - 1e-9) <= clock <= told * (1 + 1e-9)
+    else:
+        assert told == pytest.approx(clock, rel=1e-9)
+    if heavy == "none":
+        assert told == pytest.approx(makespan(gpipe(ranks, micro_batches), forward, backward), rel=1e-9)
+
+
+def test_the_bubble_shrinks_with_virtual_stages_and_split_backward_passes() -> None:
+    base = {"pipeline_parallel": 4, "tensor_parallel": 8, "accumulation": 32, "micro_batch_seqs": 1}
+    plain, looped, split = (
+        recipe(**base, schedule=schedule, virtual_stages=stages)
+        for schedule, stages in (("1f1b", 1), ("interleaved-1f1b", 4), ("zbv", 2))
+    )
+
+    bubbles = step_time(machine(), work(plain, looped, split)).bubble
+
+    assert bubbles[1] == pytest.approx(bubbles[0] / 4, rel=0.02)
+    assert bubbles[2] == pytest.approx(bubbles[0] / 6, rel=0.05)
+
+
+def test_parts_add_up_and_one_recipe_is_as_many() -> None:
+    recipes = [
+        recipe(),
+        recipe(tensor_parallel=1, sharding=Sharding.named("zero-3", 64), micro_batch_seqs=1, accumulation=1),
+        recipe(pipeline_parallel=8, micro_batch_seqs=1, accumulation=64, schedule="1f1b", recompute="full"),
+        recipe(pipeline_parallel=4, accumulation=8, schedule="interleaved-1f1b", virtual_stages=2),
+    ]
+
+    together = step_time(machine(), work(*recipes))
+
+    parts = [getattr(together, name) for name in vars(together)]
+    assert together.total == pytest.approx(sum(parts))
+    assert all((part >= 0).all() for part in parts)
+    for row, alone in enumerate(recipes):
+        assert step_time(machine(), work(alone)).total[0] == pytest.approx(together.total[row], rel=1e-12)
+
+
+def test_an_all_reduce_over_a_node_and_over_nodes() -> None:
+    """By hand: 2 (g - 1) / g of the message over the slowest link; 8 rings of a node share 8 ports of 25 GB/s."""
+    found = machine()
+    size, eight, sixteen = np.array([8e9]), np.array([8.0]), np.array([16.0])
+
+    inside = ring_s(found, size, group=eight, stride=np.ones(1), passes=2)[0]
+    across = ring_s(found, size, group=eight, stride=eight, passes=2)[0]
+    both = ring_s(found, size, group=sixteen, stride=np.ones(1), passes=2)[0]
+
+    assert inside == pytest.approx(2 * 7 / 8 * 8e9 / (300e9 * found.efficiencies.node_links), rel=0.01)
+    assert across == pytest.approx(2 * 7 / 8 * 8e9 / (25e9 * found.efficiencies.network_links), rel=0.01)
+    assert both == pytest.approx(2 * 15 / 16 * 8e9 / (200e9 * found.efficiencies.network_links), rel=0.01)
+    assert ring_s(found, size, group=np.ones(1), stride=np.ones(1), passes=2)[0] == 0
+
+
+def test_a_pair_uses_its_own_link() -> None:
+    paired = replace(A100, links=replace(A100.links, pair_gb_per_s=600))
+
+    times = [
+        ring_s(machine(paired), np.array([1e9]), group=np.array([2.0]), stride=np.array([stride]), passes=1)[0]
+        for stride in (1.0, 2.0)
+    ]
+
+    assert times[1] == pytest.approx(2 * times[0], rel=0.05)
+
+
+def test_sending_between_nodes_shares_the_ports() -> None:
+    found = machine()
+    near, far = (point_to_point_s(found, np.array([1e9]), np.array([stride]))[0] for stride in (4.0, 8.0))
+
+    assert near == pytest.approx(1e9 / (300e9 * found.efficiencies.node_links), rel=0.02)
+    assert far == pytest.approx(1e9 / (25e9 * found.efficiencies.network_links), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "gathers", "scatters", "reduces", "published"),
+    [
+        ("none", 0, 0, 2, 0),
+        ("zero-1", 0, 0, 1, 1),
+        ("zero-2", 0, 4, 0, 1),
+        ("zero-3", 8, 4, 0, 0),
+    ],
+)
+def test_what_travels_under_each_sharding(name: str, gathers: int, scatters: int, reduces: int, published: int) -> None:
+    """In messages of all parameters over 8 replicas of a node, for 4 micro-batches and nothing to hide behind.
+
+    Each replica sends 7 / 8 of the model's bytes a pass of a ring: arXiv 1910.02054, section 7.
+    """
+    found = machine()
+    plan = recipe(devices=8, tensor_parallel=1, micro_batch_seqs=1, accumulation=4, sharding=Sharding.named(name, 8))
+    parameters, nothing = np.array([1e10]), np.zeros(1)
+
+    told = replicas_s(found, work(plan), parameters, nothing, nothing)[0]
+
+    one = 7 / 8 * 2e10 / (300e9 * found.efficiencies.node_links)
+    assert told == pytest.approx((gathers + scatters + reduces + published) * one, rel=0.01)
+
+
+def test_three_levels_keep_most_traffic_off_the_network() -> None:
+    """Parameters over pairs and gradients over nodes: ZeRO-3 over 64 devices waits longer (arXiv 2501.04266)."""
+    shared = {"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 4}
+    recipes = [recipe(**shared, sharding=Sharding.named(name, 64)) for name in ("zero-3", "3-level-2/8")]
+    slow = replace(A100, links=replace(A100.links, nics_per_node=1))
+
+    waits = step_time(machine(slow), work(*recipes, problem=replace(PROBLEM, cluster=slow))).data_parallel
+
+    assert waits[1] < waits[0] / 3
+
+
+def test_full_recompute_costs_a_forward_pass() -> None:
+    """A third of forward and backward, a little less where attention's backward is dear, and the traffic again."""
+    kept, again = (step_time(machine(), work(recipe(recompute=word))) for word in ("none", "full"))
+
+    assert 0.25 < again.recompute[0] / kept.compute[0] < 0.36
+    assert again.tensor_parallel[0] == pytest.approx(1.5 * kept.tensor_parallel[0])

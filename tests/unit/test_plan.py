@@ -1,0 +1,202 @@
+"""Plans: every legal recipe estimated and ranked, from Python and from the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import frontrunner
+from frontrunner.campaign_file import read_campaign_file
+from frontrunner.evaluators.analytic.estimate import (
+    EXPECTED_ERROR,
+    UNKNOWN_HARDWARE_ERROR,
+    Plan,
+    estimate,
+    not_modelled,
+    plan,
+)
+from frontrunner.spaces.recipe import Recipe
+from support.analytic import A100, PROBLEM, recipe
+from support.campaigns import command, environment, tiny, write_toml
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "frontier-22b.toml"
+
+
+@pytest.fixture(scope="module")
+def example() -> Plan:
+    return frontrunner.plan(EXAMPLE)
+
+
+def told(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), cwd=cwd, env=environment(), capture_output=True, text=True, check=False)
+
+
+def test_every_legal_recipe_is_judged_and_ordered(example: Plan) -> None:
+    spec = read_campaign_file(EXAMPLE).spec
+    legal = spec.space.survey(spec.problem).recipes
+    limit = spec.problem.cluster.memory_bytes_per_device
+
+    assert example.legal == len(legal) == len(example.estimates) + sum(example.not_modelled.values())
+    assert {found.recipe for found in example.estimates} <= set(legal)
+    speeds = [found.tokens_per_s for found in example.fitting]
+    assert speeds == sorted(speeds, reverse=True)
+    assert all((found.peak_memory_bytes <= limit) == found.fits for found in example.estimates)
+    assert 0 < len(example.fitting) < len(example.estimates)
+
+
+def test_parts_add_up_and_nothing_beats_the_peak(example: Plan) -> None:
+    for found in example.estimates[::50]:
+        assert sum(found.step_parts_s.values()) == pytest.approx(found.step_time_s)
+        assert sum(found.memory_parts_bytes.values()) == pytest.approx(found.peak_memory_bytes, abs=1)
+        assert found.mfu is not None
+        assert 0 < found.mfu < 1
+
+
+def test_the_front_holds_what_nothing_beats(example: Plan) -> None:
+    front = example.front
+    assert front[0] is example.fitting[0]
+    for found in example.fitting:
+        better = [f for f in front if f.tokens_per_s >= found.tokens_per_s]
+        assert any(f.peak_memory_bytes <= found.peak_memory_bytes for f in better)
+    assert len({f.recipe_id for f in front}) == len(front) > 2
+
+
+def test_recompute_trades_time_for_memory(example: Plan) -> None:
+    by_recipe = {found.recipe: found for found in example.estimates}
+    pairs = 0
+    for found in example.estimates:
+        full = by_recipe.get(replace(found.recipe, recompute="full"))
+        if found.recipe.recompute == "none" and full is not None:
+            pairs += 1
+            assert full.step_time_s > found.step_time_s
+            assert full.peak_memory_bytes < found.peak_memory_bytes * 1.02
+    assert pairs > 100
+
+
+def test_what_limits_a_recipe_is_named() -> None:
+    deep, wide = estimate(
+        [
+            recipe(pipeline_parallel=8, tensor_parallel=1, accumulation=8, micro_batch_seqs=1, schedule="1f1b"),
+            recipe(tensor_parallel=64, devices=64, micro_batch_seqs=8, accumulation=8),
+        ],
+        PROBLEM,
+    )
+
+    assert deep.step_parts_s["bubble"] == max(
+        seconds for name, seconds in deep.step_parts_s.items() if name != "compute"
+    )
+    assert deep.limit in ("bubble", "memory")
+    assert wide.limit == "tensor_parallel"
+
+
+def test_what_the_formulas_do_not_know_is_left_out_and_said() -> None:
+    known = recipe()
+    unknown = [
+        replace(known, compile=True),
+        replace(known, activation_offload=True),
+        replace(known, engine="deepspeed"),
+    ]
+
+    found = plan([known, *unknown], PROBLEM)
+
+    assert [estimate.recipe for estimate in found.estimates] == [known]
+    assert found.not_modelled == {"compile": 1, "activation offload": 1, "the deepspeed engine": 1}
+    assert found.legal == 4
+
+
+def test_every_field_of_a_recipe_counts_or_is_left_out() -> None:
+    """A choice that changed neither time nor memory, nor was left out, would be one that the formulas overlook."""
+    base = recipe(pipeline_parallel=2, accumulation=4, schedule="1f1b", micro_batch_seqs=4)
+    changes: list[dict[str, Any]] = [
+        {"engine": "deepspeed"},
+        {"tensor_parallel": 4},
+        {"schedule": "gpipe"},
+        {"schedule": "interleaved-1f1b", "virtual_stages": 2},
+        {"micro_batch_seqs": 2, "accumulation": 8},
+        {"sharding": replace(base.sharding, optimizer=4)},
+        {"recompute": "selective"},
+        {"sequence_parallel": True},
+        {"compile": True},
+        {"loss_chunks": 2},
+        {"feed_forward_tiles": 2},
+        {"optimizer_state": "bf16"},
+        {"activation_offload": True},
+        {"offload": "optimizer"},
+        {"synchronise": "each"},
+        {"secondary_partition": 2},
+        {"layers_per_stage": (25, 23)},
+    ]
+    named = {name for change in changes for name in change}
+    same = {"devices", "pipeline_parallel", "replication"}  # the problem's; in the base; runs the same collectives
+    assert named | same == set(Recipe.__dataclass_fields__)
+    before = estimate([base], PROBLEM)[0]
+    for change in changes:
+        changed = replace(base, **change)
+        if not_modelled(changed) is None:
+            after = estimate([changed], PROBLEM)[0]
+            moved = after.step_time_s != before.step_time_s or after.peak_memory_bytes != before.peak_memory_bytes
+            assert moved, change
+
+
+def test_unknown_hardware_gets_a_wide_error() -> None:
+    bare = replace(A100, matmul_share=None, links=replace(A100.links, nic_gb_per_s=None))
+
+    known, unknown = (plan([recipe()], replace(PROBLEM, cluster=cluster)) for cluster in (A100, bare))
+
+    assert (known.expected_error, known.assumed) == (EXPECTED_ERROR, ())
+    assert unknown.expected_error == UNKNOWN_HARDWARE_ERROR
+    assert unknown.assumed == ("matmul_share", "links.nic_gb_per_s")
+
+
+def test_the_command_prints_a_table_and_how_far_to_trust_it(tmp_path: Path) -> None:
+    done = told("plan", str(EXAMPLE), "--top", "3", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert "limited by" in done.stdout
+    assert "5,706 legal recipes" in done.stdout
+    assert "off by 50 % on average" in done.stdout
+    assert "cluster.matmul_share" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_answers_programs(tmp_path: Path, example: Plan) -> None:
+    done = told("plan", str(EXAMPLE), "--top", "2", "--json", cwd=tmp_path)
+
+    answer = json.loads(done.stdout)
+    assert [found["recipe_id"] for found in answer["estimates"]] == [f.recipe_id for f in example.fitting[:2]]
+    assert answer["fitting"] == len(example.fitting)
+    assert answer["expected_error"] == example.expected_error
+
+
+def test_nothing_that_fits_ends_with_its_own_exit_code(tmp_path: Path) -> None:
+    table = tiny(cluster={"memory_gib_per_device": 0.01})
+
+    done = told("plan", str(write_toml(tmp_path / "tiny.toml", table)), cwd=tmp_path)
+
+    assert done.returncode == 7
+    assert "0 are estimated to fit in 0.01 GiB a device" in done.stdout
+    assert "hint: " in done.stderr
+
+
+def test_a_file_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:
+    done = told("plan", "none.toml", cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert "none.toml" in done.stderr
+
+
+def test_planning_imports_nothing_heavy() -> None:
+    program = f"""
+import sys, frontrunner
+frontrunner.plan({str(EXAMPLE)!r})
+print(sorted({{"torch", "deepspeed", "optuna", "deephyper", "pandas", "sqlalchemy"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "[]"
