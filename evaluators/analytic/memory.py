@@ -82,11 +82,12 @@ def _rank(
     whole, kept = _layer_activations(machine, work)
     activations = in_flight * layers * kept
     logits = work.tokens * work.vocabulary / (work.tensor_parallel if software.sharded_logits else 1.0)
+    late = np.where(software.late_casts & (work.pipeline_parallel > 1) & (size < 4), size, 0.0)
     # In fp32 the trained parameters are those of the computation, unless these are gathered copies.
     apart = (size < 4) | (work.sharding_optimizer > work.sharding_parameters)
     return PeakMemory(
         parameters=count * size / work.sharding_parameters,
-        gradients=count * machine.gradient_bytes(size) / work.sharding_gradients,
+        gradients=count * (machine.gradient_bytes(size) + late) / work.sharding_gradients,
         optimizer=count * (2 * work.bytes_per_optimizer_state + np.where(apart, 4.0, 0.0)) / work.sharding_optimizer,
         activations=activations,
         logits=np.where(has_head, logits * software.bytes_per_logit / work.loss_chunks, 0.0),
@@ -106,7 +107,8 @@ def _layer_activations(machine: Machine, work: Workload) -> tuple[Rows, Rows]:
     """
     ways, size, software = work.tensor_parallel, work.bytes_per_value, machine.software
     shards = np.where(work.sequence_parallel, ways, 1.0)
-    between = (4 * size + (2 if software.dropout else 0)) * work.hidden
+    between = (2 * size + (2 if software.dropout else 0)) * work.hidden
+    gathered = 2 * size * work.hidden / (1.0 if software.keeps_gathered else shards)
     apart = 0.0 if software.fused_kernels else 1.0
     rotated = np.where(work.rotary, apart, 0.0) * (work.hidden + work.kv_hidden)
     gated = np.where(work.ffn_matrices == 3, 3.0 + apart, 2.0) * work.ffn_hidden
@@ -114,7 +116,7 @@ def _layer_activations(machine: Machine, work: Workload) -> tuple[Rows, Rows]:
     inside = size * (2 * work.hidden + 2 * work.kv_hidden + apart * work.hidden + rotated + gated)
     scores = work.heads * work.sequence_length * (2 * size + (1 if software.dropout else 0))
     scores = np.where(work.fused_attention, 0.0, scores)
-    whole = work.tokens * (between / shards + (inside + scores) / ways)
+    whole = work.tokens * (between / shards + gathered + (inside + scores) / ways)
     boundary = work.tokens * size * work.hidden / shards
     if software.selective_keeps_products:
         outputs = 2 * work.hidden + 2 * work.kv_hidden + (work.ffn_matrices - 1) * work.ffn_hidden

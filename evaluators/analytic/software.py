@@ -12,7 +12,9 @@ class Software:
     `wide_gradients` keeps and reduces gradients in fp32 whatever the precision. `fused_kernels` runs activation and
     rotation as a kernel each and keeps only their inputs. `dropout` is applied to attention and between blocks.
     Selective recompute keeps the outputs of matrix products and of attention where `selective_keeps_products`, else all
-    but what attention keeps. `bytes_per_logit` is what the loss holds for each logit at its peak, and `sharded_logits`
+    but what attention keeps. Under sequence parallelism `keeps_gathered` keeps what was gathered for first products,
+    where others gather it again; in pipelines `late_casts` holds gradients in the computation's type too until a
+    micro-batch is through. `bytes_per_logit` is what the loss holds for each logit at its peak, and `sharded_logits`
     says that it does so for the rank's share of the vocabulary. `gradient_overlap` is the share of the computation
     beside which gradients and parameters travel. `host_layer_s` is what the host needs to issue one pass, forward or
     backward, of one layer, `host_collective_s` what it needs for a collective. `fragmentation` is the share of
@@ -26,6 +28,8 @@ class Software:
     fused_kernels: bool
     dropout: bool
     selective_keeps_products: bool = False
+    keeps_gathered: bool = False
+    late_casts: bool = False
     bytes_per_logit: float = 10.0
     sharded_logits: bool = True
     gradient_overlap: float = 0.41
@@ -35,9 +39,15 @@ class Software:
 
 
 FRONTRUNNER = Software(
-    name="frontrunner", wide_gradients=True, fused_kernels=False, dropout=False, selective_keeps_products=True
+    name="frontrunner",
+    wide_gradients=True,
+    fused_kernels=False,
+    dropout=False,
+    selective_keeps_products=True,
+    keeps_gathered=True,
+    late_casts=True,
 )
-"""The project's own trainer: FSDP2 reduces in fp32, every operation is a kernel."""
+"""The project's own trainer, as its dry runs show it: FSDP2 reduces in fp32, every operation is a kernel."""
 
 MEGATRON_GPT = Software(name="megatron-gpt", wide_gradients=False, fused_kernels=True, dropout=True)
 """Megatron-LM and Megatron-DeepSpeed in fp16: gradients in fp16, fused kernels, dropout (arXiv 2104.04473)."""
