@@ -86,14 +86,35 @@ def _rank(
     # In fp32 the trained parameters are those of the computation, unless these are gathered copies.
     apart = (size < 4) | (work.sharding_optimizer > work.sharding_parameters)
     return PeakMemory(
-        parameters=count * size / work.sharding_parameters,
-        gradients=count * (machine.gradient_bytes(size) + late) / work.sharding_gradients,
+        parameters=_computed_with(machine, work, count),
+        gradients=count * (machine.gradient_bytes(size) + late) / work.sharding_gradients + _reducing(machine, work),
         optimizer=count * (2 * work.bytes_per_optimizer_state + np.where(apart, 4.0, 0.0)) / work.sharding_optimizer,
         activations=activations,
         logits=np.where(has_head, logits * software.bytes_per_logit / work.loss_chunks, 0.0),
         working=np.where(work.recompute_full | work.recompute_selective, 1.0, WORKING_SHARE) * whole,
         runtime=machine.runtime_bytes + software.fragmentation * (count * size + activations),
     )
+
+
+def _computed_with(machine: Machine, work: Workload, count: Rows) -> Rows:
+    """Parameters in the computation's type, of a rank that holds `count` before sharding.
+
+    Where parameters are sharded as far as the optimizer's states, those may be their only copy but for gathered layers.
+    """
+    layer = work.layer_matmul_parameters / work.tensor_parallel
+    gathered = machine.software.gathered_layers * layer
+    p, o = work.sharding_parameters, work.sharding_optimizer
+    shards = np.where((o > p) | (not machine.software.shards_only_masters), count / p, 0.0)
+    held = np.where(p > 1, gathered + shards, count)
+    return np.minimum(held, count) * work.bytes_per_value
+
+
+def _reducing(machine: Machine, work: Workload) -> Rows:
+    """What one layer's gradients take beside those that are kept, while they are reduced over the replicas."""
+    once, each = machine.software.reduce_bytes
+    layer = work.layer_matmul_parameters / work.tensor_parallel
+    held = np.where(work.sharding_gradients > 1, each, once) * layer
+    return np.where(work.data_parallel > 1, held, 0.0)
 
 
 def _layer_activations(machine: Machine, work: Workload) -> tuple[Rows, Rows]:

@@ -14,10 +14,13 @@ class Software:
     Selective recompute keeps the outputs of matrix products and of attention where `selective_keeps_products`, else all
     but what attention keeps. Under sequence parallelism `keeps_gathered` keeps what was gathered for first products,
     where others gather it again; in pipelines `late_casts` holds gradients in the computation's type too until a
-    micro-batch is through. `bytes_per_logit` is what the loss holds for each logit at its peak, and `sharded_logits`
-    says that it does so for the rank's share of the vocabulary. `gradient_overlap` is the share of the computation
-    beside which gradients and parameters travel. `host_layer_s` is what the host needs to issue one pass, forward or
-    backward, of one layer, `host_collective_s` what it needs for a collective. `fragmentation` is the share of
+    micro-batch is through. Parameters sharded as far as the optimizer's states are held as those alone where
+    `shards_only_masters`; beside the shards stand `gathered_layers` whole layers. `reduce_bytes` are held for each
+    parameter of one layer while gradients are reduced, once a step, or at each micro-batch. `bytes_per_logit` is what
+    the loss holds for each logit at its peak, and `sharded_logits` says that it does so for the rank's share of the
+    vocabulary. `gradient_overlap` is the share of the computation beside which gradients and parameters travel.
+    `host_layer_s` is what the host needs to issue one pass, forward or backward, of one layer, `host_collective_s` what
+    it needs for a collective. `fragmentation` is the share of
     activations and parameters that the allocator loses.
 
     The shares and times are fitted, together with `machine.FITTED`; the rest is read off the code named.
@@ -30,6 +33,9 @@ class Software:
     selective_keeps_products: bool = False
     keeps_gathered: bool = False
     late_casts: bool = False
+    shards_only_masters: bool = False
+    gathered_layers: float = 0.0
+    reduce_bytes: tuple[float, float] = (0.0, 0.0)
     bytes_per_logit: float = 10.0
     sharded_logits: bool = True
     gradient_overlap: float = 0.41
@@ -46,6 +52,9 @@ FRONTRUNNER = Software(
     selective_keeps_products=True,
     keeps_gathered=True,
     late_casts=True,
+    shards_only_masters=True,
+    gathered_layers=3.4,
+    reduce_bytes=(20.0, 7.0),
 )
 """The project's own trainer, as its dry runs show it: FSDP2 reduces in fp32, every operation is a kernel."""
 
