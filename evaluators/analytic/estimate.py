@@ -19,7 +19,7 @@ from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 
 ROWS_AT_ONCE = 16_384
-"""So many rows of all intermediate arrays fit a core's cache: three times faster than half a million at once."""
+"""So many rows of the arrays in between fit a core's cache: 1.5 times as fast as half a million at once."""
 
 EXPECTED_ERROR = 0.15
 """Mean error of step time on tables of A100 measurements that the constants were not fitted to (docs/planning.md)."""
