@@ -10,7 +10,7 @@ from rich.table import Table
 
 from frontrunner.evaluators.dry_run.report import DryRun, TracedRank
 from frontrunner.render import console
-from frontrunner.text import gib, percent, seconds
+from frontrunner.text import gib, percent, seconds, thousands
 
 ABSENT = "not in it: the allocator's fragmentation, the collective library's buffers, the device's own context"
 
@@ -40,7 +40,7 @@ def _table(found: DryRun) -> Table:
     table.add_section()
     table.add_row("TFLOP of a step", *("" for _ in found.ranks))
     for label, value in _FLOPS:
-        table.add_row(label, *(f"{value(rank) / 1e12:,.4g}" for rank in found.ranks))
+        table.add_row(label, *(thousands(value(rank) / 1e12) for rank in found.ranks))
     return table
 
 

@@ -14,7 +14,7 @@ def main() -> None:
     rank, micro_batches = (int(argument) for argument in sys.argv[1:])
     torch.set_num_threads(1)
     seen = trace(Job.from_json(sys.stdin.read()), rank=rank, micro_batches=micro_batches)
-    print(json.dumps(seen), flush=True)
+    sys.stdout.write(json.dumps(seen) + "\n")
 
 
 if __name__ == "__main__":

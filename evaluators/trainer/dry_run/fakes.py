@@ -1,4 +1,4 @@
-"""What torch has to be told so that a whole rank runs over fake tensors: every change to torch is here, with its reason.
+"""What torch has to be told so that a whole rank runs over fake tensors: all changes to torch, each with its reason.
 
 Made for torch 2.13. The changes stay for the life of the process, which traces one rank and ends: a second trace would
 find process groups of the first in DTensor's caches.
@@ -14,9 +14,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining._utils import _StageBackwardMeta, _StageForwardMeta, extract_tensor_metas
+from torch.distributed.pipelining._utils import (
+    InferenceMode,
+    _StageBackwardMeta,
+    _StageForwardMeta,
+    extract_tensor_meta,
+)
 from torch.distributed.pipelining.schedules import _PipelineSchedule
-from torch.distributed.pipelining.stage import InferenceMode
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -30,7 +34,7 @@ _MESH_METHODS = ("__init__", "_concatenate", "_flatten", "_unflatten", "__getite
 
 def join_fake_group(*, rank: int, world_size: int) -> None:
     """Be `rank` of a process group whose collectives return at once, with whatever was in their outputs."""
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)  # type: ignore[no-untyped-call]
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
 
 
 def prepare_torch(job: Job, watch: Watch, mode: FakeTensorMode) -> None:
@@ -70,7 +74,7 @@ def _let_parameters_move(mode: FakeTensorMode) -> None:
 
     def swap(first: torch.Tensor, second: torch.Tensor) -> None:
         mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
-        plain(first, second)
+        plain(first, second)  # type: ignore[no-untyped-call]
 
     torch.utils.swap_tensors = swap
 
@@ -121,7 +125,7 @@ def _follow_storages(watch: Watch) -> None:
         plain(self, size)
         watch.ledger.resized(self)
 
-    torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+    torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
 
 
 def _answer_for_other_stages(job: Job, watch: Watch) -> None:
@@ -129,6 +133,7 @@ def _answer_for_other_stages(job: Job, watch: Watch) -> None:
 
     Buffers to receive in are made for every micro-batch of a real step, however few are traced.
     """
+
     # Asked by vote, in tensors whose values are read.
     def agree(_self: _PipelineSchedule, stages: list[PipelineStage], *_: Any) -> None:
         for stage in stages:
@@ -137,11 +142,11 @@ def _answer_for_other_stages(job: Job, watch: Watch) -> None:
     def receive(self: PipelineStage, source: int) -> _StageForwardMeta | _StageBackwardMeta:
         example = torch.empty(_between_stages(job), dtype=COMPUTE_TYPES[job.precision], device=self.device)
         if source < self.stage_index:
-            return _StageForwardMeta(forward_metas=extract_tensor_metas((example.requires_grad_(),)))
-        return _StageBackwardMeta(backward_metas=extract_tensor_metas((example,)))
+            return _StageForwardMeta(forward_metas=(extract_tensor_meta(example.requires_grad_()),))
+        return _StageBackwardMeta(backward_metas=(extract_tensor_meta(example),))
 
     _PipelineSchedule._warmup_p2p = agree  # type: ignore[method-assign, assignment]
-    PipelineStage._recv_meta = receive  # type: ignore[method-assign]
+    PipelineStage._recv_meta = receive  # type: ignore[method-assign, assignment]
     PipelineStage._send_meta = lambda *_: None  # type: ignore[method-assign]
     for name in ("_setup_forward_recv_info", "_setup_backward_recv_info"):
         _wrap_buffers(name, watch, job.recipe.accumulation)

@@ -1,4 +1,4 @@
-"""Floating-point operations of single operators, by torch's own formulas and one for each kernel that torch leaves out."""
+"""Floating-point operations of single operators: torch's own formulas, and one for what they leave out."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,4 +30,4 @@ def flops(operator: Any, arguments: tuple[Any, ...], options: dict[str, Any], ou
 
 def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:
     """The two matrix products of attention's forward pass."""
-    return int(sdpa_flop_count(query.shape, key.shape, value.shape))
+    return int(sdpa_flop_count(query.shape, key.shape, value.shape))  # type: ignore[no-untyped-call]

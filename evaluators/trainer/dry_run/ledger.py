@@ -1,7 +1,7 @@
 """What lives in a rank's memory at the moment of its peak, and what it is there for.
 
 Each storage is entered when it is first seen, and its growing, shrinking and end with it. Only when all is over is the
-peak looked for, and each storage put into a category: what a storage was for is known once it is known how long it lived.
+peak looked for, and each storage put into a category: how long it lived tells what it was for.
 """
 
 import weakref
@@ -50,7 +50,7 @@ _LEFT_BEHIND = {
 
 
 class _Run:
-    """One run of a phase: which, in which backward pass of autograd (-1 outside of one), and at which change it ended."""
+    """One run of a phase: in which backward pass of autograd (-1: in none), and at which change it ended."""
 
     __slots__ = ("end", "phase", "task")
 
@@ -122,7 +122,7 @@ class Ledger:
                 self._entries[number].category = category
 
     def enter(self, phase: Phase | None, task: int = -1) -> None:
-        """Go over to a phase of the backward pass `task`. What is recomputed interrupts a backward pass, not ends it."""
+        """Go over to a phase of the backward pass `task`, which what is recomputed interrupts and does not end."""
         while self._runs and not self._goes_on(self._runs[-1], phase, task):
             self._runs.pop().end = len(self._changes)
         if phase is not None and not (self._runs and self._runs[-1].phase is phase):
@@ -145,7 +145,7 @@ class Ledger:
         held: Counter[int] = Counter()
         for number, change in islice(self._changes, place):
             held[number] += change
-        found: Counter[Category] = Counter({category: 0 for category in Category})
+        found: Counter[Category] = Counter(dict.fromkeys(Category, 0))
         for number, size in held.items():
             found[self._category(self._entries[number])] += size
         return dict(found)

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -14,14 +13,15 @@ from torch.utils._pytree import tree_leaves
 from frontrunner.evaluators.trainer.dry_run.flops import flops
 from frontrunner.evaluators.trainer.dry_run.ledger import Category, Ledger, Phase
 
+_WAIT = torch.ops._c10d_functional.wait_tensor.default
 _READ_SCALAR = torch.ops.aten._local_scalar_dense.default
 
 
-class Watch(TorchDispatchMode):
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every operator on fake tensors, DTensor's local ones among them."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.ledger = Ledger()
         self.flops: Counter[Phase] = Counter()
         self._purpose: Category | None = None
@@ -37,7 +37,8 @@ class Watch(TorchDispatchMode):
         if self._is_paused:
             return func(*args, **options)
         phase = self._enter_phase()
-        output = func(*args, **options)
+        # What waiting returns is what it was given; for fakes torch makes another tensor.
+        output = args[0] if func is _WAIT else func(*args, **options)
         for tensor in tree_leaves(output):
             if isinstance(tensor, FakeTensor):
                 self.ledger.see(tensor, self._purpose)

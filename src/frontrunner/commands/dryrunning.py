@@ -20,7 +20,9 @@ FLAGS = {"true": True, "false": False}
 @click.option("--rank", type=int, help="The rank to trace [default: those that may need most memory].")
 @store_option
 @json_option
-def dryrun(recipe: tuple[str, ...], campaign: Path | None, rank: int | None, store: str | None, *, as_json: bool) -> None:
+def dryrun(
+    recipe: tuple[str, ...], campaign: Path | None, rank: int | None, store: str | None, *, as_json: bool
+) -> None:
     """Trace a recipe's real training step and print its peak memory by category, and its FLOPs.
 
     No device is needed, whatever the recipe's size: one rank runs in one process, over tensors without data. The
@@ -60,5 +62,7 @@ def _named(words: tuple[str, ...], campaign: Path | None) -> str | Mapping[str, 
 def _choice(word: str) -> tuple[str, object]:
     key, separator, value = word.partition("=")
     if not separator:
-        raise InvalidInput(f"{word!r} is no choice", hint="with --campaign a recipe is named by words as sharding=zero-1")
+        raise InvalidInput(
+            f"{word!r} is no choice", hint="with --campaign a recipe is named by words as sharding=zero-1"
+        )
     return key, FLAGS.get(value, int(value) if value.isdecimal() and value.isascii() else value)
