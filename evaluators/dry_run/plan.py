@@ -51,7 +51,8 @@ def plan(
         raise bad_value("rank", rank, f"one of the recipe's ranks, 0 to {recipe.devices - 1}")
     needed = needed_micro_batches(recipe)
     layers = max(layers_of_pipeline_ranks(recipe, problem))
-    extrapolated = recipe.schedule in ALL_IN_FLIGHT and needed * layers > MOST_LAYER_PASSES
+    is_long = needed * layers > MOST_LAYER_PASSES and needed > 2 * recipe.stages
+    extrapolated = recipe.schedule in ALL_IN_FLIGHT and is_long
     return DryRunPlan(
         recipe_id=recipe_id,
         recipe=recipe,
