@@ -141,9 +141,12 @@ def test_flops_are_those_of_the_formulas(changes: dict[str, Any], tmp_path: Path
         tiled_feed_forward=recipe.feed_forward_tiles > 1,
         chunked_loss=recipe.loss_chunks > 1,
     )
-    # What the formula leaves out: flash attention's backward pass computes the scores again.
+    # What the formula leaves out: flash attention's backward pass computes the scores again, and torch's checkpoint
+    # stops once it has what the backward pass needs, which the outcome of the last matrix product is not.
     scores = model.layers * 2.0 * length * model.hidden
-    assert forward + backward + again == tokens * (hardware + scores)
+    runs_again = recipe.recompute == "full" or recipe.feed_forward_tiles > 1
+    last_product = model.layers * 2.0 * model.hidden * model.ffn_hidden if runs_again else 0.0
+    assert forward + backward + again == tokens * (hardware + scores - last_product)
 
 
 @pytest.fixture(scope="module")

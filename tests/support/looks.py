@@ -4,12 +4,12 @@ Each is called in a forked rank with the job, the rank and where to meet, and re
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed._tools.mem_tracker import MemTracker
+from torch.distributed._tools.mod_tracker import ModTracker
 
 from frontrunner.evaluators.trainer.data import TokenFile
 from frontrunner.evaluators.trainer.dry_run.trace import trace
@@ -22,8 +22,22 @@ from frontrunner.evaluators.trainer.stepping import TorchStepper
 _CPU = torch.device("cpu")
 
 
+class _NoModules(ModTracker):
+    """Follows no module: hooks on them refuse a model that runs more than once in a step, and pipelines."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        pass
+
+
 class _Totals(MemTracker):
-    """Without the statistics by module, which refuse a model that runs more than once in a step."""
+    """Without the statistics by module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._mod_tracker = _NoModules()
 
     def start(self) -> None:
         """Look for the peak from here on."""
@@ -33,18 +47,6 @@ class _Totals(MemTracker):
     def peak_bytes(self) -> int:
         """The most that tensors on the CPU have taken since."""
         return self._peak_mem[_CPU]
-
-    def _pre_fw_hook(self, module: nn.Module, inputs: Any) -> None:
-        pass
-
-    def _post_fw_hook(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
-        pass
-
-    def _pre_bw_hook(self, module: nn.Module, args: Any) -> None:
-        pass
-
-    def _post_bw_hook(self, module: nn.Module, args: Any) -> None:
-        pass
 
 
 def peak_of_real_step(job: Job, rank: int, init_method: str) -> int:
