@@ -12,7 +12,9 @@ from typing import Any
 
 from frontrunner.evaluators.corpus import Corpus
 from frontrunner.evaluators.protocol import ProbeSetup
+from frontrunner.evaluators.settings import DataSettings, ProbeSettings
 from frontrunner.spaces.model import Model
+from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 
 JOB_VERSION = 1
@@ -83,3 +85,10 @@ def profile_job(
     profile = {"traced_steps": steps, "sampled_steps": steps if samples_host else 0}
     job = probe_job(setup, recipe, run_folder, tokens)
     return job | {"profile": profile, "memory_limit_bytes_per_rank": None}
+
+
+def dry_run_job(problem: Problem, probe: ProbeSettings, recipe: Recipe) -> dict[str, Any]:
+    """The job of a dry run, which reads no data, writes no file and stays within no limit."""
+    setup = ProbeSetup(problem=problem, probe=probe, data=DataSettings(), work_folder=Path(), seed=0)
+    job = probe_job(setup, recipe, Path(), Corpus(Path(), "uint32"))
+    return job | {"memory_limit_bytes_per_rank": None}

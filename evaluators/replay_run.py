@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -20,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from frontrunner.evaluators.descent import die_with_parent
 from frontrunner.evaluators.files import read_json, tail, write_json
 from frontrunner.evaluators.replay import ReplayPlan
 from frontrunner.results.provenance import collect
@@ -27,7 +26,6 @@ from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 
 POLL_S = 0.2
 STOP_GRACE_S = 20.0
-PR_SET_PDEATHSIG = 1
 MARKER = "FRONTRUNNER_REPLAY"
 """Environment variable with the replay's folder: torchrun gives each rank a session of its own, so that only this
 finds the ranks of a torchrun that was killed."""
@@ -108,7 +106,7 @@ def _train(chosen: ReplayPlan, on_step: OnStep | None) -> int:
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, **chosen.environment, MARKER: str(chosen.folder)},
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - one thread here
+            preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - one thread here
         )
     try:
         _follow(process, chosen.folder / "progress.jsonl", on_step)
@@ -196,11 +194,3 @@ def _result(chosen: ReplayPlan) -> ReplayResult:
         final_loss=result.get("final_loss"),
         evaluation_losses=dict(result.get("evaluation_losses", [])),
     )
-
-
-def _die_with_parent() -> None:
-    """In the forked child, before torchrun: be ended when this process is."""
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it ended before the request took effect
-        os._exit(1)

@@ -12,7 +12,7 @@ in the working directory. `campaign` is a name; None means the newest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from frontrunner.evaluators.analytic.estimate import Plan
+    from frontrunner.evaluators.dry_run.plan import DryRunPlan
+    from frontrunner.evaluators.dry_run.report import DryRun
     from frontrunner.evaluators.profiling.plan import ProfilePlan, ProfileSettings
     from frontrunner.evaluators.profiling.run import ProfileReport
     from frontrunner.evaluators.replay import ReplayPlan, ReplaySettings
@@ -328,6 +330,49 @@ def profile(
     from frontrunner.evaluators.profiling.run import run
 
     return run(plan_profile(recipe_id, settings, store=store, anyway=anyway))
+
+
+def plan_dryrun(
+    recipe: str | Mapping[str, object],
+    *,
+    campaign: str | Path | None = None,
+    rank: int | None = None,
+    store: str | None = None,
+) -> DryRunPlan:
+    """What a dry run would trace; see `dryrun`."""
+    from frontrunner.evaluators.dry_run.plan import plan
+    from frontrunner.one_recipe import one_recipe
+    from frontrunner.spaces.document import recipe_id
+
+    if isinstance(recipe, str):
+        explanation = show(recipe, store=store)
+        spec, found = stored_spec(explanation.appearances[0].campaign), explanation.recipe
+    elif campaign is None:
+        raise InvalidInput("a recipe by its choices needs the campaign file that they are of")
+    else:
+        spec = read_campaign_file(Path(campaign)).spec
+        found = one_recipe(spec, recipe)
+    return plan(
+        recipe_id=recipe_id(spec.problem, found), recipe=found, problem=spec.problem, probe=spec.probe, rank=rank
+    )
+
+
+def dryrun(
+    recipe: str | Mapping[str, object],
+    *,
+    campaign: str | Path | None = None,
+    rank: int | None = None,
+    store: str | None = None,
+) -> DryRun:
+    """Trace a recipe's real training step without a device: peak memory by category, and FLOPs.
+
+    The recipe is a stored one by its id, or choices such as `{"tensor_parallel": 8}` that leave one legal recipe of the
+    space of a `campaign` file. `rank` None traces the ranks that may need most memory. Raises `InvalidInput` for a
+    recipe that cannot be traced.
+    """
+    from frontrunner.evaluators.dry_run.run import run
+
+    return run(plan_dryrun(recipe, campaign=campaign, rank=rank, store=store))
 
 
 def replay(

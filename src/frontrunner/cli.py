@@ -15,6 +15,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "resume": ("campaigning:resume", "Go on with a campaign, wherever it was left."),
         "replay": ("replaying:replay", "Train with a measured recipe: the full run."),
         "profile": ("profiling:profile", "Where the time of a recipe's steps goes."),
+        "dryrun": ("dryrunning:dryrun", "A recipe's memory and FLOPs, with no device at hand."),
         "space": ("campaigning:space", "Count a file's recipes: legal, and why not."),
     },
     "Estimate": {

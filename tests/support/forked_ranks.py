@@ -9,9 +9,10 @@ import json
 import os
 import signal
 import sys
+import traceback
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -19,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from frontrunner.evaluators.trainer import entry
 from frontrunner.evaluators.trainer.entry import preload, run_rank
 from frontrunner.evaluators.trainer.job import Job
+from support.looks import LOOKS
 
 
 class _CollectiveCounter(TorchDispatchMode):
@@ -45,9 +47,9 @@ class _CollectiveCounter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _run_forked(path: Path, *, counting: bool, unchecked: bool) -> list[int]:
+def _run_forked(order: dict[str, Any]) -> list[int]:
     """Fork the job's ranks and wait; where one dies the others are killed, since they would wait for it."""
-    job = Job.read(path)
+    job = Job.read(Path(order["job"]))
     world_size = job.recipe.world_size
     rendezvous = Path(job.run_folder) / f"rendezvous-{os.getpid()}"
     rendezvous.unlink(missing_ok=True)
@@ -55,9 +57,12 @@ def _run_forked(path: Path, *, counting: bool, unchecked: bool) -> list[int]:
     for rank in range(world_size):
         child = os.fork()
         if child == 0:
-            if unchecked:
+            if order["unchecked"]:
                 entry.check_job = lambda job, *, world_size: None  # in this child only
-            _be_rank(job, rank, rendezvous, counting=counting)
+            _write_to_log(job, rank)
+            if order["look"] is not None:
+                _look(job, rank, rendezvous, order["look"])
+            _be_rank(job, rank, rendezvous, counting=order["count_collectives"])
         ranks[child] = rank
     statuses = [0] * world_size
     while ranks:
@@ -69,15 +74,30 @@ def _run_forked(path: Path, *, counting: bool, unchecked: bool) -> list[int]:
     return statuses
 
 
+def _write_to_log(job: Job, rank: int) -> None:
+    (Path(job.run_folder) / f"rank-{rank}.pid").write_text(str(os.getpid()))
+    log = os.open(Path(job.run_folder) / f"rank-{rank}.log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+
+
+def _look(job: Job, rank: int, rendezvous: Path, look: str) -> NoReturn:
+    """Be the rank as one of `LOOKS` does, leave its answer in `rank-N.LOOK.json`, and end."""
+    try:
+        answer = LOOKS[look](job, rank, f"file://{rendezvous}")
+        (Path(job.run_folder) / f"rank-{rank}.{look}.json").write_text(json.dumps(answer))
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)
+
+
 def _be_rank(job: Job, rank: int, rendezvous: Path, *, counting: bool) -> None:
     """Run one rank in this forked process; where asked, leave its counts in `rank-N.collectives.json`.
 
     What it received is left in `rank-N.bytes.json`.
     """
-    (Path(job.run_folder) / f"rank-{rank}.pid").write_text(str(os.getpid()))
-    log = os.open(Path(job.run_folder) / f"rank-{rank}.log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
     counter = _CollectiveCounter()
     with counter if counting else contextlib.nullcontext():
         run_rank(job, rank=rank, world_size=job.recipe.world_size, init_method=f"file://{rendezvous}", local_rank=rank)
@@ -91,8 +111,7 @@ def _be_rank(job: Job, rank: int, rendezvous: Path, *, counting: bool) -> None:
 def _serve() -> None:
     preload(sys.argv[1:])
     for line in sys.stdin:
-        order = json.loads(line)
-        statuses = _run_forked(Path(order["job"]), counting=order["count_collectives"], unchecked=order["unchecked"])
+        statuses = _run_forked(json.loads(line))
         sys.stdout.write(json.dumps(statuses) + "\n")
         sys.stdout.flush()
 

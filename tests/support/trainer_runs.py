@@ -141,6 +141,12 @@ def reference_losses(job: Job, *, steps: int = 5, learning_rate_scale: float = 1
     return losses
 
 
+def _path() -> dict[str, str]:
+    """The environment in which a program finds this folder's package."""
+    tests = str(Path(__file__).parents[1])
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (tests, os.environ.get("PYTHONPATH"))))}
+
+
 class WarmParent:
     """A process that has imported an engine and forks the ranks of one job after another: see `forked_ranks`."""
 
@@ -150,13 +156,16 @@ class WarmParent:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "DS_ACCELERATOR": "cpu"},
+            env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "DS_ACCELERATOR": "cpu"} | _path(),
         )
 
-    def start(self, job: Job, *, count_collectives: bool = False, unchecked: bool = False) -> None:
-        """Have the job's ranks forked, without waiting for them."""
+    def start(
+        self, job: Job, *, count_collectives: bool = False, unchecked: bool = False, look: str | None = None
+    ) -> None:
+        """Have the job's ranks forked, without waiting for them; `look` is a name in `looks.LOOKS`."""
         assert self._process.stdin is not None
-        order = {"job": str(prepare(job)), "count_collectives": count_collectives, "unchecked": unchecked}
+        order: dict[str, Any] = {"job": str(prepare(job)), "count_collectives": count_collectives}
+        order |= {"unchecked": unchecked, "look": look}
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
 
@@ -232,6 +241,16 @@ def count_collectives(job: Job) -> dict[str, int]:
     read_result(job)
     counts: dict[str, int] = json.loads((Path(job.run_folder) / "rank-0.collectives.json").read_text())
     return counts
+
+
+def look(job: Job, name: str) -> list[Any]:
+    """Fork the job's ranks to be looked at, and return what each answers, in rank order: see `looks.LOOKS`."""
+    warm_parent().start(job, look=name)
+    statuses = warm_parent().wait()
+    folder = Path(job.run_folder)
+    logs = [(folder / f"rank-{rank}.log").read_text() for rank in range(job.recipe.world_size)]
+    assert not any(statuses), "\n".join(logs)[-3000:]
+    return [json.loads((folder / f"rank-{rank}.{name}.json").read_text()) for rank in range(job.recipe.world_size)]
 
 
 def received_bytes(job: Job, rank: int) -> dict[str, int]:

@@ -1,0 +1,46 @@
+"""One recipe of a campaign's space, by the choices that single it out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from frontrunner.campaign_file import KEYS
+from frontrunner.search.spec import CampaignSpec
+from frontrunner.spaces.errors import InvalidInput, NothingLegal, did_you_mean
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.space import Space, Survey
+from frontrunner.spaces.wording import shown, shown_key
+from frontrunner.validation import refuse_unusable_values, validate
+
+
+def one_recipe(spec: CampaignSpec, choices: Mapping[str, object]) -> Recipe:
+    """The legal recipe of the campaign's space that `choices` leave, a value for each dimension that they name.
+
+    A value need not be among the space's own. Raises `InvalidInput` for a dimension or a value that there is not, and
+    where several recipes are left, and `NothingLegal`, with the reason, where none is.
+    """
+    for key in choices:
+        if key not in KEYS["space"]:
+            raise InvalidInput(f"unknown choice {shown_key(key)}", hint=did_you_mean(key, KEYS["space"]))
+    refuse_unusable_values(choices)
+    space = asdict(spec.space) | {key: [value] for key, value in choices.items()}
+    survey = validate(Space, space, prefix="space").survey(spec.problem)
+    if not survey.recipes:
+        reasons = "; ".join(text for _, _, text in survey.refused_by_count())
+        raise NothingLegal(f"no recipe with {_named(choices)} is legal: {reasons}")
+    if len(survey.recipes) > 1:
+        raise InvalidInput(
+            f"{len(survey.recipes):,} recipes of the space have {_named(choices)}", hint=f"name {_open(survey)} as well"
+        )
+    return survey.recipes[0]
+
+
+def _named(choices: Mapping[str, object]) -> str:
+    return ", ".join(f"{key}={shown(value)}" for key, value in choices.items()) or "no choice made"
+
+
+def _open(survey: Survey) -> str:
+    """The dimensions in which the legal points differ."""
+    columns = zip(survey.dimensions, zip(*survey.legal, strict=True), strict=True)
+    return ", ".join(key for key, values in columns if len(set(values)) > 1)

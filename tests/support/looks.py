@@ -1,0 +1,75 @@
+"""Ways to look at a job's ranks other than running its probe, for the warm parent.
+
+Each is called in a forked rank with the job, the rank and where to meet, and returns what can be written as JSON.
+"""
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.distributed._tools.mod_tracker import ModTracker
+
+from frontrunner.evaluators.trainer.data import TokenFile
+from frontrunner.evaluators.trainer.dry_run.trace import trace
+from frontrunner.evaluators.trainer.engine import build_engine
+from frontrunner.evaluators.trainer.job import Job
+from frontrunner.evaluators.trainer.layout import make_layout
+from frontrunner.evaluators.trainer.precision import LossScale
+from frontrunner.evaluators.trainer.stepping import TorchStepper
+
+_CPU = torch.device("cpu")
+
+
+class _NoModules(ModTracker):
+    """Follows no module: hooks on them refuse a model that runs more than once in a step, and pipelines."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        pass
+
+
+class _Totals(MemTracker):
+    """Without the statistics by module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._mod_tracker = _NoModules()
+
+    def start(self) -> None:
+        """Look for the peak from here on."""
+        self._peak_mem: dict[torch.device, int] = {}
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that tensors on the CPU have taken since."""
+        return self._peak_mem[_CPU]
+
+
+def peak_of_real_step(job: Job, rank: int, init_method: str) -> int:
+    """Be `rank` of the job over gloo for two steps; the peak of its tensors in the second, in bytes."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=job.recipe.world_size)
+    layout = make_layout(job.recipe, device_type="cpu")
+    data = TokenFile(job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed)
+    scale = LossScale(job.precision, _CPU)
+    with _Totals() as tracker:
+        stepper = TorchStepper(job, layout, build_engine(job, layout, _CPU, scale), data, scale)
+        stepper.step(1)
+        tracker.start()
+        stepper.step(2)
+    dist.destroy_process_group()
+    return tracker.peak_bytes
+
+
+def dry_run(job: Job, rank: int, _: str) -> dict[str, Any]:
+    """What a trace of `rank` sees; its micro-batches are as many as the job has measured steps."""
+    torch.set_num_threads(1)
+    micro_batches = job.recipe.accumulation if job.probe is None else job.probe.measured_steps
+    return trace(job, rank=rank, micro_batches=micro_batches)
+
+
+LOOKS: dict[str, Callable[[Job, int, str], Any]] = {"peak": peak_of_real_step, "dry-run": dry_run}
