@@ -120,6 +120,10 @@ ZBV = {"pipeline_parallel": 2, "schedule": "zbv", "virtual_stages": 2, "micro_ba
         (ZBV | {"data_parallel": 4, "sharding": (1, 2, 4)}, {}, "goes wrong silently"),
         ({"data_parallel": 4, "sharding": (2, 2, 4), "offload": "optimizer+parameters"}, {}, "not levels"),
         (ZBV | {"recompute": "selective"}, {}, "selective recompute"),
+        ({"context_parallel": 3}, {}, "context_parallel 3 does not divide sequence length 32"),
+        ({"context_parallel": 4, "tensor_parallel": 2}, {}, "does not divide sequence length 32 and the 2 heads"),
+        ({"context_parallel": 4, "loss_chunks": 16}, {}, "loss_chunks 16 does not divide the 8 positions"),
+        ({"context_parallel": 2, "engine": "deepspeed"}, {}, "deepspeed engine has no context parallelism"),
     ],
 )
 def test_what_goes_wrong_is_refused_before_it_is_built(
