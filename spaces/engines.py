@@ -44,8 +44,8 @@ def torch_sharding(recipe: Recipe, _: Problem) -> Reason | None:
         return None
     return Reason(
         "sharding-levels",
-        f"the torch engine has no sharding over {p}, {g} and {o} of {recipe.copies_name}: where they differ, optimizer "
-        "states are spread over all",
+        f"the torch engine has no sharding over {p}, {g} and {o} of {recipe.copies_in_words()}: where they differ, "
+        "optimizer states are spread over all",
     )
 
 

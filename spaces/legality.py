@@ -113,7 +113,7 @@ def sharding_divides(recipe: Recipe, _: Problem) -> Reason | None:
         if small < 1 or large % small:
             return Reason(
                 "sharding-divides",
-                f"sharding degrees {recipe.sharding.degrees} do not divide one another and {recipe.copies_name}",
+                f"sharding degrees {recipe.sharding.degrees} do not divide one another and {recipe.copies_in_words()}",
             )
     return None
 

@@ -162,8 +162,7 @@ class Recipe:
         """
         return self.data_parallel * self.context_parallel
 
-    @property
-    def copies_name(self) -> str:
+    def copies_in_words(self) -> str:
         """The number of copies in words: `4 replicas`, or `8 copies (4 replicas x 2 context ranks)`."""
         replicas = f"{self.data_parallel} replicas"
         if self.context_parallel == 1:

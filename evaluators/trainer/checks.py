@@ -86,10 +86,12 @@ def _check_positions(job: Job) -> None:
     recipe, context = job.recipe, job.recipe.context_parallel
     heads = job.model.heads // recipe.tensor_parallel
     kv_heads = max(1, job.model.kv_heads // recipe.tensor_parallel)
-    if job.sequence_length % context or heads % context or (kv_heads % context and context % kv_heads):
+    if job.sequence_length % context:
+        raise ValueError(f"context_parallel {context} does not divide sequence length {job.sequence_length}")
+    if heads % context or (kv_heads % context and context % kv_heads):
         raise ValueError(
-            f"context_parallel {context} does not divide sequence length {job.sequence_length} and the {heads} heads "
-            f"of a tensor-parallel rank, or goes with its {kv_heads} kv heads in no way"
+            f"context_parallel {context} must divide the {heads} heads of a tensor-parallel rank, and divide its "
+            f"{kv_heads} kv heads or be a multiple of them"
         )
     held, ranks = job.sequence_length // context, recipe.tensor_parallel
     if recipe.sequence_parallel and held % ranks:
