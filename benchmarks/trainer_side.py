@@ -147,6 +147,7 @@ def recipe_table() -> dict[str, Any]:
     return {
         "tensor_parallel": 1,
         "pipeline_parallel": 1,
+        "context_parallel": 1,
         "data_parallel": 1,
         "virtual_stages": 1,
         "schedule": "none",

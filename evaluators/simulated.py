@@ -21,6 +21,8 @@ FALLBACK_PEAK_FLOPS = 1e14
 BEST_EFFICIENCY = 0.45
 TENSOR_PARALLEL_CHARGE = 0.08
 """Share of a step lost each time the tensor-parallel degree doubles."""
+CONTEXT_PARALLEL_CHARGE = 0.04
+"""Likewise for the context-parallel degree, whose all-to-alls move less."""
 BYTES_PER_PARAMETER = (4, 4, 8)
 """Parameters, gradients and AdamW's two states in fp32."""
 ACTIVATION_BYTES_PER_TOKEN_AND_HIDDEN = 34
@@ -97,15 +99,16 @@ def simulate(recipe: Recipe, setup: ProbeSetup) -> Measurement | Failure:
 
 
 def step_time_s(recipe: Recipe, problem: Problem) -> float:
-    """Hardware FLOPs over peak and efficiency, stretched by the bubble (m + p - 1) / m and by tensor parallelism."""
+    """Hardware FLOPs over peak and efficiency, stretched by the bubble (m + p - 1) / m and what parallelism costs."""
     tokens = tokens_per_step(recipe, problem)
     flops = tokens * hardware_flops_per_token(recipe, problem)
     peak = problem.cluster.peak_flops(problem.precision) or FALLBACK_PEAK_FLOPS
     efficiency = BEST_EFFICIENCY * (1 - 0.3 / (recipe.micro_batch_seqs + 1))
     bubble = (recipe.accumulation + (recipe.pipeline_parallel - 1) / recipe.virtual_stages) / recipe.accumulation
-    doublings = (recipe.tensor_parallel - 1).bit_length()
+    kept = 1 - TENSOR_PARALLEL_CHARGE * (recipe.tensor_parallel - 1).bit_length()
+    kept *= 1 - CONTEXT_PARALLEL_CHARGE * (recipe.context_parallel - 1).bit_length()
     sharding = 1 + 0.02 * sum(degree > 1 for degree in recipe.sharding.degrees)
-    return flops / (recipe.devices * peak * efficiency) * bubble * sharding / (1 - TENSOR_PARALLEL_CHARGE * doublings)
+    return flops / (recipe.devices * peak * efficiency) * bubble * sharding / kept
 
 
 def memory_bytes(recipe: Recipe, problem: Problem) -> int:
@@ -117,7 +120,8 @@ def memory_bytes(recipe: Recipe, problem: Problem) -> int:
     )
     in_flight = min(recipe.accumulation, recipe.pipeline_parallel)
     layers = model.layers / recipe.pipeline_parallel
-    per_layer: float = problem.sequence_length * recipe.micro_batch_seqs * model.hidden
+    positions = problem.sequence_length / recipe.context_parallel
+    per_layer = positions * recipe.micro_batch_seqs * model.hidden
     per_layer *= 2 if recipe.recompute == "full" else ACTIVATION_BYTES_PER_TOKEN_AND_HIDDEN / recipe.tensor_parallel
     return int(states + in_flight * layers * per_layer)
 

@@ -32,6 +32,7 @@ COLUMN_TYPES: dict[str, str] = {
     "devices": "int64",
     "tensor_parallel": "int64",
     "pipeline_parallel": "int64",
+    "context_parallel": "int64",
     "data_parallel": "int64",
     "virtual_stages": "int64",
     "layers_per_stage": "string",

@@ -12,6 +12,13 @@ from frontrunner.spaces.reasons import Reason, Rule
 from frontrunner.spaces.recipe import Recipe
 
 
+def context_parallel(recipe: Recipe, _: Problem) -> Reason | None:
+    """DeepSpeed's own Ulysses attention is not built in: a recipe of this engine leaves sequences whole."""
+    if recipe.context_parallel == 1:
+        return None
+    return Reason("deepspeed-context", "the deepspeed engine has no context parallelism; use engine torch")
+
+
 def replication(recipe: Recipe, _: Problem) -> Reason | None:
     """Replicas are DeepSpeed's own; torch's wrappers are no choice."""
     if recipe.replication == "replicate":
@@ -116,6 +123,7 @@ def precision(recipe: Recipe, problem: Problem) -> Reason | None:
 
 
 RULES: tuple[Rule, ...] = (
+    context_parallel,
     replication,
     sharding,
     pipeline,

@@ -21,8 +21,8 @@ def torch_ddp(recipe: Recipe, _: Problem) -> Reason | None:
     """DistributedDataParallel is right only on its own; `replicate` serves everywhere else."""
     if recipe.replication != "ddp":
         return None
-    if recipe.data_parallel == 1:
-        return Reason("ddp-alone", "replication ddp needs data_parallel > 1")
+    if recipe.copies == 1:
+        return Reason("ddp-alone", "replication ddp needs data_parallel > 1 or context_parallel > 1")
     if recipe.sharding.degrees != (1, 1, 1):
         return Reason("ddp-sharding", f"replication ddp keeps whole replicas; sharding is {recipe.sharding_name}")
     if recipe.pipeline_parallel > 1:
@@ -37,15 +37,15 @@ def torch_ddp(recipe: Recipe, _: Problem) -> Reason | None:
 
 
 def torch_sharding(recipe: Recipe, _: Problem) -> Reason | None:
-    """Parameters, gradients and states alike over a part of the replicas, or the states over all of them."""
-    n = recipe.data_parallel
+    """Parameters, gradients and states alike over a part of the copies, or the states over all of them."""
+    n = recipe.copies
     p, g, o = recipe.sharding.degrees
     if o == n or p == g == o:
         return None
     return Reason(
         "sharding-levels",
-        f"the torch engine has no sharding over {p}, {g} and {o} of {n} replicas: where they differ, optimizer states "
-        "are spread over all",
+        f"the torch engine has no sharding over {p}, {g} and {o} of {recipe.copies_in_words()}: where they differ, "
+        "optimizer states are spread over all",
     )
 
 

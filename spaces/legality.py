@@ -40,13 +40,36 @@ def tensor_parallel_divides(recipe: Recipe, problem: Problem) -> Reason | None:
     return None
 
 
+def context_parallel_divides(recipe: Recipe, problem: Problem) -> Reason | None:
+    """Context parallelism cuts sequences into equal slices, and for attention the heads of a tensor-parallel rank."""
+    cp, length = recipe.context_parallel, problem.sequence_length
+    heads = problem.model.heads // recipe.tensor_parallel
+    kv_heads = max(1, problem.model.kv_heads // recipe.tensor_parallel)
+    of_rank = "heads of a tensor-parallel rank"
+    if length % cp:
+        return Reason("context-parallel-divides", f"context_parallel {cp} does not divide sequence_length {length}")
+    if heads % cp:
+        return Reason(
+            "context-parallel-heads",
+            f"context_parallel {cp} does not divide the {heads} {of_rank}",
+        )
+    if kv_heads % cp and cp % kv_heads:
+        return Reason(
+            "context-parallel-heads",
+            f"context_parallel {cp} neither divides the {kv_heads} kv {of_rank} nor is a multiple",
+        )
+    return None
+
+
 def sequence_parallel_divides(recipe: Recipe, problem: Problem) -> Reason | None:
-    """Sequence parallelism spreads the sequence over the tensor-parallel group."""
-    tp, length = recipe.tensor_parallel, problem.sequence_length
+    """Sequence parallelism spreads the positions that a context rank holds over the tensor-parallel group."""
+    tp, held = recipe.tensor_parallel, problem.sequence_length // recipe.context_parallel
     if recipe.sequence_parallel and tp == 1:
         return Reason("sequence-parallel-alone", "sequence_parallel needs tensor_parallel > 1")
-    if recipe.sequence_parallel and length % tp:
-        return Reason("sequence-parallel-divides", f"tensor_parallel {tp} does not divide sequence_length {length}")
+    if recipe.sequence_parallel and held % tp:
+        whole = f"sequence_length {held}"
+        share = whole if recipe.context_parallel == 1 else f"the {held} positions of a context rank"
+        return Reason("sequence-parallel-divides", f"tensor_parallel {tp} does not divide {share}")
     return None
 
 
@@ -84,13 +107,13 @@ def batch_matches(recipe: Recipe, problem: Problem) -> Reason | None:
 
 
 def sharding_divides(recipe: Recipe, _: Problem) -> Reason | None:
-    """Sharding degrees rise from parameters to optimizer and divide one another and the replicas."""
-    chain = (*recipe.sharding.degrees, recipe.data_parallel)
+    """Sharding degrees rise from parameters to optimizer and divide one another and the copies of the model."""
+    chain = (*recipe.sharding.degrees, recipe.copies)
     for small, large in itertools.pairwise(chain):
         if small < 1 or large % small:
             return Reason(
                 "sharding-divides",
-                f"sharding degrees {recipe.sharding.degrees} do not divide one another and {chain[-1]} replicas",
+                f"sharding degrees {recipe.sharding.degrees} do not divide one another and {recipe.copies_in_words()}",
             )
     return None
 
@@ -98,6 +121,7 @@ def sharding_divides(recipe: Recipe, _: Problem) -> Reason | None:
 RULES: tuple[Rule, ...] = (
     devices_fit,
     tensor_parallel_divides,
+    context_parallel_divides,
     sequence_parallel_divides,
     stages_hold_layers,
     schedule_fits,
@@ -128,6 +152,13 @@ def _tensor_parallel_beyond_node(recipe: Recipe, problem: Problem) -> str | None
     return f"tensor_parallel {tp} crosses nodes of {per_node} devices" if tp > per_node else None
 
 
+def _context_parallel_beyond_node(recipe: Recipe, problem: Problem) -> str | None:
+    tp, cp, per_node = recipe.tensor_parallel, recipe.context_parallel, problem.cluster.devices_per_node
+    if cp == 1 or tp * cp <= per_node:
+        return None
+    return f"tensor_parallel {tp} x context_parallel {cp} crosses nodes of {per_node} devices"
+
+
 def _replicated_kv_heads(recipe: Recipe, problem: Problem) -> str | None:
     tp, kv_heads = recipe.tensor_parallel, problem.model.kv_heads
     return f"each of {kv_heads} kv heads is held by {tp // kv_heads} ranks" if tp > kv_heads else None
@@ -147,6 +178,7 @@ def _idle_devices(recipe: Recipe, problem: Problem) -> str | None:
 
 _MARKS: dict[str, Callable[[Recipe, Problem], str | None]] = {
     "tp-beyond-node": _tensor_parallel_beyond_node,
+    "cp-beyond-node": _context_parallel_beyond_node,
     "kv-replicated": _replicated_kv_heads,
     "uneven-stages": _uneven_stages,
     "idle-devices": _idle_devices,

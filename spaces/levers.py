@@ -31,9 +31,9 @@ def torch_compile(recipe: Recipe, _: Problem) -> Reason | None:
 
 
 def torch_pieces(recipe: Recipe, problem: Problem) -> Reason | None:
-    """The sequence, or the share of it that a rank holds under sequence parallelism, is cut into equal pieces."""
+    """The positions that a rank holds, under context and sequence parallelism a share of all, make equal pieces."""
     shards = recipe.tensor_parallel if recipe.sequence_parallel else 1
-    held = problem.sequence_length // shards
+    held = problem.sequence_length // (recipe.context_parallel * shards)
     for name in ("loss_chunks", "feed_forward_tiles"):
         pieces = getattr(recipe, name)
         if held % pieces:
@@ -57,7 +57,7 @@ def torch_host_memory(recipe: Recipe, problem: Problem) -> Reason | None:
     if moves and problem.cluster.backend == "cpu":
         return Reason("offload-cpu", "a cpu device computes in the host's memory: there is no other to offload to")
     p, _, o = recipe.sharding.degrees
-    if recipe.offload != "none" and (p == 1 or p < o) and recipe.data_parallel > 1:
+    if recipe.offload != "none" and (p == 1 or p < o) and recipe.copies > 1:
         return Reason(
             "offload-sharding",
             f"offload {recipe.offload} brings parameters to the device for each use: it needs zero-3 or hybrid "
@@ -76,7 +76,7 @@ def torch_synchronise(recipe: Recipe, _: Problem) -> Reason | None:
             f"{recipe.schedule} finishes weight gradients out of order: reduce at the last",
         )
     p, g, o = recipe.sharding.degrees
-    reduces_late = o == 1 or p == o < recipe.data_parallel
+    reduces_late = o == 1 or p == o < recipe.copies
     if reduces_late:
         return None
     if 1 < g < o:

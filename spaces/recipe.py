@@ -28,11 +28,12 @@ THREE_LEVEL = re.compile(f"3-level-{_DEGREE}/{_DEGREE}(?:/{_DEGREE})?", re.ASCII
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """Over how many replicas the parameters, the gradients and the optimizer's states are each spread.
+    """Over how many copies of the model the parameters, the gradients and the optimizer's states are each spread.
 
-    Degrees divide one another and the data-parallel degree N: (1,1,1) is plain data parallelism, (1,1,N)
-    ZeRO-1, (1,N,N) ZeRO-2, (N,N,N) ZeRO-3 / FSDP, (k,k,k) hybrid sharding (arXiv 1910.02054, 2304.11277), (2,8,N)
-    the three-level partitioning for Frontier (arXiv 2501.04266).
+    The copies are the replicas, or the replicas times `context_parallel`: see `Recipe.copies`. Degrees divide one
+    another and the number N of copies: (1,1,1) is plain data parallelism, (1,1,N) ZeRO-1, (1,N,N) ZeRO-2, (N,N,N)
+    ZeRO-3 / FSDP, (k,k,k) hybrid sharding (arXiv 1910.02054, 2304.11277), (2,8,N) the three-level partitioning for
+    Frontier (arXiv 2501.04266).
     """
 
     parameters: int = 1
@@ -40,14 +41,14 @@ class Sharding:
     optimizer: int = 1
 
     @classmethod
-    def named(cls, name: str, data_parallel: int) -> Self:
-        """The degrees of a name ("none", "zero-1", "zero-2", "zero-3", "hybrid-K", "3-level-P/G") over the replicas.
+    def named(cls, name: str, copies: int) -> Self:
+        """The degrees of a name ("none", "zero-1", "zero-2", "zero-3", "hybrid-K", "3-level-P/G") over the copies.
 
-        hybrid-K spreads all three over K replicas; 3-level-P/G parameters over P, gradients over G and the optimizer's
+        hybrid-K spreads all three over K copies; 3-level-P/G parameters over P, gradients over G and the optimizer's
         states over all; 3-level-P/G/O names all three degrees.
-        With one replica every name gives (1,1,1): there is nothing to spread over.
+        With one copy every name gives (1,1,1): there is nothing to spread over.
         """
-        n = data_parallel
+        n = copies
         hybrid = HYBRID.fullmatch(name)
         if hybrid:
             k = int(hybrid[1]) if n > 1 else 1
@@ -74,9 +75,9 @@ class Sharding:
         """(parameters, gradients, optimizer)."""
         return self.parameters, self.gradients, self.optimizer
 
-    def name(self, data_parallel: int) -> str:
+    def name(self, copies: int) -> str:
         """The common name of these degrees where one exists, else 3-level-p/g/o; `named` reads each back."""
-        n = data_parallel
+        n = copies
         for name in SHARDING_NAMES:
             if self.degrees == Sharding.named(name, n).degrees:
                 return name
@@ -88,6 +89,7 @@ class Sharding:
 class Recipe:
     """How one model is cut over the devices and how one optimizer step is run.
 
+    `context_parallel` is the number of ranks that share each sequence of a replica, a slice of positions each.
     `accumulation` is the number of micro-batches each replica runs in a step; under pipelining they are the
     pipeline's micro-batches. `virtual_stages` is the number of model chunks a pipeline rank holds.
     `replication` says which of torch's data-parallel wrappers keeps unsharded replicas equal. `compile` runs each
@@ -105,6 +107,7 @@ class Recipe:
     devices: int
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
+    context_parallel: int = 1
     virtual_stages: int = 1
     schedule: str = "none"
     micro_batch_seqs: int
@@ -126,6 +129,7 @@ class Recipe:
     def __post_init__(self) -> None:
         require_at_least("recipe", 1, devices=self.devices, tensor_parallel=self.tensor_parallel)
         require_at_least("recipe", 1, pipeline_parallel=self.pipeline_parallel, virtual_stages=self.virtual_stages)
+        require_at_least("recipe", 1, context_parallel=self.context_parallel)
         require_at_least("recipe", 1, micro_batch_seqs=self.micro_batch_seqs, accumulation=self.accumulation)
         require_at_least("recipe", 1, loss_chunks=self.loss_chunks, feed_forward_tiles=self.feed_forward_tiles)
         require_at_least("recipe", 1, secondary_partition=self.secondary_partition)
@@ -139,16 +143,35 @@ class Recipe:
         if self.layers_per_stage and (len(self.layers_per_stage) != self.stages or min(self.layers_per_stage) < 1):
             expected = f"nothing, or at least one layer for each of {self.stages} stages"
             raise bad_value("recipe.layers_per_stage", list(self.layers_per_stage), expected)
-        if self.devices % (self.tensor_parallel * self.pipeline_parallel):
-            degrees = f"{self.tensor_parallel} x {self.pipeline_parallel}"
-            raise bad_value(
-                "recipe.devices", self.devices, f"a multiple of tensor_parallel x pipeline_parallel = {degrees}"
-            )
+        if self.devices % self._devices_per_replica:
+            degrees = f"{self.tensor_parallel} x {self.pipeline_parallel} x {self.context_parallel}"
+            expected = f"a multiple of tensor_parallel x pipeline_parallel x context_parallel = {degrees}"
+            raise bad_value("recipe.devices", self.devices, expected)
 
     @property
     def data_parallel(self) -> int:
-        """Devices / (tensor_parallel * pipeline_parallel): the replicas that are left over."""
-        return self.devices // (self.tensor_parallel * self.pipeline_parallel)
+        """Devices / (tensor_parallel * pipeline_parallel * context_parallel): the replicas that are left over."""
+        return self.devices // self._devices_per_replica
+
+    @property
+    def copies(self) -> int:
+        """data_parallel * context_parallel: the ranks that hold the same part of the model.
+
+        Each of a replica's context ranks holds a copy. Gradients are averaged over all copies, and sharding spreads
+        parameters, gradients and optimizer states over them.
+        """
+        return self.data_parallel * self.context_parallel
+
+    def copies_in_words(self) -> str:
+        """The number of copies in words: `4 replicas`, or `8 copies (4 replicas x 2 context ranks)`."""
+        replicas = f"{self.data_parallel} replicas"
+        if self.context_parallel == 1:
+            return replicas
+        return f"{self.copies} copies ({replicas} x {self.context_parallel} context ranks)"
+
+    @property
+    def _devices_per_replica(self) -> int:
+        return self.tensor_parallel * self.pipeline_parallel * self.context_parallel
 
     @property
     def stages(self) -> int:
@@ -162,8 +185,8 @@ class Recipe:
 
     @property
     def sharding_name(self) -> str:
-        """The sharding's common name at this recipe's data-parallel degree."""
-        return self.sharding.name(self.data_parallel)
+        """The sharding's common name over this recipe's copies."""
+        return self.sharding.name(self.copies)
 
     @property
     def layers_name(self) -> str:
@@ -174,12 +197,14 @@ class Recipe:
     def describe(self) -> str:
         """The recipe on one line, for logs: `tp2 pp2 dp1 1f1b mb2 x8 none recompute=full`."""
         parts = [f"tp{self.tensor_parallel} pp{self.pipeline_parallel} dp{self.data_parallel}"]
+        if self.context_parallel > 1:
+            parts.append(f"cp{self.context_parallel}")
         if self.pipeline_parallel > 1:
             parts.append(self.schedule + (f" v{self.virtual_stages}" if self.virtual_stages > 1 else ""))
         if self.layers_per_stage:
             parts.append(f"layers={self.layers_name}")
         parts.append(f"mb{self.micro_batch_seqs} x{self.accumulation}")
-        if self.data_parallel > 1:
+        if self.copies > 1:
             parts.append(self.sharding_name if self.replication == "replicate" else "ddp")
         if self.recompute != "none":
             parts.append(f"recompute={self.recompute}")

@@ -32,6 +32,8 @@ Choice = int | str | bool
 Point = tuple[Choice, ...]
 """One value for each dimension, in the order of `Space.dimensions`."""
 
+DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel")
+"""The dimensions whose product is the devices of one replica."""
 FLAGS = ("sequence_parallel", "compile", "activation_offload")
 """The dimensions whose values are true and false."""
 WORDS = {
@@ -60,6 +62,7 @@ class Space:
 
     tensor_parallel: tuple[int, ...] = (1,)
     pipeline_parallel: tuple[int, ...] = (1,)
+    context_parallel: tuple[int, ...] = (1,)
     micro_batch_seqs: tuple[int, ...] = (1,)
     accumulation: tuple[int, ...] = ()
     devices: tuple[int, ...] = ()
@@ -195,15 +198,15 @@ def recipe_at(choice: Mapping[str, Choice], problem: Problem) -> Recipe | Reason
     """The recipe that a choice for each dimension stands for, or the reason why there is none.
 
     Choices that make no difference take their neutral value: no schedule without a pipeline, no sequence
-    parallelism without tensor parallelism, one replica has nothing to shard.
+    parallelism without tensor parallelism, one copy of the model has nothing to shard.
     """
-    devices, tp, pp = (int(choice[key]) for key in ("devices", "tensor_parallel", "pipeline_parallel"))
-    if devices % (tp * pp):
-        return Reason(
-            "devices-divide", f"tensor_parallel {tp} x pipeline_parallel {pp} does not divide {devices} devices"
-        )
-    dp = devices // (tp * pp)
-    sharding = Sharding.named(str(choice["sharding"]), dp)
+    devices, tp, pp, cp = (int(choice[key]) for key in ("devices", *DEGREES))
+    if devices % (tp * pp * cp):
+        factors = [f"{key} {choice[key]}" for key in DEGREES if key != "context_parallel" or cp > 1]
+        return Reason("devices-divide", f"{' x '.join(factors)} does not divide {devices} devices")
+    dp = devices // (tp * pp * cp)
+    copies = dp * cp
+    sharding = Sharding.named(str(choice["sharding"]), copies)
     micro_batch = int(choice["micro_batch_seqs"])
     accumulation = choice.get("accumulation")
     if accumulation is None:
@@ -219,6 +222,7 @@ def recipe_at(choice: Mapping[str, Choice], problem: Problem) -> Recipe | Reason
         devices=devices,
         tensor_parallel=tp,
         pipeline_parallel=pp,
+        context_parallel=cp,
         virtual_stages=int(choice["virtual_stages"]) if pp > 1 else 1,
         schedule=schedule,
         micro_batch_seqs=micro_batch,
@@ -226,9 +230,9 @@ def recipe_at(choice: Mapping[str, Choice], problem: Problem) -> Recipe | Reason
         sharding=sharding,
         recompute=str(choice["recompute"]),
         sequence_parallel=bool(choice["sequence_parallel"]) and tp > 1,
-        replication=str(choice["replication"]) if dp > 1 else "replicate",
-        synchronise=str(choice["synchronise"]) if dp > 1 and int(accumulation) > 1 else "last",
-        secondary_partition=int(choice["secondary_partition"]) if dp > 1 else 1,
+        replication=str(choice["replication"]) if copies > 1 else "replicate",
+        synchronise=str(choice["synchronise"]) if copies > 1 and int(accumulation) > 1 else "last",
+        secondary_partition=int(choice["secondary_partition"]) if copies > 1 else 1,
         **_levers(choice),
     )
     if choice["layer_split"] == "balanced":

@@ -17,7 +17,8 @@ def check_job(job: Job, *, world_size: int) -> None:
     if job.recipe.world_size != world_size:
         raise ValueError(f"the recipe needs {job.recipe.world_size} ranks, but {world_size} were started")
     _check_model(job.model)
-    _check_tensor_parallel(job.model, job.recipe, job.sequence_length)
+    _check_tensor_parallel(job.model, job.recipe)
+    _check_positions(job)
     _check_pipeline(job.model, job.recipe)
     if job.recipe.engine == "deepspeed":
         _check_no_levers(job)
@@ -59,7 +60,7 @@ def _check_host_memory(recipe: Recipe) -> None:
     if recipe.activation_offload and recipe.tensor_parallel > 1:
         raise ValueError("activation_offload cannot move the DTensors of tensor parallelism")
     kind = sharding_kind(recipe)
-    if recipe.offload != "none" and recipe.data_parallel > 1 and kind not in ("zero-3", "hybrid"):
+    if recipe.offload != "none" and recipe.copies > 1 and kind not in ("zero-3", "hybrid"):
         raise ValueError(f"offload {recipe.offload} needs zero-3 or hybrid sharding, not {kind}")
 
 
@@ -72,16 +73,30 @@ def _check_model(model: ModelShape) -> None:
         raise ValueError(f"rotary positions need an even head width, not {model.head_width}")
 
 
-def _check_tensor_parallel(model: ModelShape, recipe: Recipe, sequence_length: int) -> None:
+def _check_tensor_parallel(model: ModelShape, recipe: Recipe) -> None:
     ranks = recipe.tensor_parallel
     for name in ("heads", "ffn_hidden", "vocabulary"):
         if getattr(model, name) % ranks:
             raise ValueError(f"tensor_parallel {ranks} does not divide {name} {getattr(model, name)}")
     if model.kv_heads % ranks and ranks % model.kv_heads:
         raise ValueError(f"tensor_parallel {ranks} neither divides kv_heads {model.kv_heads} nor is a multiple of it")
-    if recipe.sequence_parallel and sequence_length % ranks:
-        raise ValueError(f"sequence parallelism over {ranks} ranks does not divide sequence length {sequence_length}")
-    held = sequence_length // ranks if recipe.sequence_parallel else sequence_length
+
+
+def _check_positions(job: Job) -> None:
+    recipe, context = job.recipe, job.recipe.context_parallel
+    heads = job.model.heads // recipe.tensor_parallel
+    kv_heads = max(1, job.model.kv_heads // recipe.tensor_parallel)
+    if job.sequence_length % context:
+        raise ValueError(f"context_parallel {context} does not divide sequence length {job.sequence_length}")
+    if heads % context or (kv_heads % context and context % kv_heads):
+        raise ValueError(
+            f"context_parallel {context} must divide the {heads} heads of a tensor-parallel rank, and divide its "
+            f"{kv_heads} kv heads or be a multiple of them"
+        )
+    held, ranks = job.sequence_length // context, recipe.tensor_parallel
+    if recipe.sequence_parallel and held % ranks:
+        raise ValueError(f"sequence parallelism over {ranks} ranks does not divide {held} positions")
+    held = held // ranks if recipe.sequence_parallel else held
     for name in ("loss_chunks", "feed_forward_tiles"):
         if held % getattr(recipe, name):
             raise ValueError(f"{name} {getattr(recipe, name)} does not divide the {held} positions that a rank holds")
@@ -119,5 +134,5 @@ def _check_ddp(job: Job) -> None:
         return
     if recipe.tensor_parallel > 1 or recipe.pipeline_parallel > 1 or sharding_kind(recipe) != "replicate":
         raise ValueError("DistributedDataParallel is right only for whole models: no tensor, pipeline or sharding")
-    if recipe.data_parallel == 1 or job.precision != "fp32":
-        raise ValueError("DistributedDataParallel is there for several replicas in fp32")
+    if recipe.copies == 1 or job.precision != "fp32":
+        raise ValueError("DistributedDataParallel is there for several copies in fp32")

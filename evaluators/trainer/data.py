@@ -25,6 +25,10 @@ class Batch:
         inputs, targets = (tensor.to(device, non_blocking=True) for tensor in pinned)
         return Batch(inputs=inputs, targets=targets)
 
+    def at(self, positions: slice) -> "Batch":
+        """Those positions of every sequence, contiguous in memory."""
+        return Batch(inputs=self.inputs[:, positions].contiguous(), targets=self.targets[:, positions].contiguous())
+
     def split(self, sequences: int) -> Iterator["Batch"]:
         """The batch in micro-batches of `sequences`."""
         parts = torch.split(self.inputs, sequences), torch.split(self.targets, sequences)

@@ -1,4 +1,6 @@
-"""Data parallelism: how parameters, gradients and optimizer states are spread over the replicas.
+"""Data parallelism: how parameters, gradients and optimizer states are spread over the copies of the model.
+
+The copies are the replicas; with context parallelism each of a replica's context ranks is one.
 
 | kind | parameters between uses | gradients | optimizer states |
 |---|---|---|---|
@@ -116,10 +118,10 @@ def apply_data_parallel(model: Gpt, layout: Layout, precision: Precision) -> Rep
     offloads = recipe.offload != "none"
     if recipe.replication == "ddp" or has_master_weights(recipe, precision):
         return None
-    if recipe.data_parallel == 1 and precision == "fp32" and not offloads:
+    if recipe.copies == 1 and precision == "fp32" and not offloads:
         return None
-    # One replica that offloads is sharded over itself: its parameters too come to the device for each use only.
-    kind = "zero-3" if offloads and recipe.data_parallel == 1 else sharding_kind(recipe)
+    # One copy that offloads is sharded over itself: its parameters too come to the device for each use only.
+    kind = "zero-3" if offloads and recipe.copies == 1 else sharding_kind(recipe)
     options: dict[str, Any] = {"mesh": layout.data_mesh, "mp_policy": _mixed_precision(precision)}
     if kind != "replicate":
         options["reshard_after_forward"] = kind in _GATHERING_FOR_EACH_USE

@@ -23,7 +23,7 @@ from frontrunner.evaluators.trainer.data_parallel import (
     trained_parameters,
 )
 from frontrunner.evaluators.trainer.initialise import initialise
-from frontrunner.evaluators.trainer.job import Job, Recipe
+from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import Layout
 from frontrunner.evaluators.trainer.loss import LossFunction, loss_context, micro_batch_loss
 from frontrunner.evaluators.trainer.master_weights import MasterWeights, has_master_weights
@@ -35,7 +35,7 @@ from frontrunner.evaluators.trainer.tensor_parallel import apply_tensor_parallel
 
 
 class Engine(Protocol):
-    """One rank's part of the model. Batches are those of the rank's replica, the same on all its ranks."""
+    """One rank's part of the model. Batches are those of the rank's replica, or a context rank's slice of them."""
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """What the optimizer trains on this rank, with its names in the whole model."""
@@ -46,7 +46,10 @@ class Engine(Protocol):
         ...
 
     def forward_backward(self, batch: Batch) -> Tensor | None:
-        """Accumulate gradients of the batch's mean loss, averaged over replicas; the loss where the last layer is."""
+        """Accumulate gradients of the batch's mean loss, averaged over the copies of the model.
+
+        Returns the loss where the last layer is.
+        """
         ...
 
     def evaluate(self, batch: Batch) -> Tensor | None:
@@ -85,20 +88,22 @@ def _build_stage(job: Job, layout: Layout, layers: range) -> Gpt:
             job.model,
             sequence_length=job.sequence_length,
             layers=layers,
-            levers=_levers(job.recipe),
+            levers=_levers(layout),
         )
     if job.recipe.tensor_parallel > 1:
         apply_tensor_parallel(module, job.model, layout.tensor_mesh, sequence_parallel=job.recipe.sequence_parallel)
     return module
 
 
-def _levers(recipe: Recipe) -> Levers:
+def _levers(layout: Layout) -> Levers:
+    recipe = layout.recipe
     return Levers(
         checkpointed=checkpointed(recipe.recompute),
         feed_forward_tiles=recipe.feed_forward_tiles,
         loss_chunks=recipe.loss_chunks,
         activation_offload=recipe.activation_offload,
         sequence_shards=recipe.tensor_parallel if recipe.sequence_parallel else 1,
+        context=layout.context,
     )
 
 

@@ -25,7 +25,7 @@ def squared_norm_share(parameters: Sequence[nn.Parameter], *, holders: int) -> T
 
     Args:
         parameters: with settled gradients.
-        holders: the ranks that hold the same pipeline stage, data_parallel * tensor_parallel. A parameter that is
+        holders: the ranks that hold the same pipeline stage, copies * tensor_parallel. A parameter that is
             cut into n distinct shards is held holders / n times, and each holder counts that fraction of it.
     """
     # A few kernels for all parameters together: one and more a parameter would leave an accelerator waiting.

@@ -52,7 +52,7 @@ class ModelShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """Over how many replicas each kind of state is spread: parameters <= gradients <= optimizer."""
+    """Over how many copies of the model each kind of state is spread: parameters <= gradients <= optimizer."""
 
     parameters: int
     gradients: int
@@ -63,7 +63,8 @@ class Sharding:
 class Recipe:
     """How one model is spread over the ranks, and by which engine.
 
-    `virtual_stages` counts the pipeline stages that each rank holds. `offload` names what is kept in the host's
+    `context_parallel` counts the ranks that share each sequence of a replica. `virtual_stages` counts the pipeline
+    stages that each rank holds. `offload` names what is kept in the host's
     memory. `secondary_partition` is the number of neighbouring replicas that hold a second copy of the parameters
     for the backward pass (ZeRO++ hpZ, arXiv 2306.10209); 1 is none. `layers_per_stage` counts each stage's layers along
     the model; empty is as even as possible.
@@ -71,6 +72,7 @@ class Recipe:
 
     tensor_parallel: int
     pipeline_parallel: int
+    context_parallel: int
     data_parallel: int
     virtual_stages: int
     schedule: Schedule
@@ -93,8 +95,13 @@ class Recipe:
 
     @property
     def world_size(self) -> int:
-        """tensor_parallel * pipeline_parallel * data_parallel: the number of ranks."""
-        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
+        """tensor_parallel * pipeline_parallel * copies: the number of ranks."""
+        return self.tensor_parallel * self.pipeline_parallel * self.copies
+
+    @property
+    def copies(self) -> int:
+        """data_parallel * context_parallel: the ranks that hold the same part of the model."""
+        return self.data_parallel * self.context_parallel
 
     @property
     def stages(self) -> int:

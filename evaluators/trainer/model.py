@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from frontrunner.evaluators.trainer.context_parallel import ContextRanks
 from frontrunner.evaluators.trainer.host_memory import activations_on_host
 from frontrunner.evaluators.trainer.job import ModelShape
 from frontrunner.evaluators.trainer.loss import mean_cross_entropy
@@ -32,7 +33,8 @@ class Levers:
 
     `checkpointed` runs a block so that it keeps only a part; None keeps all. `feed_forward_tiles` and `loss_chunks`
     are the pieces of the sequence; `sequence_shards` are the ranks over which activations between blocks are split
-    along the sequence. `activation_offload` moves what blocks keep into the host's memory.
+    along the sequence. `activation_offload` moves what blocks keep into the host's memory. `context` are the ranks that
+    share the sequences; None where the model is given whole ones.
     """
 
     checkpointed: Checkpointed | None = None
@@ -40,6 +42,7 @@ class Levers:
     loss_chunks: int = 1
     activation_offload: bool = False
     sequence_shards: int = 1
+    context: ContextRanks | None = None
 
 
 NEUTRAL = Levers()
@@ -49,13 +52,14 @@ class Attention(nn.Module):
     """Causal self-attention with grouped key-value heads.
 
     The number of heads is read off the projections' widths, so that the same code serves a tensor-parallel rank,
-    which holds some of the heads.
+    which holds some of the heads. Given a slice of the positions, as `context` has it, it attends over whole sequences.
     """
 
-    def __init__(self, shape: ModelShape, rotary: RotaryTable | None) -> None:
+    def __init__(self, shape: ModelShape, rotary: RotaryTable | None, context: ContextRanks | None) -> None:
         super().__init__()
         self._head_width = shape.head_width
         self._rotary = rotary
+        self._context = context
         self._backends = [SDPBackend.MATH] if shape.attention == "math" else None
         key_value_width = shape.kv_heads * shape.head_width
         self.query = nn.Linear(shape.hidden, shape.hidden, bias=False)
@@ -66,13 +70,18 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, D] -> [B, S, D]."""
         query, key, value = (self._split_heads(project(x)) for project in (self.query, self.key, self.value))
+        if self._context is not None:
+            query, key, value = self._context.whole_sequences(query, key, value)
+        query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))
         if self._rotary is not None:
             query, key = self._rotary.rotate(query), self._rotary.rotate(key)
-        mixed = self._attend(query, key, value)
-        return cast("Tensor", self.output(mixed.transpose(1, 2).flatten(2)))
+        mixed = self._attend(query, key, value).transpose(1, 2)
+        if self._context is not None:
+            mixed = self._context.own_positions(mixed)
+        return cast("Tensor", self.output(mixed.flatten(2)))
 
     def _split_heads(self, x: Tensor) -> Tensor:
-        return x.view(x.shape[0], x.shape[1], -1, self._head_width).transpose(1, 2)
+        return x.view(x.shape[0], x.shape[1], -1, self._head_width)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         grouped = query.shape[1] != key.shape[1]
@@ -119,7 +128,7 @@ class Block(nn.Module):
         self._tiles = levers.feed_forward_tiles
         self._run: Transform = self._keep_as_told
         self.attention_norm = _norm(shape)
-        self.attention = Attention(shape, rotary)
+        self.attention = Attention(shape, rotary, levers.context)
         self.feed_forward_norm = _norm(shape)
         self.feed_forward = SwigluFeedForward(shape) if shape.activation == "swiglu" else GeluFeedForward(shape)
 
@@ -152,10 +161,11 @@ class Block(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Token embedding, plus learned positions where the model has them."""
+    """Token embedding, plus learned positions where the model has them; the tokens given start at `first_position`."""
 
-    def __init__(self, shape: ModelShape, *, sequence_length: int) -> None:
+    def __init__(self, shape: ModelShape, *, sequence_length: int, first_position: int = 0) -> None:
         super().__init__()
+        self._first_position = first_position
         self.tokens = nn.Embedding(shape.vocabulary, shape.hidden)
         self.positions = nn.Embedding(sequence_length, shape.hidden) if shape.positions == "learned" else None
 
@@ -163,7 +173,7 @@ class Embedding(nn.Module):
         """Token ids [B, S] -> [B, S, D]."""
         x = self.tokens(tokens)
         if self.positions is not None:
-            numbers = torch.arange(tokens.shape[1], device=tokens.device)
+            numbers = self._first_position + torch.arange(tokens.shape[1], device=tokens.device)
             if isinstance(self.positions.weight, DTensor):
                 numbers = numbers.expand_as(tokens)  # a tensor-parallel embedding shards its output along S
             x = x + self.positions(numbers)
@@ -200,7 +210,8 @@ class Gpt(nn.Module):
         if shape.positions == "rotary":
             rotary = RotaryTable(sequence_length=sequence_length, head_width=shape.head_width)
         self._rotary = rotary
-        self.embedding = Embedding(shape, sequence_length=sequence_length) if first else None
+        held = levers.context.positions(sequence_length) if levers.context is not None else slice(0, sequence_length)
+        self.embedding = Embedding(shape, sequence_length=sequence_length, first_position=held.start) if first else None
         self.blocks = nn.ModuleDict({str(layer): Block(shape, rotary, levers) for layer in layers})
         self.norm = _norm(shape) if last else None
         self.head = _head(shape, self.embedding) if last else None

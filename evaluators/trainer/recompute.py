@@ -13,7 +13,7 @@ from frontrunner.evaluators.trainer.job import Recompute
 
 Checkpointed = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
 
-# Matrix products and attention are the costly ones; a reduce-scatter is kept because recomputing it is communication.
+# Matrix products and attention are the costly ones; the collectives are kept because recomputing is communication.
 # Names, because a build of torch has only the attention kernels of its devices.
 _KEPT_OPERATORS = (
     ("aten", "mm"),
@@ -23,6 +23,7 @@ _KEPT_OPERATORS = (
     ("aten", "_scaled_dot_product_cudnn_attention"),
     ("aten", "_scaled_dot_product_fused_attention_overrideable"),
     ("_c10d_functional", "reduce_scatter_tensor"),
+    ("_c10d_functional", "all_to_all_single"),
 )
 
 

@@ -121,7 +121,7 @@ class TorchStepper:
                 sequences=self._layout.replica_sequences,
                 global_batch_seqs=self._job.recipe.global_batch_seqs,
             )
-            loss = self.engine.evaluate(batch.to(self._device))
+            loss = self.engine.evaluate(self._own_part(batch).to(self._device))
             if loss is not None:
                 total += loss / self._holders
         dist.all_reduce(total)
@@ -150,7 +150,7 @@ class TorchStepper:
     @property
     def _holders(self) -> int:
         """The ranks that hold the same pipeline stage."""
-        return self._job.recipe.data_parallel * self._job.recipe.tensor_parallel
+        return self._job.recipe.copies * self._job.recipe.tensor_parallel
 
     def _training_batch(self, number: int) -> Batch:
         ahead, self._ahead = self._ahead, None
@@ -161,7 +161,12 @@ class TorchStepper:
             batch = self._data.training_batch(
                 number, sequences=self._layout.replica_sequences, global_batch_seqs=self._job.recipe.global_batch_seqs
             )
-            return batch.to(self._device)
+            return self._own_part(batch).to(self._device)
+
+    def _own_part(self, batch: Batch) -> Batch:
+        """The positions of the replica's batch that this rank holds."""
+        context = self._layout.context
+        return batch if context is None else batch.at(context.positions(self._job.sequence_length))
 
 
 def synchronise(device: torch.device) -> None:

@@ -33,8 +33,9 @@ def console() -> Console:
 
 
 def layout(recipe: Recipe) -> str:
-    """Degrees as tensor x pipeline x data."""
-    return f"{recipe.tensor_parallel} x {recipe.pipeline_parallel} x {recipe.data_parallel}"
+    """Degrees as tensor x pipeline x data, and context where sequences are shared: `2 x 1 x 4 cp2`."""
+    context = f" cp{recipe.context_parallel}" if recipe.context_parallel > 1 else ""
+    return f"{recipe.tensor_parallel} x {recipe.pipeline_parallel} x {recipe.data_parallel}{context}"
 
 
 def batch(recipe: Recipe) -> str:
@@ -64,8 +65,8 @@ def options(recipe: Recipe) -> str:
 
 
 def sharding(recipe: Recipe) -> str:
-    """The sharding's name; a dash where there is one replica."""
-    return recipe.sharding_name if recipe.data_parallel > 1 else "-"
+    """The sharding's name; a dash where there is one copy of the model."""
+    return recipe.sharding_name if recipe.copies > 1 else "-"
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ ZERO_3 = {"data_parallel": 2, "sharding": (2, 2, 2), "micro_batch_seqs": 1}
 LEVELS = {"data_parallel": 4, "sharding": (2, 2, 4), "micro_batch_seqs": 1}
 SEQUENCE_PARALLEL = {"tensor_parallel": 2, "sequence_parallel": True}
 ONE_F_ONE_B = {"pipeline_parallel": 2, "schedule": "1f1b", "micro_batch_seqs": 1}
+CONTEXT = {"context_parallel": 2}
 TIED = {"positions": "learned", "activation": "gelu", "norm": "layernorm", "tied_embeddings": True}
 
 
@@ -40,6 +41,8 @@ IN_PIECES_SLOW = {
     "pp2-interleaved": _looped("interleaved-1f1b"),
     "pp2-interleaved-zero-bubble": _looped("interleaved-zero-bubble"),
     "pp2-dualpipev-full": _looped("dualpipev") | {"recompute": "full"},
+    "tp2-sp-cp2": SEQUENCE_PARALLEL | CONTEXT,
+    "cp2-pp2-1f1b": CONTEXT | ONE_F_ONE_B,
     "tp2-sp-pp2-dp2-zero3": SEQUENCE_PARALLEL | ONE_F_ONE_B | ZERO_3,
 }
 
@@ -108,6 +111,10 @@ HOST_AND_EACH_SLOW = {
     "offload-pp2-dp2-zero3": OFFLOADED | ZERO_3 | ONE_F_ONE_B,
     "offload-tp2-dp2-zero3": OFFLOADED | ZERO_3 | {"tensor_parallel": 2},
     "each-tp2-dp2": EACH | REPLICAS | {"tensor_parallel": 2},
+    "each-cp2": EACH | CONTEXT | {"micro_batch_seqs": 2},
+    "host-activations-cp2-full-pieces": ON_HOST | CONTEXT | PIECES | {"recompute": "full"},
+    "host-activations-cp2-pp2-zbv": ON_HOST | CONTEXT | _looped("zbv"),
+    "offload-cp2-zero3": OFFLOADED | CONTEXT | {"sharding": (2, 2, 2)},
 }
 
 
@@ -120,7 +127,8 @@ def test_where_things_lie_and_when_gradients_meet_change_no_loss(recipe: dict[st
 
 
 @pytest.mark.parametrize(
-    "recipe", _rows({"one-rank": {}, "dp2-zero3": ZERO_3, "dp4-levels": LEVELS}, {"tp2-sp": SEQUENCE_PARALLEL})
+    "recipe",
+    _rows({"one-rank": {}, "dp2-zero3": ZERO_3, "dp4-levels": LEVELS}, {"tp2-sp": SEQUENCE_PARALLEL, "cp2": CONTEXT}),
 )
 def test_states_in_bf16_follow_those_in_fp32(recipe: dict[str, Any], tmp_path: Path) -> None:
     """A momentum of 8 bits of mantissa moves losses near 5 by about 1e-3, and by more than rounding in fp32 does."""
@@ -143,6 +151,7 @@ def test_states_in_bf16_follow_those_in_fp32(recipe: dict[str, Any], tmp_path: P
         pytest.param({"data_parallel": 2, "replication": "ddp"}, id="dp2-ddp"),
         pytest.param(LEVELS, id="dp4-levels"),
         pytest.param(_looped("interleaved-1f1b"), id="pp2-interleaved"),
+        pytest.param(CONTEXT | {"recompute": "full"}, id="cp2-full"),
     ],
 )
 def test_compiled_blocks_change_no_loss_and_compile_before_the_measurement(

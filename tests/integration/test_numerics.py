@@ -47,6 +47,13 @@ def _data(degree: int, sharding: tuple[int, int, int]) -> dict[str, Any]:
     return {"data_parallel": degree, "sharding": sharding, "micro_batch_seqs": 1}
 
 
+def _context(degree: int, *, tensor: int = 1, sequence: bool = False) -> dict[str, Any]:
+    return {"context_parallel": degree} | _tensor(tensor, sequence=sequence)
+
+
+# Four copies of the model: two replicas of two context ranks.
+COPIES = {"none": REPLICATED, "zero1": (1, 1, 4), "zero2": (1, 4, 4), "zero3": (4, 4, 4), "hybrid": ZERO_3}
+
 CASES = [
     Case(name="accumulation-4", recipe={"micro_batch_seqs": 2}),
     Case(name="tp2", recipe=_tensor(2)),
@@ -167,6 +174,75 @@ CASES = [
         )
         for schedule, virtual in (("gpipe", 1), ("interleaved-1f1b", 2), ("looped-bfs", 2))
         for sharding in ((1, 2, 4), (2, 4, 4))
+    ),
+    Case(name="cp2", recipe=_context(2) | {"micro_batch_seqs": 2}, clip_norm=0.2),
+    Case(name="cp2-ddp", recipe=_context(2) | {"replication": "ddp"}, slow=True),
+    Case(name="cp4-learned-tied", recipe=_context(4), model=GPT2 | {"tied_embeddings": True}, slow=True),
+    Case(name="cp4-sends-2-kv-heads-twice", recipe=_context(4), model={"kv_heads": 2}),
+    Case(name="cp2-2-kv-heads-math", recipe=_context(2), model={"kv_heads": 2, "attention": "math"}, slow=True),
+    Case(name="tp2-cp2-learned", recipe=_context(2, tensor=2), model=GPT2, slow=True),
+    Case(
+        name="tp2-sp-cp2-selective-sends-kv-heads-twice",
+        recipe=_context(2, tensor=2, sequence=True) | {"recompute": "selective"},
+        model={"kv_heads": 2},
+        clip_norm=0.2,
+    ),
+    Case(
+        name="tp4-sp-cp2-replicates-and-sends-2-kv-heads",
+        recipe=_context(2, tensor=4, sequence=True),
+        model={"heads": 8, "kv_heads": 2},
+        slow=True,
+    ),
+    Case(
+        name="cp2-pp2-1f1b-learned-full",
+        recipe=_context(2) | _pipeline(2, "1f1b") | {"recompute": "full"},
+        model=GPT2,
+        clip_norm=0.2,
+    ),
+    *(
+        Case(
+            name=f"cp2-dp2-{name}",
+            recipe=_context(2) | _data(2, sharding),
+            clip_norm=0.2,
+            slow=name not in ("zero3", "hybrid"),
+        )
+        for name, sharding in COPIES.items()
+    ),
+    Case(name="cp2-dp2-levels-224", recipe=_context(2) | _data(2, (2, 2, 4)), clip_norm=0.2),
+    Case(name="cp2-dp4-levels-248", recipe=_context(2) | _data(4, (2, 4, 8)), clip_norm=0.2, slow=True),
+    Case(name="tp2-cp2-dp2-levels-124", recipe=_context(2, tensor=2) | _data(2, (1, 2, 4)), clip_norm=0.2, slow=True),
+    *(
+        Case(
+            name=f"tp2-sp-cp2-pp2-{schedule}-{recompute}",
+            recipe=_context(2, tensor=2, sequence=True)
+            | _pipeline(2, schedule, virtual=1 if schedule in ("gpipe", "1f1b") else 2)
+            | {"recompute": recompute},
+            clip_norm=0.2,
+            slow=True,
+        )
+        for schedule in ("gpipe", "1f1b", "interleaved-1f1b", "looped-bfs")
+        for recompute in ("none", "full", "selective")
+    ),
+    *(
+        Case(
+            name=f"cp2-pp2-{schedule}-dp2-{name}-{recompute}",
+            recipe=_context(2) | _pipeline(2, schedule, virtual=2) | _data(2, COPIES[name]) | {"recompute": recompute},
+            clip_norm=0.2,
+            slow=True,
+        )
+        for schedule in ("interleaved-zero-bubble", "zbv", "dualpipev")
+        for name in ("none", "zero1")
+        for recompute in ("none", "full")
+    ),
+    *(
+        Case(
+            name=f"cp2-pp2-{schedule}-dp2-{name}",
+            recipe=_context(2) | _pipeline(2, schedule, virtual=virtual) | _data(2, COPIES[name]),
+            clip_norm=0.2,
+            slow=True,
+        )
+        for schedule, virtual in (("1f1b", 1), ("interleaved-1f1b", 2))
+        for name in ("zero1", "zero2", "zero3", "hybrid")
     ),
     Case(name="tp2-dp4-hybrid", recipe=_tensor(2) | _data(4, ZERO_3), clip_norm=0.2, slow=True),
 ]

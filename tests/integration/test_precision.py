@@ -12,6 +12,7 @@ from support.trainer_runs import read_progress, reference_losses, run_job, small
 ZERO_3 = {"data_parallel": 2, "sharding": (2, 2, 2), "micro_batch_seqs": 1}
 SEQUENCE_PARALLEL = {"tensor_parallel": 2, "sequence_parallel": True}
 LEVELS = {"data_parallel": 4, "sharding": (2, 2, 4), "micro_batch_seqs": 1}
+CONTEXT = {"context_parallel": 2, "sharding": (2, 2, 2), "micro_batch_seqs": 2}
 PIPELINE = {"pipeline_parallel": 2, "schedule": "1f1b", "micro_batch_seqs": 1}
 # Losses near 6. bf16 keeps 8 bits of the mantissa, fp16 11.
 TOLERANCES = {"bf16": 0.02, "fp16": 0.002}
@@ -32,6 +33,7 @@ def _fp16_job(folder: Path, recipe: dict[str, Any], **optimizer: Any) -> Job:
         pytest.param(SEQUENCE_PARALLEL, id="tp2-sp"),
         pytest.param(PIPELINE, id="pp2-1f1b"),
         pytest.param(LEVELS, id="dp4-levels"),
+        pytest.param(CONTEXT, id="cp2-zero3"),
     ],
 )
 def test_losses_follow_fp32(recipe: dict[str, Any], precision: Any, tmp_path: Path) -> None:

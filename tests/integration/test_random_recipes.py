@@ -55,6 +55,8 @@ def legal_recipes(draw: st.DrawFn, engine: str) -> Recipe:
     ranks = draw(st.sampled_from([2, 4, 8]))
     tp = draw(st.sampled_from([degree for degree in (1, 2, 4) if degree <= ranks]))
     pp = draw(st.sampled_from([degree for degree in (1, 2, 4) if degree <= ranks // tp]))
+    cp = draw(st.sampled_from([degree for degree in (1, 2, 4) if degree <= ranks // (tp * pp)]))
+    cp = cp if engine == "torch" else 1
     schedules = ["1f1b"] if engine == "deepspeed" else ["gpipe", "1f1b", *LOOPED_SCHEDULES]
     shardings = ["none", "zero-1", "zero-2", "zero-3", "hybrid-2"]
     if engine == "torch" and ranks // (tp * pp) > 2:
@@ -66,6 +68,7 @@ def legal_recipes(draw: st.DrawFn, engine: str) -> Recipe:
         "devices": ranks,
         "tensor_parallel": tp,
         "pipeline_parallel": pp,
+        "context_parallel": cp,
         "schedule": schedule,
         "virtual_stages": 2 if schedule in LOOPED_SCHEDULES else 1,
         "micro_batch_seqs": draw(st.sampled_from([1, 2])),

@@ -28,6 +28,13 @@ FORMS = {
     },
     "dp4-levels": {"data_parallel": 4, "sharding": (2, 2, 4), "micro_batch_seqs": 1},
     "tp2-dp4-levels": {"tensor_parallel": 2, "data_parallel": 4, "sharding": (1, 2, 4), "micro_batch_seqs": 1},
+    "pp2-1f1b-cp2-zero3": {
+        "pipeline_parallel": 2,
+        "schedule": "1f1b",
+        "context_parallel": 2,
+        "sharding": (2, 2, 2),
+        "micro_batch_seqs": 2,
+    },
     "pp2-zbv": {"pipeline_parallel": 2, "schedule": "zbv", "virtual_stages": 2, "micro_batch_seqs": 1},
 }
 
@@ -83,7 +90,13 @@ def _pid_of_rank_0(job: Job) -> int:
 
 @pytest.mark.parametrize(
     ("form", "steps"),
-    [("one-rank", 40), ("tp2-sp-dp2-zero3", 10), ("pp2-interleaved-dp2-zero2", 12), ("dp4-levels", 12)],
+    [
+        ("one-rank", 40),
+        ("tp2-sp-dp2-zero3", 10),
+        ("pp2-interleaved-dp2-zero2", 12),
+        ("dp4-levels", 12),
+        pytest.param("pp2-1f1b-cp2-zero3", 12, marks=pytest.mark.slow),
+    ],
 )
 def test_a_killed_run_goes_on_as_if_it_never_was(form: str, steps: int, tmp_path: Path) -> None:
     """The faster form gets more steps, so that the kill comes well before the end."""
@@ -117,7 +130,12 @@ def test_training_is_the_same_under_every_form(form: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [("one-rank", "tp2-sp-dp2-zero3"), ("one-rank", "tp2-dp4-levels"), ("dp4-levels", "one-rank")],
+    [
+        ("one-rank", "tp2-sp-dp2-zero3"),
+        ("one-rank", "tp2-dp4-levels"),
+        ("dp4-levels", "one-rank"),
+        ("pp2-1f1b-cp2-zero3", "one-rank"),
+    ],
 )
 def test_a_checkpoint_loads_under_another_form(first: str, second: str, tmp_path: Path) -> None:
     """Other ranks go on from where the first stopped, with their weights, optimizer states and data."""

@@ -24,11 +24,11 @@ from support.looks import LOOKS
 
 
 class _CollectiveCounter(TorchDispatchMode):
-    """Counts the collective operators that pass through torch's dispatcher, and what gathers and scatters receive.
+    """Counts the collective operators that pass through torch's dispatcher, and what some of them receive.
 
     `received` maps an operator and the ranks of its group, as in `_allgather_base_ 0,1`, to the bytes that this rank
-    gets from the others at the least: all of a gathered tensor but its own part, and for a reduce-scatter the partial
-    sums, as large as what it does not keep.
+    gets from the others at the least: all of a gathered tensor but its own part, for a reduce-scatter the partial
+    sums, as large as what it does not keep, and of an all-to-all all but the part that stays.
     """
 
     def __init__(self) -> None:
@@ -44,6 +44,9 @@ class _CollectiveCounter(TorchDispatchMode):
                 output, sent, group = args[:3]
                 ranks = dist.get_process_group_ranks(dist.ProcessGroup.unbox(group))
                 self.received[f"{name} {','.join(map(str, ranks))}"] += abs(output.nbytes - sent.nbytes)
+            if name == "all_to_all_single":
+                sent, parts = args[:2]
+                self.received[name] += sent.nbytes - sent.nbytes // len(parts)
         return func(*args, **(kwargs or {}))
 
 

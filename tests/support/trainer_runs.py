@@ -53,6 +53,7 @@ def small_recipe(**changes: Any) -> Recipe:
     defaults: dict[str, Any] = {
         "tensor_parallel": 1,
         "pipeline_parallel": 1,
+        "context_parallel": 1,
         "data_parallel": 1,
         "virtual_stages": 1,
         "schedule": "none",

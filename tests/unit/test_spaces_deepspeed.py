@@ -57,6 +57,7 @@ def test_what_was_tried_and_agrees_is_legal(name: str) -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"context_parallel": 2, "micro_batch_seqs": 2}, "deepspeed-context", "no context parallelism; use engine torch"),
     ({"replication": "ddp"}, "deepspeed-replication", "not by ddp"),
     ({"sharding": "hybrid-4"}, "deepspeed-sharding", "4, 4 and 4 of 8 replicas: DeepSpeed has removed MiCS"),
     ({**PIPELINE, "schedule": "gpipe"}, "deepspeed-schedule", "1f1b only, not gpipe"),

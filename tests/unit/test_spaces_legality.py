@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -34,8 +35,9 @@ def recipe(**choices: Any) -> Recipe:
     """A recipe on 16 devices whose batch fits the problem unless the choices say otherwise."""
     chosen = {"devices": 16, "micro_batch_seqs": 1, **choices}
     if "accumulation" not in chosen:
-        model_parallel = chosen.get("tensor_parallel", 1) * chosen.get("pipeline_parallel", 1)
-        chosen["accumulation"] = 64 // (chosen["micro_batch_seqs"] * (chosen["devices"] // model_parallel))
+        degrees = ("tensor_parallel", "pipeline_parallel", "context_parallel")
+        devices_per_replica = math.prod(chosen.get(degree, 1) for degree in degrees)
+        chosen["accumulation"] = 64 // (chosen["micro_batch_seqs"] * (chosen["devices"] // devices_per_replica))
     if "schedule" not in chosen and chosen.get("pipeline_parallel", 1) > 1:
         chosen["schedule"] = "1f1b"
     return Recipe(**chosen)
@@ -49,6 +51,31 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         {**PIPELINE, "layers_per_stage": (3, 3, 3, 2)},
         "layers-per-stage",
         "stages of 3x3+2 layers for 12 layers",
+    ),
+    (
+        {"devices": 12, "context_parallel": 3, "accumulation": 16},
+        "context-parallel-divides",
+        "context_parallel 3 does not divide sequence_length 128",
+    ),
+    (
+        {"tensor_parallel": 4, "context_parallel": 4},
+        "context-parallel-heads",
+        "context_parallel 4 does not divide the 6 heads of a tensor-parallel rank",
+    ),
+    (
+        {"tensor_parallel": 4, "context_parallel": 2, "sequence_parallel": True, "loss_chunks": 32},
+        "pieces-divide",
+        "loss_chunks 32 does not divide the 16 positions",
+    ),
+    (
+        {"context_parallel": 2, "sharding": Sharding(optimizer=32)},
+        "sharding-divides",
+        "(1, 1, 32) do not divide one another and 16 copies (8 replicas x 2 context ranks)",
+    ),
+    (
+        {"context_parallel": 2, "sharding": Sharding(optimizer=8)},
+        "sharding-levels",
+        "no sharding over 1, 1 and 8 of 16 copies (8 replicas x 2 context ranks)",
     ),
     ({"sequence_parallel": True}, "sequence-parallel-alone", "needs tensor_parallel > 1"),
     (
@@ -273,6 +300,27 @@ LEGAL: dict[str, dict[str, Any]] = {
     "zero-1 under zbv": {**PIPELINE, "schedule": "zbv", "virtual_stages": 2, "sharding": ZERO_1},
     "full recompute under dualpipev": {**PIPELINE, "schedule": "dualpipev", "virtual_stages": 2, "recompute": "full"},
     "selective recompute under 1f1b": {**PIPELINE, "recompute": "selective"},
+    "context parallelism over all devices but two": {"context_parallel": 8},
+    "context parallelism that sends each kv head twice": {"context_parallel": 8, "sharding": Sharding(optimizer=16)},
+    "context ranks under DistributedDataParallel": {"devices": 8, "context_parallel": 8, "replication": "ddp"},
+    "context, tensor and sequence parallelism": {
+        "tensor_parallel": 4,
+        "context_parallel": 2,
+        "sequence_parallel": True,
+        "sharding": Sharding.named("3-level-2/2", 4),
+    },
+    "hybrid sharding over a replica's context ranks": {
+        "context_parallel": 4,
+        "sharding": Sharding.named("hybrid-4", 16),
+    },
+    "zero-1 over context ranks under zbv": {
+        "pipeline_parallel": 4,
+        "context_parallel": 4,
+        "accumulation": 64,
+        "schedule": "zbv",
+        "virtual_stages": 2,
+        "sharding": Sharding(optimizer=4),
+    },
     "fewer devices than the cluster has": {"devices": 8},
 }
 
@@ -349,6 +397,10 @@ def test_every_looped_schedule_is_legal_somewhere() -> None:
             },
         ),
         (
+            {"tensor_parallel": 2, "context_parallel": 4},
+            {"cp-beyond-node": "tensor_parallel 2 x context_parallel 4 crosses nodes of 4 devices"},
+        ),
+        (
             {"devices": 10, "pipeline_parallel": 5, "micro_batch_seqs": 1, "accumulation": 32},
             {
                 "uneven-stages": "12 layers over 5 stages: the first 2 hold one more",
@@ -361,6 +413,24 @@ def test_marks_say_what_is_unusual(choices: dict[str, Any], expected: dict[str, 
     tried = recipe(**choices)
     assert why_illegal(tried, PROBLEM) is None
     assert {mark.code: mark.text for mark in marks(tried, PROBLEM)} == expected
+
+
+def test_context_ranks_share_key_value_heads_or_split_them() -> None:
+    """6 of 24 heads and 4 kv heads: 3 ranks could take 8 heads each, but neither share 4 kv heads nor split them."""
+    problem = replace(PROBLEM, sequence_length=129)
+    reason = why_illegal(recipe(devices=3, context_parallel=3, accumulation=64), problem)
+    assert reason is not None
+    assert reason.code == "context-parallel-heads"
+    assert "3 neither divides the 4 kv heads of a tensor-parallel rank nor is a multiple" in reason.text
+
+
+def test_sequence_parallelism_cuts_what_a_context_rank_holds() -> None:
+    problem = replace(PROBLEM, sequence_length=132)
+    choices = {"tensor_parallel": 4, "sequence_parallel": True}
+    assert why_illegal(recipe(**choices), problem) is None
+    reason = why_illegal(recipe(**choices, context_parallel=2), problem)
+    assert reason is not None
+    assert reason.text == "tensor_parallel 4 does not divide the 66 positions of a context rank"
 
 
 @pytest.mark.parametrize("choices", [{"activation_offload": True}, {"offload": "optimizer+parameters"}])

@@ -46,6 +46,14 @@ def test_derived_figures() -> None:
     assert PLAIN.describe() == "tp1 pp1 dp8 mb4 x1 none"
 
 
+def test_context_ranks_hold_copies_of_the_model_and_train_no_sequences_of_their_own() -> None:
+    shared = replace(PLAIN, context_parallel=4, sharding=Sharding.named("zero-2", 8))
+    assert (shared.data_parallel, shared.copies, shared.global_batch_seqs) == (2, 8, 8)
+    assert shared.sharding_name == "zero-2"
+    assert shared.describe() == "tp1 pp1 dp2 cp4 mb4 x1 zero-2"
+    assert replace(shared, context_parallel=8).describe() == "tp1 pp1 dp1 cp8 mb4 x1 zero-2"
+
+
 def test_identity_is_what_it_was_when_stores_were_written() -> None:
     # Golden: a change here orphans every stored measurement. A new field with a default must not change them.
     assert recipe_id(PROBLEM, PLAIN) == "443f055041ac"
@@ -87,6 +95,7 @@ def test_identity_depends_on_what_the_measurement_depends_on(problem: Problem) -
     [
         {"devices": 16},
         {"tensor_parallel": 4},
+        {"context_parallel": 2},
         {"pipeline_parallel": 4},
         {"virtual_stages": 3},
         {"schedule": "looped-bfs"},
@@ -178,7 +187,9 @@ def test_unknown_shardings_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tensor_parallel": 3}, "a multiple of tensor_parallel x pipeline_parallel = 3 x 1"),
+        ({"tensor_parallel": 3}, "a multiple of tensor_parallel x pipeline_parallel x context_parallel = 3 x 1 x 1"),
+        ({"context_parallel": 16}, "x context_parallel = 1 x 1 x 16"),
+        ({"context_parallel": 0}, "recipe.context_parallel = 0: expected at least 1"),
         ({"accumulation": 0}, "recipe.accumulation = 0: expected at least 1"),
         ({"schedule": "2f2b"}, 'recipe.schedule = "2f2b": expected one of none, gpipe'),
         ({"engine": "megatron"}, 'recipe.engine = "megatron": expected one of torch'),

@@ -32,6 +32,7 @@ SPACES = st.builds(
     Space,
     tensor_parallel=some([1, 2, 3, 4, 8]),
     pipeline_parallel=some([1, 2, 4, 8]),
+    context_parallel=some([1, 2, 4, 8]),
     micro_batch_seqs=some([1, 2, 3, 16]),
     accumulation=st.one_of(st.just(()), some([1, 2, 4, 8])),
     devices=st.one_of(st.just(()), some([1, 4, 8, 16])),
@@ -80,6 +81,26 @@ def test_one_replica_has_nothing_to_shard_or_to_wrap() -> None:
     assert survey.recipes[0].sharding.degrees == (1, 1, 1)
     assert survey.recipes[0].replication == "replicate"
     assert survey.repeats == 7
+
+
+def test_context_ranks_are_something_to_shard_over_and_share_the_batch() -> None:
+    space = Space(context_parallel=(8, 4, 3), tensor_parallel=(1, 2), sharding=("none", "zero-3"))
+    survey = space.survey(PROBLEM)
+    found = [
+        (r.tensor_parallel, r.context_parallel, r.data_parallel, r.accumulation, r.sharding_name)
+        for r in survey.recipes
+    ]
+    assert found == [
+        (1, 8, 1, 16, "none"),
+        (1, 8, 1, 16, "zero-3"),
+        (1, 4, 2, 8, "none"),
+        (1, 4, 2, 8, "zero-3"),
+        (2, 4, 1, 16, "none"),
+        (2, 4, 1, 16, "zero-3"),
+    ]
+    assert survey.refusals == {"devices-divide": 6}
+    expected = "tensor_parallel 1 x pipeline_parallel 1 x context_parallel 3 does not divide 8 devices"
+    assert expected in survey.examples["devices-divide"]
 
 
 def test_a_sharding_over_a_whole_group_is_its_common_name() -> None:

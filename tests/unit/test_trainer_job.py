@@ -120,6 +120,11 @@ ZBV = {"pipeline_parallel": 2, "schedule": "zbv", "virtual_stages": 2, "micro_ba
         (ZBV | {"data_parallel": 4, "sharding": (1, 2, 4)}, {}, "goes wrong silently"),
         ({"data_parallel": 4, "sharding": (2, 2, 4), "offload": "optimizer+parameters"}, {}, "not levels"),
         (ZBV | {"recompute": "selective"}, {}, "selective recompute"),
+        ({"context_parallel": 3}, {}, "context_parallel 3 does not divide sequence length 32"),
+        ({"context_parallel": 4, "tensor_parallel": 2}, {}, "4 must divide the 2 heads of a tensor-parallel rank"),
+        ({"context_parallel": 4}, {"heads": 12, "kv_heads": 6, "hidden": 48}, "divide its 6 kv heads or be a multiple"),
+        ({"context_parallel": 4, "loss_chunks": 16}, {}, "loss_chunks 16 does not divide the 8 positions"),
+        ({"context_parallel": 2, "engine": "deepspeed"}, {}, "deepspeed engine has no context parallelism"),
     ],
 )
 def test_what_goes_wrong_is_refused_before_it_is_built(

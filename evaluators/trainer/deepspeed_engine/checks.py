@@ -18,6 +18,8 @@ def check_deepspeed(job: Job) -> None:
 
 def _check_replicas(job: Job) -> None:
     recipe, kind = job.recipe, sharding_kind(job.recipe)
+    if recipe.context_parallel > 1:
+        raise ValueError("the deepspeed engine has no context parallelism")
     if recipe.replication != "replicate":
         raise ValueError(f"the deepspeed engine keeps replicas itself, not by {recipe.replication}")
     if kind == "hybrid":
