@@ -108,6 +108,7 @@ def not_modelled(recipe: Recipe) -> str | None:
     """Why the formulas cannot judge a recipe, or None."""
     levers = {
         "the deepspeed engine": recipe.engine != "torch",
+        "context parallelism": recipe.context_parallel > 1,
         "compile": recipe.compile,
         "activation offload": recipe.activation_offload,
         "offload": recipe.offload != "none",

@@ -116,6 +116,7 @@ def test_every_field_of_a_recipe_counts_or_is_left_out() -> None:
     changes: list[dict[str, Any]] = [
         {"engine": "deepspeed"},
         {"tensor_parallel": 4},
+        {"context_parallel": 2},
         {"schedule": "gpipe"},
         {"schedule": "interleaved-1f1b", "virtual_stages": 2},
         {"micro_batch_seqs": 2, "accumulation": 8},

@@ -1,0 +1,44 @@
+"""The formulas' memory against dry runs, which trace the trainer's own step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from frontrunner import dryrun
+from frontrunner.campaign_file import read_campaign_file
+from frontrunner.evaluators.analytic.estimate import estimate
+from support.campaigns import tiny, write_toml
+
+LEAST, MOST = -0.05, 0.12
+"""Of the dry run's peak. The formulas add up what a small model's step does not hold at one moment, logits for one."""
+
+CHOICES = {
+    "zero-1, sequence parallel": {"sharding": "zero-1", "sequence_parallel": True},
+    "zero-2, selective": {"sharding": "zero-2", "recompute": "selective"},
+    "zero-3, full": {"sharding": "zero-3", "recompute": "full"},
+}
+
+
+def campaign(folder: Path) -> Path:
+    """A GPT of 16 layers on 32 devices, every choice of one value."""
+    table = tiny(
+        model={"layers": 16, "hidden": 2048, "heads": 16, "vocabulary": 8192},
+        cluster={"device": "a100-80gb", "backend": "cuda", "devices_per_node": 8, "nodes": 4},
+        problem={"sequence_length": 1024, "global_batch": 64, "precision": "bf16"},
+        space={"tensor_parallel": [4], "pipeline_parallel": [1], "micro_batch_seqs": [2], "schedule": ["1f1b"]},
+    )
+    return write_toml(folder / "campaign.toml", table)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("choices", CHOICES.values(), ids=CHOICES)
+def test_peak_memory_is_the_dry_runs(choices: dict[str, object], tmp_path: Path) -> None:
+    file = campaign(tmp_path)
+    traced = dryrun(choices, campaign=file)
+
+    told = estimate([traced.recipe], read_campaign_file(file).spec.problem)[0]
+
+    without_runtime = told.peak_memory_bytes - told.memory_parts_bytes["runtime"]
+    assert LEAST < without_runtime / traced.peak_bytes - 1 < MOST, told.memory_parts_bytes
