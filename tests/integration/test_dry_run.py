@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from frontrunner import plan_dryrun
+from frontrunner.evaluators.dry_run.run import run
 from frontrunner.evaluators.trainer.job import Job, Optimizer, Probe
+from frontrunner.spaces.errors import FrontrunnerError
 from frontrunner.spaces.model import Model
 from support.campaigns import frontrunner, tiny, write_toml
 from support.trainer_runs import look, small_job, small_recipe
@@ -123,6 +128,18 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_the_command_reports_the_worst_rank_first(campaign: Path) -> None:
+    arguments = ("dryrun", "--campaign", "tiny.toml", "recompute=full", "--json")
+    done = frontrunner(*arguments, cwd=campaign, timeout_s=280)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    first, second = report["ranks"]
+    assert {first["rank"], second["rank"]} == {0, 2}
+    assert first["peak_bytes"] >= second["peak_bytes"]
+    assert first["peak_bytes"] == sum(first["memory_bytes"].values()) == report["peak_bytes"]
+    assert first["model_flops_per_step"] == first["model_flops_by_formula"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -138,3 +155,9 @@ def test_mistakes_end_with_one_message(campaign: Path, arguments: tuple[str, ...
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_trace_that_fails_ends_with_the_end_of_its_output(campaign: Path) -> None:
+    planned = plan_dryrun({"recompute": "full"}, campaign=campaign / "tiny.toml")
+    with pytest.raises(FrontrunnerError, match=r"(?s)the trace of rank 7 ended with status 1:.*7"):
+        run(replace(planned, ranks=(7,)))
