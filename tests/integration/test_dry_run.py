@@ -39,28 +39,21 @@ def peaks(job: Job) -> list[int]:
     return [sum(seen["memory_bytes"].values()) for seen in look(job, "dry-run")]
 
 
-SHARDED = {"data_parallel": 2, "sharding": (2, 2, 2)}
-PIPELINED = {"pipeline_parallel": 2, "schedule": "1f1b"}
 SAME_AS_REAL = {
-    "zero-3, bf16, recompute full": SHARDED | {"precision": "bf16", "recompute": "full"},
-    "1f1b, zero-2": PIPELINED | {"data_parallel": 2, "sharding": (1, 2, 2), "precision": "bf16"},
+    "zero-3, bf16, recompute full": {
+        "data_parallel": 2,
+        "sharding": (2, 2, 2),
+        "precision": "bf16",
+        "recompute": "full",
+    },
 }
 SAME_AS_REAL_SLOW = {
-    "tensor and sequence parallelism, two replicas": SHARDED | {"tensor_parallel": 2, "sequence_parallel": True},
     "one rank": {},
     "one rank, bf16": {"precision": "bf16"},
     "one rank, selective": {"recompute": "selective"},
     "one rank, in pieces": {"loss_chunks": 4, "feed_forward_tiles": 4},
     "one rank, bf16 states": {"optimizer_state": "bf16"},
-    "replicas, bf16": {"data_parallel": 2, "precision": "bf16"},
-    "zero-1, bf16": {"data_parallel": 2, "sharding": (1, 1, 2), "precision": "bf16"},
-    "zero-2": {"data_parallel": 2, "sharding": (1, 2, 2)},
-    "hybrid": {"data_parallel": 4, "sharding": (2, 2, 2)},
-    "by levels, bf16": {"data_parallel": 4, "sharding": (1, 2, 4), "precision": "bf16"},
-    "tensor parallelism": {"tensor_parallel": 2},
-    "gpipe": {"pipeline_parallel": 2, "schedule": "gpipe"},
-    "interleaved": {"pipeline_parallel": 2, "schedule": "interleaved-1f1b", "virtual_stages": 2},
-    "zbv": {"pipeline_parallel": 2, "schedule": "zbv", "virtual_stages": 2},
+    "replicas": {"data_parallel": 2},
 }
 
 
@@ -74,31 +67,6 @@ SAME_AS_REAL_SLOW = {
 def test_every_rank_s_peak_is_that_of_a_real_step(changes: dict[str, Any], tmp_path: Path) -> None:
     job = traced_job(tmp_path, **changes)
     assert peaks(job) == pytest.approx(look(job, "peak"), rel=SLACK)
-
-
-SATURATING = {
-    "zero-1": ({"data_parallel": 2, "sharding": (1, 1, 2)}, 2),
-    "zero-3": (SHARDED, 2),
-    "hybrid": ({"data_parallel": 4, "sharding": (2, 2, 2)}, 2),
-    "1f1b": (PIPELINED, 2),
-    "interleaved": ({"pipeline_parallel": 2, "schedule": "interleaved-1f1b", "virtual_stages": 2}, 4),
-    "interleaved-zero-bubble": (
-        {"pipeline_parallel": 2, "schedule": "interleaved-zero-bubble", "virtual_stages": 2},
-        4,
-    ),
-    "zbv": ({"pipeline_parallel": 2, "schedule": "zbv", "virtual_stages": 2}, 4),
-    "dualpipev": ({"pipeline_parallel": 2, "schedule": "dualpipev", "virtual_stages": 2}, 4),
-}
-
-
-@slow
-@pytest.mark.parametrize(("changes", "enough"), SATURATING.values(), ids=SATURATING)
-def test_more_micro_batches_than_fill_the_pipeline_need_no_more_memory(
-    changes: dict[str, Any], enough: int, tmp_path: Path
-) -> None:
-    some = traced_job(tmp_path / "some", accumulation=12, micro_batches=enough, **changes)
-    all_of_them = traced_job(tmp_path / "all", accumulation=12, **changes)
-    assert peaks(some) == pytest.approx(peaks(all_of_them), rel=SLACK)
 
 
 def model_of(job: Job) -> Model:
@@ -121,10 +89,6 @@ def model_of(job: Job) -> Model:
     [
         pytest.param({"micro_batch_seqs": 2}, id="one rank"),
         pytest.param({"recompute": "full", "precision": "bf16"}, id="recompute"),
-        pytest.param({"loss_chunks": 4, "feed_forward_tiles": 4}, id="pieces", marks=slow),
-        pytest.param({"recompute": "selective"}, id="selective", marks=slow),
-        pytest.param(SHARDED | {"tensor_parallel": 2, "sequence_parallel": True}, id="tensor-parallel", marks=slow),
-        pytest.param(PIPELINED | {"recompute": "full"}, id="pipeline", marks=slow),
     ],
 )
 def test_flops_are_those_of_the_formulas(changes: dict[str, Any], tmp_path: Path) -> None:
@@ -165,27 +129,15 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_command_reports_the_worst_rank_first(campaign: Path) -> None:
-    done = frontrunner("dryrun", "--campaign", "tiny.toml", "recompute=full", "--json", cwd=campaign)
+    arguments = ("dryrun", "--campaign", "tiny.toml", "recompute=full", "--json")
+    done = frontrunner(*arguments, cwd=campaign, timeout_s=280)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     first, second = report["ranks"]
     assert {first["rank"], second["rank"]} == {0, 2}
     assert first["peak_bytes"] >= second["peak_bytes"]
     assert first["peak_bytes"] == sum(first["memory_bytes"].values()) == report["peak_bytes"]
-    assert report["fits"] == (report["margin_bytes"] >= 0)
     assert first["model_flops_per_step"] == first["model_flops_by_formula"]
-
-
-@slow
-def test_a_stored_recipe_is_traced_by_its_id(campaign: Path) -> None:
-    launched = frontrunner("launch", "tiny.toml", "--json", cwd=campaign)
-    assert launched.returncode == 0, launched.stderr
-    recipe_id = json.loads(launched.stdout)["best"][0]["recipe_id"]
-    done = frontrunner("dryrun", recipe_id[:6], "--rank", "3", cwd=campaign)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(recipe_id)
-    assert "rank 3" in done.stdout
-    assert "fits: " in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -209,13 +161,3 @@ def test_a_trace_that_fails_ends_with_the_end_of_its_output(campaign: Path) -> N
     planned = plan_dryrun({"recompute": "full"}, campaign=campaign / "tiny.toml")
     with pytest.raises(FrontrunnerError, match=r"(?s)the trace of rank 7 ended with status 1:.*7"):
         run(replace(planned, ranks=(7,)))
-
-
-@slow
-def test_what_is_extrapolated_is_what_a_trace_of_all_finds(campaign: Path) -> None:
-    choices = {"recompute": "none", "schedule": "gpipe", "micro_batch_seqs": 1}
-    planned = plan_dryrun(choices, campaign=campaign / "tiny.toml")
-    whole, drawn = run(planned), run(replace(planned, micro_batches=2, extrapolated=True))
-    assert drawn.recipe.accumulation == 8 == whole.micro_batches
-    assert drawn.peak_bytes == pytest.approx(whole.peak_bytes, rel=1e-3)
-    assert drawn.worst.model_flops_per_step == whole.worst.model_flops_per_step
