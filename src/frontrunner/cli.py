@@ -37,7 +37,7 @@ EPILOG = """
 \b
 Examples:
   frontrunner space examples/laptop.toml      what there is to search
-  frontrunner plan examples/frontier-22b.toml what to expect of a machine that is not at hand
+  frontrunner plan examples/frontier-22b.toml estimate it, no machine needed
   frontrunner launch examples/laptop.toml     search it, ends with the ranking
   frontrunner best --top 5 --json             ask again, for a program
   frontrunner replay RECIPE --steps 500       train with the winner

@@ -34,7 +34,7 @@ from support.trainer_runs import (
 
 TOLERANCE = 1e-5
 LAYERS = 7  # no number of stages divides it
-QUICK_S, THOROUGH_S = 15.0, 240.0
+QUICK_S, THOROUGH_S = 15.0, 90.0
 
 
 def _problem() -> Problem:

@@ -31,7 +31,7 @@ def dryrun(
     \b
     Examples:
       frontrunner dryrun 3f9c01d2ab4e
-      frontrunner dryrun --campaign examples/frontier-175b.toml sharding=zero-1 recompute=none
+      frontrunner dryrun --campaign a.toml sharding=zero-1 recompute=none
     """
     from frontrunner.evaluators.dry_run.run import run
 
