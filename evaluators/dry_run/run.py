@@ -133,10 +133,10 @@ def _traced_rank(seen: Seen, chosen: DryRunPlan) -> TracedRank:
 
 
 def _by_formula(chosen: DryRunPlan, place: int, layers: int) -> float:
-    """3 x tokens of a replica x (layers x FLOPs of a layer + FLOPs of the head where it is) / tensor_parallel."""
+    """3 x tokens of a rank x (layers x FLOPs of a layer + FLOPs of the head where it is) / tensor_parallel."""
     recipe, problem = chosen.recipe, chosen.problem
     forward = layers * problem.model.layer_flops_per_token(problem.sequence_length)
     if rank_of_stage(recipe, recipe.stages - 1) == place:
         forward += problem.model.head_flops_per_token()
-    tokens = recipe.micro_batch_seqs * recipe.accumulation * problem.sequence_length
+    tokens = recipe.micro_batch_seqs * recipe.accumulation * problem.sequence_length / recipe.context_parallel
     return 3.0 * tokens * forward / recipe.tensor_parallel

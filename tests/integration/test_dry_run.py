@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from frontrunner import plan_dryrun
+from frontrunner import dryrun, plan_dryrun
 from frontrunner.evaluators.dry_run.run import run
 from frontrunner.evaluators.trainer.job import Job, Optimizer, Probe
 from frontrunner.spaces.errors import FrontrunnerError
@@ -54,6 +54,7 @@ SAME_AS_REAL_SLOW = {
     "one rank, in pieces": {"loss_chunks": 4, "feed_forward_tiles": 4},
     "one rank, bf16 states": {"optimizer_state": "bf16"},
     "replicas": {"data_parallel": 2},
+    "context ranks": {"context_parallel": 2},
 }
 
 
@@ -138,6 +139,16 @@ def test_the_command_reports_the_worst_rank_first(campaign: Path) -> None:
     assert first["peak_bytes"] >= second["peak_bytes"]
     assert first["peak_bytes"] == sum(first["memory_bytes"].values()) == report["peak_bytes"]
     assert first["model_flops_per_step"] == first["model_flops_by_formula"]
+
+
+def test_context_ranks_of_a_pipeline_share_each_sequence(campaign: Path) -> None:
+    choices = {"recompute": "none", "tensor_parallel": 1, "context_parallel": 2}
+    report = dryrun(choices, campaign=campaign / "tiny.toml")
+    alone = dryrun({"recompute": "none", "tensor_parallel": 1}, campaign=campaign / "tiny.toml")
+    for rank in report.ranks:
+        assert rank.model_flops_per_step == rank.model_flops_by_formula
+    held, whole = (found.worst.memory_bytes["pipeline buffers"] for found in (report, alone))
+    assert held * report.recipe.context_parallel == whole * report.recipe.accumulation / alone.recipe.accumulation
 
 
 @pytest.mark.parametrize(
