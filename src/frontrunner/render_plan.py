@@ -40,7 +40,8 @@ def print_plan(plan: Plan, *, top: int) -> None:
         print_estimates("estimated, fastest first", fitting[:top])
     if len(plan.front) > 1:
         print_estimates("speed against memory: what nothing else beats in both", plan.front[:top])
-    print_trust(plan)
+    if plan.estimates:
+        print_trust(plan)
 
 
 def print_estimates(title: str, estimates: Sequence[Estimate]) -> None:

@@ -15,12 +15,14 @@ import frontrunner
 from frontrunner.campaign_file import read_campaign_file
 from frontrunner.evaluators.analytic.estimate import (
     EXPECTED_ERROR,
+    UNJUDGED,
     UNKNOWN_HARDWARE_ERROR,
     Plan,
     estimate,
     not_modelled,
     plan,
 )
+from frontrunner.spaces.cluster import PeakTflops
 from frontrunner.spaces.recipe import Recipe
 from support.analytic import A100, PROBLEM, recipe
 from support.campaigns import command, environment, tiny, write_toml
@@ -153,6 +155,27 @@ def test_unknown_hardware_gets_a_wide_error() -> None:
     assert (known.expected_error, known.assumed) == (EXPECTED_ERROR, ())
     assert unknown.expected_error == UNKNOWN_HARDWARE_ERROR
     assert unknown.assumed == ("matmul_share", "links.nic_gb_per_s")
+
+
+def test_hardware_that_the_formulas_were_not_judged_on_gets_a_wide_error() -> None:
+    other = plan([recipe()], replace(PROBLEM, cluster=replace(A100, device="h100-80gb")))
+    in_fp32 = plan(
+        [recipe()], replace(PROBLEM, precision="fp32", cluster=replace(A100, peak_tflops=PeakTflops(fp32=19.5)))
+    )
+
+    for found in (other, in_fp32):
+        assert (found.assumed, found.remarks) == ((), (UNJUDGED,))
+        assert found.expected_error == UNKNOWN_HARDWARE_ERROR
+
+
+def test_a_space_of_which_nothing_is_known_says_so(tmp_path: Path) -> None:
+    table = tiny(space={"context_parallel": [2], "pipeline_parallel": [1], "tensor_parallel": [1]})
+
+    done = told("plan", str(write_toml(tmp_path / "tiny.toml", table)), cwd=tmp_path)
+
+    assert done.returncode == 7
+    assert "can be estimated: the formulas do not know context parallelism" in done.stderr
+    assert "off by" not in done.stdout
 
 
 def test_the_command_prints_a_table_and_how_far_to_trust_it(tmp_path: Path) -> None:

@@ -43,6 +43,12 @@ def plan(file: Path, top: int, *, as_json: bool) -> None:
         from frontrunner.render_plan import print_plan
 
         print_plan(found, top=top)
+    if not found.estimates:
+        raise NothingLegal(
+            f"none of the {found.legal:,} legal recipes can be estimated: the formulas do not know "
+            f"{', '.join(found.not_modelled)}",
+            hint="frontrunner dryrun traces single recipes",
+        )
     if not found.fitting:
         raise NothingLegal(
             f"no recipe of this space is estimated to fit in {found.memory_limit_bytes / 2**30:.1f} GiB a device",
