@@ -79,25 +79,9 @@ class Workload:
         return self.micro_batch_seqs * self.sequence_length
 
     @property
-    def tokens_per_step(self) -> Rows:
-        """Tokens * accumulation * data_parallel."""
-        return self.tokens * self.accumulation * self.data_parallel
-
-    @property
-    def devices(self) -> Rows:
-        """tensor_parallel * pipeline_parallel * data_parallel."""
-        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
-
-    @property
     def layer_matmul_parameters(self) -> Rows:
         """Hidden * (2 hidden + 2 kv_hidden + ffn_matrices * ffn_hidden), as `Model.matmul_parameters_per_layer`."""
         return self.hidden * (2 * self.hidden + 2 * self.kv_hidden + self.ffn_matrices * self.ffn_hidden)
-
-    @property
-    def model_flops_per_token(self) -> Rows:
-        """As `Model.model_flops_per_token`: 3 * (layers * (2 matmul parameters + 4 s h) + 2 h V)."""
-        layer = 2 * self.layer_matmul_parameters + 4 * self.sequence_length * self.hidden
-        return 3 * (self.layers * layer + 2 * self.hidden * self.vocabulary)
 
     def rows(self, start: int, stop: int) -> Workload:
         """The rows from `start` to before `stop`."""
