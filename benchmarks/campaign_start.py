@@ -9,7 +9,6 @@ server's own start is in its sum. Told too are the sums without the training ste
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import sys
@@ -19,11 +18,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # for the module beside this one, also under `python -P`
 
-from probe_start import EXAMPLE, cold, warm
+from probe_start import chosen_recipes, cold, warm
 
-from frontrunner.campaign_file import read_campaign_file
 from frontrunner.evaluators.training_probe import TrainingProbe
-from frontrunner.spaces.recipe import ENGINES
 
 
 def steps_s(folder: Path) -> float:
@@ -33,15 +30,7 @@ def steps_s(folder: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipes", type=int, default=20)
-    parser.add_argument("--engine", choices=ENGINES, default="torch")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    spec = read_campaign_file(EXAMPLE).spec
-    spec = dataclasses.replace(spec, space=dataclasses.replace(spec.space, engine=(arguments.engine,)))
-    recipes = spec.space.survey(spec.problem).recipes
-    chosen = recipes[:: max(1, len(recipes) // arguments.recipes)][: arguments.recipes]
+    arguments, spec, chosen = chosen_recipes(__doc__, default=20)
     seconds: dict[str, list[float]] = {"forked": [], "launched": []}
     stepping: dict[str, list[float]] = {"forked": [], "launched": []}
     with tempfile.TemporaryDirectory() as root:

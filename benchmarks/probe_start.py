@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from frontrunner.campaign_file import read_campaign_file
@@ -25,6 +25,7 @@ from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
 from frontrunner.evaluators.replay import torchrun
 from frontrunner.evaluators.run_folder import StepCounter
 from frontrunner.evaluators.training_probe import TrainingProbe, rank_environment
+from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.recipe import ENGINES, Recipe
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "laptop.toml"
@@ -65,16 +66,21 @@ def cold(setup: ProbeSetup, evaluator: TrainingProbe, recipe: Recipe, folder: Pa
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipes", type=int, default=6)
+def chosen_recipes(description: str, *, default: int) -> tuple[argparse.Namespace, CampaignSpec, Sequence[Recipe]]:
+    """The command line, the example's campaign on the engine it names, and as many of its recipes, evenly apart."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipes", type=int, default=default)
     parser.add_argument("--engine", choices=ENGINES, default="torch")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     spec = read_campaign_file(EXAMPLE).spec
     spec = dataclasses.replace(spec, space=dataclasses.replace(spec.space, engine=(arguments.engine,)))
     recipes = spec.space.survey(spec.problem).recipes
-    chosen = recipes[:: max(1, len(recipes) // arguments.recipes)][: arguments.recipes]
+    return arguments, spec, recipes[:: max(1, len(recipes) // arguments.recipes)][: arguments.recipes]
+
+
+def main() -> None:
+    arguments, spec, chosen = chosen_recipes(__doc__, default=6)
     rows = []
     with tempfile.TemporaryDirectory() as root:
         spec = dataclasses.replace(
