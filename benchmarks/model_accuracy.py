@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table as Shown
 from scipy.optimize import least_squares
 
-from frontrunner.evaluators.analytic.estimate import ROWS_AT_ONCE
+from frontrunner.evaluators.analytic.judged import ROWS_AT_ONCE
 from frontrunner.evaluators.analytic.machine import FITTED, Machine
 from frontrunner.evaluators.analytic.memory import peak_memory
 from frontrunner.evaluators.analytic.software import FRONTRUNNER

@@ -13,6 +13,10 @@ MOST_DEVICES = 1_000_000
 """A measurement has a figure for each device; ten times what the largest machines have."""
 
 
+MOST_TFLOPS, MOST_MEMORY_GIB, MOST_GB_PER_S = 1e5, 1e5, 1e6
+"""Assumed: ten times and more what devices of today state. A figure above is in another unit."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PeakTflops:
     """A device's highest arithmetic rate by precision, TFLOP/s, dense; None where the device has no such rate."""
@@ -24,7 +28,9 @@ class PeakTflops:
     def __post_init__(self) -> None:
         for precision in PRECISIONS:
             key = f"cluster.peak_tflops.{precision}"
-            require_above_zero(key, getattr(self, precision), "a rate above 0 in TFLOP/s, or no entry")
+            require_above_zero(
+                key, getattr(self, precision), "a rate above 0 in TFLOP/s, or no entry", most=MOST_TFLOPS
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +48,8 @@ class Links:
 
     def __post_init__(self) -> None:
         for key in ("pair_gb_per_s", "node_gb_per_s", "nic_gb_per_s", "nics_per_node"):
-            require_above_zero(f"cluster.links.{key}", getattr(self, key), "a number above 0, or no entry")
+            value, expected = getattr(self, key), "a number above 0, or no entry"
+            require_above_zero(f"cluster.links.{key}", value, expected, most=MOST_GB_PER_S)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +79,11 @@ class Cluster:
             per_node = f"{self.devices_per_node} devices a node"
             raise bad_value("cluster.nodes", self.nodes, f"at most {MOST_DEVICES:,} devices in all, with {per_node}")
         require_one_of("cluster", "backend", self.backend, BACKENDS)
-        require_above_zero("cluster.memory_gib_per_device", self.memory_gib_per_device, "a size above 0 in GiB")
-        require_above_zero("cluster.memory_gb_per_s", self.memory_gb_per_s, "a rate above 0 in GB/s, or no entry")
+        memory, bandwidth = self.memory_gib_per_device, self.memory_gb_per_s
+        require_above_zero("cluster.memory_gib_per_device", memory, "a size above 0 in GiB", most=MOST_MEMORY_GIB)
+        require_above_zero(
+            "cluster.memory_gb_per_s", bandwidth, "a rate above 0 in GB/s, or no entry", most=MOST_GB_PER_S
+        )
         require_above_zero("cluster.matmul_share", self.matmul_share, "a share above 0 and at most 1, or no entry")
         if self.matmul_share is not None and self.matmul_share > 1:
             raise bad_value("cluster.matmul_share", self.matmul_share, "a share above 0 and at most 1, or no entry")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import sys
 from collections.abc import Iterable
 
 from frontrunner.spaces.wording import shown
@@ -97,10 +98,14 @@ def require_at_least(owner: str, minimum: float, **values: float) -> None:
             raise bad_value(f"{owner}.{key}", value, f"at least {minimum}")
 
 
-def require_above_zero(key: str, value: float | None, expected: str) -> None:
-    """Raise `InvalidInput` unless `value` is a finite number above 0, or None."""
-    if value is not None and not (value > 0 and math.isfinite(value)):
-        raise bad_value(key, value, expected)
+def require_above_zero(key: str, value: float | None, expected: str, *, most: float = math.inf) -> None:
+    """Raise `InvalidInput` unless `value` is a finite number above 0 and at most `most`, or None.
+
+    What is above `most` is taken for a figure in another unit.
+    """
+    if value is None or 0 < value <= min(most, sys.float_info.max):
+        return
+    raise bad_value(key, value, f"at most {most:,.0f}: is it in another unit?" if value > most else expected)
 
 
 def require_one_of(owner: str, key: str, value: str, known: Iterable[str]) -> None:

@@ -38,10 +38,25 @@ class PeakMemory:
 
 
 def peak_memory(machine: Machine, work: Workload) -> PeakMemory:
-    """The fullest of the rank with the embedding, the one after it, and the rank with the head.
+    """The fullest of the rank with the embedding, the one after it, and the rank with the head."""
+    candidates = memory_of_ranks(machine, work)
+    totals = np.stack(np.broadcast_arrays(*(rank.total for rank in candidates)))
+    totals[1:] = np.where(work.head_on_first & (work.pipeline_parallel == 1), 0.0, totals[1:])
+    fullest = np.argmax(totals, axis=0)
+    return PeakMemory(
+        **{
+            field.name: np.choose(fullest, [np.broadcast_to(getattr(r, field.name), fullest.shape) for r in candidates])
+            for field in fields(PeakMemory)
+        }
+    )
+
+
+def memory_of_ranks(machine: Machine, work: Workload) -> tuple[PeakMemory, PeakMemory, PeakMemory]:
+    """The rank with the embedding, the one after it (with the layers of the fullest between), the one with the head.
 
     The rank at depth r of p holds p - r micro-batches in flight under 1F1B (arXiv 2104.04473, section 2.2.1), and all
-    of them under GPipe; with v virtual stages the first holds (p - 1) / v more.
+    of them under GPipe; with v virtual stages the first holds (p - 1) / v more. Without a pipeline the first is all
+    that there is; with two ranks there is none between, and where the first holds the head none that holds it alone.
     """
     p, m = work.pipeline_parallel, work.accumulation
     more = np.where(work.virtual_stages > 1, (p - 1) / work.virtual_stages, 0.0)
@@ -50,27 +65,12 @@ def peak_memory(machine: Machine, work: Workload) -> PeakMemory:
     table = work.vocabulary * work.hidden
     alone = work.head_on_first
     both = np.where(alone & ~work.tied_embeddings, 2 * table, table)
-    none = np.zeros(1)
-    candidates = [
+    none, no_head = np.zeros(1), np.zeros(1, dtype=np.bool_)
+    after = np.maximum(ahead - 1, 1)
+    return (
         _rank(machine, work, layers=work.layers_first, in_flight=ahead, tables=both, has_head=alone),
-        _rank(
-            machine,
-            work,
-            layers=work.layers_middle,
-            in_flight=np.maximum(ahead - 1, 1),
-            tables=none,
-            has_head=np.zeros(1, dtype=np.bool_),
-        ),
+        _rank(machine, work, layers=work.layers_middle, in_flight=after, tables=none, has_head=no_head),
         _rank(machine, work, layers=work.layers_last, in_flight=behind, tables=table, has_head=~alone),
-    ]
-    totals = np.stack(np.broadcast_arrays(*(rank.total for rank in candidates)))
-    totals[1:] = np.where(alone & (p == 1), 0.0, totals[1:])
-    fullest = np.argmax(totals, axis=0)
-    return PeakMemory(
-        **{
-            field.name: np.choose(fullest, [np.broadcast_to(getattr(r, field.name), fullest.shape) for r in candidates])
-            for field in fields(PeakMemory)
-        }
     )
 
 

@@ -60,9 +60,8 @@ def step_time(machine: Machine, work: Workload) -> StepTime:
     layer = _layer(machine, work)
     head, embedding = compute.head(machine, work), compute.embedding(machine, work)
     head_s, embedding_s = head.forward + head.backward, embedding.forward + embedding.backward
-    first = work.layers_first * layer.total + embedding_s + np.where(work.head_on_first, head_s, 0.0)
-    last = np.where(work.head_on_first, 0.0, work.layers_last * layer.total + head_s)
-    slowest = np.maximum(np.maximum(first, last), work.layers_middle * layer.total)
+    first, between, last = _of_ranks(work, layer, head_s, embedding_s)
+    slowest = np.maximum(np.maximum(first, last), between)
     held = np.where(
         slowest == last, work.layers_last, np.where(slowest == first, work.layers_first, work.layers_middle)
     )
@@ -79,6 +78,21 @@ def step_time(machine: Machine, work: Workload) -> StepTime:
         data_parallel=replicas_s(machine, work, parameters, held * layer.forward, held * layer.backward),
         optimizer=compute.optimizer_s(machine, work, parameters / work.sharding_optimizer),
     )
+
+
+def _of_ranks(work: Workload, layer: _Layer, head_s: Rows, embedding_s: Rows) -> tuple[Rows, Rows, Rows]:
+    """Seconds of one micro-batch on the rank with the embedding, the fullest between, and the one with the head."""
+    first = work.layers_first * layer.total + embedding_s + np.where(work.head_on_first, head_s, 0.0)
+    last = np.where(work.head_on_first, 0.0, work.layers_last * layer.total + head_s)
+    return first, work.layers_middle * layer.total, last
+
+
+def busy_of_ranks(machine: Machine, work: Workload) -> tuple[Rows, Rows, Rows]:
+    """Seconds of a step in which each of these ranks computes, or communicates within its layers."""
+    head, embedding = compute.head(machine, work), compute.embedding(machine, work)
+    ranks = _of_ranks(work, _layer(machine, work), head.forward + head.backward, embedding.forward + embedding.backward)
+    first, between, last = (work.accumulation * rank for rank in ranks)
+    return first, between, last
 
 
 def bubble_s(work: Workload, *, slowest: Rows, through: Rows) -> Rows:

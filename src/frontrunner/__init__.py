@@ -18,7 +18,6 @@ if TYPE_CHECKING:
         failures,
         launch,
         pareto,
-        plan,
         plan_dryrun,
         plan_profile,
         plan_replay,
@@ -29,13 +28,16 @@ if TYPE_CHECKING:
         status,
         survey,
     )
+    from frontrunner.planning_api import advise, explain, plan, scaling
 
 __version__ = "0.1.0"
 __all__ = [
+    "advise",
     "best",
     "campaigns",
     "dataframe",
     "dryrun",
+    "explain",
     "failures",
     "launch",
     "pareto",
@@ -46,15 +48,18 @@ __all__ = [
     "profile",
     "replay",
     "resume",
+    "scaling",
     "show",
     "status",
     "survey",
 ]
+_PLANNING = ("advise", "explain", "plan", "scaling")
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(import_module("frontrunner.api"), name)
+        module = "frontrunner.planning_api" if name in _PLANNING else "frontrunner.api"
+        return getattr(import_module(module), name)
     raise AttributeError(f"module 'frontrunner' has no attribute {name!r}")
 
 

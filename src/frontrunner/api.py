@@ -24,13 +24,13 @@ from frontrunner.search.spec import CampaignSpec
 from frontrunner.settings import run_root, store_url
 from frontrunner.spaces.errors import InvalidInput, NothingLegal
 from frontrunner.spaces.names import require_campaign_name
+from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
 from frontrunner.validation import dump_json, load_json
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from frontrunner.evaluators.analytic.estimate import Plan
     from frontrunner.evaluators.dry_run.plan import DryRunPlan
     from frontrunner.evaluators.dry_run.report import DryRun
     from frontrunner.evaluators.profiling.plan import ProfilePlan, ProfileSettings
@@ -63,19 +63,6 @@ def survey(campaign_file: str | Path) -> Survey:
     """Every point of a campaign file's space: the legal recipes, and why the others are not."""
     spec = read_campaign_file(Path(campaign_file)).spec
     return spec.space.survey(spec.problem)
-
-
-def plan(campaign_file: str | Path) -> Plan:
-    """Every legal recipe of a campaign file, estimated by formulas; nothing is run.
-
-    Raises `InvalidInput` for a file that cannot be used and `NothingLegal` for a space without a legal recipe.
-    """
-    from frontrunner.evaluators.analytic import estimate
-
-    surveyed = survey(campaign_file)
-    if not surveyed.recipes:
-        raise nothing_legal(surveyed)
-    return estimate.plan(surveyed.recipes, surveyed.problem)
 
 
 def launch(
@@ -332,6 +319,24 @@ def profile(
     return run(plan_profile(recipe_id, settings, store=store, anyway=anyway))
 
 
+def named_recipe(
+    recipe: str | Mapping[str, object], *, campaign: str | Path | None, store: str | None
+) -> tuple[CampaignSpec, Recipe]:
+    """A recipe with the campaign that it is of.
+
+    It is a stored one by its id, or, of the space of a `campaign` file, the one of this id or that choices leave.
+    """
+    from frontrunner.one_recipe import one_recipe, recipe_by_id
+
+    if campaign is not None:
+        spec = read_campaign_file(Path(campaign)).spec
+        return spec, recipe_by_id(spec, recipe) if isinstance(recipe, str) else one_recipe(spec, recipe)
+    if not isinstance(recipe, str):
+        raise InvalidInput("a recipe by its choices needs the campaign file that they are of")
+    explanation = show(recipe, store=store)
+    return stored_spec(explanation.appearances[0].campaign), explanation.recipe
+
+
 def plan_dryrun(
     recipe: str | Mapping[str, object],
     *,
@@ -341,17 +346,9 @@ def plan_dryrun(
 ) -> DryRunPlan:
     """What a dry run would trace; see `dryrun`."""
     from frontrunner.evaluators.dry_run.plan import plan
-    from frontrunner.one_recipe import one_recipe
     from frontrunner.spaces.document import recipe_id
 
-    if isinstance(recipe, str):
-        explanation = show(recipe, store=store)
-        spec, found = stored_spec(explanation.appearances[0].campaign), explanation.recipe
-    elif campaign is None:
-        raise InvalidInput("a recipe by its choices needs the campaign file that they are of")
-    else:
-        spec = read_campaign_file(Path(campaign)).spec
-        found = one_recipe(spec, recipe)
+    spec, found = named_recipe(recipe, campaign=campaign, store=store)
     return plan(
         recipe_id=recipe_id(spec.problem, found), recipe=found, problem=spec.problem, probe=spec.probe, rank=rank
     )
@@ -366,9 +363,9 @@ def dryrun(
 ) -> DryRun:
     """Trace a recipe's real training step without a device: peak memory by category, and FLOPs.
 
-    The recipe is a stored one by its id, or choices such as `{"tensor_parallel": 8}` that leave one legal recipe of the
-    space of a `campaign` file. `rank` None traces the ranks that may need most memory. Raises `InvalidInput` for a
-    recipe that cannot be traced.
+    The recipe is a stored one by its id, or one of the space of a `campaign` file: by its id, or by choices such as
+    `{"tensor_parallel": 8}` that leave one legal recipe. `rank` None traces the ranks that may need most memory. Raises
+    `InvalidInput` for a recipe that cannot be traced.
     """
     from frontrunner.evaluators.dry_run.run import run
 

@@ -20,6 +20,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Estimate": {
         "plan": ("planning:plan", "Judge a file's recipes by formulas, without a machine."),
+        "explain": ("planning:explain", "What a recipe's step and memory go to."),
+        "advise": ("planning:advise", "How to begin: does it fit, what then, and why."),
     },
     "Ask": {
         "best": ("questions:best", "The ranking of a campaign's recipes."),

@@ -1,4 +1,4 @@
-"""One recipe of a campaign's space, by the choices that single it out."""
+"""One recipe of a campaign's space, by its id or by the choices that single it out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import asdict
 
 from frontrunner.campaign_file import KEYS
 from frontrunner.search.spec import CampaignSpec
-from frontrunner.spaces.errors import InvalidInput, NothingLegal, did_you_mean
+from frontrunner.spaces.document import recipe_id
+from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal, bad_value, did_you_mean
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Space, Survey
 from frontrunner.spaces.wording import shown, shown_key
@@ -34,6 +35,32 @@ def one_recipe(spec: CampaignSpec, choices: Mapping[str, object]) -> Recipe:
             f"{len(survey.recipes):,} recipes of the space have {_named(choices)}", hint=f"name {_open(survey)} as well"
         )
     return survey.recipes[0]
+
+
+LEAST_DIGITS = 4
+MOST_CANDIDATES = 8
+
+
+def recipe_by_id(spec: CampaignSpec, beginning: str) -> Recipe:
+    """The legal recipe of the campaign's space whose id begins like this.
+
+    Raises `InvalidInput` for fewer than `LEAST_DIGITS` characters, and `NotFound` where no recipe, or more than one,
+    begins like this.
+    """
+    wanted = beginning.strip().lower()
+    if len(wanted) < LEAST_DIGITS:
+        raise bad_value("recipe id", beginning, f"at least the first {LEAST_DIGITS} characters of one")
+    recipes = spec.space.survey(spec.problem).recipes
+    found = {name: recipe for recipe in recipes if (name := recipe_id(spec.problem, recipe)).startswith(wanted)}
+    if not found:
+        raise NotFound(
+            f"none of the {len(recipes):,} legal recipes of the space has an id that begins with {wanted!r}",
+            hint="frontrunner plan FILE names recipes; choices as tensor_parallel=8 name one that the space lacks",
+        )
+    if len(found) > 1:
+        candidates = ", ".join(sorted(found)[:MOST_CANDIDATES])
+        raise NotFound(f"{len(found)} recipe ids of the space begin with {wanted!r}", hint=f"one of: {candidates}")
+    return next(iter(found.values()))
 
 
 def _named(choices: Mapping[str, object]) -> str:

@@ -1,13 +1,13 @@
-"""A plan on the terminal: the fastest recipes that fit, what limits each, and how far to trust it."""
+"""A plan on the terminal: the fastest recipes that fit, what limits each, and how far to trust it; and scaling."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from rich import box
-from rich.table import Table
-
-from frontrunner.evaluators.analytic.estimate import Estimate, Plan
+from frontrunner.columns import Column, fitted_table
+from frontrunner.evaluators.analytic.estimate import Plan, Trust
+from frontrunner.evaluators.analytic.judged import Estimate
+from frontrunner.evaluators.analytic.scaling import Bound, Scaling, ScalingRow
 from frontrunner.render import batch, console, layout, options, sharding
 from frontrunner.text import gib, percent, seconds, thousands
 
@@ -27,46 +27,21 @@ WORDS = {
 def print_plan(plan: Plan, *, top: int) -> None:
     """The plan; its front follows where it holds more than the first recipe."""
     out = console()
-    fitting = plan.fitting
+    fitting = plan.judged.fitting
     left_out = sum(plan.not_modelled.values())
     out.print(
-        f"{plan.legal:,} legal recipes: {len(fitting):,} are estimated to fit in {gib(plan.memory_limit_bytes)} GiB "
-        f"a device, {len(plan.estimates) - len(fitting):,} are not"
-        + (f", {left_out:,} are not estimated" if left_out else "")
+        f"{plan.legal:,} legal recipes: {fitting:,} are estimated to fit in {gib(plan.memory_limit_bytes)} GiB "
+        "a device" + (f", {left_out:,} are not estimated" if left_out else "")
     )
     for reason, count in plan.not_modelled.items():
         out.print(f"note: {count:,} recipes are left out: the formulas do not know {reason}", style="dim")
     if fitting:
-        print_estimates("estimated, fastest first", fitting[:top])
+        print_estimates("estimated, fastest first", plan.fastest(top))
     if len(plan.front) > 1:
         print_estimates("speed against memory: what nothing else beats in both", plan.front[:top])
-    if plan.estimates:
-        print_trust(plan)
-
-
-def print_estimates(title: str, estimates: Sequence[Estimate]) -> None:
-    """A row a recipe."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("#", "recipe", "tp x pp x dp", "batch", "sharding", "options", "tokens/s", "step", "MFU", "peak GiB"):
-        is_number = name in ("#", "tokens/s", "step", "MFU", "peak GiB")
-        table.add_column(name, justify="right" if is_number else "left", no_wrap=name != "options")
-    table.add_column("limited by", no_wrap=True)
-    for number, found in enumerate(estimates, start=1):
-        table.add_row(
-            str(number),
-            found.recipe_id,
-            layout(found.recipe),
-            batch(found.recipe),
-            sharding(found.recipe),
-            options(found.recipe),
-            thousands(found.tokens_per_s),
-            seconds(found.step_time_s),
-            percent(found.mfu),
-            gib(found.peak_memory_bytes),
-            limited_by(found),
-            style="bold" if number == 1 else None,
-        )
-    console().print(table)
+    if len(plan.judged):
+        out.print()
+        print_trust(plan.trust)
 
 
 def limited_by(estimate: Estimate) -> str:
@@ -76,16 +51,113 @@ def limited_by(estimate: Estimate) -> str:
     return word if share is None else f"{word} {percent(share / estimate.step_time_s, 0)}"
 
 
-def print_trust(plan: Plan) -> None:
+_Numbered = tuple[int, Estimate]
+_ESTIMATE_COLUMNS: tuple[Column[_Numbered], ...] = (
+    Column("#", lambda row: str(row[0]), drop=4),
+    Column("recipe", lambda row: row[1].recipe_id, is_number=False),
+    Column("tp x pp x dp", lambda row: layout(row[1].recipe), is_number=False),
+    Column("batch", lambda row: batch(row[1].recipe), is_number=False),
+    Column("sharding", lambda row: sharding(row[1].recipe), is_number=False),
+    Column("options", lambda row: options(row[1].recipe), is_number=False, least=14, drop=1),
+    Column("tokens/s", lambda row: thousands(row[1].tokens_per_s)),
+    Column("step", lambda row: seconds(row[1].step_time_s), drop=3),
+    Column("MFU", lambda row: percent(row[1].mfu), drop=5),
+    Column("peak GiB", lambda row: gib(row[1].peak_memory_bytes)),
+    Column("limited by", lambda row: limited_by(row[1]), is_number=False, drop=2),
+)
+
+
+def print_estimates(title: str, estimates: Sequence[Estimate]) -> None:
+    """A row a recipe."""
+    out = console()
+    rows = list(enumerate(estimates, start=1))
+    out.print()
+    out.print(fitted_table(title, _ESTIMATE_COLUMNS, rows, width=out.width, bold=lambda row: row[0] == 1))
+
+
+def _of_best(cell: Callable[[Estimate], str]) -> Callable[[ScalingRow], str]:
+    return lambda row: "-" if row.best is None else cell(row.best)
+
+
+def _batch(row: ScalingRow) -> str:
+    """The best recipe's own, where the problem leaves a range."""
+    if row.best is not None:
+        return f"{row.best.recipe.global_batch_seqs:,}"
+    return "-" if row.global_batch is None else str(row.global_batch)
+
+
+_SCALING_COLUMNS: tuple[Column[ScalingRow], ...] = (
+    Column("nodes", lambda row: f"{row.nodes:,}"),
+    Column("devices", lambda row: f"{row.devices:,}", drop=6),
+    Column("global batch", _batch, drop=5),
+    Column("best recipe", _of_best(lambda best: best.recipe_id), is_number=False, drop=1),
+    Column("tp x pp x dp", _of_best(lambda best: layout(best.recipe)), is_number=False),
+    Column("batch", _of_best(lambda best: batch(best.recipe)), is_number=False, drop=7),
+    Column("sharding", _of_best(lambda best: sharding(best.recipe)), is_number=False, drop=8),
+    Column("step", _of_best(lambda best: seconds(best.step_time_s)), drop=4),
+    Column("tokens/s", _of_best(lambda best: thousands(best.tokens_per_s))),
+    Column("a device", lambda row: _rate(row.tokens_per_s_per_device), drop=3),
+    Column("MFU", _of_best(lambda best: percent(best.mfu)), drop=3),
+    Column("efficiency", lambda row: percent(row.efficiency)),
+    Column("peak GiB", _of_best(lambda best: gib(best.peak_memory_bytes)), drop=2),
+    Column("node-h / 1e9 tok", lambda row: _digits(row.node_hours_per_billion_tokens)),
+    Column("limited by", _of_best(limited_by), is_number=False, drop=9),
+)
+
+
+def print_scaling(found: Scaling) -> None:
+    """Both tables, the reasons of their gaps, and what may bound them."""
+    out = console()
+    _print_table("strong scaling: the same global batch on all", found.strong)
+    _print_table("weak scaling: the global batch grows with the nodes", found.weak)
+    out.print(
+        "\na device: tokens/s a device; efficiency: that against the first row's; node-h / 1e9 tok: node-hours for "
+        "1e9 tokens",
+        style="dim",
+    )
+    for bound in found.bounds:
+        out.print(f"note: {_bounded(bound)}", style="dim")
+    if found.devices_ignored:
+        out.print("note: space.devices is left aside: each count uses all its devices", style="dim")
+    print_trust(found.trust)
+
+
+def _print_table(title: str, rows: Sequence[ScalingRow]) -> None:
+    out = console()
+    out.print()
+    out.print(fitted_table(title, _SCALING_COLUMNS, rows, width=out.width, bold=lambda _: False))
+    for row in rows:
+        if row.reason is not None:
+            out.print(f"{row.nodes:,} nodes: {row.reason}", markup=False)
+
+
+def _rate(value: float | None) -> str:
+    return "-" if value is None else thousands(value)
+
+
+def _digits(value: float | None) -> str:
+    """Three digits throughout, so that a column reads as one."""
+    return f"{value:#.3g}" if value is not None and 0.01 <= value < 100 else _rate(value)
+
+
+def _bounded(bound: Bound) -> str:
+    nodes = ", ".join(f"{count:,}" for count in bound.nodes)
+    return (
+        f"space.{bound.dimension} ends at {bound.largest}, which is best on {nodes} nodes: a longer list may hold "
+        "something faster"
+    )
+
+
+def print_trust(trust: Trust) -> None:
     """How far to trust the figures."""
     out = console()
     out.print(
-        f"estimates, not measurements: expect step times to be off by {percent(plan.expected_error, 0)} on average; "
+        f"estimates, not measurements: expect step times to be off by {percent(trust.expected_error, 0)} on average; "
         "`frontrunner launch` measures",
         style="dim",
     )
-    if plan.assumed:
-        keys = ", ".join(f"cluster.{key}" for key in plan.assumed)
+    if trust.assumed:
+        keys = ", ".join(f"cluster.{key}" for key in trust.assumed)
         out.print(f"unknown and assumed, therefore so wide: {keys}", style="dim")
-    for remark in plan.remarks:
+    for remark in trust.remarks:
         out.print(f"note: {remark}", style="dim")

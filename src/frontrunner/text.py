@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import textwrap
 
 
 def plain(text: str) -> str:
@@ -27,6 +29,31 @@ def percent(share: float | None, digits: int = 1) -> str:
 def gib(size_bytes: float) -> str:
     """Bytes in GiB, two digits after the point."""
     return f"{size_bytes / 2**30:.2f}"
+
+
+def size(size_bytes: float) -> str:
+    """Bytes in words, three digits or whole thousands: 14.2 MiB, 62.3 GiB, 2,937 GiB."""
+    unit, name = (2**30, "GiB") if size_bytes >= 2**30 else (2**20, "MiB")
+    return f"{thousands(size_bytes / unit)} {name}"
+
+
+def count(value: float) -> str:
+    """A large number in words: 22.4 billion, 124 million, 886 thousand."""
+    for unit, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"), (1e3, "thousand")):
+        if value >= 0.9995 * unit:
+            return f"{value / unit:.3g} {name}"
+    return f"{value:g}"
+
+
+def wrapped(text: str, *, width: int, indent: int) -> str:
+    """Lines of at most `width` characters, each indented; a number and its unit stay on one line."""
+    joined = re.sub(r"(?<=\d) (?=%|[GM]iB|s\b|ms\b)", "\N{NO-BREAK SPACE}", text)
+    blank = " " * indent
+    wrapper = textwrap.TextWrapper(
+        width, initial_indent=blank, subsequent_indent=blank, break_long_words=False, break_on_hyphens=False
+    )
+    lines = wrapper.fill(joined)
+    return lines.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def seconds(value: float) -> str:

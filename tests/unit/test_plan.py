@@ -62,7 +62,7 @@ def test_parts_add_up_and_nothing_beats_the_peak(example: Plan) -> None:
 
 def test_the_front_holds_what_nothing_beats(example: Plan) -> None:
     front = example.front
-    assert front[0] is example.fitting[0]
+    assert front[0] == example.fitting[0]
     for found in example.fitting:
         better = [f for f in front if f.tokens_per_s >= found.tokens_per_s]
         assert any(f.peak_memory_bytes <= found.peak_memory_bytes for f in better)

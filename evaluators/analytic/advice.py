@@ -1,0 +1,219 @@
+"""Where to begin with a model on a cluster: whether it fits, on how much, in which form, and at what price."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from frontrunner.evaluators.analytic import forms
+from frontrunner.evaluators.analytic.estimate import Trust, estimate, trust
+from frontrunner.evaluators.analytic.forms import Form
+from frontrunner.evaluators.analytic.judged import Estimate
+from frontrunner.spaces.legality import why_illegal
+from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.space import Choice, Space
+
+WORTH_ITS_COMPLEXITY = 0.05
+"""A form is taken before a plainer one only if it is faster by more than this share; assumed."""
+
+STATES = ("parameters", "gradients", "optimizer")
+ACTIVATIONS = ("activations", "logits", "working")
+TRAFFIC = ("tensor_parallel", "pipeline_transfer", "data_parallel")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneCopy:
+    """A whole copy of the model on one device, with one sequence at a time: what it needs, part by part.
+
+    `whole` keeps all activations, `recomputed` the layers' inputs alone.
+    """
+
+    whole: Estimate
+    recomputed: Estimate
+
+    @property
+    def state_bytes(self) -> int:
+        """Parameters, gradients and optimizer."""
+        return _sum(self.whole, STATES)
+
+    @property
+    def activation_bytes_whole(self) -> int:
+        """Activations, logits and what a layer needs while it runs, of one sequence, all kept."""
+        return _sum(self.whole, ACTIVATIONS)
+
+    @property
+    def activation_bytes_recomputed(self) -> int:
+        """The same where each layer is run again."""
+        return _sum(self.recomputed, ACTIVATIONS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offload:
+    """The optimizer's states and fp32 parameters of ZeRO-3, moved to the host's memory: bytes, no time.
+
+    `base` is the ZeRO-3 recipe whose figures these are.
+    """
+
+    base: Estimate
+    moved_bytes_per_device: int
+    left_bytes_per_device: int
+    host_bytes_per_node: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiling:
+    """The recipe to begin with, and the same with its sequence in pieces through loss and feed-forward parts."""
+
+    base: Estimate
+    tiled: Estimate
+
+    @property
+    def saved_bytes(self) -> int:
+        """What the fullest rank needs less."""
+        return self.base.peak_memory_bytes - self.tiled.peak_memory_bytes
+
+    @property
+    def slower(self) -> float:
+        """By which share a step takes longer."""
+        return self.tiled.step_time_s / self.base.step_time_s - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """The answer, with the estimates behind it.
+
+    `one_node` is empty where the cluster is one node. `chosen` is the form to begin with, None where nothing fits;
+    `choices` name its recipe within the campaign's space, and `lacking` are those that the space does not list.
+    """
+
+    problem: Problem
+    one_copy: OneCopy | None
+    one_device: tuple[Form, ...]
+    one_node: tuple[Form, ...]
+    whole_cluster: tuple[Form, ...]
+    chosen: Form | None
+    choices: Mapping[str, Choice]
+    lacking: Mapping[str, Choice]
+    tiling: Tiling | None
+    offload: Offload | None
+    trust: Trust
+
+    @property
+    def fastest(self) -> Form | None:
+        """The fastest form on the whole cluster that fits."""
+        fitting = [form for form in self.whole_cluster if form.fits]
+        return max(fitting, key=_speed) if fitting else None
+
+
+def advise(space: Space, problem: Problem) -> Advice:
+    """Judge each form on one device, on one node and on the whole cluster, and choose.
+
+    The forms are those of `forms.spaces`, whatever `space` lists: it only says how the recipe is named in its file.
+    """
+    cluster = problem.cluster
+    alone = forms.forms(problem, 1)
+    node = forms.forms(problem, cluster.devices_per_node) if cluster.nodes > 1 and cluster.devices_per_node > 1 else ()
+    everything = forms.forms(problem, cluster.devices) if cluster.devices > 1 else alone
+    chosen = choose(everything)
+    choices = {} if chosen is None else named_by(space, problem, chosen)
+    return Advice(
+        problem=problem,
+        one_copy=_one_copy(problem),
+        one_device=alone,
+        one_node=node,
+        whole_cluster=everything,
+        chosen=chosen,
+        choices=choices,
+        lacking=_lacking(space, problem, choices),
+        tiling=None if chosen is None else _tiling(chosen, problem),
+        offload=_offload(everything, problem),
+        trust=trust(problem),
+    )
+
+
+def choose(found: tuple[Form, ...]) -> Form | None:
+    """The plainest form that fits and that no other outruns by more than `WORTH_ITS_COMPLEXITY`."""
+    fitting = [form for form in found if form.fits]
+    if not fitting:
+        return None
+    best = max(_speed(form) for form in fitting)
+    return next(form for form in fitting if _speed(form) * (1 + WORTH_ITS_COMPLEXITY) >= best)
+
+
+def named_by(space: Space, problem: Problem, form: Form) -> dict[str, Choice]:
+    """The choices that single the form's recipe out of the space, whose other dimensions have one value each."""
+    if form.estimate is None:
+        return {}
+    recipe, own = form.estimate.recipe, space.dimensions(problem.cluster)
+    wanted = dict(form.choices)
+    if "accumulation" in own:
+        wanted["accumulation"] = recipe.accumulation
+    idle = _without_effect(recipe)
+    return {key: value for key, value in wanted.items() if own[key] != (value,) and key not in idle}
+
+
+def _without_effect(recipe: Recipe) -> set[str]:
+    """The dimensions whose values all give this recipe."""
+    idle: set[str] = set()
+    if recipe.pipeline_parallel == 1:
+        idle |= {"schedule", "virtual_stages", "layer_split"}
+    if recipe.tensor_parallel == 1:
+        idle.add("sequence_parallel")
+    if recipe.copies == 1:
+        idle |= {"sharding", "replication", "synchronise", "secondary_partition"}
+    return idle
+
+
+def _lacking(space: Space, problem: Problem, choices: Mapping[str, Choice]) -> dict[str, Choice]:
+    own = space.dimensions(problem.cluster)
+    return {key: value for key, value in choices.items() if value not in own[key]}
+
+
+def _one_copy(problem: Problem) -> OneCopy | None:
+    """One sequence at a time on one device; None where no rule lets a device hold a copy."""
+    batch = problem.global_batch.maximum
+    recipes = [
+        Recipe(devices=1, micro_batch_seqs=1, accumulation=batch, recompute=recompute) for recompute in ("none", "full")
+    ]
+    if any(why_illegal(recipe, problem) for recipe in recipes):
+        return None
+    whole, recomputed = estimate(recipes, problem)
+    return OneCopy(whole=whole, recomputed=recomputed)
+
+
+def _tiling(form: Form, problem: Problem) -> Tiling | None:
+    if form.estimate is None or form.estimate.recipe.loss_chunks > 1:
+        return None
+    recipe = replace(form.estimate.recipe, loss_chunks=forms.LOSS_CHUNKS, feed_forward_tiles=forms.TILES)
+    if why_illegal(recipe, problem):
+        return None
+    return Tiling(base=form.estimate, tiled=estimate([recipe], problem)[0])
+
+
+def _offload(found: tuple[Form, ...], problem: Problem) -> Offload | None:
+    """What is plainly known of it; None where no recipe offloads, or the formulas estimate those that do."""
+    by_name = {form.name: form for form in found}
+    base, offloaded = by_name.get("ZeRO-3 (FSDP)"), by_name.get(forms.OFFLOAD)
+    if base is None or base.estimate is None or offloaded is None or not offloaded.legal or offloaded.estimate:
+        return None
+    moved = _sum(base.estimate, ("optimizer",))
+    return Offload(
+        base=base.estimate,
+        moved_bytes_per_device=moved,
+        left_bytes_per_device=base.estimate.peak_memory_bytes - moved,
+        host_bytes_per_node=moved * problem.cluster.devices_per_node,
+    )
+
+
+def traffic_s(found: Estimate) -> float:
+    """Seconds of a step that wait for other devices' data: beyond what computation hides."""
+    return sum(found.step_parts_s[name] for name in TRAFFIC)
+
+
+def _speed(form: Form) -> float:
+    return 0.0 if form.estimate is None else form.estimate.tokens_per_s
+
+
+def _sum(found: Estimate, names: tuple[str, ...]) -> int:
+    return int(sum(found.memory_parts_bytes[name] for name in names))

@@ -1,0 +1,153 @@
+"""One recipe taken apart: its step and its memory by part, and the ranks of its pipeline beside one another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from frontrunner.evaluators.analytic.estimate import Trust, not_modelled, trust
+from frontrunner.evaluators.analytic.judged import Estimate, judge
+from frontrunner.evaluators.analytic.machine import Machine
+from frontrunner.evaluators.analytic.memory import PeakMemory, memory_of_ranks
+from frontrunner.evaluators.analytic.software import FRONTRUNNER
+from frontrunner.evaluators.analytic.step import busy_of_ranks
+from frontrunner.evaluators.analytic.workload import Rows, Workload
+from frontrunner.evaluators.measure import rates
+from frontrunner.spaces.document import recipe_id
+from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.legality import Mark, marks
+from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.recipe import V_SHAPED_SCHEDULES, Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineRank:
+    """One rank of a pipeline: what it holds of the model beside its layers, and its share of the work.
+
+    `busy_s` is how much of a step it computes, or communicates within its layers.
+    """
+
+    holds: str
+    layers: int
+    busy_s: float
+    memory_parts_bytes: Mapping[str, float]
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """The sum of the parts."""
+        return int(sum(self.memory_parts_bytes.values()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What a campaign of a store measured of a recipe; times are medians, memory is the fullest rank's."""
+
+    store: str
+    campaign: str
+    repeats: int
+    step_time_s: float
+    step_time_spread: float
+    tokens_per_s: float
+    mfu: float | None
+    peak_memory_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Breakdown:
+    """An estimate with what stands around it; `measured` is None where no store at hand holds a measurement.
+
+    `ranks` are those of the pipeline that differ: with the embedding, the fullest between, with the head.
+    """
+
+    problem: Problem
+    estimate: Estimate
+    hardware_tflops_per_device: float
+    ranks: tuple[PipelineRank, ...]
+    marks: tuple[Mark, ...]
+    trust: Trust
+    measured: Measured | None = None
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        """A device's memory."""
+        return self.problem.cluster.memory_bytes_per_device
+
+    @property
+    def memory_margin_bytes(self) -> int:
+        """What the fullest rank leaves of it; negative where the recipe does not fit."""
+        return self.memory_limit_bytes - self.estimate.peak_memory_bytes
+
+    @property
+    def tokens_per_s_per_device(self) -> float:
+        """tokens_per_s / devices."""
+        return self.estimate.tokens_per_s / self.estimate.recipe.devices
+
+    @property
+    def step_time_error(self) -> float | None:
+        """Estimated over measured step time, less one; None without a measurement."""
+        return None if self.measured is None else self.estimate.step_time_s / self.measured.step_time_s - 1
+
+    @property
+    def peak_memory_error(self) -> float | None:
+        """Estimated over measured peak memory, less one; None without a measurement."""
+        if self.measured is None or not self.measured.peak_memory_bytes:
+            return None
+        return self.estimate.peak_memory_bytes / self.measured.peak_memory_bytes - 1
+
+
+def breakdown(recipe: Recipe, problem: Problem, measured: Measured | None = None) -> Breakdown:
+    """Take one legal recipe apart; raises `InvalidInput` for one that the formulas do not know."""
+    unknown = not_modelled(recipe)
+    if unknown is not None:
+        raise InvalidInput(
+            f"recipe {recipe_id(problem, recipe)} cannot be estimated: the formulas do not know {unknown}",
+            hint="frontrunner dryrun traces its memory where it can; frontrunner launch measures",
+        )
+    found = judge([recipe], problem).estimate(0)
+    return Breakdown(
+        problem=problem,
+        estimate=found,
+        hardware_tflops_per_device=rates(recipe, problem, found.step_time_s)["hardware_tflops_per_device"] or 0.0,
+        ranks=pipeline_ranks(recipe, problem),
+        marks=tuple(marks(recipe, problem)),
+        trust=trust(problem),
+        measured=measured,
+    )
+
+
+def pipeline_ranks(recipe: Recipe, problem: Problem) -> tuple[PipelineRank, ...]:
+    """The ranks of the recipe's pipeline that differ, from the embedding to the head."""
+    machine = Machine.of(problem.cluster, problem.precision, FRONTRUNNER)
+    work = Workload.of([recipe], problem)
+    layers = (work.layers_first, work.layers_middle, work.layers_last)
+    sizes, busy = memory_of_ranks(machine, work), busy_of_ranks(machine, work)
+    return tuple(
+        PipelineRank(
+            holds=holds,
+            layers=int(layers[place][0]),
+            busy_s=_only(busy[place]),
+            memory_parts_bytes=_parts(sizes[place]),
+        )
+        for place, holds in enumerate(_places(recipe))
+        if holds
+    )
+
+
+def _places(recipe: Recipe) -> tuple[str, str, str]:
+    """What the first rank, those between and the last hold; nothing for those that the pipeline does not have."""
+    ranks = recipe.pipeline_parallel
+    if ranks == 1:
+        return "the whole model", "", ""
+    if recipe.schedule in V_SHAPED_SCHEDULES:
+        return "embedding and head", "layers", ""
+    return "embedding", "layers" if ranks > 2 else "", "head"
+
+
+def _parts(memory: PeakMemory) -> dict[str, float]:
+    return {field.name: _only(getattr(memory, field.name)) for field in fields(memory)}
+
+
+def _only(rows: Rows) -> float:
+    return float(np.ravel(rows)[0])

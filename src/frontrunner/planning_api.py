@@ -1,0 +1,106 @@
+"""The Python API of what is estimated by formulas: plan, explain, scaling and advise. Nothing is run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from frontrunner.api import named_recipe, nothing_legal, opened, survey
+from frontrunner.campaign_file import read_campaign_file
+from frontrunner.settings import store_url
+from frontrunner.spaces.errors import NotFound
+
+if TYPE_CHECKING:
+    from frontrunner.evaluators.analytic.advice import Advice
+    from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured
+    from frontrunner.evaluators.analytic.estimate import Plan
+    from frontrunner.evaluators.analytic.scaling import Scaling
+    from frontrunner.results.explain import Explanation
+
+
+def plan(campaign_file: str | Path) -> Plan:
+    """Every legal recipe of a campaign file, estimated by formulas; nothing is run.
+
+    Raises `InvalidInput` for a file that cannot be used and `NothingLegal` for a space without a legal recipe.
+    """
+    from frontrunner.evaluators.analytic import estimate
+
+    surveyed = survey(campaign_file)
+    if not surveyed.recipes:
+        raise nothing_legal(surveyed)
+    return estimate.plan(surveyed.recipes, surveyed.problem)
+
+
+def scaling(campaign_file: str | Path, nodes: Sequence[int]) -> Scaling:
+    """The best recipe of a campaign file's space on each of these node counts, by strong and by weak scaling.
+
+    Raises `InvalidInput` for a file, or counts, that cannot be used.
+    """
+    from frontrunner.evaluators.analytic import scaling as answers
+
+    spec = read_campaign_file(Path(campaign_file)).spec
+    return answers.scaling(spec.space, spec.problem, nodes)
+
+
+def advise(campaign_file: str | Path) -> Advice:
+    """How to begin with a campaign file's problem, on one device, on one node, and on all of the cluster.
+
+    Raises `InvalidInput` for a file that cannot be used.
+    """
+    from frontrunner.evaluators.analytic import advice
+
+    spec = read_campaign_file(Path(campaign_file)).spec
+    return advice.advise(spec.space, spec.problem)
+
+
+def explain(
+    recipe: str | Mapping[str, object], *, campaign: str | Path | None = None, store: str | None = None
+) -> Breakdown:
+    """The parts of one recipe's step and memory by formulas, beside what a store measured of it.
+
+    The recipe is a stored one by its id, or one of the space of a `campaign` file: by its id, or by choices such as
+    `{"tensor_parallel": 8}` that leave one legal recipe. Raises `InvalidInput` for a recipe that the formulas do not
+    know.
+    """
+    from frontrunner.evaluators.analytic.breakdown import breakdown
+    from frontrunner.spaces.document import recipe_id
+
+    spec, found = named_recipe(recipe, campaign=campaign, store=store)
+    from_file = None if campaign is None else read_campaign_file(Path(campaign)).store.url
+    return breakdown(found, spec.problem, _measured(recipe_id(spec.problem, found), store, from_file))
+
+
+def _measured(recipe_id: str, store: str | None, from_file: str | None) -> Measured | None:
+    """The recipe's newest measurement; None without one, and where no store was named and there is none."""
+    url = store_url(store, from_file=from_file)
+    if store is None and "://" not in url and not Path(url).exists():
+        return None
+    from frontrunner.results.explain import explain as ask
+
+    with opened(store, from_file=from_file) as found:
+        try:
+            explanation = ask(found, recipe_id)
+        except NotFound:
+            return None
+    return _newest(explanation, url)
+
+
+def _newest(explanation: Explanation, store: str) -> Measured | None:
+    """Of the campaigns that measured the recipe the newest; what was only simulated is no measurement."""
+    from frontrunner.evaluators.analytic.breakdown import Measured
+
+    for appearance in explanation.appearances:
+        standing = appearance.standing
+        if standing is not None and appearance.campaign.figures == "measured":
+            return Measured(
+                store=store,
+                campaign=appearance.campaign.name,
+                repeats=standing.repeats,
+                step_time_s=standing.step_time_s_median,
+                step_time_spread=standing.step_time_spread,
+                tokens_per_s=standing.tokens_per_s,
+                mfu=standing.mfu,
+                peak_memory_bytes=standing.peak_memory_bytes_max_rank,
+            )
+    return None

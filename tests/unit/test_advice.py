@@ -1,0 +1,188 @@
+"""Advice: what fits is worked out by hand, the choice is the plainest that is fast, and its commands lead to it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from frontrunner import planning_api
+from frontrunner.advice_next import additions, commands
+from frontrunner.advice_words import in_words
+from frontrunner.campaign_file import read_campaign_file
+from frontrunner.cli import frontrunner as command
+from frontrunner.commands.recipe_words import named
+from frontrunner.evaluators.analytic import forms
+from frontrunner.evaluators.analytic.advice import Advice, advise, choose
+from frontrunner.evaluators.analytic.estimate import estimate
+from frontrunner.evaluators.analytic.forms import Form
+from frontrunner.one_recipe import one_recipe
+from frontrunner.spaces.errors import NothingLegal
+from frontrunner.spaces.problem import GlobalBatch, Problem
+from frontrunner.spaces.space import Space
+from support.analytic import A100, GPT_22B, PROBLEM, recipe
+from support.campaigns import tiny, write_toml
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SMALL = replace(GPT_22B, name="small", layers=12, hidden=768, heads=12, kv_heads=12, ffn_hidden=3072, attention="flash")
+
+
+def words_of(advice: Advice) -> str:
+    return "\n".join(f"{answer.question} {answer.answer} {' '.join(answer.sentences)}" for answer in in_words(advice))
+
+
+@pytest.fixture(scope="module")
+def large() -> Advice:
+    """22B on 8 nodes of 8 A100."""
+    return advise(Space(), PROBLEM)
+
+
+def test_a_large_model_does_not_fit_on_one_device_by_its_states_alone(large: Advice) -> None:
+    """18 bytes a parameter: 2 + 4 for a gradient + 8 for AdamW + 4 for the fp32 copy (arXiv 1910.02054, section 3)."""
+    copy = large.one_copy
+    assert copy is not None
+    parameters = 48 * 12 * 6144**2 + 51200 * 6144
+    assert copy.state_bytes == pytest.approx(18 * parameters, rel=0.01)
+    assert copy.state_bytes > 4 * 80 * 2**30
+    assert copy.activation_bytes_recomputed < copy.activation_bytes_whole / 10
+    assert not any(form.fits for form in large.one_device)
+    assert in_words(large)[0].answer == "no"
+
+
+def test_what_fits_is_what_fits_in_every_form(large: Advice) -> None:
+    limit = A100.memory_bytes_per_device
+    for form in (*large.one_device, *large.one_node, *large.whole_cluster):
+        if form.estimate is not None:
+            assert form.fits == (form.estimate.peak_memory_bytes <= limit)
+            assert form.estimate.recipe.devices == form.devices
+            assert form.estimate == estimate([form.estimate.recipe], PROBLEM)[0]
+    by_name = {form.name: form for form in large.whole_cluster}
+    plain, zero = by_name[forms.PLAIN].estimate, by_name["ZeRO-3 (FSDP)"].estimate
+    assert plain is not None
+    assert zero is not None
+    assert not plain.fits
+    assert zero.fits
+    assert zero.recipe.sharding.degrees == (64, 64, 64)
+    assert {form.devices for form in large.one_node} == {8}
+
+
+def test_a_small_model_fits_and_is_trained_by_plain_copies() -> None:
+    batch = GlobalBatch(minimum=4096, maximum=4096)
+    found = advise(Space(), replace(PROBLEM, model=SMALL, global_batch=batch))
+    assert in_words(found)[0].answer == "yes"
+    assert found.chosen is not None
+    assert found.chosen.name == forms.PLAIN
+    assert "whole copy" in words_of(found)
+
+
+def form(name: str, tokens_per_s: float, *, fits: bool = True) -> Form:
+    base = replace(estimate([recipe()], PROBLEM)[0], tokens_per_s=tokens_per_s, fits=fits)
+    return Form(name=name, devices=64, legal=1, estimate=base, choices={}, reason=None)
+
+
+def test_a_plainer_form_is_kept_unless_another_is_faster_by_more_than_a_twentieth() -> None:
+    plain, sharded, three_d = form("plain", 200.0, fits=False), form("sharded", 100.0), form("3D", 105.0)
+
+    assert choose((plain, sharded, three_d)) is sharded
+    assert choose((plain, sharded, form("3D", 105.1))) is not sharded
+    assert choose((plain,)) is None
+
+
+@pytest.mark.parametrize("name", ["frontier-22b", "frontier-175b", "laptop-accumulation"])
+def test_the_commands_name_the_recipe_that_is_advised(name: str) -> None:
+    file = EXAMPLES / f"{name}.toml"
+    spec, found = read_campaign_file(file).spec, planning_api.advise(file)
+
+    assert found.chosen is not None
+    assert found.chosen.estimate is not None
+    for line in list(commands(found, str(file)))[:2]:
+        _, _, option, path, *words = shlex.split(line)
+        assert (option, path) == ("--campaign", str(file))
+        choices = named(tuple(words), file)
+        assert not isinstance(choices, str)
+        assert one_recipe(spec, choices) == found.chosen.estimate.recipe
+    for line in additions(found):
+        dimension = line.partition(" ")[0]
+        assert found.lacking[dimension] not in getattr(spec.space, dimension)
+
+
+def test_what_offload_would_move_is_the_optimizer_s_share(large: Advice) -> None:
+    offload = large.offload
+    assert offload is not None
+    parameters = 48 * (12 * 6144**2 + 2 * 6144) + 51200 * 6144
+    assert offload.moved_bytes_per_device == pytest.approx(12 * parameters / 64, rel=0.01)
+    assert offload.host_bytes_per_node == 8 * offload.moved_bytes_per_device
+    assert offload.left_bytes_per_device + offload.moved_bytes_per_device == offload.base.peak_memory_bytes
+    assert "is not estimated" in words_of(large)
+
+
+def test_tiling_is_the_advised_recipe_in_pieces() -> None:
+    tiling = advise(Space(), replace(PROBLEM, model=replace(GPT_22B, attention="flash"))).tiling
+    assert tiling is not None
+    pieces = {"loss_chunks": forms.LOSS_CHUNKS, "feed_forward_tiles": forms.TILES}
+    assert tiling.tiled.recipe == replace(tiling.base.recipe, **pieces)  # type: ignore[arg-type]
+    assert (tiling.saved_bytes > 0, tiling.slower > 0) == (True, True)
+
+
+def test_where_nothing_fits_it_says_how_much_would() -> None:
+    """22B needs 18 bytes for each of 22.1e9 parameters: 371 GiB, 47 devices of 8 GiB, six nodes."""
+    found = advise(Space(), replace(PROBLEM, cluster=replace(A100, nodes=1, memory_gib_per_device=8)))
+    said = words_of(found)
+    assert (found.chosen, found.one_node) == (None, ())
+    assert "would fill 47 such devices, 6 nodes" in said
+    assert list(commands(found, "a b.toml")) == ["frontrunner plan 'a b.toml' --nodes 2,4,8"]
+
+
+def test_a_batch_that_no_replica_can_share_is_the_reason() -> None:
+    crowded = replace(PROBLEM, global_batch=GlobalBatch(minimum=24, maximum=24))
+    found = advise(Space(), crowded)
+    plain = found.whole_cluster[0]
+    assert (plain.estimate, plain.legal) == (None, 0)
+    assert "micro-batch 1 x 64 replicas does not divide global batch 24" in words_of(found)
+
+
+@pytest.mark.parametrize(
+    ("batch", "devices", "chosen"), [((64, 64), 128, 64), ((10, 100), 64, 64), ((10, 50), 64, 50), ((70, 100), 64, 100)]
+)
+def test_of_a_range_of_batches_the_largest_even_one_is_taken(batch: tuple[int, int], devices: int, chosen: int) -> None:
+    found = forms.one_batch(GlobalBatch(minimum=batch[0], maximum=batch[1]), devices)
+    assert found == GlobalBatch(minimum=chosen, maximum=chosen)
+
+
+def test_divisors() -> None:
+    for number in (1, 2, 12, 49, 97, 1024, 999_999):
+        assert forms.divisors(number) == [part for part in range(1, number + 1) if number % part == 0]
+
+
+def test_the_command_answers_people_and_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(write_toml(tmp_path / "tiny.toml", tiny()))
+    command(["advise", file], standalone_mode=False)
+    text = capsys.readouterr().out
+    command(["advise", file, "--json"], standalone_mode=False)
+    answer = json.loads(capsys.readouterr().out)
+
+    for given in answer["answers"]:
+        assert given["question"] in text
+    assert answer["answers"][0]["answer"] == "yes"
+    recipe_id = answer["advice"]["chosen"]["estimate"]["recipe_id"]
+    assert answer["begin_with"].startswith(recipe_id)
+    assert text.rstrip().splitlines()[-1].strip().startswith("frontrunner ")
+    assert all(line in text for line in answer["commands"])
+
+
+def test_nothing_that_fits_has_its_own_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write_toml(tmp_path / "tiny.toml", tiny(cluster={"memory_gib_per_device": 0.01}))
+    with pytest.raises(NothingLegal, match="no form of parallelism is estimated to fit"):
+        command(["advise", str(file)], standalone_mode=False)
+    assert "What then? more memory" in " ".join(capsys.readouterr().out.split())
+
+
+def test_one_device_is_a_cluster_too() -> None:
+    alone: Problem = replace(PROBLEM, model=SMALL, cluster=replace(A100, nodes=1, devices_per_node=1))
+    found = advise(Space(), alone)
+    assert found.chosen is not None
+    assert found.chosen.name == forms.ALONE
+    assert len(in_words(found)) == 2

@@ -1,0 +1,212 @@
+"""One recipe taken apart: its parts add up, its ranks are the pipeline's, and what was measured stands beside it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+import frontrunner
+from frontrunner.campaign_file import read_campaign_file
+from frontrunner.cli import frontrunner as command
+from frontrunner.commands.recipe_words import named
+from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured, breakdown
+from frontrunner.evaluators.dry_run.plan import layers_of_pipeline_ranks
+from frontrunner.one_recipe import one_recipe, recipe_by_id
+from frontrunner.picture import LABELS, MARGIN, WIDTH, picture
+from frontrunner.render_explain import bar
+from frontrunner.results.store import open_store
+from frontrunner.spaces.document import recipe_id
+from frontrunner.spaces.errors import InvalidInput, NotFound
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.validation import dump_json
+from support.analytic import PROBLEM, recipe
+from support.rankings import measurement
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "frontier-22b.toml"
+CHOICES: dict[str, object] = {
+    "tensor_parallel": 8,
+    "pipeline_parallel": 4,
+    "micro_batch_seqs": 2,
+    "schedule": "1f1b",
+    "virtual_stages": 1,
+    "sharding": "zero-1",
+    "recompute": "none",
+    "sequence_parallel": True,
+}
+RECIPES = {
+    "no pipeline": recipe(),
+    "two ranks": recipe(pipeline_parallel=2, schedule="1f1b"),
+    "four ranks": recipe(pipeline_parallel=4, schedule="1f1b", accumulation=8, micro_batch_seqs=2),
+    "uneven": recipe(pipeline_parallel=4, schedule="1f1b", layers_per_stage=(10, 13, 14, 11)),
+    "V-shaped": recipe(pipeline_parallel=2, virtual_stages=2, schedule="zbv", accumulation=4),
+}
+
+
+@pytest.fixture
+def found() -> Breakdown:
+    return frontrunner.explain(CHOICES, campaign=EXAMPLE)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_fullest_of_the_ranks_is_the_estimate_s_peak(name: str) -> None:
+    found = breakdown(RECIPES[name], PROBLEM)
+    peaks = [rank.peak_memory_bytes for rank in found.ranks]
+    assert max(peaks) == pytest.approx(found.estimate.peak_memory_bytes, abs=2)
+    assert found.memory_margin_bytes == 80 * 2**30 - found.estimate.peak_memory_bytes
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_step_is_the_busiest_rank_s_work_and_what_it_waits_for(name: str) -> None:
+    found = breakdown(RECIPES[name], PROBLEM)
+    parts = found.estimate.step_parts_s
+    waits = sum(parts[part] for part in ("pipeline_transfer", "bubble", "data_parallel", "optimizer"))
+    assert max(rank.busy_s for rank in found.ranks) + waits == pytest.approx(found.estimate.step_time_s)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_ranks_hold_the_layers_that_the_trainer_gives_them(name: str) -> None:
+    held = layers_of_pipeline_ranks(RECIPES[name], PROBLEM)
+    ranks = breakdown(RECIPES[name], PROBLEM).ranks
+    assert ranks[0].layers == held[0]
+    if len(ranks) > 1:
+        assert ranks[-1].layers == held[-1]
+    if len(ranks) == 3:
+        assert ranks[1].layers == max(held[1:-1])
+
+
+def test_only_the_head_s_rank_holds_logits(found: Breakdown) -> None:
+    assert [rank.holds for rank in found.ranks] == ["embedding", "layers", "head"]
+    assert [rank.memory_parts_bytes["logits"] > 0 for rank in found.ranks] == [False, False, True]
+
+
+def test_what_the_formulas_do_not_know_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="the formulas do not know compile"):
+        breakdown(recipe(compile=True), PROBLEM)
+
+
+def test_a_recipe_of_a_file_is_found_by_the_beginning_of_its_id() -> None:
+    spec = read_campaign_file(EXAMPLE).spec
+    wanted = one_recipe(spec, CHOICES)
+    assert recipe_by_id(spec, recipe_id(spec.problem, wanted)[:8].upper()) == wanted
+    with pytest.raises(NotFound, match="5,706 legal recipes of the space has an id that begins with '000000000000'"):
+        recipe_by_id(spec, "000000000000")
+    with pytest.raises(InvalidInput, match="at least the first 4 characters"):
+        recipe_by_id(spec, "abc")
+
+
+@pytest.mark.parametrize(
+    ("words", "file", "meant"),
+    [
+        (("3f9c",), None, "3f9c"),
+        (("3F9C01d2ab4e",), EXAMPLE, "3F9C01d2ab4e"),
+        (("compile=true", "tensor_parallel=8", "sharding=zero-1"), EXAMPLE,
+         {"compile": True, "tensor_parallel": 8, "sharding": "zero-1"}),
+        ((), EXAMPLE, {}),
+    ],
+)  # fmt: skip
+def test_words_name_a_recipe(words: tuple[str, ...], file: Path | None, meant: object) -> None:
+    assert named(words, file) == meant
+
+
+@pytest.mark.parametrize(
+    ("words", "file", "message"),
+    [
+        ((), None, "expected the id of a stored recipe, not 0 words"),
+        (("zero-1",), EXAMPLE, "'zero-1' is no choice"),
+        (("tensor_parallel=2", "tensor_parallel=4"), EXAMPLE, "tensor_parallel is chosen more than once"),
+    ],
+)
+def test_words_that_name_none(words: tuple[str, ...], file: Path | None, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        named(words, file)
+
+
+def stored(path: Path, recipe: Recipe, *, figures: str, name: str) -> None:
+    """A store with a campaign of the example that measured, or simulated, this recipe: 20 s a step, 7 GiB."""
+    spec = read_campaign_file(EXAMPLE).spec
+    with open_store(str(path), create=True) as store:
+        campaign = store.create_campaign(
+            name=name, spec_json=dump_json(spec), legal_recipes=1, problem_summary={"figures": figures}
+        )
+        writer = store.drive(store.acquire_lease(campaign.id, host="h.example", pid=1, take_over=True))
+        attempt = writer.start_attempt(writer.propose(recipe_id(spec.problem, recipe), recipe), run_folder="/r")
+        writer.finish_attempt(attempt, measurement((19.9, 20.0, 20.1), 7 * 2**30), retry=False)
+
+
+def test_what_a_store_measured_stands_beside_the_estimate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = read_campaign_file(EXAMPLE).spec
+    chosen, store = one_recipe(spec, CHOICES), tmp_path / "s.db"
+    stored(store, chosen, figures="measured", name="older")
+    stored(store, chosen, figures="simulated", name="newer")
+
+    found = frontrunner.explain(recipe_id(spec.problem, chosen), store=str(store))
+
+    assert found.measured is not None
+    assert (found.measured.campaign, found.measured.step_time_s) == ("older", 20.0)
+    assert found.step_time_error == pytest.approx(found.estimate.step_time_s / 20.0 - 1)
+    assert found.peak_memory_error == pytest.approx(found.estimate.peak_memory_bytes / (7 * 2**30) - 1)
+    command(["explain", found.estimate.recipe_id, "--store", str(store)], standalone_mode=False)
+    text = capsys.readouterr().out
+    assert "measured by campaign older of " in text
+    assert "20 s" in text
+    assert frontrunner.explain(CHOICES, campaign=EXAMPLE, store=str(store)).measured == found.measured
+
+
+def test_without_a_store_there_is_just_the_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FRONTRUNNER_STORE", raising=False)
+    assert frontrunner.explain(CHOICES, campaign=EXAMPLE).measured is None
+    with pytest.raises(NotFound, match="there is no store"):
+        frontrunner.explain(CHOICES, campaign=EXAMPLE, store="other.db")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_answers_people_and_programs(
+    tmp_path: Path, found: Breakdown, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"{key}={str(value).lower()}" for key, value in CHOICES.items()]
+    arguments = ["explain", "--campaign", str(EXAMPLE), *words]
+    command([*arguments, "--svg", str(tmp_path / "x.svg")], standalone_mode=False)
+    text = capsys.readouterr().out
+    assert "limited by" in text
+    assert "embedding" in text
+    assert ET.parse(tmp_path / "x.svg").getroot().tag == "{http://www.w3.org/2000/svg}svg"
+    command([*arguments, "--json"], standalone_mode=False)
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["estimate"]["recipe_id"] == found.estimate.recipe_id
+    assert sum(answer["estimate"]["step_parts_s"].values()) == pytest.approx(found.estimate.step_time_s)
+    assert answer["ranks"][2]["memory_parts_bytes"]["logits"] > 0
+    assert answer["memory_margin_bytes"] == found.memory_margin_bytes
+
+
+def test_the_picture_is_whole_by_itself_and_to_scale(found: Breakdown) -> None:
+    measured = Measured(
+        store="s.db", campaign="a<b>&c", repeats=1, step_time_s=2 * found.estimate.step_time_s, step_time_spread=0.0,
+        tokens_per_s=1.0, mfu=None, peak_memory_bytes=2**30,
+    )  # fmt: skip
+    text = picture(replace(found, measured=measured))
+    root = ET.fromstring(text)
+    boxes = [box for box in root if box.tag.endswith("rect") and box.get("class") == "gap"]
+    rows: dict[str, float] = {}
+    for box in boxes:
+        rows[str(box.get("y"))] = rows.get(str(box.get("y")), 0.0) + float(str(box.get("width")))
+    room = WIDTH - 2 * MARGIN - LABELS
+    assert len(rows) == 1 + len(found.ranks)
+    step, *ranks = rows.values()
+    assert step == pytest.approx(room / 2, abs=0.1)
+    whole = [rank.peak_memory_bytes / found.memory_limit_bytes * room for rank in found.ranks]
+    assert ranks == pytest.approx(whole, abs=0.1)
+    assert "a<b>&c" in "".join(root.itertext())
+    assert "href" not in text
+    assert text.count("http") == 1
+
+
+@pytest.mark.parametrize(
+    ("share", "drawn"), [(0.0, ""), (0.001, "▏"), (0.5, "█████"), (0.55, "█████▌"), (1.0, "█" * 10)]
+)
+def test_bars_are_drawn_to_an_eighth(share: float, drawn: str) -> None:
+    assert bar(share, 10) == drawn
