@@ -118,21 +118,38 @@ def sharding_divides(recipe: Recipe, _: Problem) -> Reason | None:
     return None
 
 
-RULES: tuple[Rule, ...] = (
+FRAME_RULES: tuple[Rule, ...] = (
     devices_fit,
     tensor_parallel_divides,
     context_parallel_divides,
-    sequence_parallel_divides,
     stages_hold_layers,
     schedule_fits,
     batch_matches,
-    sharding_divides,
 )
+"""Rules that look at degrees, devices, schedule and batch alone: a space asks them once for all that share these."""
+
+LATER_RULES: tuple[Rule, ...] = (sequence_parallel_divides, sharding_divides)
+RULES: tuple[Rule, ...] = (*FRAME_RULES, *LATER_RULES)
+"""Those of every engine."""
 
 
 def why_illegal(recipe: Recipe, problem: Problem) -> Reason | None:
     """The first reason for which `recipe` cannot solve `problem`, or None where it is legal."""
-    for rule in (*RULES, *ENGINE_RULES[recipe.engine]):
+    return why_no_frame(recipe, problem) or why_illegal_in_frame(recipe, problem)
+
+
+def why_no_frame(recipe: Recipe, problem: Problem) -> Reason | None:
+    """The first of `FRAME_RULES` that refuses."""
+    return _first(FRAME_RULES, recipe, problem)
+
+
+def why_illegal_in_frame(recipe: Recipe, problem: Problem) -> Reason | None:
+    """The first of the other rules that refuses."""
+    return _first(LATER_RULES, recipe, problem) or _first(ENGINE_RULES[recipe.engine], recipe, problem)
+
+
+def _first(rules: tuple[Rule, ...], recipe: Recipe, problem: Problem) -> Reason | None:
+    for rule in rules:
         reason = rule(recipe, problem)
         if reason is not None:
             return reason

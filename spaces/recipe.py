@@ -10,6 +10,19 @@ from typing import Self
 from frontrunner.spaces.errors import bad_value, did_you_mean, require_at_least, require_one_of
 
 ENGINES = ("torch", "deepspeed")
+COUNTS = (
+    "devices",
+    "tensor_parallel",
+    "pipeline_parallel",
+    "virtual_stages",
+    "context_parallel",
+    "micro_batch_seqs",
+    "accumulation",
+    "loss_chunks",
+    "feed_forward_tiles",
+    "secondary_partition",
+)
+"""The fields that are whole numbers of at least 1."""
 SPLIT_BACKWARD_SCHEDULES = ("interleaved-zero-bubble", "zbv", "dualpipev")
 LOOPED_SCHEDULES = ("interleaved-1f1b", "looped-bfs", *SPLIT_BACKWARD_SCHEDULES)
 V_SHAPED_SCHEDULES = ("zbv", "dualpipev")
@@ -127,12 +140,7 @@ class Recipe:
     layers_per_stage: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        require_at_least("recipe", 1, devices=self.devices, tensor_parallel=self.tensor_parallel)
-        require_at_least("recipe", 1, pipeline_parallel=self.pipeline_parallel, virtual_stages=self.virtual_stages)
-        require_at_least("recipe", 1, context_parallel=self.context_parallel)
-        require_at_least("recipe", 1, micro_batch_seqs=self.micro_batch_seqs, accumulation=self.accumulation)
-        require_at_least("recipe", 1, loss_chunks=self.loss_chunks, feed_forward_tiles=self.feed_forward_tiles)
-        require_at_least("recipe", 1, secondary_partition=self.secondary_partition)
+        self._require_counts()
         require_one_of("recipe", "engine", self.engine, ENGINES)
         require_one_of("recipe", "schedule", self.schedule, SCHEDULES)
         require_one_of("recipe", "recompute", self.recompute, RECOMPUTES)
@@ -147,6 +155,12 @@ class Recipe:
             degrees = f"{self.tensor_parallel} x {self.pipeline_parallel} x {self.context_parallel}"
             expected = f"a multiple of tensor_parallel x pipeline_parallel x context_parallel = {degrees}"
             raise bad_value("recipe.devices", self.devices, expected)
+
+    def _require_counts(self) -> None:
+        """Every count is at least 1; made in one comparison, since a space makes a million recipes."""
+        counts = {name: getattr(self, name) for name in COUNTS}
+        if min(counts.values()) < 1:
+            require_at_least("recipe", 1, **counts)
 
     @property
     def data_parallel(self) -> int:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput, bad_value, require_one_of
-from frontrunner.spaces.legality import why_illegal
+from frontrunner.spaces.legality import why_illegal_in_frame, why_no_frame
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.reasons import Reason
 from frontrunner.spaces.recipe import (
@@ -34,6 +34,8 @@ Point = tuple[Choice, ...]
 
 DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel")
 """The dimensions whose product is the devices of one replica."""
+FRAME = (*DEGREES, "micro_batch_seqs", "accumulation", "devices", "virtual_stages", "schedule")
+"""The first dimensions, which `legality.FRAME_RULES` judge whatever the others are."""
 FLAGS = ("sequence_parallel", "compile", "activation_offload")
 """The dimensions whose values are true and false."""
 WORDS = {
@@ -129,8 +131,11 @@ class Space:
                 f"space has {shown(survey.points)} points: expected at most {MAX_POINTS}",
                 hint=f"narrow a dimension: {survey.sizes}",
             )
-        for point in itertools.product(*dimensions.values()):
-            survey.look_at(point)
+        framing = sum(name in FRAME for name in dimensions)
+        values = tuple(dimensions.values())
+        rest = tuple(itertools.product(*values[framing:]))
+        for frame in itertools.product(*values[:framing]):
+            survey.look_at_frame(frame, rest)
         return survey
 
 
@@ -150,6 +155,7 @@ class Survey:
     refusals: dict[str, int] = field(default_factory=dict)
     examples: dict[str, str] = field(default_factory=dict)
     _seen: set[Recipe] = field(default_factory=set, repr=False)
+    _frames: dict[Recipe, Mapping[str, int]] = field(default_factory=dict, repr=False)
 
     @property
     def points(self) -> int:
@@ -174,19 +180,52 @@ class Survey:
         """The point that stands for each legal recipe."""
         return {recipe: point for point, recipe in self.legal.items()}
 
-    def look_at(self, point: Point) -> None:
-        """Count one point as legal, repeated, or refused with its reason."""
-        answer = recipe_at(dict(zip(self.dimensions, point, strict=True)), self.problem)
+    def look_at_frame(self, frame: Point, rest: Sequence[Point]) -> None:
+        """Look at the points that begin with `frame` and go on with each of `rest`.
+
+        They are refused at once where the frame is, and counted as an earlier frame's were if its recipes are the same.
+        """
+        first = self._frame_at(frame + rest[0])
+        if isinstance(first, Reason):
+            self._refuse(first, points=len(rest))
+            return
+        refused = self._frames.get(first)
+        if refused is None:
+            before = dict(self.refusals)
+            for point in rest:
+                self._look_at(frame + point)
+            self._frames[first] = {code: count - before.get(code, 0) for code, count in self.refusals.items()}
+            return
+        for code, count in refused.items():
+            self.refusals[code] += count
+        self.repeats += len(rest) - sum(refused.values())
+
+    def _look_at(self, point: Point) -> None:
+        """Count one point, of a frame that nothing refuses, as legal, repeated, or refused with its reason."""
+        answer = self._recipe_at(point)
         if isinstance(answer, Recipe) and answer in self._seen:
             self.repeats += 1
             return
-        reason = answer if isinstance(answer, Reason) else why_illegal(answer, self.problem)
+        reason = answer if isinstance(answer, Reason) else why_illegal_in_frame(answer, self.problem)
         if reason is not None:
-            self.refusals[reason.code] = self.refusals.get(reason.code, 0) + 1
-            self.examples.setdefault(reason.code, reason.text)
+            self._refuse(reason)
         elif isinstance(answer, Recipe):
             self._seen.add(answer)
             self.legal[point] = answer
+
+    def _recipe_at(self, point: Point) -> Recipe | Reason:
+        return recipe_at(dict(zip(self.dimensions, point, strict=True)), self.problem)
+
+    def _frame_at(self, point: Point) -> Recipe | Reason:
+        """The recipe of a frame's point, or the reason for which every point of the frame is refused."""
+        recipe = self._recipe_at(point)
+        if isinstance(recipe, Reason):
+            return recipe
+        return why_no_frame(recipe, self.problem) or recipe
+
+    def _refuse(self, reason: Reason, points: int = 1) -> None:
+        self.refusals[reason.code] = self.refusals.get(reason.code, 0) + points
+        self.examples.setdefault(reason.code, reason.text)
 
     def refused_by_count(self) -> Iterator[tuple[str, int, str]]:
         """(code, points refused, one example with its numbers), the commonest first."""

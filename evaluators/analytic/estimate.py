@@ -11,6 +11,7 @@ from frontrunner.evaluators.analytic.judged import Estimate, Judged, judge
 from frontrunner.evaluators.analytic.machine import assumptions
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.space import Survey
 
 EXPECTED_ERROR = 0.15
 """Mean error of step time on tables of A100 measurements that the constants were not fitted to (docs/planning.md)."""
@@ -108,6 +109,16 @@ def trust(problem: Problem) -> Trust:
         expected_error=EXPECTED_ERROR if is_judged and not assumed else UNKNOWN_HARDWARE_ERROR,
         remarks=tuple(remark for remark, holds in remarks.items() if holds),
     )
+
+
+def why_nothing_legal(survey: Survey) -> tuple[int, str]:
+    """Of a survey without a legal recipe the commonest refusal: how many points, and one example with its numbers.
+
+    That schedules and virtual stages do not go together counts last: every space with both refuses half of them.
+    """
+    refusals = sorted(survey.refused_by_count(), key=lambda refusal: refusal[0] == "virtual-stages")
+    _, points, example = refusals[0]
+    return points, example
 
 
 def not_modelled(recipe: Recipe) -> str | None:

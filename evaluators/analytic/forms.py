@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from frontrunner.evaluators.analytic.estimate import plan
+from frontrunner.evaluators.analytic.estimate import plan, why_nothing_legal
 from frontrunner.evaluators.analytic.judged import Estimate
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import RECOMPUTES
@@ -106,7 +106,7 @@ def _judged(name: str, space: Space, problem: Problem, devices: int) -> Form:
     point = survey.points_by_recipe[best.recipe] if best else ()
     reason = None
     if not survey.recipes:
-        reason = next(survey.refused_by_count())[2]
+        _, reason = why_nothing_legal(survey)
     elif best is None:
         reason = f"not estimated: the formulas do not know {', '.join(found.not_modelled)}"
     return Form(

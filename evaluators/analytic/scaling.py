@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from frontrunner.evaluators.analytic.estimate import Plan, Trust, plan, trust
+from frontrunner.evaluators.analytic.estimate import Plan, Trust, plan, trust, why_nothing_legal
 from frontrunner.evaluators.analytic.judged import Estimate
 from frontrunner.spaces.cluster import MOST_DEVICES
 from frontrunner.spaces.errors import bad_value
@@ -159,8 +159,9 @@ def _without_recipe(nodes: int, devices: int, reason: str) -> ScalingRow:
 def _reason(survey: Survey, found: Plan) -> str:
     """Why no recipe is legal, known to the formulas, or small enough."""
     if not found.legal:
-        _, count, example = next(survey.refused_by_count())
-        return f"nothing is legal, mostly ({count:,} of {survey.points:,} points) as in: {example}"
+        count, example = why_nothing_legal(survey)
+        most = "" if count == survey.points else f", mostly ({count:,} of {survey.points:,} points)"
+        return f"nothing is legal{most}: {example}"
     if not len(found.judged):
         return f"nothing is estimated: the formulas do not know {', '.join(found.not_modelled)}"
     smallest = found.judged.peak_memory_bytes.min() / 2**30

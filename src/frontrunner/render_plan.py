@@ -128,7 +128,7 @@ def _print_table(title: str, rows: Sequence[ScalingRow]) -> None:
     out.print(fitted_table(title, _SCALING_COLUMNS, rows, width=out.width, bold=lambda _: False))
     for row in rows:
         if row.reason is not None:
-            out.print(f"{row.nodes:,} nodes: {row.reason}", markup=False)
+            out.print(f"{row.nodes:,} node{'s' if row.nodes > 1 else ''}: {row.reason}", markup=False)
 
 
 def _rate(value: float | None) -> str:
@@ -141,9 +141,10 @@ def _digits(value: float | None) -> str:
 
 
 def _bounded(bound: Bound) -> str:
-    nodes = ", ".join(f"{count:,}" for count in bound.nodes)
+    *most, last = (f"{count:,}" for count in bound.nodes)
+    nodes = f"{', '.join(most)} and {last} nodes" if most else f"{last} nodes"
     return (
-        f"space.{bound.dimension} ends at {bound.largest}, which is best on {nodes} nodes: a longer list may hold "
+        f"space.{bound.dimension} goes up to {bound.largest}, which is best on {nodes}: a longer list may hold "
         "something faster"
     )
 

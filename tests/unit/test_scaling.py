@@ -136,7 +136,7 @@ def test_nothing_on_any_count_has_its_own_exit_code(tmp_path: Path, capsys: pyte
     file = write_toml(tmp_path / "tiny.toml", tiny(cluster={"memory_gib_per_device": 0.01}))
     with pytest.raises(NothingLegal):
         command(["plan", str(file), "--nodes", "1,2"], standalone_mode=False)
-    assert "1 nodes: nothing fits" in capsys.readouterr().out
+    assert "1 node: nothing fits" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("figures", [{"memory_gib_per_device": 81920e3}, {"memory_gb_per_s": 2.039e12}])

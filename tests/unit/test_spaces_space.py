@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import itertools
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -15,8 +16,9 @@ from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
+from frontrunner.spaces.reasons import Reason
 from frontrunner.spaces.recipe import LOOPED_SCHEDULES, Recipe
-from frontrunner.spaces.space import MAX_POINTS, Space, recipe_at
+from frontrunner.spaces.space import FRAME, MAX_POINTS, Space, recipe_at
 
 MODEL = Model(name="toy", layers=6, hidden=64, heads=8, kv_heads=4, ffn_hidden=256, vocabulary=257)
 CLUSTER = Cluster(name="c", device="d", backend="cpu", nodes=2, devices_per_node=4, memory_gib_per_device=1.0)
@@ -58,6 +60,35 @@ def test_every_point_is_legal_a_repeat_or_refused(space: Space) -> None:
         assert why_illegal(recipe, PROBLEM) is None
         assert recipe_at(dict(zip(survey.dimensions, point, strict=True)), PROBLEM) == recipe
         assert recipe.global_batch_seqs == 16
+
+
+@settings(max_examples=40, deadline=None)
+@given(space=SPACES)
+def test_a_survey_is_what_its_points_say_one_by_one(space: Space) -> None:
+    """A survey refuses points, and counts them as repeats, by the frame that they share."""
+    survey = space.survey(PROBLEM)
+    legal: dict[Any, Recipe] = {}
+    refused: dict[str, int] = {}
+    repeats = 0
+    for point in itertools.product(*survey.dimensions.values()):
+        recipe = recipe_at(dict(zip(survey.dimensions, point, strict=True)), PROBLEM)
+        reason = recipe if isinstance(recipe, Reason) else why_illegal(recipe, PROBLEM)
+        if reason is not None:
+            refused[reason.code] = refused.get(reason.code, 0) + 1
+            if refused[reason.code] == 1:
+                assert survey.examples[reason.code] == reason.text
+        elif recipe in legal.values():
+            repeats += 1
+        else:
+            assert isinstance(recipe, Recipe)
+            legal[point] = recipe
+    assert list(survey.legal.items()) == list(legal.items())
+    assert (survey.repeats, survey.refusals) == (repeats, refused)
+
+
+def test_frames_are_the_first_dimensions() -> None:
+    names = [field.name for field in fields(Space)]
+    assert tuple(names[: len(FRAME)]) == tuple(sorted(FRAME, key=names.index))
 
 
 def test_points_without_a_difference_are_one_recipe() -> None:
