@@ -141,7 +141,7 @@ def _places(recipe: Recipe) -> tuple[str, str, str]:
     if ranks == 1:
         return "the whole model", "", ""
     if recipe.schedule in V_SHAPED_SCHEDULES:
-        return "embedding and head", "layers", ""
+        return "embedding, head", "layers", ""
     return "embedding", "layers" if ranks > 2 else "", "head"
 
 

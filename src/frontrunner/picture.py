@@ -13,7 +13,7 @@ from frontrunner.render_plan import WORDS
 from frontrunner.text import gib, percent, plain, seconds, thousands
 
 WIDTH, MARGIN, BAR, LINE = 800, 28, 30, 21
-LABELS = 124
+LABELS = 144
 """What the names of bars take at the left."""
 LEGEND_COLUMNS = 3
 TITLE_CHARACTERS = 64

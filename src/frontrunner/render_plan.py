@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 
 from frontrunner.columns import Column, fitted_table
@@ -24,8 +25,8 @@ WORDS = {
 """The parts of a step, and what else limits a recipe, as people call them."""
 
 
-def print_plan(plan: Plan, *, top: int) -> None:
-    """The plan; its front follows where it holds more than the first recipe."""
+def print_plan(plan: Plan, *, top: int, file: str) -> None:
+    """The plan; its front follows where it holds more than the first recipe, and the command that looks closer."""
     out = console()
     fitting = plan.judged.fitting
     left_out = sum(plan.not_modelled.values())
@@ -42,6 +43,9 @@ def print_plan(plan: Plan, *, top: int) -> None:
     if len(plan.judged):
         out.print()
         print_trust(plan.trust)
+    for best in plan.fastest(1):
+        closer = f"frontrunner explain --campaign {shlex.quote(file)} {best.recipe_id}"
+        out.print(f"{closer}  # what the first one's step and memory go to", style="dim", markup=False, soft_wrap=True)
 
 
 def limited_by(estimate: Estimate) -> str:
@@ -96,7 +100,7 @@ _SCALING_COLUMNS: tuple[Column[ScalingRow], ...] = (
     Column("sharding", _of_best(lambda best: sharding(best.recipe)), is_number=False, drop=8),
     Column("step", _of_best(lambda best: seconds(best.step_time_s)), drop=4),
     Column("tokens/s", _of_best(lambda best: thousands(best.tokens_per_s))),
-    Column("a device", lambda row: _rate(row.tokens_per_s_per_device), drop=3),
+    Column("tok/s/device", lambda row: _rate(row.tokens_per_s_per_device), drop=3),
     Column("MFU", _of_best(lambda best: percent(best.mfu)), drop=3),
     Column("efficiency", lambda row: percent(row.efficiency)),
     Column("peak GiB", _of_best(lambda best: gib(best.peak_memory_bytes)), drop=2),
@@ -110,11 +114,7 @@ def print_scaling(found: Scaling) -> None:
     out = console()
     _print_table("strong scaling: the same global batch on all", found.strong)
     _print_table("weak scaling: the global batch grows with the nodes", found.weak)
-    out.print(
-        "\na device: tokens/s a device; efficiency: that against the first row's; node-h / 1e9 tok: node-hours for "
-        "1e9 tokens",
-        style="dim",
-    )
+    out.print("\nefficiency: tokens/s a device against the first row's", style="dim")
     for bound in found.bounds:
         out.print(f"note: {_bounded(bound)}", style="dim")
     if found.devices_ignored:

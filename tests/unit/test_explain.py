@@ -84,8 +84,8 @@ def test_only_the_head_s_rank_holds_logits(found: Breakdown) -> None:
 
 
 def test_what_the_formulas_do_not_know_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="the formulas do not know compile"):
-        breakdown(recipe(compile=True), PROBLEM)
+    with pytest.raises(InvalidInput, match="the formulas do not know the deepspeed engine"):
+        breakdown(recipe(engine="deepspeed"), PROBLEM)
 
 
 def test_a_recipe_of_a_file_is_found_by_the_beginning_of_its_id() -> None:
@@ -210,3 +210,4 @@ def test_the_picture_is_whole_by_itself_and_to_scale(found: Breakdown) -> None:
 )
 def test_bars_are_drawn_to_an_eighth(share: float, drawn: str) -> None:
     assert bar(share, 10) == drawn
+    assert bar(share, 10, ascii_only=True) == "#" * round(max(10 * share, 1 if share else 0))

@@ -34,14 +34,14 @@ def plan(file: Path, top: int | None, nodes: str | None, *, as_json: bool) -> No
       frontrunner plan examples/frontier-22b.toml --nodes 8,16,32,64
     """
     if nodes is None:
-        _plan(planning_api.plan(file), TOP if top is None else top, as_json=as_json)
+        _plan(planning_api.plan(file), TOP if top is None else top, str(file), as_json=as_json)
     elif top is None:
         _scaling(planning_api.scaling(file, _counts(nodes)), as_json=as_json)
     else:
         raise InvalidInput("--top goes with the ranking, in whose place --nodes prints one recipe for each count")
 
 
-def _plan(found: Plan, top: int, *, as_json: bool) -> None:
+def _plan(found: Plan, top: int, file: str, *, as_json: bool) -> None:
     if as_json:
         print_json(
             {
@@ -59,7 +59,7 @@ def _plan(found: Plan, top: int, *, as_json: bool) -> None:
     else:
         from frontrunner.render_plan import print_plan
 
-        print_plan(found, top=top)
+        print_plan(found, top=top, file=file)
     if not len(found.judged):
         raise NothingLegal(
             f"none of the {found.legal:,} legal recipes can be estimated: the formulas do not know "
