@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -110,13 +111,13 @@ def software_of(row: pd.Series) -> Software:
 def groups(table: Table, efficiencies: Efficiencies = FITTED) -> Iterator[tuple[pd.Index, Machine, Workload]]:
     """The rows by hardware, devices a node, precision and software: what one call of the model takes."""
     rows = table.rows
-    software = rows.apply(software_of, axis=1) if len(rows) else pd.Series(dtype=object)
+    software = pd.Series([software_of(row) for _, row in rows.iterrows()], index=rows.index, dtype=object)
     names = software.map(lambda found: found.name)
     for key, index in rows.groupby(["hardware", "gpus_per_node", "precision", names]).groups.items():
-        cluster = cluster_of(str(key[0]), int(key[1]))
-        precision = key[2] or "bf16"
-        machine = Machine.of(cluster, precision, software[index[0]], efficiencies)
-        yield index, machine, workload(rows.loc[index], precision)
+        hardware, devices_per_node, precision, _ = cast("tuple[str, float, str, str]", key)
+        cluster = cluster_of(hardware, int(devices_per_node))
+        machine = Machine.of(cluster, precision or "bf16", software[index[0]], efficiencies)
+        yield index, machine, workload(rows.loc[index], precision or "bf16")
 
 
 def cluster_of(hardware: str, devices_per_node: int) -> Cluster:
