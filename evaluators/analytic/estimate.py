@@ -13,6 +13,13 @@ from frontrunner.evaluators.analytic.machine import Machine, assumptions
 from frontrunner.evaluators.analytic.memory import PeakMemory, peak_memory
 from frontrunner.evaluators.analytic.software import ENGINES
 from frontrunner.evaluators.analytic.step import StepTime, fullest_parameters, step_time
+from frontrunner.evaluators.analytic.trust import (
+    UNKNOWN_HARDWARE_ERROR,
+    expected_error,
+    is_judged,
+    moves_to_host,
+    unjudged,
+)
 from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.evaluators.measure import rates
 from frontrunner.spaces.document import recipe_id
@@ -22,13 +29,6 @@ from frontrunner.spaces.recipe import Recipe
 ROWS_AT_ONCE = 16_384
 """So many rows of the arrays in between fit a core's cache: 1.5 times as fast as half a million at once."""
 
-EXPECTED_ERROR = 0.15
-"""Mean error of step time on tables of A100 measurements that the constants were not fitted to (docs/planning.md)."""
-JUDGED_DEVICES = frozenset({"a100-40gb", "a100-80gb"})
-"""The devices of `EXPECTED_ERROR`, in 16 bits."""
-UNKNOWN_HARDWARE_ERROR = 0.5
-"""Stated for other devices, for fp32, and where the cluster leaves out a figure that the estimate needs: a guess. On
-tables of V100 and H100 the mean error was 17 to 55 % (docs/measurements.md)."""
 UNJUDGED = "the formulas' constants were judged on A100 in 16 bits alone"
 HOST_UNLIMITED = "what offloading keeps in the host's memory is told, not limited: a cluster file does not say how much"
 SHARED_CPU = "ranks on one machine's CPU share its cores; the formulas give each its own, so trust no order among these"
@@ -104,7 +104,7 @@ def plan(recipes: Sequence[Recipe], problem: Problem) -> Plan:
         legal=len(recipes),
         not_modelled=dict(left_out),
         memory_limit_bytes=cluster.memory_bytes_per_device,
-        assumed=assumptions(cluster, problem.precision, offloads=any(_moves_to_host(recipe) for recipe in recipes)),
+        assumed=assumptions(cluster, problem.precision, offloads=any(moves_to_host(recipe) for recipe in recipes)),
         expected_error=expected_error(problem),
         remarks=_remarks(judged, problem),
     )
@@ -114,21 +114,13 @@ def _remarks(judged: Sequence[Estimate], problem: Problem) -> tuple[str, ...]:
     unknown = sorted({choice for found in judged for choice in found.unjudged})
     often = sum(bool(found.unjudged) for found in judged)
     remarks = {
-        UNJUDGED: not _is_judged(problem),
+        UNJUDGED: not is_judged(problem),
         SHARED_CPU: problem.cluster.backend == "cpu",
         f"no measurement has judged {', '.join(unknown)}: {often:,} recipes with these may be off by "
         f"{UNKNOWN_HARDWARE_ERROR * 100:.0f} %": bool(unknown),
         HOST_UNLIMITED: any(found.host_memory_bytes_per_rank for found in judged),
     }
     return tuple(remark for remark, holds in remarks.items() if holds)
-
-
-def _is_judged(problem: Problem) -> bool:
-    return problem.cluster.device in JUDGED_DEVICES and problem.precision != "fp32"
-
-
-def _moves_to_host(recipe: Recipe) -> bool:
-    return recipe.offload != "none" or recipe.activation_offload
 
 
 def _order(estimate: Estimate) -> tuple[bool, float, str]:
@@ -139,26 +131,6 @@ def _order(estimate: Estimate) -> tuple[bool, float, str]:
 def not_modelled(recipe: Recipe) -> str | None:
     """Why the formulas cannot judge a recipe, or None."""
     return "offload to NVMe" if recipe.offload == "nvme" else None
-
-
-def unjudged(recipe: Recipe) -> tuple[str, ...]:
-    """The choices of a recipe whose formulas no measurement of step times has judged."""
-    choices = {
-        "the deepspeed engine": recipe.engine != "torch",
-        "context parallelism": recipe.context_parallel > 1,
-        "compile": recipe.compile,
-        "activation offload": recipe.activation_offload,
-        "offload": recipe.offload != "none",
-        "a secondary partition": recipe.secondary_partition > 1,
-    }
-    return tuple(name for name, chosen in choices.items() if chosen)
-
-
-def expected_error(problem: Problem, recipe: Recipe | None = None) -> float:
-    """The share by which step times are off on average: of a recipe, or of those whose choices are all judged."""
-    offloads = recipe is not None and _moves_to_host(recipe)
-    known = _is_judged(problem) and not assumptions(problem.cluster, problem.precision, offloads=offloads)
-    return EXPECTED_ERROR if known and not (recipe and unjudged(recipe)) else UNKNOWN_HARDWARE_ERROR
 
 
 def estimate(recipes: Sequence[Recipe], problem: Problem) -> list[Estimate]:
