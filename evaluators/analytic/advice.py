@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from frontrunner.evaluators.analytic import forms
-from frontrunner.evaluators.analytic.estimate import Trust, estimate, trust
+from frontrunner.evaluators.analytic.estimate import Trust, estimate, trust_in
 from frontrunner.evaluators.analytic.forms import Form
 from frontrunner.evaluators.analytic.judged import Estimate
 from frontrunner.spaces.legality import why_illegal
@@ -19,7 +19,7 @@ WORTH_ITS_COMPLEXITY = 0.05
 
 STATES = ("parameters", "gradients", "optimizer")
 ACTIVATIONS = ("activations", "logits", "working")
-TRAFFIC = ("tensor_parallel", "pipeline_transfer", "data_parallel")
+TRAFFIC = ("tensor_parallel", "context_parallel", "pipeline_transfer", "data_parallel", "host_transfer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,8 +128,12 @@ def advise(space: Space, problem: Problem) -> Advice:
         lacking=_lacking(space, problem, choices),
         tiling=None if chosen is None else _tiling(chosen, problem),
         offload=_offload(everything, problem),
-        trust=trust(problem),
+        trust=trust_in(_estimated((*alone, *node, *everything)), problem),
     )
+
+
+def _estimated(found: tuple[Form, ...]) -> list[Recipe]:
+    return list(dict.fromkeys(form.estimate.recipe for form in found if form.estimate is not None))
 
 
 def choose(found: tuple[Form, ...]) -> Form | None:

@@ -58,7 +58,9 @@ def test_what_fits_is_what_fits_in_every_form(large: Advice) -> None:
         if form.estimate is not None:
             assert form.fits == (form.estimate.peak_memory_bytes <= limit)
             assert form.estimate.recipe.devices == form.devices
-            assert form.estimate == estimate([form.estimate.recipe], PROBLEM)[0]
+            alone = estimate([form.estimate.recipe], PROBLEM)[0]
+            assert form.estimate.step_time_s == pytest.approx(alone.step_time_s)
+            assert form.estimate.memory_parts_bytes == pytest.approx(alone.memory_parts_bytes)
     by_name = {form.name: form for form in large.whole_cluster}
     plain, zero = by_name[forms.PLAIN].estimate, by_name["ZeRO-3 (FSDP)"].estimate
     assert plain is not None
