@@ -24,7 +24,9 @@ from frontrunner.spaces.errors import InvalidInput, NotFound
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.validation import dump_json
 from support.analytic import PROBLEM, recipe
+from support.campaigns import tiny, write_toml
 from support.rankings import measurement
+from support.terminals import run_on_terminal
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "frontier-22b.toml"
 CHOICES: dict[str, object] = {
@@ -181,6 +183,15 @@ def test_the_command_answers_people_and_programs(
     assert sum(answer["estimate"]["step_parts_s"].values()) == pytest.approx(found.estimate.step_time_s)
     assert answer["ranks"][2]["memory_parts_bytes"]["logits"] > 0
     assert answer["memory_margin_bytes"] == found.memory_margin_bytes
+
+
+@pytest.mark.parametrize("arguments", [["explain", "--campaign", "x.toml"], ["plan", "x.toml"], ["advise", "x.toml"]])
+def test_a_narrow_terminal_wraps_nothing_but_commands_to_copy(arguments: list[str], tmp_path: Path) -> None:
+    write_toml(tmp_path / "x.toml", tiny(space={"pipeline_parallel": [2], "tensor_parallel": [1]}))
+    chosen = ["micro_batch_seqs=1"] if arguments[0] == "explain" else []
+    screen, status = run_on_terminal(tmp_path, *arguments, *chosen, columns=80, rows=200)
+    long = [line for line in screen.lines if line.lstrip().startswith("frontrunner ") and len(line) == 80]
+    assert (status, screen.wraps) == (0, len(long))
 
 
 def test_the_picture_is_whole_by_itself_and_to_scale(found: Breakdown) -> None:
