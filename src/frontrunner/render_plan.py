@@ -161,6 +161,6 @@ def print_trust(trust: Trust) -> None:
     )
     if trust.assumed:
         keys = ", ".join(f"cluster.{key}" for key in trust.assumed)
-        out.print(f"unknown and assumed, therefore so wide: {keys}", style="dim")
+        out.print(f"unknown, and a common value assumed: {keys}", style="dim")
     for remark in trust.remarks:
         out.print(f"note: {remark}", style="dim")

@@ -24,7 +24,9 @@ from frontrunner.spaces.errors import InvalidInput, NotFound
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.validation import dump_json
 from support.analytic import PROBLEM, recipe
+from support.campaigns import spec_of, tiny, write_toml
 from support.rankings import measurement
+from support.terminals import run_on_terminal
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "frontier-22b.toml"
 CHOICES: dict[str, object] = {
@@ -90,10 +92,10 @@ def test_what_the_formulas_do_not_know_is_refused() -> None:
 
 
 def test_a_recipe_of_a_file_is_found_by_the_beginning_of_its_id() -> None:
-    spec = read_campaign_file(EXAMPLE).spec
-    wanted = one_recipe(spec, CHOICES)
-    assert recipe_by_id(spec, recipe_id(spec.problem, wanted)[:8].upper()) == wanted
-    with pytest.raises(NotFound, match="5,706 legal recipes of the space has an id that begins with '000000000000'"):
+    spec = spec_of(tiny())
+    for wanted in spec.space.survey(spec.problem).recipes:
+        assert recipe_by_id(spec, recipe_id(spec.problem, wanted)[:8].upper()) == wanted
+    with pytest.raises(NotFound, match="9 legal recipes of the space has an id that begins with '000000000000'"):
         recipe_by_id(spec, "000000000000")
     with pytest.raises(InvalidInput, match="at least the first 4 characters"):
         recipe_by_id(spec, "abc")
@@ -182,6 +184,15 @@ def test_the_command_answers_people_and_programs(
     assert sum(answer["estimate"]["step_parts_s"].values()) == pytest.approx(found.estimate.step_time_s)
     assert answer["ranks"][2]["memory_parts_bytes"]["logits"] > 0
     assert answer["memory_margin_bytes"] == found.memory_margin_bytes
+
+
+@pytest.mark.parametrize("arguments", [["explain", "--campaign", "x.toml"], ["advise", "x.toml"]])
+def test_a_narrow_terminal_wraps_nothing_but_commands_to_copy(arguments: list[str], tmp_path: Path) -> None:
+    write_toml(tmp_path / "x.toml", tiny(space={"pipeline_parallel": [2], "tensor_parallel": [1]}))
+    chosen = ["micro_batch_seqs=1"] if arguments[0] == "explain" else []
+    screen, status = run_on_terminal(tmp_path, *arguments, *chosen, columns=80, rows=200)
+    long = [line for line in screen.lines if line.lstrip().startswith("frontrunner ") and len(line) == 80]
+    assert (status, screen.wraps) == (0, len(long))
 
 
 def test_the_picture_is_whole_by_itself_and_to_scale(found: Breakdown) -> None:
