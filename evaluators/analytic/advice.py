@@ -49,19 +49,6 @@ class OneCopy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Offload:
-    """The optimizer's states and fp32 parameters of ZeRO-3, moved to the host's memory: bytes, no time.
-
-    `base` is the ZeRO-3 recipe whose figures these are.
-    """
-
-    base: Estimate
-    moved_bytes_per_device: int
-    left_bytes_per_device: int
-    host_bytes_per_node: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Tiling:
     """The recipe to begin with, and the same with its sequence in pieces through loss and feed-forward parts."""
 
@@ -96,7 +83,6 @@ class Advice:
     choices: Mapping[str, Choice]
     lacking: Mapping[str, Choice]
     tiling: Tiling | None
-    offload: Offload | None
     trust: Trust
 
     @property
@@ -127,7 +113,6 @@ def advise(space: Space, problem: Problem) -> Advice:
         choices=choices,
         lacking=_lacking(space, problem, choices),
         tiling=None if chosen is None else _tiling(chosen, problem),
-        offload=_offload(everything, problem),
         trust=trust_in(_estimated((*alone, *node, *everything)), problem),
     )
 
@@ -193,21 +178,6 @@ def _tiling(form: Form, problem: Problem) -> Tiling | None:
     if why_illegal(recipe, problem):
         return None
     return Tiling(base=form.estimate, tiled=estimate([recipe], problem)[0])
-
-
-def _offload(found: tuple[Form, ...], problem: Problem) -> Offload | None:
-    """What is plainly known of it; None where no recipe offloads, or the formulas estimate those that do."""
-    by_name = {form.name: form for form in found}
-    base, offloaded = by_name.get("ZeRO-3 (FSDP)"), by_name.get(forms.OFFLOAD)
-    if base is None or base.estimate is None or offloaded is None or not offloaded.legal or offloaded.estimate:
-        return None
-    moved = _sum(base.estimate, ("optimizer",))
-    return Offload(
-        base=base.estimate,
-        moved_bytes_per_device=moved,
-        left_bytes_per_device=base.estimate.peak_memory_bytes - moved,
-        host_bytes_per_node=moved * problem.cluster.devices_per_node,
-    )
 
 
 def traffic_s(found: Estimate) -> float:
