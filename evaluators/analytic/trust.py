@@ -12,7 +12,7 @@ JUDGED_DEVICES = frozenset({"a100-40gb", "a100-80gb"})
 """The devices of `EXPECTED_ERROR`, in 16 bits."""
 UNKNOWN_HARDWARE_ERROR = 0.5
 """Stated for other devices, for fp32, for choices that are `unjudged`, and where the cluster leaves out a figure that
-the estimate needs: a guess. On tables of V100 and H100 the mean error was 17 to 55 % (docs/measurements.md)."""
+the estimate needs: a guess. On tables of V100 and H100 the mean error was 11 to 51 % (docs/measurements.md)."""
 
 
 def is_judged(problem: Problem) -> bool:
