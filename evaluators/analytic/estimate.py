@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from frontrunner.evaluators.analytic.host import host_memory
-from frontrunner.evaluators.analytic.machine import Machine, assumptions
+from frontrunner.evaluators.analytic.machine import ASSUMED_HOST_BYTES_PER_S, Machine, assumptions
 from frontrunner.evaluators.analytic.memory import PeakMemory, peak_memory
 from frontrunner.evaluators.analytic.software import ENGINES
 from frontrunner.evaluators.analytic.step import StepTime, fullest_parameters, step_time
@@ -17,7 +17,6 @@ from frontrunner.evaluators.analytic.trust import (
     UNKNOWN_HARDWARE_ERROR,
     expected_error,
     is_judged,
-    moves_to_host,
     unjudged,
 )
 from frontrunner.evaluators.analytic.workload import Workload
@@ -30,7 +29,8 @@ ROWS_AT_ONCE = 16_384
 """So many rows of the arrays in between fit a core's cache: 1.5 times as fast as half a million at once."""
 
 UNJUDGED = "the formulas' constants were judged on A100 in 16 bits alone"
-HOST_UNLIMITED = "what offloading keeps in the host's memory is told, not limited: a cluster file does not say how much"
+HOST_UNLIMITED = "the host's memory limits no recipe that offloads: a cluster file does not say how much there is"
+HOST_ASSUMED = f"links.host_gb_per_s is not given: offloading is estimated with {ASSUMED_HOST_BYTES_PER_S / 1e9:g} GB/s"
 SHARED_CPU = "ranks on one machine's CPU share its cores; the formulas give each its own, so trust no order among these"
 WORTH_NAMING = 0.1
 """From this share of a step on, what is not computing counts as what limits a recipe."""
@@ -104,7 +104,7 @@ def plan(recipes: Sequence[Recipe], problem: Problem) -> Plan:
         legal=len(recipes),
         not_modelled=dict(left_out),
         memory_limit_bytes=cluster.memory_bytes_per_device,
-        assumed=assumptions(cluster, problem.precision, offloads=any(moves_to_host(recipe) for recipe in recipes)),
+        assumed=assumptions(cluster, problem.precision),
         expected_error=expected_error(problem),
         remarks=_remarks(judged, problem),
     )
@@ -113,12 +113,14 @@ def plan(recipes: Sequence[Recipe], problem: Problem) -> Plan:
 def _remarks(judged: Sequence[Estimate], problem: Problem) -> tuple[str, ...]:
     unknown = sorted({choice for found in judged for choice in found.unjudged})
     often = sum(bool(found.unjudged) for found in judged)
+    offloads = any(found.host_memory_bytes_per_rank for found in judged)
     remarks = {
         UNJUDGED: not is_judged(problem),
         SHARED_CPU: problem.cluster.backend == "cpu",
-        f"no measurement has judged {', '.join(unknown)}: {often:,} recipes with these may be off by "
-        f"{UNKNOWN_HARDWARE_ERROR * 100:.0f} %": bool(unknown),
-        HOST_UNLIMITED: any(found.host_memory_bytes_per_rank for found in judged),
+        f"{often:,} estimates may be off by {UNKNOWN_HARDWARE_ERROR * 100:.0f} %: no measurement has judged "
+        f"{', '.join(unknown)}": bool(unknown),
+        HOST_UNLIMITED: offloads,
+        HOST_ASSUMED: offloads and problem.cluster.links.host_gb_per_s is None,
     }
     return tuple(remark for remark, holds in remarks.items() if holds)
 

@@ -110,11 +110,8 @@ class Machine:
         return np.full_like(bytes_per_value, 4.0) if self.software.wide_gradients else bytes_per_value
 
 
-def assumptions(cluster: Cluster, precision: str, *, offloads: bool = False) -> tuple[str, ...]:
-    """The keys of a cluster file that an estimate needs and that this one leaves out.
-
-    `offloads` says that recipes keep something in the host's memory.
-    """
+def assumptions(cluster: Cluster, precision: str) -> tuple[str, ...]:
+    """The keys of a cluster file that an estimate needs and that this one leaves out, but for offloading."""
     links = cluster.links
     needed = {
         f"peak_tflops.{precision}": cluster.peak_flops(precision),
@@ -125,8 +122,6 @@ def assumptions(cluster: Cluster, precision: str, *, offloads: bool = False) -> 
         needed["links.node_gb_per_s"] = links.node_gb_per_s
     if cluster.nodes > 1:
         needed["links.nic_gb_per_s"] = links.nic_gb_per_s
-    if offloads:
-        needed["links.host_gb_per_s"] = links.host_gb_per_s
     return tuple(key for key, value in needed.items() if value is None)
 
 

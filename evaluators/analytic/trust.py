@@ -33,13 +33,7 @@ def unjudged(recipe: Recipe) -> tuple[str, ...]:
     return tuple(name for name, chosen in choices.items() if chosen)
 
 
-def moves_to_host(recipe: Recipe) -> bool:
-    """Whether a recipe keeps something in the host's memory."""
-    return recipe.offload != "none" or recipe.activation_offload
-
-
 def expected_error(problem: Problem, recipe: Recipe | None = None) -> float:
     """The share by which step times are off on average: of a recipe, or of those whose choices are all judged."""
-    offloads = recipe is not None and moves_to_host(recipe)
-    known = is_judged(problem) and not assumptions(problem.cluster, problem.precision, offloads=offloads)
+    known = is_judged(problem) and not assumptions(problem.cluster, problem.precision)
     return EXPECTED_ERROR if known and not (recipe and unjudged(recipe)) else UNKNOWN_HARDWARE_ERROR
