@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.machine import Machine
+from frontrunner.evaluators.analytic.machine import Machine, ring_s
 from frontrunner.evaluators.analytic.workload import Rows, Workload
 
 TILE = 128.0
@@ -87,7 +87,7 @@ def _attention(machine: Machine, work: Workload) -> Passes:
     eff = machine.efficiencies
     ways = work.tensor_parallel * work.context_parallel
     flops = 4 * work.micro_batch_seqs * work.sequence_length**2 * work.hidden / ways
-    causal = flops / 2 / machine.matmul_flops
+    causal = flops / 2 / (machine.matmul_flops * machine.attention_scale)
     scores = work.micro_batch_seqs * work.heads / ways * work.sequence_length**2 * work.bytes_per_value
     # Times that the scores are written and read: product, scale and softmax, dropout, product; backward likewise.
     times = (6.5, 9.5) if machine.software.dropout else (4.0, 7.0)
@@ -126,14 +126,19 @@ def head(machine: Machine, work: Workload) -> Passes:
     """The output projection and the loss; in pieces, both run forward once more.
 
     In fp32, logits are converted, their maximum, exponentials and sum taken, and backward the softmax less one.
-    Compiled in one piece, the loss reads the logits twice and writes their gradient.
+    Compiled in one piece, the loss reads the logits twice and writes their gradient. Where they are not sharded, those
+    of the whole vocabulary are gathered.
     """
     share = work.vocabulary / (work.tensor_parallel if machine.software.splits_tables else 1.0)
     projection = linear(machine, work.tokens, work.hidden, share, work.bytes_per_value)
     logits = work.tokens * (share if machine.software.sharded_logits else work.vocabulary)
     wide = np.where(work.compiled & (work.loss_chunks == 1), work.bytes_per_value, 16.0)
     each_s = logits / machine.memory_bytes_per_s
-    forward = projection.forward + (work.bytes_per_value + wide) * each_s
+    gathered = np.zeros(1)
+    if machine.software.splits_tables and not machine.software.sharded_logits:
+        message = logits * work.bytes_per_value
+        gathered = ring_s(machine, message, group=work.tensor_parallel, stride=np.ones(1), passes=1)
+    forward = projection.forward + (work.bytes_per_value + wide) * each_s + gathered
     backward = projection.backward + (work.bytes_per_value + np.minimum(wide, 12.0)) * each_s
     return Passes(forward=forward, backward=backward + np.where(work.loss_chunks > 1, forward, 0.0))
 

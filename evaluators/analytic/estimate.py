@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from frontrunner.evaluators.analytic.judged import Estimate, Judged, judge
-from frontrunner.evaluators.analytic.machine import assumptions
+from frontrunner.evaluators.analytic.machine import ASSUMED_HOST_BYTES_PER_S, assumptions
 from frontrunner.evaluators.analytic.trust import (
     UNKNOWN_HARDWARE_ERROR,
     expected_error,
     is_judged,
-    moves_to_host,
     unjudged,
 )
 from frontrunner.spaces.problem import Problem
@@ -21,7 +20,8 @@ from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
 
 UNJUDGED = "the formulas' constants were judged on A100 in 16 bits alone"
-HOST_UNLIMITED = "what offloading keeps in the host's memory is told, not limited: a cluster file does not say how much"
+HOST_UNLIMITED = "the host's memory limits no recipe that offloads: a cluster file does not say how much there is"
+HOST_ASSUMED = f"links.host_gb_per_s is not given: offloading is estimated with {ASSUMED_HOST_BYTES_PER_S / 1e9:g} GB/s"
 SHARED_CPU = "ranks on one machine's CPU share its cores; the formulas give each its own, so trust no order among these"
 
 
@@ -102,23 +102,24 @@ def plan(recipes: Sequence[Recipe], problem: Problem) -> Plan:
 
 def trust_in(recipes: Sequence[Recipe], problem: Problem) -> Trust:
     """How far the estimates of these recipes are to be trusted."""
-    offloads = any(moves_to_host(recipe) for recipe in recipes)
     return Trust(
-        assumed=assumptions(problem.cluster, problem.precision, offloads=offloads),
+        assumed=assumptions(problem.cluster, problem.precision),
         expected_error=expected_error(problem),
-        remarks=_remarks(recipes, problem, offloads=offloads),
+        remarks=_remarks(recipes, problem),
     )
 
 
-def _remarks(recipes: Sequence[Recipe], problem: Problem, *, offloads: bool) -> tuple[str, ...]:
+def _remarks(recipes: Sequence[Recipe], problem: Problem) -> tuple[str, ...]:
     unknown = [choices for recipe in recipes if (choices := unjudged(recipe))]
     names = ", ".join(sorted({choice for choices in unknown for choice in choices}))
+    offloads = any(recipe.offload != "none" or recipe.activation_offload for recipe in recipes)
     remarks = {
         UNJUDGED: not is_judged(problem),
         SHARED_CPU: problem.cluster.backend == "cpu",
-        f"no measurement has judged {names}: {len(unknown):,} recipes with these may be off by "
-        f"{UNKNOWN_HARDWARE_ERROR * 100:.0f} %": bool(unknown),
+        f"{len(unknown):,} estimates may be off by {UNKNOWN_HARDWARE_ERROR * 100:.0f} %: no measurement has judged "
+        f"{names}": bool(unknown),
         HOST_UNLIMITED: offloads,
+        HOST_ASSUMED: offloads and problem.cluster.links.host_gb_per_s is None,
     }
     return tuple(remark for remark, holds in remarks.items() if holds)
 

@@ -15,7 +15,7 @@ from frontrunner.spaces.cluster import Cluster
 class Efficiencies:
     """What hardware and its libraries lose, as shares of what is stated or measured, and as seconds.
 
-    All values are fitted, to five published tables of step times on A100 (docs/analytic-model.md says which, and how
+    All values are fitted, to five published tables of step times on A100 (docs/measurements.md says which, and how
     large the error is on a table that was left out).
 
     `matmul` is the share of the device's fastest matrix product that large ones reach beside other work. `tile_waves`
@@ -27,22 +27,26 @@ class Efficiencies:
     bandwidths that collectives reach, the latencies those of a hop.
     """
 
-    matmul: float = 0.98
-    tile_waves: float = 0.43
-    reduction_depth: float = 190.0
-    memory: float = 0.84
-    elementwise: float = 1.8
-    scores: float = 1.2
-    fused_attention_forward: float = 0.55
-    fused_attention_backward: float = 0.45
-    kernel_s: float = 2.7e-6
-    node_links: float = 0.84
-    network_links: float = 0.86
-    node_latency_s: float = 22e-6
-    network_latency_s: float = 25e-6
+    matmul: float = 1.0
+    tile_waves: float = 0.54
+    reduction_depth: float = 148.0
+    memory: float = 0.844
+    elementwise: float = 1.83
+    scores: float = 1.19
+    fused_attention_forward: float = 0.5
+    fused_attention_backward: float = 0.4
+    kernel_s: float = 2.5e-6
+    node_links: float = 0.85
+    network_links: float = 0.858
+    node_latency_s: float = 21.3e-6
+    network_latency_s: float = 25.4e-6
 
 
 FITTED = Efficiencies()
+
+ATTENTION_SCALES = {"h100-80gb": 0.35 / 0.73, "h200-141gb": 0.35 / 0.73}
+"""What the common fused attention kernel, FlashAttention-2, reaches of a device's peak, against A100, on which the
+shares above were fitted: at best 73 % there (arXiv 2307.08691) and 35 % on H100 (arXiv 2407.08608); 1 elsewhere."""
 
 RUNTIME_BYTES = {"cpu": 0.26 * 2**30}
 OTHER_RUNTIME_BYTES = 2.0**30
@@ -74,6 +78,7 @@ class Machine:
     network_bytes_per_s_per_node: float
     host_bytes_per_s: float
     runtime_bytes: float
+    attention_scale: float
     efficiencies: Efficiencies
     software: Software
 
@@ -90,6 +95,7 @@ class Machine:
             memory_bytes_per_s=_stated(cluster.memory_gb_per_s, ASSUMED_MEMORY_BYTES_PER_S) * efficiencies.memory,
             compute_units=cluster.compute_units or ASSUMED_COMPUTE_UNITS.get(cluster.backend, OTHER_COMPUTE_UNITS),
             runtime_bytes=RUNTIME_BYTES.get(cluster.backend, OTHER_RUNTIME_BYTES),
+            attention_scale=ATTENTION_SCALES.get(cluster.device, 1.0),
             devices_per_node=cluster.devices_per_node,
             pair_bytes_per_s=max(pair, node),
             node_bytes_per_s=node,
@@ -104,11 +110,8 @@ class Machine:
         return np.full_like(bytes_per_value, 4.0) if self.software.wide_gradients else bytes_per_value
 
 
-def assumptions(cluster: Cluster, precision: str, *, offloads: bool = False) -> tuple[str, ...]:
-    """The keys of a cluster file that an estimate needs and that this one leaves out.
-
-    `offloads` says that recipes keep something in the host's memory.
-    """
+def assumptions(cluster: Cluster, precision: str) -> tuple[str, ...]:
+    """The keys of a cluster file that an estimate needs and that this one leaves out, but for offloading."""
     links = cluster.links
     needed = {
         f"peak_tflops.{precision}": cluster.peak_flops(precision),
@@ -119,8 +122,6 @@ def assumptions(cluster: Cluster, precision: str, *, offloads: bool = False) -> 
         needed["links.node_gb_per_s"] = links.node_gb_per_s
     if cluster.nodes > 1:
         needed["links.nic_gb_per_s"] = links.nic_gb_per_s
-    if offloads:
-        needed["links.host_gb_per_s"] = links.host_gb_per_s
     return tuple(key for key, value in needed.items() if value is None)
 
 

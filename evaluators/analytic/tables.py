@@ -21,6 +21,7 @@ from frontrunner.evaluators.analytic.hardware import cluster_of_row, why_unknown
 from frontrunner.evaluators.analytic.machine import FITTED, Efficiencies, Machine
 from frontrunner.evaluators.analytic.software import (
     FRONTRUNNER,
+    LLM_FOUNDRY,
     MEGATRON_GPT,
     MEGATRON_LLAMA,
     WIDE_LOGITS_LLAMA,
@@ -182,6 +183,8 @@ def software_of(row: pd.Series) -> Software:
     if "efficient-parallelization-layouts" in row.source:
         return WIDE_LOGITS_LLAMA
     if name.startswith("mpt"):
+        return LLM_FOUNDRY
+    if "torchtitan" in row.source:  # FSDP2 and the same selective recompute as the project's own trainer
         return FRONTRUNNER
     return MEGATRON_GPT if name.startswith(("gpt", "megatron", "turing")) else MEGATRON_LLAMA
 

@@ -12,7 +12,7 @@ JUDGED_DEVICES = frozenset({"a100-40gb", "a100-80gb"})
 """The devices of `EXPECTED_ERROR`, in 16 bits."""
 UNKNOWN_HARDWARE_ERROR = 0.5
 """Stated for other devices, for fp32, for choices that are `unjudged`, and where the cluster leaves out a figure that
-the estimate needs: a guess. On tables of V100 and H100 the mean error was 17 to 55 % (docs/measurements.md)."""
+the estimate needs: a guess. On tables of V100 and H100 the mean error was 11 to 51 % (docs/measurements.md)."""
 
 
 def is_judged(problem: Problem) -> bool:
@@ -33,13 +33,7 @@ def unjudged(recipe: Recipe) -> tuple[str, ...]:
     return tuple(name for name, chosen in choices.items() if chosen)
 
 
-def moves_to_host(recipe: Recipe) -> bool:
-    """Whether a recipe keeps something in the host's memory."""
-    return recipe.offload != "none" or recipe.activation_offload
-
-
 def expected_error(problem: Problem, recipe: Recipe | None = None) -> float:
     """The share by which step times are off on average: of a recipe, or of those whose choices are all judged."""
-    offloads = recipe is not None and moves_to_host(recipe)
-    known = is_judged(problem) and not assumptions(problem.cluster, problem.precision, offloads=offloads)
+    known = is_judged(problem) and not assumptions(problem.cluster, problem.precision)
     return EXPECTED_ERROR if known and not (recipe and unjudged(recipe)) else UNKNOWN_HARDWARE_ERROR

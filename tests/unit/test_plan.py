@@ -13,7 +13,7 @@ import pytest
 
 import frontrunner
 from frontrunner.campaign_file import read_campaign_file
-from frontrunner.evaluators.analytic.estimate import UNJUDGED, Plan, estimate, not_modelled, plan
+from frontrunner.evaluators.analytic.estimate import HOST_ASSUMED, UNJUDGED, Plan, estimate, not_modelled, plan
 from frontrunner.evaluators.analytic.trust import EXPECTED_ERROR, UNKNOWN_HARDWARE_ERROR
 from frontrunner.spaces.cluster import PeakTflops
 from frontrunner.spaces.recipe import Recipe, Sharding
@@ -119,7 +119,8 @@ def test_what_no_measurement_has_judged_gets_a_wide_error(choice: str, change: d
     assert errors[known] == ((), EXPECTED_ERROR)
     assert errors[replace(known, **change)] == ((choice,), UNKNOWN_HARDWARE_ERROR)
     assert found.expected_error == EXPECTED_ERROR
-    assert any(choice in remark and "1 recipes" in remark for remark in found.remarks)
+    assert any(choice in remark and remark.startswith("1 estimates may be off by 50 %") for remark in found.remarks)
+    assert (HOST_ASSUMED in found.remarks) == ("offload" in choice)
 
 
 def test_every_field_of_a_recipe_counts_or_is_left_out() -> None:
