@@ -148,7 +148,7 @@ def _in_full(form: Form) -> str:
         return form.name
     recipe = form.estimate.recipe
     shared = f"{recipe.sharding_name} over" if max(recipe.sharding.degrees) > 1 else "plain"
-    return form.name if recipe.copies == 1 else f"{form.name}, {shared} {recipe.data_parallel} replicas"
+    return form.name if recipe.copies == 1 else f"{form.name}, {shared} {recipe.copies_in_words()}"
 
 
 def _against_plainer(advice: Advice, chosen: Form, found: Estimate) -> Iterator[str]:
