@@ -48,6 +48,10 @@ class ScalingRow:
         return None if self.best is None else self.nodes * 1e9 / self.best.tokens_per_s / 3600
 
 
+Done = dict[tuple[int, GlobalBatch], ScalingRow]
+"""Rows that are known, by number of nodes and global batch."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Bound:
     """The largest value that a dimension's list holds, and the node counts on which the best recipe takes it."""
@@ -100,7 +104,7 @@ def scaling(space: Space, problem: Problem, nodes: Sequence[int]) -> Scaling:
     """
     counts = check_counts(nodes, problem.cluster.devices_per_node)
     open_space = replace(space, devices=())
-    done: dict[Problem, ScalingRow] = {}
+    done: Done = {}
     tables = []
     for grows in (False, True):
         rows = [_row(open_space, problem, count, done, grows=grows) for count in counts]
@@ -126,17 +130,17 @@ def weak_batch(problem: Problem, nodes: int) -> GlobalBatch | None:
     return GlobalBatch(minimum=batch.minimum * nodes // own, maximum=batch.maximum * nodes // own)
 
 
-def _row(space: Space, problem: Problem, nodes: int, done: dict[Problem, ScalingRow], *, grows: bool) -> ScalingRow:
+def _row(space: Space, problem: Problem, nodes: int, done: Done, *, grows: bool) -> ScalingRow:
     """One count; `done` holds those of both tables, which agree on the problem's own number of nodes."""
     batch = weak_batch(problem, nodes) if grows else problem.global_batch
     if batch is None:
         share = f"{problem.global_batch} sequences x {nodes} / {problem.cluster.nodes} nodes"
         devices = nodes * problem.cluster.devices_per_node
         return _without_recipe(nodes, devices, f"{share} is no whole number of sequences")
-    here = replace(problem, cluster=replace(problem.cluster, nodes=nodes), global_batch=batch)
-    if here not in done:
-        done[here] = _judged(space, here)
-    return done[here]
+    if (nodes, batch) not in done:
+        here = replace(problem, cluster=replace(problem.cluster, nodes=nodes), global_batch=batch)
+        done[nodes, batch] = _judged(space, here)
+    return done[nodes, batch]
 
 
 def _judged(space: Space, problem: Problem) -> ScalingRow:
