@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from frontrunner.evaluators.analytic import forms
-from frontrunner.evaluators.analytic.estimate import Trust, estimate, trust
+from frontrunner.evaluators.analytic.estimate import Trust, estimate, trust_in
 from frontrunner.evaluators.analytic.forms import Form
 from frontrunner.evaluators.analytic.judged import Estimate
 from frontrunner.spaces.legality import why_illegal
@@ -19,7 +19,7 @@ WORTH_ITS_COMPLEXITY = 0.05
 
 STATES = ("parameters", "gradients", "optimizer")
 ACTIVATIONS = ("activations", "logits", "working")
-TRAFFIC = ("tensor_parallel", "pipeline_transfer", "data_parallel")
+TRAFFIC = ("tensor_parallel", "context_parallel", "pipeline_transfer", "data_parallel", "host_transfer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,19 +46,6 @@ class OneCopy:
     def activation_bytes_recomputed(self) -> int:
         """The same where each layer is run again."""
         return _sum(self.recomputed, ACTIVATIONS)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Offload:
-    """The optimizer's states and fp32 parameters of ZeRO-3, moved to the host's memory: bytes, no time.
-
-    `base` is the ZeRO-3 recipe whose figures these are.
-    """
-
-    base: Estimate
-    moved_bytes_per_device: int
-    left_bytes_per_device: int
-    host_bytes_per_node: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +83,6 @@ class Advice:
     choices: Mapping[str, Choice]
     lacking: Mapping[str, Choice]
     tiling: Tiling | None
-    offload: Offload | None
     trust: Trust
 
     @property
@@ -127,9 +113,12 @@ def advise(space: Space, problem: Problem) -> Advice:
         choices=choices,
         lacking=_lacking(space, problem, choices),
         tiling=None if chosen is None else _tiling(chosen, problem),
-        offload=_offload(everything, problem),
-        trust=trust(problem),
+        trust=trust_in(_estimated((*alone, *node, *everything)), problem),
     )
+
+
+def _estimated(found: tuple[Form, ...]) -> list[Recipe]:
+    return list(dict.fromkeys(form.estimate.recipe for form in found if form.estimate is not None))
 
 
 def choose(found: tuple[Form, ...]) -> Form | None:
@@ -189,21 +178,6 @@ def _tiling(form: Form, problem: Problem) -> Tiling | None:
     if why_illegal(recipe, problem):
         return None
     return Tiling(base=form.estimate, tiled=estimate([recipe], problem)[0])
-
-
-def _offload(found: tuple[Form, ...], problem: Problem) -> Offload | None:
-    """What is plainly known of it; None where no recipe offloads, or the formulas estimate those that do."""
-    by_name = {form.name: form for form in found}
-    base, offloaded = by_name.get("ZeRO-3 (FSDP)"), by_name.get(forms.OFFLOAD)
-    if base is None or base.estimate is None or offloaded is None or not offloaded.legal or offloaded.estimate:
-        return None
-    moved = _sum(base.estimate, ("optimizer",))
-    return Offload(
-        base=base.estimate,
-        moved_bytes_per_device=moved,
-        left_bytes_per_device=base.estimate.peak_memory_bytes - moved,
-        host_bytes_per_node=moved * problem.cluster.devices_per_node,
-    )
 
 
 def traffic_s(found: Estimate) -> float:

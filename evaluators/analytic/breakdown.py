@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.estimate import Trust, not_modelled, trust
+from frontrunner.evaluators.analytic.estimate import Trust, not_modelled, trust_in
 from frontrunner.evaluators.analytic.judged import Estimate, judge
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import PeakMemory, memory_of_ranks
-from frontrunner.evaluators.analytic.software import FRONTRUNNER
+from frontrunner.evaluators.analytic.software import ENGINES
 from frontrunner.evaluators.analytic.step import busy_of_ranks
 from frontrunner.evaluators.analytic.workload import Rows, Workload
 from frontrunner.evaluators.measure import rates
@@ -112,14 +112,14 @@ def breakdown(recipe: Recipe, problem: Problem, measured: Measured | None = None
         hardware_tflops_per_device=rates(recipe, problem, found.step_time_s)["hardware_tflops_per_device"] or 0.0,
         ranks=pipeline_ranks(recipe, problem),
         marks=tuple(marks(recipe, problem)),
-        trust=trust(problem),
+        trust=replace(trust_in([recipe], problem), expected_error=found.expected_error),
         measured=measured,
     )
 
 
 def pipeline_ranks(recipe: Recipe, problem: Problem) -> tuple[PipelineRank, ...]:
     """The ranks of the recipe's pipeline that differ, from the embedding to the head."""
-    machine = Machine.of(problem.cluster, problem.precision, FRONTRUNNER)
+    machine = Machine.of(problem.cluster, problem.precision, ENGINES[recipe.engine])
     work = Workload.of([recipe], problem)
     layers = (work.layers_first, work.layers_middle, work.layers_last)
     sizes, busy = memory_of_ranks(machine, work), busy_of_ranks(machine, work)

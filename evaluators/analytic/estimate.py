@@ -9,18 +9,19 @@ from functools import cached_property
 
 from frontrunner.evaluators.analytic.judged import Estimate, Judged, judge
 from frontrunner.evaluators.analytic.machine import assumptions
+from frontrunner.evaluators.analytic.trust import (
+    UNKNOWN_HARDWARE_ERROR,
+    expected_error,
+    is_judged,
+    moves_to_host,
+    unjudged,
+)
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
 
-EXPECTED_ERROR = 0.15
-"""Mean error of step time on tables of A100 measurements that the constants were not fitted to (docs/planning.md)."""
-JUDGED_DEVICES = frozenset({"a100-40gb", "a100-80gb"})
-"""The devices of `EXPECTED_ERROR`, in 16 bits."""
-UNKNOWN_HARDWARE_ERROR = 0.5
-"""Stated for other devices, for fp32, and where the cluster leaves out a figure that the estimate needs: a guess. On
-tables of V100 and H100 the mean error was 17 to 55 % (docs/measurements.md)."""
 UNJUDGED = "the formulas' constants were judged on A100 in 16 bits alone"
+HOST_UNLIMITED = "what offloading keeps in the host's memory is told, not limited: a cluster file does not say how much"
 SHARED_CPU = "ranks on one machine's CPU share its cores; the formulas give each its own, so trust no order among these"
 
 
@@ -29,7 +30,8 @@ class Trust:
     """How far to trust estimates of one problem.
 
     `assumed` are the keys of the cluster that were not given and for which a common value stands; `expected_error` is
-    the share by which a step time is off on average. `remarks` say what else the formulas do not know.
+    the share by which a step time is off on average, unless an estimate states another of its own. `remarks` say what
+    else the formulas do not know.
     """
 
     assumed: tuple[str, ...]
@@ -95,20 +97,30 @@ def plan(recipes: Sequence[Recipe], problem: Problem) -> Plan:
     reasons = [not_modelled(recipe) for recipe in recipes]
     known = [recipe for recipe, reason in zip(recipes, reasons, strict=True) if reason is None]
     left_out = Counter(reason for reason in reasons if reason is not None)
-    return Plan(judged=judge(known, problem), not_modelled=dict(left_out), trust=trust(problem))
+    return Plan(judged=judge(known, problem), not_modelled=dict(left_out), trust=trust_in(known, problem))
 
 
-def trust(problem: Problem) -> Trust:
-    """How far estimates of this problem's recipes are to be trusted."""
-    cluster = problem.cluster
-    assumed = assumptions(cluster, problem.precision)
-    is_judged = cluster.device in JUDGED_DEVICES and problem.precision != "fp32"
-    remarks = {UNJUDGED: not is_judged, SHARED_CPU: cluster.backend == "cpu"}
+def trust_in(recipes: Sequence[Recipe], problem: Problem) -> Trust:
+    """How far the estimates of these recipes are to be trusted."""
+    offloads = any(moves_to_host(recipe) for recipe in recipes)
     return Trust(
-        assumed=assumed,
-        expected_error=EXPECTED_ERROR if is_judged and not assumed else UNKNOWN_HARDWARE_ERROR,
-        remarks=tuple(remark for remark, holds in remarks.items() if holds),
+        assumed=assumptions(problem.cluster, problem.precision, offloads=offloads),
+        expected_error=expected_error(problem),
+        remarks=_remarks(recipes, problem, offloads=offloads),
     )
+
+
+def _remarks(recipes: Sequence[Recipe], problem: Problem, *, offloads: bool) -> tuple[str, ...]:
+    unknown = [choices for recipe in recipes if (choices := unjudged(recipe))]
+    names = ", ".join(sorted({choice for choices in unknown for choice in choices}))
+    remarks = {
+        UNJUDGED: not is_judged(problem),
+        SHARED_CPU: problem.cluster.backend == "cpu",
+        f"no measurement has judged {names}: {len(unknown):,} recipes with these may be off by "
+        f"{UNKNOWN_HARDWARE_ERROR * 100:.0f} %": bool(unknown),
+        HOST_UNLIMITED: offloads,
+    }
+    return tuple(remark for remark, holds in remarks.items() if holds)
 
 
 def why_nothing_legal(survey: Survey) -> tuple[int, str]:
@@ -123,15 +135,7 @@ def why_nothing_legal(survey: Survey) -> tuple[int, str]:
 
 def not_modelled(recipe: Recipe) -> str | None:
     """Why the formulas cannot judge a recipe, or None."""
-    levers = {
-        "the deepspeed engine": recipe.engine != "torch",
-        "context parallelism": recipe.context_parallel > 1,
-        "compile": recipe.compile,
-        "activation offload": recipe.activation_offload,
-        "offload": recipe.offload != "none",
-        "a secondary partition": recipe.secondary_partition > 1,
-    }
-    return next((name for name, moved in levers.items() if moved), None)
+    return "offload to NVMe" if recipe.offload == "nvme" else None
 
 
 def estimate(recipes: Sequence[Recipe], problem: Problem) -> list[Estimate]:

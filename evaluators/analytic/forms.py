@@ -21,6 +21,7 @@ PLAIN = "plain data parallel"
 ZERO = {"ZeRO-1": "zero-1", "ZeRO-2": "zero-2", "ZeRO-3 (FSDP)": "zero-3"}
 HYBRID = "ZeRO-3 within nodes"
 TENSOR = "tensor parallel"
+CONTEXT = "context parallel"
 PIPELINE = "pipeline"
 THREE_D = "tensor x pipeline (3D)"
 TILED_ALONE = "one copy, tiled"
@@ -78,6 +79,7 @@ def spaces(problem: Problem, devices: int) -> dict[str, Space]:
     if tensor:
         every = ("none", "zero-1", "zero-3")
         found[TENSOR] = Space(**base, tensor_parallel=tensor, sharding=every, sequence_parallel=(False, True))
+        found[CONTEXT] = Space(**base, context_parallel=tensor, sharding=every)
     in_stages: dict[str, Any] = {
         "pipeline_parallel": stages,
         "schedule": ("1f1b", "interleaved-1f1b"),

@@ -9,10 +9,12 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from frontrunner.evaluators.analytic.host import host_memory
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import PeakMemory, peak_memory
-from frontrunner.evaluators.analytic.software import FRONTRUNNER
-from frontrunner.evaluators.analytic.step import StepTime, step_time
+from frontrunner.evaluators.analytic.software import ENGINES
+from frontrunner.evaluators.analytic.step import StepTime, fullest_parameters, step_time
+from frontrunner.evaluators.analytic.trust import expected_error, unjudged
 from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
 from frontrunner.evaluators.measure import rates
 from frontrunner.spaces.document import recipe_id
@@ -32,6 +34,8 @@ class Estimate:
 
     `step_parts_s` adds up to `step_time_s`, `memory_parts_bytes` to `peak_memory_bytes`: the fullest rank's. `limit`
     is the largest part of the step that is not computing, or "compute", or "memory" where the recipe does not fit.
+    `host_memory_bytes_per_rank` is what offloading keeps in the host's memory. `unjudged` are the choices whose
+    formulas no measurement has judged; `expected_error` is the share by which the step time is off on average.
     """
 
     recipe_id: str
@@ -41,10 +45,13 @@ class Estimate:
     model_tflops_per_device: float
     mfu: float | None
     peak_memory_bytes: int
+    host_memory_bytes_per_rank: int
     fits: bool
     limit: str
     step_parts_s: Mapping[str, float]
     memory_parts_bytes: Mapping[str, float]
+    unjudged: tuple[str, ...]
+    expected_error: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,6 +62,7 @@ class Judged:
     problem: Problem
     step_parts_s: Mapping[str, Rows]
     memory_parts_bytes: Mapping[str, Rows]
+    host_memory_bytes_per_rank: Rows
 
     def __len__(self) -> int:
         return len(self.recipes)
@@ -116,42 +124,48 @@ class Judged:
             model_tflops_per_device=rate["model_tflops_per_device"] or 0.0,
             mfu=rate["mfu"],
             peak_memory_bytes=int(self.peak_memory_bytes[row]),
+            host_memory_bytes_per_rank=int(self.host_memory_bytes_per_rank[row]),
             fits=fits,
             limit=_limit(step_parts, time_s) if fits else "memory",
             step_parts_s=step_parts,
             memory_parts_bytes={name: float(column[row]) for name, column in self.memory_parts_bytes.items()},
+            unjudged=unjudged(recipe),
+            expected_error=expected_error(self.problem, recipe),
         )
 
 
 def judge(recipes: Sequence[Recipe], problem: Problem) -> Judged:
     """The recipes in order; each must be one that the formulas know (`estimate.not_modelled`)."""
-    machine = Machine.of(problem.cluster, problem.precision, FRONTRUNNER)
-    times, sizes = [], []
-    for start in range(0, len(recipes), ROWS_AT_ONCE):
-        block = recipes[start : start + ROWS_AT_ONCE]
-        work = Workload.of(block, problem)
-        times.append(_columns(step_time(machine, work), len(block)))
-        sizes.append(_columns(peak_memory(machine, work), len(block)))
+    times = {field.name: np.zeros(len(recipes)) for field in fields(StepTime)}
+    sizes = {field.name: np.zeros(len(recipes)) for field in fields(PeakMemory)}
+    on_host = np.zeros(len(recipes))
+    for engine, software in ENGINES.items():
+        machine = Machine.of(problem.cluster, problem.precision, software)
+        places = [place for place, recipe in enumerate(recipes) if recipe.engine == engine]
+        for start in range(0, len(places), ROWS_AT_ONCE):
+            block = places[start : start + ROWS_AT_ONCE]
+            work = Workload.of([recipes[place] for place in block], problem)
+            _fill(times, block, step_time(machine, work))
+            _fill(sizes, block, peak_memory(machine, work))
+            on_host[block] = host_memory(machine, work, fullest_parameters(machine, work))
     return Judged(
         recipes=tuple(recipes),
         problem=problem,
-        step_parts_s=_joined(StepTime, times),
-        memory_parts_bytes=_joined(PeakMemory, sizes),
+        step_parts_s=times,
+        memory_parts_bytes=sizes,
+        host_memory_bytes_per_rank=on_host,
     )
+
+
+def _fill(columns: Mapping[str, Rows], places: list[int], parts: StepTime | PeakMemory) -> None:
+    """Put the parts of some rows into their places; a part of one value is that of all of them."""
+    for name, column in columns.items():
+        column[places] = getattr(parts, name)
 
 
 def _sum(parts: Mapping[str, Rows]) -> Rows:
     found: Rows = np.sum(list(parts.values()), axis=0, dtype=np.float64)
     return found
-
-
-def _columns(parts: StepTime | PeakMemory, length: int) -> dict[str, Rows]:
-    return {field.name: np.broadcast_to(getattr(parts, field.name), length) for field in fields(parts)}
-
-
-def _joined(kind: type[StepTime | PeakMemory], blocks: Sequence[Mapping[str, Rows]]) -> dict[str, Rows]:
-    """The blocks' columns after one another; empty ones where there is no block."""
-    return {f.name: np.concatenate([np.zeros(0), *(block[f.name] for block in blocks)]) for f in fields(kind)}
 
 
 def _limit(step_parts: Mapping[str, float], step_time_s: float) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from frontrunner.evaluators.analytic.estimate import Plan, Trust, plan, trust, why_nothing_legal
+from frontrunner.evaluators.analytic.estimate import Plan, Trust, plan, trust_in, why_nothing_legal
 from frontrunner.evaluators.analytic.judged import Estimate
 from frontrunner.spaces.cluster import MOST_DEVICES
 from frontrunner.spaces.errors import bad_value
 from frontrunner.spaces.problem import GlobalBatch, Problem
+from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import DEGREES, Space, Survey
 
 MOST_COUNTS = 32
@@ -113,8 +114,12 @@ def scaling(space: Space, problem: Problem, nodes: Sequence[int]) -> Scaling:
         weak=tables[1],
         bounds=_bounds(space, (*tables[0], *tables[1])),
         devices_ignored=bool(space.devices),
-        trust=trust(replace(problem, cluster=replace(problem.cluster, nodes=counts[-1]))),
+        trust=trust_in(_best(tables), replace(problem, cluster=replace(problem.cluster, nodes=counts[-1]))),
     )
+
+
+def _best(tables: Sequence[Sequence[ScalingRow]]) -> list[Recipe]:
+    return list(dict.fromkeys(row.best.recipe for rows in tables for row in rows if row.best is not None))
 
 
 def weak_batch(problem: Problem, nodes: int) -> GlobalBatch | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from frontrunner.evaluators.analytic import forms
-from frontrunner.evaluators.analytic.advice import WORTH_ITS_COMPLEXITY, Advice, Offload, OneCopy, Tiling, traffic_s
+from frontrunner.evaluators.analytic.advice import WORTH_ITS_COMPLEXITY, Advice, OneCopy, Tiling, traffic_s
 from frontrunner.evaluators.analytic.forms import Form
 from frontrunner.evaluators.analytic.judged import Estimate
 from frontrunner.text import count, gib, percent, seconds, size
@@ -20,6 +20,7 @@ WHY = {
     "ZeRO-3 (FSDP)": "each device keeps a share of everything, and gathers a layer's parameters when it computes it",
     forms.HYBRID: "as ZeRO-3, but a node's devices hold a whole copy, so that parameters never leave the node",
     forms.TENSOR: "the devices of a node share each layer's matrices, which divides activations as well as states",
+    forms.CONTEXT: "the devices of a node share each sequence, which divides activations and no states",
     forms.PIPELINE: "each device holds some layers and passes activations on, which is little traffic",
     forms.THREE_D: "layers are shared within nodes and passed on between them, where links are slow",
     forms.TILED_ALONE: "a single device needs no parallelism, and sequences in pieces leave few activations alive",
@@ -138,13 +139,13 @@ def _what_then(advice: Advice) -> Answer:
         )
     sentences += _against_plainer(advice, chosen, found)
     sentences += [] if advice.tiling is None else [_tiling(advice.tiling)]
-    sentences += [] if advice.offload is None else [_offload(advice.offload)]
+    sentences += _offload(advice, found)
     return Answer(question="What then, and why?", answer=_in_full(chosen), sentences=tuple(sentences))
 
 
 def _in_full(form: Form) -> str:
     """A form's name, with what its replicas share where the name does not say it."""
-    if form.estimate is None or form.name not in (forms.TENSOR, forms.PIPELINE, forms.THREE_D):
+    if form.estimate is None or form.name not in (forms.TENSOR, forms.CONTEXT, forms.PIPELINE, forms.THREE_D):
         return form.name
     recipe = form.estimate.recipe
     shared = f"{recipe.sharding_name} over" if max(recipe.sharding.degrees) > 1 else "plain"
@@ -179,12 +180,19 @@ def _tiling(tiling: Tiling) -> str:
     return f"With {pieces} it would {change} and take {percent(tiling.slower, 0)} longer ({tiling.tiled.recipe_id})."
 
 
-def _offload(offload: Offload) -> str:
-    return (
-        f"Offload under ZeRO-3 ({offload.base.recipe_id}) would move {size(offload.moved_bytes_per_device)} a device "
-        f"of optimizer states, {size(offload.host_bytes_per_node)} a node, to the host and leave "
-        f"{size(offload.left_bytes_per_device)}; what it costs in time is not estimated."
-    )
+def _offload(advice: Advice, chosen: Estimate) -> Iterator[str]:
+    """What offload keeps in the host's memory, and what it costs against the recipe that is advised."""
+    cluster = advice.problem.cluster
+    for form in advice.whole_cluster:
+        if form.name == forms.OFFLOAD and form.estimate is not None:
+            on_host = form.estimate.host_memory_bytes_per_rank
+            share = form.estimate.tokens_per_s / chosen.tokens_per_s - 1
+            against = f"{percent(abs(share), 0)} {'faster' if share > 0 else 'slower'} than the advised recipe"
+            yield (
+                f"Offload under ZeRO-3 ({form.estimate.recipe_id}) keeps {size(on_host)} a device, "
+                f"{size(on_host * cluster.devices_per_node)} a node, in the host's memory and "
+                f"{size(_peak(form.estimate))} on the device; it is estimated to be {against}."
+            )
 
 
 def _nothing_fits(advice: Advice) -> Iterator[str]:
@@ -202,8 +210,6 @@ def _nothing_fits(advice: Advice) -> Iterator[str]:
             f"Parameters, gradients and optimizer alone would fill {needed:,} such devices, {nodes:,} nodes, spread "
             "evenly; activations come on top."
         )
-    if advice.offload is not None:
-        yield _offload(advice.offload)
 
 
 def named(found: Estimate) -> str:

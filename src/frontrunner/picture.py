@@ -17,7 +17,7 @@ LABELS = 144
 """What the names of bars take at the left."""
 LEGEND_COLUMNS = 3
 TITLE_CHARACTERS = 64
-COLOURS = ("#4c78a8", "#86b5dd", "#f58518", "#e9b44c", "#d9534f", "#59a14f", "#a47bb9")
+COLOURS = ("#4c78a8", "#86b5dd", "#f58518", "#e9b44c", "#d9534f", "#59a14f", "#a47bb9", "#5fb3ad", "#9c755f")
 """Of the parts, in their order; each stands out from white and from near-black."""
 
 STYLE = """

@@ -165,3 +165,5 @@ def _print_fit(out: Console, found: Breakdown) -> None:
     else:
         verdict = f"does not fit: {gib(peak)} GiB on a device of {gib(whole)} GiB, {gib(-margin)} GiB too much"
     out.print(f"[bold]{verdict}[/bold]", soft_wrap=True)
+    if found.estimate.host_memory_bytes_per_rank:
+        out.print(f"in the host's memory: {gib(found.estimate.host_memory_bytes_per_rank)} GiB a rank")
