@@ -24,6 +24,8 @@ OTHER_BOARDS = re.compile(r"pcie|\bnvl\b")
 """Boards of the same chips with other rates, for which there is no preset."""
 MEMORY = re.compile(r"(\d+) ?gi?b", re.IGNORECASE)
 """The memory that a device's name states."""
+SAME_MEMORY = 0.02
+"""A name states a little more than the driver reports, which is what a preset states."""
 OWN_LINKS = ("node_gb_per_s", "nic_gb_per_s", "nics_per_node")
 OWN_FIGURES = ("memory_gb_per_s", "matmul_share", "compute_units", "memory_gib_per_device")
 DEVICES_PER_NODE = 8
@@ -58,7 +60,7 @@ def cluster_of_row(row: pd.Series) -> Cluster:
     preset = preset_of(row.hardware)
     figures: dict[str, Any] = cluster_preset(preset) if preset else _unknown(row.hardware)
     stated = MEMORY.search(row.hardware)
-    if stated:
+    if stated and abs(float(stated[1]) / figures["memory_gib_per_device"] - 1) > SAME_MEMORY:
         figures["memory_gib_per_device"] = float(stated[1])
     figures |= {name: row[name] for name in OWN_FIGURES if _given(row[name])}
     links = figures["links"] | {name: row[name] for name in OWN_LINKS if _given(row[name])}

@@ -122,7 +122,7 @@ def _completed(found: pd.DataFrame) -> pd.DataFrame:
     for column in NUMBERS:
         found[column] = pd.to_numeric(found[column], errors="coerce") if column in found else np.nan
     for column in WORDS:
-        found[column] = found[column].fillna("").astype(str).str.strip() if column in found else ""
+        found[column] = found[column].astype(object).fillna("").astype(str).str.strip() if column in found else ""
     named_gpt = found.model.str.lower().str.startswith("gpt") & found.vocab.isna()
     found.loc[named_gpt, "vocab"] = GPT2_VOCABULARY
     found["precision"] = found.precision.str.lower().str.removeprefix("amp_").replace(PRECISION_NAMES)
