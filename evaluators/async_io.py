@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,6 +19,7 @@ from frontrunner.evaluators.trainer.deepspeed_engine.operators import built_fold
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, bad_value
 
+LOGGER = logging.getLogger(__name__)
 BUILD_TIMEOUT_S = 1800.0
 """Compiling takes 2 minutes of one core and 1.7 GB a file."""
 BUILD_PROGRAM = "frontrunner.evaluators.trainer.deepspeed_engine.operators"
@@ -79,22 +83,26 @@ def _build(device: str) -> None:
     folder = built_folder(device)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".building-", dir=folder.parent) as aside:
-        log = folder.with_suffix(".log")
+        log = folder.with_name(f"{folder.name}.log")
+        LOGGER.warning("compiling DeepSpeed's async_io operator, once on this machine: minutes; %s", log)
         environment = {"TORCH_EXTENSIONS_DIR": aside, "DS_ACCELERATOR": device, "PATH": _search_path()}
-        status = _run([sys.executable, "-P", "-m", BUILD_PROGRAM], {**os.environ, **environment}, log)
-        if status != 0:
-            raise FrontrunnerError(f"DeepSpeed's async_io operator was not compiled: {status}", hint=f"see {log}")
+        wrong = _run([sys.executable, "-P", "-m", BUILD_PROGRAM], {**os.environ, **environment}, log)
+        if wrong is not None:
+            raise FrontrunnerError(f"DeepSpeed's async_io operator was not compiled: {wrong}", hint=f"see {log}")
         shutil.rmtree(folder, ignore_errors=True)
         Path(aside).rename(folder)
 
 
-def _run(command: Sequence[str], environment: dict[str, str], log: Path) -> str | int:
-    """0, or in words how the command ended."""
+def _run(command: Sequence[str], environment: dict[str, str], log: Path) -> str | None:
+    """Run a command and whatever it starts, which end with this call; what went wrong in words, or None."""
     with log.open("wb") as output:
-        try:
-            ended = subprocess.run(
-                command, env=environment, stdout=output, stderr=output, timeout=BUILD_TIMEOUT_S, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return f"it took more than {BUILD_TIMEOUT_S:.0f} s"
-    return 0 if ended.returncode == 0 else tail(log, 1)
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
+    try:
+        status = process.wait(timeout=BUILD_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return f"it took more than {BUILD_TIMEOUT_S:.0f} s"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return None if status == 0 else tail(log, 1) or f"it ended with status {status}"

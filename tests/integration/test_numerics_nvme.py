@@ -4,18 +4,26 @@ The first test of a machine compiles DeepSpeed's operator, for minutes.
 """
 
 import importlib.util
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from frontrunner.evaluators.async_io import prepare_disk
+from frontrunner.evaluators.trainer.deepspeed_engine.disk import check_written
 from frontrunner.evaluators.trainer.job import Disk, Job, Train
+from frontrunner.evaluators.training_probe import TrainingProbe
+from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.legality import why_illegal
+from frontrunner.spaces.recipe import Sharding
+from support.campaigns import order, ranks_of, setup_of, steps_written, tiny_recipe, wait_for
 from support.trainer_runs import read_progress, reference_losses, run_job, small_job, small_model, small_recipe
 
 pytestmark = [
@@ -125,6 +133,41 @@ def test_training_goes_on_from_a_checkpoint_on_an_empty_disk(tmp_path: Path, dis
 
     assert (resumed["resumed_step"], resumed["final_step"]) == (2, 4)
     assert _losses(spread)[-2:] == uninterrupted[-2:]
+
+
+def test_a_disk_that_took_less_than_was_written_is_found_full(tmp_path: Path) -> None:
+    job = _job(tmp_path / "run", Disk(folder=str(tmp_path), needed_bytes=1), **ZERO_3)
+    with (tmp_path / "0.tensor.swp").open("wb") as file:
+        file.write(b"0" * 8192)
+    check_written(job)
+    with (tmp_path / "1.tensor.swp").open("wb") as file:
+        file.truncate(2**43)  # a hole that no free space explains
+    with pytest.raises(OSError, match="No space left on device"):
+        check_written(job)
+
+
+def test_a_probe_leaves_nothing_on_the_disk_whoever_is_killed(tmp_path: Path, disk: Disk) -> None:
+    folder = Path(disk.folder)
+    folder.mkdir()
+    shape = {"layers": 2, "hidden": 256, "heads": 4, "ffn_hidden": 2048, "vocabulary": 2048}
+    endless = {"measured_steps": 1_000_000}
+    setup = setup_of(tmp_path / "work", model=shape, cluster={"nvme_path": str(folder)}, probe=endless)
+    recipe = tiny_recipe(engine="deepspeed", offload="nvme", sharding=Sharding.named("zero-3", 2))
+    assert why_illegal(recipe, setup.problem) is None
+    evaluator = TrainingProbe(replace(setup, engines=("deepspeed",)))
+
+    for token, kills_server in (("00001.1", False), ("00001.2", True)):
+        one = order(setup, recipe, token)
+        evaluator.start(one)
+        wait_for(lambda one=one: not evaluator.finished(0.1) and steps_written(one.run_folder) >= 2, 120)
+        assert len(list(folder.rglob("*.swp"))) > 10
+        rank = ranks_of(os.getpid())[0]
+        psutil.Process(rank.ppid() if kills_server else rank.pid).kill()
+        (ended,) = wait_for(lambda: evaluator.finished(0.2))
+        assert isinstance(ended.outcome, Failure)
+        assert ended.outcome.kind is FailureKind.LOST
+        assert list(folder.iterdir()) == []
+    evaluator.close()
 
 
 def test_a_disk_without_room_is_refused_before_anything_is_built(tmp_path: Path, disk: Disk) -> None:

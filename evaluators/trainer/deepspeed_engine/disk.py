@@ -76,15 +76,6 @@ def check_written(job: Job) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 
-def as_disk_error(job: Job, error: Exception) -> Exception:
-    """The error, or that the disk is full where it is: a short file shows as a failed read without a word."""
-    if job.disk is None or not Path(job.disk.folder).is_dir():
-        return error
-    if shutil.disk_usage(job.disk.folder).free >= 2**20:
-        return error
-    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), job.disk.folder)
-
-
 def tensors_on_disk(optimizer: Any) -> dict[int, Tensor]:
     """What DeepSpeed's ZeRO-3 optimizer has moved to files, by the id of the tensor that stands for it.
 
