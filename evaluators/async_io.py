@@ -21,7 +21,7 @@ from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, bad_value
 
 LOGGER = logging.getLogger(__name__)
 BUILD_TIMEOUT_S = 1800.0
-"""Compiling takes 2 minutes of one core and 1.7 GB a file."""
+"""Compiling took seven minutes on a busy machine of 2 cores."""
 BUILD_PROGRAM = "frontrunner.evaluators.trainer.deepspeed_engine.operators"
 USES_LIBAIO = "#include <libaio.h>\nint main() { return io_submit(nullptr, 0, nullptr); }\n"
 ON_ROCM = "build it with DeepSpeed: DS_BUILD_AIO=1 pip install --no-build-isolation --no-cache-dir deepspeed"
