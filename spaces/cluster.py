@@ -33,16 +33,17 @@ class Links:
     """Bandwidths in GB/s (1e9 bytes), one direction, of each level of the machine; None where unknown.
 
     `pair` joins two devices of one package, `node` is one device's share of the link to the others of its
-    node, and a node has `nics_per_node` network ports of `nic` each.
+    node, a node has `nics_per_node` network ports of `nic` each, and `host` joins a device with its node's memory.
     """
 
     pair_gb_per_s: float | None = None
     node_gb_per_s: float | None = None
     nic_gb_per_s: float | None = None
     nics_per_node: int | None = None
+    host_gb_per_s: float | None = None
 
     def __post_init__(self) -> None:
-        for key in ("pair_gb_per_s", "node_gb_per_s", "nic_gb_per_s", "nics_per_node"):
+        for key in ("pair_gb_per_s", "node_gb_per_s", "nic_gb_per_s", "nics_per_node", "host_gb_per_s"):
             require_above_zero(f"cluster.links.{key}", getattr(self, key), "a number above 0, or no entry")
 
 

@@ -1,0 +1,243 @@
+"""Tables of measured training configurations, read into the analytic model's arrays.
+
+The form is one row a configuration, with the columns listed in `NEEDED` and `step_time_s`, `peak_mem_gb`, `status`
+(ok, oom, fail, unmeasured) where known; what other columns may say stands in `NUMBERS` and `WORDS`. A row that lacks
+what the model needs, or cannot be true, or names hardware without a preset and states no peak, is refused with the
+reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pandas as pd
+
+from frontrunner.evaluators.analytic.hardware import cluster_of_row, why_unknown
+from frontrunner.evaluators.analytic.machine import FITTED, Efficiencies, Machine
+from frontrunner.evaluators.analytic.software import (
+    FRONTRUNNER,
+    MEGATRON_GPT,
+    MEGATRON_LLAMA,
+    WIDE_LOGITS_LLAMA,
+    Software,
+)
+from frontrunner.evaluators.analytic.workload import Workload
+from frontrunner.spaces.cluster import PRECISIONS, Cluster
+
+NEEDED = ("layers", "hidden", "heads", "seq", "gpus", "tp", "pp", "dp", "mbs", "gas", "vocab")
+COUNTS = (*NEEDED, "cp", "vpp", "kv_heads", "gbs")
+"""What is a number above 0 where it is stated; the others follow from these, or are 1."""
+HARDWARE_NUMBERS = (
+    "gpus_per_node", "peak_tflops", "matmul_share", "memory_gb_per_s", "memory_gib_per_device", "compute_units",
+    "node_gb_per_s", "nic_gb_per_s", "nics_per_node",
+)  # fmt: skip
+"""A row's own figures of its machine, which go before those of a preset."""
+NUMBERS = (
+    *COUNTS, "n_params_b", "ffn_hidden", "zero", "seq_parallel", "step_time_s", "peak_mem_gb", *HARDWARE_NUMBERS,
+)  # fmt: skip
+WORDS = ("status", "attention_kernel", "recompute", "source", "table", "hardware", "model", "precision", "note")
+PRECISION_NAMES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "mixed": "fp16"}
+GPT2_VOCABULARY = 51200
+"""GPT-2's 50,257 tokens padded to a multiple of 1,024, for rows of GPT models that leave the vocabulary out."""
+GPT_NAMES = "gpt|megatron|turing|mpt|opt-|bloom"
+"""Models with GELU and a feed-forward part of two matrices, by the start of their names. So are others that are four
+times as wide there and have no grouped heads."""
+SWIGLU_WIDTH = 8 / 3
+"""Of a feed-forward part of three matrices whose width is not stated, in hidden sizes (arXiv 2002.05202)."""
+LIKELY_VOCABULARY = (16_000, 300_000)
+LONG_SEQUENCE = 8192
+"""From here on attention that is not named is taken to be fused: its scores would not fit."""
+BATCH_TOLERANCE = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Rows of one machine, precision and software: what one call of the model takes. `index` are their labels."""
+
+    index: pd.Index
+    cluster: Cluster
+    precision: str
+    software: Software
+    work: Workload
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of one file that the model can judge, and how many others there are by reason."""
+
+    name: str
+    rows: pd.DataFrame
+    refused: dict[str, int]
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The rows by what one call of the model takes."""
+        rows, found = self.rows, []
+        software = pd.Series([software_of(row) for _, row in rows.iterrows()], index=rows.index, dtype=object)
+        names = software.map(lambda of_row: of_row.name)
+        machine = ["hardware", *HARDWARE_NUMBERS, "precision", names]
+        for index in rows.groupby(machine, dropna=False).groups.values():
+            first = rows.loc[index[0]]
+            precision = first.precision or "bf16"
+            found.append(
+                Part(
+                    index=index,
+                    cluster=cluster_of_row(first),
+                    precision=precision,
+                    software=software[index[0]],
+                    work=workload(rows.loc[index], precision),
+                )
+            )
+        return tuple(found)
+
+    def of_problems(self, names: set[str]) -> Table:
+        """The rows of these problems."""
+        kept = self.rows[self.rows.problem.isin(names)].reset_index(drop=True)
+        return Table(self.name, kept, {})
+
+
+def read(path: Path) -> Table:
+    """A table with a `problem` column: model, sequence length, global batch, hardware and devices.
+
+    Raises OSError where the file cannot be read and ValueError where it is not a table.
+    """
+    found = _completed(pd.read_csv(path))
+    reasons = pd.Series([_reason(row) for _, row in found.iterrows()], index=found.index, dtype=object)
+    rows = found[reasons == ""].reset_index(drop=True)
+    rows["problem"] = [
+        f"{row.model} {row.seq:.0f} {row.gbs:.0f} {row.hardware} {row.gpus:.0f}" for row in rows.itertuples()
+    ]
+    counts = reasons[reasons != ""].value_counts()
+    return Table(path.stem, rows, {str(reason): int(count) for reason, count in counts.items()})
+
+
+def _completed(found: pd.DataFrame) -> pd.DataFrame:
+    """Every column, in its type, and what follows from others."""
+    for column in NUMBERS:
+        found[column] = pd.to_numeric(found[column], errors="coerce") if column in found else np.nan
+    for column in WORDS:
+        found[column] = found[column].fillna("").astype(str).str.strip() if column in found else ""
+    named_gpt = found.model.str.lower().str.startswith("gpt") & found.vocab.isna()
+    found.loc[named_gpt, "vocab"] = GPT2_VOCABULARY
+    found["precision"] = found.precision.str.lower().str.removeprefix("amp_").replace(PRECISION_NAMES)
+    found["recompute"] = found.recompute.str.lower()
+    stated = pd.to_numeric(found.note.str.extract(r"\bCP=(\d+)", expand=False), errors="coerce")
+    found["cp"] = found.cp.fillna(stated).fillna(1)
+    replicas = found.gpus / (found.tp * found.pp * found.cp)
+    found["dp"] = found.dp.fillna(replicas.where(replicas % 1 == 0))
+    found["gas"] = found.gas.fillna(found.gbs / (found.mbs * found.dp))
+    found["gbs"] = found.gbs.fillna(found.mbs * found.gas * found.dp)
+    found["kv_heads"] = found.kv_heads.fillna(found.heads)
+    named = found.model.str.lower().str.match(GPT_NAMES)
+    found["two_matrices"] = named | ((found.ffn_hidden == 4 * found.hidden) & (found.kv_heads == found.heads))
+    widths = (found.hidden * found.two_matrices.map({True: 4.0, False: SWIGLU_WIDTH})).round()
+    found["ffn_hidden"] = found.ffn_hidden.fillna(widths)
+    found["vocab"] = found.vocab.fillna(_counted_vocabulary(found))
+    found["seq_parallel"] = found.seq_parallel.fillna(0)
+    measured = found.step_time_s > 0
+    found["status"] = found.status.str.lower().mask((found.status == "") & measured, "ok")
+    return found
+
+
+def _counted_vocabulary(found: pd.DataFrame) -> pd.Series:
+    """The vocabulary that parameters stated to the million leave for embedding and head, where it is a likely one."""
+    kv_hidden = found.hidden * found.kv_heads / found.heads
+    matrices = 2 * found.hidden + 2 * kv_hidden + found.two_matrices.map({True: 2, False: 3}) * found.ffn_hidden
+    tables = found.n_params_b * 1e9 - found.layers * found.hidden * (matrices + 2)
+    counted = (tables / found.hidden / found.two_matrices.map({True: 1, False: 2})).round()
+    exact = (found.n_params_b * 100) % 1 > 0
+    return counted.where(exact & counted.between(*LIKELY_VOCABULARY))
+
+
+def _reason(row: pd.Series) -> str:
+    """Why the model cannot judge a row, or an empty text."""
+    missing = [name for name in NEEDED if pd.isna(row[name])]
+    low = [name for name in COUNTS if not pd.isna(row[name]) and row[name] < (1 - BATCH_TOLERANCE)]
+    replicas = row.tp * row.pp * row.dp * row.cp
+    wrong = {
+        f"no {', '.join(missing)}": bool(missing),
+        f"{', '.join(low)} below 1": bool(low),
+        why_unknown(row): bool(why_unknown(row)),
+        f"precision {row.precision} is not modelled": row.precision not in ("", *PRECISIONS),
+        f"recompute {row.recompute} is not modelled": row.recompute not in ("", "none", "selective", "full"),
+        f"ZeRO stage {row.zero:g} does not exist": not pd.isna(row.zero) and row.zero not in (0, 1, 2, 3),
+        "more pipeline stages than layers": row.pp * (1 if pd.isna(row.vpp) else row.vpp) > row.layers,
+        "tp x pp x cp x dp is not the number of devices": replicas != row.gpus,
+        "micro-batch x accumulation x dp is not the global batch": abs(row.gas * row.mbs * row.dp / row.gbs - 1)
+        > BATCH_TOLERANCE,
+        f"step time {row.step_time_s:g} s": row.step_time_s <= 0 or bool(np.isinf(row.step_time_s)),
+        f"status {row.status or 'unknown'}": row.status not in ("ok", "oom"),
+    }
+    return next((reason for reason, holds in wrong.items() if holds), "")
+
+
+def software_of(row: pd.Series) -> Software:
+    """The training code a row was measured with, as far as its source and model tell."""
+    name = row.model.lower()
+    if "efficient-parallelization-layouts" in row.source:
+        return WIDE_LOGITS_LLAMA
+    if name.startswith("mpt"):
+        return FRONTRUNNER
+    return MEGATRON_GPT if name.startswith(("gpt", "megatron", "turing")) else MEGATRON_LLAMA
+
+
+def groups(table: Table, efficiencies: Efficiencies = FITTED) -> Iterator[tuple[pd.Index, Machine, Workload]]:
+    """The rows by hardware, devices a node, precision and software: what one call of the model takes."""
+    for part in table.parts:
+        yield part.index, Machine.of(part.cluster, part.precision, part.software, efficiencies), part.work
+
+
+def workload(rows: pd.DataFrame, precision: str) -> Workload:
+    """The rows as the model's arrays; layers are split as evenly as possible."""
+
+    def column(name: str, default: float = 1.0) -> np.ndarray:
+        return cast("np.ndarray", rows[name].fillna(default).to_numpy(float))
+
+    layers, ways, zero = column("layers"), column("pp"), column("zero", 0)
+    copies = column("dp") * column("cp")
+    each, left = np.floor(layers / ways), layers % ways
+    gpt = rows.two_matrices.to_numpy(bool)
+    fused = rows.attention_kernel.str.lower().str.contains("flash") | (rows.seq >= LONG_SEQUENCE) | ~gpt
+    none = np.zeros(len(rows), dtype=bool)
+    return Workload(
+        layers=layers,
+        hidden=column("hidden"),
+        heads=column("heads"),
+        kv_hidden=column("hidden") * column("kv_heads") / column("heads"),
+        ffn_hidden=column("ffn_hidden"),
+        ffn_matrices=np.where(gpt, 2.0, 3.0),
+        vocabulary=column("vocab"),
+        sequence_length=column("seq"),
+        tied_embeddings=gpt,
+        rotary=~gpt,
+        fused_attention=np.asarray(fused, dtype=bool),
+        bytes_per_value=np.full(len(rows), 4.0 if precision == "fp32" else 2.0),
+        tensor_parallel=column("tp"),
+        pipeline_parallel=ways,
+        context_parallel=column("cp"),
+        data_parallel=column("dp"),
+        virtual_stages=column("vpp"),
+        micro_batch_seqs=column("mbs"),
+        accumulation=column("gas"),
+        sharding_parameters=np.where(zero >= 3, copies, 1),
+        sharding_gradients=np.where(zero >= 2, copies, 1),
+        sharding_optimizer=np.where(zero >= 1, copies, 1),
+        recompute_full=(rows.recompute == "full").to_numpy(bool),
+        recompute_selective=(rows.recompute == "selective").to_numpy(bool),
+        sequence_parallel=((rows.seq_parallel == 1) & (rows.tp > 1)).to_numpy(bool),
+        synchronise_each=none,
+        loss_chunks=np.ones(len(rows)),
+        feed_forward_tiled=none,
+        bytes_per_optimizer_state=np.full(len(rows), 4.0),
+        layers_first=each + (left > 0),
+        layers_middle=np.where(ways > 2, each + (left > 1), 0),
+        layers_last=each,
+        head_on_first=ways == 1,
+        split_backward=none,
+        keeps_all=none,
+    )
