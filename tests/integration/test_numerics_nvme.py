@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from frontrunner.evaluators.async_io import prepare_disk
+from frontrunner.evaluators.protocol import ProbeOrder
 from frontrunner.evaluators.trainer.deepspeed_engine.disk import check_written
 from frontrunner.evaluators.trainer.job import Disk, Job, Train
 from frontrunner.evaluators.training_probe import TrainingProbe
@@ -146,20 +147,27 @@ def test_a_disk_that_took_less_than_was_written_is_found_full(tmp_path: Path) ->
         check_written(job)
 
 
-def test_a_probe_leaves_nothing_on_the_disk_whoever_is_killed(tmp_path: Path, disk: Disk) -> None:
+def test_a_probe_leaves_nothing_on_the_disk_whoever_is_killed(
+    tmp_path: Path, disk: Disk, request: pytest.FixtureRequest
+) -> None:
     folder = Path(disk.folder)
     folder.mkdir()
     shape = {"layers": 2, "hidden": 256, "heads": 4, "ffn_hidden": 2048, "vocabulary": 2048}
-    endless = {"measured_steps": 1_000_000}
+    endless = {"measured_steps": 1_000_000, "deadline_s": 600.0, "step_deadline_s": 300.0}
     setup = setup_of(tmp_path / "work", model=shape, cluster={"nvme_path": str(folder)}, probe=endless)
     recipe = tiny_recipe(engine="deepspeed", offload="nvme", sharding=Sharding.named("zero-3", 2))
     assert why_illegal(recipe, setup.problem) is None
     evaluator = TrainingProbe(replace(setup, engines=("deepspeed",)))
+    request.addfinalizer(evaluator.close)
+
+    def is_stepping(one: ProbeOrder) -> bool:
+        assert evaluator.finished(0.1) == []
+        return steps_written(one.run_folder) >= 2
 
     for token, kills_server in (("00001.1", False), ("00001.2", True)):
         one = order(setup, recipe, token)
         evaluator.start(one)
-        wait_for(lambda one=one: not evaluator.finished(0.1) and steps_written(one.run_folder) >= 2, 120)
+        wait_for(lambda one=one: is_stepping(one), 240)
         assert len(list(folder.rglob("*.swp"))) > 10
         rank = ranks_of(os.getpid())[0]
         psutil.Process(rank.ppid() if kills_server else rank.pid).kill()
@@ -167,7 +175,6 @@ def test_a_probe_leaves_nothing_on_the_disk_whoever_is_killed(tmp_path: Path, di
         assert isinstance(ended.outcome, Failure)
         assert ended.outcome.kind is FailureKind.LOST
         assert list(folder.iterdir()) == []
-    evaluator.close()
 
 
 def test_a_disk_without_room_is_refused_before_anything_is_built(tmp_path: Path, disk: Disk) -> None:
