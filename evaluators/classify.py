@@ -9,10 +9,13 @@ from frontrunner.results.outcome import FailureKind
 
 OUT_OF_MEMORY_SIGNS = re.compile(
     r"out of memory|OutOfMemoryError|MemoryError|can't allocate memory|cannot allocate memory|std::bad_alloc"
-    r"|DefaultCPUAllocator: not enough memory|failed to map segment",
+    r"|DefaultCPUAllocator: not enough memory|failed to map segment|nullptr != pinned_buffer",
     re.IGNORECASE,
 )
-"""What torch, glibc and the C++ runtime say when an allocation is refused, on CPU and on accelerators."""
+"""What torch, glibc, the C++ runtime and DeepSpeed say when an allocation is refused, on CPU and on accelerators."""
+
+DISK_FULL_SIGN = "buffer nbytes > file bytes"
+"""What DeepSpeed's async_io says of a file that is shorter than what it had written there, before it aborts."""
 
 ILLEGAL_TYPES = ("ValueError", "NotImplementedError")
 """What the trainer and torch raise for a recipe that they do not take, before the first step."""
@@ -119,6 +122,9 @@ def _killed(evidence: Evidence) -> Verdict | None:
 
 def _crashed(evidence: Evidence) -> Verdict | None:
     for rank in _ended_without_a_word(evidence):
+        if DISK_FULL_SIGN in evidence.log_tails.get(rank, ""):
+            message = f"rank {rank}: the disk is full: offload wrote a file that came out short"
+            return Verdict(kind=FailureKind.CRASHED, message=message, rank=rank)
         status = evidence.statuses[rank]
         how = f"signal {-status}" if status < 0 else f"exit status {status}"
         return Verdict(kind=FailureKind.CRASHED, message=f"rank {rank} ended with {how}", rank=rank)

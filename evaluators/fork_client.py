@@ -90,10 +90,15 @@ class ForkClient:
             raise FrontrunnerError("the fork server has no output")
         return self._process.stdout.fileno()
 
-    def start(self, token: str, *, job: Path, world_size: int, logs: Path) -> None:
-        """Ask for the ranks of one probe; returns at once, and the server forks them when it is ready."""
+    def start(self, token: str, *, job: Path, world_size: int, logs: Path, scratch: Path | None = None) -> None:
+        """Ask for the ranks of one probe; returns at once, and the server forks them when it is ready.
+
+        `scratch` is a folder that the server removes if this process ends before the ranks do.
+        """
         self._asked_s[token] = time.monotonic()
         request = {"start": token, "job": str(job), "world_size": world_size, "logs": str(logs)}
+        if scratch is not None:
+            request["scratch"] = str(scratch)
         with contextlib.suppress(BrokenPipeError):  # the server has ended: the next reports say so
             os.write(self._stdin_fd, json.dumps(request).encode() + b"\n")
 

@@ -3,12 +3,13 @@
 A probe's ranks start warm and start clean: whatever they break ends with them. The server is single-threaded,
 holds no process group and never touches an accelerator, so that forking it is safe. It speaks JSON lines:
 
-    in    {"start": token, "job": path, "world_size": n, "logs": folder}
+    in    {"start": token, "job": path, "world_size": n, "logs": folder, "scratch": folder, if any}
     out   {"ready": pid}   {"started": token, "pids": [...]}   {"exited": token, "rank": r, "status": s}
 
 `status` is as `subprocess` gives it: the exit code, or minus the signal. Ranks die with the server
-(PR_SET_PDEATHSIG), and the server ends, killing them, when its input closes: when its driver is gone. Its
-arguments are a folder of its own, where ranks meet, which it removes in the end, and the engines to import.
+(PR_SET_PDEATHSIG), and the server ends, killing them, when its input closes: when its driver is gone. It then
+removes their scratch folders. Its arguments are a folder of its own, where ranks meet, which it removes in the end,
+and the engines to import.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class ForkServer:
         self.reports_fd = reports_fd
         self.rendezvous = rendezvous
         self.ranks: dict[int, tuple[str, int]] = {}
+        self.scratch: dict[str, Path] = {}
         self._unread = b""
 
     def serve(self) -> None:
@@ -62,6 +64,15 @@ class ForkServer:
             _kill_group(pid)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)  # one that has no group of its own yet
+        self._clear()
+
+    def _clear(self) -> None:
+        """Remove the scratch folders of ranks that were just killed, once these write no more."""
+        for pid, (token, _) in self.ranks.items():
+            if token in self.scratch:
+                os.waitpid(pid, 0)
+        for token in {token for token, _ in self.ranks.values()} & self.scratch.keys():
+            shutil.rmtree(self.scratch[token], ignore_errors=True)
 
     def _read_requests(self) -> bool:
         data = os.read(self.requests_fd, 1 << 16)
@@ -71,6 +82,8 @@ class ForkServer:
         return bool(data)
 
     def _start(self, request: dict[str, Any]) -> None:
+        if "scratch" in request:
+            self.scratch[request["start"]] = Path(request["scratch"])
         pids = []
         for rank in range(request["world_size"]):
             pid = os.fork()

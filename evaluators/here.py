@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.util import find_spec
 
+from frontrunner.evaluators.async_io import prepare_disk
 from frontrunner.evaluators.this_machine import detect
 from frontrunner.spaces.errors import bad_value
 from frontrunner.spaces.problem import Problem
+
+
+def prepare_here(problem: Problem, *, engines: Sequence[str], offloads: Sequence[str]) -> None:
+    """Raise `InvalidInput` if probes of these engines and offloads cannot run here; see the functions below.
+
+    What can be made ready is: an operator that offload to a disk needs is compiled, for minutes, the first time.
+    """
+    refuse_elsewhere(problem)
+    refuse_missing_engines(engines)
+    prepare_disk(problem.cluster, offloads)
 
 
 def refuse_missing_engines(engines: Sequence[str]) -> None:

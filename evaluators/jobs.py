@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from frontrunner.evaluators.corpus import Corpus
+from frontrunner.evaluators.disk import disk_table
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.evaluators.settings import DataSettings, ProbeSettings
 from frontrunner.spaces.model import Model
@@ -66,6 +67,7 @@ def common_job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Corp
         "memory_limit_bytes_per_rank": cluster.memory_bytes_per_device if limited else None,
         "collective_timeout_s": setup.probe.deadline_s,
         "run_folder": str(run_folder),
+        "disk": disk_table(setup, recipe, run_folder),
     }
 
 

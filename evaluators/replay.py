@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from frontrunner.evaluators.async_io import prepare_disk
 from frontrunner.evaluators.corpus import corpus
 from frontrunner.evaluators.here import refuse_missing_engines
 from frontrunner.evaluators.jobs import common_job
@@ -109,6 +110,7 @@ def plan(
             hint="replay a recipe of one node",
         )
     refuse_missing_engines((recipe.engine,))
+    prepare_disk(cluster, (recipe.offload,))
     setup.work_folder.mkdir(parents=True, exist_ok=True)
     folder = (settings.folder or setup.work_folder.parent / "replays" / recipe_id).resolve()
     tokens = corpus(setup.data, setup.work_folder, setup.problem)

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 
 from frontrunner.evaluators.descent import die_with_parent
+from frontrunner.evaluators.disk import remove_disk_folder
 from frontrunner.evaluators.files import read_json, tail, write_json
 from frontrunner.evaluators.replay import ReplayPlan
 from frontrunner.results.provenance import collect
@@ -85,6 +86,7 @@ def run(chosen: ReplayPlan, on_step: OnStep | None = None) -> ReplayResult:
     prepare(chosen)
     with _locked(chosen.folder):
         _kill_ranks(chosen.folder)  # of a run whose torchrun was killed together with whoever watched it
+        remove_disk_folder(chosen.job)
         (chosen.folder / "result.json").unlink(missing_ok=True)
         _write_provenance(chosen)
         status = _train(chosen, on_step)
@@ -113,6 +115,7 @@ def _train(chosen: ReplayPlan, on_step: OnStep | None) -> int:
     finally:
         _end(process)
         _kill_ranks(chosen.folder)
+        remove_disk_folder(chosen.job)
     return process.returncode
 
 

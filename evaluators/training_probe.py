@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from frontrunner.evaluators.classify import Evidence, classify
 from frontrunner.evaluators.corpus import Corpus, corpus
+from frontrunner.evaluators.disk import disk_folder
 from frontrunner.evaluators.files import tail, write_json
 from frontrunner.evaluators.fork_client import ForkClient, RankExited, RanksStarted, Report, ServerLost
 from frontrunner.evaluators.jobs import TORCH_DEVICES, probe_job
@@ -47,7 +49,8 @@ class TrainingProbe:
         write_json(folder.job, self._make_job(self._setup, order.recipe, order.run_folder, self.tokens))
         self._running[order.token] = Watch(order, self._setup.probe)
         world_size = order.recipe.devices
-        self._client.start(order.token, job=folder.job, world_size=world_size, logs=order.run_folder)
+        scratch = disk_folder(self._setup, order.recipe, order.run_folder)
+        self._client.start(order.token, job=folder.job, world_size=world_size, logs=order.run_folder, scratch=scratch)
 
     def finished(self, timeout_s: float) -> list[Finished]:
         """Watch the running probes for up to `timeout_s`, or until one of them has ended.
@@ -81,7 +84,8 @@ class TrainingProbe:
             self._running[report.token].rank_ended(report.rank, report.status)
 
     def _conclude(self, probe: Watch) -> Finished:
-        """The outcome, on disk."""
+        """The outcome, on disk; what the recipe had offloaded there is removed."""
+        self._clear(probe.order)
         folder, order = RunFolder(probe.order.run_folder), probe.order
         node_seconds = probe.seconds * nodes_used(order.recipe, self._setup.problem)
         outcome = _from_result(folder, order, self._setup, node_seconds)
@@ -119,6 +123,7 @@ class TrainingProbe:
 
     def harvest(self, order: ProbeOrder) -> Measurement | Failure | None:
         """The outcome on disk, or what its ranks had finished measuring when their driver died."""
+        self._clear(order)
         folder = RunFolder(order.run_folder)
         outcome = folder.outcome()
         if outcome is not None:
@@ -135,6 +140,14 @@ class TrainingProbe:
             for pid in probe.kill():
                 self._client.kill_rank(pid)
         self._client.close()
+        for probe in self._running.values():
+            self._clear(probe.order)
+
+    def _clear(self, order: ProbeOrder) -> None:
+        """Remove what the recipe had offloaded to a disk."""
+        folder = disk_folder(self._setup, order.recipe, order.run_folder)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _from_result(

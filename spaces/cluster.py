@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from frontrunner.spaces.errors import bad_value, require_above_zero, require_at_least, require_one_of
 
@@ -59,6 +60,8 @@ class Cluster:
 
     `matmul_share` is the share of its 16-bit peak at which a device's fastest matrix product was measured to run, and
     `compute_units` how many tiles of a product it works on at once (multiprocessors, compute units); None if unknown.
+    `nvme_path` is a folder on each node's own fast disk, by its absolute path, for what recipes offload there; None if
+    there is none.
     """
 
     name: str
@@ -72,6 +75,7 @@ class Cluster:
     matmul_share: float | None = None
     compute_units: int | None = None
     links: Links = Links()
+    nvme_path: str | None = None
     source: str = "the campaign file"
 
     def __post_init__(self) -> None:
@@ -90,6 +94,9 @@ class Cluster:
             raise bad_value("cluster.matmul_share", self.matmul_share, "a share above 0 and at most 1, or no entry")
         if self.compute_units is not None:
             require_at_least("cluster", 1, compute_units=self.compute_units)
+        path = self.nvme_path
+        if path is not None and ("\0" in path or not PurePosixPath(path).is_absolute()):
+            raise bad_value("cluster.nvme_path", path, "the absolute path of a folder, or no entry")
 
     @property
     def devices(self) -> int:

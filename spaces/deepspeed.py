@@ -68,12 +68,10 @@ def tensor_parallel(recipe: Recipe, problem: Problem) -> Reason | None:
     return None
 
 
-def offload(recipe: Recipe, _: Problem) -> Reason | None:
-    """Offload is a part of ZeRO; NVMe needs an operator that is compiled."""
-    if recipe.offload == "nvme":
-        return Reason(
-            "offload-nvme", "NVMe offload needs DeepSpeed's async_io operator, compiled against libaio: not offered"
-        )
+def offload(recipe: Recipe, problem: Problem) -> Reason | None:
+    """Offload is a part of ZeRO; to a disk it needs to be told which."""
+    if recipe.offload == "nvme" and problem.cluster.nvme_path is None:
+        return Reason("offload-nvme", "offload nvme needs a folder on each node's own fast disk: set cluster.nvme_path")
     if recipe.offload != "none" and recipe.data_parallel > 1 and recipe.sharding.optimizer == 1:
         return Reason("offload-sharding", f"offload is a part of ZeRO 1 to 3; sharding is {recipe.sharding_name}")
     return None
@@ -81,7 +79,7 @@ def offload(recipe: Recipe, _: Problem) -> Reason | None:
 
 def offload_parameters(recipe: Recipe, _: Problem) -> Reason | None:
     """Parameters can leave the device only where each is gathered for its use: under ZeRO-3."""
-    if recipe.offload != "optimizer+parameters":
+    if recipe.offload not in ("optimizer+parameters", "nvme"):
         return None
     if recipe.pipeline_parallel > 1:
         return Reason(
@@ -100,6 +98,10 @@ def secondary_partition(recipe: Recipe, _: Problem) -> Reason | None:
     if recipe.sharding.parameters < n or n == 1:
         return Reason(
             "secondary-sharding", f"secondary_partition is a part of ZeRO-3; sharding is {recipe.sharding_name}"
+        )
+    if recipe.offload == "nvme":
+        return Reason(
+            "secondary-nvme", "DeepSpeed puts hpZ's second copy where the parameters are, and cannot on a disk"
         )
     if n % k or k == n:
         return Reason("secondary-divides", f"secondary_partition {k} does not cut {n} replicas into groups")

@@ -109,11 +109,11 @@ class Recipe:
     layer through torch.compile. `loss_chunks` and `feed_forward_tiles` put the sequence through head and loss, and
     through the feed-forward part of each layer, in so many pieces, which are computed again in the backward pass.
     `optimizer_state` is the type in which the optimizer's states are kept. `activation_offload` keeps what layers
-    need for the backward pass in the host's memory, `offload` what it names. `synchronise` says after which
-    micro-batches unsharded gradients are reduced over the replicas. `secondary_partition` is the size of the groups
-    of neighbouring replicas that hold a second copy of ZeRO-3's parameters for the backward pass (ZeRO++ hpZ,
-    arXiv 2306.10209); 1 is none. `layers_per_stage` counts the layers of each stage along the model; empty is as even
-    as possible, the first stages taking the remainder.
+    need for the backward pass in the host's memory, `offload` what it names; "nvme" is optimizer and parameters, in
+    files on the node's disk. `synchronise` says after which micro-batches unsharded gradients are reduced over the
+    replicas. `secondary_partition` is the size of the groups of neighbouring replicas that hold a second copy of
+    ZeRO-3's parameters for the backward pass (ZeRO++ hpZ, arXiv 2306.10209); 1 is none. `layers_per_stage` counts the
+    layers of each stage along the model; empty is as even as possible, the first stages taking the remainder.
     """
 
     engine: str = "torch"

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 
+from frontrunner.evaluators.async_io import prepare_disk
 from frontrunner.evaluators.here import refuse_missing_engines
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.evaluators.replay import machine_differences
@@ -84,6 +85,7 @@ def plan(
             hint="profile a recipe of one node",
         )
     refuse_missing_engines((recipe.engine,))
+    prepare_disk(cluster, (recipe.offload,))
     return ProfilePlan(
         recipe_id=recipe_id,
         recipe=recipe,

@@ -64,8 +64,8 @@ class Recipe:
     """How one model is spread over the ranks, and by which engine.
 
     `context_parallel` counts the ranks that share each sequence of a replica. `virtual_stages` counts the pipeline
-    stages that each rank holds. `offload` names what is kept in the host's
-    memory. `secondary_partition` is the number of neighbouring replicas that hold a second copy of the parameters
+    stages that each rank holds. `offload` names what is kept in the host's memory, "nvme" being both on a disk
+    instead. `secondary_partition` is the number of neighbouring replicas that hold a second copy of the parameters
     for the backward pass (ZeRO++ hpZ, arXiv 2306.10209); 1 is none. `layers_per_stage` counts each stage's layers along
     the model; empty is as even as possible.
     """
@@ -89,7 +89,7 @@ class Recipe:
     activation_offload: bool
     synchronise: Literal["last", "each"]
     engine: Literal["torch", "deepspeed"]
-    offload: Literal["none", "optimizer", "optimizer+parameters"]
+    offload: Literal["none", "optimizer", "optimizer+parameters", "nvme"]
     secondary_partition: int
     layers_per_stage: tuple[int, ...]
 
@@ -130,6 +130,14 @@ class Optimizer:
     beta2: float
     momentum: float
     gradient_clip_norm: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disk:
+    """Where offload to a disk keeps its files, a folder for this run alone, and the most that they take."""
+
+    folder: str
+    needed_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +202,7 @@ class Job:
     probe: Probe | None
     train: Train | None
     profile: Profile | None = None
+    disk: Disk | None = None
 
     @classmethod
     def from_json(cls, text: str) -> Self:

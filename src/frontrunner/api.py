@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frontrunner.campaign_file import CampaignFile, StoreSettings, read_campaign_file
-from frontrunner.evaluators.here import refuse_elsewhere, refuse_missing_engines
+from frontrunner.evaluators.here import prepare_here
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.settings import run_root, store_url
 from frontrunner.spaces.errors import InvalidInput, NothingLegal
@@ -107,9 +107,8 @@ def _runnable(spec: CampaignSpec) -> Survey:
     if spec.evaluator == "probe":
         from frontrunner.evaluators.corpus import check_data
 
-        refuse_elsewhere(spec.problem)
-        refuse_missing_engines(spec.space.engine)
         check_data(spec.data, spec.problem)
+        prepare_here(spec.problem, engines=spec.space.engine, offloads=spec.space.offload)
     return surveyed
 
 
@@ -137,8 +136,7 @@ def resume(
         record = found.campaign(campaign)
         spec = stored_spec(record)
         if spec.evaluator == "probe":
-            refuse_elsewhere(spec.problem)
-            refuse_missing_engines(spec.space.engine)
+            prepare_here(spec.problem, engines=spec.space.engine, offloads=spec.space.offload)
         driver = Driver(store=found, campaign=record, spec=spec, listener=listener)
         return _drive(driver, on_driver, take_over=take_over)
 

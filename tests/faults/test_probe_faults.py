@@ -9,12 +9,24 @@ from pathlib import Path
 import psutil
 import pytest
 
+from frontrunner.evaluators.disk import disk_folder
+from frontrunner.evaluators.files import write_json
+from frontrunner.evaluators.jobs import probe_job
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
 from frontrunner.evaluators.run_folder import RunFolder
 from frontrunner.evaluators.training_probe import TrainingProbe
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.spaces.errors import FrontrunnerError
-from support.campaigns import is_alive, order, processes_of, ranks_of, setup_of, tiny_recipe, wait_for
+from support.campaigns import (
+    is_alive,
+    order,
+    processes_of,
+    ranks_of,
+    setup_of,
+    steps_written,
+    tiny_recipe,
+    wait_for,
+)
 
 ENDLESS = {"measured_steps": 1_000_000}
 ME = os.getpid()
@@ -63,7 +75,11 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 
 def running_setup(bench: Bench, **probe: object) -> ProbeSetup:
-    return setup_of(bench.folder, probe={**ENDLESS, **probe})
+    return running_setup_in(bench.folder, **probe)
+
+
+def running_setup_in(folder: Path, **probe: object) -> ProbeSetup:
+    return setup_of(folder, probe={**ENDLESS, **probe})
 
 
 def test_a_rank_over_its_memory_limit_while_stepping(bench: Bench) -> None:
@@ -197,6 +213,32 @@ def test_a_server_that_never_comes_up_is_an_error_with_its_log(tmp_path: Path) -
     with pytest.raises(FrontrunnerError, match="ended before it was ready"):
         wait_for(lambda: evaluator.finished(0.2))
     evaluator.close()
+
+
+def test_what_was_offloaded_to_a_disk_is_removed_when_the_probe_has_ended(bench: Bench, tmp_path: Path) -> None:
+    setup = setup_of(bench.folder, cluster={"nvme_path": str(tmp_path)})
+    one = bench.start(setup, offload="nvme")  # which the torch engine refuses
+    folder = disk_folder(setup, one.recipe, one.run_folder)
+    assert folder is not None
+    for end in (bench.failure, lambda: bench.evaluator.harvest(one)):
+        folder.mkdir()
+        (folder / "0.tensor.swp").write_bytes(b"0" * 4096)
+        end()
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_the_fork_server_removes_what_was_offloaded_when_its_driver_is_gone(tmp_path: Path) -> None:
+    setup = running_setup_in(tmp_path)
+    evaluator = TrainingProbe(setup)
+    one, scratch = order(setup), tmp_path / "scratch"
+    one.run_folder.mkdir()
+    scratch.mkdir()
+    write_json(RunFolder(one.run_folder).job, probe_job(setup, one.recipe, one.run_folder, evaluator.tokens))
+    evaluator._client.start("1", job=RunFolder(one.run_folder).job, world_size=2, logs=one.run_folder, scratch=scratch)
+    wait_for(lambda: (evaluator._client.reports(0.02), steps_written(one.run_folder) >= 2)[1])
+    assert scratch.is_dir()
+    evaluator._client.close()  # its end of the pipe, as when it is killed
+    assert not scratch.exists()
 
 
 def test_a_damaged_line_of_progress_does_not_end_the_supervisor(bench: Bench) -> None:

@@ -36,6 +36,11 @@ CASES = {
         FailureKind.OUT_OF_MEMORY,
         1,
     ),
+    "memory that DeepSpeed could not lock": (
+        Evidence(statuses={0: -6}, log_tails={0: "alloc(): Assertion `nullptr != pinned_buffer' failed."}),
+        FailureKind.OUT_OF_MEMORY,
+        0,
+    ),
     "a log that mentions memory of a rank that ended well": (
         Evidence(statuses={0: 0, 1: 3}, log_tails={0: "note: out of memory is handled"}),
         FailureKind.CRASHED,
@@ -129,6 +134,14 @@ def test_the_message_says_which_rank_and_what_it_said() -> None:
     assert classify(evidence).message == "rank 2 while building: KeyError: 'weight'"
     assert classify(Evidence(statuses={1: -11})).message == "rank 1 ended with signal 11"
     assert classify(Evidence(statuses={1: -9})).message == "rank 1 was killed from outside (SIGKILL)"
+
+
+def test_a_full_disk_is_told_from_another_abort() -> None:
+    """As DeepSpeed 0.19.8 says it of its files on a disk that was full, before it aborts."""
+    tail = "/d/0_9.tensor.swp: file_offset + buffer nbytes > file bytes 4719616 > 0\npython: ... Assertion failed."
+    full = classify(Evidence(statuses={0: -6, 1: 0}, log_tails={0: tail, 1: ""}))
+    assert (full.kind, full.rank) == (FailureKind.CRASHED, 0)
+    assert full.message == "rank 0: the disk is full: offload wrote a file that came out short"
 
 
 def test_a_long_message_is_cut() -> None:

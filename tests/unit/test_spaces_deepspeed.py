@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from frontrunner.spaces.cluster import Cluster
+from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.model import Model
@@ -68,7 +69,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tensor_parallel": 8}, "deepspeed-kv-heads", "cannot cut 4 kv heads over 8 ranks"),
     ({**TENSOR, "recompute": "selective"}, "deepspeed-selective-tensor", "wrong gradients: AutoTP"),
     ({"offload": "optimizer"}, "offload-sharding", "a part of ZeRO 1 to 3; sharding is none"),
-    ({"sharding": "zero-3", "offload": "nvme"}, "offload-nvme", "libaio"),
+    ({"sharding": "zero-3", "offload": "nvme"}, "offload-nvme", "set cluster.nvme_path"),
     ({"sharding": "zero-2", "offload": "optimizer+parameters"}, "offload-parameters", "sharding is zero-2"),
     ({**PIPELINE, "sharding": "zero-1", "offload": "optimizer+parameters"}, "offload-pipeline", "pipeline"),
     ({"sharding": "zero-2", "secondary_partition": 2}, "secondary-sharding", "sharding is zero-2"),
@@ -84,6 +85,34 @@ def test_each_rule_refuses_with_its_code_and_its_words(choices: dict[str, Any], 
     assert reason is not None
     assert reason.code == code
     assert words in reason.text
+
+
+ON_DISK = replace(PROBLEM, cluster=replace(CLUSTER, nvme_path="/scratch"))
+
+
+@pytest.mark.parametrize(
+    ("choices", "code"),
+    [
+        ({"sharding": "zero-3"}, None),
+        ({**TENSOR, "sharding": "zero-3"}, None),
+        ({"devices": 1}, None),
+        ({"sharding": "zero-2"}, "offload-parameters"),
+        ({**PIPELINE, "sharding": "zero-1"}, "offload-pipeline"),
+        ({"sharding": "zero-3", "secondary_partition": 2}, "secondary-nvme"),
+        ({"sharding": "zero-3", "engine": "torch"}, "torch-offload"),
+    ],
+)
+def test_a_disk_takes_what_zero_3_shards(choices: dict[str, Any], code: str | None) -> None:
+    reason = why_illegal(recipe(**{"offload": "nvme", **choices}), ON_DISK)
+    assert (reason.code if reason else None) == code
+
+
+def test_a_disk_is_named_by_an_absolute_path_and_is_no_part_of_a_recipes_identity() -> None:
+    for path in ("scratch", "", "/a\0b"):
+        with pytest.raises(InvalidInput, match=r"^cluster\.nvme_path = .*absolute path"):
+            replace(CLUSTER, nvme_path=path)
+    chosen = recipe(sharding="zero-3", offload="nvme")
+    assert recipe_id(ON_DISK, chosen) == recipe_id(PROBLEM, chosen)
 
 
 def test_levels_of_sharding_between_the_zero_stages_are_refused() -> None:

@@ -3,6 +3,7 @@
 import importlib.util
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 
 from frontrunner.evaluators import here
 from frontrunner.evaluators.trainer.checks import check_job
+from frontrunner.evaluators.trainer.deepspeed_engine import disk, operators
 from frontrunner.evaluators.trainer.deepspeed_engine.configuration import configuration, zero_stage
-from frontrunner.evaluators.trainer.job import Job
+from frontrunner.evaluators.trainer.job import Disk, Job
 from frontrunner.spaces.errors import InvalidInput
 from support.trainer_runs import small_job, small_model, small_recipe
 
@@ -73,6 +75,7 @@ def test_a_job_that_legality_should_have_refused_is_refused(recipe: dict[str, An
         ({"precision": "bf16"}, 1),
         ({"offload": "optimizer"}, 1),
         ({"offload": "optimizer+parameters"}, 3),
+        ({"offload": "nvme"}, 3),
     ],
 )
 def test_the_zero_stage_of_a_job(recipe: dict[str, Any], stage: int) -> None:
@@ -87,6 +90,49 @@ def test_zero_3_shards_every_matrix_of_a_small_model() -> None:
     assert settings["stage3_param_persistence_threshold"] < smallest_matrix
     assert settings["stage3_max_reuse_distance"] == 0
     assert settings["reduce_bucket_size"] == 200_000 // small_model().layers
+
+
+def _on_disk(folder: Path, *, needed_bytes: int = 1, **recipe: Any) -> Job:
+    chosen = {"data_parallel": 2, "sharding": (2, 2, 2), "offload": "nvme"} | recipe
+    return replace(job(**chosen), disk=Disk(folder=str(folder), needed_bytes=needed_bytes))
+
+
+def test_the_disk_holds_all_parameters_and_a_layer_of_the_optimizer_is_in_memory(tmp_path: Path) -> None:
+    """DeepSpeed's defaults would keep 1e9 elements of either in memory."""
+    large = {"hidden": 4096, "ffn_hidden": 16384, "heads": 32, "kv_heads": 32}
+    tried = replace(_on_disk(tmp_path), model=small_model(**large))
+    settings = configuration(tried, parameters=10**9)["zero_optimization"]
+
+    assert settings["sub_group_size"] == (4 * 4096 * 4096 + 3 * 4096 * 16384) // 2
+    assert settings["offload_param"]["max_in_cpu"] == 0
+    assert settings["offload_param"]["buffer_size"] == 4096 * 16384 // 2  # the largest parameter's half
+    for part in ("offload_optimizer", "offload_param"):
+        assert (settings[part]["device"], settings[part]["nvme_path"]) == ("nvme", str(tmp_path))
+
+
+@needs_deepspeed
+def test_a_disk_without_the_operator_is_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(ValueError, match=r"not built here; it is compiled when .* takes libaio-dev and g"):
+        check_job(_on_disk(tmp_path / "disk"), world_size=2)
+
+
+@needs_deepspeed
+def test_a_disk_needs_room_and_memory_to_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name in operators.OPERATORS:
+        built = operators.built_folder("cpu") / name / f"{name}.so"
+        built.parent.mkdir(parents=True)
+        built.touch()
+    monkeypatch.setattr(disk, "_lockable_bytes", lambda: 2**20)
+
+    with pytest.raises(ValueError, match=rf"needs 1073741824\.00 GiB on {tmp_path}, which has .* GiB free"):
+        check_job(_on_disk(tmp_path / "disk", needed_bytes=2**60), world_size=2)
+    # 4 buffers of a group of 2**20 elements, and two of a group of whole parameters, in fp32.
+    with pytest.raises(ValueError, match=r"locks 0\.02 GiB of memory a rank, and the limit is 0\.00 GiB: raise"):
+        check_job(_on_disk(tmp_path / "disk"), world_size=2)
 
 
 def test_the_torch_engine_does_not_import_deepspeed() -> None:

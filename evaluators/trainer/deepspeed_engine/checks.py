@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 
+from frontrunner.evaluators.trainer.deepspeed_engine.disk import check_disk
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import sharding_kind
 
@@ -67,3 +68,5 @@ def _check_offload(job: Job) -> None:
         return
     if recipe.pipeline_parallel > 1 or (kind != "zero-3" and recipe.data_parallel > 1):
         raise ValueError("parameters are offloaded by ZeRO-3 only, and not under a pipeline")
+    if recipe.offload == "nvme":
+        check_disk(job)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from frontrunner.evaluators.trainer.deepspeed_engine.disk import disk_settings
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import sharding_kind
 
@@ -28,7 +29,7 @@ def zero_stage(job: Job) -> int:
 
 def _stage_over_one_replica(job: Job) -> int:
     """With nothing to shard, the stage that has what the job needs: offload, or fp32 sums of bf16 gradients."""
-    if job.recipe.offload == "optimizer+parameters":
+    if job.recipe.offload in ("optimizer+parameters", "nvme"):
         return 3
     return 1 if job.recipe.offload == "optimizer" or job.precision == "bf16" else 0
 
@@ -65,7 +66,7 @@ def _zero(job: Job, parameters: int) -> dict[str, Any]:
         "allgather_bucket_size": bucket,
     }
     memory = {"device": "cpu", "pin_memory": job.device != "cpu"}
-    if recipe.offload != "none":
+    if recipe.offload in ("optimizer", "optimizer+parameters"):
         settings["offload_optimizer"] = memory
     if stage < 3:
         return settings
@@ -76,6 +77,8 @@ def _zero(job: Job, parameters: int) -> dict[str, Any]:
     settings["stage3_prefetch_bucket_size"] = a_block
     if recipe.offload == "optimizer+parameters":
         settings["offload_param"] = memory
+    elif recipe.offload == "nvme":
+        settings |= disk_settings(job)
     if recipe.secondary_partition > 1:
         settings["zero_hpz_partition_size"] = recipe.secondary_partition
     return settings

@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from frontrunner.evaluators.trainer.data import Batch, TokenFile
+from frontrunner.evaluators.trainer.deepspeed_engine.disk import check_written, tensors_on_disk
 from frontrunner.evaluators.trainer.deepspeed_engine.environment import prepare
+from frontrunner.evaluators.trainer.deepspeed_engine.operators import load
 from frontrunner.evaluators.trainer.job import DATA_RANGE, Job
 from frontrunner.evaluators.trainer.layout import Layout
 from frontrunner.evaluators.trainer.optimizer import set_learning_rate
@@ -45,12 +47,15 @@ class DeepSpeedStepper:
         self._data = data
         self._device = device
         self._model = _build_model(job, layout, device)
+        self._check_disk()
 
     def step(self, number: int) -> StepOutcome:
         """See Stepper. Without ZeRO in fp32 DeepSpeed clips and does not tell the norm, which is then None."""
         loss = self._model.train(self._batch(number, training=True))
         dist.all_reduce(loss)
         synchronise(self._device)
+        if number == 1:
+            self._check_disk()
         applied = self._model.engine.was_step_applied()
         norm = self._gradient_norm() if applied else math.nan  # it skips a step whose gradients are not finite
         return StepOutcome(loss=float(loss) / dist.get_world_size(), gradient_norm=norm)
@@ -73,12 +78,13 @@ class DeepSpeedStepper:
         """See Stepper. The weights and states that the optimizer updates, as DeepSpeed has laid them out."""
         names = self._layout.mesh.get_coordinate() if self._shards else (self._layout.pipeline_rank, self._tensor_rank)
         owner = "-".join(map(str, names or ()))
+        on_disk = tensors_on_disk(self._model.optimizer)
         state: dict[str, Tensor] = {}
         for number, (weights, values) in enumerate(self._model.engine.basic_optimizer.state.items()):
-            state[f"{owner}.{number}.weights"] = weights.detach()
+            state[f"{owner}.{number}.weights"] = on_disk.get(id(weights), weights.detach())
             for key, value in values.items():
                 if isinstance(value, Tensor):
-                    state[f"{owner}.{number}.{key}"] = value
+                    state[f"{owner}.{number}.{key}"] = on_disk.get(id(value), value)
         return state
 
     def restore(self, load: Callable[[dict[str, Tensor]], None]) -> None:
@@ -101,6 +107,10 @@ class DeepSpeedStepper:
     def _tensor_rank(self) -> int:
         return int(self._layout.tensor_mesh.get_local_rank())
 
+    def _check_disk(self) -> None:
+        if self._job.recipe.offload == "nvme":
+            check_written(self._job)
+
     def _gradient_norm(self) -> float | None:
         norm = self._model.engine.get_global_grad_norm()
         if norm is None or self._job.optimizer.gradient_clip_norm is None:
@@ -121,6 +131,8 @@ def _build_model(job: Job, layout: Layout, device: torch.device) -> DeepSpeedMod
     # What follows imports deepspeed, which must not happen before.
     import deepspeed
 
+    if job.recipe.offload == "nvme":
+        load(job.device)
     deepspeed.init_distributed()  # takes over the process group that there is
     if job.recipe.pipeline_parallel > 1:
         from frontrunner.evaluators.trainer.deepspeed_engine.staged_model import StagedModel

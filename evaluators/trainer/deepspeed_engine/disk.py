@@ -1,0 +1,141 @@
+"""Offload to a disk (ZeRO-Infinity, arXiv 2104.07857): DeepSpeed's settings for it, and what it needs of the machine.
+
+Parameters and the optimizer's weights, states and gradients are files; a part of them at a time is in buffers of
+page-locked memory. What is smaller than 1 MiB on a rank stays in the host's memory (DeepSpeed's MIN_AIO_BYTES).
+"""
+
+import errno
+import os
+import resource
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from frontrunner.evaluators.trainer.deepspeed_engine.operators import is_built, is_installed
+from frontrunner.evaluators.trainer.job import Disk, Job
+
+LEAST_GROUP = 2**20
+"""Elements that a rank's optimizer updates at a time, at the least: 4 MiB, so that small models reach the disk too."""
+
+_OPTIMIZER_BUFFERS = 4
+"""Weights, gradients and AdamW's two states of one group."""
+_PARAMETER_BUFFERS = 5
+"""DeepSpeed's default: parameters of one module, and those whose release is under way."""
+_CAP_IPC_LOCK = 14
+"""Bit of the capability to lock any amount of memory (linux/capability.h)."""
+
+
+def check_disk(job: Job) -> None:
+    """Raise ValueError where this machine cannot offload to a disk: no operator, no room, or no memory to lock."""
+    disk = _disk(job)
+    if not is_installed() and not is_built(job.device):
+        raise ValueError(
+            "offload nvme needs DeepSpeed's async_io operator, which is not built here; it is compiled when a campaign "
+            "is launched, which takes libaio-dev and g++ on Debian"
+        )
+    Path(disk.folder).mkdir(mode=0o700, exist_ok=True)
+    free = shutil.disk_usage(disk.folder).free
+    if free < disk.needed_bytes:
+        raise ValueError(
+            f"offload nvme needs {_gib(disk.needed_bytes)} on {Path(disk.folder).parent}, which has {_gib(free)} free"
+        )
+    limit, needed = _lockable_bytes(), _locked_bytes(job)
+    if limit is not None and limit < needed:
+        raise ValueError(
+            f"offload nvme locks {_gib(needed)} of memory a rank, and the limit is {_gib(limit)}: raise `ulimit -l`"
+        )
+
+
+def disk_settings(job: Job) -> dict[str, Any]:
+    """The part of DeepSpeed's `zero_optimization` that puts parameters and the optimizer on the disk."""
+    common = {"device": "nvme", "nvme_path": _disk(job).folder, "pin_memory": job.device != "cpu"}
+    return {
+        "sub_group_size": _group(job),
+        # Its reading ahead counts a parameter twice that is used twice in a row, as under full recompute, and asserts.
+        "stage3_prefetch_bucket_size": 0,
+        "offload_optimizer": common | {"buffer_count": _OPTIMIZER_BUFFERS},
+        # By default up to 1e9 elements of the parameters would stay in memory.
+        "offload_param": common
+        | {"buffer_count": _PARAMETER_BUFFERS, "buffer_size": _largest_share(job), "max_in_cpu": 0},
+    }
+
+
+def check_written(job: Job) -> None:
+    """Raise OSError where the disk ran full: the operator counts a write as done that has written nothing.
+
+    Files are as large as they get once a step was made; after that their blocks are only written again.
+    """
+    folder = Path(_disk(job).folder)
+    sizes = [path.stat() for path in folder.rglob("*.swp")]
+    missing = sum(max(0, size.st_size - 512 * size.st_blocks) for size in sizes)
+    if missing > shutil.disk_usage(folder).free:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+
+
+def tensors_on_disk(optimizer: Any) -> dict[int, Tensor]:
+    """What DeepSpeed's ZeRO-3 optimizer has moved to files, by the id of the tensor that stands for it.
+
+    Each is a view of its file: reading it reads the disk, and what is written to it DeepSpeed reads back.
+    """
+    return dict(_mapped(optimizer))
+
+
+def _mapped(optimizer: Any) -> Iterator[tuple[int, Tensor]]:
+    swapper = getattr(optimizer, "optimizer_swapper", None)
+    if swapper is None:
+        return
+    for info in swapper.swap_params_info.values():
+        for moved in info.tensors:
+            elements = info.numel()
+            view = torch.from_file(moved.swap_path, shared=True, size=elements, dtype=info.dtype())
+            yield id(moved.compute_tensor), view
+
+
+def _disk(job: Job) -> Disk:
+    if job.disk is None:
+        raise ValueError("offload nvme needs a folder on a disk, and the job names none")
+    return job.disk
+
+
+def _group(job: Job) -> int:
+    """Elements of one rank's optimizer that are in memory at a time: its share of a layer."""
+    model = job.model
+    keys_and_values = 2 * model.kv_heads * model.head_width
+    matrices = 3 if model.activation == "swiglu" else 2
+    layer = model.hidden * (2 * model.hidden + keys_and_values + matrices * model.ffn_hidden)
+    return max(LEAST_GROUP, layer // job.recipe.data_parallel)
+
+
+def _largest_share(job: Job) -> int:
+    """Elements of a rank's part of the largest parameter."""
+    model = job.model
+    rows = max(model.vocabulary, model.ffn_hidden, model.hidden, job.sequence_length)
+    return -(-rows * model.hidden // job.recipe.data_parallel)
+
+
+def _locked_bytes(job: Job) -> int:
+    """Page-locked memory of a rank, at the most.
+
+    The optimizer's buffers hold fp32; one group of whole parameters is written through a buffer of its own.
+    """
+    largest_group = _group(job) + _largest_share(job)
+    width = 4 if job.precision == "fp32" else 2
+    parameters = _PARAMETER_BUFFERS * _largest_share(job) + job.recipe.data_parallel * largest_group
+    return 4 * _OPTIMIZER_BUFFERS * largest_group + width * parameters
+
+
+def _lockable_bytes() -> int | None:
+    """What this process may lock; None is no limit."""
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    status = Path("/proc/self/status")
+    lines = status.read_text(encoding="ascii").splitlines() if status.exists() else []
+    capabilities = next((int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")), 0)
+    return None if limit == resource.RLIM_INFINITY or capabilities >> _CAP_IPC_LOCK & 1 else limit
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"
