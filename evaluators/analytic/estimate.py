@@ -30,6 +30,9 @@ UNKNOWN_HARDWARE_ERROR = 0.5
 tables of V100 and H100 the mean error was 17 to 55 % (docs/measurements.md)."""
 UNJUDGED = "the formulas' constants were judged on A100 in 16 bits alone"
 SHARED_CPU = "ranks on one machine's CPU share its cores; the formulas give each its own, so trust no order among these"
+MEASURED_TOGETHER = (
+    "the figures are those of ranks that are all busy on one CPU; where some wait, as in pipelines, others are faster"
+)
 WORTH_NAMING = 0.1
 """From this share of a step on, what is not computing counts as what limits a recipe."""
 
@@ -92,16 +95,23 @@ def plan(recipes: Sequence[Recipe], problem: Problem) -> Plan:
     left_out = Counter(reason for recipe in recipes if (reason := not_modelled(recipe)))
     judged = estimate([recipe for recipe in recipes if not not_modelled(recipe)], problem)
     cluster = problem.cluster
-    assumed = assumptions(cluster, problem.precision)
+    own_error: float | None = getattr(cluster.expected_error, problem.precision)
+    assumed = () if own_error else assumptions(cluster, problem.precision)  # such an error was measured with them
+    measured = cluster.matmul_flops(problem.precision) is not None
     is_judged = cluster.device in JUDGED_DEVICES and problem.precision != "fp32"
-    remarks = {UNJUDGED: not is_judged, SHARED_CPU: cluster.backend == "cpu"}
+    stated = EXPECTED_ERROR if is_judged else UNKNOWN_HARDWARE_ERROR
+    remarks = {
+        UNJUDGED: own_error is None and not is_judged,
+        SHARED_CPU: cluster.backend == "cpu" and not measured,
+        MEASURED_TOGETHER: cluster.backend == "cpu" and measured,
+    }
     return Plan(
         estimates=tuple(sorted(judged, key=_order)),
         legal=len(recipes),
         not_modelled=dict(left_out),
         memory_limit_bytes=cluster.memory_bytes_per_device,
         assumed=assumed,
-        expected_error=EXPECTED_ERROR if is_judged and not assumed else UNKNOWN_HARDWARE_ERROR,
+        expected_error=own_error or (UNKNOWN_HARDWARE_ERROR if assumed else stated),
         remarks=tuple(remark for remark, holds in remarks.items() if holds),
     )
 

@@ -26,9 +26,15 @@ from frontrunner.evaluators.analytic.software import (
 )
 from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.spaces.cluster import Cluster, Links, PeakTflops
+from frontrunner.spaces.errors import InvalidInput, NotFound, bad_value
 from frontrunner.spaces.presets import cluster_preset
 
 NEEDED = ("layers", "hidden", "heads", "seq", "gpus", "tp", "pp", "dp", "mbs", "gas")
+NUMBERS = (
+    *NEEDED, "gpus_per_node", "step_time_s", "peak_mem_gb", "vocab", "kv_heads", "ffn_hidden", "gbs", "zero", "vpp",
+    "seq_parallel",
+)  # fmt: skip
+"""The columns that hold numbers, those that may be empty or left out among them."""
 GPT2_VOCABULARY = 51200
 """GPT-2's 50,257 tokens padded to a multiple of 1,024, for rows of GPT models that leave the vocabulary out."""
 LONG_SEQUENCE = 8192
@@ -56,12 +62,17 @@ class Table:
     refused: dict[str, int]
 
 
-def read(path: Path) -> Table:
-    """A table with a `problem` column: model, sequence length, global batch, hardware and devices."""
-    found = pd.read_csv(path)
-    for column in (*NEEDED, "step_time_s", "peak_mem_gb", "vocab", "kv_heads", "ffn_hidden", "gbs", "zero", "vpp"):
+def read(path: Path, *, any_hardware: bool = False) -> Table:
+    """A table with a `problem` column: model, sequence length, global batch, hardware and devices.
+
+    Rows of hardware without a preset are refused, unless `any_hardware`. Raises `NotFound` where there is no such
+    file, and `InvalidInput` for one that is no CSV or has text in a column of numbers.
+    """
+    found = _csv(path)
+    for column in NUMBERS:
         if column not in found:
             found[column] = np.nan
+        found[column] = _numbers(path, found[column])
     for column in ("status", "attention_kernel", "recompute", "source", "hardware", "model", "precision", "note"):
         if column not in found:
             found[column] = ""
@@ -71,8 +82,8 @@ def read(path: Path) -> Table:
     found["precision"] = found.precision.str.removeprefix("amp_")
     found["gas"] = found.gas.fillna(found.gbs / (found.mbs * found.dp))
     found["kv_heads"] = found.kv_heads.fillna(found.heads)
-    found["seq_parallel"] = found.get("seq_parallel", pd.Series(0.0, index=found.index)).fillna(0)
-    reasons = found.apply(_reason, axis=1)
+    found["seq_parallel"] = found.seq_parallel.fillna(0)
+    reasons = pd.Series([_reason(row, any_hardware=any_hardware) for _, row in found.iterrows()], dtype=object)
     rows = found[reasons == ""].reset_index(drop=True)
     rows["problem"] = [
         f"{row.model} {row.seq:.0f} {row.gbs:.0f} {row.hardware} {row.gpus:.0f}" for row in rows.itertuples()
@@ -81,14 +92,34 @@ def read(path: Path) -> Table:
     return Table(path.stem, rows, {str(reason): int(count) for reason, count in counts.items()})
 
 
-def _reason(row: pd.Series) -> str:
+def _csv(path: Path) -> pd.DataFrame:
+    try:
+        return pd.read_csv(path)
+    except FileNotFoundError:
+        raise NotFound(f"no table at {path}: there is no such file") from None
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror or error}") from None
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{path} is not a CSV table: {str(error).strip()}") from None
+
+
+def _numbers(path: Path, column: pd.Series) -> pd.Series:
+    """The column as numbers, nothing where it is empty."""
+    numbers = pd.to_numeric(column, errors="coerce")
+    wrong = column[numbers.isna() & column.notna()]
+    if len(wrong):
+        line, value = wrong.index[0] + 2, wrong.iloc[0]  # the first line holds the names
+        raise bad_value(f"{path}, line {line}: {column.name}", str(value), "a number, or nothing")
+    return numbers.astype(float)
+
+
+def _reason(row: pd.Series, *, any_hardware: bool) -> str:
     """Why the model cannot judge a row, or an empty text."""
     missing = [name for name in (*NEEDED, "vocab") if pd.isna(row[name])]
     wrong = {
         f"no {', '.join(missing)}": bool(missing),
-        f"no preset for {row.hardware or 'unnamed hardware'}": not any(
-            word in row.hardware.lower() for word in CLUSTERS
-        ),
+        f"no preset for {row.hardware or 'unnamed hardware'}": not any_hardware
+        and not any(word in row.hardware.lower() for word in CLUSTERS),
         f"precision {row.precision} is not modelled": row.precision not in ("", *PRECISIONS),
         "tp x pp x dp is not the number of devices": row.tp * row.pp * row.dp != row.gpus,
         "micro-batch x accumulation x dp is not the global batch": row.gas < 1
@@ -108,20 +139,40 @@ def software_of(row: pd.Series) -> Software:
     return MEGATRON_GPT if name.startswith(("gpt", "megatron", "turing")) else MEGATRON_LLAMA
 
 
-def groups(table: Table, efficiencies: Efficiencies = FITTED) -> Iterator[tuple[pd.Index, Machine, Workload]]:
-    """The rows by hardware, devices a node, precision and software: what one call of the model takes."""
+@dataclass(frozen=True)
+class Part:
+    """Rows of one hardware, devices a node, precision and software; `devices_per_node` is 0 where they do not tell."""
+
+    index: pd.Index
+    hardware: str
+    devices_per_node: int
+    precision: str
+    software: Software
+    work: Workload
+
+
+def parts(table: Table) -> Iterator[Part]:
+    """The rows by what one call of the model takes."""
     rows = table.rows
     software = pd.Series([software_of(row) for _, row in rows.iterrows()], index=rows.index, dtype=object)
     names = software.map(lambda found: found.name)
-    for key, index in rows.groupby(["hardware", "gpus_per_node", "precision", names]).groups.items():
-        hardware, devices_per_node, precision, _ = cast("tuple[str, float, str, str]", key)
-        cluster = cluster_of(hardware, int(devices_per_node))
-        machine = Machine.of(cluster, precision or "bf16", software[index[0]], efficiencies)
-        yield index, machine, workload(rows.loc[index], precision or "bf16")
+    width = rows.gpus_per_node.fillna(0)
+    for key, index in rows.groupby(["hardware", width, "precision", names]).groups.items():
+        hardware, devices_per_node, stated, _ = cast("tuple[str, float, str, str]", key)
+        precision = stated or "bf16"
+        work = workload(rows.loc[index], precision)
+        yield Part(index, hardware, int(devices_per_node), precision, software[index[0]], work)
+
+
+def groups(table: Table, efficiencies: Efficiencies = FITTED) -> Iterator[tuple[pd.Index, Machine, Workload]]:
+    """The rows by hardware, devices a node, precision and software: what one call of the model takes."""
+    for part in parts(table):
+        cluster = cluster_of(part.hardware, part.devices_per_node)
+        yield part.index, Machine.of(cluster, part.precision, part.software, efficiencies), part.work
 
 
 def cluster_of(hardware: str, devices_per_node: int) -> Cluster:
-    """The preset's cluster with so many devices a node, of the memory that their name states."""
+    """The preset's cluster with so many devices a node (0: the preset's own), of the memory that their name states."""
     preset = cluster_preset(next(CLUSTERS[word] for word in CLUSTERS if word in hardware.lower()))
     stated = MEMORY.search(hardware)
     changed = {"memory_gib_per_device": float(stated[1])} if stated else {}
@@ -129,7 +180,7 @@ def cluster_of(hardware: str, devices_per_node: int) -> Cluster:
         **preset
         | changed
         | {
-            "devices_per_node": devices_per_node,
+            "devices_per_node": devices_per_node or preset["devices_per_node"],
             "links": Links(**preset["links"]),
             "peak_tflops": PeakTflops(**preset["peak_tflops"]),
         }

@@ -1,0 +1,110 @@
+"""Timing on all ranks at once, within a budget that they agree on."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+
+Operation = Callable[[], object]
+
+WINDOWS = 3
+"""Each figure is the median of so many windows: one in which something else ran on the machine does no harm."""
+MOST_RUNS = 2000
+LONGEST_WINDOW_S = 0.25
+UNTIMED_RUNS = 2
+"""One that pays for first uses, and one that tells how many fill a window."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One thing to measure. `key` names it; `work` is what its time grows with; `prepare` makes the operation."""
+
+    key: dict[str, Any]
+    work: float
+    prepare: Callable[[], Operation]
+
+
+@dataclass(kw_only=True)
+class Sweep:
+    """What was measured, a row a cell, and what was left out, with the reason."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    left_out: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, other: Self) -> None:
+        """Take another sweep's cells in."""
+        self.rows += other.rows
+        self.left_out += other.left_out
+
+
+def expected(work: float, seen: Sequence[tuple[float, float]]) -> float:
+    """Seconds for so much work, on the line through the last two (work, seconds), but no less than the last took."""
+    if len(seen) < 2:
+        return seen[-1][1] if seen else 0.0
+    (before, before_s), (last, last_s) = seen[-2:]
+    slope = max(last_s - before_s, 0.0) / (last - before) if last > before else 0.0
+    return last_s + slope * max(work - last, 0.0)
+
+
+class Clock:
+    """Times operations that all ranks run at the same time. Every rank calls the same methods in the same order."""
+
+    def __init__(self, device: torch.device) -> None:
+        """It starts now."""
+        self._device = device
+        self._began_s = time.monotonic()
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the clock's start."""
+        return time.monotonic() - self._began_s
+
+    def sweep(self, cells: Iterable[Cell], until_s: float) -> Sweep:
+        """Measure the cells, until about so many seconds after the clock's start.
+
+        The first is always measured. One that would take more than what is left, going by those before, is left out.
+        """
+        cells, found, seen = list(cells), Sweep(), list[tuple[float, float]]()
+        for number, cell in enumerate(cells):
+            left_s = -self.largest(self.now_s - until_s)
+            expected_s = expected(cell.work, seen) * (UNTIMED_RUNS + WINDOWS)
+            if number and (left_s <= 0 or expected_s > left_s):
+                why = f"would take {expected_s:.2g} s of {max(left_s, 0.0):.2g} s that were left"
+                found.left_out.append(cell.key | {"why": why})
+                continue
+            share_s = left_s / (len(cells) - number)
+            mean_s, slowest_s = self.time(cell.prepare(), share_s / (UNTIMED_RUNS + WINDOWS))
+            seen.append((cell.work, mean_s))
+            found.rows.append(cell.key | {"time_s": mean_s, "slowest_rank_s": slowest_s})
+        return found
+
+    def time(self, run: Operation, window_s: float) -> tuple[float, float]:
+        """Seconds of one run: the mean over the ranks and the slowest rank's, with windows of about `window_s`."""
+        self._window(run, 1)
+        first_s = self.largest(self._window(run, 1))
+        runs = int(min(max(min(window_s, LONGEST_WINDOW_S) / max(first_s, 1e-9), 1), MOST_RUNS))
+        own_s = statistics.median(self._window(run, runs) for _ in range(WINDOWS))
+        return self._reduced(own_s, dist.ReduceOp.SUM) / dist.get_world_size(), self.largest(own_s)
+
+    def _window(self, run: Operation, runs: int) -> float:
+        """Seconds of each of so many runs in a row, which all ranks begin together."""
+        self.largest(0.0)
+        start = time.perf_counter()
+        for _ in range(runs):
+            run()
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize()
+        return (time.perf_counter() - start) / runs
+
+    def largest(self, value: float) -> float:
+        """The largest of the ranks' values, on every rank."""
+        return self._reduced(value, dist.ReduceOp.MAX)
+
+    def _reduced(self, value: float, operation: dist.ReduceOp.RedOpType) -> float:
+        shared = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(shared, op=operation)
+        return float(shared.item())
