@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from frontrunner.evaluators.calibration.figures import Calibration
+from frontrunner.evaluators.calibration.step_fit import StepFit
 from frontrunner.evaluators.files import write_json, write_text
-from frontrunner.spaces.cluster import Cluster
+from frontrunner.spaces.cluster import PRECISIONS, Cluster
 
+DIGITS = 6
+"""Significant digits that are written; nothing measured is known better."""
 TABLE_SUFFIX = ".measured.json"
 
 
@@ -39,6 +43,8 @@ def _table(value: Any) -> dict[str, Any] | None:
 
 def _line(key: str, value: Any, note: str | None) -> str:
     """TOML's basic strings escape as JSON's do, and its floats need a point before an exponent or none at all."""
+    if isinstance(value, float):
+        value = float(f"{value:.{DIGITS}g}")
     text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if isinstance(value, str) else repr(value)
     return f"{key} = {text}" + (f"  # {note}" if note else "")
 
@@ -48,12 +54,33 @@ def table_path(out: Path) -> Path:
     return out.with_name(out.stem + TABLE_SUFFIX)
 
 
-def write(out: Path, found: Calibration) -> None:
+def write_measured(out: Path, found: Calibration) -> None:
     """Write the raw measurements and then the cluster file, each whole or not at all."""
     lines = [{field.name: getattr(line, field.name) for field in fields(line)} for line in found.lines]
     write_json(table_path(out), {"taken_at": found.taken_at.isoformat(), "lines": lines} | dict(found.seen))
-    heading = (
-        "What frontrunner calibrate measured; every timing stands in "
-        f'{table_path(out).name}.\nA campaign uses it by  [cluster] file = "{out.name}"'
+    heading = f"Measured by frontrunner calibrate; every timing stands in {table_path(out).name}."
+    write_text(out, cluster_toml(found.cluster, found.notes, f"{heading}\n{_usage(out)}"))
+
+
+def write_fit(out: Path, base: Cluster, fit: StepFit, *, origin: str, taken_at: datetime) -> None:
+    """Write the base cluster with the fitted constants in it, and the error on rows held back."""
+    day = taken_at.strftime("%Y-%m-%d %H:%M UTC")
+    cluster = replace(
+        base,
+        efficiencies={**base.efficiencies, **fit.efficiencies},
+        expected_error=fit.expected_error,
+        source=f"{base.source}; constants fitted {day} to {fit.rows} rows of {origin}",
     )
-    write_text(out, cluster_toml(found.cluster, found.notes, heading))
+    notes = {
+        f"efficiencies.{constant.name}": f"fitted to {constant.rows} rows; was {constant.before:.4g}"
+        for constant in fit.constants
+        if not constant.held
+    }
+    held_back = "whole problems" if fit.by_problem else "every fifth row"
+    for precision in PRECISIONS:
+        notes[f"expected_error.{precision}"] = f"on rows held back, {held_back} at a time"
+    write_text(out, cluster_toml(cluster, notes, f"Constants fitted by frontrunner calibrate.\n{_usage(out)}"))
+
+
+def _usage(out: Path) -> str:
+    return f"A campaign file uses it by  [cluster] file = {json.dumps(out.name)}"

@@ -17,13 +17,17 @@ message goes once for those that are not here."""
 RINGS = ("all-reduce", "reduce-scatter", "all-gather")
 """The collectives of the step-time formulas."""
 FEWEST_POINTS = 2
+LARGE_BYTES = 2**19
+"""From this size on a message tells of bandwidth; smaller ones differ by latency's noise."""
+FELT = 1e-3
+"""A largest message that takes less of the time than this share tells no bandwidth."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
     """time = latency_s + bytes over a link / bytes_per_s, of one collective in groups of one level.
 
-    `bytes_per_s` is None where no time grew with the message. `residual` is the root mean square of the fit's relative
+    `bytes_per_s` is None where no time grew with the message, or no large message was measured. `residual` is the root mean square of the fit's relative
     errors over its `points`.
     """
 
@@ -67,14 +71,14 @@ def lines(seen: Seen) -> tuple[Line, ...]:
         if len(rows) < FEWEST_POINTS:
             continue
         moved = [link_bytes(collective, ranks, row["bytes"]) for row in rows]
-        latency_s, per_byte, residual = _fit([1.0] * len(rows), moved, [row["time_s"] for row in rows])
+        latency_s, bytes_per_s, residual = _fit([1.0] * len(rows), moved, [row["time_s"] for row in rows])
         found.append(
             Line(
                 collective=collective,
                 level=level,
                 ranks=ranks,
                 latency_s=latency_s,
-                bytes_per_s=1 / per_byte if per_byte else None,
+                bytes_per_s=bytes_per_s if max(row["bytes"] for row in rows) >= LARGE_BYTES else None,
                 residual=residual,
                 points=len(rows),
             )
@@ -90,19 +94,19 @@ def ring(seen: Seen, level: str) -> Ring | None:
     ranks = rows[0]["ranks"]
     moved = [link_bytes(row["collective"], ranks, row["bytes"]) for row in rows]
     steps = [hops(row["collective"], ranks) for row in rows]
-    latency_s, per_byte, residual = _fit(steps, moved, [row["time_s"] for row in rows])
+    latency_s, bytes_per_s, residual = _fit(steps, moved, [row["time_s"] for row in rows])
     return Ring(
         level=level,
         ranks=ranks,
         hop_latency_s=latency_s,
-        bytes_per_s=1 / per_byte if per_byte else None,
+        bytes_per_s=bytes_per_s if max(row["bytes"] for row in rows) >= LARGE_BYTES else None,
         residual=residual,
         points=len(rows),
     )
 
 
-def _fit(steps: Sequence[float], moved: Sequence[float], times_s: Sequence[float]) -> tuple[float, float, float]:
-    """Seconds a step and a byte, neither below 0, with the least relative errors; and their root mean square."""
+def _fit(steps: Sequence[float], moved: Sequence[float], times_s: Sequence[float]) -> tuple[float, float | None, float]:
+    """Seconds a step and bytes/s, neither below 0, with the least relative errors; and their root mean square."""
     from scipy.optimize import nnls
 
     times: npt.NDArray[np.float64] = np.asarray(times_s)
@@ -111,7 +115,7 @@ def _fit(steps: Sequence[float], moved: Sequence[float], times_s: Sequence[float
     design = np.column_stack([steps, moved]) / scale / times[:, None]
     found, error = nnls(design, np.ones(len(times)))
     latency_s, per_byte = (found / scale).tolist()
-    return latency_s, per_byte, float(error / np.sqrt(len(times)))
+    return latency_s, 1 / per_byte if found[1] > FELT * times.min() else None, float(error / np.sqrt(len(times)))
 
 
 def _by(rows: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> dict[tuple[Any, ...], list[Mapping[str, Any]]]:

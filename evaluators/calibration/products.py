@@ -16,6 +16,8 @@ from frontrunner.spaces.cluster import Cluster
 
 FEWEST_PRODUCTS = 8
 """Twice as many as there are values to fit."""
+PLACES = 6
+"""Digits after the point of a value's place between its bounds; a solver's 1e-13 is nothing."""
 BOUNDS = {"matmul": (0.5, 1.0), "tile_waves": (0.0, 3.0), "reduction_depth": (0.0, 600.0), "kernel_s": (1e-7, 1e-3)}
 """Between what each is looked for."""
 
@@ -59,7 +61,7 @@ def fit_products(cluster: Cluster, rows: Sequence[Mapping[str, Any]]) -> Product
 
     start = np.clip(([getattr(FITTED, name) for name in names] - low) / (high - low), 0.01, 0.99)
     best = least_squares(errors, start, bounds=(0, 1), loss="soft_l1", f_scale=0.1)
-    found = dict(zip(names, (low + best.x * (high - low)).tolist(), strict=True))
+    found = dict(zip(names, (low + np.round(best.x, PLACES) * (high - low)).tolist(), strict=True))
     return Products(efficiencies=found, residual=float(np.sqrt(np.mean(errors(best.x) ** 2))), points=len(rows))
 
 

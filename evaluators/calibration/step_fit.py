@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.fit import PULL
 from frontrunner.evaluators.analytic.machine import FITTED, Machine
 from frontrunner.evaluators.analytic.measured import OF_SOFTWARE
 from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Rows
-from frontrunner.evaluators.calibration.samples import Sample, Samples
 from frontrunner.spaces.cluster import PRECISIONS, ExpectedError
 from frontrunner.spaces.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from frontrunner.evaluators.calibration.samples import Sample, Samples
 
 BOUNDS = {
     "matmul": (0.3, 1.0),
@@ -36,6 +38,9 @@ BOUNDS = {
     "gradient_overlap": (0.0, 1.0),
 }
 """Between what each constant is looked for: wider than on machines that are all of one kind, as CPUs are slower."""
+PULL = 0.03
+"""What a whole range away from the start costs, against the root mean square error; assumed, as for the fit that ships
+(`analytic/fit.py`): what rows cannot tell apart stays where it was."""
 FEWEST_ROWS = 5
 """A constant that changes fewer rows' times stays as it is, and fewer rows in all are not fitted to."""
 FELT = 0.02

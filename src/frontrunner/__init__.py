@@ -29,14 +29,18 @@ if TYPE_CHECKING:
         status,
         survey,
     )
+    from frontrunner.calibration_api import calibrate, fit_campaign, fit_tables
 
 __version__ = "0.1.0"
 __all__ = [
     "best",
+    "calibrate",
     "campaigns",
     "dataframe",
     "dryrun",
     "failures",
+    "fit_campaign",
+    "fit_tables",
     "launch",
     "pareto",
     "plan",
@@ -52,9 +56,13 @@ __all__ = [
 ]
 
 
+_ELSEWHERE = dict.fromkeys(("calibrate", "fit_campaign", "fit_tables"), "frontrunner.calibration_api")
+"""The module of what is not in `frontrunner.api`."""
+
+
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(import_module("frontrunner.api"), name)
+        return getattr(import_module(_ELSEWHERE.get(name, "frontrunner.api")), name)
     raise AttributeError(f"module 'frontrunner' has no attribute {name!r}")
 
 

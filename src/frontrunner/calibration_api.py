@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,11 +13,13 @@ from frontrunner.campaign_file import named_cluster, parse_cluster
 from frontrunner.evaluators.jobs import TORCH_DEVICES
 from frontrunner.evaluators.this_machine import detect, processors, share_processors
 from frontrunner.spaces.cluster import Cluster
-from frontrunner.spaces.errors import bad_value
+from frontrunner.spaces.errors import InvalidInput, bad_value
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.calibration.figures import Calibration
     from frontrunner.evaluators.calibration.ranks import Place
+    from frontrunner.evaluators.calibration.samples import Samples
+    from frontrunner.evaluators.calibration.step_fit import StepFit
 
 SHORTEST_S = 5.0
 LONGEST_S = 3600.0
@@ -36,7 +40,7 @@ def calibrate(
     detected, without. `device` is torch's word for what is measured. In an allocation every process calls this; rank 0
     writes, and the others return None. Raises `InvalidInput` for what cannot be measured here.
     """
-    from frontrunner.evaluators.calibration.cluster_file import write
+    from frontrunner.evaluators.calibration.cluster_file import write_measured
     from frontrunner.evaluators.calibration.figures import calibration
     from frontrunner.evaluators.calibration.ranks import allocated, in_allocation, measure, this_machine
 
@@ -54,8 +58,76 @@ def calibrate(
     if seen is None:
         return None
     found = calibration(base, seen, taken_at)
-    write(path, found)
+    write_measured(path, found)
     return found
+
+
+def fit_tables(
+    tables: Sequence[str | Path], *, out: str | Path | None = None, cluster: str | Cluster | None = None
+) -> StepFit:
+    """Fit the formulas' constants to tables of measured step times, and judge them on rows held back.
+
+    `out` is the cluster file to write: `cluster` with the constants, or the preset of the rows' hardware. Raises
+    `InvalidInput` for a table that cannot be read and for too few rows.
+    """
+    from frontrunner.evaluators.analytic.tables import read
+    from frontrunner.evaluators.calibration.samples import of_tables
+
+    path = None if out is None else writable(out)
+    base = named_cluster(cluster) if isinstance(cluster, str) else cluster
+    measured = of_tables([read(Path(table), any_hardware=base is not None) for table in tables], base)
+    if path is not None and base is None:
+        base = _their_cluster(measured)
+    return _fitted(measured, path, base, ", ".join(Path(table).name for table in tables))
+
+
+def fit_campaign(
+    campaign: str | None = None,
+    *,
+    store: str | None = None,
+    out: str | Path | None = None,
+    cluster: str | Cluster | None = None,
+) -> StepFit:
+    """Fit the formulas' constants to what a campaign measured; see `fit_tables`.
+
+    `cluster` stands in for the campaign's own, such as a file with this machine's figures in it.
+    """
+    from frontrunner.api import opened, stored_spec
+    from frontrunner.evaluators.calibration.samples import of_outcomes
+
+    path = None if out is None else writable(out)
+    with opened(store) as found:
+        record = found.campaign(campaign)
+        told = found.told(record.id)
+    spec = stored_spec(record)
+    if spec.evaluator == "simulated":
+        raise InvalidInput(f"campaign {record.name} is simulated: it measured nothing that could be fitted to")
+    own = spec.problem.cluster
+    base = named_cluster(cluster) if isinstance(cluster, str) else cluster or own
+    if (base.devices, base.backend) != (own.devices, own.backend):
+        expected = f"{own.devices} {own.backend} devices, on which campaign {record.name} measured"
+        raise bad_value("cluster", f"{base.devices} {base.backend} devices", expected)
+    measured = of_outcomes(told, replace(spec.problem, cluster=base))
+    return _fitted(measured, path, base, f"campaign {record.name}")
+
+
+def _fitted(measured: Samples, path: Path | None, base: Cluster | None, origin: str) -> StepFit:
+    from frontrunner.evaluators.calibration.cluster_file import write_fit
+    from frontrunner.evaluators.calibration.step_fit import fit_steps
+
+    found = fit_steps(measured)
+    if path is not None and base is not None:
+        write_fit(path, base, found, origin=origin, taken_at=datetime.now(UTC))
+    return found
+
+
+def _their_cluster(measured: Samples) -> Cluster:
+    """The cluster that all rows are of."""
+    found = {sample.cluster.device: sample.cluster for sample in measured.samples}
+    if len(found) != 1:
+        devices = ", ".join(sorted(found)) or "none"
+        raise InvalidInput(f"the rows' devices are {devices}: expected one", hint="name it with --cluster")
+    return next(iter(found.values()))
 
 
 def writable(out: str | Path) -> Path:

@@ -20,6 +20,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Estimate": {
         "plan": ("planning:plan", "Judge a file's recipes by formulas, without a machine."),
+        "calibrate": ("calibrating:calibrate", "Measure this machine into a cluster file."),
     },
     "Ask": {
         "best": ("questions:best", "The ranking of a campaign's recipes."),

@@ -42,12 +42,12 @@ class Sweep:
 
 
 def expected(work: float, seen: Sequence[tuple[float, float]]) -> float:
-    """Seconds for so much work, on the line through the last two (work, seconds), but no less than the last took."""
-    if len(seen) < 2:
-        return seen[-1][1] if seen else 0.0
-    (before, before_s), (last, last_s) = seen[-2:]
-    slope = max(last_s - before_s, 0.0) / (last - before) if last > before else 0.0
-    return last_s + slope * max(work - last, 0.0)
+    """Seconds for so much work, on the line through the least and the most of what was seen as (work, seconds)."""
+    if not seen:
+        return 0.0
+    (least, least_s), (most, most_s) = min(seen), max(seen)
+    slope = max(most_s - least_s, 0.0) / (most - least) if most > least else 0.0
+    return least_s + slope * max(work - least, 0.0)
 
 
 class Clock:

@@ -14,8 +14,11 @@ import torch.distributed as dist
 
 from frontrunner.evaluators.trainer.calibration.clock import Cell, Operation
 
-MESSAGE_BYTES = {"cpu": tuple(2**power for power in (10, 13, 16, 19, 22, 24)),
-                 "other": tuple(2**power for power in (10, 13, 16, 19, 22, 25, 28))}  # fmt: skip
+MESSAGE_BYTES = {
+    "cpu": tuple(2**power for power in (10, 22, 16, 19, 13, 24)),
+    "other": tuple(2**power for power in (10, 25, 19, 28, 13, 22, 16)),
+}
+"""A small and a large message first: should time run out, there is a line through them."""
 VALUE_BYTES = 4
 
 
@@ -47,7 +50,7 @@ def levels(ranks_per_node: int) -> list[Level]:
 
 
 def collective_cells(level: Level, collective: str, device: torch.device) -> Iterator[Cell]:
-    """One collective over rising message sizes."""
+    """One collective over message sizes."""
     for size in MESSAGE_BYTES.get(device.type, MESSAGE_BYTES["other"]):
         values = -(-size // VALUE_BYTES // level.ranks) * level.ranks
         key = {"collective": collective, "level": level.name, "ranks": level.ranks, "bytes": values * VALUE_BYTES}
