@@ -76,7 +76,7 @@ def read(path: Path, *, any_hardware: bool = False) -> Table:
     for column in ("status", "attention_kernel", "recompute", "source", "hardware", "model", "precision", "note"):
         if column not in found:
             found[column] = ""
-        found[column] = found[column].fillna("").astype(str)
+        found[column] = found[column].astype(object).fillna("").astype(str)
     gpt = found.model.str.lower().str.startswith("gpt") & found.vocab.isna()
     found.loc[gpt, "vocab"] = GPT2_VOCABULARY
     found["precision"] = found.precision.str.removeprefix("amp_")

@@ -27,8 +27,8 @@ FELT = 1e-3
 class Line:
     """time = latency_s + bytes over a link / bytes_per_s, of one collective in groups of one level.
 
-    `bytes_per_s` is None where no time grew with the message, or no large message was measured. `residual` is the root mean square of the fit's relative
-    errors over its `points`.
+    `bytes_per_s` is None where no time grew with the message, or no large message was measured. `residual` is the root
+    mean square of the fit's relative errors over its `points`.
     """
 
     collective: str

@@ -14,6 +14,8 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 WIDTHS = {"cpu": (128, 512, 2048), "other": (512, 2048, 8192)}
 """Rows, columns and sums of the products: the tokens and widths of models that such a device trains."""
 MIB = 2**20
+Shape = tuple[int, int, int]
+"""m, n, k of [m, k] x [k, n]."""
 STREAM_BYTES = {"cpu": (32 * MIB, 4 * MIB, MIB // 2), "other": (512 * MIB, 128 * MIB, 16 * MIB)}
 """Size of each array: the first is larger than any cache, the last may lie in one."""
 TINY = ModelShape(
@@ -31,14 +33,22 @@ def _of(table: Mapping[str, tuple[int, ...]], device: torch.device) -> tuple[int
 def matmul_cells(device: torch.device, precision: str) -> Iterator[Cell]:
     """[m, k] x [k, n] of one precision: all products of two widths and a sum in which two of the three are equal."""
     widths = _of(WIDTHS, device)
-    shapes = [shape for shape in product(widths, repeat=3) if len(set(shape)) < 3]
-    for m, n, k in sorted(shapes, key=lambda shape: (shape[0] * shape[1] * shape[2], shape)):
+    shapes = [(m, n, k) for m, n, k in product(widths, repeat=3) if len({m, n, k}) < 3]
+    shapes.sort(key=lambda shape: (shape[0] * shape[1] * shape[2], shape))
+    for m, n, k in _spread(shapes):
         key = {"precision": precision, "m": m, "n": n, "k": k}
         prepare = partial(_matmul, device, PRECISIONS[precision], (m, n, k))
         yield Cell(key=key, work=2.0 * m * n * k, prepare=prepare)
 
 
-def _matmul(device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int]) -> Operation:
+def _spread(shapes: list[Shape]) -> list[Shape]:
+    """The first, the middle, the last, then from both ends inwards: time that runs out leaves some of every size."""
+    first = [shapes[0], shapes[len(shapes) // 2], shapes[-1]]
+    inwards = [shapes[place // 2 if place % 2 == 0 else -1 - place // 2] for place in range(len(shapes))]
+    return list(dict.fromkeys(first + inwards))
+
+
+def _matmul(device: torch.device, dtype: torch.dtype, shape: Shape) -> Operation:
     m, n, k = shape
     left = torch.randn(m, k, device=device).to(dtype)
     right = torch.randn(k, n, device=device).to(dtype)

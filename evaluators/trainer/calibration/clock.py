@@ -15,6 +15,9 @@ WINDOWS = 3
 """Each figure is the median of so many windows: one in which something else ran on the machine does no harm."""
 MOST_RUNS = 2000
 LONGEST_WINDOW_S = 0.25
+MEETINGS = 15
+LEAST_SHARE = 0.1
+"""Of a window is the runs' at least, should the ranks' meeting at its end have taken longer than usual."""
 UNTIMED_RUNS = 2
 """One that pays for first uses, and one that tells how many fill a window."""
 
@@ -54,9 +57,10 @@ class Clock:
     """Times operations that all ranks run at the same time. Every rank calls the same methods in the same order."""
 
     def __init__(self, device: torch.device) -> None:
-        """It starts now."""
+        """It starts now, with a few meetings of all ranks to see how long one takes."""
         self._device = device
         self._began_s = time.monotonic()
+        self._meeting_s = self._empty_window_s()
 
     @property
     def now_s(self) -> float:
@@ -77,34 +81,40 @@ class Clock:
                 found.left_out.append(cell.key | {"why": why})
                 continue
             share_s = left_s / (len(cells) - number)
-            mean_s, slowest_s = self.time(cell.prepare(), share_s / (UNTIMED_RUNS + WINDOWS))
-            seen.append((cell.work, mean_s))
-            found.rows.append(cell.key | {"time_s": mean_s, "slowest_rank_s": slowest_s})
+            time_s = self.time(cell.prepare(), share_s / (UNTIMED_RUNS + WINDOWS))
+            seen.append((cell.work, time_s))
+            found.rows.append(cell.key | {"time_s": time_s})
         return found
 
-    def time(self, run: Operation, window_s: float) -> tuple[float, float]:
-        """Seconds of one run: the mean over the ranks and the slowest rank's, with windows of about `window_s`."""
+    def time(self, run: Operation, window_s: float) -> float:
+        """Seconds of one run, with windows of about `window_s`; the same on every rank."""
         self._window(run, 1)
-        first_s = self.largest(self._window(run, 1))
+        first_s = self._window(run, 1)
         runs = int(min(max(min(window_s, LONGEST_WINDOW_S) / max(first_s, 1e-9), 1), MOST_RUNS))
-        own_s = statistics.median(self._window(run, runs) for _ in range(WINDOWS))
-        return self._reduced(own_s, dist.ReduceOp.SUM) / dist.get_world_size(), self.largest(own_s)
+        return statistics.median(self._window(run, runs) for _ in range(WINDOWS))
 
     def _window(self, run: Operation, runs: int) -> float:
-        """Seconds of each of so many runs in a row, which all ranks begin together."""
+        """Seconds of each of so many runs in a row: from when all ranks begin to when the last of them is done.
+
+        A rank's own time would not do: of four that share two cores, each may find a core free while it measures.
+        """
         self.largest(0.0)
         start = time.perf_counter()
         for _ in range(runs):
             run()
         if self._device.type != "cpu":
             torch.accelerator.synchronize()
-        return (time.perf_counter() - start) / runs
+        self.largest(0.0)
+        whole_s = self.largest(time.perf_counter() - start)
+        return max(whole_s - self._meeting_s, LEAST_SHARE * whole_s) / runs
+
+    def _empty_window_s(self) -> float:
+        """What a window's own meeting of the ranks takes."""
+        self._meeting_s = 0.0
+        return statistics.median(self._window(lambda: None, 1) for _ in range(MEETINGS))
 
     def largest(self, value: float) -> float:
         """The largest of the ranks' values, on every rank."""
-        return self._reduced(value, dist.ReduceOp.MAX)
-
-    def _reduced(self, value: float, operation: dist.ReduceOp.RedOpType) -> float:
         shared = torch.tensor([value], dtype=torch.float64)
-        dist.all_reduce(shared, op=operation)
+        dist.all_reduce(shared, op=dist.ReduceOp.MAX)
         return float(shared.item())
