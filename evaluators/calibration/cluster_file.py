@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from frontrunner.evaluators.calibration.figures import Calibration
+from frontrunner.evaluators.calibration.figures import Calibration, busy
 from frontrunner.evaluators.calibration.step_fit import StepFit
 from frontrunner.evaluators.files import write_json, write_text
 from frontrunner.spaces.cluster import PRECISIONS, Cluster
@@ -57,9 +57,13 @@ def table_path(out: Path) -> Path:
 def write_measured(out: Path, found: Calibration) -> None:
     """Write the raw measurements and then the cluster file, each whole or not at all."""
     lines = [{field.name: getattr(line, field.name) for field in fields(line)} for line in found.lines]
-    write_json(table_path(out), {"taken_at": found.taken_at.isoformat(), "lines": lines} | dict(found.seen))
+    write_json(
+        table_path(out),
+        {"taken_at": found.taken_at.isoformat(), "load_before": found.load_before, "lines": lines} | dict(found.seen),
+    )
     heading = f"Measured by frontrunner calibrate; every timing stands in {table_path(out).name}."
-    write_text(out, cluster_toml(found.cluster, found.notes, f"{heading}\n{_usage(out)}"))
+    heading = "\n".join(filter(None, (heading, _usage(out), busy(found))))
+    write_text(out, cluster_toml(found.cluster, found.notes, heading))
 
 
 def write_fit(out: Path, base: Cluster, fit: StepFit, *, origin: str, taken_at: datetime) -> None:

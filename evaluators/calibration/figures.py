@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -13,24 +14,37 @@ from frontrunner.evaluators.calibration.ranks import Seen
 from frontrunner.spaces.cluster import PRECISIONS, Cluster, MatmulTflops, PeakTflops
 
 GIGA = 1e9
+BUSY_SHARE = 0.1
 DIGITS = 4
 """Significant digits that are kept; none of these figures is known better."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """A measured cluster. `notes` says by dotted key what a figure rests on; `lines` holds all collectives' fits."""
+    """A measured cluster. `notes` says by dotted key what a figure rests on; `lines` holds all collectives' fits.
+
+    `load_before` is the load average of the minute before, of processes that wanted a processor; None where unknown.
+    """
 
     cluster: Cluster
     notes: Mapping[str, str]
     lines: tuple[Line, ...]
     seen: Seen
     taken_at: datetime
+    load_before: float | None
 
     @property
     def left_out(self) -> int:
         """How many measurements the budget had no room for."""
         return len(self.seen["left_out"])
+
+
+def busy(found: Calibration) -> str | None:
+    """A sentence where other work kept a tenth of the processors or more busy."""
+    processors = os.cpu_count() or 1
+    if found.load_before is None or found.load_before < BUSY_SHARE * processors:
+        return None
+    return f"other work ran on this machine: load average {found.load_before:.1f} before, on {processors} processors"
 
 
 class _Figures:
@@ -52,7 +66,7 @@ class _Figures:
         )
 
 
-def calibration(base: Cluster, seen: Seen, taken_at: datetime) -> Calibration:
+def calibration(base: Cluster, seen: Seen, taken_at: datetime, load_before: float | None = None) -> Calibration:
     """The base cluster with what was measured on it; figures that were not measured stay as the base has them."""
     found, per_node = _Figures(), seen["ranks_per_node"]
     found.fields["nodes"] = seen["ranks"] // per_node
@@ -69,7 +83,14 @@ def calibration(base: Cluster, seen: Seen, taken_at: datetime) -> Calibration:
         )
     _products(found, base, seen)
     found.fields["source"] = _source(seen, taken_at)
-    return Calibration(cluster=found.cluster(base), notes=found.notes, lines=lines(seen), seen=seen, taken_at=taken_at)
+    return Calibration(
+        cluster=found.cluster(base),
+        notes=found.notes,
+        lines=lines(seen),
+        seen=seen,
+        taken_at=taken_at,
+        load_before=load_before,
+    )
 
 
 def _source(seen: Seen, taken_at: datetime) -> str:

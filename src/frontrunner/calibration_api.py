@@ -53,11 +53,11 @@ def calibrate(
     base = _base(cluster, where.ranks_per_node if where else ranks, device)
     where = where or this_machine(ranks or base.devices_per_node)
     _refuse_elsewhere(base, where)
-    taken_at = datetime.now(UTC)
+    taken_at, load_before = datetime.now(UTC), os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     seen = measure(where, device=TORCH_DEVICES[base.backend], seconds=seconds)
     if seen is None:
         return None
-    found = calibration(base, seen, taken_at)
+    found = calibration(base, seen, taken_at, load_before)
     write_measured(path, found)
     return found
 

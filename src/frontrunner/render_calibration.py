@@ -7,7 +7,7 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
-from frontrunner.evaluators.calibration.figures import Calibration
+from frontrunner.evaluators.calibration.figures import Calibration, busy
 from frontrunner.evaluators.calibration.lines import Line
 from frontrunner.evaluators.calibration.step_fit import Constant, StepFit
 from frontrunner.render import console
@@ -27,6 +27,9 @@ def print_calibration(found: Calibration, out: Path) -> None:
         shown.print(_collectives(found.lines))
     if any(line.residual > NOISY for line in found.lines):
         shown.print(f"! timings lie more than {percent(NOISY, 0)} off the line: other work, or no line", style="dim")
+    disturbed = busy(found)
+    if disturbed:
+        shown.print(f"! {disturbed}", style="yellow", soft_wrap=True)
     if found.left_out:
         left_out = f"{found.left_out} measurements were left out for lack of time; more --seconds has room for them"
         shown.print(left_out, style="dim", soft_wrap=True)

@@ -12,12 +12,14 @@ import torch.distributed as dist
 Operation = Callable[[], object]
 
 WINDOWS = 3
-"""Each figure is the median of so many windows: one in which something else ran on the machine does no harm."""
-MOST_RUNS = 2000
+"""Each figure is of the fastest of so many windows, as in STREAM: what else runs on the machine only adds to them."""
+MOST_RUNS = 20_000
+FASTEST_GROWTH = 20
 LONGEST_WINDOW_S = 0.25
 MEETINGS = 15
-LEAST_SHARE = 0.1
-"""Of a window is the runs' at least, should the ranks' meeting at its end have taken longer than usual."""
+LEAST_MEETINGS = 8
+"""A window lasts half of so many meetings of the ranks at least. One ends it and is taken off, but no more than an
+eighth: it may have been shorter than usual."""
 UNTIMED_RUNS = 2
 """One that pays for first uses, and one that tells how many fill a window."""
 
@@ -60,7 +62,7 @@ class Clock:
         """It starts now, with a few meetings of all ranks to see how long one takes."""
         self._device = device
         self._began_s = time.monotonic()
-        self._meeting_s = self._empty_window_s()
+        self._meeting_s = statistics.median(self._window_s(lambda: None, 1) for _ in range(MEETINGS))
 
     @property
     def now_s(self) -> float:
@@ -88,13 +90,23 @@ class Clock:
 
     def time(self, run: Operation, window_s: float) -> float:
         """Seconds of one run, with windows of about `window_s`; the same on every rank."""
-        self._window(run, 1)
-        first_s = self._window(run, 1)
-        runs = int(min(max(min(window_s, LONGEST_WINDOW_S) / max(first_s, 1e-9), 1), MOST_RUNS))
-        return statistics.median(self._window(run, runs) for _ in range(WINDOWS))
+        window_s = max(min(window_s, LONGEST_WINDOW_S), LEAST_MEETINGS * self._meeting_s)
+        self._window_s(run, 1)
+        runs = self._runs(run, window_s)
+        whole_s = min(self._window_s(run, runs) for _ in range(WINDOWS))
+        return max(whole_s - self._meeting_s, (1 - 1 / LEAST_MEETINGS) * whole_s) / runs
 
-    def _window(self, run: Operation, runs: int) -> float:
-        """Seconds of each of so many runs in a row: from when all ranks begin to when the last of them is done.
+    def _runs(self, run: Operation, window_s: float) -> int:
+        """How many runs fill a window: tried with one, then with more until half of it is filled."""
+        runs = 1
+        while True:
+            whole_s = self._window_s(run, runs)
+            if whole_s > window_s / 2 or runs == MOST_RUNS:
+                return runs
+            runs = min(int(runs * min(max(window_s / whole_s, 2), FASTEST_GROWTH)), MOST_RUNS)
+
+    def _window_s(self, run: Operation, runs: int) -> float:
+        """Seconds from when all ranks begin so many runs to when the last of them is done and all have met.
 
         A rank's own time would not do: of four that share two cores, each may find a core free while it measures.
         """
@@ -105,13 +117,7 @@ class Clock:
         if self._device.type != "cpu":
             torch.accelerator.synchronize()
         self.largest(0.0)
-        whole_s = self.largest(time.perf_counter() - start)
-        return max(whole_s - self._meeting_s, LEAST_SHARE * whole_s) / runs
-
-    def _empty_window_s(self) -> float:
-        """What a window's own meeting of the ranks takes."""
-        self._meeting_s = 0.0
-        return statistics.median(self._window(lambda: None, 1) for _ in range(MEETINGS))
+        return self.largest(time.perf_counter() - start)
 
     def largest(self, value: float) -> float:
         """The largest of the ranks' values, on every rank."""
