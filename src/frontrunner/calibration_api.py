@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +25,9 @@ SHORTEST_S = 5.0
 LONGEST_S = 3600.0
 MOST_RANKS = 1024
 
+OnStart = Callable[["Place"], None]
+"""Called once everything is checked, with the ranks that this process is about to start."""
+
 
 def calibrate(
     out: str | Path,
@@ -33,6 +36,7 @@ def calibrate(
     device: str | None = None,
     seconds: float = 60.0,
     cluster: str | Cluster | None = None,
+    on_start: OnStart | None = None,
 ) -> Calibration | None:
     """Measure this machine, or the allocation that torchrun's environment variables describe, into a cluster file.
 
@@ -54,6 +58,8 @@ def calibrate(
     where = where or this_machine(ranks or base.devices_per_node)
     _refuse_elsewhere(base, where)
     taken_at, load_before = datetime.now(UTC), os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    if on_start is not None:
+        on_start(where)
     seen = measure(where, device=TORCH_DEVICES[base.backend], seconds=seconds)
     if seen is None:
         return None

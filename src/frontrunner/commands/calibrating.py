@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from frontrunner.commands.options import json_option, print_json, store_option
 from frontrunner.spaces.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from frontrunner.evaluators.calibration.ranks import Place
     from frontrunner.evaluators.calibration.step_fit import StepFit
     from frontrunner.spaces.cluster import Cluster
 
@@ -90,9 +90,11 @@ def _measure(
 ) -> None:
     from frontrunner.calibration_api import calibrate as measure
 
-    if os.environ.get("RANK", "0") == "0":
-        click.echo(f"measuring for about {seconds:g} s, once the ranks have started", err=True)
-    found = measure(out, ranks=ranks, device=device, seconds=seconds, cluster=base)
+    def on_start(where: Place) -> None:
+        if where.writes:
+            click.echo(f"measuring with {where.ranks} ranks, for about {seconds:g} s once they have started", err=True)
+
+    found = measure(out, ranks=ranks, device=device, seconds=seconds, cluster=base, on_start=on_start)
     if found is None:
         return  # another rank of the allocation says it
     if as_json:
