@@ -1,106 +1,45 @@
 """How well the analytic model tells measured step times, memory and failures: on tables it saw and on ones left out.
 
-    python benchmarks/model_accuracy.py TABLE.csv... [--fit TABLE.csv...] [--cross-validate] [--json OUT]
+    python benchmarks/model_accuracy.py TABLE.csv... [--fit TABLE.csv...] [--cross-validate] [--worst N] [--json OUT]
 
 TABLE.csv has one measured configuration a row (evaluators/analytic/tables.py says which columns). Without --fit the
 constants that ship are judged; with it they are fitted to the tables after it first. --cross-validate judges each
-table once more with constants fitted to all the others. Per problem (rows of one model, sequence length, batch and
-machine) stand the rank correlation, the regret of the model's first choice, and the probes its order needs to come
-within 5 % of the best measured.
+table once more with constants fitted to all the others, and each problem with constants fitted to other problems of
+all tables. Per problem (rows of one model, sequence length, batch and machine) stand the rank correlation, the regret
+of the model's first choice, and the probes its order needs to come within 5 % of the best measured. --worst lists as
+many rows of each table that miss the bar by most.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pandas as pd
+from rich import box
 from rich.console import Console
 from rich.table import Table as Shown
 
+from frontrunner.evaluators.analytic.accuracy import BARS, by_problem, by_table, judged, summary
+from frontrunner.evaluators.analytic.doubt import FASTER_THAN_NEEDED
 from frontrunner.evaluators.analytic.estimate import ROWS_AT_ONCE
 from frontrunner.evaluators.analytic.fit import fitted, predicted
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import peak_memory
 from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.evaluators.analytic.step import step_time
-from frontrunner.evaluators.analytic.tables import Table, cluster_of, groups, read
+from frontrunner.evaluators.analytic.tables import Table, read
 from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.spaces.cluster import Cluster, Links, PeakTflops
 
-CLOSE = 1.05
 SPEED_ROWS = 500_000
-
-
-def judged(table: Table, constants: dict[str, float]) -> dict[str, object]:
-    """The figures of one table."""
-    rows = table.rows.assign(predicted_s=predicted(table, constants), memory_gib=memory_gib(table))
-    timed = rows[(rows.status == "ok") & rows.step_time_s.notna()]
-    error = (timed.predicted_s / timed.step_time_s - 1).abs()
-    known = rows[(rows.status == "ok") & rows.peak_mem_gb.notna()]
-    limit = pd.Series(np.nan, index=rows.index)
-    for index, _, _ in groups(table):
-        limit[index] = memory_limit_gib(table, index)
-    refused = rows.memory_gib > limit
-    failed = rows.status == "oom"
-    return {
-        "rows": len(timed),
-        "refused": table.refused,
-        "mape": _mean(error),
-        "median_ape": float(error.median()) if len(error) else None,
-        "bias": float(np.exp(np.log(timed.predicted_s / timed.step_time_s).mean())) if len(timed) else None,
-        "memory_rows": len(known),
-        "memory_mape": _mean((known.memory_gib / known.peak_mem_gb - 1).abs()),
-        "oom": {
-            "tp": int((failed & refused).sum()),
-            "fp": int((~failed & refused).sum()),
-            "fn": int((failed & ~refused).sum()),
-            "tn": int((~failed & ~refused).sum()),
-        },
-        "problems": {str(name): ranked(part) for name, part in timed.groupby("problem") if len(part) > 2},
-    }
-
-
-def memory_gib(table: Table) -> np.ndarray:
-    """Predicted peak memory of the fullest rank."""
-    found = np.full(len(table.rows), np.nan)
-    for index, machine, work in groups(table):
-        found[index] = peak_memory(machine, work).total / 2**30
-    return found
-
-
-def memory_limit_gib(table: Table, index: pd.Index) -> float:
-    """What a device of these rows has."""
-    row = table.rows.loc[index[0]]
-    return cluster_of(row.hardware, int(row.gpus_per_node)).memory_gib_per_device
-
-
-def ranked(rows: pd.DataFrame) -> dict[str, float | int]:
-    """How the model orders one problem's rows."""
-    order = rows.sort_values("predicted_s").step_time_s.to_numpy()
-    best = order.min()
-    return {
-        "rows": len(rows),
-        "spearman": float(rows.predicted_s.corr(rows.step_time_s, method="spearman")),
-        "regret": float(order[0] / best - 1),
-        "probes_to_5pct": int(np.argmax(order <= best * CLOSE)) + 1,
-    }
-
-
-def summary(tables: dict[str, dict[str, object]]) -> dict[str, float | None]:
-    """Over all rows, and over all problems."""
-    rows = sum(table["rows"] for table in tables.values())
-    problems = [problem for table in tables.values() for problem in table["problems"].values()]
-    probes = np.array([problem["probes_to_5pct"] for problem in problems], dtype=float)
-    weighed = sum(table["mape"] * table["rows"] for table in tables.values() if table["rows"])
-    return {
-        "mape": weighed / rows if rows else None,
-        "probes_to_5pct_mean": _mean(probes),
-        "probes_to_5pct_geomean": float(np.exp(np.log(probes).mean())) if len(probes) else None,
-    }
+WIDTH = 170
+COLUMNS = ("table", "rows", "refused", "MAPE", "median", "bias", "over bar", "memory", "oom right", "missed", "wrong",
+           "best refused", "problems", "spearman", "regret", "probes")  # fmt: skip
 
 
 def recipes_per_second() -> float:
@@ -143,57 +82,129 @@ def recipes_per_second() -> float:
     return SPEED_ROWS / best
 
 
-def _mean(values: pd.Series | np.ndarray) -> float | None:
-    return float(np.mean(values)) if len(values) else None
-
-
-def show(title: str, tables: dict[str, dict[str, object]]) -> None:
-    """The figures as a table on standard output."""
-    shown = Shown(title=title, title_justify="left")
-    for name in ("table", "rows", "refused", "MAPE", "median", "bias", "memory", "oom right", "missed", "wrong",
-                 "problems", "spearman", "regret", "probes"):  # fmt: skip
+def show(out: Console, title: str, tables: dict[str, dict[str, Any]]) -> None:
+    """The figures as a table on standard output, and what they come to."""
+    shown = Shown(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in COLUMNS:
         shown.add_column(name, justify="left" if name == "table" else "right")
     for name, table in tables.items():
-        oom, problems = table["oom"], list(table["problems"].values())
-        all_rows = sum(oom.values())
-        right = f"{(oom['tp'] + oom['tn']) / all_rows:.1%}" if oom["tp"] + oom["fn"] else "-"
-        memory = f"{table['memory_mape']:.1%}" if table["memory_mape"] is not None else "-"
-        over = [
-            f"{np.nanmean([p[key] for p in problems]):.2f}" if problems else "-"
-            for key in ("spearman", "regret", "probes_to_5pct")
-        ]
-        times = [f"{table[key]:.1%}" if table["rows"] else "-" for key in ("mape", "median_ape")]
-        bias = f"{table['bias']:.2f}" if table["rows"] else "-"
-        shown.add_row(name, str(table["rows"]), str(sum(table["refused"].values())), *times, bias, memory, right,
-                      str(oom["fn"]), str(oom["fp"]), str(len(problems)), *over)  # fmt: skip
-    Console(width=150).print(shown)
+        shown.add_row(name, *_cells(table))
+    out.print(shown)
+    whole = summary(tables)
+    for kind, bar in BARS.items():
+        told = whole[kind]
+        if told["rows"]:
+            probes = "" if told["problems"] == 0 else f", {told['probes_to_5pct_mean']:.2f} probes ({told['problems']})"
+            out.print(f"{kind.replace('_', ' ')}: {told['rows']} rows, {told['mape']:.1%} off (bar {bar:.0%}){probes}")
 
 
-def main() -> None:
-    """Judge the tables named on the command line."""
+def _cells(table: dict[str, Any]) -> list[str]:
+    oom, problems = table["oom"], list(table["problems"].values())
+    right = f"{(oom['tp'] + oom['tn']) / sum(oom.values()):.1%}" if oom["tp"] + oom["fn"] else "-"
+    over = [_mean([p[key] for p in problems]) for key in ("spearman", "regret", "probes_to_5pct")]
+    times = [f"{table[key]:.1%}" if table["rows"] else "-" for key in ("mape", "median_ape")]
+    return [
+        str(table["rows"]),
+        str(sum(table["refused"].values())),
+        *times,
+        f"{table['bias']:.2f}" if table["rows"] else "-",
+        str(table["over_bar"]),
+        f"{table['memory_mape']:.1%}" if table["memory_mape"] is not None else "-",
+        right,
+        str(oom["fn"]),
+        str(oom["fp"]),
+        f"{table['best_refused']}/{table['best_rows']}",
+        str(len(problems)),
+        *over,
+    ]
+
+
+def _mean(values: list[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{np.mean(known):.2f}" if known else "-"
+
+
+def show_rows(out: Console, title: str, rows: list[dict[str, Any]]) -> None:
+    """Single rows, a line each."""
+    shown = Shown(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    columns = (
+        "model",
+        "hardware",
+        "gpus",
+        "tp x pp x dp",
+        "vpp",
+        "batch",
+        "zero",
+        "recompute",
+        "measured",
+        "told",
+        "off",
+    )
+    for name in columns:
+        shown.add_column(name, justify="left" if name in ("model", "hardware", "recompute") else "right")
+    for row in rows:
+        layout = " x ".join(f"{row[name]:.0f}" for name in ("tp", "pp", "dp"))
+        few = ["-" if row[name] is None else f"{row[name]:.0f}" for name in ("vpp", "zero")]
+        batch = f"{row['mbs']:.0f} x {row['gas']:.0f}"
+        times = (f"{row['step_time_s']:.4g} s", f"{row['predicted_s']:.4g} s", f"{row['error']:.0%}")
+        shown.add_row(row["model"], row["hardware"], f"{row['gpus']:.0f}", layout, few[0], batch, few[1],
+                      row["recompute"] or "-", *times)  # fmt: skip
+    out.print(shown)
+
+
+def options() -> argparse.Namespace:
+    """What the command line says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tables", nargs="+", type=Path)
     parser.add_argument("--fit", nargs="+", type=Path, default=[])
     parser.add_argument("--cross-validate", action="store_true")
+    parser.add_argument("--worst", type=int, default=0, metavar="N")
     parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    tables = {path.stem: read(path) for path in options.tables}
-    constants = fitted([read(path) for path in options.fit]) if options.fit else {}
-    found = {name: judged(table, constants) for name, table in tables.items()}
-    show("fitted constants" if options.fit else "shipped constants", found)
-    told: dict[str, object] = {"tables": found, "summary": summary(found), "constants": constants}
-    if options.cross_validate:
-        others = {name: [table for other, table in tables.items() if other != name] for name in tables}
-        left_out = {name: judged(table, fitted(others[name])) for name, table in tables.items()}
-        show("each table judged with constants fitted to the others", left_out)
-        told["cross_validated"] = {"tables": left_out, "summary": summary(left_out)}
+    return parser.parse_args()
+
+
+def read_all(paths: list[Path]) -> dict[str, Table]:
+    """The tables by name; ends the program with a message where one cannot be read."""
+    try:
+        return {path.stem: read(path) for path in paths}
+    except (OSError, ValueError) as error:
+        sys.exit(f"model_accuracy: {error}")
+
+
+def main() -> None:
+    """Judge the tables named on the command line."""
+    chosen, out = options(), Console(width=WIDTH)
+    tables = read_all(chosen.tables)
+    constants = fitted(list(read_all(chosen.fit).values())) if chosen.fit else {}
+    found = {name: judged(table, predicted(table, constants), worst=chosen.worst) for name, table in tables.items()}
+    show(out, "fitted constants" if chosen.fit else "shipped constants", found)
+    told: dict[str, Any] = {"tables": found, "summary": summary(found), "constants": constants}
+    if chosen.cross_validate:
+        ways = {
+            "cross_validated": ("each table judged with constants fitted to the others", by_table),
+            "cross_validated_by_problem": (
+                "each problem judged with constants fitted to others of all tables",
+                by_problem,
+            ),
+        }
+        for key, (title, folds) in ways.items():
+            left_out = {name: judged(tables[name], times, worst=chosen.worst) for name, times in folds(tables).items()}
+            show(out, title, left_out)
+            told[key] = {"tables": left_out, "summary": summary(left_out)}
     told["recipes_per_second"] = recipes_per_second()
-    print(f"{told['recipes_per_second']:,.0f} recipes a second, time and memory, over {SPEED_ROWS:,} on one core")
     for name, table in found.items():
+        if table["worst"]:
+            show_rows(out, f"{name}: the worst of {table['over_bar']} rows over the bar", table["worst"])
+        if table["implausible"]:
+            title = (
+                f"{name}: implausible, more than {FASTER_THAN_NEEDED:.1f} times as fast as the formulas find possible"
+            )
+            show_rows(out, title, table["implausible"])
         for reason, count in table["refused"].items():
             print(f"{name}: {count} rows refused: {reason}")
-    if options.json:
-        options.json.write_text(json.dumps(told, indent=1))
+    print(f"{told['recipes_per_second']:,.0f} recipes a second, time and memory, over {SPEED_ROWS:,} on one core")
+    if chosen.json:
+        chosen.json.write_text(json.dumps(told, indent=1))
 
 
 if __name__ == "__main__":

@@ -57,7 +57,8 @@ def measurement(
 ) -> Measurement | Failure:
     """The outcome of a probe that ran to its end, from its `result.json`.
 
-    `Failure` of kind NOT_FINITE where the loss was not, IMPLAUSIBLE where the numbers cannot be true.
+    `Failure` of kind NOT_FINITE where the loss was not, IMPLAUSIBLE where the numbers cannot be true: above the
+    device's peak, or faster than the formulas can explain (`analytic/doubt.py`).
     Raises KeyError, TypeError or ValueError for a file that is not a result.
     """
     if result["status"] == "not-finite":
@@ -82,7 +83,10 @@ def measurement(
         build_time_s=float(result["build_time_s"]),
         first_step_time_s=float(result["first_step_time_s"]),
     )
+    from frontrunner.evaluators.analytic.doubt import why_too_fast  # numpy, which counting alone does not need
+
     doubt = implausibility(measured, problem.cluster.peak_flops(problem.precision))
+    doubt = doubt or why_too_fast(recipe, problem, median)
     if doubt is not None:
         return Failure(kind=FailureKind.IMPLAUSIBLE, message=doubt, node_seconds=node_seconds)
     return measured

@@ -14,9 +14,10 @@ def torch_compile(recipe: Recipe, _: Problem) -> Reason | None:
     """A compiled layer is one piece to whatever would look into it."""
     if not recipe.compile:
         return None
-    if recipe.tensor_parallel > 1:
+    if recipe.recompute == "full" and recipe.tensor_parallel > 1:
         return Reason(
-            "compile-tensor", "torch 2.13 raises in the backward pass of compiled layers that are tensor-parallel"
+            "compile-recompute-tensor",
+            "torch 2.13 raises where a compiled tensor-parallel layer is to be recomputed: use recompute none",
         )
     if recipe.recompute == "selective":
         return Reason(
@@ -49,10 +50,6 @@ def torch_host_memory(recipe: Recipe, problem: Problem) -> Reason | None:
     """What moves to the host's memory needs a device that has another, and a time when the device can do without."""
     if recipe.offload not in ("none", "optimizer+parameters"):
         return Reason("torch-offload", f"the torch engine offloads optimizer+parameters or none, not {recipe.offload}")
-    if recipe.activation_offload and recipe.tensor_parallel > 1:
-        return Reason(
-            "activation-offload-tensor", "tensor-parallel layers keep DTensors, which activation_offload cannot move"
-        )
     moves = recipe.activation_offload or recipe.offload != "none"
     if moves and problem.cluster.backend == "cpu":
         return Reason("offload-cpu", "a cpu device computes in the host's memory: there is no other to offload to")

@@ -85,9 +85,10 @@ def feed_forward_products(machine: Machine, work: Workload) -> Passes:
 def _attention(machine: Machine, work: Workload) -> Passes:
     """Scores, softmax and their product with the values: fused (arXiv 2307.08691), or a kernel each."""
     eff = machine.efficiencies
-    flops = 4 * work.micro_batch_seqs * work.sequence_length**2 * work.hidden / work.tensor_parallel
+    ways = work.tensor_parallel * work.context_parallel
+    flops = 4 * work.micro_batch_seqs * work.sequence_length**2 * work.hidden / ways
     causal = flops / 2 / machine.matmul_flops
-    scores = work.micro_batch_seqs * work.heads / work.tensor_parallel * work.sequence_length**2 * work.bytes_per_value
+    scores = work.micro_batch_seqs * work.heads / ways * work.sequence_length**2 * work.bytes_per_value
     # Times that the scores are written and read: product, scale and softmax, dropout, product; backward likewise.
     times = (6.5, 9.5) if machine.software.dropout else (4.0, 7.0)
     traffic = eff.scores * scores / machine.memory_bytes_per_s
@@ -105,26 +106,35 @@ def _attention(machine: Machine, work: Workload) -> Passes:
 
 
 def _elementwise(machine: Machine, work: Workload) -> Passes:
-    """Norms, residual sums, rotation and activation: values moved over bandwidth, backward twice the forward's."""
+    """Norms, residual sums, rotation and activation: values moved over bandwidth, backward twice the forward's.
+
+    Compiled, rotation and activation are a kernel each, and half as many kernels start (assumed).
+    """
     eff, software = machine.efficiencies, machine.software
     shards = np.where(work.sequence_parallel, work.tensor_parallel, 1.0)
     between = (11.0 if software.dropout else 10.0) * work.hidden / shards
-    apart = 1.0 if software.fused_kernels else 2.0
+    apart = 1.0 if software.fused_kernels else np.where(work.compiled, 1.0, 2.0)
     inside = np.where(work.rotary, 2.0 + 2.0 * apart, 2.0) * (work.hidden + work.kv_hidden)
     inside = inside + np.where(work.ffn_matrices == 3, 2.0 + apart, 2.0) * work.ffn_hidden
     values = eff.elementwise * work.tokens * (between + inside / work.tensor_parallel)
-    forward = values * work.bytes_per_value / machine.memory_bytes_per_s + 8 * eff.kernel_s
+    forward = values * work.bytes_per_value / machine.memory_bytes_per_s
+    forward = forward + np.where(work.compiled, 4.0, 8.0) * eff.kernel_s
     return Passes(forward=forward, backward=2 * forward)
 
 
 def head(machine: Machine, work: Workload) -> Passes:
-    """The output projection and the loss; in pieces, both run forward once more."""
-    share = work.vocabulary / work.tensor_parallel
+    """The output projection and the loss; in pieces, both run forward once more.
+
+    In fp32, logits are converted, their maximum, exponentials and sum taken, and backward the softmax less one.
+    Compiled in one piece, the loss reads the logits twice and writes their gradient.
+    """
+    share = work.vocabulary / (work.tensor_parallel if machine.software.splits_tables else 1.0)
     projection = linear(machine, work.tokens, work.hidden, share, work.bytes_per_value)
     logits = work.tokens * (share if machine.software.sharded_logits else work.vocabulary)
-    # In fp32: logits converted, their maximum, exponentials and sum; backward, the softmax less one.
-    forward = projection.forward + (work.bytes_per_value + 16) * logits / machine.memory_bytes_per_s
-    backward = projection.backward + (work.bytes_per_value + 12) * logits / machine.memory_bytes_per_s
+    wide = np.where(work.compiled & (work.loss_chunks == 1), work.bytes_per_value, 16.0)
+    each_s = logits / machine.memory_bytes_per_s
+    forward = projection.forward + (work.bytes_per_value + wide) * each_s
+    backward = projection.backward + (work.bytes_per_value + np.minimum(wide, 12.0)) * each_s
     return Passes(forward=forward, backward=backward + np.where(work.loss_chunks > 1, forward, 0.0))
 
 

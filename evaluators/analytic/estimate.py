@@ -8,10 +8,19 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from frontrunner.evaluators.analytic.host import host_memory
 from frontrunner.evaluators.analytic.machine import Machine, assumptions
 from frontrunner.evaluators.analytic.memory import PeakMemory, peak_memory
-from frontrunner.evaluators.analytic.software import FRONTRUNNER
-from frontrunner.evaluators.analytic.step import StepTime, step_time
+from frontrunner.evaluators.analytic.software import ENGINES
+from frontrunner.evaluators.analytic.step import StepTime, fullest_parameters, step_time
+from frontrunner.evaluators.analytic.trust import (
+    UNKNOWN_HARDWARE_ERROR,
+    expected_error,
+    is_judged,
+    moves_to_host,
+    own_error,
+    unjudged,
+)
 from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.evaluators.measure import rates
 from frontrunner.spaces.document import recipe_id
@@ -21,14 +30,8 @@ from frontrunner.spaces.recipe import Recipe
 ROWS_AT_ONCE = 16_384
 """So many rows of the arrays in between fit a core's cache: 1.5 times as fast as half a million at once."""
 
-EXPECTED_ERROR = 0.15
-"""Mean error of step time on tables of A100 measurements that the constants were not fitted to (docs/planning.md)."""
-JUDGED_DEVICES = frozenset({"a100-40gb", "a100-80gb"})
-"""The devices of `EXPECTED_ERROR`, in 16 bits."""
-UNKNOWN_HARDWARE_ERROR = 0.5
-"""Stated for other devices, for fp32, and where the cluster leaves out a figure that the estimate needs: a guess. On
-tables of V100 and H100 the mean error was 17 to 55 % (docs/measurements.md)."""
 UNJUDGED = "the formulas' constants were judged on A100 in 16 bits alone"
+HOST_UNLIMITED = "what offloading keeps in the host's memory is told, not limited: a cluster file does not say how much"
 SHARED_CPU = "ranks on one machine's CPU share its cores; the formulas give each its own, so trust no order among these"
 MEASURED_TOGETHER = (
     "the figures are those of ranks that are all busy on one CPU; where some wait, as in pipelines, others are faster"
@@ -43,6 +46,8 @@ class Estimate:
 
     `step_parts_s` adds up to `step_time_s`, `memory_parts_bytes` to `peak_memory_bytes`: the fullest rank's. `limit`
     is the largest part of the step that is not computing, or "compute", or "memory" where the recipe does not fit.
+    `host_memory_bytes_per_rank` is what offloading keeps in the host's memory. `unjudged` are the choices whose
+    formulas no measurement has judged; `expected_error` is the share by which the step time is off on average.
     """
 
     recipe_id: str
@@ -52,10 +57,13 @@ class Estimate:
     model_tflops_per_device: float
     mfu: float | None
     peak_memory_bytes: int
+    host_memory_bytes_per_rank: int
     fits: bool
     limit: str
     step_parts_s: Mapping[str, float]
     memory_parts_bytes: Mapping[str, float]
+    unjudged: tuple[str, ...]
+    expected_error: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +72,7 @@ class Plan:
 
     `not_modelled` counts the legal recipes that the formulas leave out, by reason. `assumed` are the keys of the
     cluster that were not given and for which a common value stands; `expected_error` is the share by which a step
-    time is off on average. `remarks` say what else the formulas do not know.
+    time is off on average where nothing is `unjudged`. `remarks` say what else the formulas do not know.
     """
 
     estimates: tuple[Estimate, ...]
@@ -95,25 +103,37 @@ def plan(recipes: Sequence[Recipe], problem: Problem) -> Plan:
     left_out = Counter(reason for recipe in recipes if (reason := not_modelled(recipe)))
     judged = estimate([recipe for recipe in recipes if not not_modelled(recipe)], problem)
     cluster = problem.cluster
-    own_error: float | None = getattr(cluster.expected_error, problem.precision)
-    assumed = () if own_error else assumptions(cluster, problem.precision)  # such an error was measured with them
-    measured = cluster.matmul_flops(problem.precision) is not None
-    is_judged = cluster.device in JUDGED_DEVICES and problem.precision != "fp32"
-    stated = EXPECTED_ERROR if is_judged else UNKNOWN_HARDWARE_ERROR
-    remarks = {
-        UNJUDGED: own_error is None and not is_judged,
-        SHARED_CPU: cluster.backend == "cpu" and not measured,
-        MEASURED_TOGETHER: cluster.backend == "cpu" and measured,
-    }
     return Plan(
         estimates=tuple(sorted(judged, key=_order)),
         legal=len(recipes),
         not_modelled=dict(left_out),
         memory_limit_bytes=cluster.memory_bytes_per_device,
-        assumed=assumed,
-        expected_error=own_error or (UNKNOWN_HARDWARE_ERROR if assumed else stated),
-        remarks=tuple(remark for remark, holds in remarks.items() if holds),
+        assumed=_assumed(recipes, problem),
+        expected_error=expected_error(problem),
+        remarks=_remarks(judged, problem),
     )
+
+
+def _assumed(recipes: Sequence[Recipe], problem: Problem) -> tuple[str, ...]:
+    if own_error(problem) is not None:
+        return ()  # it was measured with whatever is assumed
+    offloads = any(moves_to_host(recipe) for recipe in recipes)
+    return assumptions(problem.cluster, problem.precision, offloads=offloads)
+
+
+def _remarks(judged: Sequence[Estimate], problem: Problem) -> tuple[str, ...]:
+    unknown = sorted({choice for found in judged for choice in found.unjudged})
+    often = sum(bool(found.unjudged) for found in judged)
+    on_cpu, measured = problem.cluster.backend == "cpu", problem.cluster.matmul_flops(problem.precision) is not None
+    remarks = {
+        UNJUDGED: not is_judged(problem),
+        SHARED_CPU: on_cpu and not measured,
+        MEASURED_TOGETHER: on_cpu and measured,
+        f"no measurement has judged {', '.join(unknown)}: {often:,} recipes with these may be off by "
+        f"{UNKNOWN_HARDWARE_ERROR * 100:.0f} %": bool(unknown),
+        HOST_UNLIMITED: any(found.host_memory_bytes_per_rank for found in judged),
+    }
+    return tuple(remark for remark, holds in remarks.items() if holds)
 
 
 def _order(estimate: Estimate) -> tuple[bool, float, str]:
@@ -123,37 +143,33 @@ def _order(estimate: Estimate) -> tuple[bool, float, str]:
 
 def not_modelled(recipe: Recipe) -> str | None:
     """Why the formulas cannot judge a recipe, or None."""
-    levers = {
-        "the deepspeed engine": recipe.engine != "torch",
-        "context parallelism": recipe.context_parallel > 1,
-        "compile": recipe.compile,
-        "activation offload": recipe.activation_offload,
-        "offload": recipe.offload != "none",
-        "a secondary partition": recipe.secondary_partition > 1,
-    }
-    return next((name for name, moved in levers.items() if moved), None)
+    return "offload to NVMe" if recipe.offload == "nvme" else None
 
 
 def estimate(recipes: Sequence[Recipe], problem: Problem) -> list[Estimate]:
     """The recipes in order; each must be one that `not_modelled` lets pass."""
-    machine = Machine.of(problem.cluster, problem.precision, FRONTRUNNER)
-    found: list[Estimate] = []
-    for start in range(0, len(recipes), ROWS_AT_ONCE):
-        block = recipes[start : start + ROWS_AT_ONCE]
-        work = Workload.of(block, problem)
-        found.extend(_rows(block, problem, step_time(machine, work), peak_memory(machine, work)))
-    return found
+    found: dict[int, Estimate] = {}
+    for engine, software in ENGINES.items():
+        machine = Machine.of(problem.cluster, problem.precision, software)
+        places = [place for place, recipe in enumerate(recipes) if recipe.engine == engine]
+        for start in range(0, len(places), ROWS_AT_ONCE):
+            block = places[start : start + ROWS_AT_ONCE]
+            found.update(zip(block, _estimated([recipes[place] for place in block], problem, machine), strict=True))
+    return [found[place] for place in range(len(recipes))]
 
 
-def _rows(block: Sequence[Recipe], problem: Problem, step: StepTime, memory: PeakMemory) -> list[Estimate]:
-    times, sizes = _columns(step, len(block)), _columns(memory, len(block))
-    limit = problem.cluster.memory_bytes_per_device
+def _estimated(block: Sequence[Recipe], problem: Problem, machine: Machine) -> list[Estimate]:
+    work = Workload.of(block, problem)
+    times = _columns(step_time(machine, work), len(block))
+    sizes = _columns(peak_memory(machine, work), len(block))
+    on_host = np.broadcast_to(host_memory(machine, work, fullest_parameters(machine, work)), len(block))
+    known_error, limit = expected_error(problem), problem.cluster.memory_bytes_per_device
     found = []
     for row, recipe in enumerate(block):
         step_parts = {name: float(column[row]) for name, column in times.items()}
         memory_parts = {name: float(column[row]) for name, column in sizes.items()}
         seconds, peak = sum(step_parts.values()), int(sum(memory_parts.values()))
-        rate = rates(recipe, problem, seconds)
+        rate, unknown = rates(recipe, problem, seconds), unjudged(recipe)
         found.append(
             Estimate(
                 recipe_id=recipe_id(problem, recipe),
@@ -163,10 +179,13 @@ def _rows(block: Sequence[Recipe], problem: Problem, step: StepTime, memory: Pea
                 model_tflops_per_device=rate["model_tflops_per_device"] or 0.0,
                 mfu=rate["mfu"],
                 peak_memory_bytes=peak,
+                host_memory_bytes_per_rank=int(on_host[row]),
                 fits=peak <= limit,
                 limit=_limit(step_parts) if peak <= limit else "memory",
                 step_parts_s=step_parts,
                 memory_parts_bytes=memory_parts,
+                unjudged=unknown,
+                expected_error=UNKNOWN_HARDWARE_ERROR if unknown else known_error,
             )
         )
     return found

@@ -57,7 +57,9 @@ ASSUMED_PEAK_FLOPS = 1e14
 ASSUMED_MEMORY_BYTES_PER_S = 1e12
 ASSUMED_NODE_BYTES_PER_S = 50e9
 ASSUMED_NIC_BYTES_PER_S = 12.5e9
-"""For what a cluster file leaves out; an estimate that needs one of them is marked as uncertain."""
+ASSUMED_HOST_BYTES_PER_S = 25e9
+"""For what a cluster file leaves out; an estimate that needs one of them is marked as uncertain. The host's link is
+PCIe 4 x 16's 31.5 GB/s less a fifth."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +73,7 @@ class Machine:
     pair_bytes_per_s: float
     node_bytes_per_s: float
     network_bytes_per_s_per_node: float
+    host_bytes_per_s: float
     runtime_bytes: float
     efficiencies: Efficiencies
     software: Software
@@ -94,6 +97,7 @@ class Machine:
             pair_bytes_per_s=max(pair, node),
             node_bytes_per_s=node,
             network_bytes_per_s_per_node=ports * efficiencies.network_links,
+            host_bytes_per_s=_stated(links.host_gb_per_s, ASSUMED_HOST_BYTES_PER_S),
             efficiencies=efficiencies,
             software=software,
         )
@@ -103,8 +107,11 @@ class Machine:
         return np.full_like(bytes_per_value, 4.0) if self.software.wide_gradients else bytes_per_value
 
 
-def assumptions(cluster: Cluster, precision: str) -> tuple[str, ...]:
-    """The keys of a cluster file that an estimate needs and that this one leaves out."""
+def assumptions(cluster: Cluster, precision: str, *, offloads: bool = False) -> tuple[str, ...]:
+    """The keys of a cluster file that an estimate needs and that this one leaves out.
+
+    `offloads` says that recipes keep something in the host's memory.
+    """
     links, measured = cluster.links, cluster.matmul_flops(precision)
     needed = {
         f"peak_tflops.{precision}": measured or cluster.peak_flops(precision),
@@ -115,6 +122,8 @@ def assumptions(cluster: Cluster, precision: str) -> tuple[str, ...]:
         needed["links.node_gb_per_s"] = links.node_gb_per_s
     if cluster.nodes > 1:
         needed["links.nic_gb_per_s"] = links.nic_gb_per_s
+    if offloads:
+        needed["links.host_gb_per_s"] = links.host_gb_per_s
     return tuple(key for key, value in needed.items() if value is None)
 
 
@@ -142,6 +151,23 @@ def ring_s(machine: Machine, message_bytes: Rows, *, group: Rows, stride: Rows, 
     latency = passes * hops * np.where(crosses, eff.network_latency_s, eff.node_latency_s) + eff.kernel_s
     moved = passes * message_bytes * (group - 1) / group
     return np.where(group > 1, moved / slowest + latency, 0.0)
+
+
+def all_to_all_s(machine: Machine, message_bytes: Rows, *, group: Rows, stride: Rows) -> Rows:
+    """Time in which each of `group` ranks, `stride` apart, sends an equal part of its message to each; 0 for one.
+
+    What stays in the node takes the node's links and what leaves it the ports, at the same time; all groups that meet
+    in a node do so at once.
+    """
+    width = machine.devices_per_node
+    per_node = np.clip(width / stride, 1, group)
+    groups_per_node = np.minimum(width, group * stride) / per_node
+    inside = message_bytes * (per_node - 1) / group / machine.node_bytes_per_s
+    leaving = message_bytes * (group - per_node) / group * per_node * groups_per_node
+    outside = leaving / machine.network_bytes_per_s_per_node
+    eff = machine.efficiencies
+    latency = np.where(group > per_node, eff.network_latency_s, eff.node_latency_s) + eff.kernel_s
+    return np.where(group > 1, np.maximum(inside, outside) + latency, 0.0)
 
 
 def point_to_point_s(machine: Machine, message_bytes: Rows, stride: Rows) -> Rows:

@@ -43,10 +43,8 @@ def peak_memory(machine: Machine, work: Workload) -> PeakMemory:
     The rank at depth r of p holds p - r micro-batches in flight under 1F1B (arXiv 2104.04473, section 2.2.1), and all
     of them under GPipe; with v virtual stages the first holds (p - 1) / v more.
     """
-    p, m = work.pipeline_parallel, work.accumulation
-    more = np.where(work.virtual_stages > 1, (p - 1) / work.virtual_stages, 0.0)
-    ahead = np.where(work.keeps_all, m, np.minimum(m, p + more))
-    behind = np.where(work.keeps_all, m, np.minimum(m, 1 + more))
+    p, ahead = work.pipeline_parallel, micro_batches_ahead(work)
+    behind = np.where(work.keeps_all, ahead, np.minimum(work.accumulation, 1 + _looped(work)))
     table = work.vocabulary * work.hidden
     alone = work.head_on_first
     both = np.where(alone & ~work.tied_embeddings, 2 * table, table)
@@ -74,24 +72,40 @@ def peak_memory(machine: Machine, work: Workload) -> PeakMemory:
     )
 
 
+def micro_batches_ahead(work: Workload) -> Rows:
+    """Micro-batches that the first pipeline rank holds at once."""
+    m = work.accumulation
+    return np.where(work.keeps_all, m, np.minimum(m, work.pipeline_parallel + _looped(work)))
+
+
+def _looped(work: Workload) -> Rows:
+    return np.where(work.virtual_stages > 1, (work.pipeline_parallel - 1) / work.virtual_stages, 0.0)
+
+
 def _rank(
     machine: Machine, work: Workload, *, layers: Rows, in_flight: Rows, tables: Rows, has_head: Flags
 ) -> PeakMemory:
     software, size = machine.software, work.bytes_per_value
-    count = (layers * (work.layer_matmul_parameters + 2 * work.hidden) + tables) / work.tensor_parallel
-    whole, kept = _layer_activations(machine, work)
-    activations = in_flight * layers * kept
+    blocks = layers * (work.layer_matmul_parameters + 2 * work.hidden) / work.tensor_parallel
+    count = blocks + tables / (work.tensor_parallel if software.splits_tables else 1.0)
+    whole, kept = layer_activations(machine, work)
+    inputs = np.where(work.pipeline_parallel > 1, in_flight * boundary_bytes(work), 0.0)
+    activations = np.where(work.activations_on_host, inputs, in_flight * layers * kept)
     logits = work.tokens * work.vocabulary / (work.tensor_parallel if software.sharded_logits else 1.0)
     late = np.where(software.late_casts & (work.pipeline_parallel > 1) & (size < 4), size, 0.0)
     # In fp32 the trained parameters are those of the computation, unless these are gathered copies.
     apart = (size < 4) | (work.sharding_optimizer > work.sharding_parameters)
     return PeakMemory(
         parameters=_computed_with(machine, work, count),
-        gradients=count * (machine.gradient_bytes(size) + late) / work.sharding_gradients + _reducing(machine, work),
-        optimizer=count * (2 * work.bytes_per_optimizer_state + np.where(apart, 4.0, 0.0)) / work.sharding_optimizer,
+        gradients=_kept_gradients(machine, work, count, late) + _reducing(machine, work, count),
+        optimizer=np.where(
+            work.optimizer_on_host,
+            0.0,
+            count * (2 * work.bytes_per_optimizer_state + np.where(apart, 4.0, 0.0)) / work.sharding_optimizer,
+        ),
         activations=activations,
-        logits=np.where(has_head, logits * software.bytes_per_logit / work.loss_chunks, 0.0),
-        working=np.where(work.recompute_full | work.recompute_selective, 1.0, WORKING_SHARE) * whole,
+        logits=np.where(has_head, logits * _bytes_per_logit(machine, work) / work.loss_chunks, 0.0),
+        working=np.where(_runs_alone(work), 1.0, WORKING_SHARE) * whole,
         runtime=machine.runtime_bytes + software.fragmentation * (count * size + activations),
     )
 
@@ -105,19 +119,50 @@ def _computed_with(machine: Machine, work: Workload, count: Rows) -> Rows:
     gathered = machine.software.gathered_layers * layer
     p, o = work.sharding_parameters, work.sharding_optimizer
     shards = np.where((o > p) | (not machine.software.shards_only_masters), count / p, 0.0)
-    held = np.where(p > 1, gathered + shards, count)
+    shards = shards + np.where(work.secondary_partition > 1, count / work.secondary_partition, 0.0)
+    shards = np.where(work.parameters_on_host, 0.0, shards)
+    held = np.where((p > 1) | work.parameters_on_host, gathered + shards, count)
     return np.minimum(held, count) * work.bytes_per_value
 
 
-def _reducing(machine: Machine, work: Workload) -> Rows:
-    """What one layer's gradients take beside those that are kept, while they are reduced over the replicas."""
+def _kept_gradients(machine: Machine, work: Workload, count: Rows, late: Rows) -> Rows:
+    """Gradients between micro-batches; those that are reduced at each go to the host with an optimizer there."""
+    held = count * (machine.gradient_bytes(work.bytes_per_value) + late) / work.sharding_gradients
+    leave = work.parameters_on_host | (work.optimizer_on_host & (work.sharding_gradients > 1))
+    return np.where(leave, 0.0, held)
+
+
+def _reducing(machine: Machine, work: Workload, count: Rows) -> Rows:
+    """What gradients take beside those that are kept, while they are reduced over the copies: a layer's, or a bucket.
+
+    `count` are the rank's parameters before sharding.
+    """
     once, each = machine.software.reduce_bytes
     layer = work.layer_matmul_parameters / work.tensor_parallel
     held = np.where(work.sharding_gradients > 1, each, once) * layer
-    return np.where(work.data_parallel > 1, held, 0.0)
+    bucket = 4 * np.minimum(machine.software.bucket_elements, count)
+    held = np.where(work.sharding_parameters == 1, np.maximum(held, bucket), held)
+    return np.where(work.copies > 1, held, 0.0)
 
 
-def _layer_activations(machine: Machine, work: Workload) -> tuple[Rows, Rows]:
+def _bytes_per_logit(machine: Machine, work: Workload) -> Rows:
+    """What the loss holds for a logit; compiled in one piece it has the logit and its gradient, and no fp32 copy."""
+    fused = work.compiled & (work.loss_chunks == 1)
+    return np.where(fused, 2 * work.bytes_per_value, machine.software.bytes_per_logit)
+
+
+def _runs_alone(work: Workload) -> Flags:
+    """Where a layer's activations are whole for a moment beside what all layers keep."""
+    return work.recompute_full | work.recompute_selective | work.activations_on_host
+
+
+def boundary_bytes(work: Workload) -> Rows:
+    """A layer's input, of one micro-batch on one rank."""
+    shards = np.where(work.sequence_parallel, work.tensor_parallel, 1.0)
+    return work.tokens * work.bytes_per_value * work.hidden / shards
+
+
+def layer_activations(machine: Machine, work: Workload) -> tuple[Rows, Rows]:
     """Bytes that one layer holds of a micro-batch between its forward and backward run, and what it keeps till then.
 
     As in arXiv 2205.05198, section 4.1: what lies between the blocks (their inputs, the norms' outputs, dropout masks)
@@ -125,20 +170,22 @@ def _layer_activations(machine: Machine, work: Workload) -> tuple[Rows, Rows]:
     keeps its scores. Kernels that are not fused keep rotated queries and keys, and the activation's output, as well.
     Full recompute keeps a layer's input. Selective recompute that keeps products keeps their outputs too; those of the
     blocks' last products are as wide as the model on every tensor-parallel rank, since they are yet to be added up.
+    Under context parallelism attention's outcome is kept before and after it is exchanged.
     """
     ways, size, software = work.tensor_parallel, work.bytes_per_value, machine.software
     shards = np.where(work.sequence_parallel, ways, 1.0)
     between = (2 * size + (2 if software.dropout else 0)) * work.hidden
     gathered = 2 * size * work.hidden / (1.0 if software.keeps_gathered else shards)
-    apart = 0.0 if software.fused_kernels else 1.0
+    apart = 0.0 if software.fused_kernels else np.where(work.compiled, 0.0, 1.0)
     rotated = np.where(work.rotary, apart, 0.0) * (work.hidden + work.kv_hidden)
     gated = np.where(work.ffn_matrices == 3, 3.0 + apart, 2.0) * work.ffn_hidden
     gated = np.where(work.feed_forward_tiled, 0.0, gated)
-    inside = size * (2 * work.hidden + 2 * work.kv_hidden + apart * work.hidden + rotated + gated)
+    exchanged = np.where(work.context_parallel > 1, work.hidden, 0.0)
+    inside = size * (2 * work.hidden + 2 * work.kv_hidden + apart * work.hidden + rotated + gated + exchanged)
     scores = work.heads * work.sequence_length * (2 * size + (1 if software.dropout else 0))
     scores = np.where(work.fused_attention, 0.0, scores)
     whole = work.tokens * (between / shards + gathered + (inside + scores) / ways)
-    boundary = work.tokens * size * work.hidden / shards
+    boundary = boundary_bytes(work)
     if software.selective_keeps_products:
         outputs = 2 * work.hidden + 2 * work.kv_hidden + (work.ffn_matrices - 1) * work.ffn_hidden
         selective = boundary + work.tokens * size * (2 * work.hidden + outputs / ways)

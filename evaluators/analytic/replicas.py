@@ -14,11 +14,13 @@ LEAST_SHOWN = 0.05
 def replicas_s(machine: Machine, work: Workload, parameters: Rows, forward: Rows, backward: Rows) -> Rows:
     """Time of a step that waits for the replicas, on a rank that holds `parameters` before any sharding.
 
-    `forward` and `backward` are that rank's times for one micro-batch. With degrees p, g, o of N replicas: parameters
-    are gathered over p for each pass of each micro-batch; gradients are reduced over g after each, if g > 1, and then
-    once a step over o / g, and over the N / o copies that are left; new parameters are gathered over o / p.
+    `forward` and `backward` are that rank's times for one micro-batch. With degrees p, g, o of N copies: parameters
+    are gathered over p for each pass of each micro-batch, over a secondary partition for the backward pass where there
+    is one; gradients are reduced over g after each, if g > 1, and then once a step over o / g, and over the N / o
+    copies that are left; new parameters are gathered over o / p.
     """
-    overlap = machine.software.gradient_overlap
+    hides = machine.software.overlaps_unsharded | (work.sharding_parameters > 1)
+    overlap: Rows = np.where(hides, machine.software.gradient_overlap, 0.0)
     each = _each_micro_batch(machine, work, parameters)
     once = _once(machine, work, parameters)
     repeated = np.where(work.synchronise_each & (work.sharding_gradients == 1), once, 0.0)
@@ -32,15 +34,19 @@ def _each_micro_batch(machine: Machine, work: Workload, parameters: Rows) -> Row
     p, g, stride = work.sharding_parameters, work.sharding_gradients, work.tensor_parallel
     weights = parameters * work.bytes_per_value
     gradients = parameters * machine.gradient_bytes(work.bytes_per_value)
-    gathers = 2 * ring_s(machine, weights, group=p, stride=stride, passes=1)
-    return gathers + ring_s(machine, gradients, group=g, stride=stride, passes=1)
+    gathered = ring_s(machine, weights, group=p, stride=stride, passes=1)
+    again = gathered
+    if (work.secondary_partition > 1).any():
+        near = ring_s(machine, weights, group=work.secondary_partition, stride=stride, passes=1)
+        again = np.where((p > 1) & (work.secondary_partition > 1), near, gathered)
+    return gathered + again + ring_s(machine, gradients, group=g, stride=stride, passes=1)
 
 
 def _once(machine: Machine, work: Workload, parameters: Rows) -> Rows:
     g, o, stride = work.sharding_gradients, work.sharding_optimizer, work.tensor_parallel
     gradients = parameters * machine.gradient_bytes(work.bytes_per_value)
     scatter = ring_s(machine, gradients / g, group=o / g, stride=stride * g, passes=1)
-    copies = work.data_parallel / o
+    copies = work.copies / o
     return scatter + ring_s(machine, gradients / o, group=copies, stride=stride * o, passes=2)
 
 

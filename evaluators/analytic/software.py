@@ -18,7 +18,9 @@ class Software:
     `shards_only_masters`; beside the shards stand `gathered_layers` whole layers. `reduce_bytes` are held for each
     parameter of one layer while gradients are reduced, once a step, or at each micro-batch. `bytes_per_logit` is what
     the loss holds for each logit at its peak, and `sharded_logits` says that it does so for the rank's share of the
-    vocabulary. `gradient_overlap` is the share of the computation beside which gradients and parameters travel.
+    vocabulary, `splits_tables` that tensor parallelism cuts embedding and head. Gradients of unsharded parameters are
+    reduced through a buffer of at most `bucket_elements` in fp32. `gradient_overlap` is the share of the computation
+    beside which gradients and parameters travel; gradients of unsharded parameters do so where `overlaps_unsharded`.
     `host_layer_s` is what the host needs to issue one pass, forward or backward, of one layer, `host_collective_s` what
     it needs for a collective. `fragmentation` is the share of
     activations and parameters that the allocator loses.
@@ -38,6 +40,9 @@ class Software:
     reduce_bytes: tuple[float, float] = (0.0, 0.0)
     bytes_per_logit: float = 10.0
     sharded_logits: bool = True
+    splits_tables: bool = True
+    bucket_elements: float = 0.0
+    overlaps_unsharded: bool = True
     gradient_overlap: float = 0.41
     host_layer_s: float = 1.13e-3
     host_collective_s: float = 43e-6
@@ -57,6 +62,26 @@ FRONTRUNNER = Software(
     reduce_bytes=(20.0, 5.0),
 )
 """The project's own trainer, as its dry runs show it: FSDP2 reduces in fp32, every operation is a kernel."""
+
+DEEPSPEED = Software(
+    name="deepspeed",
+    wide_gradients=True,
+    fused_kernels=False,
+    dropout=False,
+    selective_keeps_products=True,
+    gathered_layers=2.0,
+    reduce_bytes=(0.0, 8.0),
+    sharded_logits=False,
+    splits_tables=False,
+    bucket_elements=5e8,
+    overlaps_unsharded=False,
+)
+"""The project's model under DeepSpeed, read off its settings (`deepspeed_engine/configuration.py`): fp32 sums, buckets
+of 5e8 elements, ZeRO-3 with one layer at work and one prefetched, no overlap_comm below ZeRO-3, and AutoTP, which
+leaves embedding and head whole. No measurement or trace has judged it."""
+
+ENGINES = {"torch": FRONTRUNNER, "deepspeed": DEEPSPEED}
+"""The software of each of the project's engines."""
 
 MEGATRON_GPT = Software(name="megatron-gpt", wide_gradients=False, fused_kernels=True, dropout=True)
 """Megatron-LM and Megatron-DeepSpeed in fp16: gradients in fp16, fused kernels, dropout (arXiv 2104.04473)."""

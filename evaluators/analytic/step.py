@@ -7,12 +7,16 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from frontrunner.evaluators.analytic import compute
+from frontrunner.evaluators.analytic.context import exchanges_s
+from frontrunner.evaluators.analytic.host import host_optimizer_s, host_transfer_s
 from frontrunner.evaluators.analytic.machine import Machine, point_to_point_s, ring_s
 from frontrunner.evaluators.analytic.replicas import replicas_s
 from frontrunner.evaluators.analytic.workload import Rows, Workload
 
 SPLIT_BACKWARD_BUBBLE = 1 / 3
 """Share of the bubble that is left where gradients of weights, a third of the work, wait to fill it (2401.10241)."""
+COMPILED_HOST_SHARE = 0.5
+"""What is left of the host's work for a layer where it is compiled and few kernels are started; assumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,15 +24,17 @@ class StepTime:
     """Seconds of one optimizer step by what the slowest pipeline rank spends them on; `total` is their sum.
 
     `bubble` is the time that rank waits for others, `data_parallel` what it waits for gradients and parameters beyond
-    what computation hides.
+    what computation hides, `host_transfer` likewise for what lies in the host's memory.
     """
 
     compute: Rows
     recompute: Rows
     tensor_parallel: Rows
+    context_parallel: Rows
     pipeline_transfer: Rows
     bubble: Rows
     data_parallel: Rows
+    host_transfer: Rows
     optimizer: Rows
 
     @property
@@ -46,10 +52,11 @@ class _Layer:
     backward: Rows
     recompute: Rows
     traffic: Rows
+    exchanges: Rows
 
     @property
     def total(self) -> Rows:
-        return self.forward + self.backward + self.recompute + self.traffic
+        return self.forward + self.backward + self.recompute + self.traffic + self.exchanges
 
 
 def step_time(machine: Machine, work: Workload) -> StepTime:
@@ -69,16 +76,24 @@ def step_time(machine: Machine, work: Workload) -> StepTime:
     transfer = _transfer(machine, work)
     through = work.layers * layer.total + head_s + embedding_s + transfer * (work.pipeline_parallel - 1)
     m = work.accumulation
-    parameters = fullest_parameters(work)
+    parameters = fullest_parameters(machine, work)
+    passes = (held * layer.forward, held * layer.backward)
     return StepTime(
-        compute=m * (slowest - held * (layer.recompute + layer.traffic)),
+        compute=m * (slowest - held * (layer.recompute + layer.traffic + layer.exchanges)),
         recompute=m * held * layer.recompute,
         tensor_parallel=m * held * layer.traffic,
+        context_parallel=m * held * layer.exchanges,
         pipeline_transfer=m * transfer * work.virtual_stages,
         bubble=bubble_s(work, slowest=slowest, through=through),
-        data_parallel=replicas_s(machine, work, parameters, held * layer.forward, held * layer.backward),
-        optimizer=compute.optimizer_s(machine, work, parameters / work.sharding_optimizer),
+        data_parallel=replicas_s(machine, work, parameters, *passes),
+        host_transfer=host_transfer_s(machine, work, parameters, layers=held, passes=passes),
+        optimizer=_optimizer_s(machine, work, parameters / work.sharding_optimizer),
     )
+
+
+def _optimizer_s(machine: Machine, work: Workload, parameters: Rows) -> Rows:
+    on_device = compute.optimizer_s(machine, work, parameters)
+    return np.where(work.optimizer_on_host, host_optimizer_s(machine, work, parameters), on_device)
 
 
 def bubble_s(work: Workload, *, slowest: Rows, through: Rows) -> Rows:
@@ -97,14 +112,17 @@ def _layer(machine: Machine, work: Workload) -> _Layer:
     passes = compute.layer(machine, work)
     reduces = _reduces(machine, work)
     software = machine.software
-    host = software.host_layer_s + np.where(work.tensor_parallel > 1, 2 * software.host_collective_s, 0.0)
-    forward = np.maximum(passes.forward, host - 2 * reduces)
-    backward = np.maximum(passes.backward, host - 2 * reduces)
+    exchanges = exchanges_s(machine, work)
+    issued = np.where(work.tensor_parallel > 1, 2.0, 0.0) + np.where(work.context_parallel > 1, 2.0, 0.0)
+    host = software.host_layer_s * np.where(work.compiled, COMPILED_HOST_SHARE, 1.0)
+    host = host + issued * software.host_collective_s - 2 * reduces
+    forward, backward = np.maximum(passes.forward, host), np.maximum(passes.backward, host)
     return _Layer(
         forward=forward,
         backward=backward,
         recompute=compute.recompute_s(machine, work, forward),
         traffic=(4.0 + _again(machine, work)) * reduces,
+        exchanges=exchanges,
     )
 
 
@@ -130,13 +148,13 @@ def _transfer(machine: Machine, work: Workload) -> Rows:
     """Activations to the next rank and their gradients back, for one micro-batch."""
     shards = np.where(work.sequence_parallel, work.tensor_parallel, 1.0)
     message = work.tokens * work.hidden * work.bytes_per_value / shards
-    stride = work.tensor_parallel * work.data_parallel
+    stride = work.tensor_parallel * work.copies
     return np.where(work.pipeline_parallel > 1, 2 * point_to_point_s(machine, message, stride), 0.0)
 
 
-def fullest_parameters(work: Workload) -> Rows:
+def fullest_parameters(machine: Machine, work: Workload) -> Rows:
     """Parameters of the rank that holds most, before any sharding over replicas."""
-    table = work.vocabulary * work.hidden
+    table = work.vocabulary * work.hidden * (1.0 if machine.software.splits_tables else work.tensor_parallel)
     untied = np.where(work.tied_embeddings, 0.0, table)
     first = work.layers_first * work.layer_matmul_parameters + table + np.where(work.head_on_first, untied, 0.0)
     last = np.where(work.head_on_first, 0.0, work.layers_last * work.layer_matmul_parameters + table)

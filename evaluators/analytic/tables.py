@@ -1,21 +1,23 @@
 """Tables of measured training configurations, read into the analytic model's arrays.
 
 The form is one row a configuration, with the columns listed in `NEEDED` and `step_time_s`, `peak_mem_gb`, `status`
-(ok, oom, fail, unmeasured) where known. A row that lacks what the model needs, or names hardware without a preset, is
-refused with the reason.
+(ok, oom, fail, unmeasured) where known; what other columns may say stands in `NUMBERS` and `WORDS`. A row that lacks
+what the model needs, or cannot be true, or names hardware without a preset and states no peak, is refused with the
+reason.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 import pandas as pd
 
+from frontrunner.evaluators.analytic.hardware import cluster_of_row, preset_of, why_unknown
 from frontrunner.evaluators.analytic.machine import FITTED, Efficiencies, Machine
 from frontrunner.evaluators.analytic.software import (
     FRONTRUNNER,
@@ -25,105 +27,157 @@ from frontrunner.evaluators.analytic.software import (
     Software,
 )
 from frontrunner.evaluators.analytic.workload import Workload
-from frontrunner.spaces.cluster import Cluster, Links, PeakTflops
-from frontrunner.spaces.errors import InvalidInput, NotFound, bad_value
-from frontrunner.spaces.presets import cluster_preset
+from frontrunner.spaces.cluster import PRECISIONS, Cluster
 
-NEEDED = ("layers", "hidden", "heads", "seq", "gpus", "tp", "pp", "dp", "mbs", "gas")
-NUMBERS = (
-    *NEEDED, "gpus_per_node", "step_time_s", "peak_mem_gb", "vocab", "kv_heads", "ffn_hidden", "gbs", "zero", "vpp",
-    "seq_parallel",
+NEEDED = ("layers", "hidden", "heads", "seq", "gpus", "tp", "pp", "dp", "mbs", "gas", "vocab")
+COUNTS = (*NEEDED, "cp", "vpp", "kv_heads", "gbs")
+"""What is a number above 0 where it is stated; the others follow from these, or are 1."""
+HARDWARE_NUMBERS = (
+    "gpus_per_node", "peak_tflops", "matmul_share", "memory_gb_per_s", "memory_gib_per_device", "compute_units",
+    "node_gb_per_s", "nic_gb_per_s", "nics_per_node",
 )  # fmt: skip
-"""The columns that hold numbers, those that may be empty or left out among them."""
+"""A row's own figures of its machine, which go before those of a preset."""
+NUMBERS = (
+    *COUNTS, "n_params_b", "ffn_hidden", "zero", "seq_parallel", "step_time_s", "peak_mem_gb", *HARDWARE_NUMBERS,
+)  # fmt: skip
+WORDS = ("status", "attention_kernel", "recompute", "source", "table", "hardware", "model", "precision", "note")
+PRECISION_NAMES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "mixed": "fp16"}
 GPT2_VOCABULARY = 51200
 """GPT-2's 50,257 tokens padded to a multiple of 1,024, for rows of GPT models that leave the vocabulary out."""
+GPT_NAMES = "gpt|megatron|turing|mpt|opt-|bloom"
+"""Models with GELU and a feed-forward part of two matrices, by the start of their names. So are others that are four
+times as wide there and have no grouped heads."""
+SWIGLU_WIDTH = 8 / 3
+"""Of a feed-forward part of three matrices whose width is not stated, in hidden sizes (arXiv 2002.05202)."""
+LIKELY_VOCABULARY = (16_000, 300_000)
 LONG_SEQUENCE = 8192
 """From here on attention that is not named is taken to be fused: its scores would not fit."""
-CLUSTERS = {
-    "a100": "dgx-a100-80gb",
-    "h100": "dgx-h100",
-    "mi250x": "frontier",
-    "v100": "dgx-1-v100",
-    "pvc": "aurora",
-}
-"""A word of the hardware column, in lower case -> the cluster preset that stands for it; the first that fits."""
-MEMORY = re.compile(r"(\d+) ?gb", re.IGNORECASE)
-"""The memory that a device's name states."""
-PRECISIONS = ("bf16", "fp16", "fp32")
 BATCH_TOLERANCE = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Rows of one machine, precision and software: what one call of the model takes. `index` are their labels."""
+
+    index: pd.Index
+    cluster: Cluster
+    precision: str
+    software: Software
+    work: Workload
 
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of one file that the model can judge, and the reason for each of the others."""
+    """The rows of one file that the model can judge, and how many others there are by reason.
+
+    Rows whose hardware has no preset are of `default_cluster`, where there is one.
+    """
 
     name: str
     rows: pd.DataFrame
     refused: dict[str, int]
+    default_cluster: Cluster | None = None
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The rows by what one call of the model takes."""
+        rows, found = self.rows, []
+        software = pd.Series([software_of(row) for _, row in rows.iterrows()], index=rows.index, dtype=object)
+        names = software.map(lambda of_row: of_row.name)
+        machine = ["hardware", *HARDWARE_NUMBERS, "precision", names]
+        for index in rows.groupby(machine, dropna=False).groups.values():
+            first = rows.loc[index[0]]
+            precision = first.precision or "bf16"
+            own = self.default_cluster if preset_of(first.hardware) is None else None
+            found.append(
+                Part(
+                    index=index,
+                    cluster=own or cluster_of_row(first),
+                    precision=precision,
+                    software=software[index[0]],
+                    work=workload(rows.loc[index], precision),
+                )
+            )
+        return tuple(found)
+
+    def of_problems(self, names: set[str]) -> Table:
+        """The rows of these problems."""
+        kept = self.rows[self.rows.problem.isin(names)].reset_index(drop=True)
+        return Table(self.name, kept, {}, self.default_cluster)
 
 
-def read(path: Path, *, any_hardware: bool = False) -> Table:
+def read(path: Path, default_cluster: Cluster | None = None) -> Table:
     """A table with a `problem` column: model, sequence length, global batch, hardware and devices.
 
-    Rows of hardware without a preset are refused, unless `any_hardware`. Raises `NotFound` where there is no such
-    file, and `InvalidInput` for one that is no CSV or has text in a column of numbers.
+    Rows whose hardware has no preset are of `default_cluster`, or refused. Raises OSError where the file cannot be read
+    and ValueError where it is not a table.
     """
-    found = _csv(path)
-    for column in NUMBERS:
-        if column not in found:
-            found[column] = np.nan
-        found[column] = _numbers(path, found[column])
-    for column in ("status", "attention_kernel", "recompute", "source", "hardware", "model", "precision", "note"):
-        if column not in found:
-            found[column] = ""
-        found[column] = found[column].astype(object).fillna("").astype(str)
-    gpt = found.model.str.lower().str.startswith("gpt") & found.vocab.isna()
-    found.loc[gpt, "vocab"] = GPT2_VOCABULARY
-    found["precision"] = found.precision.str.removeprefix("amp_")
-    found["gas"] = found.gas.fillna(found.gbs / (found.mbs * found.dp))
-    found["kv_heads"] = found.kv_heads.fillna(found.heads)
-    found["seq_parallel"] = found.seq_parallel.fillna(0)
-    reasons = pd.Series([_reason(row, any_hardware=any_hardware) for _, row in found.iterrows()], dtype=object)
+    found = _completed(pd.read_csv(path))
+    reasons = pd.Series([_reason(row, default_cluster) for _, row in found.iterrows()], index=found.index, dtype=object)
     rows = found[reasons == ""].reset_index(drop=True)
     rows["problem"] = [
         f"{row.model} {row.seq:.0f} {row.gbs:.0f} {row.hardware} {row.gpus:.0f}" for row in rows.itertuples()
     ]
     counts = reasons[reasons != ""].value_counts()
-    return Table(path.stem, rows, {str(reason): int(count) for reason, count in counts.items()})
+    return Table(path.stem, rows, {str(reason): int(count) for reason, count in counts.items()}, default_cluster)
 
 
-def _csv(path: Path) -> pd.DataFrame:
-    try:
-        return pd.read_csv(path)
-    except FileNotFoundError:
-        raise NotFound(f"no table at {path}: there is no such file") from None
-    except OSError as error:
-        raise InvalidInput(f"{path} cannot be read: {error.strerror or error}") from None
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{path} is not a CSV table: {str(error).strip()}") from None
+def _completed(found: pd.DataFrame) -> pd.DataFrame:
+    """Every column, in its type, and what follows from others."""
+    for column in NUMBERS:
+        found[column] = pd.to_numeric(found[column], errors="coerce") if column in found else np.nan
+    for column in WORDS:
+        found[column] = found[column].astype(object).fillna("").astype(str).str.strip() if column in found else ""
+    named_gpt = found.model.str.lower().str.startswith("gpt") & found.vocab.isna()
+    found.loc[named_gpt, "vocab"] = GPT2_VOCABULARY
+    found["precision"] = found.precision.str.lower().str.removeprefix("amp_").replace(PRECISION_NAMES)
+    found["recompute"] = found.recompute.str.lower()
+    stated = pd.to_numeric(found.note.str.extract(r"\bCP=(\d+)", expand=False), errors="coerce")
+    found["cp"] = found.cp.fillna(stated).fillna(1)
+    replicas = found.gpus / (found.tp * found.pp * found.cp)
+    found["dp"] = found.dp.fillna(replicas.where(replicas % 1 == 0))
+    found["gas"] = found.gas.fillna(found.gbs / (found.mbs * found.dp))
+    found["gbs"] = found.gbs.fillna(found.mbs * found.gas * found.dp)
+    found["kv_heads"] = found.kv_heads.fillna(found.heads)
+    named = found.model.str.lower().str.match(GPT_NAMES)
+    found["two_matrices"] = named | ((found.ffn_hidden == 4 * found.hidden) & (found.kv_heads == found.heads))
+    widths = (found.hidden * found.two_matrices.map({True: 4.0, False: SWIGLU_WIDTH})).round()
+    found["ffn_hidden"] = found.ffn_hidden.fillna(widths)
+    found["vocab"] = found.vocab.fillna(_counted_vocabulary(found))
+    found["seq_parallel"] = found.seq_parallel.fillna(0)
+    measured = found.step_time_s > 0
+    found["status"] = found.status.str.lower().mask((found.status == "") & measured, "ok")
+    return found
 
 
-def _numbers(path: Path, column: pd.Series) -> pd.Series:
-    """The column as numbers, nothing where it is empty."""
-    numbers = pd.to_numeric(column, errors="coerce")
-    wrong = column[numbers.isna() & column.notna()]
-    if len(wrong):
-        line, value = wrong.index[0] + 2, wrong.iloc[0]  # the first line holds the names
-        raise bad_value(f"{path}, line {line}: {column.name}", str(value), "a number, or nothing")
-    return numbers.astype(float)
+def _counted_vocabulary(found: pd.DataFrame) -> pd.Series:
+    """The vocabulary that parameters stated to the million leave for embedding and head, where it is a likely one."""
+    kv_hidden = found.hidden * found.kv_heads / found.heads
+    matrices = 2 * found.hidden + 2 * kv_hidden + found.two_matrices.map({True: 2, False: 3}) * found.ffn_hidden
+    tables = found.n_params_b * 1e9 - found.layers * found.hidden * (matrices + 2)
+    counted = (tables / found.hidden / found.two_matrices.map({True: 1, False: 2})).round()
+    exact = (found.n_params_b * 100) % 1 > 0
+    return counted.where(exact & counted.between(*LIKELY_VOCABULARY))
 
 
-def _reason(row: pd.Series, *, any_hardware: bool) -> str:
+def _reason(row: pd.Series, default_cluster: Cluster | None) -> str:
     """Why the model cannot judge a row, or an empty text."""
-    missing = [name for name in (*NEEDED, "vocab") if pd.isna(row[name])]
+    missing = [name for name in NEEDED if pd.isna(row[name])]
+    low = [name for name in COUNTS if not pd.isna(row[name]) and row[name] < (1 - BATCH_TOLERANCE)]
+    replicas = row.tp * row.pp * row.dp * row.cp
+    unknown = "" if default_cluster is not None and preset_of(row.hardware) is None else why_unknown(row)
     wrong = {
         f"no {', '.join(missing)}": bool(missing),
-        f"no preset for {row.hardware or 'unnamed hardware'}": not any_hardware
-        and not any(word in row.hardware.lower() for word in CLUSTERS),
+        f"{', '.join(low)} below 1": bool(low),
+        unknown: bool(unknown),
         f"precision {row.precision} is not modelled": row.precision not in ("", *PRECISIONS),
-        "tp x pp x dp is not the number of devices": row.tp * row.pp * row.dp != row.gpus,
-        "micro-batch x accumulation x dp is not the global batch": row.gas < 1
-        or abs(row.gas * row.mbs * row.dp / row.gbs - 1) > BATCH_TOLERANCE,
+        f"recompute {row.recompute} is not modelled": row.recompute not in ("", "none", "selective", "full"),
+        f"ZeRO stage {row.zero:g} does not exist": not pd.isna(row.zero) and row.zero not in (0, 1, 2, 3),
+        "more pipeline stages than layers": row.pp * (1 if pd.isna(row.vpp) else row.vpp) > row.layers,
+        "tp x pp x cp x dp is not the number of devices": replicas != row.gpus,
+        "micro-batch x accumulation x dp is not the global batch": abs(row.gas * row.mbs * row.dp / row.gbs - 1)
+        > BATCH_TOLERANCE,
+        f"step time {row.step_time_s:g} s": row.step_time_s <= 0 or bool(np.isinf(row.step_time_s)),
         f"status {row.status or 'unknown'}": row.status not in ("ok", "oom"),
     }
     return next((reason for reason, holds in wrong.items() if holds), "")
@@ -139,72 +193,30 @@ def software_of(row: pd.Series) -> Software:
     return MEGATRON_GPT if name.startswith(("gpt", "megatron", "turing")) else MEGATRON_LLAMA
 
 
-@dataclass(frozen=True)
-class Part:
-    """Rows of one hardware, devices a node, precision and software; `devices_per_node` is 0 where they do not tell."""
-
-    index: pd.Index
-    hardware: str
-    devices_per_node: int
-    precision: str
-    software: Software
-    work: Workload
-
-
-def parts(table: Table) -> Iterator[Part]:
-    """The rows by what one call of the model takes."""
-    rows = table.rows
-    software = pd.Series([software_of(row) for _, row in rows.iterrows()], index=rows.index, dtype=object)
-    names = software.map(lambda found: found.name)
-    width = rows.gpus_per_node.fillna(0)
-    for key, index in rows.groupby(["hardware", width, "precision", names]).groups.items():
-        hardware, devices_per_node, stated, _ = cast("tuple[str, float, str, str]", key)
-        precision = stated or "bf16"
-        work = workload(rows.loc[index], precision)
-        yield Part(index, hardware, int(devices_per_node), precision, software[index[0]], work)
-
-
 def groups(table: Table, efficiencies: Efficiencies = FITTED) -> Iterator[tuple[pd.Index, Machine, Workload]]:
     """The rows by hardware, devices a node, precision and software: what one call of the model takes."""
-    for part in parts(table):
-        cluster = cluster_of(part.hardware, part.devices_per_node)
-        yield part.index, Machine.of(cluster, part.precision, part.software, efficiencies), part.work
-
-
-def cluster_of(hardware: str, devices_per_node: int) -> Cluster:
-    """The preset's cluster with so many devices a node (0: the preset's own), of the memory that their name states."""
-    preset = cluster_preset(next(CLUSTERS[word] for word in CLUSTERS if word in hardware.lower()))
-    stated = MEMORY.search(hardware)
-    changed = {"memory_gib_per_device": float(stated[1])} if stated else {}
-    return Cluster(
-        **preset
-        | changed
-        | {
-            "devices_per_node": devices_per_node or preset["devices_per_node"],
-            "links": Links(**preset["links"]),
-            "peak_tflops": PeakTflops(**preset["peak_tflops"]),
-        }
-    )
+    for part in table.parts:
+        yield part.index, Machine.of(part.cluster, part.precision, part.software, efficiencies), part.work
 
 
 def workload(rows: pd.DataFrame, precision: str) -> Workload:
     """The rows as the model's arrays; layers are split as evenly as possible."""
 
     def column(name: str, default: float = 1.0) -> np.ndarray:
-        return rows[name].fillna(default).to_numpy(float)
+        return cast("np.ndarray", rows[name].fillna(default).to_numpy(float))
 
-    layers, ways, replicas, zero = column("layers"), column("pp"), column("dp"), column("zero", 0)
+    layers, ways, zero = column("layers"), column("pp"), column("zero", 0)
+    copies = column("dp") * column("cp")
     each, left = np.floor(layers / ways), layers % ways
-    gpt = rows.model.str.lower().str.match("gpt|megatron|turing|mpt").to_numpy(bool)
-    fused = rows.attention_kernel.str.contains("flash") | (rows.seq >= LONG_SEQUENCE) | ~gpt
-    recompute = rows.recompute
+    gpt = rows.two_matrices.to_numpy(bool)
+    fused = rows.attention_kernel.str.lower().str.contains("flash") | (rows.seq >= LONG_SEQUENCE) | ~gpt
     none = np.zeros(len(rows), dtype=bool)
     return Workload(
         layers=layers,
         hidden=column("hidden"),
         heads=column("heads"),
         kv_hidden=column("hidden") * column("kv_heads") / column("heads"),
-        ffn_hidden=rows.ffn_hidden.fillna(4 * rows.hidden).to_numpy(float),
+        ffn_hidden=column("ffn_hidden"),
         ffn_matrices=np.where(gpt, 2.0, 3.0),
         vocabulary=column("vocab"),
         sequence_length=column("seq"),
@@ -214,15 +226,16 @@ def workload(rows: pd.DataFrame, precision: str) -> Workload:
         bytes_per_value=np.full(len(rows), 4.0 if precision == "fp32" else 2.0),
         tensor_parallel=column("tp"),
         pipeline_parallel=ways,
-        data_parallel=replicas,
+        context_parallel=column("cp"),
+        data_parallel=column("dp"),
         virtual_stages=column("vpp"),
         micro_batch_seqs=column("mbs"),
         accumulation=column("gas"),
-        sharding_parameters=np.where(zero >= 3, replicas, 1),
-        sharding_gradients=np.where(zero >= 2, replicas, 1),
-        sharding_optimizer=np.where(zero >= 1, replicas, 1),
-        recompute_full=(recompute == "full").to_numpy(bool),
-        recompute_selective=(recompute == "selective").to_numpy(bool),
+        sharding_parameters=np.where(zero >= 3, copies, 1),
+        sharding_gradients=np.where(zero >= 2, copies, 1),
+        sharding_optimizer=np.where(zero >= 1, copies, 1),
+        recompute_full=(rows.recompute == "full").to_numpy(bool),
+        recompute_selective=(rows.recompute == "selective").to_numpy(bool),
         sequence_parallel=((rows.seq_parallel == 1) & (rows.tp > 1)).to_numpy(bool),
         synchronise_each=none,
         loss_chunks=np.ones(len(rows)),

@@ -6,7 +6,7 @@ Every formula of the analytic model is written once, over these arrays; one reci
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,24 @@ Flags = npt.NDArray[np.bool_]
 BYTES_PER_VALUE = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 
 
+def number(value: float) -> Rows:
+    """A value that holds for every row."""
+    return np.array([value], dtype=np.float64)
+
+
+def flag(*, value: bool) -> Flags:
+    """A flag that holds for every row."""
+    return np.array([value], dtype=np.bool_)
+
+
+def _one() -> Rows:
+    return number(1)
+
+
+def _no() -> Flags:
+    return flag(value=False)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """Arrays of equal length, or of length 1 where all rows agree. Degrees, counts and widths are whole numbers.
@@ -30,7 +48,8 @@ class Workload:
     parameter. `layers_first` and `layers_last` are the layers of the pipeline ranks that hold the embedding and the
     head, `layers_middle` those of the fullest rank between; `head_on_first` says that one rank holds both ends, as in
     V-shaped schedules. `split_backward` schedules run the gradients of weights apart, in what would be bubble.
-    `keeps_all` schedules run all forward passes before the first backward pass (GPipe).
+    `keeps_all` schedules run all forward passes before the first backward pass (GPipe). `compiled` layers run as few
+    fused kernels. What has a default is a lever in its neutral position.
     """
 
     layers: Rows
@@ -67,6 +86,12 @@ class Workload:
     head_on_first: Flags
     split_backward: Flags
     keeps_all: Flags
+    context_parallel: Rows = field(default_factory=_one)
+    secondary_partition: Rows = field(default_factory=_one)
+    compiled: Flags = field(default_factory=_no)
+    activations_on_host: Flags = field(default_factory=_no)
+    optimizer_on_host: Flags = field(default_factory=_no)
+    parameters_on_host: Flags = field(default_factory=_no)
 
     @classmethod
     def of(cls, recipes: Sequence[Recipe], problem: Problem) -> Workload:
@@ -75,8 +100,13 @@ class Workload:
 
     @property
     def tokens(self) -> Rows:
-        """micro_batch_seqs * sequence_length: the tokens of one micro-batch on one replica."""
-        return self.micro_batch_seqs * self.sequence_length
+        """micro_batch_seqs * sequence_length / context_parallel: what a rank works on of one micro-batch."""
+        return self.micro_batch_seqs * self.sequence_length / self.context_parallel
+
+    @property
+    def copies(self) -> Rows:
+        """data_parallel * context_parallel: the ranks that hold the same part of the model, as `Recipe.copies`."""
+        return self.data_parallel * self.context_parallel
 
     @property
     def layer_matmul_parameters(self) -> Rows:
@@ -120,6 +150,12 @@ def _recipe_columns(recipes: Sequence[Recipe], layers: int) -> dict[str, Any]:
     columns["feed_forward_tiled"] = flags(recipe.feed_forward_tiles > 1 for recipe in recipes)
     columns["bytes_per_optimizer_state"] = rows(2 if recipe.optimizer_state == "bf16" else 4 for recipe in recipes)
     columns["sequence_parallel"] = flags(recipe.sequence_parallel for recipe in recipes)
+    columns["context_parallel"] = rows(recipe.context_parallel for recipe in recipes)
+    columns["secondary_partition"] = rows(recipe.secondary_partition for recipe in recipes)
+    columns["compiled"] = flags(recipe.compile for recipe in recipes)
+    columns["activations_on_host"] = flags(recipe.activation_offload for recipe in recipes)
+    columns["optimizer_on_host"] = flags(recipe.offload != "none" for recipe in recipes)
+    columns["parameters_on_host"] = flags(recipe.offload == "optimizer+parameters" for recipe in recipes)
     held = [_layers_of_ranks(recipe, layers) for recipe in recipes]
     columns["layers_first"] = rows(first for first, _, _ in held)
     columns["layers_middle"] = rows(middle for _, middle, _ in held)
@@ -151,13 +187,3 @@ def rows(values: Iterable[float]) -> Rows:
 def flags(values: Iterable[bool]) -> Flags:
     """The values as an array of one dimension."""
     return np.fromiter(values, dtype=np.bool_)
-
-
-def number(value: float) -> Rows:
-    """A value that holds for every row."""
-    return np.array([value], dtype=np.float64)
-
-
-def flag(*, value: bool) -> Flags:
-    """A flag that holds for every row."""
-    return np.array([value], dtype=np.bool_)

@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 
 from frontrunner.evaluators.analytic.estimate import not_modelled
+from frontrunner.evaluators.analytic.hardware import preset_of
 from frontrunner.evaluators.analytic.software import FRONTRUNNER, Software
-from frontrunner.evaluators.analytic.tables import CLUSTERS, Table, cluster_of, parts
+from frontrunner.evaluators.analytic.tables import Table, read
+from frontrunner.evaluators.analytic.trust import unjudged
 from frontrunner.evaluators.analytic.workload import Rows, Workload
 from frontrunner.results.outcome import Measurement, Outcome
 from frontrunner.spaces.cluster import Cluster
-from frontrunner.spaces.presets import cluster_preset
+from frontrunner.spaces.errors import InvalidInput, NotFound
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +52,26 @@ class Samples:
         return tuple(problem for sample in self.samples for problem in sample.problems)
 
 
+def read_tables(paths: Sequence[Path], cluster: Cluster | None) -> list[Table]:
+    """The tables; rows that name no hardware are of `cluster`, where one is given.
+
+    Raises `NotFound` for a path without a file and `InvalidInput` for one that is not a table.
+    """
+    found = []
+    for path in paths:
+        try:
+            found.append(read(path, cluster))
+        except FileNotFoundError:
+            raise NotFound(f"no table at {path}: there is no such file") from None
+        except OSError as error:
+            raise InvalidInput(f"{path} cannot be read: {error.strerror or error}") from None
+        except ValueError as error:
+            raise InvalidInput(f"{path} is not a CSV table: {str(error).strip()}") from None
+    return found
+
+
 def of_tables(tables: Sequence[Table], cluster: Cluster | None) -> Samples:
-    """The timed rows of tables; on `cluster`, or else on the preset of their hardware.
+    """The timed rows of tables; on `cluster`, or else on the preset of their hardware and their own figures.
 
     Rows that name the hardware of another preset than the cluster's are refused.
     """
@@ -62,39 +79,32 @@ def of_tables(tables: Sequence[Table], cluster: Cluster | None) -> Samples:
     found: list[Sample] = []
     for table in tables:
         refused.update(table.refused)
-        for part in parts(table):
-            elsewhere = cluster is not None and _is_elsewhere(part.hardware, cluster)
-            if cluster is not None and elsewhere:
-                refused[f"measured on {part.hardware}, not on {cluster.device}"] += len(part.index)
-                continue
+        for part in table.parts:
             rows = table.rows.loc[part.index]
+            hardware = str(rows.hardware.iloc[0])
+            if cluster is not None and _is_elsewhere(hardware, cluster):
+                refused[f"measured on {hardware}, not on {cluster.device}"] += len(part.index)
+                continue
             timed = ((rows.status == "ok") & (rows.step_time_s > 0)).to_numpy(bool)
             if not timed.all():
                 refused["no step time"] += int((~timed).sum())
             if timed.any():
-                where = cluster or cluster_of(part.hardware, part.devices_per_node)
-                work = _chosen(part.work, timed)
-                found.append(_sample(where, part.precision, part.software, work, rows[timed]))
+                sample = Sample(
+                    cluster=cluster or part.cluster,
+                    precision=part.precision,
+                    software=part.software,
+                    work=_chosen(part.work, timed),
+                    step_time_s=rows.step_time_s[timed].to_numpy(float),
+                    problems=tuple(rows.problem[timed]),
+                )
+                found.append(sample)
     return Samples(samples=tuple(found), refused=refused)
 
 
-def _sample(cluster: Cluster, precision: str, software: Software, work: Workload, rows: pd.DataFrame) -> Sample:
-    return Sample(
-        cluster=cluster,
-        precision=precision,
-        software=software,
-        work=work,
-        step_time_s=rows.step_time_s.to_numpy(float),
-        problems=tuple(rows.problem),
-    )
-
-
 def _is_elsewhere(hardware: str, cluster: Cluster) -> bool:
-    """Whether the hardware's word is one of a preset that has another device; memory sizes may differ."""
-    word = next((word for word in CLUSTERS if word in hardware.lower()), None)
-    if word is None or word in cluster.device.lower():
-        return False
-    return str(cluster_preset(CLUSTERS[word])["device"]) != cluster.device
+    """Whether the hardware is that of a preset with another device; memory sizes of one chip may differ."""
+    preset = preset_of(hardware)
+    return preset is not None and preset != preset_of(cluster.device)
 
 
 def _chosen(work: Workload, rows: np.ndarray) -> Workload:
@@ -110,11 +120,11 @@ def of_outcomes(told: Sequence[tuple[Recipe, Outcome]], problem: Problem) -> Sam
     refused: Counter[str] = Counter()
     measured: list[tuple[Recipe, Measurement]] = []
     for recipe, outcome in told:
-        unknown = not_modelled(recipe) or ("the deepspeed engine" if recipe.engine != "torch" else None)
+        unknown = not_modelled(recipe) or next(iter(unjudged(recipe)), None)
         if not isinstance(outcome, Measurement):
             refused[f"failed: {outcome.kind}"] += 1
         elif unknown:
-            refused[f"the formulas do not know {unknown}"] += 1
+            refused[f"no fit covers {unknown}"] += 1
         else:
             measured.append((recipe, outcome))
     if not measured:

@@ -51,14 +51,14 @@ def _check_no_levers(job: Job) -> None:
 
 def _check_compile(job: Job) -> None:
     recipe = job.recipe
-    if recipe.tensor_parallel > 1 or recipe.recompute == "selective" or recipe.schedule in SPLIT_BACKWARD_SCHEDULES:
-        raise ValueError("compile goes with neither tensor parallelism, selective recompute nor split backward passes")
+    if recipe.recompute == "selective" or recipe.schedule in SPLIT_BACKWARD_SCHEDULES:
+        raise ValueError("compile goes with neither selective recompute nor split backward passes")
+    if recipe.recompute == "full" and recipe.tensor_parallel > 1:
+        raise ValueError("compile goes with full recompute only without tensor parallelism")
     check_compiler(job.device)
 
 
 def _check_host_memory(recipe: Recipe) -> None:
-    if recipe.activation_offload and recipe.tensor_parallel > 1:
-        raise ValueError("activation_offload cannot move the DTensors of tensor parallelism")
     kind = sharding_kind(recipe)
     if recipe.offload != "none" and recipe.copies > 1 and kind not in ("zero-3", "hybrid"):
         raise ValueError(f"offload {recipe.offload} needs zero-3 or hybrid sharding, not {kind}")

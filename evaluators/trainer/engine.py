@@ -108,8 +108,11 @@ def _levers(layout: Layout) -> Levers:
 
 
 def _loss_function(job: Job) -> LossFunction:
-    """The training loss of a micro-batch; compiled, its fp32 copies of the logits are never written to memory."""
-    if job.recipe.compile and job.recipe.loss_chunks == 1:
+    """The training loss of a micro-batch; compiled, its fp32 copies of the logits are never written to memory.
+
+    Not where the logits are split over the vocabulary: that loss is torch's own for DTensors.
+    """
+    if job.recipe.compile and job.recipe.loss_chunks == 1 and job.recipe.tensor_parallel == 1:
         return compiled(micro_batch_loss, device_type=job.device)
     return micro_batch_loss
 

@@ -183,14 +183,14 @@ class Embedding(nn.Module):
 class TiedHead(nn.Module):
     """The output projection that uses the token embedding's weight; it owns no parameter itself."""
 
-    def __init__(self, tokens: nn.Embedding) -> None:
+    def __init__(self, embedding: Embedding) -> None:
         super().__init__()
         # In a tuple, so that the embedding is not registered twice and its weight keeps one name.
-        self._tokens = (tokens,)
+        self._embedding = (embedding,)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, D] -> logits [B, S, V]."""
-        return functional.linear(x, self._tokens[0].weight)
+        return functional.linear(x, self._embedding[0].tokens.weight)
 
 
 class Gpt(nn.Module):
@@ -265,5 +265,5 @@ def _norm(shape: ModelShape) -> nn.Module:
 
 def _head(shape: ModelShape, embedding: Embedding | None) -> nn.Module:
     if shape.tied_embeddings and embedding is not None:
-        return TiedHead(embedding.tokens)
+        return TiedHead(embedding)
     return nn.Linear(shape.hidden, shape.vocabulary, bias=False)

@@ -76,12 +76,11 @@ def fit_tables(
     `out` is the cluster file to write: `cluster` with the constants, or the preset of the rows' hardware. Raises
     `InvalidInput` for a table that cannot be read and for too few rows.
     """
-    from frontrunner.evaluators.analytic.tables import read
-    from frontrunner.evaluators.calibration.samples import of_tables
+    from frontrunner.evaluators.calibration.samples import of_tables, read_tables
 
     path = None if out is None else writable(out)
     base = named_cluster(cluster) if isinstance(cluster, str) else cluster
-    measured = of_tables([read(Path(table), any_hardware=base is not None) for table in tables], base)
+    measured = of_tables(read_tables([Path(table) for table in tables], base), base)
     if path is not None and base is None:
         base = _their_cluster(measured)
     return _fitted(measured, path, base, ", ".join(Path(table).name for table in tables))

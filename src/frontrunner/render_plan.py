@@ -15,9 +15,11 @@ WORDS = {
     "compute": "compute",
     "recompute": "recompute",
     "tensor_parallel": "TP traffic",
+    "context_parallel": "CP traffic",
     "pipeline_transfer": "PP transfer",
     "bubble": "bubble",
     "data_parallel": "DP traffic",
+    "host_transfer": "host transfer",
     "optimizer": "optimizer",
     "memory": "memory",
 }

@@ -18,6 +18,13 @@ CHOICES = {
     "zero-1, sequence parallel": {"sharding": "zero-1", "sequence_parallel": True},
     "zero-2, selective": {"sharding": "zero-2", "recompute": "selective"},
     "zero-3, full": {"sharding": "zero-3", "recompute": "full"},
+    "context parallel": {"sharding": "zero-1", "context_parallel": 4},
+    "context and sequence parallel, selective": {
+        "sharding": "zero-2",
+        "context_parallel": 2,
+        "sequence_parallel": True,
+        "recompute": "selective",
+    },
 }
 
 

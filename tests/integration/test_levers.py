@@ -99,6 +99,7 @@ HOST_AND_EACH = {
     "host-activations-dp4-levels": ON_HOST | LEVELS,
     "host-activations-dp2-zero3-full-pieces": ON_HOST | ZERO_3 | PIECES | {"recompute": "full"},
     "host-activations-pp2-zbv": ON_HOST | _looped("zbv"),
+    "host-activations-tp2-sp-zero3": ON_HOST | ZERO_3 | SEQUENCE_PARALLEL,
     "offload": OFFLOADED,
     "offload-dp2-zero3": OFFLOADED | ZERO_3,
     "each-pp2-1f1b-dp2": EACH | REPLICAS | ONE_F_ONE_B,
@@ -152,12 +153,19 @@ def test_states_in_bf16_follow_those_in_fp32(recipe: dict[str, Any], tmp_path: P
         pytest.param(LEVELS, id="dp4-levels"),
         pytest.param(_looped("interleaved-1f1b"), id="pp2-interleaved"),
         pytest.param(CONTEXT | {"recompute": "full"}, id="cp2-full"),
+        pytest.param({"tensor_parallel": 4}, id="tp4-replicated-heads"),
+        pytest.param(SEQUENCE_PARALLEL | ZERO_3 | PIECES, id="tp2-sp-dp2-zero3-pieces"),
+        pytest.param(SEQUENCE_PARALLEL | ONE_F_ONE_B, id="tp2-sp-pp2"),
+        pytest.param(SEQUENCE_PARALLEL | CONTEXT, id="tp2-sp-cp2"),
     ],
 )
 def test_compiled_blocks_change_no_loss_and_compile_before_the_measurement(
     recipe: dict[str, Any], tmp_path: Path
 ) -> None:
-    job = small_job(tmp_path / "run", recipe=small_recipe(**recipe, compile=True), collective_timeout_s=500.0)
+    model = small_model(kv_heads=2)
+    job = small_job(
+        tmp_path / "run", recipe=small_recipe(**recipe, compile=True), model=model, collective_timeout_s=500.0
+    )
 
     result = run_job(job)
 

@@ -20,6 +20,7 @@ from frontrunner.evaluators.trainer.precision import LossScale
 from frontrunner.evaluators.trainer.stepping import TorchStepper
 
 _CPU = torch.device("cpu")
+_LOOKED_AT_STEPS = 4
 
 
 class _NoModules(ModTracker):
@@ -50,7 +51,10 @@ class _Totals(MemTracker):
 
 
 def peak_of_real_step(job: Job, rank: int, init_method: str) -> int:
-    """Be `rank` of the job over gloo for two steps; the peak of its tensors in the second, in bytes."""
+    """Be `rank` of the job over gloo for some steps; the least peak of its tensors after the first, in bytes.
+
+    The least, since a thread of gloo may keep a collective's tensors for a moment after its end, in some steps only.
+    """
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=job.recipe.world_size)
     layout = make_layout(job.recipe, device_type="cpu")
@@ -59,10 +63,13 @@ def peak_of_real_step(job: Job, rank: int, init_method: str) -> int:
     with _Totals() as tracker:
         stepper = TorchStepper(job, layout, build_engine(job, layout, _CPU, scale), data, scale)
         stepper.step(1)
-        tracker.start()
-        stepper.step(2)
+        peaks = []
+        for step in range(2, 2 + _LOOKED_AT_STEPS):
+            tracker.start()
+            stepper.step(step)
+            peaks.append(tracker.peak_bytes)
     dist.destroy_process_group()
-    return tracker.peak_bytes
+    return min(peaks)
 
 
 def dry_run(job: Job, rank: int, _: str) -> dict[str, Any]:

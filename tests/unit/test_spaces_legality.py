@@ -110,7 +110,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "replication ddp needs data_parallel > 1",
     ),
     ({"sharding": Sharding(optimizer=16), "replication": "ddp"}, "ddp-sharding", "sharding is zero-1"),
-    ({"compile": True, "tensor_parallel": 4}, "compile-tensor", "tensor-parallel"),
+    ({"compile": True, "tensor_parallel": 4, "recompute": "full"}, "compile-recompute-tensor", "tensor-parallel"),
     ({"compile": True, "recompute": "selective"}, "compile-selective", "compile hides"),
     (
         {**PIPELINE, "virtual_stages": 2, "schedule": "zbv", "tensor_parallel": 1, "accumulation": 4, "compile": True},
@@ -124,7 +124,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "feed_forward_tiles 64 does not divide the 32 positions",
     ),
     ({"feed_forward_tiles": 2, "recompute": "selective"}, "tiles-selective", "keeps the matrix products"),
-    ({"tensor_parallel": 4, "activation_offload": True}, "activation-offload-tensor", "DTensors"),
     ({"offload": "optimizer"}, "torch-offload", "optimizer+parameters or none, not optimizer"),
     ({"offload": "optimizer+parameters"}, "offload-sharding", "needs zero-3 or hybrid sharding, not none"),
     (

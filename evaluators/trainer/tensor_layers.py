@@ -1,0 +1,196 @@
+"""The layers of a tensor-parallel block: each rank computes on plain tensors, with this rank's part of each weight.
+
+Weights are DTensors, so that sharding over replicas, checkpoints and the gradient norm know what each rank holds. The
+computation is not: for each operator on DTensors the host takes several times as long as for a plain one, and a step of
+small kernels waits for it (docs/measurements.md has the figures).
+
+Shapes below: B sequences, S tokens, D hidden width, t tensor-parallel ranks.
+"""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.nn import functional
+
+
+class TensorRanks:
+    """The ranks that share a block, and how activations pass between its whole and its split parts.
+
+    Without sequence parallelism they are whole on every rank between the parts; with it (arXiv 2205.05198) each rank
+    holds S / t neighbouring positions there.
+    """
+
+    def __init__(self, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
+        """Take the ranks of the 1-D `mesh`."""
+        self.mesh = mesh
+        self._group_name: str = mesh.get_group().group_name
+        self._sequence_parallel = sequence_parallel
+
+    def enter(self, x: Tensor) -> Tensor:
+        """[B, S or S / t, D] between parts -> [B, S, D] for a part; backward the sum of the ranks' gradients."""
+        function = _GatherSequence if self._sequence_parallel else _SumGradients
+        return cast("Tensor", function.apply(x, self))  # type: ignore[no-untyped-call]
+
+    def leave(self, x: Tensor) -> Tensor:
+        """[B, S, D], each rank's summand -> their sum, [B, S or S / t, D]."""
+        function = _ScatterSequence if self._sequence_parallel else _SumOutputs
+        return cast("Tensor", function.apply(x, self))  # type: ignore[no-untyped-call]
+
+    def summed(self, x: Tensor) -> Tensor:
+        """The sum over the ranks."""
+        return _waited(torch.ops._c10d_functional.all_reduce(x.contiguous(), "sum", self._group_name))
+
+    def gathered(self, x: Tensor) -> Tensor:
+        """[B, S / t, D] -> [B, S, D]."""
+        ways = self.mesh.size()
+        parts = _waited(torch.ops._c10d_functional.all_gather_into_tensor(x.contiguous(), ways, self._group_name))
+        return torch.unflatten(parts, 0, (ways, -1)).transpose(0, 1).flatten(1, 2)
+
+    def scattered(self, x: Tensor) -> Tensor:
+        """This rank's positions of the sum over the ranks: [B, S, D] -> [B, S / t, D]."""
+        ways = self.mesh.size()
+        parts = torch.unflatten(x, 1, (ways, -1)).transpose(0, 1).flatten(0, 1).contiguous()
+        return _waited(torch.ops._c10d_functional.reduce_scatter_tensor(parts, "sum", ways, self._group_name))
+
+
+def _waited(tensor: Tensor) -> Tensor:
+    return cast("Tensor", torch.ops._c10d_functional.wait_tensor(tensor))
+
+
+class _SumGradients(torch.autograd.Function):
+    """The input itself; backward the sum of the ranks' gradients."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, ranks: TensorRanks) -> Tensor:
+        ctx.ranks = ranks  # type: ignore[attr-defined]
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *gradients: Any) -> tuple[Tensor, None]:
+        return ctx.ranks.summed(gradients[0]), None  # type: ignore[attr-defined]
+
+
+class _SumOutputs(torch.autograd.Function):
+    """The sum of the ranks' inputs; backward the gradient itself."""
+
+    @staticmethod
+    def forward(_ctx: FunctionCtx, x: Tensor, ranks: TensorRanks) -> Tensor:
+        return ranks.summed(x)
+
+    @staticmethod
+    def backward(_ctx: FunctionCtx, *gradients: Any) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+class _GatherSequence(torch.autograd.Function):
+    """All positions; backward this rank's positions of the sum of the ranks' gradients."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, ranks: TensorRanks) -> Tensor:
+        ctx.ranks = ranks  # type: ignore[attr-defined]
+        return ranks.gathered(x)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *gradients: Any) -> tuple[Tensor, None]:
+        return ctx.ranks.scattered(gradients[0]), None  # type: ignore[attr-defined]
+
+
+class _ScatterSequence(torch.autograd.Function):
+    """This rank's positions of the sum of the ranks' inputs; backward the gradients of all positions."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, ranks: TensorRanks) -> Tensor:
+        ctx.ranks = ranks  # type: ignore[attr-defined]
+        return ranks.scattered(x)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *gradients: Any) -> tuple[Tensor, None]:
+        return ctx.ranks.gathered(gradients[0]), None  # type: ignore[attr-defined]
+
+
+class _OnLocalWeight(nn.Module):
+    """A module with one weight, of which it computes with this rank's part."""
+
+    def __init__(self, whole: nn.Module, ranks: TensorRanks, placement: Placement) -> None:
+        super().__init__()
+        weight = cast("Tensor", whole.weight)
+        self.weight = nn.Parameter(distribute_tensor(weight, ranks.mesh, [placement]))
+
+    def _local_weight(self, *gradients: Placement) -> Tensor:
+        """This rank's part; `gradients` says what its gradient is, if not a part like the weight's."""
+        return cast("DTensor", self.weight).to_local(grad_placements=gradients or None)
+
+
+class SplitLinear(_OnLocalWeight):
+    """A linear layer of which this rank has some of the outputs, or of the inputs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in or in / t] -> [..., out / t], or this rank's summand of [..., out]."""
+        return functional.linear(x, self._local_weight())
+
+
+class SummedLinear(SplitLinear):
+    """A linear layer of which this rank has some of the inputs, and the end of a split part."""
+
+    def __init__(self, whole: nn.Module, ranks: TensorRanks, placement: Placement) -> None:
+        super().__init__(whole, ranks, placement)
+        self._ranks = ranks
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, in / t] -> [B, S or S / t, out]."""
+        return self._ranks.leave(super().forward(x))
+
+
+class SplitEmbedding(_OnLocalWeight):
+    """A table of which this rank has some of the rows."""
+
+    def __init__(self, whole: nn.Embedding, ranks: TensorRanks) -> None:
+        super().__init__(whole, ranks, Shard(0))
+        self._ranks = ranks
+        rows_of_others = -(-whole.num_embeddings // ranks.mesh.size())  # the last rank may have fewer
+        self._first_row = int(ranks.mesh.get_local_rank()) * rows_of_others
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Numbers of rows [B, S] -> [B, S or S / t, D]."""
+        weight = self._local_weight()
+        numbers = rows - self._first_row
+        elsewhere = (numbers < 0) | (numbers >= weight.shape[0])
+        found = functional.embedding(numbers.masked_fill(elsewhere, 0), weight)
+        return self._ranks.leave(found.masked_fill(elsewhere.unsqueeze(-1), 0.0))
+
+
+class ReplicatedHeads(_OnLocalWeight):
+    """A key or value projection for more tensor-parallel ranks than key-value heads.
+
+    Every rank keeps the whole weight and computes the one head that its query heads use. Each rank's gradients, of
+    the weight and of the input, are therefore parts of a sum over the ranks.
+    """
+
+    def __init__(self, whole: nn.Module, ranks: TensorRanks, head_rows: slice) -> None:
+        super().__init__(whole, ranks, Replicate())
+        self._head_rows = head_rows
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, D] -> this rank's head [B, S, head width]."""
+        return functional.linear(x, self._local_weight(Partial())[self._head_rows])
+
+
+class SequenceNorm(_OnLocalWeight):
+    """A norm over this rank's positions; its weight's gradient is a part of a sum over the ranks."""
+
+    def __init__(self, whole: nn.RMSNorm | nn.LayerNorm, ranks: TensorRanks) -> None:
+        super().__init__(whole, ranks, Replicate())
+        self._shape = list(whole.normalized_shape)
+        self._epsilon = whole.eps
+        self._centres = isinstance(whole, nn.LayerNorm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S / t, D] -> the same shape."""
+        weight = self._local_weight(Partial())
+        if self._centres:
+            return functional.layer_norm(x, self._shape, weight, None, cast("float", self._epsilon))
+        return functional.rms_norm(x, self._shape, weight, self._epsilon)
