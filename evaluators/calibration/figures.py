@@ -105,7 +105,7 @@ def _arithmetic(found: _Figures, base: Cluster, seen: Seen) -> None:
     found.fields["matmul_tflops"] = MatmulTflops(**{name: _rounded(rate) for name, rate in rates.items()})
     for name in rates:
         count = sum(row["precision"] == name for row in seen["matmul"])
-        found.notes[f"matmul_tflops.{name}"] = f"the fastest of {count} shapes, all ranks at once"
+        found.notes[f"matmul_tflops.{name}"] = f"the fastest of {count} shapes"
     stated = {name: getattr(base.peak_tflops, name) for name in PRECISIONS}
     kept = {name: peak for name, peak in stated.items() if peak is None or peak >= rates.get(name, 0.0)}
     found.fields["peak_tflops"] = PeakTflops(**kept)  # a peak below what was measured is none
@@ -119,7 +119,7 @@ def _products(found: _Figures, base: Cluster, seen: Seen) -> None:
     for name, value in products.efficiencies.items():
         found.efficiencies[name] = _rounded(value)
         found.notes[f"efficiencies.{name}"] = (
-            f"fitted to {products.points} matrix products, {products.residual:.0%} off"
+            f"fitted to {products.points} matrix products, {100 * products.residual:.0f} % off"
         )
 
 
@@ -130,7 +130,7 @@ def _memory(found: _Figures, seen: Seen) -> None:
     rows = [row for row in seen["memory"] if row["bytes"] / (2 if row["kernel"] == "copy" else 3) == largest]
     best = max(rows, key=lambda row: row["bytes"] / row["time_s"])
     found.fields["memory_gb_per_s"] = _rounded(best["bytes"] / best["time_s"] / GIGA)
-    found.notes["memory_gb_per_s"] = f"{best['kernel']} of arrays of {largest / 2**20:.0f} MiB, all ranks at once"
+    found.notes["memory_gb_per_s"] = f"{best['kernel']} of arrays of {largest / 2**20:.0f} MiB"
     found.efficiencies["memory"] = 1.0
     found.notes["efficiencies.memory"] = "the bandwidth above is measured"
 
@@ -169,7 +169,7 @@ def _host(found: _Figures, seen: Seen) -> None:
         return
     slower = max(largest, key=lambda row: row["time_s"])
     found.links["host_gb_per_s"] = _rounded(slower["bytes"] / slower["time_s"] / GIGA)
-    found.notes["links.host_gb_per_s"] = f"{slower['direction']}, {slower['bytes'] / 2**20:.0f} MiB pinned, all at once"
+    found.notes["links.host_gb_per_s"] = f"{slower['direction']}, {slower['bytes'] / 2**20:.0f} MiB pinned"
 
 
 def _reached(found: _Figures, level: Ring, key: str) -> None:
@@ -181,7 +181,7 @@ def _reached(found: _Figures, level: Ring, key: str) -> None:
 
 
 def _rests_on(level: Ring) -> str:
-    return f"rings of {level.ranks} ranks, {level.points} timings, {level.residual:.0%} off the fitted line"
+    return f"rings of {level.ranks}, {level.points} timings, {100 * level.residual:.0f} % off"
 
 
 def _rounded(value: float) -> float:

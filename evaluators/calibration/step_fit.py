@@ -47,6 +47,8 @@ FELT = 0.02
 """A constant changes a row's time that is off by this share between the ends of the constant's bounds."""
 OUTLIER = 0.05
 """From about this share on errors count less than squared; assumed, as for the fit that ships."""
+AT_END = 1e-3
+"""Of the bounds' width: a constant so close to one of them is at it."""
 MOST_STEPS = 60
 """Of the solver; errors hardly change after some twenty."""
 FOLDS = 5
@@ -63,6 +65,13 @@ class Constant:
     after: float
     rows: int
     held: bool
+
+    @property
+    def at_the_end(self) -> bool:
+        """Whether it moved to an end of its bounds: the times ask for more than it can be."""
+        low, high = BOUNDS[self.name]
+        near = AT_END * (high - low)
+        return min(self.after - low, high - self.after) < near < abs(self.after - self.before)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,7 +50,7 @@ def _figures(found: Calibration) -> Table:
         ("host memory", "links.host_gb_per_s", links.host_gb_per_s, "GB/s"),
     ]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("a device's", "", "", "measured as"):
+    for name in ("a device's, all at work", "", "", "measured as"):
         table.add_column(name, justify="right" if not name and len(table.columns) == 1 else "left")
     for title, key, value, unit in rows:
         if key in found.notes and value is not None:
@@ -74,8 +74,9 @@ def _collectives(lines: tuple[Line, ...]) -> Table:
 def print_fit(found: StepFit, out: Path) -> None:
     """The error before and after on rows held back, then the constants."""
     shown = console()
-    how = f"{found.folds} parts, {'by problem' if found.by_problem else 'every fifth row'}"
-    shown.print(f"{found.rows:,} rows of {found.problems:,} problems, held back in {how}", soft_wrap=True)
+    how = "whole problems" if found.by_problem else "every fifth row"
+    problems = f"{found.problems:,} problem{'' if found.problems == 1 else 's'}"
+    shown.print(f"{found.rows:,} rows of {problems}, held back in {found.folds} parts: {how}", soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("error of step time", "mean", "median"):
         table.add_column(name, justify="left" if name == "error of step time" else "right")
@@ -83,6 +84,8 @@ def print_fit(found: StepFit, out: Path) -> None:
     table.add_row("after, on rows held back", percent(found.error_after), percent(found.median_error_after))
     shown.print(table)
     shown.print(_constants(found.constants))
+    if any(constant.at_the_end for constant in found.constants):
+        shown.print("! at an end of where it is looked for: the formulas tell these rows badly", style="dim")
     held = [constant.name for constant in found.constants if constant.held]
     if held:
         shown.print(f"too few rows to move: {', '.join(held)}", style="dim", soft_wrap=True)
@@ -98,7 +101,7 @@ def _constants(constants: tuple[Constant, ...]) -> Table:
     for constant in constants:
         if not constant.held:
             before, after = (_amount(constant.name, value) for value in (constant.before, constant.after))
-            table.add_row(constant.name, before, after, str(constant.rows))
+            table.add_row(constant.name, before, after + (" !" if constant.at_the_end else ""), str(constant.rows))
     return table
 
 
@@ -107,4 +110,4 @@ def _amount(name: str, value: float) -> str:
 
 
 def _duration(value_s: float) -> str:
-    return f"{1e6 * value_s:.3g} us" if value_s < 1e-3 else seconds(value_s)
+    return f"{1e6 * value_s:.3g} us" if value_s < 0.9995e-3 else seconds(value_s)
