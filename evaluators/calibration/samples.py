@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -109,8 +109,6 @@ def _is_elsewhere(hardware: str, cluster: Cluster) -> bool:
 
 def _chosen(work: Workload, rows: np.ndarray) -> Workload:
     """The workload's rows of which `rows` is true."""
-    from dataclasses import fields
-
     columns = {field.name: getattr(work, field.name) for field in fields(work)}
     return Workload(**{name: column if column.size == 1 else column[rows] for name, column in columns.items()})
 

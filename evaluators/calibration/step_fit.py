@@ -105,30 +105,39 @@ def fit_steps(measured: Samples) -> StepFit:
     if measured.rows < FEWEST_ROWS:
         reasons = "; ".join(f"{count} x {reason}" for reason, count in measured.refused.items()) or "there are no more"
         raise InvalidInput(f"{measured.rows} rows can be fitted to, of at least {FEWEST_ROWS}: {reasons}")
-    times = _times(measured.samples)
-    before = _Fit(measured.samples, np.ones(measured.rows, dtype=bool))
+    times, whole = _times(measured.samples), _Fit(measured.samples, np.ones(measured.rows, dtype=bool))
     parts, by_problem = _parts(measured.problems)
-    told = np.empty(measured.rows)
-    for part in range(parts.max() + 1):
-        held_back = parts == part
-        told[held_back] = _predicted(measured.samples, _Fit(measured.samples, ~held_back).best())[held_back]
-    errors = [np.abs(found / times - 1) for found in (_predicted(measured.samples, {}), told)]
-    after = before.best()
-    precisions = np.array([sample.precision for sample in measured.samples for _ in sample.problems])
-    by_precision = {name: float(errors[1][precisions == name].mean()) for name in set(precisions.tolist())}
+    before = np.abs(_predicted(measured.samples, {}) / times - 1)
+    after = np.abs(_held_back(measured, parts) / times - 1)
+    fitted = whole.best()
     return StepFit(
-        constants=tuple(before.constant(name, after) for name in BOUNDS),
+        constants=tuple(whole.constant(name, fitted) for name in BOUNDS),
         rows=measured.rows,
         refused=measured.refused,
         problems=len(set(measured.problems)),
         by_problem=by_problem,
         folds=int(parts.max()) + 1,
-        error_before=float(errors[0].mean()),
-        error_after=float(errors[1].mean()),
-        median_error_before=float(np.median(errors[0])),
-        median_error_after=float(np.median(errors[1])),
-        expected_error=ExpectedError(**{name: by_precision.get(name) for name in PRECISIONS}),
+        error_before=float(before.mean()),
+        error_after=float(after.mean()),
+        median_error_before=float(np.median(before)),
+        median_error_after=float(np.median(after)),
+        expected_error=_by_precision(measured, after),
     )
+
+
+def _held_back(measured: Samples, parts: np.ndarray) -> Rows:
+    """The step time of each row by constants fitted to the other parts."""
+    told = np.empty(measured.rows)
+    for part in range(parts.max() + 1):
+        held_back = parts == part
+        told[held_back] = _predicted(measured.samples, _Fit(measured.samples, ~held_back).best())[held_back]
+    return told
+
+
+def _by_precision(measured: Samples, errors: Rows) -> ExpectedError:
+    precisions = np.array([sample.precision for sample in measured.samples for _ in sample.problems])
+    found = {name: errors[precisions == name] for name in PRECISIONS}
+    return ExpectedError(**{name: float(part.mean()) if len(part) else None for name, part in found.items()})
 
 
 def _times(samples: Sequence[Sample]) -> Rows:
@@ -187,7 +196,7 @@ class _Fit:
             return np.concatenate([PULL * (place - start), error])
 
         found = least_squares(
-            residuals, start, bounds=(0, 1), loss="soft_l1", f_scale=0.05, ftol=1e-4, max_nfev=MOST_STEPS
+            residuals, start, bounds=(0, 1), loss="soft_l1", f_scale=OUTLIER, ftol=1e-4, max_nfev=MOST_STEPS
         )
         return constants(found.x)
 
