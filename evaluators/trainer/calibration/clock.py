@@ -20,6 +20,8 @@ MEETINGS = 15
 LEAST_MEETINGS = 8
 """A window lasts half of so many meetings of the ranks at least. One ends it and is taken off, but no more than an
 eighth: it may have been shorter than usual."""
+ALWAYS = 2
+"""Cells that are measured however little time is left: with fewer there is no line and no figure."""
 UNTIMED_RUNS = 2
 """One that pays for first uses, and one that tells how many fill a window."""
 
@@ -72,13 +74,13 @@ class Clock:
     def sweep(self, cells: Iterable[Cell], until_s: float) -> Sweep:
         """Measure the cells, until about so many seconds after the clock's start.
 
-        The first is always measured. One that would take more than what is left, going by those before, is left out.
+        The first two are always measured. Of the others, one that would take more than what is left is left out.
         """
         cells, found, seen = list(cells), Sweep(), list[tuple[float, float]]()
         for number, cell in enumerate(cells):
             left_s = -self.largest(self.now_s - until_s)
             expected_s = expected(cell.work, seen) * (UNTIMED_RUNS + WINDOWS)
-            if number and (left_s <= 0 or expected_s > left_s):
+            if number >= ALWAYS and (left_s <= 0 or expected_s > left_s):
                 why = f"would take {expected_s:.2g} s of {max(left_s, 0.0):.2g} s that were left"
                 found.left_out.append(cell.key | {"why": why})
                 continue
