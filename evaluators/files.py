@@ -10,12 +10,24 @@ from typing import Any
 
 def write_json(path: Path, value: object) -> None:
     """Write a JSON file so that a reader, or a crash at any moment, sees the old file or the whole new one."""
+    write_text(path, json.dumps(value, allow_nan=False))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, in UTF-8, so that a reader, or a crash at any moment, sees the old file or the whole new one.
+
+    Nothing is left aside if the disk is full.
+    """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    with aside.open("w", encoding="utf-8") as file:
-        json.dump(value, file, allow_nan=False)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
+    try:
+        with aside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)  # the rename itself

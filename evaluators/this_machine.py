@@ -47,7 +47,7 @@ def detect() -> dict[str, Any]:
         found = _ask_torch()
         if found["backend"] != "cpu":
             return _accelerators(found)
-    return _processors()
+    return processors()
 
 
 def _ask_torch() -> dict[str, Any]:
@@ -70,7 +70,8 @@ def _accelerators(found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _processors() -> dict[str, Any]:
+def processors() -> dict[str, Any]:
+    """The fields of [cluster] for this machine's processors, whatever else it has: see `detect`."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     table: dict[str, Any] = {
         "name": "this-machine",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from frontrunner.spaces.errors import bad_value, require_above_zero, require_at_least, require_one_of
@@ -35,6 +36,37 @@ class PeakTflops:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MatmulTflops:
+    """The rate of a device's fastest measured matrix product by precision, TFLOP/s; None where none was measured."""
+
+    fp32: float | None = None
+    bf16: float | None = None
+    fp16: float | None = None
+
+    def __post_init__(self) -> None:
+        for precision in PRECISIONS:
+            key = f"cluster.matmul_tflops.{precision}"
+            require_above_zero(key, getattr(self, precision), "a rate above 0 in TFLOP/s, or no entry")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedError:
+    """Mean error of estimated step times by precision, a share, on measured rows of this cluster that were held back.
+
+    None where no step times of the precision were at hand.
+    """
+
+    fp32: float | None = None
+    bf16: float | None = None
+    fp16: float | None = None
+
+    def __post_init__(self) -> None:
+        for precision in PRECISIONS:
+            key = f"cluster.expected_error.{precision}"
+            require_above_zero(key, getattr(self, precision), "a share above 0, or no entry")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Links:
     """Bandwidths in GB/s (1e9 bytes), one direction, of each level of the machine; None where unknown.
 
@@ -60,6 +92,9 @@ class Cluster:
 
     `matmul_share` is the share of its 16-bit peak at which a device's fastest matrix product was measured to run, and
     `compute_units` how many tiles of a product it works on at once (multiprocessors, compute units); None if unknown.
+    `matmul_tflops`, where measured, counts instead of peak and share. `efficiencies` are constants of the estimates,
+    by name, as they were found on this cluster, in place of those that ship; `expected_error` is how far off estimates
+    with them were.
     `nvme_path` is a folder on each node's own fast disk, by its absolute path, for what recipes offload there; None if
     there is none.
     """
@@ -74,7 +109,10 @@ class Cluster:
     peak_tflops: PeakTflops = PeakTflops()
     matmul_share: float | None = None
     compute_units: int | None = None
+    matmul_tflops: MatmulTflops = MatmulTflops()
     links: Links = Links()
+    efficiencies: Mapping[str, float] = field(default_factory=dict)
+    expected_error: ExpectedError = ExpectedError()
     nvme_path: str | None = None
     source: str = "the campaign file"
 
@@ -111,4 +149,9 @@ class Cluster:
     def peak_flops(self, precision: str) -> float | None:
         """One device's peak in FLOP/s at `precision`, or None where the cluster does not state one."""
         rate: float | None = getattr(self.peak_tflops, precision)
+        return None if rate is None else rate * 1e12
+
+    def matmul_flops(self, precision: str) -> float | None:
+        """The measured rate of one device's fastest matrix product in FLOP/s at `precision`, or None."""
+        rate: float | None = getattr(self.matmul_tflops, precision)
         return None if rate is None else rate * 1e12

@@ -29,10 +29,11 @@ def why_too_fast(recipe: Recipe, problem: Problem, step_time_s: float) -> str | 
     """Why a median step of `step_time_s` cannot be true, or None.
 
     None wherever the formulas are no judge: on a CPU, whose ranks share its cores, in fp32, where the cluster leaves a
-    figure out, and for choices that no measurement has judged.
+    figure out or states constants of its own, which are means and no bounds, and for choices that no measurement has
+    judged.
     """
     cluster = problem.cluster
-    blind = cluster.backend == "cpu" or problem.precision == "fp32"
+    blind = cluster.backend == "cpu" or problem.precision == "fp32" or bool(cluster.efficiencies)
     if blind or unjudged(recipe) or assumptions(cluster, problem.precision):
         return None
     machine = at_best(Machine.of(cluster, problem.precision, FRONTRUNNER))

@@ -13,6 +13,7 @@ from frontrunner.evaluators.analytic.trust import (
     UNKNOWN_HARDWARE_ERROR,
     expected_error,
     is_judged,
+    own_error,
     unjudged,
 )
 from frontrunner.spaces.problem import Problem
@@ -23,6 +24,9 @@ UNJUDGED = "the formulas' constants were judged on A100 in 16 bits alone"
 HOST_UNLIMITED = "the host's memory limits no recipe that offloads: a cluster file does not say how much there is"
 HOST_ASSUMED = f"links.host_gb_per_s is not given: offloading is estimated with {ASSUMED_HOST_BYTES_PER_S / 1e9:g} GB/s"
 SHARED_CPU = "ranks on one machine's CPU share its cores; the formulas give each its own, so trust no order among these"
+MEASURED_TOGETHER = (
+    "the figures are those of ranks that are all busy on one CPU; where some wait, as in pipelines, others are faster"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +106,10 @@ def plan(recipes: Sequence[Recipe], problem: Problem) -> Plan:
 
 def trust_in(recipes: Sequence[Recipe], problem: Problem) -> Trust:
     """How far the estimates of these recipes are to be trusted."""
+    assumed = assumptions(problem.cluster, problem.precision)
     return Trust(
-        assumed=assumptions(problem.cluster, problem.precision),
+        # An error of the cluster's own was measured with whatever is assumed.
+        assumed=assumed if own_error(problem) is None else (),
         expected_error=expected_error(problem),
         remarks=_remarks(recipes, problem),
     )
@@ -113,9 +119,11 @@ def _remarks(recipes: Sequence[Recipe], problem: Problem) -> tuple[str, ...]:
     unknown = [choices for recipe in recipes if (choices := unjudged(recipe))]
     names = ", ".join(sorted({choice for choices in unknown for choice in choices}))
     offloads = any(recipe.offload != "none" or recipe.activation_offload for recipe in recipes)
+    on_cpu, measured = problem.cluster.backend == "cpu", problem.cluster.matmul_flops(problem.precision) is not None
     remarks = {
         UNJUDGED: not is_judged(problem),
-        SHARED_CPU: problem.cluster.backend == "cpu",
+        SHARED_CPU: on_cpu and not measured,
+        MEASURED_TOGETHER: on_cpu and measured,
         f"{len(unknown):,} estimates may be off by {UNKNOWN_HARDWARE_ERROR * 100:.0f} %: no measurement has judged "
         f"{names}": bool(unknown),
         HOST_UNLIMITED: offloads,

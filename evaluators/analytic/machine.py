@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from frontrunner.evaluators.analytic.measured import with_measured
 from frontrunner.evaluators.analytic.software import Software
 from frontrunner.evaluators.analytic.workload import Rows
 from frontrunner.spaces.cluster import Cluster
@@ -84,14 +85,16 @@ class Machine:
 
     @classmethod
     def of(cls, cluster: Cluster, precision: str, software: Software, efficiencies: Efficiencies = FITTED) -> Machine:
-        """The machine of a cluster file; what the file leaves out is assumed."""
+        """The machine of a cluster file; what the file leaves out is assumed, and constants that it states count."""
+        efficiencies, software = with_measured(cluster, efficiencies, software)
         links = cluster.links
         node = _stated(links.node_gb_per_s, ASSUMED_NODE_BYTES_PER_S) * efficiencies.node_links
         pair = (links.pair_gb_per_s or 0.0) * 1e9 * efficiencies.node_links
         ports = _stated(links.nic_gb_per_s, ASSUMED_NIC_BYTES_PER_S) * (links.nics_per_node or 1)
         peak = cluster.peak_flops(precision) or ASSUMED_PEAK_FLOPS
+        fastest = cluster.matmul_flops(precision) or peak * (cluster.matmul_share or ASSUMED_MATMUL_SHARE)
         return cls(
-            matmul_flops=peak * (cluster.matmul_share or ASSUMED_MATMUL_SHARE) * efficiencies.matmul,
+            matmul_flops=fastest * efficiencies.matmul,
             memory_bytes_per_s=_stated(cluster.memory_gb_per_s, ASSUMED_MEMORY_BYTES_PER_S) * efficiencies.memory,
             compute_units=cluster.compute_units or ASSUMED_COMPUTE_UNITS.get(cluster.backend, OTHER_COMPUTE_UNITS),
             runtime_bytes=RUNTIME_BYTES.get(cluster.backend, OTHER_RUNTIME_BYTES),
@@ -112,10 +115,10 @@ class Machine:
 
 def assumptions(cluster: Cluster, precision: str) -> tuple[str, ...]:
     """The keys of a cluster file that an estimate needs and that this one leaves out, but for offloading."""
-    links = cluster.links
+    links, measured = cluster.links, cluster.matmul_flops(precision)
     needed = {
-        f"peak_tflops.{precision}": cluster.peak_flops(precision),
-        "matmul_share": cluster.matmul_share,
+        f"peak_tflops.{precision}": measured or cluster.peak_flops(precision),
+        "matmul_share": measured or cluster.matmul_share,
         "memory_gb_per_s": cluster.memory_gb_per_s,
     }
     if cluster.devices_per_node > 1:

@@ -17,7 +17,7 @@ from typing import cast
 import numpy as np
 import pandas as pd
 
-from frontrunner.evaluators.analytic.hardware import cluster_of_row, why_unknown
+from frontrunner.evaluators.analytic.hardware import cluster_of_row, preset_of, why_unknown
 from frontrunner.evaluators.analytic.machine import FITTED, Efficiencies, Machine
 from frontrunner.evaluators.analytic.software import (
     FRONTRUNNER,
@@ -69,11 +69,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of one file that the model can judge, and how many others there are by reason."""
+    """The rows of one file that the model can judge, and how many others there are by reason.
+
+    Rows whose hardware has no preset are of `default_cluster`, where there is one.
+    """
 
     name: str
     rows: pd.DataFrame
     refused: dict[str, int]
+    default_cluster: Cluster | None = None
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
@@ -85,10 +89,11 @@ class Table:
         for index in rows.groupby(machine, dropna=False).groups.values():
             first = rows.loc[index[0]]
             precision = first.precision or "bf16"
+            own = self.default_cluster if preset_of(first.hardware) is None else None
             found.append(
                 Part(
                     index=index,
-                    cluster=cluster_of_row(first),
+                    cluster=own or cluster_of_row(first),
                     precision=precision,
                     software=software[index[0]],
                     work=workload(rows.loc[index], precision),
@@ -99,22 +104,23 @@ class Table:
     def of_problems(self, names: set[str]) -> Table:
         """The rows of these problems."""
         kept = self.rows[self.rows.problem.isin(names)].reset_index(drop=True)
-        return Table(self.name, kept, {})
+        return Table(self.name, kept, {}, self.default_cluster)
 
 
-def read(path: Path) -> Table:
+def read(path: Path, default_cluster: Cluster | None = None) -> Table:
     """A table with a `problem` column: model, sequence length, global batch, hardware and devices.
 
-    Raises OSError where the file cannot be read and ValueError where it is not a table.
+    Rows whose hardware has no preset are of `default_cluster`, or refused. Raises OSError where the file cannot be read
+    and ValueError where it is not a table.
     """
     found = _completed(pd.read_csv(path))
-    reasons = pd.Series([_reason(row) for _, row in found.iterrows()], index=found.index, dtype=object)
+    reasons = pd.Series([_reason(row, default_cluster) for _, row in found.iterrows()], index=found.index, dtype=object)
     rows = found[reasons == ""].reset_index(drop=True)
     rows["problem"] = [
         f"{row.model} {row.seq:.0f} {row.gbs:.0f} {row.hardware} {row.gpus:.0f}" for row in rows.itertuples()
     ]
     counts = reasons[reasons != ""].value_counts()
-    return Table(path.stem, rows, {str(reason): int(count) for reason, count in counts.items()})
+    return Table(path.stem, rows, {str(reason): int(count) for reason, count in counts.items()}, default_cluster)
 
 
 def _completed(found: pd.DataFrame) -> pd.DataFrame:
@@ -155,15 +161,16 @@ def _counted_vocabulary(found: pd.DataFrame) -> pd.Series:
     return counted.where(exact & counted.between(*LIKELY_VOCABULARY))
 
 
-def _reason(row: pd.Series) -> str:
+def _reason(row: pd.Series, default_cluster: Cluster | None) -> str:
     """Why the model cannot judge a row, or an empty text."""
     missing = [name for name in NEEDED if pd.isna(row[name])]
     low = [name for name in COUNTS if not pd.isna(row[name]) and row[name] < (1 - BATCH_TOLERANCE)]
     replicas = row.tp * row.pp * row.dp * row.cp
+    unknown = "" if default_cluster is not None and preset_of(row.hardware) is None else why_unknown(row)
     wrong = {
         f"no {', '.join(missing)}": bool(missing),
         f"{', '.join(low)} below 1": bool(low),
-        why_unknown(row): bool(why_unknown(row)),
+        unknown: bool(unknown),
         f"precision {row.precision} is not modelled": row.precision not in ("", *PRECISIONS),
         f"recompute {row.recompute} is not modelled": row.recompute not in ("", "none", "selective", "full"),
         f"ZeRO stage {row.zero:g} does not exist": not pd.isna(row.zero) and row.zero not in (0, 1, 2, 3),

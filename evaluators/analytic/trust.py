@@ -15,8 +15,16 @@ UNKNOWN_HARDWARE_ERROR = 0.5
 the estimate needs: a guess. On tables of V100 and H100 the mean error was 11 to 51 % (docs/measurements.md)."""
 
 
+def own_error(problem: Problem) -> float | None:
+    """What a cluster states of itself: the error on its own measured rows while they were held back; None elsewhere."""
+    error: float | None = getattr(problem.cluster.expected_error, problem.precision)
+    return error
+
+
 def is_judged(problem: Problem) -> bool:
     """Whether the formulas' constants were judged on the problem's device and precision."""
+    if own_error(problem) is not None:
+        return True
     return problem.cluster.device in JUDGED_DEVICES and problem.precision != "fp32"
 
 
@@ -35,5 +43,10 @@ def unjudged(recipe: Recipe) -> tuple[str, ...]:
 
 def expected_error(problem: Problem, recipe: Recipe | None = None) -> float:
     """The share by which step times are off on average: of a recipe, or of those whose choices are all judged."""
+    if recipe is not None and unjudged(recipe):
+        return UNKNOWN_HARDWARE_ERROR
+    own = own_error(problem)
+    if own is not None:
+        return own
     known = is_judged(problem) and not assumptions(problem.cluster, problem.precision)
-    return EXPECTED_ERROR if known and not (recipe and unjudged(recipe)) else UNKNOWN_HARDWARE_ERROR
+    return EXPECTED_ERROR if known else UNKNOWN_HARDWARE_ERROR

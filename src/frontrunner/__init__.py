@@ -28,17 +28,21 @@ if TYPE_CHECKING:
         status,
         survey,
     )
+    from frontrunner.calibration_api import calibrate, fit_campaign, fit_tables
     from frontrunner.planning_api import advise, explain, plan, scaling
 
 __version__ = "0.1.0"
 __all__ = [
     "advise",
     "best",
+    "calibrate",
     "campaigns",
     "dataframe",
     "dryrun",
     "explain",
     "failures",
+    "fit_campaign",
+    "fit_tables",
     "launch",
     "pareto",
     "plan",
@@ -53,13 +57,15 @@ __all__ = [
     "status",
     "survey",
 ]
-_PLANNING = ("advise", "explain", "plan", "scaling")
+_ELSEWHERE = dict.fromkeys(("calibrate", "fit_campaign", "fit_tables"), "frontrunner.calibration_api") | dict.fromkeys(
+    ("advise", "explain", "plan", "scaling"), "frontrunner.planning_api"
+)
+"""The module of what is not in `frontrunner.api`."""
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        module = "frontrunner.planning_api" if name in _PLANNING else "frontrunner.api"
-        return getattr(import_module(module), name)
+        return getattr(import_module(_ELSEWHERE.get(name, "frontrunner.api")), name)
     raise AttributeError(f"module 'frontrunner' has no attribute {name!r}")
 
 

@@ -8,29 +8,25 @@ turns every complaint into the file's own words.
 from __future__ import annotations
 
 import difflib
-import tomllib
-from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import TypeVar, get_type_hints
 
 from frontrunner.evaluators.protocol import EVALUATORS
 from frontrunner.evaluators.settings import DataSettings, ProbeSettings
 from frontrunner.search.spec import Budget, CampaignSpec, SearchSettings
 from frontrunner.spaces.cluster import Cluster
-from frontrunner.spaces.errors import InvalidInput, NotFound, bad_value, did_you_mean
+from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.names import campaign_name_from, require_campaign_name
-from frontrunner.spaces.presets import cluster_preset, known_device, model_preset
+from frontrunner.spaces.presets import cluster_names, cluster_preset, known_device, model_preset
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.space import Space
 from frontrunner.spaces.wording import shown, shown_key
+from frontrunner.toml_file import Table, holds, read_toml
 from frontrunner.validation import refuse_unusable_values, validate
 
-Table = dict[str, Any]
 T = TypeVar("T")
-
-MAX_FILE_BYTES = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,42 +76,44 @@ def read_campaign_file(path: Path) -> CampaignFile:
     Raises `NotFound` where there is no such file, and `InvalidInput` naming the key, its value and what was
     expected for anything else that is wrong with it.
     """
-    table = _read_toml(path)
+    table = read_toml(path, "campaign file", "examples/laptop.toml is one to begin with")
     try:
         return parse_campaign(table, default_name=campaign_name_from(path.stem), base=path.parent)
     except InvalidInput as error:
         raise InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
 
 
-def _read_toml(path: Path) -> Table:
-    if not _holds(path.is_file):
-        what = "it is a folder" if _holds(path.is_dir) else "there is no such file"
-        raise NotFound(f"no campaign file at {path}: {what}", hint="examples/laptop.toml is one to begin with")
+def read_cluster_file(path: Path) -> Cluster:
+    """Read and validate a cluster file: TOML with the section [cluster] alone, as `frontrunner calibrate` writes it.
+
+    Raises as `read_campaign_file` does.
+    """
+    table = read_toml(path, "cluster file", "frontrunner calibrate --out FILE writes one")
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None
-    if len(content) > MAX_FILE_BYTES:
-        raise InvalidInput(f"{path} is too long: a campaign file has at most {MAX_FILE_BYTES:,} bytes")
-    try:
-        return tomllib.loads(content.decode("utf-8-sig"))
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidInput(f"{path} is not valid TOML: {error}") from None
-    except UnicodeDecodeError as error:
-        raise InvalidInput(f"{path} is not text in UTF-8: byte {error.start + 1} does not fit") from None
-    except RecursionError:
-        raise InvalidInput(f"{path} is not usable TOML: its lists or tables are nested too deeply") from None
-    except ValueError:  # Python converts no more than 4,300 decimal digits
-        raise InvalidInput(f"{path} is not usable TOML: one of its numbers has thousands of digits") from None
+        refuse_unusable_values(table)
+        if set(table) != {"cluster"} or not isinstance(table["cluster"], dict):
+            named = ", ".join(shown_key(key) for key in table) or "nothing"
+            raise InvalidInput(f"it holds {named}: expected the section [cluster] alone")
+        if "file" in table["cluster"]:
+            raise bad_value("cluster.file", table["cluster"]["file"], "no such key in a cluster file")
+        return _checked_cluster(_cluster_table(table["cluster"], path.parent))
+    except InvalidInput as error:
+        raise InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
 
 
-def _holds(question: Callable[[], bool]) -> bool:
-    """A path's `is_file` or `is_dir`; of a path that nothing can have (too long, with a NUL) neither holds."""
-    try:
-        return question()
-    except (OSError, ValueError):
-        return False
+def named_cluster(name: str) -> Cluster:
+    """A cluster by the name of a preset, or by the path of a cluster file."""
+    if name == "this-machine" or name in cluster_names():
+        return parse_cluster({"preset": name})
+    if "/" in name or name.endswith(".toml"):
+        return read_cluster_file(Path(name))
+    hint = did_you_mean(name, (*cluster_names(), "this-machine"))
+    raise bad_value("cluster", name, "a known preset, or a cluster file's path", hint=hint)
+
+
+def parse_cluster(table: Table) -> Cluster:
+    """A cluster from the keys of a [cluster] section; a relative `file` is taken from the working directory."""
+    return _checked_cluster(_cluster_table(table, Path()))
 
 
 def parse_campaign(table: Table, *, default_name: str, base: Path) -> CampaignFile:
@@ -136,7 +134,7 @@ def parse_campaign(table: Table, *, default_name: str, base: Path) -> CampaignFi
     space = {key: value if isinstance(value, list) else [value] for key, value in table["space"].items()}
     spec = CampaignSpec(
         name=name,
-        problem=_problem(table),
+        problem=_problem(table, base),
         space=_section(Space, "space", space),
         search=_section(SearchSettings, "search", table.get("search", {})),
         budget=_section(Budget, "budget", table.get("budget", {})),
@@ -161,19 +159,19 @@ def _data(table: Table, base: Path) -> DataSettings:
     if data.path is None:
         return data
     path = base / data.path
-    if not _holds(path.is_file):
+    if not holds(path.is_file):
         raise bad_value("data.path", data.path, f"a file, by its path from {base.absolute()}")
     return DataSettings(path=str(path.resolve()))
 
 
-def _problem(table: Table) -> Problem:
+def _problem(table: Table, base: Path) -> Problem:
     problem = dict(table["problem"])
     _refuse_unknown("problem", problem, KEYS["problem"])
     if "global_batch" in problem:
         problem["global_batch"] = _global_batch(problem["global_batch"])
-    model, cluster = _model_table(table["model"]), _cluster_table(table["cluster"])
+    model, cluster = _model_table(table["model"]), _cluster_table(table["cluster"], base)
     _section(Model, "model", model)  # first on their own, so that a complaint names their section
-    _section(Cluster, "cluster", cluster)
+    _checked_cluster(cluster)
     return _section(Problem, "problem", problem | {"model": model, "cluster": cluster})
 
 
@@ -196,8 +194,19 @@ def _model_table(given: Table) -> Table:
     return merged
 
 
-def _cluster_table(given: Table) -> Table:
+def _checked_cluster(table: Table) -> Cluster:
+    cluster = _section(Cluster, "cluster", table)
+    if cluster.efficiencies:
+        from frontrunner.evaluators.analytic.measured import check_efficiencies
+
+        check_efficiencies(cluster.efficiencies)
+    return cluster
+
+
+def _cluster_table(given: Table, base: Path) -> Table:
     table = dict(given)
+    if "file" in table:
+        return _cluster_of_file(table, base)
     name = table.pop("preset", None)
     if name is None:
         known = known_device(str(table.get("device", ""))) or {}  # so that `device = "mi300x"` says enough
@@ -215,6 +224,21 @@ def _cluster_table(given: Table) -> Table:
     return found | table
 
 
+def _cluster_of_file(table: Table, base: Path) -> Table:
+    """The fields of a cluster file, by its path from `base`, under those of the campaign file."""
+    name = table.pop("file")
+    if not isinstance(name, str) or not name:
+        raise bad_value("cluster.file", name, "the path of a cluster file")
+    if "preset" in table:
+        raise bad_value("cluster.preset", table["preset"], f"no preset beside cluster.file = {shown(name)}")
+    cluster = read_cluster_file(base / name)
+    wanted = table.get("devices_per_node", cluster.devices_per_node)
+    if cluster.backend == "cpu" and wanted != cluster.devices_per_node:
+        expected = f"{cluster.devices_per_node}: so many ranks shared the processors when {name} was measured"
+        raise bad_value("cluster.devices_per_node", wanted, expected)
+    return asdict(cluster) | table
+
+
 def _section(cls: type[T], name: str, table: Table) -> T:
     """One section as its dataclass: unknown keys, missing keys and wrong types name `section.key`."""
     _refuse_unknown_fields(cls, name, table)
@@ -230,7 +254,7 @@ def _refuse_unknown_fields(cls: type, name: str, table: Table) -> None:
 
 
 def _refuse_unknown(section: str, table: Table, known: list[str] | tuple[str, ...]) -> None:
-    extra = ("preset",) if section in ("model", "cluster") else ()
+    extra = {"model": ("preset",), "cluster": ("preset", "file")}.get(section, ())
     for key, value in table.items():
         if key in (*known, *extra):
             continue

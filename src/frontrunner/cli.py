@@ -22,6 +22,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "plan": ("planning:plan", "Judge a file's recipes by formulas, without a machine."),
         "explain": ("planning:explain", "What a recipe's step and memory go to."),
         "advise": ("planning:advise", "How to begin: does it fit, what then, and why."),
+        "calibrate": ("calibrating:calibrate", "Measure this machine into a cluster file."),
     },
     "Ask": {
         "best": ("questions:best", "The ranking of a campaign's recipes."),

@@ -76,6 +76,18 @@ MISTAKES: dict[str, tuple[list[str], int, str]] = {
     "empty store": (["launch", "c.toml", "--store", ""], 2, r'store\.url = "": expected a path, or a URL'),
     "store in no folder": (["launch", "c.toml", "--store", "none/s.db"], 2, "there is no folder .*none"),
     "another kind of file": (["best", "--store", "c.toml"], 4, r"c\.toml is not an SQLite file"),
+    "too short": (
+        ["calibrate", "--out", "x.toml", "--seconds", "1"],
+        2,
+        "--seconds = 1.0: expected between 5 and 3600",
+    ),
+    "no folder to write to": (["calibrate", "--out", "none/x.toml"], 2, '--out = "none/x.toml": expected a file in a'),
+    "a cluster of no one": (["calibrate", "--out", "x", "--cluster", "frontir"], 2, "hint: did you mean 'frontier'"),
+    "a device elsewhere": (
+        ["calibrate", "--out", "x", "--cluster", "c.toml", "--device", "xpu"],
+        2,
+        "c.toml: it holds",
+    ),
     "nothing legal": (["launch", "illegal.toml"], 7, "none of the space's 2 points is legal: 2 x global-batch"),
     **{
         f"no store to {name}": ([name, *more], 2, "there is no store at .*frontrunner.db")
@@ -90,6 +102,7 @@ MISTAKES: dict[str, tuple[list[str], int, str]] = {
             "resume": [],
             "replay": ["0123456789ab", "--steps", "1"],
             "profile": ["0123456789ab"],
+            "calibrate": ["--from-store", "--out", "x.toml"],
         }.items()
     },
 }

@@ -1,0 +1,172 @@
+"""The Python API of `frontrunner calibrate`: measuring a machine, and fitting the formulas to measured step times."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from frontrunner.campaign_file import named_cluster, parse_cluster
+from frontrunner.evaluators.jobs import TORCH_DEVICES
+from frontrunner.evaluators.this_machine import detect, processors, share_processors
+from frontrunner.spaces.cluster import Cluster
+from frontrunner.spaces.errors import InvalidInput, bad_value
+
+if TYPE_CHECKING:
+    from frontrunner.evaluators.calibration.figures import Calibration
+    from frontrunner.evaluators.calibration.ranks import Place
+    from frontrunner.evaluators.calibration.samples import Samples
+    from frontrunner.evaluators.calibration.step_fit import StepFit
+
+SHORTEST_S = 5.0
+LONGEST_S = 3600.0
+MOST_RANKS = 1024
+
+OnStart = Callable[["Place"], None]
+"""Called once everything is checked, with the ranks that this process is about to start."""
+
+
+def calibrate(
+    out: str | Path,
+    *,
+    ranks: int | None = None,
+    device: str | None = None,
+    seconds: float = 60.0,
+    cluster: str | Cluster | None = None,
+    on_start: OnStart | None = None,
+) -> Calibration | None:
+    """Measure this machine, or the allocation that torchrun's environment variables describe, into a cluster file.
+
+    `cluster` (a preset's name, a cluster file's path, or a value) gives what is not measured; this machine, as it is
+    detected, without. `device` is torch's word for what is measured. In an allocation every process calls this; rank 0
+    writes, and the others return None. Raises `InvalidInput` for what cannot be measured here.
+    """
+    from frontrunner.evaluators.calibration.cluster_file import write_measured
+    from frontrunner.evaluators.calibration.figures import calibration
+    from frontrunner.evaluators.calibration.ranks import allocated, in_allocation, measure, this_machine
+
+    path = writable(out)
+    if not SHORTEST_S <= seconds <= LONGEST_S:
+        raise bad_value("--seconds", seconds, f"between {SHORTEST_S:g} and {LONGEST_S:g}")
+    if ranks is not None and not 1 <= ranks <= MOST_RANKS:
+        raise bad_value("--ranks", ranks, f"1 to {MOST_RANKS}")
+    where = allocated(ranks) if in_allocation() else None
+    base = _base(cluster, where.ranks_per_node if where else ranks, device)
+    where = where or this_machine(ranks or base.devices_per_node)
+    _refuse_elsewhere(base, where)
+    taken_at, load_before = datetime.now(UTC), os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    if on_start is not None:
+        on_start(where)
+    seen = measure(where, device=TORCH_DEVICES[base.backend], seconds=seconds)
+    if seen is None:
+        return None
+    found = calibration(base, seen, taken_at, load_before)
+    write_measured(path, found)
+    return found
+
+
+def fit_tables(
+    tables: Sequence[str | Path], *, out: str | Path | None = None, cluster: str | Cluster | None = None
+) -> StepFit:
+    """Fit the formulas' constants to tables of measured step times, and judge them on rows held back.
+
+    `out` is the cluster file to write: `cluster` with the constants, or the preset of the rows' hardware. Raises
+    `InvalidInput` for a table that cannot be read and for too few rows.
+    """
+    from frontrunner.evaluators.calibration.samples import of_tables, read_tables
+
+    path = None if out is None else writable(out)
+    base = named_cluster(cluster) if isinstance(cluster, str) else cluster
+    measured = of_tables(read_tables([Path(table) for table in tables], base), base)
+    if path is not None and base is None:
+        base = _their_cluster(measured)
+    return _fitted(measured, path, base, ", ".join(Path(table).name for table in tables))
+
+
+def fit_campaign(
+    campaign: str | None = None,
+    *,
+    store: str | None = None,
+    out: str | Path | None = None,
+    cluster: str | Cluster | None = None,
+) -> StepFit:
+    """Fit the formulas' constants to what a campaign measured; see `fit_tables`.
+
+    `cluster` stands in for the campaign's own, such as a file with this machine's figures in it.
+    """
+    from frontrunner.api import opened, stored_spec
+    from frontrunner.evaluators.calibration.samples import of_outcomes
+
+    path = None if out is None else writable(out)
+    with opened(store) as found:
+        record = found.campaign(campaign)
+        told = found.told(record.id)
+    spec = stored_spec(record)
+    if spec.evaluator == "simulated":
+        raise InvalidInput(f"campaign {record.name} is simulated: it measured nothing that could be fitted to")
+    own = spec.problem.cluster
+    base = named_cluster(cluster) if isinstance(cluster, str) else cluster or own
+    if (base.devices, base.backend) != (own.devices, own.backend):
+        expected = f"{own.devices} {own.backend} devices, on which campaign {record.name} measured"
+        raise bad_value("cluster", f"{base.devices} {base.backend} devices", expected)
+    measured = of_outcomes(told, replace(spec.problem, cluster=base))
+    return _fitted(measured, path, base, f"campaign {record.name}")
+
+
+def _fitted(measured: Samples, path: Path | None, base: Cluster | None, origin: str) -> StepFit:
+    from frontrunner.evaluators.calibration.cluster_file import write_fit
+    from frontrunner.evaluators.calibration.step_fit import fit_steps
+
+    found = fit_steps(measured)
+    if path is not None and base is not None:
+        write_fit(path, base, found, origin=origin, taken_at=datetime.now(UTC))
+    return found
+
+
+def _their_cluster(measured: Samples) -> Cluster:
+    """The cluster that all rows are of."""
+    found = {sample.cluster.device: sample.cluster for sample in measured.samples}
+    if len(found) != 1:
+        devices = ", ".join(sorted(found)) or "none"
+        raise InvalidInput(f"the rows' devices are {devices}: expected one", hint="name it with --cluster")
+    return next(iter(found.values()))
+
+
+def writable(out: str | Path) -> Path:
+    """The path of a cluster file that can be written; raises `InvalidInput` where it cannot."""
+    path = Path(out)
+    if path.is_dir() or not path.name:
+        raise bad_value("--out", str(out), "a file, not a folder")
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise bad_value("--out", str(out), "a file in a folder that exists and can be written to")
+    return path
+
+
+def _base(cluster: str | Cluster | None, ranks_per_node: int | None, device: str | None) -> Cluster:
+    """What the cluster file begins with."""
+    if cluster is None and device == "cpu":
+        found = processors()
+        base = parse_cluster(share_processors(found, ranks_per_node or found["devices_per_node"]))
+    elif cluster is None:
+        wanted = {"devices_per_node": ranks_per_node} if ranks_per_node else {}
+        base = parse_cluster({"preset": "this-machine", **wanted})
+    else:
+        base = named_cluster(cluster) if isinstance(cluster, str) else cluster
+    if device is not None and TORCH_DEVICES[base.backend] != device:
+        raise bad_value("--device", device, f"{TORCH_DEVICES[base.backend]}, as {base.name} has")
+    return base
+
+
+def _refuse_elsewhere(base: Cluster, where: Place) -> None:
+    """Raise `InvalidInput` for devices that this machine has not; a CPU cluster's are processes."""
+    if base.backend == "cpu":
+        return
+    here = detect()
+    if here["backend"] != base.backend:
+        expected = f"{here['backend']}, which is what this machine has ({here['device']})"
+        raise bad_value("cluster.backend", base.backend, expected)
+    if where.ranks_per_node > here["devices_per_node"]:
+        raise bad_value("--ranks", where.ranks_per_node, f"at most the {here['devices_per_node']} devices found here")

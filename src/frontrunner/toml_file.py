@@ -1,0 +1,49 @@
+"""Reading TOML that a person wrote: whatever is wrong with the file is one message that names it."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from frontrunner.spaces.errors import InvalidInput, NotFound
+
+Table = dict[str, Any]
+
+MAX_FILE_BYTES = 1_000_000
+
+
+def read_toml(path: Path, what: str, hint: str) -> Table:
+    """The file's content; `what` names its kind ("campaign file"), `hint` says where to get one.
+
+    Raises `NotFound` where there is no such file and `InvalidInput` for one that cannot be read as TOML.
+    """
+    if not holds(path.is_file):
+        why = "it is a folder" if holds(path.is_dir) else "there is no such file"
+        raise NotFound(f"no {what} at {path}: {why}", hint=hint)
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None
+    if len(content) > MAX_FILE_BYTES:
+        raise InvalidInput(f"{path} is too long: a {what} has at most {MAX_FILE_BYTES:,} bytes")
+    try:
+        return tomllib.loads(content.decode("utf-8-sig"))
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidInput(f"{path} is not valid TOML: {error}") from None
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{path} is not text in UTF-8: byte {error.start + 1} does not fit") from None
+    except RecursionError:
+        raise InvalidInput(f"{path} is not usable TOML: its lists or tables are nested too deeply") from None
+    except ValueError:  # Python converts no more than 4,300 decimal digits
+        raise InvalidInput(f"{path} is not usable TOML: one of its numbers has thousands of digits") from None
+
+
+def holds(question: Callable[[], bool]) -> bool:
+    """A path's `is_file` or `is_dir`; of a path that nothing can have (too long, with a NUL) neither holds."""
+    try:
+        return question()
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,192 @@
+"""Constants fitted to step times: those that made them come back, and the error told is that of rows held back."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import frontrunner
+from frontrunner.campaign_file import read_cluster_file
+from frontrunner.evaluators.analytic.machine import Machine
+from frontrunner.evaluators.analytic.step import step_time
+from frontrunner.evaluators.analytic.tables import read
+from frontrunner.evaluators.calibration.samples import Samples, of_outcomes, of_tables, read_tables
+from frontrunner.evaluators.calibration.step_fit import FEWEST_ROWS, StepFit, fit_steps
+from frontrunner.results.outcome import Failure, FailureKind
+from frontrunner.results.store import open_store
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
+from frontrunner.validation import dump_json
+from support.analytic import A100, PROBLEM, recipe
+from support.campaigns import spec_of, tiny
+from support.rankings import measurement
+
+COLUMNS = (
+    "model", "layers", "hidden", "heads", "seq", "vocab", "hardware", "gpus", "gpus_per_node", "tp", "pp", "dp", "mbs",
+    "gbs", "zero", "recompute", "precision", "step_time_s", "status",
+)  # fmt: skip
+TRUE = {"matmul": 0.8, "memory": 0.6, "elementwise": 3.0, "node_links": 0.5, "gradient_overlap": 0.8}
+
+
+def table(path: Path, hardware: str = "A100-80GB", constants: dict[str, float] | None = None, **changes: str) -> Path:
+    """Six problems of one model on 8 to 16 devices, with step times by the formulas under other constants."""
+    rows = [
+        dict(zip(COLUMNS, ["gpt-1.3b", "24", "2048", "16", "1024", "51200", hardware, str(tp * pp * dp), "8", str(tp),
+                           str(pp), str(dp), str(mbs), str(batch), "1", again, "fp16", "1.0", "ok"], strict=True))
+        for batch in (32, 128, 512)
+        for tp, pp, dp in ((1, 1, 8), (2, 1, 4), (4, 1, 2), (8, 1, 1), (2, 2, 2), (4, 2, 2), (1, 2, 8))
+        for mbs in (1, 4)
+        for again in ("none", "full")
+    ]  # fmt: skip
+    written(path, [row | changes for row in rows])
+    if constants is not None:
+        for part in read(path).parts:
+            machine = Machine.of(replace(A100, nodes=1, efficiencies=constants), part.precision, part.software)
+            for place, seconds in zip(part.index, step_time(machine, part.work).total, strict=True):
+                rows[place]["step_time_s"] = repr(float(seconds))
+        written(path, rows)
+    return path
+
+
+def written(path: Path, rows: list[dict[str, str]]) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[StepFit, Path]:
+    """A fit to times of a machine with other constants, and the cluster file that came of it."""
+    folder = tmp_path_factory.mktemp("fit")
+    source, out = table(folder / "rows.csv", constants=TRUE), folder / "fitted.toml"
+    return frontrunner.fit_tables([source], out=out), out
+
+
+def test_the_constants_that_made_the_times_tell_them_again(fitted: tuple[StepFit, Path]) -> None:
+    found, _ = fitted
+
+    assert (found.rows, found.problems, found.by_problem, found.folds) == (84, 6, True, 5)
+    assert found.error_before > 0.15
+    assert found.error_after < 0.02
+    assert found.expected_error.fp16 == pytest.approx(found.error_after)
+    assert found.expected_error.bf16 is None
+    assert set(TRUE) - {"gradient_overlap"} <= set(found.efficiencies)
+
+
+def test_constants_that_no_row_feels_stay_and_are_told(fitted: tuple[StepFit, Path]) -> None:
+    found, out = fitted
+    held = {constant.name: constant for constant in found.constants if constant.held}
+
+    assert {"fused_attention_forward", "fused_attention_backward"} <= set(held)
+    assert all(constant.before == constant.after and constant.rows < FEWEST_ROWS for constant in held.values())
+    assert not set(held) & set(read_cluster_file(out).efficiencies)
+
+
+def test_the_file_that_is_written_tells_the_rows_and_states_its_error(fitted: tuple[StepFit, Path]) -> None:
+    found, out = fitted
+    cluster = read_cluster_file(out)
+
+    assert cluster.device == "a100-80gb"
+    assert cluster.expected_error.fp16 == pytest.approx(found.error_after, rel=1e-4)
+    assert "to 84 rows of rows.csv" in cluster.source
+    measured = of_tables([read(out.with_name("rows.csv"))], cluster)
+    assert fit_steps(measured).error_before < 0.03
+
+
+def test_a_fit_is_the_same_at_every_call(tmp_path: Path) -> None:
+    source = table(tmp_path / "rows.csv", constants=TRUE)
+
+    assert frontrunner.fit_tables([source]) == frontrunner.fit_tables([source])
+
+
+def test_held_back_error_is_not_that_of_the_fit() -> None:
+    """Times that have nothing to do with the recipes cannot be told, and the fit does not claim it."""
+    recipes = [
+        recipe(micro_batch_seqs=m, accumulation=8 // m, recompute=r) for m in (1, 2, 4, 8) for r in ("none", "full")
+    ]
+    told = [(one, measurement((float(10 ** (place % 3)),), 1)) for place, one in enumerate(recipes)]
+
+    found = fit_steps(of_outcomes(told, PROBLEM))
+
+    assert not found.by_problem
+    assert found.error_after > 0.5
+
+
+def test_rows_of_other_hardware_are_left_out_and_counted(tmp_path: Path) -> None:
+    here, there = table(tmp_path / "a.csv"), table(tmp_path / "v.csv", hardware="V100-32GB")
+    nameless = table(tmp_path / "n.csv", hardware="")
+
+    found = of_tables(read_tables([here, there, nameless], A100), A100)
+
+    assert found.rows == 168
+    assert found.refused == {"measured on V100-32GB, not on a100-80gb": 84}
+
+
+def test_outcomes_that_tell_no_time_are_left_out_and_counted() -> None:
+    failed = Failure(kind=FailureKind.OUT_OF_MEMORY, message="no memory")
+    told = [(recipe(), measurement((1.0, 3.0, 2.0), 1)), (recipe(micro_batch_seqs=8, accumulation=1), failed)]
+
+    found = of_outcomes(told, PROBLEM)
+
+    assert found.samples[0].step_time_s.tolist() == [2.0]
+    assert found.refused == {"failed: out-of-memory": 1}
+    with pytest.raises(InvalidInput, match="1 rows can be fitted to, of at least 5: 1 x failed: out-of-memory"):
+        fit_steps(found)
+    with pytest.raises(InvalidInput, match="0 rows can be fitted to"):
+        fit_steps(Samples(samples=(), refused={}))
+
+
+def test_a_campaign_s_measurements_are_fitted_to(tmp_path: Path) -> None:
+    spec = spec_of(tiny())
+    recipes = spec.space.survey(spec.problem).recipes
+    with open_store(str(tmp_path / "s.db"), create=True) as store:
+        campaign = store.create_campaign(
+            name="tiny", spec_json=dump_json(spec), legal_recipes=len(recipes), problem_summary={}
+        )
+        writer = store.drive(store.acquire_lease(campaign.id, host="another-host.example", pid=1, take_over=True))
+        for place, one in enumerate(recipes):
+            attempt = writer.start_attempt(writer.propose(f"{place:012x}", one), run_folder="/runs")
+            writer.finish_attempt(attempt, measurement((0.02 * one.accumulation,), 1), retry=False)
+
+    found = frontrunner.fit_campaign(store=str(tmp_path / "s.db"), out=tmp_path / "fitted.toml")
+
+    assert found.rows == len(recipes)
+    assert found.error_after < found.error_before
+    assert read_cluster_file(tmp_path / "fitted.toml").expected_error.fp32 == pytest.approx(found.error_after, rel=1e-4)
+    with pytest.raises(InvalidInput, match="expected 2 cpu devices, on which campaign tiny measured"):
+        frontrunner.fit_campaign(store=str(tmp_path / "s.db"), cluster="frontier")
+
+
+BROKEN = {
+    "no file": (None, r"no table at .*x\.csv: there is no such file"),
+    "empty": ("", r"x\.csv is not a CSV table: No columns"),
+    "ragged": ("layers,hidden\n1,2\n1,2,3\n", r"x\.csv is not a CSV table: .*line 3"),
+    "other columns": ("a,b\n1,2\n", r"0 rows can be fitted to.*1 x no layers, hidden, heads"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_table_that_cannot_be_used_is_one_message(case: str, tmp_path: Path) -> None:
+    content, message = BROKEN[case]
+    if content is not None:
+        (tmp_path / "x.csv").write_text(content)
+
+    with pytest.raises(FrontrunnerError, match=message) as caught:
+        frontrunner.fit_tables([tmp_path / "x.csv"])
+
+    assert caught.value.exit_code == 2
+    assert not (tmp_path / "out.toml").exists()
+
+
+def test_rows_of_two_machines_need_a_name(tmp_path: Path) -> None:
+    tables = [table(tmp_path / "a.csv"), table(tmp_path / "v.csv", hardware="V100-32GB")]
+
+    with pytest.raises(InvalidInput, match="the rows' devices are a100-80gb, v100-32gb: expected one"):
+        frontrunner.fit_tables(tables, out=tmp_path / "out.toml")
+
+    assert np.isfinite(frontrunner.fit_tables(tables).error_after)
