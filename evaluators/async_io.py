@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import shutil
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from frontrunner.evaluators.files import tail
@@ -82,15 +83,25 @@ def _build(device: str) -> None:
     """Compile the operator into a folder beside its own, which is then renamed: no half-built one is ever found."""
     folder = built_folder(device)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".building-", dir=folder.parent) as aside:
+    with _alone(folder), tempfile.TemporaryDirectory(prefix=".building-", dir=folder.parent) as aside:
+        if is_built(device):  # by another process, while this one waited
+            return
         log = folder.with_name(f"{folder.name}.log")
         LOGGER.warning("compiling DeepSpeed's async_io operator, once on this machine: minutes; %s", log)
         environment = {"TORCH_EXTENSIONS_DIR": aside, "DS_ACCELERATOR": device, "PATH": _search_path()}
         wrong = _run([sys.executable, "-P", "-m", BUILD_PROGRAM], {**os.environ, **environment}, log)
         if wrong is not None:
             raise FrontrunnerError(f"DeepSpeed's async_io operator was not compiled: {wrong}", hint=f"see {log}")
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)  # half a one, since it is not built
         Path(aside).rename(folder)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Wait until no other process of this user builds the folder; the lock goes with the process that holds it."""
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _run(command: Sequence[str], environment: dict[str, str], log: Path) -> str | None:

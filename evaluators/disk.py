@@ -31,14 +31,17 @@ def disk_table(setup: ProbeSetup, recipe: Recipe, run_folder: Path) -> dict[str,
     """The job's `disk`: the folder, and the most that its ranks write there together.
 
     That is parameters x (4 (2 + states of the optimizer) + bytes a parameter as computed): weights, gradients and
-    states of the optimizer in fp32.
+    states of the optimizer in fp32. Embedding and head are whole on each tensor-parallel rank, as AutoTP has them.
     """
     folder = disk_folder(setup, recipe, run_folder)
     if folder is None:
         return None
+    model = setup.problem.model
+    tables = model.parameters - model.layers * model.matmul_parameters_per_layer
+    held = model.parameters + (recipe.tensor_parallel - 1) * tables
     computed_bytes = 4 if setup.problem.precision == "fp32" else 2
     bytes_per_parameter = 4 * (2 + STATES[setup.probe.optimizer]) + computed_bytes
-    return {"folder": str(folder), "needed_bytes": setup.problem.model.parameters * bytes_per_parameter}
+    return {"folder": str(folder), "needed_bytes": held * bytes_per_parameter}
 
 
 def remove_disk_folder(job: Mapping[str, Any]) -> None:

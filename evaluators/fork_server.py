@@ -71,8 +71,8 @@ class ForkServer:
         for pid, (token, _) in self.ranks.items():
             if token in self.scratch:
                 os.waitpid(pid, 0)
-        for token in {token for token, _ in self.ranks.values()} & self.scratch.keys():
-            shutil.rmtree(self.scratch[token], ignore_errors=True)
+        for folder in self.scratch.values():
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _read_requests(self) -> bool:
         data = os.read(self.requests_fd, 1 << 16)

@@ -37,6 +37,7 @@ class TrainingProbe:
         setup.work_folder.mkdir(parents=True, exist_ok=True)
         self.tokens = corpus(setup.data, setup.work_folder, setup.problem)
         self._running: dict[str, Watch] = {}
+        self._offloaded: set[Path] = set()
         self._client = self._start_server()
 
     def _start_server(self) -> ForkClient:
@@ -142,11 +143,14 @@ class TrainingProbe:
         self._client.close()
         for probe in self._running.values():
             self._clear(probe.order)
+        for folder in self._offloaded:  # once more: ranks that died late may have written to theirs
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _clear(self, order: ProbeOrder) -> None:
         """Remove what the recipe had offloaded to a disk."""
         folder = disk_folder(self._setup, order.recipe, order.run_folder)
         if folder is not None:
+            self._offloaded.add(folder)
             shutil.rmtree(folder, ignore_errors=True)
 
 

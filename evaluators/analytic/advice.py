@@ -19,7 +19,7 @@ WORTH_ITS_COMPLEXITY = 0.05
 
 STATES = ("parameters", "gradients", "optimizer")
 ACTIVATIONS = ("activations", "logits", "working")
-TRAFFIC = ("tensor_parallel", "context_parallel", "pipeline_transfer", "data_parallel", "host_transfer")
+TRAFFIC = ("tensor_parallel", "context_parallel", "pipeline_transfer", "data_parallel")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,8 +113,15 @@ def advise(space: Space, problem: Problem) -> Advice:
         choices=choices,
         lacking=_lacking(space, problem, choices),
         tiling=None if chosen is None else _tiling(chosen, problem),
-        trust=trust_in(_estimated((*alone, *node, *everything)), problem),
+        trust=_trust(chosen, trust_in(_estimated((*alone, *node, *everything)), problem)),
     )
+
+
+def _trust(chosen: Form | None, trust: Trust) -> Trust:
+    """That of the recipe to begin with, where there is one."""
+    if chosen is None or chosen.estimate is None:
+        return trust
+    return replace(trust, expected_error=chosen.estimate.expected_error)
 
 
 def _estimated(found: tuple[Form, ...]) -> list[Recipe]:

@@ -103,7 +103,7 @@ def breakdown(recipe: Recipe, problem: Problem, measured: Measured | None = None
     if unknown is not None:
         raise InvalidInput(
             f"recipe {recipe_id(problem, recipe)} cannot be estimated: the formulas do not know {unknown}",
-            hint="frontrunner dryrun traces its memory where it can; frontrunner launch measures",
+            hint="frontrunner launch measures",
         )
     found = judge([recipe], problem).estimate(0)
     return Breakdown(

@@ -2,10 +2,12 @@
 
 A probe is held against what its recipe needs at least: the formulas without what codes, hosts and libraries differ in.
 Hosts take no time, kernels start at once and are fused, attention runs at the rate of other products, which fill their
-tiles, messages have no latency, gradients
-are narrow and travel beside computation as far as it lasts. Steps are slow for many reasons, and the formulas say
-nothing against a slow one. There are few for one that is faster than that, and most are mistakes: fewer micro-batches
-than the recipe says, a smaller model, a clock that does not wait for the device.
+tiles, messages have no latency, gradients are narrow and travel beside computation as far as it lasts. The shares of
+bandwidths stay as fitted, hence the room that `FASTER_THAN_NEEDED` leaves.
+
+Steps are slow for many reasons, and the formulas say nothing against a slow one. There are few for one that is faster
+than that, and most are mistakes: fewer micro-batches than the recipe says, a smaller model, a clock that does not wait
+for the device.
 """
 
 from __future__ import annotations

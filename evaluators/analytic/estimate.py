@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from frontrunner.evaluators.analytic.judged import Estimate, Judged, judge
-from frontrunner.evaluators.analytic.machine import ASSUMED_HOST_BYTES_PER_S, assumptions
+from frontrunner.evaluators.analytic.machine import ASSUMED_HOST_BYTES_PER_S
 from frontrunner.evaluators.analytic.trust import (
     UNKNOWN_HARDWARE_ERROR,
+    assumed,
     expected_error,
     is_judged,
-    own_error,
     unjudged,
 )
 from frontrunner.spaces.problem import Problem
@@ -106,10 +106,8 @@ def plan(recipes: Sequence[Recipe], problem: Problem) -> Plan:
 
 def trust_in(recipes: Sequence[Recipe], problem: Problem) -> Trust:
     """How far the estimates of these recipes are to be trusted."""
-    assumed = assumptions(problem.cluster, problem.precision)
     return Trust(
-        # An error of the cluster's own was measured with whatever is assumed.
-        assumed=assumed if own_error(problem) is None else (),
+        assumed=assumed(problem),
         expected_error=expected_error(problem),
         remarks=_remarks(recipes, problem),
     )
@@ -117,19 +115,24 @@ def trust_in(recipes: Sequence[Recipe], problem: Problem) -> Trust:
 
 def _remarks(recipes: Sequence[Recipe], problem: Problem) -> tuple[str, ...]:
     unknown = [choices for recipe in recipes if (choices := unjudged(recipe))]
-    names = ", ".join(sorted({choice for choices in unknown for choice in choices}))
+    names = ", ".join(sorted({name for choices in unknown for name in choices}))
     offloads = any(recipe.offload != "none" or recipe.activation_offload for recipe in recipes)
+    wide = round(100 * max(UNKNOWN_HARDWARE_ERROR, expected_error(problem)))
+    unjudged_choices = f"{_estimates(len(unknown))} may be off by {wide} %: no measurement has judged {names}"
     on_cpu, measured = problem.cluster.backend == "cpu", problem.cluster.matmul_flops(problem.precision) is not None
     remarks = {
         UNJUDGED: not is_judged(problem),
         SHARED_CPU: on_cpu and not measured,
         MEASURED_TOGETHER: on_cpu and measured,
-        f"{len(unknown):,} estimates may be off by {UNKNOWN_HARDWARE_ERROR * 100:.0f} %: no measurement has judged "
-        f"{names}": bool(unknown),
+        unjudged_choices: bool(unknown),
         HOST_UNLIMITED: offloads,
         HOST_ASSUMED: offloads and problem.cluster.links.host_gb_per_s is None,
     }
     return tuple(remark for remark, holds in remarks.items() if holds)
+
+
+def _estimates(count: int) -> str:
+    return "1 estimate" if count == 1 else f"{count:,} estimates"
 
 
 def why_nothing_legal(survey: Survey) -> tuple[int, str]:

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from frontrunner.spaces.cluster import PRECISIONS, Cluster, Links, PeakTflops
-from frontrunner.spaces.presets import cluster_preset
+from frontrunner.spaces.presets import cluster_preset, device_preset
 
 PRESETS = {
     "a100": "dgx-a100-80gb",
@@ -26,6 +26,8 @@ MEMORY = re.compile(r"(\d+) ?gi?b", re.IGNORECASE)
 """The memory that a device's name states."""
 SAME_MEMORY = 0.02
 """A name states a little more than the driver reports, which is what a preset states."""
+_OTHER_SIZES = {("a100-80gb", "40"): {"memory_gb_per_s": device_preset("a100-40gb")["memory_gb_per_s"]}}
+"""What else differs where a name states another memory than its preset's device has."""
 OWN_LINKS = ("node_gb_per_s", "nic_gb_per_s", "nics_per_node")
 OWN_FIGURES = ("memory_gb_per_s", "matmul_share", "compute_units", "memory_gib_per_device")
 DEVICES_PER_NODE = 8
@@ -61,6 +63,7 @@ def cluster_of_row(row: pd.Series) -> Cluster:
     figures: dict[str, Any] = cluster_preset(preset) if preset else _unknown(row.hardware)
     stated = MEMORY.search(row.hardware)
     if stated and abs(float(stated[1]) / figures["memory_gib_per_device"] - 1) > SAME_MEMORY:
+        figures |= _OTHER_SIZES.get((str(figures["device"]), stated[1]), {})
         figures["memory_gib_per_device"] = float(stated[1])
     figures |= {name: row[name] for name in OWN_FIGURES if _given(row[name])}
     links = figures["links"] | {name: row[name] for name in OWN_LINKS if _given(row[name])}

@@ -1,6 +1,6 @@
 """The host's memory: what recipes keep there, and what its link and its processors cost a step.
 
-No measurement has judged these times; `estimate.unjudged` says so wherever they count.
+No measurement has judged these times; `trust.unjudged` says so wherever they count.
 """
 
 from __future__ import annotations

@@ -125,6 +125,7 @@ def assumptions(cluster: Cluster, precision: str) -> tuple[str, ...]:
         needed["links.node_gb_per_s"] = links.node_gb_per_s
     if cluster.nodes > 1:
         needed["links.nic_gb_per_s"] = links.nic_gb_per_s
+        needed["links.nics_per_node"] = links.nics_per_node
     return tuple(key for key, value in needed.items() if value is None)
 
 

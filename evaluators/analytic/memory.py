@@ -95,8 +95,9 @@ def _rank(
     late = np.where(software.late_casts & (work.pipeline_parallel > 1) & (size < 4), size, 0.0)
     # In fp32 the trained parameters are those of the computation, unless these are gathered copies.
     apart = (size < 4) | (work.sharding_optimizer > work.sharding_parameters)
+    parameters = _computed_with(machine, work, count)
     return PeakMemory(
-        parameters=_computed_with(machine, work, count),
+        parameters=parameters,
         gradients=_kept_gradients(machine, work, count, late) + _reducing(machine, work, count),
         optimizer=np.where(
             work.optimizer_on_host,
@@ -106,7 +107,7 @@ def _rank(
         activations=activations,
         logits=np.where(has_head, logits * _bytes_per_logit(machine, work) / work.loss_chunks, 0.0),
         working=np.where(_runs_alone(work), 1.0, WORKING_SHARE) * whole,
-        runtime=machine.runtime_bytes + software.fragmentation * (count * size + activations),
+        runtime=machine.runtime_bytes + software.fragmentation * (parameters + activations),
     )
 
 

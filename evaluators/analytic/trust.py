@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from frontrunner.evaluators.analytic.machine import assumptions
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.recipe import SPLIT_BACKWARD_SCHEDULES, Recipe
 
 EXPECTED_ERROR = 0.15
 """Mean error of step time on tables of A100 measurements that the constants were not fitted to (docs/planning.md)."""
@@ -12,7 +12,7 @@ JUDGED_DEVICES = frozenset({"a100-40gb", "a100-80gb"})
 """The devices of `EXPECTED_ERROR`, in 16 bits."""
 UNKNOWN_HARDWARE_ERROR = 0.5
 """Stated for other devices, for fp32, for choices that are `unjudged`, and where the cluster leaves out a figure that
-the estimate needs: a guess. On tables of V100 and H100 the mean error was 11 to 51 % (docs/measurements.md)."""
+the estimate needs: a guess. On tables that nothing was fitted to the mean error was 9 to 63 %."""
 
 
 def own_error(problem: Problem) -> float | None:
@@ -28,6 +28,16 @@ def is_judged(problem: Problem) -> bool:
     return problem.cluster.device in JUDGED_DEVICES and problem.precision != "fp32"
 
 
+def assumed(problem: Problem) -> tuple[str, ...]:
+    """The keys of the cluster for which a common value stands.
+
+    An error of the cluster's own was measured with whatever the file leaves out, but for the network: it may have been
+    measured on one node.
+    """
+    keys = assumptions(problem.cluster, problem.precision)
+    return keys if own_error(problem) is None else tuple(key for key in keys if key.startswith("links.nic"))
+
+
 def unjudged(recipe: Recipe) -> tuple[str, ...]:
     """The choices of a recipe whose formulas no measurement of step times has judged."""
     choices = {
@@ -37,16 +47,20 @@ def unjudged(recipe: Recipe) -> tuple[str, ...]:
         "activation offload": recipe.activation_offload,
         "offload": recipe.offload != "none",
         "a secondary partition": recipe.secondary_partition > 1,
+        "sharding over some of the replicas": not {1, recipe.copies}.issuperset(recipe.sharding.degrees),
+        "schedules that split the backward pass": recipe.schedule in SPLIT_BACKWARD_SCHEDULES,
+        "schedules that run all forward passes first": recipe.schedule in ("gpipe", "looped-bfs"),
+        "loss and feed-forward parts in pieces": max(recipe.loss_chunks, recipe.feed_forward_tiles) > 1,
+        "optimizer states in bf16": recipe.optimizer_state != "fp32",
+        "gradients reduced at each micro-batch": recipe.synchronise != "last",
     }
     return tuple(name for name, chosen in choices.items() if chosen)
 
 
 def expected_error(problem: Problem, recipe: Recipe | None = None) -> float:
     """The share by which step times are off on average: of a recipe, or of those whose choices are all judged."""
-    if recipe is not None and unjudged(recipe):
-        return UNKNOWN_HARDWARE_ERROR
     own = own_error(problem)
-    if own is not None:
-        return own
-    known = is_judged(problem) and not assumptions(problem.cluster, problem.precision)
-    return EXPECTED_ERROR if known else UNKNOWN_HARDWARE_ERROR
+    judged = EXPECTED_ERROR if own is None else own
+    if assumed(problem) or not is_judged(problem) or (recipe is not None and unjudged(recipe)):
+        return max(UNKNOWN_HARDWARE_ERROR, judged)
+    return judged

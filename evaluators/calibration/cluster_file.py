@@ -62,7 +62,8 @@ def write_measured(out: Path, found: Calibration) -> None:
         {"taken_at": found.taken_at.isoformat(), "load_before": found.load_before, "lines": lines} | dict(found.seen),
     )
     heading = f"Measured by frontrunner calibrate, all ranks at once; every timing stands in {table_path(out).name}."
-    heading = "\n".join(filter(None, (heading, _usage(out), busy(found))))
+    untold = (f"not written: {reason}" for reason in found.untold)
+    heading = "\n".join(filter(None, (heading, _usage(out), busy(found), *untold)))
     write_text(out, cluster_toml(found.cluster, found.notes, heading))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -17,6 +17,10 @@ GIGA = 1e9
 BUSY_SHARE = 0.1
 DIGITS = 4
 """Significant digits that are kept; none of these figures is known better."""
+FAR_OFF = 0.5
+"""From this relative error of a fit on, what it gives is not written: the timings follow no such line."""
+LARGE_SHARE = 1 / 16
+"""A precision whose largest timed product has less than this share of the largest work timed tells no rate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +28,7 @@ class Calibration:
     """A measured cluster. `notes` says by dotted key what a figure rests on; `lines` holds all collectives' fits.
 
     `load_before` is the load average of the minute before, of processes that wanted a processor; None where unknown.
+    `untold` says of figures that were measured too badly to be written why they stay as they were.
     """
 
     cluster: Cluster
@@ -32,6 +37,7 @@ class Calibration:
     seen: Seen
     taken_at: datetime
     load_before: float | None
+    untold: tuple[str, ...]
 
     @property
     def left_out(self) -> int:
@@ -55,6 +61,7 @@ class _Figures:
         self.links: dict[str, Any] = {}
         self.efficiencies: dict[str, float] = {}
         self.notes: dict[str, str] = {}
+        self.untold: list[str] = []
 
     def cluster(self, base: Cluster) -> Cluster:
         """The base with what was measured in place of what it states."""
@@ -75,12 +82,7 @@ def calibration(base: Cluster, seen: Seen, taken_at: datetime, load_before: floa
     _memory(found, seen)
     _links(found, base, seen)
     _host(found, seen)
-    if seen["layer"]:
-        row = seen["layer"][0]
-        found.efficiencies["host_layer_s"] = _rounded(row["time_s"] / row["passes"])
-        found.notes["efficiencies.host_layer_s"] = (
-            "a pass of one of the trainer's layers with next to nothing to compute"
-        )
+    _layer(found, seen)
     _products(found, base, seen)
     found.fields["source"] = _source(seen, taken_at)
     return Calibration(
@@ -90,6 +92,7 @@ def calibration(base: Cluster, seen: Seen, taken_at: datetime, load_before: floa
         seen=seen,
         taken_at=taken_at,
         load_before=load_before,
+        untold=tuple(found.untold),
     )
 
 
@@ -101,7 +104,7 @@ def _source(seen: Seen, taken_at: datetime) -> str:
 
 
 def _arithmetic(found: _Figures, base: Cluster, seen: Seen) -> None:
-    rates = fastest_tflops(seen["matmul"])
+    rates = fastest_tflops(_of_large_products(found, seen["matmul"]))
     found.fields["matmul_tflops"] = MatmulTflops(**{name: _rounded(rate) for name, rate in rates.items()})
     for name in rates:
         count = sum(row["precision"] == name for row in seen["matmul"])
@@ -111,10 +114,29 @@ def _arithmetic(found: _Figures, base: Cluster, seen: Seen) -> None:
     found.fields["peak_tflops"] = PeakTflops(**kept)  # a peak below what was measured is none
 
 
+def _of_large_products(found: _Figures, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rows of the precisions of which large products were timed."""
+
+    def largest(of: Sequence[Mapping[str, Any]]) -> float:
+        return max((row["m"] * row["n"] * row["k"] for row in of), default=0.0)
+
+    told = []
+    for precision in dict.fromkeys(row["precision"] for row in rows):
+        own = [row for row in rows if row["precision"] == precision]
+        if largest(own) >= LARGE_SHARE * largest(rows):
+            told += own
+        else:
+            found.untold.append(f"matmul_tflops.{precision}: only small products were timed")
+    return told
+
+
 def _products(found: _Figures, base: Cluster, seen: Seen) -> None:
     """The efficiencies of matrix products, with the measured rates and bandwidth in place."""
     products = fit_products(found.cluster(base), seen["matmul"])
     if products is None:
+        return
+    if products.residual > FAR_OFF:
+        found.untold.append(f"efficiencies of matrix products: the fit is {100 * products.residual:.0f} % off")
         return
     for name, value in products.efficiencies.items():
         found.efficiencies[name] = _rounded(value)
@@ -146,7 +168,7 @@ def _layer(found: _Figures, seen: Seen) -> None:
 
 def _links(found: _Figures, base: Cluster, seen: Seen) -> None:
     """Bandwidths and hop latencies of the levels that were there."""
-    pair, node, network = (ring(seen, level) for level in ("pair", "node", "network"))
+    pair, node, network = (_told(found, ring(seen, level)) for level in ("pair", "node", "network"))
     if pair is not None and pair.bytes_per_s and node is not None and pair.bytes_per_s > (node.bytes_per_s or 0.0):
         found.links["pair_gb_per_s"] = _rounded(pair.bytes_per_s / GIGA)
         found.notes["links.pair_gb_per_s"] = _rests_on(pair)
@@ -159,6 +181,14 @@ def _links(found: _Figures, base: Cluster, seen: Seen) -> None:
         found.links["nic_gb_per_s"] = _rounded(network.bytes_per_s * seen["ranks_per_node"] / ports / GIGA)
         found.links["nics_per_node"] = ports
         _reached(found, network, "links.nic_gb_per_s")
+
+
+def _told(found: _Figures, level: Ring | None) -> Ring | None:
+    """The level, unless its timings follow no line."""
+    if level is None or level.residual <= FAR_OFF:
+        return level
+    found.untold.append(f"links of a {level.level}: the fit is {100 * level.residual:.0f} % off")
+    return None
 
 
 def _host(found: _Figures, seen: Seen) -> None:

@@ -155,7 +155,7 @@ def _failure(children: Sequence[subprocess.Popen[bytes]], failed: list[int], fol
     log = next(iter(sorted(folder.glob("rank-*.log")))) if len(children) == 1 else _log(folder, number)
     status = children[number].returncode
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-    return FrontrunnerError(f"measuring rank {number} {how}:\n{tail(log)}")
+    return FrontrunnerError(f"measuring {log.stem.replace('-', ' ')} {how}:\n{tail(log)}")
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

@@ -29,8 +29,10 @@ def check_job(job: Job, *, world_size: int) -> None:
 
 def _check_torch(job: Job) -> None:
     recipe = job.recipe
-    if recipe.offload == "optimizer" or recipe.secondary_partition > 1:
-        raise ValueError("offload of the optimizer alone and secondary partitions are the deepspeed engine's")
+    if recipe.offload in ("optimizer", "nvme") or recipe.secondary_partition > 1:
+        raise ValueError(
+            "offload of the optimizer alone or to a disk and secondary partitions are the deepspeed engine's"
+        )
     if recipe.compile:
         _check_compile(job)
     _check_host_memory(recipe)

@@ -151,13 +151,15 @@ class SplitEmbedding(_OnLocalWeight):
     def __init__(self, whole: nn.Embedding, ranks: TensorRanks) -> None:
         super().__init__(whole, ranks, Shard(0))
         self._ranks = ranks
-        rows_of_others = -(-whole.num_embeddings // ranks.mesh.size())  # the last rank may have fewer
+        rows_of_others = -(-whole.num_embeddings // ranks.mesh.size())  # the last ranks may have fewer, or none
         self._first_row = int(ranks.mesh.get_local_rank()) * rows_of_others
 
     def forward(self, rows: Tensor) -> Tensor:
         """Numbers of rows [B, S] -> [B, S or S / t, D]."""
         weight = self._local_weight()
         numbers = rows - self._first_row
+        if weight.shape[0] == 0:  # a short table over many ranks; the sum keeps the weight in the graph
+            return self._ranks.leave(rows.new_zeros((*rows.shape, weight.shape[1]), dtype=weight.dtype) + weight.sum())
         elsewhere = (numbers < 0) | (numbers >= weight.shape[0])
         found = functional.embedding(numbers.masked_fill(elsewhere, 0), weight)
         return self._ranks.leave(found.masked_fill(elsewhere.unsqueeze(-1), 0.0))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from frontrunner.advice_words import heading, in_words, named
 from frontrunner.evaluators.analytic.advice import Advice
+from frontrunner.evaluators.dry_run.plan import why_untraceable
 from frontrunner.spaces.space import Choice
 from frontrunner.spaces.wording import shown
 from frontrunner.text import gib, percent, thousands
@@ -31,9 +32,11 @@ def commands(advice: Advice, file: str) -> dict[str, str]:
         return {f"frontrunner plan {quoted} --nodes {more}": "what the space gives on more nodes"}
     words = " ".join(f"{key}={_flag(value)}" for key, value in advice.choices.items())
     chosen = f"--campaign {quoted} {words}".rstrip()
+    estimate = advice.chosen.estimate
+    traceable = estimate is not None and why_untraceable(estimate.recipe) is None
     return {
         f"frontrunner explain {chosen}": "what its step and memory go to",
-        f"frontrunner dryrun {chosen}": "trace its memory",
+        **({f"frontrunner dryrun {chosen}": "trace its memory"} if traceable else {}),
         f"frontrunner plan {quoted}": "the recipes around it" + (", once [space] lists it" if advice.lacking else ""),
     }
 

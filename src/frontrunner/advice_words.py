@@ -45,10 +45,11 @@ def in_words(advice: Advice) -> tuple[Answer, ...]:
     answers = [_on_one_device(advice)]
     if advice.one_node:
         question = f"On one node of {cluster.devices_per_node} devices?"
-        answers.append(_on_several(question, advice.one_node))
+        answers.append(_on_several(question, advice.one_node, cluster.devices_per_node))
     if cluster.devices > 1:
         where = f"{cluster.nodes:,} nodes" if cluster.nodes > 1 else "one node"
-        answers.append(_on_several(f"On all {cluster.devices:,} devices, {where}?", advice.whole_cluster))
+        question = f"On all {cluster.devices:,} devices, {where}?"
+        answers.append(_on_several(question, advice.whole_cluster, cluster.devices_per_node))
     answers.append(_what_then(advice))
     return tuple(answers)
 
@@ -99,20 +100,24 @@ def _needs(copy: OneCopy, advice: Advice) -> Iterator[str]:
     )
 
 
-def _on_several(question: str, found: tuple[Form, ...]) -> Answer:
+def _on_several(question: str, found: tuple[Form, ...], devices_per_node: int) -> Answer:
     fitting = [form for form in found if form.fits]
     known = [form.estimate for form in found if form.estimate]
     if fitting:
         best = max(fitting, key=lambda form: form.estimate.tokens_per_s if form.estimate else 0.0)
         recipe = "" if best.estimate is None else f" ({best.estimate.recipe_id})"
         sentences = [f"{len(fitting)} of {len(found)} forms fit; the fastest is {best.name}{recipe}."]
+        if best.estimate is not None and best.estimate.host_memory_bytes_per_rank:
+            sentences.append(f"It keeps {_on_hosts(best.estimate, devices_per_node)}: see that a node has as much.")
     elif known:
         smallest = min(known, key=_peak)
         sentences = [f"The smallest recipe, {named(smallest)}, needs {gib(_peak(smallest))} GiB."]
     else:
         sentences = [f"No recipe can be estimated: {found[0].reason}."]
     sentences += _not_there(found) if known else []
-    return Answer(question=question, answer=_yes(fits=bool(fitting)), sentences=tuple(sentences), forms=found)
+    with_host = all(form.estimate is not None and form.estimate.host_memory_bytes_per_rank for form in fitting)
+    answer = "with the host's memory only" if fitting and with_host else _yes(fits=bool(fitting))
+    return Answer(question=question, answer=answer, sentences=tuple(sentences), forms=found)
 
 
 def _not_there(found: tuple[Form, ...]) -> Iterator[str]:
@@ -185,14 +190,22 @@ def _offload(advice: Advice, chosen: Estimate) -> Iterator[str]:
     cluster = advice.problem.cluster
     for form in advice.whole_cluster:
         if form.name == forms.OFFLOAD and form.estimate is not None:
-            on_host = form.estimate.host_memory_bytes_per_rank
+            if form.estimate is chosen:
+                yield f"It keeps {_on_hosts(form.estimate, cluster.devices_per_node)}."
+                continue
             share = form.estimate.tokens_per_s / chosen.tokens_per_s - 1
             against = f"{percent(abs(share), 0)} {'faster' if share > 0 else 'slower'} than the advised recipe"
             yield (
-                f"Offload under ZeRO-3 ({form.estimate.recipe_id}) keeps {size(on_host)} a device, "
-                f"{size(on_host * cluster.devices_per_node)} a node, in the host's memory and "
-                f"{size(_peak(form.estimate))} on the device; it is estimated to be {against}."
+                f"Offload under ZeRO-3 ({form.estimate.recipe_id}) keeps "
+                f"{_on_hosts(form.estimate, cluster.devices_per_node)} and {size(_peak(form.estimate))} on the device; "
+                f"it is estimated to be {against}."
             )
+
+
+def _on_hosts(found: Estimate, devices_per_node: int) -> str:
+    """What a recipe keeps in the memory of hosts."""
+    each = found.host_memory_bytes_per_rank
+    return f"{size(each)} a device, {size(each * devices_per_node)} a node, in the host's memory"
 
 
 def _nothing_fits(advice: Advice) -> Iterator[str]:

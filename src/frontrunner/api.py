@@ -108,7 +108,8 @@ def _runnable(spec: CampaignSpec) -> Survey:
         from frontrunner.evaluators.corpus import check_data
 
         check_data(spec.data, spec.problem)
-        prepare_here(spec.problem, engines=spec.space.engine, offloads=spec.space.offload)
+        offloads = {recipe.offload for recipe in surveyed.recipes}
+        prepare_here(spec.problem, engines=spec.space.engine, offloads=tuple(offloads))
     return surveyed
 
 
@@ -136,7 +137,8 @@ def resume(
         record = found.campaign(campaign)
         spec = stored_spec(record)
         if spec.evaluator == "probe":
-            prepare_here(spec.problem, engines=spec.space.engine, offloads=spec.space.offload)
+            offloads = spec.space.offload if "deepspeed" in spec.space.engine else ()
+            prepare_here(spec.problem, engines=spec.space.engine, offloads=offloads)
         driver = Driver(store=found, campaign=record, spec=spec, listener=listener)
         return _drive(driver, on_driver, take_over=take_over)
 

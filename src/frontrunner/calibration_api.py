@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from frontrunner.campaign_file import named_cluster, parse_cluster
 from frontrunner.evaluators.jobs import TORCH_DEVICES
 from frontrunner.evaluators.this_machine import detect, processors, share_processors
-from frontrunner.spaces.cluster import Cluster
+from frontrunner.spaces.cluster import Cluster, PeakTflops
 from frontrunner.spaces.errors import InvalidInput, bad_value
 
 if TYPE_CHECKING:
@@ -154,10 +154,24 @@ def _base(cluster: str | Cluster | None, ranks_per_node: int | None, device: str
         wanted = {"devices_per_node": ranks_per_node} if ranks_per_node else {}
         base = parse_cluster({"preset": "this-machine", **wanted})
     else:
-        base = named_cluster(cluster) if isinstance(cluster, str) else cluster
+        base = _shared_out(named_cluster(cluster) if isinstance(cluster, str) else cluster, ranks_per_node)
     if device is not None and TORCH_DEVICES[base.backend] != device:
         raise bad_value("--device", device, f"{TORCH_DEVICES[base.backend]}, as {base.name} has")
     return base
+
+
+def _shared_out(base: Cluster, ranks_per_node: int | None) -> Cluster:
+    """A CPU's memory and peak over so many ranks; other clusters as they are."""
+    if base.backend != "cpu" or ranks_per_node in (None, base.devices_per_node):
+        return base
+    peaks = asdict(base.peak_tflops)
+    table = {
+        "devices_per_node": base.devices_per_node,
+        "memory_gib_per_device": base.memory_gib_per_device,
+        "peak_tflops": {name: rate for name, rate in peaks.items() if rate is not None},
+    }
+    shared = share_processors(table, ranks_per_node or base.devices_per_node)
+    return replace(base, **shared | {"peak_tflops": PeakTflops(**shared["peak_tflops"])})
 
 
 def _refuse_elsewhere(base: Cluster, where: Place) -> None:

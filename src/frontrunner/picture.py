@@ -135,7 +135,8 @@ def _memory(sheet: _Sheet, found: Breakdown) -> None:
     edge = MARGIN + LABELS + limit * scale
     line = {"x1": f"{edge:.1f}", "x2": f"{edge:.1f}", "y1": f"{top - 6:.1f}", "y2": f"{sheet.y - 2:.1f}"}
     ET.SubElement(sheet.root, "line", line | {"class": "limit"})
-    sheet.text(edge, top - 11, f"a device's {gib(limit)} GiB", "quiet small", "end")
+    is_far_left = edge < MARGIN + 2 * LABELS  # where the title stands
+    sheet.text(edge, top - 11, f"a device's {gib(limit)} GiB", "quiet small", "start" if is_far_left else "end")
     sizes = found.estimate.memory_parts_bytes
     words = {name: (name, words) for name in sizes if (words := _size(found, name))}
     _legend(sheet, words, list(sizes))

@@ -27,6 +27,8 @@ def print_calibration(found: Calibration, out: Path) -> None:
         shown.print(_collectives(found.lines))
     if any(line.residual > NOISY for line in found.lines):
         shown.print(f"! timings lie more than {percent(NOISY, 0)} off the line: other work, or no line", style="dim")
+    for untold in found.untold:
+        shown.print(f"! not written: {untold}", style="yellow", soft_wrap=True)
     disturbed = busy(found)
     if disturbed:
         shown.print(f"! {disturbed}", style="yellow", soft_wrap=True)

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured, PipelineRank
+from frontrunner.evaluators.dry_run.plan import why_untraceable
 from frontrunner.render import console
 from frontrunner.render_plan import WORDS, limited_by, print_trust
 from frontrunner.text import gib, percent, plain, seconds, thousands
@@ -29,7 +30,8 @@ def print_breakdown(found: Breakdown) -> None:
     for mark in found.marks:
         out.print(f"note: {mark.text}", style="dim")
     print_trust(found.trust)
-    out.print("`frontrunner dryrun` traces the memory of the real step", style="dim")
+    if why_untraceable(found.estimate.recipe) is None:
+        out.print("`frontrunner dryrun` traces the memory of the real step", style="dim")
 
 
 def _print_figures(out: Console, found: Breakdown) -> None:

@@ -10,6 +10,7 @@ from frontrunner.evaluators.analytic.estimate import Plan, Trust
 from frontrunner.evaluators.analytic.judged import Estimate
 from frontrunner.evaluators.analytic.scaling import Bound, Scaling, ScalingRow
 from frontrunner.render import batch, console, layout, options, sharding
+from frontrunner.spaces.problem import GlobalBatch
 from frontrunner.text import gib, percent, seconds, thousands
 
 WORDS = {
@@ -64,7 +65,7 @@ _ESTIMATE_COLUMNS: tuple[Column[_Numbered], ...] = (
     Column("tp x pp x dp", lambda row: layout(row[1].recipe), is_number=False),
     Column("batch", lambda row: batch(row[1].recipe), is_number=False),
     Column("sharding", lambda row: sharding(row[1].recipe), is_number=False),
-    Column("options", lambda row: options(row[1].recipe), is_number=False, least=14, drop=1),
+    Column("options", lambda row: options(row[1].recipe), is_number=False, least=12, drop=1),
     Column("tokens/s", lambda row: thousands(row[1].tokens_per_s)),
     Column("step", lambda row: seconds(row[1].step_time_s), drop=3),
     Column("MFU", lambda row: percent(row[1].mfu), drop=5),
@@ -89,7 +90,11 @@ def _batch(row: ScalingRow) -> str:
     """The best recipe's own, where the problem leaves a range."""
     if row.best is not None:
         return f"{row.best.recipe.global_batch_seqs:,}"
-    return "-" if row.global_batch is None else str(row.global_batch)
+    return "-" if row.global_batch is None else _batches(row.global_batch)
+
+
+def _batches(batch: GlobalBatch) -> str:
+    return f"{batch.minimum:,}" if batch.minimum == batch.maximum else str(batch)
 
 
 _SCALING_COLUMNS: tuple[Column[ScalingRow], ...] = (
@@ -116,7 +121,7 @@ def print_scaling(found: Scaling) -> None:
     out = console()
     _print_table("strong scaling: the same global batch on all", found.strong)
     _print_table("weak scaling: the global batch grows with the nodes", found.weak)
-    out.print("\nefficiency: tokens/s a device against the first row's", style="dim")
+    out.print("\nefficiency: tokens/s a device against the smallest count's that has a recipe", style="dim")
     for bound in found.bounds:
         out.print(f"note: {_bounded(bound)}", style="dim")
     if found.devices_ignored:

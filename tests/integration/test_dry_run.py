@@ -22,6 +22,8 @@ ADAMW = Optimizer(
 )
 SLACK = 0.005
 """Of a peak: scalars, and a tensor now and then that a real kernel keeps and the fake one does not."""
+SLACK_AMONG_RANKS = 0.02
+"""Likewise among ranks, where on a busy machine gloo's threads let go of a collective's tensors late in every step."""
 
 slow = pytest.mark.slow
 
@@ -67,7 +69,8 @@ SAME_AS_REAL_SLOW = {
 )
 def test_every_rank_s_peak_is_that_of_a_real_step(changes: dict[str, Any], tmp_path: Path) -> None:
     job = traced_job(tmp_path, **changes)
-    assert peaks(job) == pytest.approx(look(job, "peak"), rel=SLACK)
+    slack = SLACK if job.recipe.world_size == 1 else SLACK_AMONG_RANKS
+    assert peaks(job) == pytest.approx(look(job, "peak"), rel=slack)
 
 
 def model_of(job: Job) -> Model:

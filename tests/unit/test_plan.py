@@ -119,7 +119,7 @@ def test_what_no_measurement_has_judged_gets_a_wide_error(choice: str, change: d
     assert errors[known] == ((), EXPECTED_ERROR)
     assert errors[replace(known, **change)] == ((choice,), UNKNOWN_HARDWARE_ERROR)
     assert found.expected_error == EXPECTED_ERROR
-    assert any(choice in remark and remark.startswith("1 estimates may be off by 50 %") for remark in found.remarks)
+    assert any(choice in remark and remark.startswith("1 estimate may be off by 50 %") for remark in found.remarks)
     assert (HOST_ASSUMED in found.remarks) == ("offload" in choice)
 
 

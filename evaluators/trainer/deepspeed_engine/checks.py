@@ -34,6 +34,8 @@ def _check_replicas(job: Job) -> None:
         return
     if kind != "zero-3" or recipe.data_parallel % secondary or secondary == recipe.data_parallel:
         raise ValueError(f"a secondary partition of {secondary} needs ZeRO-3 over a multiple of it, not {kind}")
+    if recipe.offload == "nvme":
+        raise ValueError("DeepSpeed's secondary partition does not go with offload to a disk")
     if recipe.tensor_parallel > 1:
         raise ValueError("DeepSpeed's secondary partition ignores tensor parallelism: its parameters would be wrong")
 

@@ -7,8 +7,10 @@ load what they find. An operator that was built with DeepSpeed (DS_BUILD_AIO=1) 
 Only `build` and `load` import deepspeed.
 """
 
+import hashlib
 import importlib.util
 import os
+import platform
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -20,10 +22,24 @@ OPERATORS = ("pin_memory", "async_io")
 
 
 def built_folder(device: str) -> Path:
-    """Where the operators compiled for this Python, torch, DeepSpeed and torch device are, or are to be."""
+    """Where the operators compiled for this processor, Python, torch, DeepSpeed and torch device are, or are to be."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    tags = (sys.implementation.cache_tag, f"torch-{version('torch')}", f"deepspeed-{version('deepspeed')}", device)
+    tags = (
+        sys.implementation.cache_tag,
+        f"torch-{version('torch')}",
+        f"deepspeed-{version('deepspeed')}",
+        device,
+        _processor(),
+    )
     return cache / "frontrunner" / "operators" / "-".join(map(str, tags))
+
+
+def _processor() -> str:
+    """The architecture and what tells its kinds apart: DeepSpeed compiles for the very processor that it runs on."""
+    information = Path("/proc/cpuinfo")
+    lines = information.read_text(encoding="utf-8", errors="replace").splitlines() if information.exists() else []
+    features = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return f"{platform.machine()}-{hashlib.sha256(features.encode()).hexdigest()[:8]}"
 
 
 def is_installed() -> bool:

@@ -10,6 +10,7 @@ from frontrunner.spaces.errors import InvalidInput
 
 FLAGS = {"true": True, "false": False}
 MOST_CHARACTERS = 200
+MOST_DIGITS = 18
 ID = re.compile("[0-9a-fA-F]{4,12}")
 
 
@@ -40,4 +41,5 @@ def _choice(word: str) -> tuple[str, object]:
         raise InvalidInput(
             f"{word!r} is no choice", hint="with --campaign a recipe is named by its id, or by words as sharding=zero-1"
         )
-    return key, FLAGS.get(value, int(value) if value.isdecimal() and value.isascii() else value)
+    is_number = value.isdecimal() and value.isascii() and len(value) <= MOST_DIGITS
+    return key, FLAGS.get(value, int(value) if is_number else value)
