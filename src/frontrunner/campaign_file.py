@@ -236,15 +236,11 @@ def _cluster_of_file(table: Table, base: Path) -> Table:
     if cluster.backend == "cpu" and wanted != cluster.devices_per_node:
         expected = f"{cluster.devices_per_node}: so many ranks shared the processors when {name} was measured"
         raise bad_value("cluster.devices_per_node", wanted, expected)
-    fields_of_file = asdict(cluster)
-    deeper = {
-        key: fields_of_file[key] | value for key, value in table.items() if _both_tables(fields_of_file, key, value)
-    }
-    return fields_of_file | table | deeper
-
-
-def _both_tables(base: Table, key: str, value: object) -> bool:
-    return isinstance(value, dict) and isinstance(base.get(key), dict)
+    stated = asdict(cluster)
+    for key, value in table.items():
+        both_tables = isinstance(value, dict) and isinstance(stated.get(key), dict)
+        stated[key] = stated[key] | value if both_tables else value
+    return stated
 
 
 def _section(cls: type[T], name: str, table: Table) -> T:

@@ -39,7 +39,6 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
 EPILOG = """
 \b
 Examples:
-  frontrunner space examples/laptop.toml      what there is to search
   frontrunner plan examples/frontier-22b.toml estimate it, no machine needed
   frontrunner launch examples/laptop.toml     search it, ends with the ranking
   frontrunner best --top 5 --json             ask again, for a program

@@ -24,13 +24,8 @@ OPERATORS = ("pin_memory", "async_io")
 def built_folder(device: str) -> Path:
     """Where the operators compiled for this processor, Python, torch, DeepSpeed and torch device are, or are to be."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    tags = (
-        sys.implementation.cache_tag,
-        f"torch-{version('torch')}",
-        f"deepspeed-{version('deepspeed')}",
-        device,
-        _processor(),
-    )
+    versions = (f"{package}-{version(package)}" for package in ("torch", "deepspeed"))
+    tags = (sys.implementation.cache_tag, *versions, device, _processor())
     return cache / "frontrunner" / "operators" / "-".join(map(str, tags))
 
 
