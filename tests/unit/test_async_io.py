@@ -78,7 +78,7 @@ def test_on_rocm_the_operator_comes_with_deepspeed(tmp_path: Path) -> None:
 
 @needs_deepspeed
 @pytest.mark.slow  # imports torch and deepspeed in a process of its own
-def test_a_build_that_fails_leaves_its_log_and_nothing_else(
+def test_a_build_that_fails_leaves_its_log_and_nothing_built(
     tmp_path: Path, no_operator: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A compiler that finds libaio and then compiles nothing, as one without Python's headers does."""
@@ -86,9 +86,10 @@ def test_a_build_that_fails_leaves_its_log_and_nothing_else(
     monkeypatch.setenv("CXX", compiler(no_operator, script))
     with pytest.raises(FrontrunnerError, match="operator was not compiled: ") as caught:
         prepare_disk(cluster(tmp_path), ("nvme",))
-    (left,) = built_folder("cpu").parent.iterdir()
-    assert left.name == built_folder("cpu").name + ".log"
-    assert caught.value.hint == f"see {left}"
+    name = built_folder("cpu").name
+    left = {path.name: path for path in built_folder("cpu").parent.iterdir()}
+    assert left.keys() == {f"{name}.lock", f"{name}.log"}
+    assert caught.value.hint == f"see {left[f'{name}.log']}"
 
 
 @needs_deepspeed
@@ -110,6 +111,9 @@ def test_a_job_names_a_folder_of_its_own_and_what_it_takes(tmp_path: Path) -> No
     assert first is not None
     assert second is not None
     assert first["needed_bytes"] == 18 * setup.problem.model.parameters
+    split = disk_table(setup, tiny_recipe(devices=2, tensor_parallel=2, offload="nvme"), tmp_path)
+    assert split is not None
+    assert split["needed_bytes"] > first["needed_bytes"]  # embedding and head are on both ranks
     assert first["folder"] != second["folder"]
     assert Path(first["folder"]).parent == Path("/scratch")
     assert disk_table(setup, tiny_recipe(), tmp_path) is None

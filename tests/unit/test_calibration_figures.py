@@ -147,6 +147,18 @@ def test_what_was_not_measured_is_not_in_it() -> None:
     assert not {"node_links", "network_links", "node_latency_s"} & set(cluster.efficiencies)
 
 
+def test_timings_that_follow_no_line_change_nothing_and_are_told() -> None:
+    wild = [row("all-reduce", 2**power, 10.0 ** (power % 3 - 3)) for power in range(16, 27)]
+    rows = [product("fp32", 128, 512, 512), *(timed for timed in seen()["matmul"] if timed["precision"] != "fp32")]
+
+    found = calibration(BASE, seen(collectives=wild, matmul=rows), NOON)
+
+    assert found.cluster.links.node_gb_per_s is None
+    assert "node_links" not in found.cluster.efficiencies
+    assert found.cluster.matmul_tflops.fp32 is None
+    assert [untold.split(":")[0] for untold in found.untold] == ["matmul_tflops.fp32", "links of a node"]
+
+
 def test_a_written_file_reads_back_equal(found: Calibration, tmp_path: Path) -> None:
     odd = replace(found, cluster=replace(found.cluster, name='a "quoted"\n\x7f name \\ \u00e9', source="# no comment"))
     out = tmp_path / "cluster.toml"

@@ -165,6 +165,28 @@ def test_plan_states_the_error_that_was_held_back_and_of_its_precision_alone() -
     assert plan([recipe()], replace(problem, precision="bf16")).expected_error == UNKNOWN_HARDWARE_ERROR
 
 
+def test_an_error_that_was_held_back_on_one_node_says_nothing_of_an_unknown_network() -> None:
+    links = replace(A100.links, nic_gb_per_s=None)
+    several = replace(A100, links=links, matmul_share=None, expected_error=ExpectedError(fp16=0.07))
+    one = replace(several, nodes=1)
+
+    found = [plan([recipe()], replace(PROBLEM, cluster=cluster)) for cluster in (one, several)]
+
+    assert [(plan.expected_error, plan.assumed) for plan in found] == [
+        (0.07, ()),
+        (UNKNOWN_HARDWARE_ERROR, ("links.nic_gb_per_s",)),
+    ]
+
+
+def test_what_a_campaign_overrides_of_a_cluster_file_is_single_figures(tmp_path: Path) -> None:
+    written(tmp_path / "cluster.toml", CLUSTER)
+    of_file = read_cluster_file(tmp_path / "cluster.toml")
+
+    cluster = read_campaign_file(campaign(tmp_path, efficiencies="{ elementwise = 2.5 }")).spec.problem.cluster
+
+    assert cluster.efficiencies == {**of_file.efficiencies, "elementwise": 2.5}
+
+
 def test_plan_from_a_campaign_with_a_cluster_file(tmp_path: Path) -> None:
     written(tmp_path / "cluster.toml", CLUSTER)
 
