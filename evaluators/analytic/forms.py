@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from frontrunner.evaluators.analytic.estimate import plan, why_nothing_legal
-from frontrunner.evaluators.analytic.judged import Estimate
+from frontrunner.evaluators.analytic.judged import Estimate, Judged
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import RECOMPUTES
 from frontrunner.spaces.space import Choice, Space
@@ -17,6 +19,9 @@ LOSS_CHUNKS, TILES = 8, 4
 """What tiling is tried with; more pieces save little more, since the rest of a layer stays."""
 
 ALONE = "one copy"
+MARGIN = 0.05
+"""Of a device's memory, left free by what is advised where a form has such a recipe; assumed."""
+
 PLAIN = "plain data parallel"
 ZERO = {"ZeRO-1": "zero-1", "ZeRO-2": "zero-2", "ZeRO-3 (FSDP)": "zero-3"}
 HYBRID = "ZeRO-3 within nodes"
@@ -31,7 +36,9 @@ OFFLOAD = "offloaded ZeRO-3"
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """What the formulas tell of one form on `devices`: the fastest recipe that fits, else the smallest that does not.
+    """What the formulas tell of one form on `devices`: one recipe, and how many there are.
+
+    It is the fastest that leaves `MARGIN` of the memory free, else the fastest that fits, else the smallest.
 
     `choices` has a value for each dimension of a space that names this recipe. Where there is none `reason` says why.
     """
@@ -101,10 +108,17 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // part for part in small)})
 
 
+def _advisable(judged: Judged) -> int:
+    """The row of the recipe that stands for its form: see `Form`."""
+    limit = judged.problem.cluster.memory_bytes_per_device
+    roomy = np.flatnonzero(judged.peak_memory_bytes[judged.order] <= (1 - MARGIN) * limit)
+    return int(judged.order[roomy[0] if len(roomy) else 0])
+
+
 def _judged(name: str, space: Space, problem: Problem, devices: int) -> Form:
     survey = space.survey(problem)
     found = plan(survey.recipes, problem)
-    best = found.judged.estimate(int(found.judged.order[0])) if len(found.judged) else None
+    best = found.judged.estimate(_advisable(found.judged)) if len(found.judged) else None
     point = survey.points_by_recipe[best.recipe] if best else ()
     reason = None
     if not survey.recipes:
