@@ -92,13 +92,12 @@ def _rank(
     inputs = np.where(work.pipeline_parallel > 1, in_flight * boundary_bytes(work), 0.0)
     activations = np.where(work.activations_on_host, inputs, in_flight * layers * kept)
     logits = work.tokens * work.vocabulary / (work.tensor_parallel if software.sharded_logits else 1.0)
-    late = np.where(software.late_casts & (work.pipeline_parallel > 1) & (size < 4), size, 0.0)
     # In fp32 the trained parameters are those of the computation, unless these are gathered copies.
     apart = (size < 4) | (work.sharding_optimizer > work.sharding_parameters)
     parameters = _computed_with(machine, work, count)
     return PeakMemory(
         parameters=parameters,
-        gradients=_kept_gradients(machine, work, count, late) + _reducing(machine, work, count),
+        gradients=_kept_gradients(machine, work, count) + _reducing(machine, work, count, in_flight),
         optimizer=np.where(
             work.optimizer_on_host,
             0.0,
@@ -126,24 +125,26 @@ def _computed_with(machine: Machine, work: Workload, count: Rows) -> Rows:
     return np.minimum(held, count) * work.bytes_per_value
 
 
-def _kept_gradients(machine: Machine, work: Workload, count: Rows, late: Rows) -> Rows:
+def _kept_gradients(machine: Machine, work: Workload, count: Rows) -> Rows:
     """Gradients between micro-batches; those that are reduced at each go to the host with an optimizer there."""
-    held = count * (machine.gradient_bytes(work.bytes_per_value) + late) / work.sharding_gradients
+    held = count * machine.gradient_bytes(work.bytes_per_value) / work.sharding_gradients
     leave = work.parameters_on_host | (work.optimizer_on_host & (work.sharding_gradients > 1))
     return np.where(leave, 0.0, held)
 
 
-def _reducing(machine: Machine, work: Workload, count: Rows) -> Rows:
+def _reducing(machine: Machine, work: Workload, count: Rows, in_flight: Rows) -> Rows:
     """What gradients take beside those that are kept, while they are reduced over the copies: a layer's, or a bucket.
 
-    `count` are the rank's parameters before sharding.
+    `count` are the rank's parameters before sharding. Reduced once a step, after the last micro-batch, they find the
+    activations of the others `in_flight` gone, which took more.
     """
     once, each = machine.software.reduce_bytes
     layer = work.layer_matmul_parameters / work.tensor_parallel
     held = np.where(work.sharding_gradients > 1, each, once) * layer
     bucket = 4 * np.minimum(machine.software.bucket_elements, count)
     held = np.where(work.sharding_parameters == 1, np.maximum(held, bucket), held)
-    return np.where(work.copies > 1, held, 0.0)
+    is_later = (in_flight > 1) & (work.sharding_gradients == 1)
+    return np.where((work.copies > 1) & ~is_later, held, 0.0)
 
 
 def _bytes_per_logit(machine: Machine, work: Workload) -> Rows:

@@ -13,8 +13,7 @@ class Software:
     rotation as a kernel each and keeps only their inputs. `dropout` is applied to attention and between blocks.
     Selective recompute keeps the outputs of matrix products and of attention where `selective_keeps_products`, else all
     but what attention keeps. Under sequence parallelism `keeps_gathered` keeps what was gathered for first products,
-    where others gather it again; in pipelines `late_casts` holds gradients in the computation's type too until a
-    micro-batch is through. Parameters sharded as far as the optimizer's states are held as those alone where
+    where others gather it again. Parameters sharded as far as the optimizer's states are held as those alone where
     `shards_only_masters`; beside the shards stand `gathered_layers` whole layers. `reduce_bytes` are held for each
     parameter of one layer while gradients are reduced, once a step, or at each micro-batch. `bytes_per_logit` is what
     the loss holds for each logit at its peak, and `sharded_logits` says that it does so for the rank's share of the
@@ -33,7 +32,6 @@ class Software:
     dropout: bool
     selective_keeps_products: bool = False
     keeps_gathered: bool = False
-    late_casts: bool = False
     shards_only_masters: bool = False
     gathered_layers: float = 0.0
     reduce_bytes: tuple[float, float] = (0.0, 0.0)
@@ -55,7 +53,6 @@ FRONTRUNNER = Software(
     dropout=False,
     selective_keeps_products=True,
     keeps_gathered=True,
-    late_casts=True,
     shards_only_masters=True,
     gathered_layers=3.4,
     reduce_bytes=(20.0, 5.0),

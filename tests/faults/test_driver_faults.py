@@ -123,7 +123,7 @@ def test_a_result_that_was_finished_but_not_stored_is_harvested(tmp_path: Path) 
     assert str(result["step_times_s"][0])[:10] in json.dumps(ranking)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_one_signal_lets_the_probe_finish_and_says_how_to_go_on(tmp_path: Path, number: signal.Signals) -> None:
     write_campaign(tmp_path, probe=LONG)
     with started("launch", "tiny.toml", cwd=tmp_path) as driver:

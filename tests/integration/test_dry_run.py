@@ -144,6 +144,7 @@ def test_the_command_reports_the_worst_rank_first(campaign: Path) -> None:
     assert first["model_flops_per_step"] == first["model_flops_by_formula"]
 
 
+@slow
 def test_context_ranks_of_a_pipeline_share_each_sequence(campaign: Path) -> None:
     choices = {"recompute": "none", "tensor_parallel": 1, "context_parallel": 2}
     report = dryrun(choices, campaign=campaign / "tiny.toml")

@@ -72,7 +72,7 @@ CASES = [
     Case(name="dp4-levels-124", recipe=_data(4, (1, 2, 4))),
     Case(name="dp4-levels-224-full", recipe=_data(4, (2, 2, 4)) | {"recompute": "full"}, clip_norm=0.2),
     Case(name="dp4-levels-244-learned-tied", recipe=_data(4, (2, 4, 4)), model=GPT2 | {"tied_embeddings": True}),
-    Case(name="dp8-levels-248", recipe=_data(8, (2, 4, 8)) | {"accumulation": 2}, clip_norm=0.2),
+    Case(name="dp8-levels-248", recipe=_data(8, (2, 4, 8)) | {"accumulation": 2}, clip_norm=0.2, slow=True),
     # 60 rows are cut into 30, 15 and 8 or 7; 100 into 50, 25 and 13 or 12; 386 into 193, 97 or 96, and 49, 48 or 47.
     Case(
         name="dp8-levels-248-uneven",
@@ -164,7 +164,7 @@ CASES = [
         clip_norm=0.2,
     ),
     Case(name="tp2-dp4-levels-124", recipe=_tensor(2) | _data(4, (1, 2, 4)), clip_norm=0.2, slow=True),
-    Case(name="pp2-1f1b-dp4-levels-224", recipe=_pipeline(2, "1f1b") | _data(4, (2, 2, 4)), clip_norm=0.2),
+    Case(name="pp2-1f1b-dp4-levels-224", recipe=_pipeline(2, "1f1b") | _data(4, (2, 2, 4)), clip_norm=0.2, slow=True),
     *(
         Case(
             name=f"pp2-{schedule}-dp4-levels-{''.join(map(str, sharding))}-selective",
@@ -208,7 +208,7 @@ CASES = [
         )
         for name, sharding in COPIES.items()
     ),
-    Case(name="cp2-dp2-levels-224", recipe=_context(2) | _data(2, (2, 2, 4)), clip_norm=0.2),
+    Case(name="cp2-dp2-levels-224", recipe=_context(2) | _data(2, (2, 2, 4)), clip_norm=0.2, slow=True),
     Case(name="cp2-dp4-levels-248", recipe=_context(2) | _data(4, (2, 4, 8)), clip_norm=0.2, slow=True),
     Case(name="tp2-cp2-dp2-levels-124", recipe=_context(2, tensor=2) | _data(2, (1, 2, 4)), clip_norm=0.2, slow=True),
     *(
