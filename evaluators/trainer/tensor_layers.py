@@ -7,109 +7,13 @@ small kernels waits for it (docs/measurements.md has the figures).
 Shapes below: B sequences, S tokens, D hidden width, t tensor-parallel ranks.
 """
 
-from typing import Any, cast
+from typing import cast
 
-import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.nn import functional
 
-
-class TensorRanks:
-    """The ranks that share a block, and how activations pass between its whole and its split parts.
-
-    Without sequence parallelism they are whole on every rank between the parts; with it (arXiv 2205.05198) each rank
-    holds S / t neighbouring positions there.
-    """
-
-    def __init__(self, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
-        """Take the ranks of the 1-D `mesh`."""
-        self.mesh = mesh
-        self._group_name: str = mesh.get_group().group_name
-        self._sequence_parallel = sequence_parallel
-
-    def enter(self, x: Tensor) -> Tensor:
-        """[B, S or S / t, D] between parts -> [B, S, D] for a part; backward the sum of the ranks' gradients."""
-        function = _GatherSequence if self._sequence_parallel else _SumGradients
-        return cast("Tensor", function.apply(x, self))  # type: ignore[no-untyped-call]
-
-    def leave(self, x: Tensor) -> Tensor:
-        """[B, S, D], each rank's summand -> their sum, [B, S or S / t, D]."""
-        function = _ScatterSequence if self._sequence_parallel else _SumOutputs
-        return cast("Tensor", function.apply(x, self))  # type: ignore[no-untyped-call]
-
-    def summed(self, x: Tensor) -> Tensor:
-        """The sum over the ranks."""
-        return _waited(torch.ops._c10d_functional.all_reduce(x.contiguous(), "sum", self._group_name))
-
-    def gathered(self, x: Tensor) -> Tensor:
-        """[B, S / t, D] -> [B, S, D]."""
-        ways = self.mesh.size()
-        parts = _waited(torch.ops._c10d_functional.all_gather_into_tensor(x.contiguous(), ways, self._group_name))
-        return torch.unflatten(parts, 0, (ways, -1)).transpose(0, 1).flatten(1, 2)
-
-    def scattered(self, x: Tensor) -> Tensor:
-        """This rank's positions of the sum over the ranks: [B, S, D] -> [B, S / t, D]."""
-        ways = self.mesh.size()
-        parts = torch.unflatten(x, 1, (ways, -1)).transpose(0, 1).flatten(0, 1).contiguous()
-        return _waited(torch.ops._c10d_functional.reduce_scatter_tensor(parts, "sum", ways, self._group_name))
-
-
-def _waited(tensor: Tensor) -> Tensor:
-    return cast("Tensor", torch.ops._c10d_functional.wait_tensor(tensor))
-
-
-class _SumGradients(torch.autograd.Function):
-    """The input itself; backward the sum of the ranks' gradients."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, ranks: TensorRanks) -> Tensor:
-        ctx.ranks = ranks  # type: ignore[attr-defined]
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: Any) -> tuple[Tensor, None]:
-        return ctx.ranks.summed(gradients[0]), None  # type: ignore[attr-defined]
-
-
-class _SumOutputs(torch.autograd.Function):
-    """The sum of the ranks' inputs; backward the gradient itself."""
-
-    @staticmethod
-    def forward(_ctx: FunctionCtx, x: Tensor, ranks: TensorRanks) -> Tensor:
-        return ranks.summed(x)
-
-    @staticmethod
-    def backward(_ctx: FunctionCtx, *gradients: Any) -> tuple[Tensor, None]:
-        return gradients[0], None
-
-
-class _GatherSequence(torch.autograd.Function):
-    """All positions; backward this rank's positions of the sum of the ranks' gradients."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, ranks: TensorRanks) -> Tensor:
-        ctx.ranks = ranks  # type: ignore[attr-defined]
-        return ranks.gathered(x)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: Any) -> tuple[Tensor, None]:
-        return ctx.ranks.scattered(gradients[0]), None  # type: ignore[attr-defined]
-
-
-class _ScatterSequence(torch.autograd.Function):
-    """This rank's positions of the sum of the ranks' inputs; backward the gradients of all positions."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, ranks: TensorRanks) -> Tensor:
-        ctx.ranks = ranks  # type: ignore[attr-defined]
-        return ranks.scattered(x)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: Any) -> tuple[Tensor, None]:
-        return ctx.ranks.gathered(gradients[0]), None  # type: ignore[attr-defined]
+from frontrunner.evaluators.trainer.tensor_ranks import TensorRanks
 
 
 class _OnLocalWeight(nn.Module):
@@ -151,8 +55,8 @@ class SplitEmbedding(_OnLocalWeight):
     def __init__(self, whole: nn.Embedding, ranks: TensorRanks) -> None:
         super().__init__(whole, ranks, Shard(0))
         self._ranks = ranks
-        rows_of_others = -(-whole.num_embeddings // ranks.mesh.size())  # the last ranks may have fewer, or none
-        self._first_row = int(ranks.mesh.get_local_rank()) * rows_of_others
+        rows_of_others = -(-whole.num_embeddings // ranks.size)  # the last ranks may have fewer, or none
+        self._first_row = ranks.number * rows_of_others
 
     def forward(self, rows: Tensor) -> Tensor:
         """Numbers of rows [B, S] -> [B, S or S / t, D]."""

@@ -29,8 +29,8 @@ from frontrunner.evaluators.trainer.tensor_layers import (
     SplitEmbedding,
     SplitLinear,
     SummedLinear,
-    TensorRanks,
 )
+from frontrunner.evaluators.trainer.tensor_ranks import TensorRanks
 
 
 def apply_tensor_parallel(model: Gpt, shape: ModelShape, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
@@ -48,7 +48,7 @@ def apply_tensor_parallel(model: Gpt, shape: ModelShape, mesh: DeviceMesh, *, se
 
 def _split_block(block: Block, shape: ModelShape, ranks: TensorRanks, *, sequence_parallel: bool) -> None:
     _replace(block.attention, SplitLinear, ranks, Shard(0), names=("query",))
-    if shape.kv_heads < ranks.mesh.size():
+    if shape.kv_heads < ranks.size:
         _replicate_key_value(block.attention, shape, ranks)
     else:
         _replace(block.attention, SplitLinear, ranks, Shard(0), names=("key", "value"))
@@ -76,7 +76,7 @@ def _replace(
 
 
 def _replicate_key_value(attention: Attention, shape: ModelShape, ranks: TensorRanks) -> None:
-    head = ranks.mesh.get_local_rank() * shape.kv_heads // ranks.mesh.size()
+    head = ranks.number * shape.kv_heads // ranks.size
     rows = slice(head * shape.head_width, (head + 1) * shape.head_width)
     for name in ("key", "value"):
         setattr(attention, name, ReplicatedHeads(getattr(attention, name), ranks, rows))

@@ -47,7 +47,7 @@ def in_words(advice: Advice) -> tuple[Answer, ...]:
         question = f"On one node of {cluster.devices_per_node} devices?"
         answers.append(_on_several(question, advice.one_node, cluster.devices_per_node))
     if cluster.devices > 1:
-        where = f"{cluster.nodes:,} nodes" if cluster.nodes > 1 else "one node"
+        where = _nodes(cluster.nodes)
         question = f"On all {cluster.devices:,} devices, {where}?"
         answers.append(_on_several(question, advice.whole_cluster, cluster.devices_per_node))
     answers.append(_what_then(advice))
@@ -220,7 +220,7 @@ def _nothing_fits(advice: Advice) -> Iterator[str]:
         needed = math.ceil(advice.one_copy.state_bytes / cluster.memory_bytes_per_device)
         nodes = math.ceil(needed / cluster.devices_per_node)
         yield (
-            f"Parameters, gradients and optimizer alone would fill {needed:,} such devices, {nodes:,} nodes, spread "
+            f"Parameters, gradients and optimizer alone would fill {needed:,} such devices, {_nodes(nodes)}, spread "
             "evenly; activations come on top."
         )
 
@@ -232,6 +232,10 @@ def named(found: Estimate) -> str:
 
 def _peak(found: Estimate) -> int:
     return found.peak_memory_bytes
+
+
+def _nodes(count: int) -> str:
+    return "one node" if count == 1 else f"{count:,} nodes"
 
 
 def _yes(*, fits: bool) -> str:

@@ -20,6 +20,7 @@ from frontrunner.evaluators.trainer.model import Gpt, Levers
 from frontrunner.evaluators.trainer.optimizer import build_optimizer
 from frontrunner.evaluators.trainer.pipeline import stage_layers
 from frontrunner.evaluators.trainer.recompute import checkpointed
+from frontrunner.evaluators.trainer.tensor_ranks import TensorRanks
 
 
 class StagedModel:
@@ -76,7 +77,7 @@ class _Stage(Gpt):
         self.to_empty(device=device)
         initialise(self.named_parameters(), seed=job.seed, layers=job.model.layers)
         if job.recipe.tensor_parallel > 1:
-            split_blocks(self, layout.tensor_mesh.get_group())
+            split_blocks(self, TensorRanks(layout.tensor_mesh, sequence_parallel=False))
         if layout.pipeline_rank > 0 and layout.tensor_mesh.get_local_rank() == 0:
             _count_in_gradient_norm(self)
 
