@@ -94,7 +94,7 @@ def test_an_allocation_of_torchrun_is_measured_and_written_once(tmp_path: Path) 
 
     assert done.returncode == 0, done.stderr
     assert read_cluster_file(tmp_path / "cluster.toml").devices_per_node == 2
-    assert done.stdout.count("written: ") == 1
+    assert [line for line in done.stdout.splitlines() if line.startswith("written: ")] == ["written: cluster.toml"]
 
 
 @pytest.mark.slow
