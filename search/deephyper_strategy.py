@@ -15,7 +15,7 @@ from deephyper.hpo import CBO, HpProblem
 
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.search.candidates import Candidates
-from frontrunner.search.guided import Guided
+from frontrunner.search.learner import Learner
 from frontrunner.spaces.space import Choice, Survey
 
 MEASUREMENTS_BEFORE_MODEL = 8
@@ -35,7 +35,7 @@ ACQUISITION = {
 Configuration = dict[str, Choice]
 
 
-class DeepHyperStrategy(Guided):
+class DeepHyperStrategy(Learner):
     """Chooses by upper confidence bounds on the logarithm of tokens/s.
 
     The model is fitted when a recipe is asked for, once for all the outcomes told since the last time.

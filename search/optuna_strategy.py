@@ -24,7 +24,7 @@ from optuna.trial import TrialState, create_trial
 
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.search.candidates import Candidates, Dimension
-from frontrunner.search.guided import Guided
+from frontrunner.search.learner import Learner
 from frontrunner.spaces.space import Choice, Survey
 
 POPULATION = 5
@@ -56,7 +56,7 @@ def _tflops_and_memory(measurement: Measurement) -> tuple[float, ...]:
     return (measurement.model_tflops_per_device, float(measurement.peak_memory_bytes_max_rank))
 
 
-class OptunaStrategy(Guided):
+class OptunaStrategy(Learner):
     """Chooses by one of Optuna's samplers."""
 
     def __init__(self, candidates: Candidates, sampler: BaseSampler, goal: Goal) -> None:

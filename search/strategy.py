@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.spaces.errors import bad_value, did_you_mean
+from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
 
@@ -19,6 +20,32 @@ class Told:
 
     recipe: Recipe
     outcome: Measurement | Failure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """An outcome that was known before the campaign began, of its own problem or of a neighbour.
+
+    `origin` says in words where it comes from, as `campaign laptop` or `sweep.csv`.
+    """
+
+    problem: Problem
+    recipe: Recipe
+    outcome: Measurement | Failure
+    origin: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """What a strategy expects of going on, in shares of the best measured tokens/s.
+
+    `expected_improvement` is the mean gain of the most promising next probe. `gap` is the estimated distance to the
+    best recipe of the whole legal space, at least 0, and `gap_at_most` its 95th percentile.
+    """
+
+    expected_improvement: float
+    gap: float
+    gap_at_most: float
 
 
 class Strategy(Protocol):
@@ -37,6 +64,20 @@ class Strategy(Protocol):
 
     def forget(self, recipe: Recipe) -> None:
         """Take back a proposal that was never measured, so that it may be proposed again."""
+
+
+@runtime_checkable
+class Forecaster(Strategy, Protocol):
+    """A strategy that predicts outcomes, and so can use what was known before and say what is left to gain."""
+
+    def remember(self, evidence: Sequence[Evidence]) -> None:
+        """Learn of outcomes from before the campaign; called once, before anything is asked or told."""
+
+    def outlook(self) -> Outlook | None:
+        """What going on promises; None before the first measurement."""
+
+    def worth_repeating(self) -> Recipe | None:
+        """A measured recipe whose second measurement is worth more than a new recipe's first, or None."""
 
 
 StrategyFactory = Callable[[Survey, int], Strategy]

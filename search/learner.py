@@ -10,7 +10,7 @@ from frontrunner.search.strategy import Told
 from frontrunner.spaces.recipe import Recipe
 
 
-class Guided(ABC):
+class Learner(ABC):
     """Keeps the contract of `Strategy`; a subclass chooses among open rows and learns from outcomes.
 
     Failures are withheld from the subclass until the first measurement: what a failed recipe is worth can
