@@ -1,14 +1,17 @@
-"""Whether this machine can run a campaign's probes at all: asked before anything is written."""
+"""Whether this machine can run a campaign's probes, or one stored recipe: asked before anything is written."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from typing import Any, Literal
 
 from frontrunner.evaluators.async_io import prepare_disk
 from frontrunner.evaluators.this_machine import detect
-from frontrunner.spaces.errors import bad_value
+from frontrunner.spaces.cluster import Cluster
+from frontrunner.spaces.errors import InvalidInput, bad_value
 from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.recipe import Recipe
 
 
 def prepare_here(problem: Problem, *, engines: Sequence[str], offloads: Sequence[str]) -> None:
@@ -19,6 +22,43 @@ def prepare_here(problem: Problem, *, engines: Sequence[str], offloads: Sequence
     refuse_elsewhere(problem)
     refuse_missing_engines(engines)
     prepare_disk(problem.cluster, offloads)
+
+
+def prepare_recipe_here(
+    recipe_id: str, recipe: Recipe, measured: Cluster, *, doing: Literal["replay", "profile"], anyway: bool
+) -> tuple[str, ...]:
+    """How this machine differs from the one that a stored recipe was measured on; what it needs is made ready.
+
+    Raises `InvalidInput` for any difference, unless `anyway`, if the recipe needs more than one node, and if its
+    engine is not installed.
+    """
+    differences = machine_differences(measured, recipe, detect())
+    if differences and not anyway:
+        raise InvalidInput(
+            f"recipe {recipe_id} was measured on other hardware: {'; '.join(differences)}",
+            hint=f"--anyway will {doing} it here all the same; throughput will not be that of its campaign",
+        )
+    if recipe.devices > measured.devices_per_node:
+        raise InvalidInput(
+            f"recipe {recipe_id} needs {recipe.devices} devices on nodes of {measured.devices_per_node}: "
+            f"`{doing}` does not run on several nodes yet",
+            hint=f"{doing} a recipe of one node",
+        )
+    refuse_missing_engines((recipe.engine,))
+    prepare_disk(measured, (recipe.offload,))
+    return differences
+
+
+def machine_differences(measured: Cluster, recipe: Recipe, here: Mapping[str, Any]) -> tuple[str, ...]:
+    """How the machine at hand differs from the measured one, in words; empty where it does not."""
+    found = []
+    if here["backend"] != measured.backend:
+        found.append(f"backend {measured.backend} there, {here['backend']} here")
+    elif here["device"] != measured.device:
+        found.append(f"device {measured.device} there, {here['device']} here")
+    if here["backend"] != "cpu" and here["devices_per_node"] < recipe.devices:
+        found.append(f"world size {recipe.devices} there, {here['devices_per_node']} devices here")
+    return tuple(found)
 
 
 def refuse_missing_engines(engines: Sequence[str]) -> None:

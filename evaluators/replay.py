@@ -10,15 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from frontrunner.evaluators.async_io import prepare_disk
 from frontrunner.evaluators.corpus import corpus
-from frontrunner.evaluators.here import refuse_missing_engines
+from frontrunner.evaluators.here import prepare_recipe_here
 from frontrunner.evaluators.jobs import common_job
 from frontrunner.evaluators.measure import tokens_per_step
 from frontrunner.evaluators.protocol import ProbeSetup
-from frontrunner.evaluators.this_machine import detect
 from frontrunner.evaluators.training_probe import rank_environment
-from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput, require_at_least, require_one_of
 from frontrunner.spaces.recipe import Recipe
 
@@ -96,21 +93,7 @@ def plan(
     Raises `InvalidInput` if this machine differs from the one measured, unless `anyway`, if the recipe needs
     more than one node, and if its engine is not installed.
     """
-    cluster = setup.problem.cluster
-    differences = machine_differences(cluster, recipe, detect())
-    if differences and not anyway:
-        raise InvalidInput(
-            f"recipe {recipe_id} was chosen for other hardware: {'; '.join(differences)}",
-            hint="--anyway runs it here all the same; its throughput will not be the one of its campaign",
-        )
-    if recipe.devices > cluster.devices_per_node:
-        raise InvalidInput(
-            f"recipe {recipe_id} needs {recipe.devices} devices on nodes of {cluster.devices_per_node}: "
-            "replaying over several nodes is not supported yet",
-            hint="replay a recipe of one node",
-        )
-    refuse_missing_engines((recipe.engine,))
-    prepare_disk(cluster, (recipe.offload,))
+    differences = prepare_recipe_here(recipe_id, recipe, setup.problem.cluster, doing="replay", anyway=anyway)
     setup.work_folder.mkdir(parents=True, exist_ok=True)
     folder = (settings.folder or setup.work_folder.parent / "replays" / recipe_id).resolve()
     tokens = corpus(setup.data, setup.work_folder, setup.problem)
@@ -142,15 +125,3 @@ def torchrun(devices: int, job: Path) -> tuple[str, ...]:
     """The command that starts the ranks of a one-node run."""
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(devices))
     return (*launcher, "-m", "frontrunner.evaluators.trainer", str(job))
-
-
-def machine_differences(measured: Cluster, recipe: Recipe, here: Mapping[str, Any]) -> tuple[str, ...]:
-    """How the machine at hand differs from the measured one, in words; empty where it does not."""
-    found = []
-    if here["backend"] != measured.backend:
-        found.append(f"backend {measured.backend} there, {here['backend']} here")
-    elif here["device"] != measured.device:
-        found.append(f"device {measured.device} there, {here['device']} here")
-    if here["backend"] != "cpu" and here["devices_per_node"] < recipe.devices:
-        found.append(f"world size {recipe.devices} there, {here['devices_per_node']} devices here")
-    return tuple(found)

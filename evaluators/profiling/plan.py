@@ -8,11 +8,8 @@ from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 
-from frontrunner.evaluators.async_io import prepare_disk
-from frontrunner.evaluators.here import refuse_missing_engines
+from frontrunner.evaluators.here import prepare_recipe_here
 from frontrunner.evaluators.protocol import ProbeSetup
-from frontrunner.evaluators.replay import machine_differences
-from frontrunner.evaluators.this_machine import detect
 from frontrunner.spaces.errors import InvalidInput, require_at_least
 from frontrunner.spaces.recipe import Recipe
 
@@ -71,21 +68,7 @@ def plan(
     Raises `InvalidInput` if this machine differs from the recipe's, unless `anyway`, if the recipe needs more than
     one node, if its engine is not installed, and if the folder is there already.
     """
-    cluster = setup.problem.cluster
-    differences = machine_differences(cluster, recipe, detect())
-    if differences and not anyway:
-        raise InvalidInput(
-            f"recipe {recipe_id} was measured on other hardware: {'; '.join(differences)}",
-            hint="--anyway profiles it here all the same",
-        )
-    if recipe.devices > cluster.devices_per_node:
-        raise InvalidInput(
-            f"recipe {recipe_id} needs {recipe.devices} devices on nodes of {cluster.devices_per_node}: "
-            "a profile runs on one node",
-            hint="profile a recipe of one node",
-        )
-    refuse_missing_engines((recipe.engine,))
-    prepare_disk(cluster, (recipe.offload,))
+    differences = prepare_recipe_here(recipe_id, recipe, setup.problem.cluster, doing="profile", anyway=anyway)
     return ProfilePlan(
         recipe_id=recipe_id,
         recipe=recipe,
