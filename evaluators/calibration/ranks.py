@@ -17,11 +17,10 @@ from typing import Any
 
 from frontrunner.evaluators.descent import die_with_parent
 from frontrunner.evaluators.files import read_json, tail
-from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, bad_value
+from frontrunner.evaluators.job_environment import launched_rank
+from frontrunner.spaces.errors import FrontrunnerError, bad_value
 
 CHILD = "frontrunner.evaluators.trainer.calibration"
-ALLOCATION = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun tells each rank; with `RANK` set, this process is one of an allocation's."""
 START_S = 180.0
 """For importing torch and meeting; more than minutes only where something is wrong."""
 LONGEST = 3.0
@@ -47,40 +46,27 @@ class Place:
         return self.rank in (None, 0)
 
 
-def in_allocation() -> bool:
-    """Whether this process is one of many that torchrun, or what sets the same variables, has started."""
-    return "RANK" in os.environ
-
-
-def allocated(ranks: int | None) -> Place:
-    """The rank that the environment describes.
+def allocated(ranks: int | None) -> Place | None:
+    """The rank that the launcher's variables describe; None for a process that no launcher started, or it alone.
 
     Raises `InvalidInput` for an environment that is incomplete or contradicts `ranks`.
     """
-    missing = [name for name in ALLOCATION if name not in os.environ]
-    if missing:
-        raise InvalidInput(
-            f"RANK is set, but not {', '.join(missing)}", hint="start with torchrun, or unset RANK for this machine"
-        )
-    rank, world, _, local = (_count(name) for name in ALLOCATION[:4])
-    if ranks not in (None, world):
-        raise bad_value("--ranks", ranks, f"the allocation's {world}, or no --ranks")
-    if not (rank < world and local and world % local == 0):
-        raise InvalidInput(f"rank {rank} of {world}, {local} a node: expected equal nodes")
-    own = {name: os.environ[name] for name in ALLOCATION}
-    return Place(rank=rank, ranks=world, ranks_per_node=local, environment=own)
+    launched = launched_rank(os.environ)
+    if launched is None or (launched.world_size == 1 and launched.launcher != "torchrun"):
+        return None  # such as one command under srun, which starts this machine's ranks itself
+    if ranks not in (None, launched.world_size):
+        raise bad_value("--ranks", ranks, f"the allocation's {launched.world_size}, or no --ranks")
+    return Place(
+        rank=launched.rank,
+        ranks=launched.world_size,
+        ranks_per_node=launched.local_world_size,
+        environment=launched.torch_environment,
+    )
 
 
 def this_machine(ranks: int) -> Place:
     """So many ranks, all started by this process."""
     return Place(rank=None, ranks=ranks, ranks_per_node=ranks, environment={})
-
-
-def _count(name: str) -> int:
-    text = os.environ[name]
-    if not (text.isdecimal() and text.isascii()):
-        raise bad_value(name, text, "a whole number")
-    return int(text)
 
 
 def measure(where: Place, *, device: str, seconds: float) -> Seen | None:

@@ -38,7 +38,7 @@ def calibrate(
     cluster: str | Cluster | None = None,
     on_start: OnStart | None = None,
 ) -> Calibration | None:
-    """Measure this machine, or the allocation that torchrun's environment variables describe, into a cluster file.
+    """Measure this machine, or the allocation whose launcher started this process, into a cluster file.
 
     `cluster` (a preset's name, a cluster file's path, or a value) gives what is not measured; this machine, as it is
     detected, without. `device` is torch's word for what is measured. In an allocation every process calls this; rank 0
@@ -46,14 +46,14 @@ def calibrate(
     """
     from frontrunner.evaluators.calibration.cluster_file import write_measured
     from frontrunner.evaluators.calibration.figures import calibration
-    from frontrunner.evaluators.calibration.ranks import allocated, in_allocation, measure, this_machine
+    from frontrunner.evaluators.calibration.ranks import allocated, measure, this_machine
 
     path = writable(out)
     if not SHORTEST_S <= seconds <= LONGEST_S:
         raise bad_value("--seconds", seconds, f"between {SHORTEST_S:g} and {LONGEST_S:g}")
     if ranks is not None and not 1 <= ranks <= MOST_RANKS:
         raise bad_value("--ranks", ranks, f"1 to {MOST_RANKS}")
-    where = allocated(ranks) if in_allocation() else None
+    where = allocated(ranks)
     base = _base(cluster, where.ranks_per_node if where else ranks, device)
     where = where or this_machine(ranks or base.devices_per_node)
     _refuse_elsewhere(base, where)

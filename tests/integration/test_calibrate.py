@@ -36,8 +36,8 @@ def ranks_below(pid: int) -> list[psutil.Process]:
     [
         ({"MASTER_ADDR": None, "LOCAL_RANK": None}, "RANK is set, but not LOCAL_RANK, MASTER_ADDR"),
         ({"WORLD_SIZE": "four"}, 'WORLD_SIZE = "four": expected a whole number'),
-        ({"RANK": "4"}, "rank 4 of 4, 2 a node"),
-        ({"LOCAL_WORLD_SIZE": "3"}, "rank 0 of 4, 3 a node: expected equal nodes"),
+        ({"RANK": "4"}, "torchrun says rank 4 of 4, 2 a node"),
+        ({"LOCAL_WORLD_SIZE": "3"}, "rank 0 of 4, 3 a node, local rank 0: expected equal nodes"),
     ],
 )
 def test_an_allocation_that_cannot_be_is_refused(
@@ -54,7 +54,10 @@ def test_ranks_of_an_allocation_are_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     for name, value in ALLOCATION.items():
         monkeypatch.setenv(name, value)
 
-    assert (allocated(None).ranks, allocated(4).ranks_per_node) == (4, 2)
+    found, named = allocated(None), allocated(4)
+    assert found is not None
+    assert found == named
+    assert (found.ranks, found.ranks_per_node, found.environment) == (4, 2, ALLOCATION)
     with pytest.raises(InvalidInput, match="--ranks = 8: expected the allocation's 4"):
         allocated(8)
 

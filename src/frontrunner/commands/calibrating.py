@@ -46,9 +46,9 @@ def calibrate(  # noqa: PLR0913, PLR0917 - an option each
 ) -> None:
     """Measure this machine, or fit the estimates to measured steps, into a cluster file.
 
-    Matrix products, memory, every collective at each level and transfers are measured by real ranks, all at once;
-    under torchrun by those of the allocation. With --from-table or --from-store nothing is run: the constants of
-    the estimates are fitted to step times, and judged on rows held back.
+    Matrix products, memory, every collective at each level and transfers are measured by real ranks, all at once:
+    ranks started here, or those that torchrun, srun, mpiexec, mpirun, jsrun or flux started. With --from-table or
+    --from-store nothing is run: the constants of the estimates are fitted to step times, and judged on rows held back.
 
     \b
     Examples:
