@@ -55,6 +55,7 @@ COLUMN_TYPES: dict[str, str] = {
     "synchronise": "string",
     "offload": "string",
     "secondary_partition": "int64",
+    "rank_order": "string",
     "state": "string",
     "measured_steps": "Int64",
     "step_time_s_median": "float64",

@@ -26,6 +26,13 @@ def replication(recipe: Recipe, _: Problem) -> Reason | None:
     return Reason("deepspeed-replication", f"the deepspeed engine keeps replicas itself, not by {recipe.replication}")
 
 
+def rank_order(recipe: Recipe, _: Problem) -> Reason | None:
+    """DeepSpeed's topologies number ranks in one way."""
+    if recipe.rank_order == "tp-dp-pp":
+        return None
+    return Reason("deepspeed-rank-order", f"the deepspeed engine numbers ranks as tp-dp-pp, not {recipe.rank_order}")
+
+
 def sharding(recipe: Recipe, _: Problem) -> Reason | None:
     """ZeRO 0 to 3 over all replicas; MiCS, its hybrid sharding, was removed from DeepSpeed."""
     n = recipe.data_parallel
@@ -127,6 +134,7 @@ def precision(recipe: Recipe, problem: Problem) -> Reason | None:
 RULES: tuple[Rule, ...] = (
     context_parallel,
     replication,
+    rank_order,
     sharding,
     pipeline,
     tensor_parallel,

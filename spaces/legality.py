@@ -166,14 +166,19 @@ class Mark:
 
 def _tensor_parallel_beyond_node(recipe: Recipe, problem: Problem) -> str | None:
     tp, per_node = recipe.tensor_parallel, problem.cluster.devices_per_node
-    return f"tensor_parallel {tp} crosses nodes of {per_node} devices" if tp > per_node else None
+    apart = recipe.rank_strides["tp"]
+    if tp == 1 or tp * apart <= per_node:
+        return None
+    spread = f", its ranks {apart} apart," if apart > 1 else ""
+    return f"tensor_parallel {tp}{spread} crosses nodes of {per_node} devices"
 
 
 def _context_parallel_beyond_node(recipe: Recipe, problem: Problem) -> str | None:
-    tp, cp, per_node = recipe.tensor_parallel, recipe.context_parallel, problem.cluster.devices_per_node
-    if cp == 1 or tp * cp <= per_node:
+    apart, cp, per_node = recipe.rank_strides["dp"], recipe.context_parallel, problem.cluster.devices_per_node
+    if cp == 1 or apart * cp <= per_node:
         return None
-    return f"tensor_parallel {tp} x context_parallel {cp} crosses nodes of {per_node} devices"
+    spread = f"tensor_parallel {apart} x " if apart == recipe.tensor_parallel else f"groups of {apart} ranks x "
+    return f"{spread}context_parallel {cp} crosses nodes of {per_node} devices"
 
 
 def _replicated_kv_heads(recipe: Recipe, problem: Problem) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from dataclasses import dataclass
 from typing import Self
@@ -33,6 +34,8 @@ OPTIMIZER_STATES = ("fp32", "bf16")
 OFFLOADS = ("none", "optimizer", "optimizer+parameters", "nvme")
 SYNCHRONISATIONS = ("last", "each")
 LAYER_SPLITS = ("even", "balanced")
+RANK_ORDERS = ("tp-dp-pp", "tp-pp-dp", "dp-tp-pp", "dp-pp-tp", "pp-tp-dp", "pp-dp-tp")
+"""Which ranks are neighbours, innermost first; context ranks stand within dp, next to one another."""
 SHARDING_NAMES = ("none", "zero-1", "zero-2", "zero-3")
 _DEGREE = "([1-9][0-9]{0,8})"
 HYBRID = re.compile(f"hybrid-{_DEGREE}", re.ASCII)
@@ -114,6 +117,8 @@ class Recipe:
     replicas. `secondary_partition` is the size of the groups of neighbouring replicas that hold a second copy of
     ZeRO-3's parameters for the backward pass (ZeRO++ hpZ, arXiv 2306.10209); 1 is none. `layers_per_stage` counts the
     layers of each stage along the model; empty is as even as possible, the first stages taking the remainder.
+    `rank_order` says how ranks are numbered, and so which groups lie within a node: in tp-dp-pp tensor-parallel ranks
+    are neighbours and stages are furthest apart; in tp-pp-dp replicas are (Megatron-LM's --use-tp-pp-dp-mapping).
     """
 
     engine: str = "torch"
@@ -138,6 +143,7 @@ class Recipe:
     synchronise: str = "last"
     secondary_partition: int = 1
     layers_per_stage: tuple[int, ...] = ()
+    rank_order: str = "tp-dp-pp"
 
     def __post_init__(self) -> None:
         self._require_counts()
@@ -148,6 +154,7 @@ class Recipe:
         require_one_of("recipe", "optimizer_state", self.optimizer_state, OPTIMIZER_STATES)
         require_one_of("recipe", "offload", self.offload, OFFLOADS)
         require_one_of("recipe", "synchronise", self.synchronise, SYNCHRONISATIONS)
+        require_one_of("recipe", "rank_order", self.rank_order, RANK_ORDERS)
         if self.layers_per_stage and (len(self.layers_per_stage) != self.stages or min(self.layers_per_stage) < 1):
             expected = f"nothing, or at least one layer for each of {self.stages} stages"
             raise bad_value("recipe.layers_per_stage", list(self.layers_per_stage), expected)
@@ -186,6 +193,13 @@ class Recipe:
     @property
     def _devices_per_replica(self) -> int:
         return self.tensor_parallel * self.pipeline_parallel * self.context_parallel
+
+    @property
+    def rank_strides(self) -> dict[str, int]:
+        """How far apart the ranks of a group are: the product of the sizes that `rank_order` names before it."""
+        sizes = {"tp": self.tensor_parallel, "dp": self.copies, "pp": self.pipeline_parallel}
+        order = self.rank_order.split("-")
+        return {name: math.prod(sizes[inner] for inner in order[:place]) for place, name in enumerate(order)}
 
     @property
     def stages(self) -> int:
@@ -227,6 +241,8 @@ class Recipe:
         parts.extend(self.levers)
         if self.secondary_partition > 1:
             parts.append(f"secondary={self.secondary_partition}")
+        if self.rank_order != "tp-dp-pp":
+            parts.append(f"order={self.rank_order}")
         if self.engine != "torch":
             parts.append(self.engine)
         return " ".join(parts)

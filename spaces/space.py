@@ -18,6 +18,7 @@ from frontrunner.spaces.recipe import (
     LAYER_SPLITS,
     OFFLOADS,
     OPTIMIZER_STATES,
+    RANK_ORDERS,
     RECOMPUTES,
     REPLICATIONS,
     SCHEDULES,
@@ -47,6 +48,7 @@ WORDS = {
     "offload": OFFLOADS,
     "synchronise": SYNCHRONISATIONS,
     "layer_split": LAYER_SPLITS,
+    "rank_order": RANK_ORDERS,
 }
 """The dimensions whose values are words, with the words."""
 
@@ -84,6 +86,7 @@ class Space:
     offload: tuple[str, ...] = ("none",)
     secondary_partition: tuple[int, ...] = (1,)
     layer_split: tuple[str, ...] = ("even",)
+    rank_order: tuple[str, ...] = ("tp-dp-pp",)
 
     def __post_init__(self) -> None:
         for dimension in fields(self):
@@ -272,6 +275,7 @@ def recipe_at(choice: Mapping[str, Choice], problem: Problem) -> Recipe | Reason
         replication=str(choice["replication"]) if copies > 1 else "replicate",
         synchronise=str(choice["synchronise"]) if copies > 1 and int(accumulation) > 1 else "last",
         secondary_partition=int(choice["secondary_partition"]) if copies > 1 else 1,
+        rank_order=_order_that_matters(str(choice["rank_order"]), {"tp": tp, "dp": copies, "pp": pp}),
         **_levers(choice),
     )
     if choice["layer_split"] == "balanced":
@@ -286,6 +290,15 @@ def _balanced(recipe: Recipe, problem: Problem) -> tuple[int, ...]:
         return ()
     balanced = balanced_layers(recipe, problem)
     return () if balanced == even_layers(layers, recipe.stages) else balanced
+
+
+def _order_that_matters(order: str, sizes: Mapping[str, int]) -> str:
+    """The first of `RANK_ORDERS` that numbers the ranks likewise: groups of one rank may stand anywhere."""
+
+    def apart(name: str) -> list[str]:
+        return [part for part in name.split("-") if sizes[part] > 1]
+
+    return next(name for name in RANK_ORDERS if apart(name) == apart(order))
 
 
 def _levers(choice: Mapping[str, Choice]) -> dict[str, Any]:

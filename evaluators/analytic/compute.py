@@ -137,7 +137,7 @@ def head(machine: Machine, work: Workload) -> Passes:
     gathered = np.zeros(1)
     if machine.software.splits_tables and not machine.software.sharded_logits:
         message = logits * work.bytes_per_value
-        gathered = ring_s(machine, message, group=work.tensor_parallel, stride=np.ones(1), passes=1)
+        gathered = ring_s(machine, message, group=work.tensor_parallel, stride=work.tensor_stride, passes=1)
     forward = projection.forward + (work.bytes_per_value + wide) * each_s + gathered
     backward = projection.backward + (work.bytes_per_value + np.minimum(wide, 12.0)) * each_s
     return Passes(forward=forward, backward=backward + np.where(work.loss_chunks > 1, forward, 0.0))

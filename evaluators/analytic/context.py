@@ -20,7 +20,7 @@ def exchanges_s(machine: Machine, work: Workload) -> Rows:
     query = work.hidden / work.tensor_parallel
     inwards = work.tokens * work.bytes_per_value * (query + 2 * sent_kv_width(work))
     outwards = work.tokens * work.bytes_per_value * query
-    group, stride = work.context_parallel, work.tensor_parallel
+    group, stride = work.context_parallel, work.copy_stride
     once = all_to_all_s(machine, inwards, group=group, stride=stride)
     once = once + all_to_all_s(machine, outwards, group=group, stride=stride)
     return np.where(work.recompute_full, 3.0, 2.0) * once

@@ -31,7 +31,7 @@ def replicas_s(machine: Machine, work: Workload, parameters: Rows, forward: Rows
 
 
 def _each_micro_batch(machine: Machine, work: Workload, parameters: Rows) -> Rows:
-    p, g, stride = work.sharding_parameters, work.sharding_gradients, work.tensor_parallel
+    p, g, stride = work.sharding_parameters, work.sharding_gradients, work.copy_stride
     weights = parameters * work.bytes_per_value
     gradients = parameters * machine.gradient_bytes(work.bytes_per_value)
     gathered = ring_s(machine, weights, group=p, stride=stride, passes=1)
@@ -43,7 +43,7 @@ def _each_micro_batch(machine: Machine, work: Workload, parameters: Rows) -> Row
 
 
 def _once(machine: Machine, work: Workload, parameters: Rows) -> Rows:
-    g, o, stride = work.sharding_gradients, work.sharding_optimizer, work.tensor_parallel
+    g, o, stride = work.sharding_gradients, work.sharding_optimizer, work.copy_stride
     gradients = parameters * machine.gradient_bytes(work.bytes_per_value)
     scatter = ring_s(machine, gradients / g, group=o / g, stride=stride * g, passes=1)
     copies = work.copies / o
@@ -51,6 +51,6 @@ def _once(machine: Machine, work: Workload, parameters: Rows) -> Rows:
 
 
 def _published(machine: Machine, work: Workload, parameters: Rows) -> Rows:
-    p, o, stride = work.sharding_parameters, work.sharding_optimizer, work.tensor_parallel
+    p, o, stride = work.sharding_parameters, work.sharding_optimizer, work.copy_stride
     weights = parameters * work.bytes_per_value
     return ring_s(machine, weights / p, group=o / p, stride=stride * p, passes=1)

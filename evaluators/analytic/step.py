@@ -6,15 +6,15 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from frontrunner.evaluators.analytic import compute
+from frontrunner.evaluators.analytic import bubbles, compute
 from frontrunner.evaluators.analytic.context import exchanges_s
 from frontrunner.evaluators.analytic.host import host_optimizer_s, host_transfer_s
 from frontrunner.evaluators.analytic.machine import Machine, point_to_point_s, ring_s
 from frontrunner.evaluators.analytic.replicas import replicas_s
-from frontrunner.evaluators.analytic.workload import Rows, Workload
+from frontrunner.evaluators.analytic.workload import Rows, Workload, number
 
-SPLIT_BACKWARD_BUBBLE = 1 / 3
-"""Share of the bubble that is left where gradients of weights, a third of the work, wait to fill it (2401.10241)."""
+WEIGHTS_SHARE = 0.5
+"""Of a layer's backward pass, what the gradients of its weights take; exact for products, assumed for attention."""
 COMPILED_HOST_SHARE = 0.5
 """What is left of the host's work for a layer where it is compiled and few kernels are started; assumed."""
 
@@ -83,7 +83,7 @@ def step_time(machine: Machine, work: Workload) -> StepTime:
         tensor_parallel=m * held * layer.traffic,
         context_parallel=m * held * layer.exchanges,
         pipeline_transfer=m * transfer * work.virtual_stages,
-        bubble=bubble_s(work, slowest=slowest, through=through),
+        bubble=bubble_s(work, slowest=slowest, through=through, left=_left_of_bubble(work, layer)),
         data_parallel=replicas_s(machine, work, parameters, *passes),
         host_transfer=host_transfer_s(machine, work, parameters, layers=held, passes=passes),
         optimizer=_optimizer_s(machine, work, parameters / work.sharding_optimizer),
@@ -110,15 +110,31 @@ def _optimizer_s(machine: Machine, work: Workload, parameters: Rows) -> Rows:
     return np.where(work.optimizer_on_host, host_optimizer_s(machine, work, parameters), on_device)
 
 
-def bubble_s(work: Workload, *, slowest: Rows, through: Rows) -> Rows:
+def bubble_s(work: Workload, *, slowest: Rows, through: Rows, left: Rows | float = 1.0) -> Rows:
     """Time that the slowest rank waits; a micro-batch takes it `slowest`, and all ranks after one another `through`.
 
     Before its first and after its last micro-batch the others have one each: through - slowest. Exact for 1F1B and
     GPipe over equal ranks and for 1F1B where the last rank is slowest, too long by a part of the first rank's forward
-    passes where that is; virtual stages divide it (arXiv 2104.04473, section 2.2).
+    passes where that is; virtual stages divide it (arXiv 2104.04473, section 2.2). `left` is the share that is left
+    where the backward pass is split.
     """
-    left = np.where(work.split_backward, SPLIT_BACKWARD_BUBBLE, 1.0) / work.virtual_stages
-    return np.where(work.pipeline_parallel > 1, (through - slowest) * left, 0.0)
+    return np.where(work.pipeline_parallel > 1, (through - slowest) * left / work.virtual_stages, 0.0)
+
+
+def _left_of_bubble(work: Workload, layer: _Layer) -> Rows:
+    """The share of the bubble that gradients of weights do not fill; 1 where they are not computed apart."""
+    if not work.split_backward.any():
+        return number(1)
+    between = (layer.traffic + layer.exchanges) / 2
+    weights = WEIGHTS_SHARE * layer.backward
+    parts = {
+        "forward": layer.forward + between,
+        "backward": layer.backward - weights + layer.recompute + between,
+        "weights": weights,
+    }
+    shape = {"is_v_shaped": work.head_on_first, "is_dual": work.dual_pipeline}
+    left = bubbles.share_left(work.pipeline_parallel, work.accumulation, parts, **shape)
+    return np.where(work.split_backward, left, 1.0)
 
 
 def _layer(machine: Machine, work: Workload) -> _Layer:
@@ -146,7 +162,7 @@ def _reduces(machine: Machine, work: Workload) -> Rows:
     Under sequence parallelism a reduce-scatter and an all-gather take its place: the same bytes (arXiv 2205.05198).
     """
     message = work.tokens * work.hidden * work.bytes_per_value
-    return ring_s(machine, message, group=work.tensor_parallel, stride=np.ones(1), passes=2)
+    return ring_s(machine, message, group=work.tensor_parallel, stride=work.tensor_stride, passes=2)
 
 
 def _again(machine: Machine, work: Workload) -> Rows:
@@ -162,8 +178,8 @@ def _transfer(machine: Machine, work: Workload) -> Rows:
     """Activations to the next rank and their gradients back, for one micro-batch."""
     shards = np.where(work.sequence_parallel, work.tensor_parallel, 1.0)
     message = work.tokens * work.hidden * work.bytes_per_value / shards
-    stride = work.tensor_parallel * work.copies
-    return np.where(work.pipeline_parallel > 1, 2 * point_to_point_s(machine, message, stride), 0.0)
+    sent = 2 * point_to_point_s(machine, message, work.pipeline_stride)
+    return np.where(work.pipeline_parallel > 1, sent, 0.0)
 
 
 def fullest_parameters(machine: Machine, work: Workload) -> Rows:

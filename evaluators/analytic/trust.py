@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from frontrunner.evaluators.analytic.machine import assumptions
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import SPLIT_BACKWARD_SCHEDULES, Recipe
+from frontrunner.spaces.recipe import RANK_ORDERS, SPLIT_BACKWARD_SCHEDULES, Recipe
 
 EXPECTED_ERROR = 0.15
 """Mean error of step time on tables of A100 measurements that the constants were not fitted to (docs/planning.md)."""
@@ -52,6 +52,7 @@ def unjudged(recipe: Recipe) -> tuple[str, ...]:
         "schedules that run all forward passes first": recipe.schedule in ("gpipe", "looped-bfs"),
         "loss and feed-forward parts in pieces": max(recipe.loss_chunks, recipe.feed_forward_tiles) > 1,
         "optimizer states in bf16": recipe.optimizer_state != "fp32",
+        "ranks in another order than tp-dp-pp": recipe.rank_order != RANK_ORDERS[0],
         "gradients reduced at each micro-batch": recipe.synchronise != "last",
     }
     return tuple(name for name, chosen in choices.items() if chosen)

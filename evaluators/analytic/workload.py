@@ -5,6 +5,7 @@ Every formula of the analytic model is written once, over these arrays; one reci
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -13,11 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import SPLIT_BACKWARD_SCHEDULES, V_SHAPED_SCHEDULES, Recipe
+from frontrunner.spaces.recipe import RANK_ORDERS, SPLIT_BACKWARD_SCHEDULES, V_SHAPED_SCHEDULES, Recipe
 from frontrunner.spaces.stages import even_layers, rank_of_stage
 
 Rows = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
+
+STANDS_BEFORE = {
+    (inner, outer): np.array([order.index(inner) < order.index(outer) for order in RANK_ORDERS])
+    for inner in ("tp", "dp", "pp")
+    for outer in ("tp", "dp", "pp")
+}
+"""For each of `RANK_ORDERS`, whether the one kind of groups is numbered within the other."""
 
 BYTES_PER_VALUE = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 
@@ -40,6 +48,10 @@ def _no() -> Flags:
     return flag(value=False)
 
 
+def _first_order() -> npt.NDArray[np.intp]:
+    return np.zeros(1, dtype=np.intp)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """Arrays of equal length, or of length 1 where all rows agree. Degrees, counts and widths are whole numbers.
@@ -49,7 +61,8 @@ class Workload:
     head, `layers_middle` those of the fullest rank between; `head_on_first` says that one rank holds both ends, as in
     V-shaped schedules. `split_backward` schedules run the gradients of weights apart, in what would be bubble.
     `keeps_all` schedules run all forward passes before the first backward pass (GPipe). `compiled` layers run as few
-    fused kernels. What has a default is a lever in its neutral position.
+    fused kernels. `dual_pipeline` is DualPipeV. `rank_order` is a place in `RANK_ORDERS`. What has a default is a lever
+    in its neutral position.
     """
 
     layers: Rows
@@ -92,6 +105,8 @@ class Workload:
     activations_on_host: Flags = field(default_factory=_no)
     optimizer_on_host: Flags = field(default_factory=_no)
     parameters_on_host: Flags = field(default_factory=_no)
+    dual_pipeline: Flags = field(default_factory=_no)
+    rank_order: npt.NDArray[np.intp] = field(default_factory=_first_order)
 
     @classmethod
     def of(cls, recipes: Sequence[Recipe], problem: Problem) -> Workload:
@@ -107,6 +122,27 @@ class Workload:
     def copies(self) -> Rows:
         """data_parallel * context_parallel: the ranks that hold the same part of the model, as `Recipe.copies`."""
         return self.data_parallel * self.context_parallel
+
+    @functools.cached_property
+    def tensor_stride(self) -> Rows:
+        """How many ranks lie from one tensor-parallel rank to the next."""
+        return self._stride("tp")
+
+    @functools.cached_property
+    def copy_stride(self) -> Rows:
+        """Likewise for the ranks that hold the same part of the model."""
+        return self._stride("dp")
+
+    @functools.cached_property
+    def pipeline_stride(self) -> Rows:
+        """Likewise for the ranks of a pipeline."""
+        return self._stride("pp")
+
+    def _stride(self, name: str) -> Rows:
+        """The product of the sizes of the groups that are numbered within this kind."""
+        sizes = {"tp": self.tensor_parallel, "dp": self.copies, "pp": self.pipeline_parallel}
+        inner = (np.where(STANDS_BEFORE[other, name][self.rank_order], sizes[other], 1.0) for other in sizes)
+        return functools.reduce(np.multiply, inner, number(1))
 
     @property
     def layer_matmul_parameters(self) -> Rows:
@@ -163,6 +199,8 @@ def _recipe_columns(recipes: Sequence[Recipe], layers: int) -> dict[str, Any]:
     columns["head_on_first"] = flags(
         recipe.schedule in V_SHAPED_SCHEDULES or recipe.pipeline_parallel == 1 for recipe in recipes
     )
+    columns["dual_pipeline"] = flags(recipe.schedule == "dualpipev" for recipe in recipes)
+    columns["rank_order"] = np.fromiter((RANK_ORDERS.index(recipe.rank_order) for recipe in recipes), dtype=np.intp)
     columns["split_backward"] = flags(recipe.schedule in SPLIT_BACKWARD_SCHEDULES for recipe in recipes)
     columns["keeps_all"] = flags(recipe.schedule in ("gpipe", "looped-bfs") for recipe in recipes)
     return columns

@@ -109,5 +109,4 @@ def worst_ranks(recipe: Recipe, problem: Problem) -> tuple[int, ...]:
     chosen = {0, recipe.pipeline_parallel - 1}
     if max(layers) > max(layers[0], layers[-1]):
         chosen.add(layers.index(max(layers)))
-    ranks_of_stage = recipe.devices // recipe.pipeline_parallel
-    return tuple(ranks_of_stage * place for place in sorted(chosen))
+    return tuple(recipe.rank_strides["pp"] * place for place in sorted(chosen))

@@ -67,7 +67,7 @@ class Recipe:
     stages that each rank holds. `offload` names what is kept in the host's memory, "nvme" being both on a disk
     instead. `secondary_partition` is the number of neighbouring replicas that hold a second copy of the parameters
     for the backward pass (ZeRO++ hpZ, arXiv 2306.10209); 1 is none. `layers_per_stage` counts each stage's layers along
-    the model; empty is as even as possible.
+    the model; empty is as even as possible. `rank_order` numbers the ranks, innermost groups first.
     """
 
     tensor_parallel: int
@@ -92,6 +92,7 @@ class Recipe:
     offload: Literal["none", "optimizer", "optimizer+parameters", "nvme"]
     secondary_partition: int
     layers_per_stage: tuple[int, ...]
+    rank_order: Literal["tp-dp-pp", "tp-pp-dp", "dp-tp-pp", "dp-pp-tp", "pp-tp-dp", "pp-dp-tp"] = "tp-dp-pp"
 
     @property
     def world_size(self) -> int:

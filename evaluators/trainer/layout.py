@@ -4,16 +4,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from frontrunner.evaluators.trainer.context_parallel import ContextRanks
 from frontrunner.evaluators.trainer.job import Recipe
 
 ShardingKind = Literal["replicate", "zero-1", "zero-2", "zero-3", "hybrid", "levels"]
 
-# Outermost first: tensor-parallel ranks are neighbours, so that their heavy traffic stays on the fastest links.
 _DIMENSIONS = ("pipeline", "replicate", "shard", "tensor")
-# The same order of ranks: context ranks come next to tensor-parallel ones, and are neighbouring copies of the model.
+# The same ranks by the sequences they work on: context ranks are neighbouring copies of the model.
 _SEQUENCES = ("pipeline", "replica", "context", "tensor")
 # In the order in which a parameter is cut: what one dimension leaves to a rank, the next one cuts further.
 _LEVELS = ("pipeline", "tensor", "parameters", "gradients", "optimizer")
@@ -78,23 +78,36 @@ def make_layout(recipe: Recipe, *, device_type: str) -> Layout:
     kind = sharding_kind(recipe)
     # Of the levels FSDP2 sees the innermost only, the groups over which parameters are spread.
     shard_ranks = recipe.sharding.parameters if kind == "levels" else recipe.sharding.optimizer
-    sizes = (recipe.pipeline_parallel, recipe.copies // shard_ranks, shard_ranks, recipe.tensor_parallel)
-    mesh = init_device_mesh(device_type, sizes, mesh_dim_names=_DIMENSIONS)
+    copies = (recipe.copies // shard_ranks, shard_ranks)
+    mesh = DeviceMesh(device_type, rank_grid(recipe, copies), mesh_dim_names=_DIMENSIONS)
     levels = _levels(recipe, device_type) if kind == "levels" else None
     context = _context_ranks(recipe, device_type) if recipe.context_parallel > 1 else None
     return Layout(mesh=mesh, recipe=recipe, levels=levels, context=context)
 
 
 def _context_ranks(recipe: Recipe, device_type: str) -> ContextRanks:
-    sizes = (recipe.pipeline_parallel, recipe.data_parallel, recipe.context_parallel, recipe.tensor_parallel)
-    return ContextRanks(init_device_mesh(device_type, sizes, mesh_dim_names=_SEQUENCES)["context"])
+    grid = rank_grid(recipe, (recipe.data_parallel, recipe.context_parallel))
+    return ContextRanks(DeviceMesh(device_type, grid, mesh_dim_names=_SEQUENCES)["context"])
+
+
+def rank_grid(recipe: Recipe, copies: tuple[int, ...]) -> Tensor:
+    """The ranks as an array [pipeline, *copies, tensor], numbered as the recipe's rank order says.
+
+    `copies` are the sizes by which the copies of the model are cut, outermost first; together they are all of them.
+    By default tensor-parallel ranks are neighbours, so that their heavy traffic stays on the fastest links.
+    """
+    sizes = {"pp": (recipe.pipeline_parallel,), "dp": copies, "tp": (recipe.tensor_parallel,)}
+    outermost_first = recipe.rank_order.split("-")[::-1]
+    shape = [size for name in outermost_first for size in sizes[name]]
+    place = {name: sum(len(sizes[outer]) for outer in outermost_first[:n]) for n, name in enumerate(outermost_first)}
+    wanted = [place[name] + part for name in ("pp", "dp", "tp") for part in range(len(sizes[name]))]
+    return torch.arange(recipe.world_size, device="cpu").view(shape).permute(wanted).contiguous()
 
 
 def _levels(recipe: Recipe, device_type: str) -> DeviceMesh:
     """The ranks by level; copies that share parameters are neighbours, and so are those that share gradients."""
     p, g, o = recipe.sharding.parameters, recipe.sharding.gradients, recipe.sharding.optimizer
-    grid = (recipe.pipeline_parallel, o // g, g // p, p, recipe.tensor_parallel)
-    ranks = torch.arange(recipe.world_size, device="cpu").view(grid)
+    ranks = rank_grid(recipe, (o // g, g // p, p))
     return DeviceMesh(device_type, ranks.permute(0, 4, 3, 2, 1).contiguous(), mesh_dim_names=_LEVELS)
 
 

@@ -58,6 +58,8 @@ def options(recipe: Recipe) -> str:
         parts.append(recipe.replication)
     if recipe.secondary_partition > 1:
         parts.append(f"secondary {recipe.secondary_partition}")
+    if recipe.rank_order != "tp-dp-pp":
+        parts.append(f"order {recipe.rank_order}")
     if recipe.engine != "torch":
         parts.append(recipe.engine)
     parts.extend(recipe.levers)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from frontrunner.evaluators.trainer.job import Job
+from frontrunner.spaces.recipe import RANK_ORDERS
 from support.trainer_runs import reference_losses, run_job, small_job, small_model, small_recipe
 
 TOLERANCE = 1e-5
@@ -49,6 +50,10 @@ def _data(degree: int, sharding: tuple[int, int, int]) -> dict[str, Any]:
 
 def _context(degree: int, *, tensor: int = 1, sequence: bool = False) -> dict[str, Any]:
     return {"context_parallel": degree} | _tensor(tensor, sequence=sequence)
+
+
+def _order(name: str) -> dict[str, Any]:
+    return {"rank_order": name}
 
 
 # Four copies of the model: two replicas of two context ranks.
@@ -118,6 +123,28 @@ CASES = [
     Case(name="pp2-interleaved-dp2-zero3", recipe=_pipeline(2, "interleaved-1f1b", virtual=2) | _data(2, ZERO_3)),
     Case(name="tp2-pp2-1f1b", recipe=_tensor(2) | _pipeline(2, "1f1b")),
     Case(name="tp2-sp-pp2-interleaved", recipe=_tensor(2, sequence=True) | _pipeline(2, "interleaved-1f1b", virtual=2)),
+    Case(name="order-dp-tp-tp2-sp-dp2-zero3", recipe=_tensor(2, sequence=True) | _data(2, ZERO_3) | _order("dp-tp-pp")),
+    Case(name="order-pp-dp-pp2-1f1b-dp2-zero1", recipe=_pipeline(2, "1f1b") | _data(2, ZERO_1) | _order("tp-pp-dp")),
+    *(
+        Case(
+            name=f"order-{order}-tp2-pp2-dp2-zero2",
+            recipe=_tensor(2) | _pipeline(2, "1f1b") | _data(2, ZERO_2) | _order(order),
+            clip_norm=0.2,
+            slow=True,
+        )
+        for order in RANK_ORDERS[1:]
+    ),
+    Case(
+        name="order-dp-tp-pp-levels-224-tp2",
+        recipe=_tensor(2) | _data(4, (2, 2, 4)) | _order("dp-tp-pp"),
+        clip_norm=0.2,
+        slow=True,
+    ),
+    Case(
+        name="order-tp-pp-dp-cp2-tp2-pp2",
+        recipe=_context(2, tensor=2) | _pipeline(2, "1f1b") | {"sharding": ZERO_2} | _order("tp-pp-dp"),
+        slow=True,
+    ),
     Case(name="recompute-full-pp2-dp2-zero3", recipe=_pipeline(2, "1f1b") | _data(2, ZERO_3) | {"recompute": "full"}),
     Case(name="recompute-full-zbv", recipe=_pipeline(2, "zbv", virtual=2) | {"recompute": "full"}),
     Case(name="recompute-selective-tp2-sp", recipe=_tensor(2, sequence=True) | {"recompute": "selective"}),

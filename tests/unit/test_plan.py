@@ -145,6 +145,7 @@ def test_every_field_of_a_recipe_counts_or_is_left_out() -> None:
         {"offload": "optimizer"},
         {"synchronise": "each"},
         {"secondary_partition": 2},
+        {"rank_order": "dp-pp-tp"},
         {"layers_per_stage": (25, 23)},
     ]
     named = {name for change in changes for name in change}
