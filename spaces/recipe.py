@@ -201,6 +201,10 @@ class Recipe:
         order = self.rank_order.split("-")
         return {name: math.prod(sizes[inner] for inner in order[:place]) for place, name in enumerate(order)}
 
+    def pipeline_rank(self, rank: int) -> int:
+        """A rank's number among the ranks of its pipeline."""
+        return rank // self.rank_strides["pp"] % self.pipeline_parallel
+
     @property
     def stages(self) -> int:
         """pipeline_parallel * virtual_stages: the pieces that the layers are cut into."""

@@ -117,7 +117,7 @@ def _extrapolated(few: Seen, many: Seen, chosen: DryRunPlan) -> Seen:
 
 def _traced_rank(seen: Seen, chosen: DryRunPlan) -> TracedRank:
     recipe, flops = chosen.recipe, seen["flops"]
-    place = seen["rank"] * recipe.pipeline_parallel // recipe.devices
+    place = recipe.pipeline_rank(seen["rank"])
     layers = layers_of_pipeline_ranks(recipe, chosen.problem)[place]
     return TracedRank(
         rank=seen["rank"],

@@ -61,10 +61,11 @@ class ProfileReport:
 
     @property
     def stages(self) -> Mapping[int, Breakdown]:
-        """The mean over the ranks of each place in the pipeline; the pipeline is the outermost dimension of ranks."""
-        size = len(self.ranks) // self.recipe.pipeline_parallel
-        places = range(self.recipe.pipeline_parallel)
-        return {place: mean(self.ranks[place * size : (place + 1) * size]) for place in places}
+        """The mean over the ranks of each place in the pipeline."""
+        places: dict[int, list[Breakdown]] = {place: [] for place in range(self.recipe.pipeline_parallel)}
+        for rank, found in enumerate(self.ranks):
+            places[self.recipe.pipeline_rank(rank)].append(found)
+        return {place: mean(ranks) for place, ranks in places.items()}
 
     @property
     def tracing_slowdown(self) -> float:

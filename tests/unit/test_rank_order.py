@@ -56,6 +56,7 @@ def test_recipe_formulas_and_trainer_agree_on_how_far_apart_ranks_are(order):
     strides = (rows.tensor_stride[0], rows.copy_stride[0], rows.pipeline_stride[0])
     assert strides == tuple(found.rank_strides[name] for name in ("tp", "dp", "pp"))
     assert worst_ranks(found, PROBLEM)[-1] == grid[-1, 0, 0]
+    assert all(found.pipeline_rank(int(rank)) == stage for stage in range(2) for rank in grid[stage].ravel())
 
 
 def test_tensor_parallel_ranks_on_several_nodes_are_slow_and_near_replicas_fast():
