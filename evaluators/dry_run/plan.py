@@ -13,7 +13,7 @@ from frontrunner.spaces.stages import even_layers, rank_of_stage
 ENOUGH_WITHOUT_PIPELINE = 2
 """Micro-batches: one that makes the gradients, and the last, which adds to them and reduces them."""
 
-MOST_LAYER_PASSES = 600
+MOST_LAYER_PASSES = 256
 """Layers x micro-batches of one trace; each takes some 0.1 s."""
 
 ALL_IN_FLIGHT = ("gpipe", "looped-bfs")
@@ -59,7 +59,7 @@ def plan(
         problem=problem,
         probe=probe,
         ranks=worst_ranks(recipe, problem) if rank is None else (rank,),
-        micro_batches=recipe.stages if extrapolated else needed,
+        micro_batches=_few_micro_batches(recipe) if extrapolated else needed,
         extrapolated=extrapolated,
     )
 
@@ -89,6 +89,11 @@ def needed_micro_batches(recipe: Recipe) -> int:
     if recipe.schedule in ALL_IN_FLIGHT or uneven_rounds:
         return accumulation
     return min(accumulation, recipe.stages)
+
+
+def _few_micro_batches(recipe: Recipe) -> int:
+    """How many micro-batches to extrapolate from: GPipe's all cost alike, looped ones once each stage has had some."""
+    return min(recipe.stages, 4) if recipe.schedule == "gpipe" else recipe.stages
 
 
 def layers_of_pipeline_ranks(recipe: Recipe, problem: Problem) -> list[int]:

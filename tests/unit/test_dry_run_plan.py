@@ -121,7 +121,7 @@ def test_a_rank_must_be_one_of_the_recipe_s(rank: int) -> None:
 
 
 def test_a_schedule_that_keeps_all_in_flight_is_extrapolated_where_it_is_long() -> None:
-    for accumulation, micro_batches, extrapolated in ((80, 80, False), (800, 16, True)):
+    for accumulation, micro_batches, extrapolated in ((40, 40, False), (80, 4, True), (800, 4, True)):
         long = replace(recipe(), schedule="gpipe", accumulation=accumulation)
         planned = plan(recipe_id="0", recipe=long, problem=SPEC.problem, probe=ProbeSettings())
         assert (planned.micro_batches, planned.extrapolated) == (micro_batches, extrapolated)
