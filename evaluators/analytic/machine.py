@@ -8,7 +8,7 @@ import numpy as np
 
 from frontrunner.evaluators.analytic.measured import with_measured
 from frontrunner.evaluators.analytic.software import Software
-from frontrunner.evaluators.analytic.workload import Rows
+from frontrunner.evaluators.analytic.workload import Flags, Rows
 from frontrunner.spaces.cluster import Cluster
 
 
@@ -53,6 +53,10 @@ RUNTIME_BYTES = {"cpu": 0.26 * 2**30}
 OTHER_RUNTIME_BYTES = 2.0**30
 """What a rank holds before its model: on CPU Python and torch as measured (README), else device context, collective
 library and kernels, assumed."""
+
+RING_NODE_HOP_S, RING_NETWORK_HOP_S = 3.4e-6, 14e-6
+"""What a ring's hop takes inside a node and between nodes: NCCL's own figures for its "simple" protocol over NVLink and
+a network, by which it chooses algorithms (src/graph/tuning.cc, `hwLat`); RCCL's are 3.6 and 15 to 24."""
 
 ASSUMED_COMPUTE_UNITS = {"cpu": 1}
 OTHER_COMPUTE_UNITS = 108
@@ -133,13 +137,14 @@ def _stated(gb_per_s: float | None, assumed_bytes_per_s: float) -> float:
     return assumed_bytes_per_s if gb_per_s is None else gb_per_s * 1e9
 
 
-def ring_s(machine: Machine, message_bytes: Rows, *, group: Rows, stride: Rows, passes: float) -> Rows:
+def ring_s(
+    machine: Machine, message_bytes: Rows, *, group: Rows, stride: Rows, passes: float, messages: Rows | float = 1.0
+) -> Rows:
     """Time of a ring collective in groups of `group` ranks that lie `stride` ranks apart; 0 for groups of one.
 
-    `message_bytes` is the size of the whole result; `passes` is 2 for an all-reduce, 1 for a reduce-scatter or an
-    all-gather. A ring moves passes (g - 1) / g of the message over each link. Between nodes, the groups that meet in
-    a node share its network ports. Latency is that of passes (g - 1) hops, or of twice a tree's depth where that is
-    less: collective libraries change from ring to tree.
+    `message_bytes` is the size of the whole result, of all `messages` that it is cut into; `passes` is 2 for an
+    all-reduce, 1 for a reduce-scatter or an all-gather. A ring moves passes (g - 1) / g of the message over each link.
+    Between nodes, the groups that meet in a node share its network ports. Each message takes the latency once.
     """
     width = machine.devices_per_node
     per_node = np.clip(width / stride, 1, group)
@@ -148,11 +153,26 @@ def ring_s(machine: Machine, message_bytes: Rows, *, group: Rows, stride: Rows, 
     inside = np.where((group == 2) & (stride == 1), machine.pair_bytes_per_s, machine.node_bytes_per_s)
     outside = machine.network_bytes_per_s_per_node / groups_per_node
     slowest = np.where(crosses, np.minimum(inside, outside), inside)
-    hops = np.minimum(group - 1, 2 * np.log2(np.maximum(group, 1)))
-    eff = machine.efficiencies
-    latency = passes * hops * np.where(crosses, eff.network_latency_s, eff.node_latency_s) + eff.kernel_s
+    latency = _latency_s(machine, group, per_node, crosses, passes)
     moved = passes * message_bytes * (group - 1) / group
-    return np.where(group > 1, moved / slowest + latency, 0.0)
+    return np.where(group > 1, moved / slowest + messages * latency, 0.0)
+
+
+def _latency_s(machine: Machine, group: Rows, per_node: Rows, crosses: Flags, passes: float) -> Rows:
+    """Latency of one collective: of passes (g - 1) hops, or of twice a tree's depth where that is less.
+
+    Collective libraries change from ring to tree, but for reduce-scatters and all-gathers, which have rings alone
+    (NCCL before 2.23, and after it with more than one rank a node): each takes a hop for every rank, most of them
+    inside nodes, and at least that.
+    """
+    eff = machine.efficiencies
+    hops = np.minimum(group - 1, 2 * np.log2(np.maximum(group, 1)))
+    latency = passes * hops * np.where(crosses, eff.network_latency_s, eff.node_latency_s) + eff.kernel_s
+    if passes > 1 or eff.network_latency_s == 0:
+        return latency
+    nodes = group / per_node
+    around = nodes * RING_NETWORK_HOP_S + (group - nodes) * RING_NODE_HOP_S
+    return np.where(crosses, np.maximum(latency, around), latency)
 
 
 def all_to_all_s(machine: Machine, message_bytes: Rows, *, group: Rows, stride: Rows) -> Rows:

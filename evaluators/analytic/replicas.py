@@ -10,6 +10,9 @@ from frontrunner.evaluators.analytic.workload import Rows, Workload
 LEAST_SHOWN = 0.05
 """Share of the replicas' traffic that no computation hides: its first and last message have nothing beside them."""
 
+MATRICES_OF_LAYER = 4
+"""Query, key and value together, output, up and gate together, down: what training codes hold as one matrix each."""
+
 
 def replicas_s(machine: Machine, work: Workload, parameters: Rows, forward: Rows, backward: Rows) -> Rows:
     """Time of a step that waits for the replicas, on a rank that holds `parameters` before any sharding.
@@ -34,20 +37,28 @@ def _each_micro_batch(machine: Machine, work: Workload, parameters: Rows) -> Row
     p, g, stride = work.sharding_parameters, work.sharding_gradients, work.tensor_parallel
     weights = parameters * work.bytes_per_value
     gradients = parameters * machine.gradient_bytes(work.bytes_per_value)
-    gathered = ring_s(machine, weights, group=p, stride=stride, passes=1)
+    layers = np.maximum(parameters * work.tensor_parallel / work.layer_matmul_parameters, 1)
+    gathered = ring_s(machine, weights, group=p, stride=stride, passes=1, messages=layers)
     again = gathered
     if (work.secondary_partition > 1).any():
-        near = ring_s(machine, weights, group=work.secondary_partition, stride=stride, passes=1)
+        near = ring_s(machine, weights, group=work.secondary_partition, stride=stride, passes=1, messages=layers)
         again = np.where((p > 1) & (work.secondary_partition > 1), near, gathered)
-    return gathered + again + ring_s(machine, gradients, group=g, stride=stride, passes=1)
+    return gathered + again + ring_s(machine, gradients, group=g, stride=stride, passes=1, messages=layers)
 
 
 def _once(machine: Machine, work: Workload, parameters: Rows) -> Rows:
     g, o, stride = work.sharding_gradients, work.sharding_optimizer, work.tensor_parallel
     gradients = parameters * machine.gradient_bytes(work.bytes_per_value)
-    scatter = ring_s(machine, gradients / g, group=o / g, stride=stride * g, passes=1)
+    messages = _messages(machine, work, parameters)
+    scatter = ring_s(machine, gradients / g, group=o / g, stride=stride * g, passes=1, messages=messages)
     copies = work.copies / o
-    return scatter + ring_s(machine, gradients / o, group=copies, stride=stride * o, passes=2)
+    return scatter + ring_s(machine, gradients / o, group=copies, stride=stride * o, passes=2, messages=messages)
+
+
+def _messages(machine: Machine, work: Workload, parameters: Rows) -> Rows:
+    """In how many messages gradients are reduced once a step; a bucket holds whole matrices, four of a layer or so."""
+    matrix = work.layer_matmul_parameters / work.tensor_parallel / MATRICES_OF_LAYER
+    return np.maximum(parameters / np.maximum(machine.software.message_elements, matrix), 1)
 
 
 def _published(machine: Machine, work: Workload, parameters: Rows) -> Rows:

@@ -18,7 +18,9 @@ class Software:
     parameter of one layer while gradients are reduced, once a step, or at each micro-batch. `bytes_per_logit` is what
     the loss holds for each logit at its peak, and `sharded_logits` says that it does so for the rank's share of the
     vocabulary, `splits_tables` that tensor parallelism cuts embedding and head. Gradients of unsharded parameters are
-    reduced through a buffer of at most `bucket_elements` in fp32. `gradient_overlap` is the share of the computation
+    reduced through a buffer of at most `bucket_elements` in fp32, in messages of about `message_elements` at most, or of
+    one matrix where that has more. `balances_head` cuts pipelines by the cost of layers and head together, where others
+    give each rank as many layers. `gradient_overlap` is the share of the computation
     beside which gradients and parameters travel; gradients of unsharded parameters do so where `overlaps_unsharded`.
     `host_layer_s` is what the host needs to issue one pass, forward or backward, of one layer, `host_collective_s` what
     it needs for a collective. `fragmentation` is the share of activations and parameters that the allocator loses.
@@ -39,6 +41,8 @@ class Software:
     sharded_logits: bool = True
     splits_tables: bool = True
     bucket_elements: float = 0.0
+    message_elements: float = float("inf")
+    balances_head: bool = False
     overlaps_unsharded: bool = True
     gradient_overlap: float = 0.30
     host_layer_s: float = 1.12e-3
@@ -100,6 +104,18 @@ dropout (arXiv 2104.04473)."""
 
 MEGATRON_LLAMA = Software(name="megatron-llama", wide_gradients=True, fused_kernels=True, dropout=False)
 """Megatron-LM in bf16, which accumulates gradients in fp32, and what was made after it."""
+
+NANOTRON = Software(
+    name="nanotron",
+    wide_gradients=True,
+    fused_kernels=False,
+    dropout=False,
+    message_elements=25 * 2**20 / 2,
+    balances_head=True,
+)
+"""nanotron, as its code shows it: gradients are added up in fp32 (`optim/gradient_accumulator.py`) and reduced in the
+buckets of torch's DDP, 25 MiB of 16-bit parameters by default, beside the last backward pass; activations are torch's
+own operations; ranks of a pipeline get equal costs, the head among them (`models/base.py`, `build_model`)."""
 
 WIDE_LOGITS_LLAMA = Software(
     name="wide-logits-llama",

@@ -24,10 +24,11 @@ from frontrunner.evaluators.analytic.software import (
     LLM_FOUNDRY,
     MEGATRON_GPT,
     MEGATRON_LLAMA,
+    NANOTRON,
     WIDE_LOGITS_LLAMA,
     Software,
 )
-from frontrunner.evaluators.analytic.workload import Workload
+from frontrunner.evaluators.analytic.workload import Rows, Workload
 from frontrunner.spaces.cluster import PRECISIONS, Cluster
 
 NEEDED = ("layers", "hidden", "heads", "seq", "gpus", "tp", "pp", "dp", "mbs", "gas", "vocab")
@@ -96,7 +97,7 @@ class Table:
                     cluster=own or cluster_of_row(first),
                     precision=precision,
                     software=software[index[0]],
-                    work=workload(rows.loc[index], precision),
+                    work=workload(rows.loc[index], precision, balances_head=software[index[0]].balances_head),
                 )
             )
         return tuple(found)
@@ -189,6 +190,8 @@ def software_of(row: pd.Series) -> Software:
     name = row.model.lower()
     if "efficient-parallelization-layouts" in row.source:
         return WIDE_LOGITS_LLAMA
+    if "nanotron" in row.source:
+        return NANOTRON
     if name.startswith("mpt"):
         return LLM_FOUNDRY
     if "torchtitan" in row.source:  # FSDP2 and the same selective recompute as the project's own trainer
@@ -202,15 +205,15 @@ def groups(table: Table, efficiencies: Efficiencies = FITTED) -> Iterator[tuple[
         yield part.index, Machine.of(part.cluster, part.precision, part.software, efficiencies), part.work
 
 
-def workload(rows: pd.DataFrame, precision: str) -> Workload:
-    """The rows as the model's arrays; layers are split as evenly as possible."""
+def workload(rows: pd.DataFrame, precision: str, *, balances_head: bool = False) -> Workload:
+    """The rows as the model's arrays; layers are split as evenly as possible, or together with the head's cost."""
 
     def column(name: str, default: float = 1.0) -> np.ndarray:
         return cast("np.ndarray", rows[name].fillna(default).to_numpy(float))
 
     layers, ways, zero = column("layers"), column("pp"), column("zero", 0)
     copies = column("dp") * column("cp")
-    each, left = np.floor(layers / ways), layers % ways
+    first, middle, last = balanced_layers(rows) if balances_head else even_layers(layers, ways)
     gpt = rows.two_matrices.to_numpy(bool)
     fused = rows.attention_kernel.str.lower().str.contains("flash") | (rows.seq >= LONG_SEQUENCE) | ~gpt
     none = np.zeros(len(rows), dtype=bool)
@@ -244,10 +247,39 @@ def workload(rows: pd.DataFrame, precision: str) -> Workload:
         loss_chunks=np.ones(len(rows)),
         feed_forward_tiled=none,
         bytes_per_optimizer_state=np.full(len(rows), 4.0),
-        layers_first=each + (left > 0),
-        layers_middle=np.where(ways > 2, each + (left > 1), 0),
-        layers_last=each,
+        layers_first=first,
+        layers_middle=middle,
+        layers_last=last,
         head_on_first=ways == 1,
         split_backward=none,
         keeps_all=none,
     )
+
+
+def even_layers(layers: Rows, ways: Rows) -> tuple[Rows, Rows, Rows]:
+    """The layers of the first rank, the fullest between and the last, split as evenly as possible."""
+    each, left = np.floor(layers / ways), layers % ways
+    return each + (left > 0), np.where(ways > 2, each + (left > 1), 0.0), each
+
+
+def balanced_layers(rows: pd.DataFrame) -> tuple[Rows, Rows, Rows]:
+    """The same, as nanotron's `build_model` splits layers and head by their parameters.
+
+    A rank takes blocks until their sum from the first block on passes its share; without a pipeline it has all.
+    """
+    kv_share = rows.kv_heads / rows.heads
+    matrices = rows.two_matrices.map({True: 2.0, False: 3.0})
+    layer = rows.hidden * (2 + 2 * kv_share) + matrices * rows.ffn_hidden
+    heads = (rows.vocab / layer).tolist()
+    held = [_taken(int(n), int(p), head) for n, p, head in zip(rows.layers, rows.pp, heads, strict=True)]
+    first, middle, last = np.array(held, dtype=float).T
+    return first, middle, last
+
+
+def _taken(layers: int, ways: int, head: float) -> tuple[int, int, int]:
+    share, rank, held = (layers + head) / ways, 0, [0] * ways
+    for layer in range(1, layers + 1):
+        held[rank] += 1
+        if layer > share * (rank + 1) and rank + 1 < ways:
+            rank += 1
+    return held[0], max(held[1:-1], default=0), held[-1]
