@@ -16,8 +16,8 @@ from frontrunner.spaces.cluster import Cluster
 class Efficiencies:
     """What hardware and its libraries lose, as shares of what is stated or measured, and as seconds.
 
-    All values are fitted, to five published tables of step times on A100 (docs/measurements.md says which, and how
-    large the error is on a table that was left out).
+    All values but the last two are fitted, to five published tables of step times on A100 (docs/measurements.md says
+    which, and how large the error is on a table that was left out).
 
     `matmul` is the share of the device's fastest matrix product that large ones reach beside other work. `tile_waves`
     is the part of a wave of tiles that is idle at a product's end; `reduction_depth` the length of the summed
@@ -25,7 +25,9 @@ class Efficiencies:
     streaming reaches, `elementwise` and `scores` how often the values between matrix products, and the attention's
     scores, are really read and written against the least. The `fused_attention` rates are shares of `matmul`'s.
     `kernel_s` is what starting a kernel costs the device. `node_links` and `network_links` are shares of stated
-    bandwidths that collectives reach, the latencies those of a hop.
+    bandwidths that collectives reach, the latencies those of a hop. `ring_node_hop_s` and `ring_network_hop_s` are what
+    each further hop takes in rings of many ranks, inside a node and between nodes: NCCL's own figures for its "simple"
+    protocol over NVLink and a network, by which it chooses algorithms (src/graph/tuning.cc, `hwLat`).
     """
 
     matmul: float = 1.0
@@ -41,6 +43,8 @@ class Efficiencies:
     network_links: float = 0.858
     node_latency_s: float = 21.3e-6
     network_latency_s: float = 25.4e-6
+    ring_node_hop_s: float = 3.4e-6
+    ring_network_hop_s: float = 14e-6
 
 
 FITTED = Efficiencies()
@@ -53,10 +57,6 @@ RUNTIME_BYTES = {"cpu": 0.26 * 2**30}
 OTHER_RUNTIME_BYTES = 2.0**30
 """What a rank holds before its model: on CPU Python and torch as measured (README), else device context, collective
 library and kernels, assumed."""
-
-RING_NODE_HOP_S, RING_NETWORK_HOP_S = 3.4e-6, 14e-6
-"""What a ring's hop takes inside a node and between nodes: NCCL's own figures for its "simple" protocol over NVLink and
-a network, by which it chooses algorithms (src/graph/tuning.cc, `hwLat`); RCCL's are 3.6 and 15 to 24."""
 
 ASSUMED_COMPUTE_UNITS = {"cpu": 1}
 OTHER_COMPUTE_UNITS = 108
@@ -161,17 +161,16 @@ def ring_s(
 def _latency_s(machine: Machine, group: Rows, per_node: Rows, crosses: Flags, passes: float) -> Rows:
     """Latency of one collective: of passes (g - 1) hops, or of twice a tree's depth where that is less.
 
-    Collective libraries change from ring to tree, but for reduce-scatters and all-gathers, which have rings alone
-    (NCCL before 2.23, and after it with more than one rank a node): each takes a hop for every rank, most of them
-    inside nodes, and at least that.
+    Collective libraries change from ring to tree for all-reduces alone. A reduce-scatter or all-gather has a hop for
+    every rank, most of them inside nodes, and takes at least that (github.com/NVIDIA/nccl, issues 1473 and 1594).
     """
     eff = machine.efficiencies
     hops = np.minimum(group - 1, 2 * np.log2(np.maximum(group, 1)))
-    latency = passes * hops * np.where(crosses, eff.network_latency_s, eff.node_latency_s) + eff.kernel_s
-    if passes > 1 or eff.network_latency_s == 0:
+    latency: Rows = passes * hops * np.where(crosses, eff.network_latency_s, eff.node_latency_s) + eff.kernel_s
+    if passes > 1:
         return latency
     nodes = group / per_node
-    around = nodes * RING_NETWORK_HOP_S + (group - nodes) * RING_NODE_HOP_S
+    around: Rows = nodes * eff.ring_network_hop_s + (group - nodes) * eff.ring_node_hop_s
     return np.where(crosses, np.maximum(latency, around), latency)
 
 

@@ -10,9 +10,6 @@ from frontrunner.evaluators.analytic.workload import Rows, Workload
 LEAST_SHOWN = 0.05
 """Share of the replicas' traffic that no computation hides: its first and last message have nothing beside them."""
 
-MATRICES_OF_LAYER = 4
-"""Query, key and value together, output, up and gate together, down: what training codes hold as one matrix each."""
-
 
 def replicas_s(machine: Machine, work: Workload, parameters: Rows, forward: Rows, backward: Rows) -> Rows:
     """Time of a step that waits for the replicas, on a rank that holds `parameters` before any sharding.
@@ -22,8 +19,10 @@ def replicas_s(machine: Machine, work: Workload, parameters: Rows, forward: Rows
     is one; gradients are reduced over g after each, if g > 1, and then once a step over o / g, and over the N / o
     copies that are left; new parameters are gathered over o / p.
     """
-    hides = machine.software.overlaps_unsharded | (work.sharding_parameters > 1)
-    overlap: Rows = np.where(hides, machine.software.gradient_overlap, 0.0)
+    software = machine.software
+    hides = software.overlaps_unsharded | (work.sharding_parameters > 1)
+    hides = hides & (software.overlaps_scattered | (work.sharding_optimizer == 1))
+    overlap: Rows = np.where(hides, software.gradient_overlap, 0.0)
     each = _each_micro_batch(machine, work, parameters)
     once = _once(machine, work, parameters)
     repeated = np.where(work.synchronise_each & (work.sharding_gradients == 1), once, 0.0)
@@ -56,9 +55,9 @@ def _once(machine: Machine, work: Workload, parameters: Rows) -> Rows:
 
 
 def _messages(machine: Machine, work: Workload, parameters: Rows) -> Rows:
-    """In how many messages gradients are reduced once a step; a bucket holds whole matrices, four of a layer or so."""
-    matrix = work.layer_matmul_parameters / work.tensor_parallel / MATRICES_OF_LAYER
-    return np.maximum(parameters / np.maximum(machine.software.message_elements, matrix), 1)
+    """In how many messages gradients are reduced once a step; at least one."""
+    layers = machine.software.message_layers * work.layer_matmul_parameters / work.tensor_parallel
+    return np.maximum(parameters / np.maximum(machine.software.message_elements, layers), 1.0)
 
 
 def _published(machine: Machine, work: Workload, parameters: Rows) -> Rows:

@@ -18,12 +18,14 @@ class Software:
     parameter of one layer while gradients are reduced, once a step, or at each micro-batch. `bytes_per_logit` is what
     the loss holds for each logit at its peak, and `sharded_logits` says that it does so for the rank's share of the
     vocabulary, `splits_tables` that tensor parallelism cuts embedding and head. Gradients of unsharded parameters are
-    reduced through a buffer of at most `bucket_elements` in fp32, in messages of about `message_elements` at most, or of
-    one matrix where that has more. `balances_head` cuts pipelines by the cost of layers and head together, where others
-    give each rank as many layers. `gradient_overlap` is the share of the computation
-    beside which gradients and parameters travel; gradients of unsharded parameters do so where `overlaps_unsharded`.
-    `host_layer_s` is what the host needs to issue one pass, forward or backward, of one layer, `host_collective_s` what
-    it needs for a collective. `fragmentation` is the share of activations and parameters that the allocator loses.
+    reduced through a buffer of at most `bucket_elements` in fp32. Once a step they travel in messages of
+    `message_elements`, or of `message_layers` layers where those have more; each passes the latency of its collective.
+    `gradient_overlap` is the share of the computation beside which gradients and parameters travel; gradients of
+    unsharded parameters do so where `overlaps_unsharded`, and while they are scattered over shards of the optimizer
+    where `overlaps_scattered` as well. `balances_head` cuts pipelines by the cost of layers and head together, where
+    others give each rank as many layers. `host_layer_s` is what the host needs to issue one pass, forward or backward,
+    of one layer, `host_collective_s` what it needs for a collective. `fragmentation` is the share of activations and
+    parameters that the allocator loses.
 
     The shares and times are fitted, together with `machine.FITTED`; the rest is read off the code named.
     """
@@ -42,8 +44,10 @@ class Software:
     splits_tables: bool = True
     bucket_elements: float = 0.0
     message_elements: float = float("inf")
+    message_layers: float = 0.0
     balances_head: bool = False
     overlaps_unsharded: bool = True
+    overlaps_scattered: bool = True
     gradient_overlap: float = 0.30
     host_layer_s: float = 1.12e-3
     host_collective_s: float = 48e-6
@@ -60,8 +64,11 @@ FRONTRUNNER = Software(
     shards_only_masters=True,
     gathered_layers=3.4,
     reduce_bytes=(20.0, 5.0),
+    message_elements=0.0,
+    message_layers=1.0,
 )
-"""The project's own trainer, as its dry runs show it: FSDP2 reduces in fp32, every operation is a kernel."""
+"""The project's own trainer, as its dry runs show it: FSDP2 reduces in fp32, layer by layer; every operation is a
+kernel."""
 
 DEEPSPEED = Software(
     name="deepspeed",
@@ -74,6 +81,7 @@ DEEPSPEED = Software(
     sharded_logits=False,
     splits_tables=False,
     bucket_elements=5e8,
+    message_elements=5e8,
     overlaps_unsharded=False,
 )
 """The project's model under DeepSpeed, read off its settings (`deepspeed_engine/configuration.py`): fp32 sums, buckets
@@ -92,6 +100,8 @@ LLM_FOUNDRY = Software(
     gathered_layers=3.4,
     reduce_bytes=(20.0, 5.0),
     bytes_per_logit=4.0,
+    message_elements=0.0,
+    message_layers=1.0,
 )
 """MPT models under torch's first FSDP: flash attention on one product's slices, and flash-attn's cross entropy, the
 default of llm-foundry, which keeps the logits in 16 bits and their gradient."""
@@ -111,11 +121,15 @@ NANOTRON = Software(
     fused_kernels=False,
     dropout=False,
     message_elements=25 * 2**20 / 2,
+    message_layers=0.25,
     balances_head=True,
+    overlaps_scattered=False,
 )
-"""nanotron, as its code shows it: gradients are added up in fp32 (`optim/gradient_accumulator.py`) and reduced in the
-buckets of torch's DDP, 25 MiB of 16-bit parameters by default, beside the last backward pass; activations are torch's
-own operations; ranks of a pipeline get equal costs, the head among them (`models/base.py`, `build_model`)."""
+"""nanotron, as its code shows it: gradients are added up in fp32 and reduced by torch's DDP, in buckets of 25 MiB of
+16-bit parameters or of one matrix, a quarter of a layer (`optim/gradient_accumulator.py`), beside the last backward
+pass; under ZeRO-1 that pass itself copies each bucket first, rank by rank (`distributed.py`,
+`reduce_scatter_coalesced`), and nothing is taken to be hidden. The activation is torch's own operations.
+Ranks of a pipeline get equal costs, the head among them (`models/base.py`, `build_model`)."""
 
 WIDE_LOGITS_LLAMA = Software(
     name="wide-logits-llama",

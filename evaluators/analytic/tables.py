@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -28,7 +27,8 @@ from frontrunner.evaluators.analytic.software import (
     WIDE_LOGITS_LLAMA,
     Software,
 )
-from frontrunner.evaluators.analytic.workload import Rows, Workload
+from frontrunner.evaluators.analytic.table_workload import workload
+from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.spaces.cluster import PRECISIONS, Cluster
 
 NEEDED = ("layers", "hidden", "heads", "seq", "gpus", "tp", "pp", "dp", "mbs", "gas", "vocab")
@@ -52,8 +52,6 @@ times as wide there and have no grouped heads."""
 SWIGLU_WIDTH = 8 / 3
 """Of a feed-forward part of three matrices whose width is not stated, in hidden sizes (arXiv 2002.05202)."""
 LIKELY_VOCABULARY = (16_000, 300_000)
-LONG_SEQUENCE = 8192
-"""From here on attention that is not named is taken to be fused: its scores would not fit."""
 BATCH_TOLERANCE = 0.01
 
 
@@ -203,83 +201,3 @@ def groups(table: Table, efficiencies: Efficiencies = FITTED) -> Iterator[tuple[
     """The rows by hardware, devices a node, precision and software: what one call of the model takes."""
     for part in table.parts:
         yield part.index, Machine.of(part.cluster, part.precision, part.software, efficiencies), part.work
-
-
-def workload(rows: pd.DataFrame, precision: str, *, balances_head: bool = False) -> Workload:
-    """The rows as the model's arrays; layers are split as evenly as possible, or together with the head's cost."""
-
-    def column(name: str, default: float = 1.0) -> np.ndarray:
-        return cast("np.ndarray", rows[name].fillna(default).to_numpy(float))
-
-    layers, ways, zero = column("layers"), column("pp"), column("zero", 0)
-    copies = column("dp") * column("cp")
-    first, middle, last = balanced_layers(rows) if balances_head else even_layers(layers, ways)
-    gpt = rows.two_matrices.to_numpy(bool)
-    fused = rows.attention_kernel.str.lower().str.contains("flash") | (rows.seq >= LONG_SEQUENCE) | ~gpt
-    none = np.zeros(len(rows), dtype=bool)
-    return Workload(
-        layers=layers,
-        hidden=column("hidden"),
-        heads=column("heads"),
-        kv_hidden=column("hidden") * column("kv_heads") / column("heads"),
-        ffn_hidden=column("ffn_hidden"),
-        ffn_matrices=np.where(gpt, 2.0, 3.0),
-        vocabulary=column("vocab"),
-        sequence_length=column("seq"),
-        tied_embeddings=gpt,
-        rotary=~gpt,
-        fused_attention=np.asarray(fused, dtype=bool),
-        bytes_per_value=np.full(len(rows), 4.0 if precision == "fp32" else 2.0),
-        tensor_parallel=column("tp"),
-        pipeline_parallel=ways,
-        context_parallel=column("cp"),
-        data_parallel=column("dp"),
-        virtual_stages=column("vpp"),
-        micro_batch_seqs=column("mbs"),
-        accumulation=column("gas"),
-        sharding_parameters=np.where(zero >= 3, copies, 1),
-        sharding_gradients=np.where(zero >= 2, copies, 1),
-        sharding_optimizer=np.where(zero >= 1, copies, 1),
-        recompute_full=(rows.recompute == "full").to_numpy(bool),
-        recompute_selective=(rows.recompute == "selective").to_numpy(bool),
-        sequence_parallel=((rows.seq_parallel == 1) & (rows.tp > 1)).to_numpy(bool),
-        synchronise_each=none,
-        loss_chunks=np.ones(len(rows)),
-        feed_forward_tiled=none,
-        bytes_per_optimizer_state=np.full(len(rows), 4.0),
-        layers_first=first,
-        layers_middle=middle,
-        layers_last=last,
-        head_on_first=ways == 1,
-        split_backward=none,
-        keeps_all=none,
-    )
-
-
-def even_layers(layers: Rows, ways: Rows) -> tuple[Rows, Rows, Rows]:
-    """The layers of the first rank, the fullest between and the last, split as evenly as possible."""
-    each, left = np.floor(layers / ways), layers % ways
-    return each + (left > 0), np.where(ways > 2, each + (left > 1), 0.0), each
-
-
-def balanced_layers(rows: pd.DataFrame) -> tuple[Rows, Rows, Rows]:
-    """The same, as nanotron's `build_model` splits layers and head by their parameters.
-
-    A rank takes blocks until their sum from the first block on passes its share; without a pipeline it has all.
-    """
-    kv_share = rows.kv_heads / rows.heads
-    matrices = rows.two_matrices.map({True: 2.0, False: 3.0})
-    layer = rows.hidden * (2 + 2 * kv_share) + matrices * rows.ffn_hidden
-    heads = (rows.vocab / layer).tolist()
-    held = [_taken(int(n), int(p), head) for n, p, head in zip(rows.layers, rows.pp, heads, strict=True)]
-    first, middle, last = np.array(held, dtype=float).T
-    return first, middle, last
-
-
-def _taken(layers: int, ways: int, head: float) -> tuple[int, int, int]:
-    share, rank, held = (layers + head) / ways, 0, [0] * ways
-    for layer in range(1, layers + 1):
-        held[rank] += 1
-        if layer > share * (rank + 1) and rank + 1 < ways:
-            rank += 1
-    return held[0], max(held[1:-1], default=0), held[-1]
