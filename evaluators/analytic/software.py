@@ -10,7 +10,8 @@ class Software:
     """One training code.
 
     `wide_gradients` keeps and reduces gradients in fp32 whatever the precision. `fused_kernels` runs activation and
-    rotation as a kernel each and keeps only their inputs. `dropout` is applied to attention and between blocks.
+    rotation as a kernel each. Where they are several and `keeps_between_kernels`, their outcomes are kept beside their
+    inputs. `dropout` is applied to attention and between blocks.
     Selective recompute keeps the outputs of matrix products and of attention where `selective_keeps_products`, else all
     but what attention keeps. Under sequence parallelism `keeps_gathered` keeps what was gathered for first products,
     where others gather it again. Parameters sharded as far as the optimizer's states are held as those alone where
@@ -34,6 +35,7 @@ class Software:
     wide_gradients: bool
     fused_kernels: bool
     dropout: bool
+    keeps_between_kernels: bool = True
     selective_keeps_products: bool = False
     keeps_gathered: bool = False
     shards_only_masters: bool = False
@@ -136,9 +138,12 @@ WIDE_LOGITS_LLAMA = Software(
     wide_gradients=False,
     fused_kernels=False,
     dropout=False,
+    keeps_between_kernels=False,
+    keeps_gathered=True,
     bytes_per_logit=28.0,
     sharded_logits=False,
 )
 """The Llama trainer of arXiv 2311.05610, which gathers the whole vocabulary's logits. Of a logit its loss holds 28
 bytes: itself in 16 bits, in fp32, shifted by a token, its logarithmic softmax, the gradients of the last three, and in
-16 bits again. That was chosen for its failures, which 24 bytes tell worse."""
+16 bits again. These bytes, and what its kernels and its sequence parallelism keep, were chosen for its failures, of
+which other choices tell fewer and refuse more runs beside."""

@@ -70,4 +70,5 @@ def workload(rows: pd.DataFrame, precision: str, *, balances_head: bool = False)
         head_on_first=ways == 1,
         split_backward=none,
         keeps_all=none,
+        compiled=rows.compiled.to_numpy(bool),
     )

@@ -145,6 +145,7 @@ def _completed(found: pd.DataFrame) -> pd.DataFrame:
     found["ffn_hidden"] = found.ffn_hidden.fillna(widths)
     found["vocab"] = found.vocab.fillna(_counted_vocabulary(found))
     found["seq_parallel"] = found.seq_parallel.fillna(0)
+    found["compiled"] = found.note.str.contains(r"\bcompile\b", case=False)
     measured = found.step_time_s > 0
     found["status"] = found.status.str.lower().mask((found.status == "") & measured, "ok")
     return found
