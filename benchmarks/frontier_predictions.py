@@ -12,9 +12,7 @@ all, and states its TFLOPS against ZeRO++'s for a model of 20 billion parameters
 not known here: several are assumed, and all are shown.
 ZeRO++ stands for its secondary partition alone, without quantised messages, which the formulas do not know.
 
-The preset's fastest matrix product of the device, 147 TFLOPS, was measured with a later ROCm than the studies had; 125
-were measured on Frontier (arXiv 2502.08145). What the formulas tell with that stands in the column "at 0.65", and is
-not what counts.
+The preset's fastest matrix product of the device, 125 TFLOPS, was measured on Frontier by others (arXiv 2502.08145).
 """
 
 from __future__ import annotations
@@ -45,8 +43,6 @@ NEOX_20B = Model(
 )  # fmt: skip
 MICRO_BATCHES = (1, 2, 4, 8)
 FULL_SIZE = 384
-ON_FRONTIER = 0.65
-"""Share of the peak that large square products reached on Frontier: 125 of 191.5 TFLOPS (arXiv 2502.08145)."""
 SMALL_SIZE = 64
 """From how many devices on the scaling efficiency of the three-level partitioning is told; assumed."""
 
@@ -59,7 +55,6 @@ class Line:
     published: float
     told: float
     bar: float
-    told_at_065: float = 0.0
     assumed: str = ""
 
     @property
@@ -81,12 +76,12 @@ class Launch:
     accumulation: int
     sharding: str
 
-    def problem(self, devices: int, matmul_share: float | None) -> Problem:
+    def problem(self, devices: int) -> Problem:
         """The model on so many devices."""
         table = model_preset(self.preset)
         widths = {"kv_heads": table["heads"], "ffn_hidden": 4 * table["hidden"]}
         shape = Model(**widths | table | {"max_positions": self.sequence_length})
-        return problem_of(shape, devices, self.sequence_length, matmul_share)
+        return problem_of(shape, devices, self.sequence_length)
 
     def recipe(self, *, replicas: int | None = None, accumulation: int | None = None) -> Recipe:
         """The file's recipe, with other replicas or another accumulation."""
@@ -115,12 +110,11 @@ SCALED = {"frontier-175b": (16, 8000, 0.89), "frontier-1t": (6, 8016, 0.87)}
 """Replicas of the largest run, sequences of its strong scaling (assumed), and its published efficiency."""
 
 
-def problem_of(model: Model, devices: int, sequence_length: int, matmul_share: float | None) -> Problem:
-    """A model on so many devices of Frontier in fp16; any batch. `matmul_share` goes before the preset's."""
+def problem_of(model: Model, devices: int, sequence_length: int) -> Problem:
+    """A model on so many devices of Frontier in fp16; any batch."""
     preset = cluster_preset("frontier")
     made = {"links": Links(**preset["links"]), "peak_tflops": PeakTflops(**preset["peak_tflops"])}
-    share = {"matmul_share": matmul_share or preset["matmul_share"]}
-    cluster = Cluster(**preset | made | share | {"nodes": -(-devices // preset["devices_per_node"])})
+    cluster = Cluster(**preset | made | {"nodes": -(-devices // preset["devices_per_node"])})
     batch = GlobalBatch(minimum=1, maximum=10**6)
     return Problem(model=model, cluster=cluster, sequence_length=sequence_length, global_batch=batch, precision="fp16")
 
@@ -136,27 +130,27 @@ def tokens_per_s_per_device(recipe: Recipe, problem: Problem) -> float:
     return recipe.global_batch_seqs * problem.sequence_length / step_s(recipe, problem) / recipe.devices
 
 
-def study(matmul_share: float | None) -> list[Line]:
+def study() -> list[Line]:
     """The Frontier study: the share of the peak, and scaling."""
     lines = []
     for launch in LAUNCHES:
         recipe = launch.recipe()
-        problem = launch.problem(recipe.devices, matmul_share)
+        problem = launch.problem(recipe.devices)
         flops = problem.model.hardware_flops_per_token(problem.sequence_length, "full")
         peak = problem.cluster.peak_flops("fp16") or 0.0
         told = tokens_per_s_per_device(recipe, problem) * flops / peak
         lines.append(Line(name=f"{launch.preset}: share of the peak", published=launch.share, told=told, bar=STUDY_BAR))
     for launch in LAUNCHES:
         if launch.preset in SCALED:
-            lines.extend(scaling(launch, matmul_share))
+            lines.extend(scaling(launch))
     return lines
 
 
-def scaling(launch: Launch, matmul_share: float | None) -> list[Line]:
+def scaling(launch: Launch) -> list[Line]:
     """Efficiencies of more replicas: at a batch that grows with them, and at one that stays."""
     replicas, sequences, efficiency = SCALED[launch.preset]
     small, large = launch.recipe(), launch.recipe(replicas=replicas)
-    problem = launch.problem(large.devices, matmul_share)
+    problem = launch.problem(large.devices)
     weak = tokens_per_s_per_device(large, problem) / tokens_per_s_per_device(small, problem)
     kept = [launch.recipe(replicas=n, accumulation=sequences // n) for n in (launch.replicas, replicas)]
     strong = tokens_per_s_per_device(kept[1], problem) / tokens_per_s_per_device(kept[0], problem)
@@ -168,12 +162,12 @@ def scaling(launch: Launch, matmul_share: float | None) -> list[Line]:
     ]  # fmt: skip
 
 
-def levels(matmul_share: float | None) -> list[Line]:
+def levels() -> list[Line]:
     """The three-level partitioning against ZeRO++ and ZeRO-3."""
     lines = []
     for size in MICRO_BATCHES:
         assumed = f"micro-batch {size}"
-        whole, small = ({name: speed(name, devices, size, matmul_share) for name in ("3-level-2/8", "zero++", "zero-3")}
+        whole, small = ({name: speed(name, devices, size) for name in ("3-level-2/8", "zero++", "zero-3")}
                         for devices in (FULL_SIZE, SMALL_SIZE))  # fmt: skip
         lines += [
             Line(name="20B on 384: three levels / ZeRO++", published=1.71, bar=LEVELS_BAR, assumed=assumed,
@@ -186,7 +180,7 @@ def levels(matmul_share: float | None) -> list[Line]:
     return lines
 
 
-def speed(sharding: str, devices: int, micro_batch_seqs: int, matmul_share: float | None) -> float:
+def speed(sharding: str, devices: int, micro_batch_seqs: int) -> float:
     """Tokens a second and device of the 20B model; ZeRO++ is ZeRO-3 with a second copy in each node."""
     recipe = Recipe(
         devices=devices,
@@ -197,18 +191,18 @@ def speed(sharding: str, devices: int, micro_batch_seqs: int, matmul_share: floa
     )
     if sharding == "zero++":
         recipe = replace(recipe, secondary_partition=8)
-    return tokens_per_s_per_device(recipe, problem_of(NEOX_20B, devices, 2048, matmul_share))
+    return tokens_per_s_per_device(recipe, problem_of(NEOX_20B, devices, 2048))
 
 
 def show(lines: list[Line]) -> None:
     """A line a figure."""
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("figure", "published", "told", "off", "bar", "", "at 0.65", "assumed"):
+    for name in ("figure", "published", "told", "off", "bar", "", "assumed"):
         shown.add_column(name, justify="left" if name in ("figure", "", "assumed") else "right")
     for line in lines:
         verdict = "within" if abs(line.off) <= line.bar else "misses"
         shown.add_row(line.name, f"{line.published:.3g}", f"{line.told:.3g}", f"{line.off:+.0%}", f"{line.bar:.0%}",
-                      verdict, f"{line.told_at_065:.3g}", line.assumed)  # fmt: skip
+                      verdict, line.assumed)  # fmt: skip
     Console(width=120).print(shown)
 
 
@@ -217,8 +211,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    lines, others = (study(share) + levels(share) for share in (None, ON_FRONTIER))
-    lines = [replace(line, told_at_065=other.told) for line, other in zip(lines, others, strict=True)]
+    lines = study() + levels()
     show(lines)
     within = sum(abs(line.off) <= line.bar for line in lines)
     print(f"{within} of {len(lines)} within their bar")

@@ -4,8 +4,9 @@
 
 TABLE.csv has one measured configuration a row (evaluators/analytic/tables.py says which columns). Without --fit the
 constants that ship are judged; with it they are fitted to the tables after it first. --cross-validate judges each
-table once more with constants fitted to all the others, and each problem with constants fitted to other problems of
-all tables. Per problem (rows of one model, sequence length, batch and machine) stand the rank correlation, the regret
+table once more with constants fitted to all the others, from what ships on and from constants on that no table gave,
+and each problem with constants fitted to other problems of all tables. Per problem (rows of one model, sequence
+length, batch and machine) stand the rank correlation, the regret
 of the model's first choice, and the probes its order needs to come within 5 % of the best measured. --worst lists as
 many rows of each table that miss the bar by most.
 """
@@ -16,6 +17,7 @@ import argparse
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from frontrunner.evaluators.analytic.accuracy import BARS, by_problem, by_table,
 from frontrunner.evaluators.analytic.doubt import FASTER_THAN_NEEDED
 from frontrunner.evaluators.analytic.fit import fitted, predicted
 from frontrunner.evaluators.analytic.judged import ROWS_AT_ONCE
+from frontrunner.evaluators.analytic.least_errors import SOURCED
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import peak_memory
 from frontrunner.evaluators.analytic.software import FRONTRUNNER
@@ -182,6 +185,10 @@ def main() -> None:
     if chosen.cross_validate:
         ways = {
             "cross_validated": ("each table judged with constants fitted to the others", by_table),
+            "cross_validated_from_sources": (
+                "each table judged with constants fitted to the others, from constants on that no table gave",
+                partial(by_table, start=SOURCED),
+            ),
             "cross_validated_by_problem": (
                 "each problem judged with constants fitted to others of all tables",
                 by_problem,

@@ -124,10 +124,14 @@ def _over(tables: Mapping[str, Figures], kinds: Sequence[str]) -> Figures:
     }
 
 
-def by_table(tables: Mapping[str, Table]) -> dict[str, Times]:
-    """Step times of each table with constants fitted to all the others."""
+def by_table(tables: Mapping[str, Table], start: Mapping[str, float] | None = None) -> dict[str, Times]:
+    """Step times of each table with constants fitted to all the others, from `start` on, which is what ships.
+
+    What ships was fitted to some of them. A constant that the others do not feel stays where it starts: from `SOURCED`
+    on nothing is known of a table that is judged.
+    """
     return {
-        name: predicted(table, fitted([other for key, other in tables.items() if key != name]))
+        name: predicted(table, fitted([other for key, other in tables.items() if key != name], start))
         for name, table in tables.items()
     }
 

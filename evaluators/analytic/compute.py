@@ -30,10 +30,11 @@ def matmul_s(machine: Machine, m: Rows, n: Rows, k: Rows, bytes_per_value: Rows)
     """Time of [m, k] x [k, n].
 
     2 m n k FLOPs at the reached rate, slowed by the last wave of tiles, which is not full, and by short sums; or the
-    time to read and write the matrices, whichever is longer; and the start of the kernel.
+    time to read and write the matrices, whichever is longer; and the start of the kernel. A product of less than a
+    wave loses no more than one of a whole wave: libraries cut it into smaller tiles, or its sum into parts.
     """
     eff = machine.efficiencies
-    waves = m * n / (TILE * TILE * machine.compute_units)
+    waves = np.maximum(m * n / (TILE * TILE * machine.compute_units), 1.0)
     slowed = (1 + eff.tile_waves / waves) * (1 + eff.reduction_depth / k)
     arithmetic = 2 * m * n * k / machine.matmul_flops * slowed
     traffic = (m * k + k * n + m * n) * bytes_per_value / machine.memory_bytes_per_s

@@ -8,7 +8,7 @@ import numpy as np
 
 from frontrunner.evaluators.analytic.measured import with_measured
 from frontrunner.evaluators.analytic.software import Software
-from frontrunner.evaluators.analytic.workload import Rows
+from frontrunner.evaluators.analytic.workload import Flags, Rows
 from frontrunner.spaces.cluster import Cluster
 
 
@@ -16,8 +16,8 @@ from frontrunner.spaces.cluster import Cluster
 class Efficiencies:
     """What hardware and its libraries lose, as shares of what is stated or measured, and as seconds.
 
-    All values are fitted, to five published tables of step times on A100 (docs/measurements.md says which, and how
-    large the error is on a table that was left out).
+    All values but the last two are fitted, to five published tables of step times on A100 (docs/measurements.md says
+    which, and how large the error is on a table that was left out).
 
     `matmul` is the share of the device's fastest matrix product that large ones reach beside other work. `tile_waves`
     is the part of a wave of tiles that is idle at a product's end; `reduction_depth` the length of the summed
@@ -25,7 +25,9 @@ class Efficiencies:
     streaming reaches, `elementwise` and `scores` how often the values between matrix products, and the attention's
     scores, are really read and written against the least. The `fused_attention` rates are shares of `matmul`'s.
     `kernel_s` is what starting a kernel costs the device. `node_links` and `network_links` are shares of stated
-    bandwidths that collectives reach, the latencies those of a hop.
+    bandwidths that collectives reach, the latencies those of a hop. `ring_node_hop_s` and `ring_network_hop_s` are what
+    each further hop takes in rings of many ranks, inside a node and between nodes: NCCL's own figures for its "simple"
+    protocol over NVLink and a network, by which it chooses algorithms (src/graph/tuning.cc, `hwLat`).
     """
 
     matmul: float = 1.0
@@ -41,6 +43,8 @@ class Efficiencies:
     network_links: float = 0.858
     node_latency_s: float = 21.3e-6
     network_latency_s: float = 25.4e-6
+    ring_node_hop_s: float = 3.4e-6
+    ring_network_hop_s: float = 14e-6
 
 
 FITTED = Efficiencies()
@@ -133,13 +137,14 @@ def _stated(gb_per_s: float | None, assumed_bytes_per_s: float) -> float:
     return assumed_bytes_per_s if gb_per_s is None else gb_per_s * 1e9
 
 
-def ring_s(machine: Machine, message_bytes: Rows, *, group: Rows, stride: Rows, passes: float) -> Rows:
+def ring_s(
+    machine: Machine, message_bytes: Rows, *, group: Rows, stride: Rows, passes: float, messages: Rows | float = 1.0
+) -> Rows:
     """Time of a ring collective in groups of `group` ranks that lie `stride` ranks apart; 0 for groups of one.
 
-    `message_bytes` is the size of the whole result; `passes` is 2 for an all-reduce, 1 for a reduce-scatter or an
-    all-gather. A ring moves passes (g - 1) / g of the message over each link. Between nodes, the groups that meet in
-    a node share its network ports. Latency is that of passes (g - 1) hops, or of twice a tree's depth where that is
-    less: collective libraries change from ring to tree.
+    `message_bytes` is the size of the whole result, of all `messages` that it is cut into; `passes` is 2 for an
+    all-reduce, 1 for a reduce-scatter or an all-gather. A ring moves passes (g - 1) / g of the message over each link.
+    Between nodes, the groups that meet in a node share its network ports. Each message takes the latency once.
     """
     width = machine.devices_per_node
     per_node = np.clip(width / stride, 1, group)
@@ -148,11 +153,25 @@ def ring_s(machine: Machine, message_bytes: Rows, *, group: Rows, stride: Rows, 
     inside = np.where((group == 2) & (stride == 1), machine.pair_bytes_per_s, machine.node_bytes_per_s)
     outside = machine.network_bytes_per_s_per_node / groups_per_node
     slowest = np.where(crosses, np.minimum(inside, outside), inside)
-    hops = np.minimum(group - 1, 2 * np.log2(np.maximum(group, 1)))
-    eff = machine.efficiencies
-    latency = passes * hops * np.where(crosses, eff.network_latency_s, eff.node_latency_s) + eff.kernel_s
+    latency = _latency_s(machine, group, per_node, crosses, passes)
     moved = passes * message_bytes * (group - 1) / group
-    return np.where(group > 1, moved / slowest + latency, 0.0)
+    return np.where(group > 1, moved / slowest + messages * latency, 0.0)
+
+
+def _latency_s(machine: Machine, group: Rows, per_node: Rows, crosses: Flags, passes: float) -> Rows:
+    """Latency of one collective: of passes (g - 1) hops, or of twice a tree's depth where that is less.
+
+    Collective libraries change from ring to tree for all-reduces alone. A reduce-scatter or all-gather has a hop for
+    every rank, most of them inside nodes, and takes at least that (github.com/NVIDIA/nccl, issues 1473 and 1594).
+    """
+    eff = machine.efficiencies
+    hops = np.minimum(group - 1, 2 * np.log2(np.maximum(group, 1)))
+    latency: Rows = passes * hops * np.where(crosses, eff.network_latency_s, eff.node_latency_s) + eff.kernel_s
+    if passes > 1:
+        return latency
+    nodes = group / per_node
+    around: Rows = nodes * eff.ring_network_hop_s + (group - nodes) * eff.ring_node_hop_s
+    return np.where(crosses, np.maximum(latency, around), latency)
 
 
 def all_to_all_s(machine: Machine, message_bytes: Rows, *, group: Rows, stride: Rows) -> Rows:

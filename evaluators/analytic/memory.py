@@ -178,7 +178,8 @@ def layer_activations(machine: Machine, work: Workload) -> tuple[Rows, Rows]:
     shards = np.where(work.sequence_parallel, ways, 1.0)
     between = (2 * size + (2 if software.dropout else 0)) * work.hidden
     gathered = 2 * size * work.hidden / (1.0 if software.keeps_gathered else shards)
-    apart = 0.0 if software.fused_kernels else np.where(work.compiled, 0.0, 1.0)
+    kept_apart = software.keeps_between_kernels and not software.fused_kernels
+    apart = np.where(work.compiled, 0.0, 1.0) if kept_apart else 0.0
     rotated = np.where(work.rotary, apart, 0.0) * (work.hidden + work.kv_hidden)
     gated = np.where(work.ffn_matrices == 3, 3.0 + apart, 2.0) * work.ffn_hidden
     gated = np.where(work.feed_forward_tiled, 0.0, gated)

@@ -143,7 +143,8 @@ def _layer(machine: Machine, work: Workload) -> _Layer:
     reduces = _reduces(machine, work)
     software = machine.software
     exchanges = exchanges_s(machine, work)
-    issued = np.where(work.tensor_parallel > 1, 2.0, 0.0) + np.where(work.context_parallel > 1, 2.0, 0.0)
+    issued = np.where(work.tensor_parallel > 1, np.where(work.sequence_parallel, 4.0, 2.0), 0.0)
+    issued = issued + np.where(work.context_parallel > 1, 2.0, 0.0)
     host = software.host_layer_s * np.where(work.compiled, COMPILED_HOST_SHARE, 1.0)
     host = host + issued * software.host_collective_s - 2 * reduces
     forward, backward = np.maximum(passes.forward, host), np.maximum(passes.backward, host)

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -24,9 +23,11 @@ from frontrunner.evaluators.analytic.software import (
     LLM_FOUNDRY,
     MEGATRON_GPT,
     MEGATRON_LLAMA,
+    NANOTRON,
     WIDE_LOGITS_LLAMA,
     Software,
 )
+from frontrunner.evaluators.analytic.table_workload import workload
 from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.spaces.cluster import PRECISIONS, Cluster
 
@@ -51,8 +52,6 @@ times as wide there and have no grouped heads."""
 SWIGLU_WIDTH = 8 / 3
 """Of a feed-forward part of three matrices whose width is not stated, in hidden sizes (arXiv 2002.05202)."""
 LIKELY_VOCABULARY = (16_000, 300_000)
-LONG_SEQUENCE = 8192
-"""From here on attention that is not named is taken to be fused: its scores would not fit."""
 BATCH_TOLERANCE = 0.01
 
 
@@ -96,7 +95,7 @@ class Table:
                     cluster=own or cluster_of_row(first),
                     precision=precision,
                     software=software[index[0]],
-                    work=workload(rows.loc[index], precision),
+                    work=workload(rows.loc[index], precision, balances_head=software[index[0]].balances_head),
                 )
             )
         return tuple(found)
@@ -146,6 +145,7 @@ def _completed(found: pd.DataFrame) -> pd.DataFrame:
     found["ffn_hidden"] = found.ffn_hidden.fillna(widths)
     found["vocab"] = found.vocab.fillna(_counted_vocabulary(found))
     found["seq_parallel"] = found.seq_parallel.fillna(0)
+    found["compiled"] = found.note.str.contains(r"\bcompile\b", case=False)
     measured = found.step_time_s > 0
     found["status"] = found.status.str.lower().mask((found.status == "") & measured, "ok")
     return found
@@ -189,6 +189,8 @@ def software_of(row: pd.Series) -> Software:
     name = row.model.lower()
     if "efficient-parallelization-layouts" in row.source:
         return WIDE_LOGITS_LLAMA
+    if "nanotron" in row.source:
+        return NANOTRON
     if name.startswith("mpt"):
         return LLM_FOUNDRY
     if "torchtitan" in row.source:  # FSDP2 and the same selective recompute as the project's own trainer
@@ -200,54 +202,3 @@ def groups(table: Table, efficiencies: Efficiencies = FITTED) -> Iterator[tuple[
     """The rows by hardware, devices a node, precision and software: what one call of the model takes."""
     for part in table.parts:
         yield part.index, Machine.of(part.cluster, part.precision, part.software, efficiencies), part.work
-
-
-def workload(rows: pd.DataFrame, precision: str) -> Workload:
-    """The rows as the model's arrays; layers are split as evenly as possible."""
-
-    def column(name: str, default: float = 1.0) -> np.ndarray:
-        return cast("np.ndarray", rows[name].fillna(default).to_numpy(float))
-
-    layers, ways, zero = column("layers"), column("pp"), column("zero", 0)
-    copies = column("dp") * column("cp")
-    each, left = np.floor(layers / ways), layers % ways
-    gpt = rows.two_matrices.to_numpy(bool)
-    fused = rows.attention_kernel.str.lower().str.contains("flash") | (rows.seq >= LONG_SEQUENCE) | ~gpt
-    none = np.zeros(len(rows), dtype=bool)
-    return Workload(
-        layers=layers,
-        hidden=column("hidden"),
-        heads=column("heads"),
-        kv_hidden=column("hidden") * column("kv_heads") / column("heads"),
-        ffn_hidden=column("ffn_hidden"),
-        ffn_matrices=np.where(gpt, 2.0, 3.0),
-        vocabulary=column("vocab"),
-        sequence_length=column("seq"),
-        tied_embeddings=gpt,
-        rotary=~gpt,
-        fused_attention=np.asarray(fused, dtype=bool),
-        bytes_per_value=np.full(len(rows), 4.0 if precision == "fp32" else 2.0),
-        tensor_parallel=column("tp"),
-        pipeline_parallel=ways,
-        context_parallel=column("cp"),
-        data_parallel=column("dp"),
-        virtual_stages=column("vpp"),
-        micro_batch_seqs=column("mbs"),
-        accumulation=column("gas"),
-        sharding_parameters=np.where(zero >= 3, copies, 1),
-        sharding_gradients=np.where(zero >= 2, copies, 1),
-        sharding_optimizer=np.where(zero >= 1, copies, 1),
-        recompute_full=(rows.recompute == "full").to_numpy(bool),
-        recompute_selective=(rows.recompute == "selective").to_numpy(bool),
-        sequence_parallel=((rows.seq_parallel == 1) & (rows.tp > 1)).to_numpy(bool),
-        synchronise_each=none,
-        loss_chunks=np.ones(len(rows)),
-        feed_forward_tiled=none,
-        bytes_per_optimizer_state=np.full(len(rows), 4.0),
-        layers_first=each + (left > 0),
-        layers_middle=np.where(ways > 2, each + (left > 1), 0),
-        layers_last=each,
-        head_on_first=ways == 1,
-        split_backward=none,
-        keeps_all=none,
-    )

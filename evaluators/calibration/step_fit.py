@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.machine import FITTED, Machine
-from frontrunner.evaluators.analytic.measured import OF_SOFTWARE
-from frontrunner.evaluators.analytic.software import FRONTRUNNER
+from frontrunner.evaluators.analytic.least_errors import BOUNDS, least_errors, shipped
+from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Rows
 from frontrunner.spaces.cluster import PRECISIONS, ExpectedError
@@ -19,38 +18,12 @@ from frontrunner.spaces.errors import InvalidInput
 if TYPE_CHECKING:
     from frontrunner.evaluators.calibration.samples import Sample, Samples
 
-BOUNDS = {
-    "matmul": (0.3, 1.0),
-    "tile_waves": (0.0, 1.5),
-    "reduction_depth": (0.0, 600.0),
-    "memory": (0.3, 1.0),
-    "elementwise": (0.5, 6.0),
-    "scores": (0.5, 6.0),
-    "fused_attention_forward": (0.1, 1.0),
-    "fused_attention_backward": (0.1, 1.0),
-    "kernel_s": (1e-7, 1e-3),
-    "node_links": (0.1, 1.0),
-    "node_latency_s": (1e-6, 1e-2),
-    "network_links": (0.1, 1.0),
-    "network_latency_s": (1e-6, 1e-2),
-    "host_layer_s": (2e-5, 2e-2),
-    "host_collective_s": (0.0, 1e-2),
-    "gradient_overlap": (0.0, 1.0),
-}
-"""Between what each constant is looked for: wider than on machines that are all of one kind, as CPUs are slower."""
-PULL = 0.03
-"""What a whole range away from the start costs, against the root mean square error; assumed, as for the fit that ships
-(`analytic/fit.py`): what rows cannot tell apart stays where it was."""
 FEWEST_ROWS = 5
 """A constant that changes fewer rows' times stays as it is, and fewer rows in all are not fitted to."""
 FELT = 0.02
 """A constant changes a row's time that is off by this share between the ends of the constant's bounds."""
-OUTLIER = 0.05
-"""From about this share on errors count less than squared; assumed, as for the fit that ships."""
 AT_END = 1e-3
 """Of the bounds' width: a constant so close to one of them is at it."""
-MOST_STEPS = 60
-"""Of the solver; errors hardly change after some twenty."""
 FOLDS = 5
 FEWEST_PROBLEMS = 3
 """From so many problems on whole problems are held back, below that every fifth row."""
@@ -169,7 +142,7 @@ class _Fit:
         self._samples = samples
         self._chosen = chosen
         stated = samples[0].cluster.efficiencies
-        self._start = {name: stated.get(name, _shipped(name)) for name in BOUNDS}
+        self._start = {name: stated.get(name, shipped(name)) for name in BOUNDS}
         self._rows = {name: self._changed(name) for name in BOUNDS}
         self._names = [name for name in BOUNDS if self._rows[name] >= FEWEST_ROWS]
 
@@ -179,26 +152,17 @@ class _Fit:
         return int((np.abs(high / low - 1) > FELT).sum())
 
     def best(self) -> dict[str, float]:
-        """The constants with the least relative errors, outliers counting little; each is pulled to its start."""
-        from scipy.optimize import least_squares
-
+        """The constants with the least errors, pulled to where the cluster has them: see `least_errors`."""
         if not self._names:
             return {}
-        low, high = (np.array([BOUNDS[name][side] for name in self._names]) for side in (0, 1))
-        start = np.clip((np.array([self._start[name] for name in self._names]) - low) / (high - low), 0, 1)
         times = _times(self._samples)[self._chosen]
 
-        def constants(place: Rows) -> dict[str, float]:
-            return dict(zip(self._names, (low + place * (high - low)).tolist(), strict=True))
+        def log_errors(constants: Mapping[str, float]) -> Rows:
+            told = _predicted(self._samples, constants)[self._chosen]
+            errors: Rows = np.log(told / times) / np.sqrt(len(times))
+            return errors
 
-        def residuals(place: Rows) -> Rows:
-            error = np.log(_predicted(self._samples, constants(place))[self._chosen] / times) / np.sqrt(len(times))
-            return np.concatenate([PULL * (place - start), error])
-
-        found = least_squares(
-            residuals, start, bounds=(0, 1), loss="soft_l1", f_scale=OUTLIER, ftol=1e-4, max_nfev=MOST_STEPS
-        )
-        return constants(found.x)
+        return least_errors(log_errors, {name: self._start[name] for name in self._names}, BOUNDS)
 
     def constant(self, name: str, after: Mapping[str, float]) -> Constant:
         """One constant, before and after."""
@@ -206,8 +170,3 @@ class _Fit:
         return Constant(
             name=name, before=start, after=after.get(name, start), rows=self._rows[name], held=name not in after
         )
-
-
-def _shipped(name: str) -> float:
-    value: float = getattr(FRONTRUNNER if name in OF_SOFTWARE else FITTED, name)
-    return value

@@ -56,6 +56,12 @@ def machine(cluster: Cluster = A100, software: Software = MEGATRON_GPT) -> Machi
     return Machine.of(cluster, "fp16", software)
 
 
+def without_latency(found: Machine) -> Machine:
+    """The machine with messages that take no time to start."""
+    names = ("kernel_s", "node_latency_s", "network_latency_s", "ring_node_hop_s", "ring_network_hop_s")
+    return replace(found, efficiencies=replace(found.efficiencies, **dict.fromkeys(names, 0.0)))
+
+
 def makespan(orders: list[list[tuple[str, int]]], forward: list[float], backward: list[float]) -> float:
     """When the last of the pipeline's ranks is done, each running its ("F" | "B", micro-batch) in the order given.
 

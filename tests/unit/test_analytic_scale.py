@@ -1,0 +1,97 @@
+"""What grows with the number of ranks: rings' latency, a step's messages, and how pipelines are cut."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from frontrunner.evaluators.analytic.layers_of_ranks import balanced_layers, even_layers
+from frontrunner.evaluators.analytic.machine import ring_s
+from frontrunner.evaluators.analytic.replicas import replicas_s
+from frontrunner.evaluators.analytic.software import NANOTRON
+from frontrunner.spaces.recipe import Sharding
+from support.analytic import A100, GPT_22B, machine, recipe, without_latency, work
+
+NOTHING = (np.zeros(1), np.zeros(1))
+
+
+def test_an_all_gather_has_a_hop_for_every_rank_and_an_all_reduce_a_tree() -> None:
+    """By hand: 64 nodes of 8 ranks are 64 hops of 14 us and 448 of 3.4 us (NCCL's tuning.cc, ring, simple)."""
+    found = machine(replace(A100, nodes=128))
+    ranks = np.array([512.0, 1024.0])
+
+    gathers = ring_s(found, np.zeros(1), group=ranks, stride=np.ones(1), passes=1)
+    reduces = ring_s(found, np.zeros(1), group=ranks, stride=np.ones(1), passes=2)
+
+    assert gathers[0] == pytest.approx(64 * 14e-6 + 448 * 3.4e-6)
+    assert gathers[1] == pytest.approx(2 * gathers[0])
+    assert reduces[1] == pytest.approx(reduces[0] * 10 / 9, rel=0.01)
+
+
+def test_all_gathers_over_many_nodes_fall_as_they_were_measured() -> None:
+    """Published for nodes of 8 H100 (Ultra-Scale Playbook of Hugging Face, bandwidth by nodes), GB/s of a ring.
+
+    The size of its messages is not stated; with 32 MB, which are assumed, each figure is told within a factor of two,
+    of a fall by 17. By bandwidth and a tree's latency it would be told to fall by less than 2.
+    """
+    h100 = replace(A100, nodes=64, links=replace(A100.links, node_gb_per_s=450, nic_gb_per_s=50))
+    measured = {2: 184.6, 4: 119.0, 8: 69.0, 16: 55.0, 32: 28.0, 64: 11.0}
+    size, ranks = 32e6, 8.0 * np.array(list(measured))
+
+    told = (
+        size * (ranks - 1) / ranks / ring_s(machine(h100), np.array([size]), group=ranks, stride=np.ones(1), passes=1)
+    )
+
+    off = told / 1e9 / np.array(list(measured.values()))
+    assert 0.5 < off.min() < off.max() < 2
+    assert told[0] / told[-1] > 6
+
+
+def test_each_bucket_of_gradients_is_a_message() -> None:
+    """By hand: 13.1e6 values fill one, 25 MiB in 16 bits, unless a matrix is larger; bytes are the same."""
+    plan = recipe(tensor_parallel=8, micro_batch_seqs=1, accumulation=8, sharding=Sharding.named("zero-1", 8))
+    parameters = np.array([1e9])
+    found, whole = (machine(software=replace(NANOTRON, message_elements=size)) for size in (25 * 2**19, np.inf))
+
+    waits = [replicas_s(a_machine, work(plan), parameters, *NOTHING)[0] for a_machine in (found, whole)]
+    free = [replicas_s(without_latency(m), work(plan), parameters, *NOTHING)[0] for m in (found, whole)]
+
+    matrix = GPT_22B.matmul_parameters_per_layer / 8 / 4
+    one = ring_s(found, np.zeros(1), group=np.array([8.0]), stride=np.array([8.0]), passes=1)[0]
+    assert waits[0] - waits[1] == pytest.approx((1e9 / max(25 * 2**19, matrix) - 1) * one)
+    assert free[0] == free[1]
+
+
+def test_scattered_gradients_travel_beside_computation_only_where_the_code_lets_them() -> None:
+    """nanotron hides all-reduces, and no reduce-scatters: half a second of a backward pass makes no difference."""
+    plans = [
+        recipe(tensor_parallel=8, micro_batch_seqs=1, accumulation=8, sharding=Sharding.named(name, 8))
+        for name in ("none", "zero-1")
+    ]
+    found, second = machine(software=NANOTRON), (np.full(1, 0.25), np.full(1, 0.5))
+
+    idle, busy = (replicas_s(found, work(*plans), np.array([5e9]), *passes) for passes in (NOTHING, second))
+
+    hidden = NANOTRON.gradient_overlap * 0.5
+    assert idle - busy == pytest.approx([hidden, 0])
+
+
+@pytest.mark.parametrize(
+    ("layers", "ranks", "heads", "balanced", "even"),
+    [
+        (28, 1, 3.56, (28, 0, 28), (28, 0, 28)),
+        (28, 4, 3.56, (8, 8, 4), (7, 7, 7)),  # shares of 7.89: 8, 16 and 24 are the first above
+        (28, 2, 3.56, (16, 0, 12), (14, 0, 14)),
+        (28, 16, 3.56, (2, 2, 0), (2, 2, 1)),  # 14 ranks have two, one the head alone, and the last nothing
+        (6, 4, 0.0, (2, 2, 1), (2, 2, 1)),
+    ],
+)
+def test_pipelines_are_cut_by_layers_or_by_their_cost_with_the_head(
+    layers: int, ranks: int, heads: float, balanced: tuple[int, int, int], even: tuple[int, int, int]
+) -> None:
+    columns = [np.array([float(value)]) for value in (layers, ranks, heads)]
+
+    assert tuple(int(part[0]) for part in balanced_layers(*columns)) == balanced
+    assert tuple(int(part[0]) for part in even_layers(*columns[:2])) == even
