@@ -10,6 +10,7 @@ import os
 import socket
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from frontrunner.search.budget import Ledger, exhausted, limits, seconds_left
 from frontrunner.search.listener import Ended, Listener, RunningProbe, Silent, View
 from frontrunner.search.proposals import Proposals
 from frontrunner.search.spec import CampaignSpec
+from frontrunner.search.strategy import Evidence
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import FrontrunnerError
 from frontrunner.spaces.recipe import Recipe
@@ -73,13 +75,15 @@ class Driver:
         spec: CampaignSpec,
         listener: Listener | None = None,
         survey: Survey | None = None,
+        evidence: Sequence[Evidence] = (),
     ) -> None:
-        """`survey` is the space's, where the caller has made it already."""
+        """`survey` is the space's, where the caller has made it already; `evidence` what was known before."""
         self._store = store
         self._campaign = campaign
         self._spec = spec
         self._listener: Listener = listener or Silent()
         self._survey = survey or spec.space.survey(spec.problem)
+        self._evidence = evidence
         self._in_flight: dict[str, _InFlight] = {}
         self._failures_of_trial: Counter[tuple[int, FailureKind]] = Counter()
         self._alike: list[Failure] = []
@@ -184,6 +188,7 @@ class Driver:
             seed=self._spec.search.seed,
             told=stored,
             notice=self._notice,
+            evidence=self._evidence,
         )
         outcomes = dict(stored)
         lost = Failure(kind=FailureKind.LOST, message="lost each time it was tried")

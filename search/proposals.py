@@ -8,11 +8,11 @@ itself, or gives up while recipes are left is replaced by random order, so that 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from frontrunner.results.outcome import Outcome
 from frontrunner.results.records import Trial
-from frontrunner.search.strategy import Strategy, Told, make_strategy
+from frontrunner.search.strategy import Evidence, Forecaster, Strategy, Told, make_strategy
 from frontrunner.spaces.errors import FrontrunnerError
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
@@ -29,12 +29,20 @@ class Proposals:
     """The queue of a campaign's next recipes. Used by the driver's thread."""
 
     def __init__(
-        self, *, name: str, survey: Survey, seed: int, told: Iterable[tuple[Recipe, Outcome]], notice: Notice
+        self,
+        *,
+        name: str,
+        survey: Survey,
+        seed: int,
+        told: Iterable[tuple[Recipe, Outcome]],
+        notice: Notice,
+        evidence: Sequence[Evidence] = (),
     ) -> None:
-        """Make the strategy and tell it what was stored, in its order."""
+        """Make the strategy, let it remember what was known before the campaign, and tell it what was stored."""
         self._survey = survey
         self._seed = seed
         self._notice = notice
+        self._evidence = evidence
         self._legal = set(survey.recipes)
         self._stored = dict(told)
         self._handed_out: set[Recipe] = set()
@@ -116,7 +124,9 @@ class Proposals:
             return self._strategy
 
     def _informed(self, strategy: Strategy) -> Strategy:
-        """The strategy, told of the legal recipes among the stored outcomes."""
+        """The strategy, told of the legal recipes among the stored outcomes; first a forecaster remembers."""
+        if self._evidence and isinstance(strategy, Forecaster):
+            strategy.remember(self._evidence)
         for recipe, outcome in self._stored.items():
             if recipe in self._legal:
                 strategy.tell(Told(recipe=recipe, outcome=outcome))
