@@ -53,36 +53,51 @@ class ImportedCampaign:
     outcomes: tuple[ImportedOutcome, ...]
 
 
-def known_rows(store: Store) -> set[tuple[str, str]]:
-    """The `content` of every row that was imported into the store before."""
+def without_known(store: Store, campaigns: Sequence[ImportedCampaign]) -> tuple[ImportedCampaign, ...]:
+    """What of these rows the store does not hold yet; campaigns of which nothing is left are not among the answer."""
+    with store.database.read() as connection:
+        return _without_known(connection, campaigns)
+
+
+def add_imported(
+    store: Store, campaigns: Sequence[ImportedCampaign], *, about: Mapping[str, str | int]
+) -> tuple[ImportedCampaign, ...]:
+    """Keep imported rows that the store does not hold yet, all of them or, on an error, none.
+
+    `about` is told by an event of each campaign: the file and what became of its rows. Returns what was kept, under the
+    names that the campaigns were given.
+    """
+    with store.database.write() as connection:
+        taken = set(connection.execute(select(CampaignRow.name)).scalars())
+        kept = []
+        for campaign in _without_known(connection, campaigns):
+            named = replace(campaign, name=_free_name(campaign.name, taken))
+            taken.add(named.name)
+            kept.append(named)
+            _add_campaign(connection, named, now=timestamp(store.now()), about=about)
+    return tuple(kept)
+
+
+def _without_known(connection: Connection, campaigns: Sequence[ImportedCampaign]) -> tuple[ImportedCampaign, ...]:
+    known = _known_content(connection)
+    left = (
+        replace(campaign, outcomes=tuple(row for row in campaign.outcomes if row.content not in known))
+        for campaign in campaigns
+    )
+    return tuple(campaign for campaign in left if campaign.outcomes)
+
+
+def _known_content(connection: Connection) -> set[tuple[str, str]]:
+    """The `content` of every row that was imported before."""
     imported = (
         select(AttemptRow.id)
         .join(CampaignRow, CampaignRow.id == AttemptRow.campaign_id)
         .where(CampaignRow.strategy == IMPORTED)
     )
     recipes = select(AttemptRow.id, TrialRow.recipe_id).join(TrialRow, TrialRow.id == AttemptRow.trial_id)
-    with store.database.read() as connection:
-        outcomes = outcomes_by_attempt(connection, imported)
-        ids = connection.execute(recipes.where(AttemptRow.id.in_(imported))).all()
+    outcomes = outcomes_by_attempt(connection, imported)
+    ids = connection.execute(recipes.where(AttemptRow.id.in_(imported))).all()
     return {(row.recipe_id, _content(outcomes[row.id])) for row in ids}
-
-
-def add_imported(
-    store: Store, campaigns: Sequence[ImportedCampaign], *, about: Mapping[str, str | int]
-) -> tuple[str, ...]:
-    """Keep imported rows, all of them or, on an error, none; the names of the campaigns made.
-
-    `about` is told by an event of each campaign: the file and what became of its rows.
-    """
-    with store.database.write() as connection:
-        taken = set(connection.execute(select(CampaignRow.name)).scalars())
-        names = []
-        for campaign in campaigns:
-            name = _free_name(campaign.name, taken)
-            taken.add(name)
-            names.append(name)
-            _add_campaign(connection, replace(campaign, name=name), now=timestamp(store.now()), about=about)
-    return tuple(names)
 
 
 def _free_name(wanted: str, taken: set[str]) -> str:

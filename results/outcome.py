@@ -80,7 +80,8 @@ class Measurement:
     Rates follow from the median step. TFLOPS are 1e12 floating-point operations a second and device; model
     FLOPs leave recompute out, hardware FLOPs count it (formulas in `frontrunner.spaces.model`). `mfu` is
     model FLOPs over the device's peak, None where the cluster states no peak. `peak_memory_bytes` has one
-    entry a rank: the allocator's peak on accelerators, the resident set's on CPU.
+    entry a rank: the allocator's peak on accelerators, the resident set's on CPU. A row of an imported table has one
+    entry, 0 where the table states no peak.
     """
 
     step_times_s: tuple[float, ...]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from frontrunner.evaluators.protocol import EVALUATORS, ProbeSetup
 from frontrunner.evaluators.settings import DataSettings, ProbeSettings
+from frontrunner.results.imported import IMPORTED
 from frontrunner.search.strategy import STRATEGIES
 from frontrunner.spaces.errors import bad_value, require_above_zero, require_at_least, require_one_of
 from frontrunner.spaces.problem import Problem
@@ -70,7 +71,8 @@ class CampaignSpec:
     run_root: str | None = None
 
     def __post_init__(self) -> None:
-        require_one_of("campaign", "evaluator", self.evaluator, EVALUATORS)
+        if self.evaluator != IMPORTED:  # rows of a table, which nothing evaluates
+            require_one_of("campaign", "evaluator", self.evaluator, EVALUATORS)
         parallel, backend = self.search.parallel_probes, self.problem.cluster.backend
         if parallel > 1 and backend != "cpu" and self.evaluator == "probe":
             raise bad_value("search.parallel_probes", parallel, f"1: probes would share the {backend} devices")

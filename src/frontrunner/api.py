@@ -135,6 +135,11 @@ def resume(
 
     with open_store(store_url(store), create=False) as found:
         record = found.campaign(campaign)
+        if record.figures == "imported":
+            raise InvalidInput(
+                f"campaign {record.name} holds an imported table: there is nothing to go on with",
+                hint="name another: frontrunner campaigns",
+            )
         spec = stored_spec(record)
         if spec.evaluator == "probe":
             offloads = spec.space.offload if "deepspeed" in spec.space.engine else ()
@@ -166,7 +171,7 @@ def problem_summary(spec: CampaignSpec) -> dict[str, object]:
         "sequence_length": problem.sequence_length,
         "global_batch": str(problem.global_batch),
         "precision": problem.precision,
-        "figures": "simulated" if spec.evaluator == "simulated" else "measured",
+        "figures": spec.evaluator if spec.evaluator in ("simulated", "imported") else "measured",
     }
 
 
@@ -261,13 +266,18 @@ def plan_replay(
 
     explanation = show(recipe_id, store=store)
     ranked = [appearance for appearance in explanation.appearances if appearance.standing is not None]
-    ranked.sort(key=lambda appearance: appearance.campaign.figures == "simulated")  # stable: the newest stay first
+    ranked.sort(key=lambda appearance: appearance.campaign.figures != "measured")  # stable: the newest stay first
     if not ranked:
         raise InvalidInput(
             f"recipe {explanation.recipe_id} was never measured, so there is nothing to replay",
             hint="`frontrunner best` lists the measured ones",
         )
     campaign, standing = ranked[0].campaign, ranked[0].standing
+    if campaign.figures == "imported":
+        raise InvalidInput(
+            f"recipe {explanation.recipe_id} is of an imported table, which says nothing of how to train here",
+            hint="search its problem by a campaign file, which learns from the table: frontrunner launch FILE",
+        )
     spec = stored_spec(campaign)
     return plan(
         recipe_id=explanation.recipe_id,
@@ -277,6 +287,10 @@ def plan_replay(
         settings=settings,
         anyway=anyway,
     )
+
+
+def _an(figures: str) -> str:
+    return f"an {figures}" if figures == "imported" else f"a {figures}"
 
 
 def plan_profile(
@@ -291,7 +305,8 @@ def plan_profile(
     probed = [(found, spec) for found, spec in probed if spec.evaluator == "probe"]
     if not probed:
         raise InvalidInput(
-            f"recipe {explanation.recipe_id} is of a simulated campaign, so there is no training to profile",
+            f"recipe {explanation.recipe_id} is of {_an(explanation.appearances[0].campaign.figures)} campaign, so there "
+            "is no training to profile",
             hint='launch its campaign file with evaluator = "probe"',
         )
     # Of campaigns that measured it the newest, else the newest that tried.

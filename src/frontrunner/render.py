@@ -115,15 +115,18 @@ def _width(column: _Column, ranking: Sequence[RankedRecipe]) -> int:
     return column.width if column.drop else max([column.width, *(len(column.cell(row)) for row in ranking)])
 
 
-SIMULATED = "simulated: rough formulas, nothing was trained"
-"""What stands beside the figures of a rehearsal, wherever they are shown."""
+ORIGINS = {
+    "simulated": "simulated: rough formulas, nothing was trained",
+    "imported": "imported: a table says so, nothing was trained here",
+}
+"""What stands beside figures that were not measured here, wherever they are shown."""
 
 
 def print_ranking(ranking: Sequence[RankedRecipe], *, title: str) -> None:
     """The ranking; columns that do not fit are left out, the least telling first."""
     out = console()
-    if any(row.figures == "simulated" for row in ranking):
-        title += f" ({SIMULATED})"
+    for origin in sorted({row.figures for row in ranking} & set(ORIGINS)):
+        title += f" ({ORIGINS[origin]})"
     columns = _fitting(out.width, ranking)
     table = _table(title)
     for column in columns:
@@ -184,7 +187,7 @@ def print_campaigns(summaries: Sequence[CampaignSummary]) -> None:
         fastest = "-" if row.best_tokens_per_s is None else thousands(row.best_tokens_per_s)
         table.add_row(
             row.name,
-            row.state if row.figures == "measured" else f"{row.state}, simulated",
+            row.state if row.figures != "simulated" else f"{row.state}, simulated",  # imported is the strategy
             row.strategy,
             f"{row.legal_recipes:,}",
             f"{row.probes[TrialState.MEASURED]:,}",
@@ -202,8 +205,8 @@ def print_status(status: Status) -> None:
     campaign = status.campaign
     reason = f": {plain(campaign.state_reason)}" if campaign.state_reason else ""
     out.print(f"[bold]{campaign.name}[/bold]  {campaign.state}{reason}")
-    if campaign.figures == "simulated":
-        out.print(SIMULATED, style="yellow")
+    if campaign.figures in ORIGINS:
+        out.print(ORIGINS[campaign.figures], style="yellow")
     if status.driver_is_live:
         out.print(f"driven by {campaign.driver}")
     elif campaign.state == "running":
@@ -255,8 +258,8 @@ def print_explanation(explanation: Explanation) -> None:
 def _print_appearance(out: Console, appearance: Appearance) -> None:
     summary = ", ".join(f"{key} {value}" for key, value in appearance.campaign.problem_summary.items())
     out.print(f"\ncampaign [bold]{appearance.campaign.name}[/bold]  ({plain(summary)})")
-    if appearance.campaign.figures == "simulated":
-        out.print(SIMULATED, style="yellow")
+    if appearance.campaign.figures in ORIGINS:
+        out.print(ORIGINS[appearance.campaign.figures], style="yellow")
     standing = appearance.standing
     if standing is not None:
         out.print(f"rank {appearance.rank} of {appearance.ranked_recipes} by tokens/s")
