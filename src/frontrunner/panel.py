@@ -95,7 +95,7 @@ def _progress(probe: RunningProbe) -> str:
     elapsed = f"{probe.seconds:.0f} s"
     if probe.progress is None:
         return elapsed
-    steps = f"step {probe.progress.steps_done} of {probe.progress.steps_total}"
+    steps = f"step {probe.progress.steps_done} of at most {probe.progress.steps_total}"
     return f"{elapsed}, {steps if probe.progress.phase == 'stepping' else probe.progress.phase}"
 
 
