@@ -131,8 +131,8 @@ def _add_campaign(
     campaign_id = connection.execute(made.returning(CampaignRow.id)).scalar_one()
     for number, rows in enumerate(by_recipe.values(), start=1):
         _add_trial(connection, campaign_id, number, rows, now=now)
-    told = insert(EventRow).values(campaign_id=campaign_id, at=now, kind=IMPORTED, data_json=canonical_json(dict(about)))
-    connection.execute(told)
+    event = {"campaign_id": campaign_id, "at": now, "kind": IMPORTED, "data_json": canonical_json(dict(about))}
+    connection.execute(insert(EventRow).values(**event))
 
 
 def _add_trial(

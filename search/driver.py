@@ -10,23 +10,24 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from frontrunner.evaluators.measure import nodes_used
 from frontrunner.evaluators.protocol import ProbeOrder, make_evaluator
 from frontrunner.evaluators.run_folder import RunFolder
+from frontrunner.results.known import REUSED, reused_trials
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.results.provenance import collect
 from frontrunner.results.records import Attempt, Campaign, Trial
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store
+from frontrunner.search.answers import Answer
 from frontrunner.search.budget import Ledger, exhausted, limits, seconds_left
+from frontrunner.search.evidence import Gathered
 from frontrunner.search.listener import Ended, Listener, RunningProbe, Silent, View
 from frontrunner.search.proposals import Proposals
 from frontrunner.search.spec import CampaignSpec
-from frontrunner.search.strategy import Evidence
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import FrontrunnerError
 from frontrunner.spaces.recipe import Recipe
@@ -75,15 +76,15 @@ class Driver:
         spec: CampaignSpec,
         listener: Listener | None = None,
         survey: Survey | None = None,
-        evidence: Sequence[Evidence] = (),
+        gathered: Gathered | None = None,
     ) -> None:
-        """`survey` is the space's, where the caller has made it already; `evidence` what was known before."""
+        """`survey` is the space's, where the caller has made it already; `gathered` what was known before."""
         self._store = store
         self._campaign = campaign
         self._spec = spec
         self._listener: Listener = listener or Silent()
         self._survey = survey or spec.space.survey(spec.problem)
-        self._evidence = evidence
+        self._gathered = gathered or Gathered()
         self._in_flight: dict[str, _InFlight] = {}
         self._failures_of_trial: Counter[tuple[int, FailureKind]] = Counter()
         self._alike: list[Failure] = []
@@ -152,6 +153,8 @@ class Driver:
         self._recover()
         self._refresh()
         self._listener.began(self._view)
+        if self._gathered.is_worth_telling:
+            self._notice("evidence", **self._gathered.counts(used=self._proposals.remembers))
         while True:
             ending = self._start_what_fits()
             if ending is not None and (self._wants_kill or not self._in_flight):
@@ -188,15 +191,16 @@ class Driver:
             seed=self._spec.search.seed,
             told=stored,
             notice=self._notice,
-            evidence=self._evidence,
+            evidence=self._gathered.evidence,
         )
         outcomes = dict(stored)
         lost = Failure(kind=FailureKind.LOST, message="lost each time it was tried")
+        reused = reused_trials(self._store, self._campaign.id)
         for trial in self._store.trials(self._campaign.id):
             if trial.state is TrialState.QUEUED:
                 self._proposals.put_back(trial)
             else:
-                self._ledger.probes += 1
+                self._ledger.probes += trial.number not in reused
                 self._proposals.leave_out(trial.recipe)
                 self._view.count(_ended(trial, outcomes.get(trial.recipe, lost), will_retry=False))
 
@@ -235,6 +239,10 @@ class Driver:
             return False
         with self._writer.together():
             trial = chosen if isinstance(chosen, Trial) else self._propose(chosen)
+            answer = None if isinstance(chosen, Trial) else self._gathered.answers.get(trial.recipe_id)
+            if answer is not None:
+                self._take(answer, trial)
+                return True
             folder = self._new_folder(trial)
             attempt = self._writer.start_attempt(trial, run_folder=str(folder))
         order = ProbeOrder(token=folder.name, recipe=trial.recipe, run_folder=folder)
@@ -248,6 +256,21 @@ class Driver:
         self._evaluator.start(order)
         self._listener.probe_began(self._view, trial.number, trial.recipe)
         return True
+
+    def _take(self, answer: Answer, trial: Trial) -> None:
+        """Make what an earlier campaign measured this trial's outcome: it takes no probe, and nothing of the budget."""
+        attempt = self._writer.start_attempt(trial, run_folder=answer.run_folder)
+        self._writer.finish_attempt(attempt, answer.outcome, retry=False)
+        self._proposals.tell(trial.recipe, answer.outcome)
+        self._view.count(_ended(trial, answer.outcome, will_retry=False))
+        self._notice(
+            REUSED,
+            trial=trial.number,
+            recipe=trial.recipe.describe(),
+            campaign=answer.campaign,
+            its_trial=answer.trial_number,
+            measured_at=answer.measured_at,
+        )
 
     def _propose(self, recipe: Recipe) -> Trial:
         return self._writer.propose(recipe_id(self._spec.problem, recipe), recipe)

@@ -50,6 +50,11 @@ class Proposals:
         self._is_fallback = name == FALLBACK
         self._strategy = self._made(name)
 
+    @property
+    def remembers(self) -> bool:
+        """Whether the strategy learns from what was known before the campaign."""
+        return isinstance(self._strategy, Forecaster)
+
     def put_back(self, trial: Trial) -> None:
         """Queue a trial for another attempt; it comes before any new proposal."""
         self._waiting.append(trial)

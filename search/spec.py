@@ -21,13 +21,17 @@ from frontrunner.spaces.space import Space
 class SearchSettings:
     """How recipes are chosen.
 
-    `identical_failures` of the same kind before the first measurement pause the campaign.
+    `identical_failures` of the same kind before the first measurement pause the campaign. With `warm_start` a strategy
+    that predicts learns from the store's earlier campaigns and imported tables; with `reuse` a recipe that was measured
+    in the same environment not long ago is answered from the store.
     """
 
     strategy: str = "deephyper"
     seed: int = 0
     parallel_probes: int = 1
     identical_failures: int = 5
+    warm_start: bool = True
+    reuse: bool = True
 
     def __post_init__(self) -> None:
         require_one_of("search", "strategy", self.strategy, STRATEGIES)

@@ -33,7 +33,7 @@ class Given:
 class Columns:
     """What a person said of a table's columns.
 
-    `mapped` has columns by their name in the form, `constants` what holds for every row, `ignored` columns to leave out.
+    `mapped` has columns by their name in the form, `constants` what holds for every row, `ignored` what is left out.
     """
 
     mapped: Mapping[str, Given]

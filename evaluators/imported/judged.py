@@ -123,7 +123,5 @@ def _disagreeing(table: TableProblem) -> list[Repeats]:
         times = [time for _, time in repeats]
         if max(times) > (1 + DISAGREEING) * min(times):
             rows = tuple(number for number, _ in repeats)
-            found.append(
-                Repeats(problem=table.name, recipe=recipe.describe(), rows=rows, step_times_s=tuple(times))
-            )
+            found.append(Repeats(problem=table.name, recipe=recipe.describe(), rows=rows, step_times_s=tuple(times)))
     return found

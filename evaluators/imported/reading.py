@@ -20,6 +20,7 @@ MAX_FILE_BYTES = 200_000_000
 NEEDED = (("gpus",), ("seq",), ("mbs",), ("gbs", "gas"), ("hidden", "n_params_b"), ("step_time_s", "status"))
 """Columns without which no row becomes a recipe with an outcome; of several any one is enough."""
 
+
 @dataclass(frozen=True, kw_only=True)
 class Reading:
     """What a file holds. `sha256` is of its bytes, `rows` counts its data rows."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frontrunner.campaign_file import CampaignFile, StoreSettings, read_campaign_file
+from frontrunner.earlier import refuse_imported_campaign, refuse_imported_recipe, remembered
 from frontrunner.evaluators.here import prepare_here
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.settings import run_root, store_url
@@ -95,7 +96,8 @@ def launch(
             legal_recipes=len(surveyed.recipes),
             problem_summary=problem_summary(spec),
         )
-        driver = Driver(store=found, campaign=record, spec=spec, listener=listener, survey=surveyed)
+        known = remembered(found, record, spec)
+        driver = Driver(store=found, campaign=record, spec=spec, listener=listener, survey=surveyed, gathered=known)
         return _drive(driver, on_driver)
 
 
@@ -135,16 +137,13 @@ def resume(
 
     with open_store(store_url(store), create=False) as found:
         record = found.campaign(campaign)
-        if record.figures == "imported":
-            raise InvalidInput(
-                f"campaign {record.name} holds an imported table: there is nothing to go on with",
-                hint="name another: frontrunner campaigns",
-            )
+        refuse_imported_campaign(record)
         spec = stored_spec(record)
         if spec.evaluator == "probe":
             offloads = spec.space.offload if "deepspeed" in spec.space.engine else ()
             prepare_here(spec.problem, engines=spec.space.engine, offloads=offloads)
-        driver = Driver(store=found, campaign=record, spec=spec, listener=listener)
+        known = remembered(found, record, spec)
+        driver = Driver(store=found, campaign=record, spec=spec, listener=listener, gathered=known)
         return _drive(driver, on_driver, take_over=take_over)
 
 
@@ -265,6 +264,7 @@ def plan_replay(
     from frontrunner.evaluators.replay import plan
 
     explanation = show(recipe_id, store=store)
+    refuse_imported_recipe(explanation)
     ranked = [appearance for appearance in explanation.appearances if appearance.standing is not None]
     ranked.sort(key=lambda appearance: appearance.campaign.figures != "measured")  # stable: the newest stay first
     if not ranked:
@@ -273,11 +273,6 @@ def plan_replay(
             hint="`frontrunner best` lists the measured ones",
         )
     campaign, standing = ranked[0].campaign, ranked[0].standing
-    if campaign.figures == "imported":
-        raise InvalidInput(
-            f"recipe {explanation.recipe_id} is of an imported table, which says nothing of how to train here",
-            hint="search its problem by a campaign file, which learns from the table: frontrunner launch FILE",
-        )
     spec = stored_spec(campaign)
     return plan(
         recipe_id=explanation.recipe_id,
@@ -289,10 +284,6 @@ def plan_replay(
     )
 
 
-def _an(figures: str) -> str:
-    return f"an {figures}" if figures == "imported" else f"a {figures}"
-
-
 def plan_profile(
     recipe_id: str, settings: ProfileSettings | None = None, *, store: str | None = None, anyway: bool = False
 ) -> ProfilePlan:
@@ -301,12 +292,12 @@ def plan_profile(
     from frontrunner.evaluators.profiling.plan import plan
 
     explanation = show(recipe_id, store=store)
+    refuse_imported_recipe(explanation)
     probed = [(found, stored_spec(found.campaign)) for found in explanation.appearances]
     probed = [(found, spec) for found, spec in probed if spec.evaluator == "probe"]
     if not probed:
         raise InvalidInput(
-            f"recipe {explanation.recipe_id} is of {_an(explanation.appearances[0].campaign.figures)} campaign, so there "
-            "is no training to profile",
+            f"recipe {explanation.recipe_id} is of a simulated campaign, so there is no training to profile",
             hint='launch its campaign file with evaluator = "probe"',
         )
     # Of campaigns that measured it the newest, else the newest that tried.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.names import campaign_name_from, require_campaign_name
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.spaces.space import Space
+from frontrunner.spaces.space import DEGREES, Space
 from frontrunner.validation import dump_json
 
 if TYPE_CHECKING:
@@ -58,12 +58,23 @@ class Import:
         return sum(problem.rows for problem in self.problems)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TableForm:
+    """How a table differs from the table form.
+
+    `columns` gives, for a column of the form, the table's own name and its unit where that is another, as
+    `{"step_time_s": "iter_ms:ms"}`; `constants` what holds for every row; `ignore` columns to leave out.
+    """
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, str] = field(default_factory=dict)
+    ignore: tuple[str, ...] = ()
+
+
 def import_table(
     table: str | Path,
     *,
-    columns: Mapping[str, str] | None = None,
-    constants: Mapping[str, str] | None = None,
-    ignore: Sequence[str] = (),
+    form: TableForm | None = None,
     cluster: str | Cluster | None = None,
     name: str | None = None,
     store: str | None = None,
@@ -71,10 +82,9 @@ def import_table(
 ) -> Import:
     """Read a table of measured configurations into the store, as one campaign for each problem.
 
-    `columns` gives, for a column of the table form, the table's own name and its unit where that is another, as
-    `{"step_time_s": "iter_ms:ms"}`; `constants` what holds for every row; `ignore` columns to leave out. Rows that name
-    no hardware are of `cluster` (a preset, a cluster file's path, or a value). Campaigns are called `name`, by default
-    after the file, and where there are several problems after those too. Rows that the store has are not kept twice.
+    Rows that name no hardware are of `cluster` (a preset, a cluster file's path, or a value). Campaigns are called
+    `name`, by default after the file, and where there are several problems after those too. Rows that the store has are
+    not kept twice.
 
     Raises `NotFound` and `InvalidInput` for a table that cannot be used or has no usable row; nothing is written then.
     """
@@ -83,7 +93,8 @@ def import_table(
 
     if name is not None:
         require_campaign_name("--name", name)
-    said = parse_columns(_pairs(columns), _pairs(constants), ignore)
+    form = form or TableForm()
+    said = parse_columns(_pairs(form.columns), _pairs(form.constants), form.ignore)
     found = read(Path(table), said, named_cluster(cluster) if isinstance(cluster, str) else cluster)
     campaigns = [_campaign(problem, found, _name(problem, found, name)) for problem in found.problems]
     if not campaigns:
@@ -92,8 +103,8 @@ def import_table(
     return _kept(found, campaigns, store_url(store), preview=preview)
 
 
-def _pairs(table: Mapping[str, str] | None) -> list[str]:
-    return [f"{key}={value}" for key, value in (table or {}).items()]
+def _pairs(table: Mapping[str, str]) -> list[str]:
+    return [f"{key}={value}" for key, value in table.items()]
 
 
 def _kept(found: Reading, campaigns: Sequence[ImportedCampaign], store: str, *, preview: bool) -> Import:
@@ -176,15 +187,12 @@ def _campaign(table: TableProblem, found: Reading, name: str) -> ImportedCampaig
 
 def _space(recipes: Sequence[Recipe]) -> Space:
     """The choices that the rows take."""
-    numbers = ("tensor_parallel", "pipeline_parallel", "context_parallel", "micro_batch_seqs", "accumulation")
-    numbers += ("devices", "virtual_stages")
-    words = {
-        "schedule": [recipe.schedule for recipe in recipes if recipe.schedule != "none"] or ["1f1b"],
-        "sharding": [recipe.sharding_name for recipe in recipes],
-        "recompute": [recipe.recompute for recipe in recipes],
-    }
+    numbers = (*DEGREES, "micro_batch_seqs", "accumulation", "devices", "virtual_stages")
+    schedules = dict.fromkeys(recipe.schedule for recipe in recipes if recipe.schedule != "none")
     return Space(
         **{name: tuple(sorted({getattr(recipe, name) for recipe in recipes})) for name in numbers},
-        **{name: tuple(dict.fromkeys(values)) for name, values in words.items()},
+        schedule=tuple(schedules) or ("1f1b",),
+        sharding=tuple(dict.fromkeys(recipe.sharding_name for recipe in recipes)),
+        recompute=tuple(dict.fromkeys(recipe.recompute for recipe in recipes)),
         sequence_parallel=tuple(sorted({recipe.sequence_parallel for recipe in recipes})),
     )

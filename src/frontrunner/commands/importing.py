@@ -42,18 +42,10 @@ def import_(  # noqa: PLR0913, PLR0917 - an option each
       frontrunner import sweep.csv --preview
       frontrunner import runs.csv --set hardware=h100 --column step_time_s=iter:ms
     """
-    from frontrunner.import_api import import_table
+    from frontrunner.import_api import TableForm, import_table
 
-    found = import_table(
-        table,
-        columns=_table("--column", columns),
-        constants=_table("--set", constants),
-        ignore=ignore,
-        cluster=cluster,
-        name=name,
-        store=store,
-        preview=preview,
-    )
+    form = TableForm(columns=_table("--column", columns), constants=_table("--set", constants), ignore=ignore)
+    found = import_table(table, form=form, cluster=cluster, name=name, store=store, preview=preview)
     if as_json:
         print_json(found)
         return
