@@ -10,6 +10,7 @@ from frontrunner.results.known import KnownRecipe
 from frontrunner.results.outcome import STABLE_SPREAD, Failure, FailureKind, Measurement, Outcome
 from frontrunner.results.provenance import Provenance
 from frontrunner.search.spec import CampaignSpec
+from frontrunner.spaces.document import recipe_id
 
 RECENT = timedelta(days=7)
 """An older measurement is made again: clocks, firmware and a network's neighbours change without a version. Assumed."""
@@ -51,6 +52,8 @@ def answer_of(
     if not same_environment(known.provenance, here) or now - datetime.fromisoformat(known.finished_at) > RECENT:
         return None
     if (there.probe.optimizer, there.search.parallel_probes) != (spec.probe.optimizer, spec.search.parallel_probes):
+        return None
+    if recipe_id(spec.problem, known.recipe) != known.recipe_id:
         return None
     outcome = _outcome(known, there, spec)
     if outcome is None:
