@@ -23,7 +23,7 @@ class SearchSettings:
     `identical_failures` of the same kind before the first measurement pause the campaign.
     """
 
-    strategy: str = "deephyper"
+    strategy: str = "guided"
     seed: int = 0
     parallel_probes: int = 1
     identical_failures: int = 5
