@@ -26,7 +26,7 @@ class SearchSettings:
     in the same environment not long ago is answered from the store.
     """
 
-    strategy: str = "deephyper"
+    strategy: str = "guided"
     seed: int = 0
     parallel_probes: int = 1
     identical_failures: int = 5

@@ -84,6 +84,7 @@ StrategyFactory = Callable[[Survey, int], Strategy]
 """Makes a strategy from the surveyed space and a seed."""
 
 STRATEGIES: dict[str, str] = {
+    "guided": "frontrunner.search.guided.strategy:guided",
     "exhaustive": "frontrunner.search.listed:exhaustive",
     "random": "frontrunner.search.listed:shuffled",
     "optuna-tpe": "frontrunner.search.optuna_strategy:tpe",
