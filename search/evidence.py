@@ -93,7 +93,7 @@ def gather(store: Store, spec: CampaignSpec, earlier: Iterable[Earlier], here: P
                 answers[recipe.recipe_id] = answer  # the newest campaign's counts
             why = reason or _why_not(recipe, one, spec, here)
             if why is None:
-                found.append((_distance(one.spec.problem, spec.problem), _evidence(recipe, one)))
+                found.append((distance(one.spec.problem, spec.problem), _evidence(recipe, one)))
             else:
                 left_out[why] += 1
     found.sort(key=lambda pair: pair[0])  # stable: of one distance the oldest first
@@ -176,7 +176,7 @@ def _is_same(one: Problem, other: Problem) -> bool:
     )
 
 
-def _distance(one: Problem, other: Problem) -> float:
+def distance(one: Problem, other: Problem) -> float:
     """How far one problem is from another: doublings of parameters, sequence length and devices, summed."""
     pairs = (
         (one.model.parameters, other.model.parameters),
