@@ -14,9 +14,9 @@ class ProbeSettings:
     """How one recipe is measured.
 
     A probe ends when its step time is known to `precision`, half the width of a 95 % confidence interval over the
-    median, or is clearly above that of the campaign's best recipe. It takes at least `warm_up_steps` and
-    `min_measured_steps`, and at most `max_steps` in all. With `measured_steps` it takes exactly `warm_up_steps` and
-    those.
+    median, is clearly above that of the campaign's best recipe, or is too noisy to be known by `max_steps`. It takes at
+    least `warm_up_steps` and `min_measured_steps`, and at most `max_steps` in all. With `measured_steps` it takes
+    exactly `warm_up_steps` and those.
 
     `deadline_s` bounds a whole probe; `step_deadline_s` the time without a finished step, after which the
     ranks are held to be hung.

@@ -28,6 +28,11 @@ class Answer:
     measured_at: str
     run_folder: str
 
+    @property
+    def origin(self) -> dict[str, str | int]:
+        """Where the outcome comes from, for an event."""
+        return {"campaign": self.campaign, "its_trial": self.trial_number, "measured_at": self.measured_at}
+
 
 def same_environment(one: Provenance, other: Provenance) -> bool:
     """Whether the same probe would run alike: host, system, device, driver and every package that takes part."""

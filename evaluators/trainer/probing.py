@@ -142,7 +142,12 @@ class _Judge:
         times = self.measured()
         if len(times) < adaptive.min_measured_steps:
             return False
-        found = ending(times, precision=adaptive.precision, best_step_time_s=adaptive.best_step_time_s)
+        found = ending(
+            times,
+            precision=adaptive.precision,
+            best_step_time_s=adaptive.best_step_time_s,
+            most=self._probe.measured_steps,
+        )
         if found is not None:
             self.ended = found
         spent_s = self._session.build_time_s + sum(self._steps.times_s)

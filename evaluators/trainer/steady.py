@@ -8,10 +8,12 @@ import statistics
 from collections.abc import Sequence
 from typing import Literal
 
-Ending = Literal["known", "slower"]
+Ending = Literal["known", "slower", "noisy"]
 
 CLEARLY = 0.05
 """Assumed: by how much of the best step time an interval must lie above it. Machines drift between two probes."""
+LEAST_TO_DESPAIR = 5
+"""Steps from which it is judged whether those that are left can make a step time known."""
 LEAST_AFTER_FIRST = 2
 """Steps after the first that are needed to judge it."""
 
@@ -72,12 +74,29 @@ def relative_half_width(times: Sequence[float]) -> float:
     return (high - low) / 2 / statistics.median(times)
 
 
-def ending(times: Sequence[float], *, precision: float, best_step_time_s: float | None) -> Ending | None:
-    """Why measuring can end: the step time is known to `precision`, or is clearly above the best; None to go on."""
+def half_width_after(times: Sequence[float], count: int) -> float:
+    """What `relative_half_width` will be about with `count` steps, if they go on as these did.
+
+    t(count - 1) * s / sqrt(count), with s from the median absolute deviation (1.4826 of it for a normal distribution),
+    which single interrupted steps leave alone, and sqrt(pi / 2) times that: so much wider is the median's interval.
+    """
+    middle = statistics.median(times)
+    spread = 1.4826 * statistics.median(abs(time - middle) for time in times)
+    return math.sqrt(math.pi / 2) * _t(_TWO_SIDED_T, count - 1) * spread / math.sqrt(count) / middle
+
+
+def ending(times: Sequence[float], *, precision: float, best_step_time_s: float | None, most: int) -> Ending | None:
+    """Why measuring can end, at the latest after `most` steps; None to go on.
+
+    The step time is known to `precision`, or is clearly above the best, or the steps vary so much that it would not be
+    known after `most` either.
+    """
     if relative_half_width(times) <= precision:
         return "known"
     if best_step_time_s is not None and interval(times)[0] > best_step_time_s * (1 + CLEARLY):
         return "slower"
+    if len(times) >= LEAST_TO_DESPAIR and half_width_after(times, most) > precision:
+        return "noisy"
     return None
 
 

@@ -42,7 +42,6 @@ EPILOG = """
 Examples:
   frontrunner plan examples/frontier-22b.toml estimate it, no machine needed
   frontrunner launch examples/laptop.toml     search it, ends with the ranking
-  frontrunner best --top 5 --json             ask again, for a program
   frontrunner replay RECIPE --steps 500       train with the winner
 """
 

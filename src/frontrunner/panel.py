@@ -11,6 +11,7 @@ from rich.text import Text
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.search.budget import Limit
 from frontrunner.search.listener import LAST_OUTCOMES, Ended, RunningProbe, View
+from frontrunner.search.strategy import Outlook
 from frontrunner.text import gib, percent, plain, seconds, thousands
 
 LABEL_WIDTH = 11
@@ -34,6 +35,8 @@ def panel(view: View, *, width: int, heights: Heights | None) -> Group:
     With `heights` the panel is padded to a steady height; without it holds no empty lines.
     """
     lines = [_head(view, width), *map(_limit, view.limits), _counts(view), _best(view, width)]
+    if view.outlook is not None:
+        lines.append(Text(f"{'outlook':<{LABEL_WIDTH}}", style="dim").append(_outlook(view.outlook), style="not dim"))
     running = list(_running(view))
     last = list(_last(view, width))
     if heights is not None:
@@ -80,6 +83,12 @@ def _best(view: View, width: int) -> Text:
     if view.best is None:
         return text.append(f"nothing {view.figures} yet", style="not dim")
     return text.append_text(_outcome(view.best, _recipe_width(view, width), style="bold green"))
+
+
+def _outlook(outlook: Outlook) -> str:
+    """What is left to gain, short enough for a narrow terminal."""
+    gain, gap, most = (percent(share) for share in (outlook.expected_improvement, outlook.gap, outlook.gap_at_most))
+    return f"next probe +{gain}; best {gap} below the whole space's (95 %: at most {most})"
 
 
 def _running(view: View) -> Iterator[Text]:

@@ -48,10 +48,20 @@ def test_a_probe_ends_when_its_step_time_is_known(tmp_path: Path) -> None:
     assert len(result["warm_up_times_s"]) + len(result["step_times_s"]) == len(result["losses"])
 
 
-def test_a_probe_that_is_never_sure_takes_all_its_steps(tmp_path: Path) -> None:
-    result = run_job(adaptive_job(tmp_path / "run", small_recipe()))
-    assert (result["ended"], len(result["losses"])) == ("limit", 9)
-    assert len(result["step_times_s"]) >= 5, "at least half of the steps are measured"
+def test_a_probe_that_could_never_be_sure_gives_up(tmp_path: Path) -> None:
+    job = adaptive_job(tmp_path / "run", small_recipe())
+    assert job.probe is not None
+    result = run_job(replace(job, probe=replace(job.probe, measured_steps=60)))
+    assert result["ended"] == "noisy"
+    assert 5 <= len(result["step_times_s"]) < len(result["losses"]) < 61
+
+
+def test_a_probe_takes_no_more_steps_than_it_may(tmp_path: Path) -> None:
+    job = adaptive_job(tmp_path / "run", small_recipe())
+    assert job.probe is not None
+    result = run_job(replace(job, probe=replace(job.probe, measured_steps=4)))
+    assert (result["ended"], len(result["losses"])) == ("limit", 5)
+    assert len(result["step_times_s"]) >= 3, "at least half of the steps are measured"
 
 
 def test_a_probe_ends_before_its_deadline_with_what_it_has(tmp_path: Path) -> None:

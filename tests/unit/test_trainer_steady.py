@@ -9,7 +9,14 @@ from collections.abc import Callable
 import pytest
 from scipy import stats
 
-from frontrunner.evaluators.trainer.steady import CLEARLY, ending, interval, relative_half_width, settled
+from frontrunner.evaluators.trainer.steady import (
+    CLEARLY,
+    ending,
+    half_width_after,
+    interval,
+    relative_half_width,
+    settled,
+)
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 12, 21])
@@ -32,7 +39,7 @@ def test_an_interrupted_step_does_not_widen_the_medians_interval(count: int, pla
 
 def test_one_step_says_nothing() -> None:
     assert interval([1.0]) == (0.0, float("inf"))
-    assert ending([1.0], precision=0.5, best_step_time_s=0.1) is None
+    assert ending([1.0], precision=0.5, best_step_time_s=0.1, most=14) is None
 
 
 def test_slow_first_steps_are_warm_up() -> None:
@@ -48,11 +55,29 @@ def test_what_is_no_slower_than_the_others_stays() -> None:
 
 def test_a_slow_recipe_ends_before_its_time_is_known() -> None:
     rough = [2.0, 2.3, 2.1]
-    assert ending(rough, precision=0.03, best_step_time_s=1.0) == "slower"
-    assert ending(rough, precision=0.03, best_step_time_s=1.9) is None, "the interval reaches the best"
-    assert ending(rough, precision=0.03, best_step_time_s=None) is None
+    assert ending(rough, precision=0.03, best_step_time_s=1.0, most=14) == "slower"
+    assert ending(rough, precision=0.03, best_step_time_s=1.9, most=14) is None, "the interval reaches the best"
+    assert ending(rough, precision=0.03, best_step_time_s=None, most=14) is None
     low = interval(rough)[0]
-    assert ending(rough, precision=0.03, best_step_time_s=1.001 * low / (1 + CLEARLY)) is None
+    assert ending(rough, precision=0.03, best_step_time_s=1.001 * low / (1 + CLEARLY), most=14) is None
+
+
+def test_steps_that_vary_too_much_end_a_probe_and_a_single_interruption_does_not() -> None:
+    noisy, interrupted = [1.0, 1.3, 0.8, 1.1, 1.4], [1.0, 1.02, 3.0, 0.99, 1.01]
+    assert ending(noisy, precision=0.03, best_step_time_s=None, most=14) == "noisy"
+    assert ending(noisy, precision=0.03, best_step_time_s=None, most=1000) is None, "so many steps would help"
+    assert ending(noisy[:4], precision=0.03, best_step_time_s=None, most=14) is None
+    assert ending(interrupted, precision=0.03, best_step_time_s=None, most=14) is None
+
+
+def test_the_width_to_come_is_about_the_one_that_comes() -> None:
+    draw = random.Random(3)
+    expected, came = [], []
+    for _ in range(400):
+        times = [draw.gauss(1.0, 0.1) for _ in range(14)]
+        expected.append(half_width_after(times[:7], 14))
+        came.append(relative_half_width(times))
+    assert statistics.median(expected) == pytest.approx(statistics.median(came), rel=0.3)
 
 
 def quiet(draw: random.Random) -> float:
