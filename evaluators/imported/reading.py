@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from frontrunner.evaluators.imported.columns import FORM, NUMERIC, Columns, in_base_units, in_form
+from frontrunner.evaluators.imported.cells import usable
+from frontrunner.evaluators.imported.columns import Columns, in_form
 from frontrunner.evaluators.imported.judged import LeftOut, Repeats, judged, on_cluster
 from frontrunner.evaluators.imported.slips import refuse_slips
 from frontrunner.evaluators.table_rows import TableProblem, problems_of
@@ -43,11 +44,9 @@ def read(path: Path, columns: Columns, cluster: Cluster | None = None) -> Readin
     content = _content(path)
     table = _table(path, content)
     form = in_form(table, columns)
-    if cluster is not None and "hardware" not in form:
-        form["hardware"] = cluster.device
-    _refuse_missing(form)
-    numbers, left_out = _numbers(form, columns)
-    found = problems_of(numbers, path.stem)
+    _refuse_missing(form, needs_hardware=cluster is None)
+    cells, left_out = usable(form, columns, default_hardware=None if cluster is None else cluster.device)
+    found = problems_of(cells, path.stem)
     left_out += [LeftOut(reason=reason, rows=count) for reason, count in found.left_out.items()]
     problems = list(found.problems)
     if cluster is not None:
@@ -89,7 +88,7 @@ def _table(path: Path, content: bytes) -> pd.DataFrame:
     return table.rename(columns=lambda name: str(name).strip())
 
 
-def _refuse_missing(form: pd.DataFrame) -> None:
+def _refuse_missing(form: pd.DataFrame, *, needs_hardware: bool) -> None:
     for names in NEEDED:
         if not any(name in form for name in names):
             wanted = " or ".join(names)
@@ -97,21 +96,5 @@ def _refuse_missing(form: pd.DataFrame) -> None:
                 f"the table has no column {wanted}",
                 hint=f"name yours: --column {names[0]}=THEIRS" + (f", or --set {names[0]}=NUMBER" * (len(names) == 1)),
             )
-    if "hardware" not in form:
+    if needs_hardware and "hardware" not in form:
         raise InvalidInput("the table has no column hardware", hint="--set hardware=h100, or --cluster NAME or FILE")
-
-
-def _numbers(form: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[LeftOut]]:
-    """The rows whose numbers are numbers, in the form's units, and what was left out."""
-    found, left_out = form.copy(), []
-    for name in [name for name in FORM if name in form and name in NUMERIC]:
-        given = found[name].notna() & (found[name].astype(str).str.strip() != "")
-        numbers = in_base_units(pd.to_numeric(found[name], errors="coerce"), name, columns)
-        found[name] = numbers
-        wrong = {f"{name} is not a number": given & numbers.isna(), f"{name} is negative": numbers < 0}
-        for reason, rows in wrong.items():
-            if rows.any():
-                first = int(str(rows.idxmax())) + 1
-                left_out.append(LeftOut(reason=reason, rows=int(rows.sum()), first_row=first))
-        found = found[~(wrong[f"{name} is not a number"] | wrong[f"{name} is negative"])]
-    return found, left_out

@@ -28,15 +28,23 @@ def print_import(found: Import) -> None:
         if len(found.problems) > MOST_PROBLEMS:
             out.print(f"and {len(found.problems) - MOST_PROBLEMS:,} more campaigns: frontrunner campaigns")
     if found.known_rows:
-        out.print(f"{found.known_rows:,} rows were in the store before and are not kept twice")
+        out.print(f"in the store before, and not kept twice: {_rows(found.known_rows)}")
     if found.left_out:
-        out.print(f"{sum(left.rows for left in found.left_out):,} rows left out:")
+        out.print(f"left out: {_rows(sum(left.rows for left in found.left_out))}")
         for left in found.left_out[:MOST_REASONS]:
             where = "" if left.first_row is None else f" (first: row {left.first_row})"
             out.print(f"  {left.rows:>5} x {plain(left.reason)}{where}", markup=False)
         if len(found.left_out) > MOST_REASONS:
             out.print(f"        and {len(found.left_out) - MOST_REASONS} more reasons (--json has them all)")
     _print_disagreements(found)
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count:,} rows"
+
+
+def _recipes(count: int) -> str:
+    return "the rows of 1 recipe" if count == 1 else f"the rows of {count:,} recipes"
 
 
 def _campaigns(problems: tuple[ImportedProblem, ...]) -> Table:
@@ -57,7 +65,7 @@ def _print_disagreements(found: Import) -> None:
     out = console()
     if not found.disagreeing:
         return
-    out.print(f"{len(found.disagreeing):,} recipes have rows that disagree by more than 25 %; kept as repeats:")
+    out.print(f"kept as repeats, though they differ by more than 25 %: {_recipes(len(found.disagreeing))}")
     for repeats in found.disagreeing[:MOST_DISAGREEMENTS]:
         rows = ", ".join(str(row) for row in repeats.rows)
         times = ", ".join(seconds(time) for time in repeats.step_times_s)
