@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from frontrunner.evaluators.analytic.doubt import why_too_fast
 from frontrunner.evaluators.analytic.hardware import preset_of
 from frontrunner.evaluators.imported.slips import hardware_utilisation
 from frontrunner.evaluators.measure import rates
@@ -110,6 +111,8 @@ def _why_not(row: TableRow, table: TableProblem) -> str | None:
         share = hardware_utilisation(row.outcome, table)
         if share is not None and share > 1:
             return "faster than the device's peak"
+        if why_too_fast(row.recipe, table.problem, row.outcome.step_time_s_median):
+            return "faster than the formulas find possible"
     return None
 
 
