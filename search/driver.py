@@ -79,7 +79,7 @@ class Driver:
         self._campaign = campaign
         self._spec = spec
         self._listener: Listener = listener or Silent()
-        self._survey = survey or spec.space.survey(spec.problem)
+        self._survey = survey or spec.survey()
         self._in_flight: dict[str, _InFlight] = {}
         self._failures_of_trial: Counter[tuple[int, FailureKind]] = Counter()
         self._alike: list[Failure] = []
