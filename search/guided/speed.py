@@ -33,9 +33,8 @@ PER_SHARE = 0.3
 """Of a step's part, where it is the whole step."""
 PER_STEP = 0.045
 """Of a doubling of a degree, or another choice."""
-PER_LOG_SPEED = {0.15: 0.9, 1.5: 0.1}
-"""Of what a predicted difference in speed is worth, against 1 -> its chance before any measurement. The second is that
-of a model that is badly wrong: by -2 the predicted order is turned round."""
+PER_LOG_SPEED = 0.3
+"""Of what a predicted difference in speed is worth, from 1."""
 LOCAL, LOCAL_STEPS = 0.12, 1.5
 """Of what neighbours have in common, and how many doublings away they are neighbours."""
 OTHER_PROBLEM = 0.3
@@ -66,28 +65,26 @@ class SpeedModel:
         self._inputs, self._lengths = _inputs(field)
         self._process: GaussianProcessRegressor | None = None
         self._amplitude, self.noise = 1.0, 0.03
-        self._slope = next(iter(PER_LOG_SPEED))
 
     def learn(self, observations: Sequence[Observation]) -> None:
-        """Choose amplitude, slope and noise by their posterior, and learn from these observations alone."""
+        """Choose amplitude and noise by their posterior, and learn from these observations alone."""
         kept = self._kept(observations)
         if kept:
-            structures = {slope: self._structure(1.0)(self._at(_rows(kept), slope)) for slope in PER_LOG_SPEED}
+            inputs = self._inputs[[seen.row for seen in kept]]
+            structure = self._structure(1.0)(inputs)
             ratios = np.array([seen.log_ratio for seen in kept])
             spreads = np.array([seen.spread for seen in kept])
 
-            def worth(scales: tuple[float, float, float]) -> float:
-                amplitude, slope, noise = scales
-                covariance = COMMON**2 + amplitude**2 * structures[slope] + np.diag(noise**2 + spreads**2)
-                chance = AMPLITUDES[amplitude] * PER_LOG_SPEED[slope] * NOISES[noise]
-                return log_evidence(covariance, ratios) + math.log(chance)
+            def worth(scales: tuple[float, float]) -> float:
+                amplitude, noise = scales
+                covariance = COMMON**2 + amplitude**2 * structure + np.diag(noise**2 + spreads**2)
+                return log_evidence(covariance, ratios) + math.log(AMPLITUDES[amplitude] * NOISES[noise])
 
-            scales = itertools.product(AMPLITUDES, PER_LOG_SPEED, NOISES)
-            self._amplitude, self._slope, self.noise = max(scales, key=worth)
+            self._amplitude, self.noise = max(itertools.product(AMPLITUDES, NOISES), key=worth)
         self.update(kept)
 
     def update(self, observations: Sequence[Observation]) -> None:
-        """Learn from these observations alone, under the scales that were chosen last."""
+        """Learn from these observations alone, under the amplitude and the noise that were chosen last."""
         kept = self._kept(observations)
         self._process = self._fitted(kept, self._amplitude, self.noise) if kept else None
 
@@ -100,13 +97,7 @@ class SpeedModel:
     def _fitted(self, observations: Sequence[Observation], amplitude: float, noise: float) -> GaussianProcessRegressor:
         variances = np.array([noise**2 + seen.spread**2 for seen in observations])
         process = GaussianProcessRegressor(self._kernel(amplitude), alpha=variances, optimizer=None)
-        return process.fit(self._at(_rows(observations)), [seen.log_ratio for seen in observations])
-
-    def _at(self, rows: Places | slice, slope: float | None = None) -> Rows:
-        """Inputs of rows; the last column is the predicted logarithm of speed, times a slope's deviation."""
-        inputs = self._inputs[rows].copy()
-        inputs[:, -1] *= self._slope if slope is None else slope
-        return inputs
+        return process.fit(self._inputs[[seen.row for seen in observations]], [seen.log_ratio for seen in observations])
 
     def _kernel(self, amplitude: float) -> Kernel:
         return ConstantKernel(COMMON**2, "fixed") + self._structure(amplitude)
@@ -123,7 +114,7 @@ class SpeedModel:
             return self._log_speed
         alpha = self._process.alpha_
         slopes = self._amplitude**2 * (self._process.X_train_.T @ alpha)
-        found: Rows = self._log_speed + COMMON**2 * alpha.sum() + self._at(slice(None)) @ slopes
+        found: Rows = self._log_speed + COMMON**2 * alpha.sum() + self._inputs @ slopes
         return found
 
     def predict(self, rows: Places) -> tuple[Rows, Rows]:
@@ -132,21 +123,21 @@ class SpeedModel:
         Before any observation the deviation is that of differences between recipes alone, not of the common factor.
         """
         if self._process is None:
-            near = np.hypot(np.linalg.norm(self._at(rows), axis=1), LOCAL)
+            near = np.hypot(np.linalg.norm(self._inputs[rows], axis=1), LOCAL)
             return self._log_speed[rows], near
-        mean, deviation = self._process.predict(self._at(rows), return_std=True)
+        mean, deviation = self._process.predict(self._inputs[rows], return_std=True)
         return self._log_speed[rows] + mean, deviation
 
     def draws(self, rows: Places, count: int, seed: int) -> Rows:
         """`count` joint draws for these rows, a column each."""
         if self._process is None:
             raise ValueError("nothing was observed")
-        drawn: Rows = self._process.sample_y(self._at(rows), n_samples=count, random_state=seed)
+        drawn: Rows = self._process.sample_y(self._inputs[rows], n_samples=count, random_state=seed)
         return self._log_speed[rows, None] + drawn
 
 
 def _inputs(field: Field) -> tuple[Rows, Rows]:
-    """The process's inputs, scaled to coefficients of about 1 but for the last, and their lengths for neighbourhood."""
+    """The process's inputs, scaled so that each has a coefficient of about 1, and their lengths for neighbourhood."""
     own = field.problem == 0
     steps = field.features - middle(field.features[own])
     speeds = np.array(field.log_speed)
@@ -156,18 +147,15 @@ def _inputs(field: Field) -> tuple[Rows, Rows]:
     blocks = [
         (field.step_shares * PER_SHARE, FAR),
         (steps * PER_STEP, LOCAL_STEPS * PER_STEP),
+        (speeds[:, None] * PER_LOG_SPEED, FAR),
         ((field.problem[:, None] == others) * OTHER_PROBLEM, FAR),
-        (speeds[:, None], FAR),
+        (np.zeros((len(field), 1)), FAR),  # so that there is one where all recipes are alike
     ]
     inputs = np.hstack([block for block, _ in blocks])
     lengths = np.concatenate([np.full(block.shape[1], length) for block, length in blocks])
     varies = np.ptp(inputs, axis=0) > 0 if len(field) else np.zeros(len(lengths), dtype=bool)
     varies[-1] = True
     return inputs[:, varies], lengths[varies]
-
-
-def _rows(observations: Sequence[Observation]) -> Places:
-    return np.array([seen.row for seen in observations], dtype=np.intp)
 
 
 def log_evidence(covariance: Rows, values: Rows) -> float:
