@@ -27,7 +27,7 @@ from frontrunner.search.guided.field import Field, middle
 Rows = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]
 
-COMMON = 1.0
+COMMON = 3.0
 """Standard deviation of the factor of all recipes, as a logarithm; wide, since no order hangs on it."""
 PER_SHARE = 0.3
 """Of a step's part, where it is the whole step."""

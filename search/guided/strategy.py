@@ -27,8 +27,8 @@ Places = npt.NDArray[np.intp]
 
 LOOKED_AT = 3000
 """So many open recipes are judged in full at each ask: those that a linear correction finds most promising."""
-CLOSE_CALL = 0.01
-"""Recipes whose worth differs by about this much are ordered by the seed: the formulas cannot tell them apart."""
+CLOSE_CALL = 0.003
+"""Recipes whose worth differs by about this share are ordered by the seed: the formulas cannot tell them apart."""
 LEAST_WORTH = 1e-3
 """An improvement that is not sought: where less is expected, recipes come in the order of their chances to run."""
 ALMOST_NONE = 1e-9
@@ -122,11 +122,9 @@ class Guided:
         drawn = self._speed.draws(rows[few], DRAWS, self._seed)
         runs = np.random.default_rng(self._seed).random(drawn.shape) < chance[few, None]
         gaps = np.expm1(np.maximum(np.where(runs, drawn - best, 0.0).max(axis=0), 0.0))
-        return Outlook(
-            expected_improvement=float(gains.max()),
-            gap=float(gaps.mean()),
-            gap_at_most=float(np.quantile(gaps, 0.95)),
-        )
+        gap = float(gaps.mean())  # of a small chance of much it is above the percentile
+        at_most = max(gap, float(np.quantile(gaps, 0.95)))
+        return Outlook(expected_improvement=float(gains.max()), gap=gap, gap_at_most=at_most)
 
     def worth_repeating(self) -> Recipe | None:
         """The less measured of the two best, where taking one for the other costs more than a probe is to gain."""
