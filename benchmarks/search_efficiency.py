@@ -30,7 +30,7 @@ from frontrunner.search.strategy import STRATEGIES
 from frontrunner.spaces.errors import InvalidInput
 
 LEAST_ROWS = 20
-STOP = 0.005
+STOP = 0.003
 Figures = dict[str, Any]
 
 

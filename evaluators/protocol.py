@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
 from frontrunner.evaluators.settings import DataSettings, ProbeSettings
+from frontrunner.evaluators.table_settings import TableSettings
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.spaces.errors import bad_value, did_you_mean
 from frontrunner.spaces.problem import Problem
@@ -38,6 +39,7 @@ class ProbeSetup:
     work_folder: Path
     seed: int
     engines: tuple[str, ...] = ("torch",)
+    table: TableSettings = field(default_factory=TableSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +87,7 @@ EvaluatorFactory = Callable[[ProbeSetup], Evaluator]
 EVALUATORS: dict[str, str] = {
     "probe": "frontrunner.evaluators.training_probe:TrainingProbe",
     "simulated": "frontrunner.evaluators.simulated:Simulated",
+    "table": "frontrunner.evaluators.table:TableLookup",
 }
 """Evaluators by name, as import paths."""
 

@@ -127,11 +127,10 @@ def _with_defaults(found: pd.DataFrame) -> pd.DataFrame:
 def _problem(part: pd.DataFrame, name: str, left_out: Counter[str]) -> TableProblem | None:
     """The problem of rows that share `PROBLEM_COLUMNS`, or None where no row can become a recipe."""
     made: list[TableRow] = []
-    first = part.iloc[0]
-    try:
-        problem = _problem_of(first)
-    except (InvalidInput, ValueError) as error:
-        left_out[str(error)] += len(part)
+    told = ((_problem_or_reason(row), row) for _, row in part.iterrows())
+    problem, row_of = next(((one, row) for one, row in told if isinstance(one, Problem)), (None, part.iloc[0]))
+    if problem is None:
+        left_out[str(_problem_or_reason(row_of))] += len(part)
         return None
     for number, row in part.iterrows():
         try:
@@ -141,7 +140,14 @@ def _problem(part: pd.DataFrame, name: str, left_out: Counter[str]) -> TableProb
             left_out[str(error)] += 1
     if not made:
         return None
-    return TableProblem(name=name, problem=problem, software=software_of(first), rows=tuple(made))
+    return TableProblem(name=name, problem=problem, software=software_of(row_of), rows=tuple(made))
+
+
+def _problem_or_reason(row: pd.Series) -> Problem | str:
+    try:
+        return _problem_of(row)
+    except (InvalidInput, ValueError) as error:
+        return str(error)
 
 
 def _problem_of(row: pd.Series) -> Problem:
@@ -214,7 +220,7 @@ def outcome_of(row: pd.Series, recipe: Recipe, problem: Problem) -> Outcome:
         model_tflops_per_device=found["model_tflops_per_device"] or 0.0,
         hardware_tflops_per_device=found["hardware_tflops_per_device"] or 0.0,
         mfu=found["mfu"],
-        peak_memory_bytes=(int(peak * 2**30),),
+        peak_memory_bytes=(int(peak * 2**30),) * recipe.devices,
         losses=(),
         node_seconds=seconds * max(1, math.ceil(recipe.devices / problem.cluster.devices_per_node)),
         build_time_s=0.0,

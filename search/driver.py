@@ -76,7 +76,7 @@ class Driver:
         self._campaign = campaign
         self._spec = spec
         self._listener: Listener = listener or Silent()
-        self._survey = survey or spec.space.survey(spec.problem)
+        self._survey = survey or spec.survey()
         self._gathered = gathered or Gathered()
         self._in_flight: dict[str, Flight] = {}
         self._patience = Patience(spec.search.identical_failures)

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from frontrunner.evaluators.protocol import EVALUATORS, ProbeSetup
 from frontrunner.evaluators.settings import DataSettings, ProbeSettings
+from frontrunner.evaluators.table_settings import TableSettings
 from frontrunner.results.imported import IMPORTED
 from frontrunner.search.strategy import STRATEGIES
 from frontrunner.spaces.errors import bad_value, require_above_zero, require_at_least, require_one_of
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.space import Space
+from frontrunner.spaces.space import Space, Survey
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,7 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class CampaignSpec:
-    """One campaign: problem, space, strategy, budget, probe, data and evaluator.
+    """One campaign: problem, space, strategy, budget, probe, data, table and evaluator.
 
     `run_root` is the folder under which the campaign has one for its probes' files; it is set at launch.
     """
@@ -78,6 +79,7 @@ class CampaignSpec:
     budget: Budget = field(default_factory=Budget)
     probe: ProbeSettings = field(default_factory=ProbeSettings)
     data: DataSettings = field(default_factory=DataSettings)
+    table: TableSettings = field(default_factory=TableSettings)
     evaluator: str = "probe"
     run_root: str | None = None
 
@@ -85,6 +87,8 @@ class CampaignSpec:
         if self.evaluator != IMPORTED:  # rows of a table, which nothing evaluates
             require_one_of("campaign", "evaluator", self.evaluator, EVALUATORS)
         parallel, backend = self.search.parallel_probes, self.problem.cluster.backend
+        if self.evaluator == "table" and self.table.path is None:
+            raise bad_value("table.path", None, 'the path of a CSV file, for evaluator = "table"')
         if parallel > 1 and backend != "cpu" and self.evaluator == "probe":
             raise bad_value("search.parallel_probes", parallel, f"1: probes would share the {backend} devices")
 
@@ -95,6 +99,15 @@ class CampaignSpec:
             raise bad_value("run_root", None, "a folder for the probes' files")
         return Path(self.run_root) / self.name
 
+    def survey(self) -> Survey:
+        """The space surveyed for the problem; what is not in its table is illegal to a campaign that has one."""
+        found = self.space.survey(self.problem)
+        if self.evaluator != "table":
+            return found
+        from frontrunner.evaluators.table import rows_only  # pandas, which no other evaluator's survey needs
+
+        return rows_only(found, self.table)
+
     def probe_setup(self) -> ProbeSetup:
         """What this campaign's probes and replays share."""
         return ProbeSetup(
@@ -104,4 +117,5 @@ class CampaignSpec:
             work_folder=self.run_folder,
             seed=self.search.seed,
             engines=self.space.engine,
+            table=self.table,
         )

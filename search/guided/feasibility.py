@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import minimize
+from scipy.spatial.distance import cdist
 from scipy.special import log_ndtr, ndtr
 
 from frontrunner.search.guided.dominance import needs_as_much
@@ -90,21 +91,18 @@ class FeasibilityModel:
     def chance(self, rows: Places) -> Rows:
         """The chance that these rows run, for whatever reason they might not."""
         chance = self.fits(rows)
-        ran, failed = np.zeros(len(rows)), np.zeros(len(rows))
+        if not self._near:
+            return chance
+        own, known = self._features[rows], self._features[[trial.row for trial in self._near]]
+        near = np.exp(-0.5 * cdist(own, known, "sqeuclidean") / LOCAL_STEPS**2)
+        has_run = np.array([trial.ran for trial in self._near])
         for trial in self._near:
-            distance = ((self._features[rows] - self._features[trial.row]) ** 2).sum(axis=1)
-            near = np.exp(-0.5 * distance / LOCAL_STEPS**2)
-            if trial.ran:
-                ran += near
-                continue
-            of_memory = self._blame(trial)
-            failed += near
-            chance = np.where(
-                needs_as_much(self._features[rows], self._features[trial.row]),
-                chance * (1 - of_memory * (1 - DOMINATED)),
-                chance,
-            )
-        return chance * (1 + ran) / (1 + ran + failed)
+            if not trial.ran:
+                left = 1 - self._blame(trial) * (1 - DOMINATED)
+                chance = np.where(needs_as_much(own, self._features[trial.row]), chance * left, chance)
+        ran, failed = near[:, has_run].sum(axis=1), near[:, ~has_run].sum(axis=1)
+        found: Rows = chance * (1 + ran) / (1 + ran + failed)
+        return found
 
     def _blame(self, trial: Trial) -> float:
         """The chance that a failure was one of memory."""

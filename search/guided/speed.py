@@ -12,6 +12,7 @@ little within a factor of 2 of each.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,13 +27,13 @@ from frontrunner.search.guided.field import Field, middle
 Rows = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]
 
-COMMON = 1.0
+COMMON = 3.0
 """Standard deviation of the factor of all recipes, as a logarithm; wide, since no order hangs on it."""
 PER_SHARE = 0.3
 """Of a step's part, where it is the whole step."""
 PER_STEP = 0.045
 """Of a doubling of a degree, or another choice."""
-PER_LOG_SPEED = 0.15
+PER_LOG_SPEED = 0.3
 """Of what a predicted difference in speed is worth, from 1."""
 LOCAL, LOCAL_STEPS = 0.12, 1.5
 """Of what neighbours have in common, and how many doublings away they are neighbours."""
@@ -68,13 +69,18 @@ class SpeedModel:
     def learn(self, observations: Sequence[Observation]) -> None:
         """Choose amplitude and noise by their posterior, and learn from these observations alone."""
         kept = self._kept(observations)
-        best = -math.inf
-        for amplitude, likely in AMPLITUDES.items() if kept else ():
-            for noise, chance in NOISES.items():
-                process = self._fitted(kept, amplitude, noise)
-                worth = process.log_marginal_likelihood_value_ + math.log(likely * chance)
-                if worth > best:
-                    best, self._amplitude, self.noise = worth, amplitude, noise
+        if kept:
+            inputs = self._inputs[[seen.row for seen in kept]]
+            structure = self._structure(1.0)(inputs)
+            ratios = np.array([seen.log_ratio for seen in kept])
+            spreads = np.array([seen.spread for seen in kept])
+
+            def worth(scales: tuple[float, float]) -> float:
+                amplitude, noise = scales
+                covariance = COMMON**2 + amplitude**2 * structure + np.diag(noise**2 + spreads**2)
+                return log_evidence(covariance, ratios) + math.log(AMPLITUDES[amplitude] * NOISES[noise])
+
+            self._amplitude, self.noise = max(itertools.product(AMPLITUDES, NOISES), key=worth)
         self.update(kept)
 
     def update(self, observations: Sequence[Observation]) -> None:
@@ -94,10 +100,13 @@ class SpeedModel:
         return process.fit(self._inputs[[seen.row for seen in observations]], [seen.log_ratio for seen in observations])
 
     def _kernel(self, amplitude: float) -> Kernel:
-        common = ConstantKernel(COMMON**2, "fixed")
+        return ConstantKernel(COMMON**2, "fixed") + self._structure(amplitude)
+
+    def _structure(self, amplitude: float) -> Kernel:
+        """The covariance of what is not common to all recipes."""
         linear = ConstantKernel(amplitude**2, "fixed") * DotProduct(sigma_0=0.0, sigma_0_bounds="fixed")
         near = ConstantKernel((LOCAL * amplitude) ** 2, "fixed") * RBF(self._lengths, "fixed")
-        return common + linear + near
+        return linear + near
 
     def linear_mean(self) -> Rows:
         """The predictions for all rows without what neighbours have in common: cheap, for choosing whom to look at."""
@@ -147,3 +156,10 @@ def _inputs(field: Field) -> tuple[Rows, Rows]:
     varies = np.ptp(inputs, axis=0) > 0 if len(field) else np.zeros(len(lengths), dtype=bool)
     varies[-1] = True
     return inputs[:, varies], lengths[varies]
+
+
+def log_evidence(covariance: Rows, values: Rows) -> float:
+    """The logarithm of a normal density of mean 0 at `values`, but for the constant of their number."""
+    factor = np.linalg.cholesky(covariance)
+    whitened = np.linalg.solve(factor, values)
+    return -0.5 * float(whitened @ whitened) - float(np.log(np.diag(factor)).sum())

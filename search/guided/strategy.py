@@ -25,13 +25,13 @@ from frontrunner.spaces.space import Survey
 Rows = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]
 
-LOOKED_AT = 4000
+LOOKED_AT = 3000
 """So many open recipes are judged in full at each ask: those that a linear correction finds most promising."""
-CLOSE_CALL = 0.01
-"""Recipes whose worth differs by about this much are ordered by the seed: the formulas cannot tell them apart."""
-CAUTION = 1.0
-LEAST_WORTH = 1e-9
-"""Where no improvement is expected of any, recipes come in the order of their chances to run."""
+CLOSE_CALL = 0.003
+"""Recipes whose worth differs by about this share are ordered by the seed: the formulas cannot tell them apart."""
+LEAST_WORTH = 1e-3
+"""An improvement that is not sought: where less is expected, recipes come in the order of their chances to run."""
+ALMOST_NONE = 1e-9
 DRAWS, DRAWN = 256, 500
 """Joint draws of the most promising recipes' speeds for the gap to the best, and of how many recipes."""
 SAME_PROBLEM_SPREAD, OTHER_PROBLEM_SPREAD = 0.05, 0.1
@@ -122,11 +122,9 @@ class Guided:
         drawn = self._speed.draws(rows[few], DRAWS, self._seed)
         runs = np.random.default_rng(self._seed).random(drawn.shape) < chance[few, None]
         gaps = np.expm1(np.maximum(np.where(runs, drawn - best, 0.0).max(axis=0), 0.0))
-        return Outlook(
-            expected_improvement=float(gains.max()),
-            gap=float(gaps.mean()),
-            gap_at_most=float(np.quantile(gaps, 0.95)),
-        )
+        gap = float(gaps.mean())  # of a small chance of much it is above the percentile
+        at_most = max(gap, float(np.quantile(gaps, 0.95)))
+        return Outlook(expected_improvement=float(gains.max()), gap=gap, gap_at_most=at_most)
 
     def worth_repeating(self) -> Recipe | None:
         """The less measured of the two best, where taking one for the other costs more than a probe is to gain."""
@@ -160,7 +158,7 @@ class Guided:
         """At most `LOOKED_AT` of the rows."""
         if len(rows) <= LOOKED_AT:
             return rows
-        worth = self._speed.linear_mean()[rows] + np.log(self._feasible.rough_chance()[rows] + LEAST_WORTH)
+        worth = self._speed.linear_mean()[rows] + np.log(self._feasible.rough_chance()[rows] + ALMOST_NONE)
         return rows[np.argpartition(-worth, LOOKED_AT)[:LOOKED_AT]]
 
     def _choose(self) -> int:
@@ -171,7 +169,7 @@ class Guided:
         gain = expected_improvement(mean, deviation, best) if np.isfinite(best) else np.exp(mean - mean.max())
         step_time_s = self._field.step_time_s[rows] * np.exp(self._field.log_speed[rows] - mean)
         cost = node_seconds(step_time_s, self._nodes[rows])
-        worth = (gain + LEAST_WORTH) * chance**CAUTION / cost * self._closeness[rows]
+        worth = (gain + LEAST_WORTH) * chance / cost * self._closeness[rows]
         return int(rows[np.argmax(worth)])
 
 

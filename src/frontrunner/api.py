@@ -63,7 +63,7 @@ def opened(store: str | None, *, create: bool = False, from_file: str | None = N
 def survey(campaign_file: str | Path) -> Survey:
     """Every point of a campaign file's space: the legal recipes, and why the others are not."""
     spec = read_campaign_file(Path(campaign_file)).spec
-    return spec.space.survey(spec.problem)
+    return spec.survey()
 
 
 def launch(
@@ -103,7 +103,7 @@ def launch(
 
 def _runnable(spec: CampaignSpec) -> Survey:
     """The survey of a campaign that can be run on this machine; writes nothing."""
-    surveyed = spec.space.survey(spec.problem)
+    surveyed = spec.survey()
     if not surveyed.recipes:
         raise nothing_legal(surveyed)
     if spec.evaluator == "probe":
