@@ -54,7 +54,7 @@ def test_the_panel_tells_it_on_one_whole_line(width: int) -> None:
     with screen.capture() as captured:
         screen.print(panel(view, width=width, heights=None))
     (line,) = (line for line in captured.get().splitlines() if line.startswith("outlook"))
-    assert line.rstrip().endswith("next probe +0.4 %; best 3.4 % (at most 12.0 %) below the whole space's")
+    assert line.rstrip().endswith("next probe +0.4 %; best 3.4 % (at most 12.0 %) below the space's")
 
 
 def test_the_end_of_a_launch_tells_it_with_the_budget(capsys: pytest.CaptureFixture[str]) -> None:
