@@ -88,7 +88,7 @@ def _best(view: View, width: int) -> Text:
 def _outlook(outlook: Outlook) -> str:
     """What is left to gain, short enough for a narrow terminal."""
     gain, gap, most = (percent(share) for share in (outlook.expected_improvement, outlook.gap, outlook.gap_at_most))
-    return f"next probe +{gain}; best {gap} below the whole space's (95 %: at most {most})"
+    return f"next probe +{gain}; best {gap} (at most {most}) below the space's"
 
 
 def _running(view: View) -> Iterator[Text]:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from frontrunner.evaluators.protocol import EVALUATORS, ProbeOrder
+from frontrunner.render import print_status
 from frontrunner.results.outcome import FailureKind, Measurement, Outcome
 from frontrunner.results.outlooks import OUTLOOK
 from frontrunner.results.ranking import best
@@ -230,7 +231,9 @@ def promising(*improvements: float) -> Callable[[Forecaster], Outlook | None]:
     return expect
 
 
-def test_a_campaign_ends_when_little_is_left_to_gain_and_says_so(campaigns: Campaigns, use: Any) -> None:
+def test_a_campaign_ends_when_little_is_left_to_gain_and_says_so(
+    campaigns: Campaigns, use: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     use(expect=promising(0.001, 0.001, 0.2, 0.004, 0.02, 0.004, 0.003))
     record, spec = campaigns.create(search=EXHAUSTIVE, budget={"probes": 40})
     conclusion = campaigns.driver(record, spec).run()
@@ -252,6 +255,8 @@ def test_a_campaign_ends_when_little_is_left_to_gain_and_says_so(campaigns: Camp
         "measured": 7,
     }
     assert OUTLOOK not in {event.kind for event in found.last_events}
+    print_status(found)
+    assert "outlook   the next probe is expected to gain 0.3 %; the best is" in capsys.readouterr().out
     again = campaigns.driver(record, spec).run()
     assert (again.reason, again.measured) == (conclusion.reason, 7), "resumed, it starts nothing"
 
