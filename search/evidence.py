@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from frontrunner.evaluators.imported.judged import DISAGREEING
 from frontrunner.results.codec import pool
+from frontrunner.results.imported import IMPORTED
 from frontrunner.results.known import KnownRecipe, known_recipes
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.provenance import Provenance
@@ -192,7 +193,7 @@ def _ratio(one: float, other: float) -> float:
 
 
 def _evidence(known: KnownRecipe, earlier: Earlier) -> Evidence:
-    imported = earlier.campaign.figures == "imported"
+    imported = earlier.campaign.strategy == IMPORTED
     return Evidence(
         problem=earlier.spec.problem,
         recipe=known.recipe,

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from frontrunner.search.listener import Listener
 
 MAX_NUMBERED_NAMES = 10_000
+FIGURES = {"simulated": "simulated", "imported": "imported", "table": "imported"}
+"""What the outcomes of an evaluator are, where they were not measured here."""
 OnDriver = Callable[["Driver"], None]
 """Called with the driver before it starts, so that a signal handler may stop it."""
 
@@ -170,7 +172,7 @@ def problem_summary(spec: CampaignSpec) -> dict[str, object]:
         "sequence_length": problem.sequence_length,
         "global_batch": str(problem.global_batch),
         "precision": problem.precision,
-        "figures": spec.evaluator if spec.evaluator in ("simulated", "imported") else "measured",
+        "figures": FIGURES.get(spec.evaluator, "measured"),
     }
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def refuse_imported_campaign(campaign: Campaign) -> None:
     """Raise `InvalidInput` for a campaign that is a table's rows, which nobody drives."""
-    if campaign.figures == "imported":
+    if campaign.strategy == "imported":
         raise InvalidInput(
             f"campaign {campaign.name} holds an imported table: there is nothing to go on with",
             hint="name another: frontrunner campaigns",
