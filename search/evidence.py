@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from frontrunner.evaluators.imported.judged import DISAGREEING
 from frontrunner.results.codec import pool
+from frontrunner.results.drivers import VERSION_FILES
 from frontrunner.results.imported import IMPORTED
 from frontrunner.results.known import KnownRecipe, known_recipes
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
@@ -36,7 +37,6 @@ MOST_EVIDENCE = 200
 ask, and this many are what asking within half a second is promised for."""
 MOST_ORIGINS = 4
 """Named in an event."""
-DRIVERS = ("nvidia-driver", "amdgpu-driver", "i915-driver", "xe-driver")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +152,7 @@ def _other_software(there: Provenance | None, here: Provenance) -> str | None:
         return "of software that was not recorded"
     if _minor(there) != _minor(here):
         return "of another torch"
-    if [there.versions.get(name) for name in DRIVERS] != [here.versions.get(name) for name in DRIVERS]:
+    if [there.versions.get(name) for name in VERSION_FILES] != [here.versions.get(name) for name in VERSION_FILES]:
         return "of another driver version"
     return None
 

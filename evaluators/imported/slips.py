@@ -12,8 +12,8 @@ from frontrunner.spaces.errors import InvalidInput
 LOWEST_MFU = 0.001
 """Below it for every row the unit is doubted. Assumed: the slowest measured training known here reaches several times
 as much, and milliseconds taken for seconds give at most 0.1 %."""
-LIKELY_MFU = (0.005, 1.0)
-"""Between these the best row of a table in its right unit is expected; assumed."""
+LIKELY_SHARE = (0.005, 1.0)
+"""Of the peak, or of the memory: between these a table's highest row is expected in its right unit. Assumed."""
 MOST_MEMORIES = 20.0
 """A peak of so many devices' memory is in another unit: of GiB, GB, MiB and bytes the nearest two that are mistaken for
 one another differ by 1,000."""
@@ -27,21 +27,31 @@ def hardware_utilisation(measured: Measurement, problem: TableProblem) -> float 
 
 def refuse_slips(problems: Sequence[TableProblem], columns: Columns) -> None:
     """Raise `InvalidInput`, naming the flag that would mend it, where step times or peaks are in another unit."""
-    shares = [share for measured, of in _measured(problems) if (share := hardware_utilisation(measured, of))]
-    if shares and sum(share > 1 for share in shares) * 2 > len(shares):
-        impossible = f"{sum(share > 1 for share in shares)} of {len(shares)} timed rows are above their device's peak"
-        raise _slip("step_time_s", f"{impossible}, by up to {max(shares):,.3g} times", columns, shares)
-    if shares and max(shares) < LOWEST_MFU and columns.unit("step_time_s") is None:
-        low = f"the fastest of {len(shares)} timed rows reaches {100 * max(shares):.2g} % of its device's peak"
-        raise _slip("step_time_s", low, columns, shares)
+    measured = list(_measured(problems))
+    shares = [share for row, of in measured if (share := hardware_utilisation(row, of))]
+    if shares:
+        _refuse_times(shares, columns)
     memories = [
-        measured.peak_memory_bytes_max_rank / of.problem.cluster.memory_bytes_per_device
-        for measured, of in _measured(problems)
-        if measured.peak_memory_bytes_max_rank
+        row.peak_memory_bytes_max_rank / of.problem.cluster.memory_bytes_per_device
+        for row, of in measured
+        if row.peak_memory_bytes_max_rank
     ]
     if memories and min(memories) > MOST_MEMORIES:
         high = f"every peak is {min(memories):,.0f} times its device's memory and more"
-        raise _slip("peak_mem_gb", high, columns, memories)
+        raise _slip("peak_mem_gb", high, columns, _remedy("peak_mem_gb", max(memories), columns))
+
+
+def _refuse_times(shares: Sequence[float], columns: Columns) -> None:
+    """Refuse times by the shares of their devices' peaks that the rows reach."""
+    name, best = "step_time_s", max(shares)
+    remedy = _remedy(name, best, columns)
+    impossible = sum(share > 1 for share in shares)
+    if 2 * impossible > len(shares):
+        found = f"{impossible} of {len(shares)} timed rows are above their device's peak, by up to {best:,.3g} times"
+        raise _slip(name, found, columns, remedy)
+    if best < LOWEST_MFU and columns.unit(name) is None:
+        found = f"the fastest of {len(shares)} timed rows reaches {100 * best:.2g} % of its device's peak"
+        raise _slip(name, found, columns, f"{remedy}; if it is in s all the same: {_flag(name, columns)}s")
 
 
 def _measured(problems: Sequence[TableProblem]) -> Iterator[tuple[Measurement, TableProblem]]:
@@ -51,20 +61,26 @@ def _measured(problems: Sequence[TableProblem]) -> Iterator[tuple[Measurement, T
                 yield row.outcome, problem
 
 
-def _slip(name: str, found: str, columns: Columns, figures: Sequence[float]) -> InvalidInput:
-    """The refusal, with the first unit in which the highest figure is a likely one."""
-    theirs = columns.source(name)
-    assumed = columns.unit(name) or next(iter(UNITS[name]))
-    flag = f"--column {name}={theirs}:"
-    stated = columns.unit(name) is not None
-    hint = f"say its unit: {flag}UNIT, of {', '.join(UNITS[name])}"
+def _slip(name: str, found: str, columns: Columns, remedy: str) -> InvalidInput:
+    message = f"{columns.source(name)} in {_assumed(name, columns)} cannot be meant: {found}"
+    return InvalidInput(message, hint=remedy)
+
+
+def _remedy(name: str, best: float, columns: Columns) -> str:
+    """The first other unit in which the highest share, of peak or memory, is a likely one; else all units."""
+    flag, assumed = _flag(name, columns), _assumed(name, columns)
     for unit, size in UNITS[name].items():
-        ratio = size / UNITS[name][assumed]  # by which its values would grow: times lower a rate, peaks raise a share
-        best = max(figures) / ratio if name == "step_time_s" else max(figures) * ratio
-        if unit != assumed and LIKELY_MFU[0] <= best <= LIKELY_MFU[1]:
-            of = "the peak" if name == "step_time_s" else "the memory"
-            hint = f"in {unit} the highest is {100 * best:.2g} % of {of}: {flag}{unit}"
-            break
-    if not stated and name == "step_time_s" and max(figures) < LOWEST_MFU:
-        hint += f"; if it is in {assumed} all the same: {flag}{assumed}"
-    return InvalidInput(f"{theirs} in {assumed} cannot be meant: {found}", hint=hint)
+        grown = size / UNITS[name][assumed]  # what the column's numbers would be multiplied by
+        share, of = (best / grown, "peak") if name == "step_time_s" else (best * grown, "memory")
+        if unit != assumed and LIKELY_SHARE[0] <= share <= LIKELY_SHARE[1]:
+            return f"in {unit} the highest is {100 * share:.2g} % of the {of}: {flag}{unit}"
+    return f"say its unit: {flag}UNIT, of {', '.join(UNITS[name])}"
+
+
+def _assumed(name: str, columns: Columns) -> str:
+    """The unit that was said, or else the form's."""
+    return columns.unit(name) or next(iter(UNITS[name]))
+
+
+def _flag(name: str, columns: Columns) -> str:
+    return f"--column {name}={columns.source(name)}:"
