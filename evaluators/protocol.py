@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
 from frontrunner.evaluators.settings import DataSettings, ProbeSettings
+from frontrunner.evaluators.table_settings import TableSettings
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.spaces.errors import bad_value, did_you_mean
 from frontrunner.spaces.problem import Problem
@@ -17,11 +18,15 @@ from frontrunner.spaces.recipe import Recipe
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeOrder:
-    """One attempt to be made: which recipe, under which token, with which folder for its files."""
+    """One attempt to be made: which recipe, under which token, with which folder for its files.
+
+    `best_tokens_per_s` is the campaign's best so far, against which a recipe may show itself clearly slower.
+    """
 
     token: str
     recipe: Recipe
     run_folder: Path
+    best_tokens_per_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +39,7 @@ class ProbeSetup:
     work_folder: Path
     seed: int
     engines: tuple[str, ...] = ("torch",)
+    table: TableSettings = field(default_factory=TableSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +52,7 @@ class Finished:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a running probe has come: what it does, and the steps it has finished of all it will run."""
+    """How far a running probe has come: what it does, and the steps it has finished of the most it will run."""
 
     phase: str
     steps_done: int
@@ -81,6 +87,7 @@ EvaluatorFactory = Callable[[ProbeSetup], Evaluator]
 EVALUATORS: dict[str, str] = {
     "probe": "frontrunner.evaluators.training_probe:TrainingProbe",
     "simulated": "frontrunner.evaluators.simulated:Simulated",
+    "table": "frontrunner.evaluators.table:TableLookup",
 }
 """Evaluators by name, as import paths."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import json
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, func, or_, select
 
 from frontrunner.results.codec import recipe_from_json, standing_from_columns
+from frontrunner.results.known import provenance_from_json
 from frontrunner.results.outcome import Outcome
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.ranking import gap_percent
@@ -128,18 +128,10 @@ def _attempts(connection: Connection, trial_id: int) -> tuple[ExplainedAttempt, 
     )
     return tuple(
         ExplainedAttempt(
-            attempt=to_attempt(row), outcome=outcomes.get(row.id), provenance=_provenance(row.provenance_json)
+            attempt=to_attempt(row), outcome=outcomes.get(row.id), provenance=provenance_from_json(row.provenance_json)
         )
         for row in connection.execute(query)
     )
-
-
-def _provenance(text: str | None) -> Provenance | None:
-    """The provenance that a driver recorded, or None where it recorded none."""
-    if text is None:
-        return None
-    fields = json.loads(text)
-    return Provenance(**{**fields, "command_line": tuple(fields["command_line"])})
 
 
 def _is_faster(row: Row[Any]) -> ColumnElement[bool]:

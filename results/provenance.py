@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from frontrunner.results.drivers import driver_versions
+
 PACKAGES = ("frontrunner", "torch", "deephyper", "optuna", "deepspeed", "numpy", "sqlalchemy")
 """Distributions whose versions can change a measurement or a choice."""
 
@@ -27,9 +29,9 @@ TOKEN_SHAPES = re.compile(r"^(hf_|ghp_|gho_|glpat-|github_pat_|sk-|xox[abp]-|AKI
 class Provenance:
     """What one run of a driver ran with.
 
-    `versions` holds Python's and those of the installed `PACKAGES`. `git_revision` is the commit of the
-    checkout that the driver was started in, None outside of one; `git_dirty` whether it had changes.
-    `command_line` has values that look like secrets redacted.
+    `versions` holds Python's, those of the installed `PACKAGES`, and those of the accelerators' drivers in the kernel.
+    `git_revision` is the commit of the checkout that the driver was started in, None outside of one; `git_dirty`
+    whether it had changes. `command_line` has values that look like secrets redacted.
     """
 
     versions: Mapping[str, str]
@@ -45,7 +47,7 @@ def collect(device: str) -> Provenance:
     """The provenance of this process; `device` is the name of what its probes run on. Imports none of the packages."""
     revision, dirty = git_state(Path.cwd())
     return Provenance(
-        versions=installed_versions(),
+        versions=installed_versions() | driver_versions(),
         host=socket.gethostname(),
         platform=platform.platform(),
         device=device,

@@ -14,8 +14,8 @@ from frontrunner.results.states import AttemptState, CampaignState, TrialState
 from frontrunner.spaces.recipe import Recipe
 
 EventData = Mapping[str, str | int | float | None]
-Figures = Literal["measured", "simulated"]
-"""Where a campaign's numbers come from: real training, or a rehearsal's rough formulas."""
+Figures = Literal["measured", "simulated", "imported"]
+"""Where a campaign's numbers come from: real training, a rehearsal's rough formulas, or a table of others' training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class Campaign:
     """One search. `driver` is host:pid of the lease's holder, None where there is no lease.
 
     `problem_summary` is what the campaign's creator said of the problem, for people to read; `outcomes` counts
-    the trials that ended, measured or failed.
+    what ended, measured or failed: each trial once, and once more for each repeat.
     """
 
     id: int
@@ -44,8 +44,9 @@ class Campaign:
 
     @property
     def figures(self) -> Figures:
-        """Simulated where `problem_summary` says so."""
-        return "simulated" if self.problem_summary.get("figures") == "simulated" else "measured"
+        """Simulated or imported where `problem_summary` says so."""
+        said = self.problem_summary.get("figures")
+        return "simulated" if said == "simulated" else "imported" if said == "imported" else "measured"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -112,7 +112,7 @@ def read(path: Path, default_cluster: Cluster | None = None) -> Table:
     Rows whose hardware has no preset are of `default_cluster`, or refused. Raises OSError where the file cannot be read
     and ValueError where it is not a table.
     """
-    found = _completed(pd.read_csv(path))
+    found = completed(pd.read_csv(path))
     reasons = pd.Series([_reason(row, default_cluster) for _, row in found.iterrows()], index=found.index, dtype=object)
     rows = found[reasons == ""].reset_index(drop=True)
     rows["problem"] = [
@@ -122,7 +122,7 @@ def read(path: Path, default_cluster: Cluster | None = None) -> Table:
     return Table(path.stem, rows, {str(reason): int(count) for reason, count in counts.items()}, default_cluster)
 
 
-def _completed(found: pd.DataFrame) -> pd.DataFrame:
+def completed(found: pd.DataFrame) -> pd.DataFrame:
     """Every column, in its type, and what follows from others."""
     for column in NUMBERS:
         found[column] = pd.to_numeric(found[column], errors="coerce") if column in found else np.nan

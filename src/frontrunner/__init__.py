@@ -29,10 +29,12 @@ if TYPE_CHECKING:
         survey,
     )
     from frontrunner.calibration_api import calibrate, fit_campaign, fit_tables
+    from frontrunner.import_api import TableForm, import_table
     from frontrunner.planning_api import advise, explain, plan, scaling
 
 __version__ = "0.1.0"
 __all__ = [
+    "TableForm",
     "advise",
     "best",
     "calibrate",
@@ -43,6 +45,7 @@ __all__ = [
     "failures",
     "fit_campaign",
     "fit_tables",
+    "import_table",
     "launch",
     "pareto",
     "plan",
@@ -60,6 +63,7 @@ __all__ = [
 _ELSEWHERE = dict.fromkeys(("calibrate", "fit_campaign", "fit_tables"), "frontrunner.calibration_api") | dict.fromkeys(
     ("advise", "explain", "plan", "scaling"), "frontrunner.planning_api"
 )
+_ELSEWHERE |= dict.fromkeys(("TableForm", "import_table"), "frontrunner.import_api")
 """The module of what is not in `frontrunner.api`."""
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frontrunner.campaign_file import CampaignFile, StoreSettings, read_campaign_file
+from frontrunner.earlier import refuse_imported_campaign, refuse_imported_recipe, remembered
 from frontrunner.evaluators.here import prepare_here
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.settings import run_root, store_url
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from frontrunner.search.listener import Listener
 
 MAX_NUMBERED_NAMES = 10_000
+FIGURES = {"simulated": "simulated", "imported": "imported", "table": "imported"}
+"""What the outcomes of an evaluator are, where they were not measured here."""
 OnDriver = Callable[["Driver"], None]
 """Called with the driver before it starts, so that a signal handler may stop it."""
 
@@ -62,7 +65,7 @@ def opened(store: str | None, *, create: bool = False, from_file: str | None = N
 def survey(campaign_file: str | Path) -> Survey:
     """Every point of a campaign file's space: the legal recipes, and why the others are not."""
     spec = read_campaign_file(Path(campaign_file)).spec
-    return spec.space.survey(spec.problem)
+    return spec.survey()
 
 
 def launch(
@@ -95,13 +98,14 @@ def launch(
             legal_recipes=len(surveyed.recipes),
             problem_summary=problem_summary(spec),
         )
-        driver = Driver(store=found, campaign=record, spec=spec, listener=listener, survey=surveyed)
+        known = remembered(found, record, spec)
+        driver = Driver(store=found, campaign=record, spec=spec, listener=listener, survey=surveyed, gathered=known)
         return _drive(driver, on_driver)
 
 
 def _runnable(spec: CampaignSpec) -> Survey:
     """The survey of a campaign that can be run on this machine; writes nothing."""
-    surveyed = spec.space.survey(spec.problem)
+    surveyed = spec.survey()
     if not surveyed.recipes:
         raise nothing_legal(surveyed)
     if spec.evaluator == "probe":
@@ -135,11 +139,13 @@ def resume(
 
     with open_store(store_url(store), create=False) as found:
         record = found.campaign(campaign)
+        refuse_imported_campaign(record)
         spec = stored_spec(record)
         if spec.evaluator == "probe":
             offloads = spec.space.offload if "deepspeed" in spec.space.engine else ()
             prepare_here(spec.problem, engines=spec.space.engine, offloads=offloads)
-        driver = Driver(store=found, campaign=record, spec=spec, listener=listener)
+        known = remembered(found, record, spec)
+        driver = Driver(store=found, campaign=record, spec=spec, listener=listener, gathered=known)
         return _drive(driver, on_driver, take_over=take_over)
 
 
@@ -166,7 +172,7 @@ def problem_summary(spec: CampaignSpec) -> dict[str, object]:
         "sequence_length": problem.sequence_length,
         "global_batch": str(problem.global_batch),
         "precision": problem.precision,
-        "figures": "simulated" if spec.evaluator == "simulated" else "measured",
+        "figures": FIGURES.get(spec.evaluator, "measured"),
     }
 
 
@@ -260,8 +266,9 @@ def plan_replay(
     from frontrunner.evaluators.replay import plan
 
     explanation = show(recipe_id, store=store)
+    refuse_imported_recipe(explanation)
     ranked = [appearance for appearance in explanation.appearances if appearance.standing is not None]
-    ranked.sort(key=lambda appearance: appearance.campaign.figures == "simulated")  # stable: the newest stay first
+    ranked.sort(key=lambda appearance: appearance.campaign.figures != "measured")  # stable: the newest stay first
     if not ranked:
         raise InvalidInput(
             f"recipe {explanation.recipe_id} was never measured, so there is nothing to replay",
@@ -287,6 +294,7 @@ def plan_profile(
     from frontrunner.evaluators.profiling.plan import plan
 
     explanation = show(recipe_id, store=store)
+    refuse_imported_recipe(explanation)
     probed = [(found, stored_spec(found.campaign)) for found in explanation.appearances]
     probed = [(found, spec) for found, spec in probed if spec.evaluator == "probe"]
     if not probed:

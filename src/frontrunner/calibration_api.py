@@ -107,6 +107,11 @@ def fit_campaign(
     spec = stored_spec(record)
     if spec.evaluator == "simulated":
         raise InvalidInput(f"campaign {record.name} is simulated: it measured nothing that could be fitted to")
+    if record.figures == "imported":
+        raise InvalidInput(
+            f"campaign {record.name} is imported, from training code that it does not name",
+            hint="fit to the table itself: frontrunner calibrate --from-table CSV",
+        )
     own = spec.problem.cluster
     base = named_cluster(cluster) if isinstance(cluster, str) else cluster or own
     if (base.devices, base.backend) != (own.devices, own.backend):

@@ -1,19 +1,20 @@
 """The campaign file: TOML in, a validated `CampaignSpec` out, or one message that names the key.
 
-Sections: [model] [cluster] [problem] [space] [search] [budget] [probe] [data] [store], and at the top `name`
-and `evaluator`. Types come from the dataclasses of the floors; this module fills in presets and defaults and
+Sections: [model] [cluster] [problem] [space] [search] [budget] [probe] [data] [table] [store], and at the top
+`name` and `evaluator`. Types come from the dataclasses of the floors; this module fills in presets and defaults and
 turns every complaint into the file's own words.
 """
 
 from __future__ import annotations
 
 import difflib
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TypeVar, get_type_hints
 
 from frontrunner.evaluators.protocol import EVALUATORS
 from frontrunner.evaluators.settings import DataSettings, ProbeSettings
+from frontrunner.evaluators.table_settings import TableSettings
 from frontrunner.search.spec import Budget, CampaignSpec, SearchSettings
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
@@ -60,6 +61,7 @@ SECTION_TYPES: dict[str, type] = {
     "budget": Budget,
     "probe": ProbeSettings,
     "data": DataSettings,
+    "table": TableSettings,
     "store": StoreSettings,
 }
 SECTIONS = tuple(SECTION_TYPES)
@@ -140,6 +142,7 @@ def parse_campaign(table: Table, *, default_name: str, base: Path) -> CampaignFi
         budget=_section(Budget, "budget", table.get("budget", {})),
         probe=_section(ProbeSettings, "probe", table.get("probe", {})),
         data=_data(table.get("data", {}), base),
+        table=_measured_table(table.get("table", {}), base),
         evaluator=evaluator,
     )
     return CampaignFile(
@@ -162,6 +165,16 @@ def _data(table: Table, base: Path) -> DataSettings:
     if not holds(path.is_file):
         raise bad_value("data.path", data.path, f"a file, by its path from {base.absolute()}")
     return DataSettings(path=str(path.resolve()))
+
+
+def _measured_table(table: Table, base: Path) -> TableSettings:
+    found = _section(TableSettings, "table", table)
+    if found.path is None:
+        return found
+    path = base / found.path
+    if not holds(path.is_file):
+        raise bad_value("table.path", found.path, f"a file, by its path from {base.absolute()}")
+    return replace(found, path=str(path.resolve()))
 
 
 def _problem(table: Table, base: Path) -> Problem:

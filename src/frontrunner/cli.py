@@ -23,6 +23,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "explain": ("planning:explain", "What a recipe's step and memory go to."),
         "advise": ("planning:advise", "How to begin: does it fit, what then, and why."),
         "calibrate": ("calibrating:calibrate", "Measure this machine into a cluster file."),
+        "import": ("importing:import_", "Keep a table of measured runs, to learn from."),
     },
     "Ask": {
         "best": ("questions:best", "The ranking of a campaign's recipes."),
@@ -41,7 +42,6 @@ EPILOG = """
 Examples:
   frontrunner plan examples/frontier-22b.toml estimate it, no machine needed
   frontrunner launch examples/laptop.toml     search it, ends with the ranking
-  frontrunner best --top 5 --json             ask again, for a program
   frontrunner replay RECIPE --steps 500       train with the winner
 """
 

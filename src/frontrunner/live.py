@@ -110,7 +110,19 @@ def make_listener(*, quiet: bool) -> Iterator[Watcher]:
 
 
 def _notice(kind: str, data: Mapping[str, str | int | float | None]) -> str:
+    if kind == "evidence":
+        return plain(_evidence(data))
     return plain(f"{kind}: " + " ".join(f"{key}={value}" for key, value in data.items()))
+
+
+def _evidence(data: Mapping[str, str | int | float | None]) -> str:
+    """What a campaign begins with: `evidence: 12 outcomes of sweep.csv, 3 recipes answered; left out: 2 simulated`."""
+    found = f"evidence: {data['learned_from']} outcomes"
+    found += f" of {data['origins']}" if "origins" in data else ""
+    found += f", {data['answers']} recipes answered" if data["answers"] else ""
+    prefix = "left out: "
+    left_out = [f"{count} {key.removeprefix(prefix)}" for key, count in data.items() if key.startswith(prefix)]
+    return found + (f"; {prefix}{', '.join(left_out)}" if left_out else "")
 
 
 def _say(line: str) -> None:

@@ -50,7 +50,7 @@ def recipe_by_id(spec: CampaignSpec, beginning: str) -> Recipe:
     wanted = beginning.strip().lower()
     if len(wanted) < LEAST_DIGITS:
         raise bad_value("recipe id", beginning, f"at least the first {LEAST_DIGITS} characters of one")
-    recipes = spec.space.survey(spec.problem).recipes
+    recipes = spec.survey().recipes
     found = {name: recipe for recipe in recipes if (name := recipe_id(spec.problem, recipe)).startswith(wanted)}
     if not found:
         raise NotFound(

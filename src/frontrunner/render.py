@@ -12,11 +12,15 @@ from rich.table import Table
 from rich.text import Text
 
 from frontrunner.results.explain import Appearance, Explanation, Neighbour
-from frontrunner.results.outcome import Failure, Measurement
+from frontrunner.results.outcome import Failure, Measurement, ProbeEnding
+from frontrunner.results.outlooks import outlook_shares
 from frontrunner.results.ranking import RankedRecipe
 from frontrunner.results.records import CampaignSummary
 from frontrunner.results.states import TrialState
 from frontrunner.results.status import FailedTrial, Status
+from frontrunner.search.budget import Limit
+from frontrunner.search.stopping import outlook_in_words, unused
+from frontrunner.search.strategy import Outlook
 from frontrunner.spaces.legality import marks
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
@@ -117,15 +121,18 @@ def _width(column: _Column, ranking: Sequence[RankedRecipe]) -> int:
     return column.width if column.drop else max([column.width, *(len(column.cell(row)) for row in ranking)])
 
 
-SIMULATED = "simulated: rough formulas, nothing was trained"
-"""What stands beside the figures of a rehearsal, wherever they are shown."""
+ORIGINS = {
+    "simulated": "simulated: rough formulas, nothing was trained",
+    "imported": "imported: a table says so, nothing was trained here",
+}
+"""What stands beside figures that were not measured here, wherever they are shown."""
 
 
 def print_ranking(ranking: Sequence[RankedRecipe], *, title: str) -> None:
     """The ranking; columns that do not fit are left out, the least telling first."""
     out = console()
-    if any(row.figures == "simulated" for row in ranking):
-        title += f" ({SIMULATED})"
+    for origin in sorted({row.figures for row in ranking} & set(ORIGINS)):
+        title += f" ({ORIGINS[origin]})"
     columns = _fitting(out.width, ranking)
     table = _table(title)
     for column in columns:
@@ -135,6 +142,16 @@ def print_ranking(ranking: Sequence[RankedRecipe], *, title: str) -> None:
     out.print(table)
     if any(row.standing.is_noisy for row in ranking) and any(c.title == "step" for c in columns):
         out.print("! step times spread by more than 5 %: the order near such a row may change", style="dim")
+
+
+def print_outlook(outlook: Outlook | None, limits: Sequence[Limit]) -> None:
+    """What is left to gain, where the strategy can tell, and what is left of the budget to gain it with."""
+    if outlook is None:
+        return
+    out = console()
+    out.print(f"outlook: {outlook_in_words(outlook)}", soft_wrap=True)
+    if limits:
+        out.print(f"unused:  {unused(limits)}")
 
 
 def print_next_commands(campaign: str, winner: str, store: str | None) -> None:
@@ -186,7 +203,7 @@ def print_campaigns(summaries: Sequence[CampaignSummary]) -> None:
         fastest = "-" if row.best_tokens_per_s is None else thousands(row.best_tokens_per_s)
         table.add_row(
             row.name,
-            row.state if row.figures == "measured" else f"{row.state}, simulated",
+            row.state if row.figures != "simulated" else f"{row.state}, simulated",  # imported is the strategy
             row.strategy,
             f"{row.legal_recipes:,}",
             f"{row.probes[TrialState.MEASURED]:,}",
@@ -204,8 +221,8 @@ def print_status(status: Status) -> None:
     campaign = status.campaign
     reason = f": {plain(campaign.state_reason)}" if campaign.state_reason else ""
     out.print(f"[bold]{campaign.name}[/bold]  {campaign.state}{reason}")
-    if campaign.figures == "simulated":
-        out.print(SIMULATED, style="yellow")
+    if campaign.figures in ORIGINS:
+        out.print(ORIGINS[campaign.figures], style="yellow")
     if status.driver_is_live:
         out.print(f"driven by {campaign.driver}")
     elif campaign.state == "running":
@@ -224,6 +241,8 @@ def print_status(status: Status) -> None:
         out.print(
             f"best      {best.recipe_id}  {thousands(best.standing.tokens_per_s)} tokens/s  {best.recipe.describe()}"
         )
+    if status.outlook is not None:
+        out.print(f"outlook   {outlook_in_words(Outlook(**outlook_shares(status.outlook)))}", soft_wrap=True)
     for event in status.last_events:
         data = " ".join(f"{key}={value}" for key, value in event.data.items())
         out.print(f"{event.at[:19].replace('T', ' ')}  {event.kind}  {plain(data)}", style="dim", markup=False)
@@ -257,8 +276,8 @@ def print_explanation(explanation: Explanation) -> None:
 def _print_appearance(out: Console, appearance: Appearance) -> None:
     summary = ", ".join(f"{key} {value}" for key, value in appearance.campaign.problem_summary.items())
     out.print(f"\ncampaign [bold]{appearance.campaign.name}[/bold]  ({plain(summary)})")
-    if appearance.campaign.figures == "simulated":
-        out.print(SIMULATED, style="yellow")
+    if appearance.campaign.figures in ORIGINS:
+        out.print(ORIGINS[appearance.campaign.figures], style="yellow")
     standing = appearance.standing
     if standing is not None:
         out.print(f"rank {appearance.rank} of {appearance.ranked_recipes} by tokens/s")
@@ -295,15 +314,25 @@ def _against(word: str, neighbour: Neighbour) -> str:
     return f"next {word}: {neighbour.recipe_id}, {neighbour.gap_percent:.1f} % {relation}{doubt}"
 
 
+_ENDINGS = {
+    ProbeEnding.KNOWN: "ended: known well enough",
+    ProbeEnding.SLOWER: "ended: clearly slower than the best, so its figures are rough",
+    ProbeEnding.NOISY: "ended: too noisy to be known better with more steps",
+    ProbeEnding.LIMIT: "ended at its limit",
+    ProbeEnding.FIXED: "ended after as many steps as were asked for",
+}
+
+
 def _detail(outcome: Measurement | Failure | None) -> str:
     if outcome is None:
         return "running"
     if isinstance(outcome, Failure):
         return plain(f"{outcome.kind}: {outcome.message}")
     steps = " ".join(f"{1000 * time:.0f}" for time in outcome.step_times_s)
+    ended = "" if outcome.ended is None else f"; {_ENDINGS[outcome.ended]}"
     losses = f"; loss {outcome.losses[0]:.3f} to {outcome.losses[-1]:.3f}" if outcome.losses else ""
     started = f"; built in {seconds(outcome.build_time_s)}, first step {seconds(outcome.first_step_time_s)}"
-    return f"steps {steps} ms{losses}{started}; {outcome.node_seconds:.3g} node-seconds"
+    return f"steps {steps} ms{ended}{losses}{started}; {outcome.node_seconds:.3g} node-seconds"
 
 
 def _table(title: str | None) -> Table:

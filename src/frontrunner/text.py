@@ -27,8 +27,8 @@ def percent(share: float | None, digits: int = 1) -> str:
 
 
 def gib(size_bytes: float) -> str:
-    """Bytes in GiB, two digits after the point."""
-    return f"{size_bytes / 2**30:.2f}"
+    """Bytes in GiB, two digits after the point; a dash for 0, which is the peak of a table that states none."""
+    return f"{size_bytes / 2**30:.2f}" if size_bytes else "-"
 
 
 def size(size_bytes: float) -> str:

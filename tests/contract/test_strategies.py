@@ -19,7 +19,7 @@ from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.legality import why_illegal
 
 every_strategy = pytest.mark.parametrize("name", STRATEGIES)
-GUIDED = ("optuna-tpe", "optuna-gp", "deephyper")
+GUIDED = ("guided", "optuna-tpe", "optuna-gp", "deephyper")
 
 
 def run(strategy: Strategy, machine, trials: int) -> list[Told]:
@@ -220,7 +220,7 @@ def test_guided_strategies_find_faster_recipes_than_random_ones(name, landscape,
     assert average_best(name, landscape, machine, range(5)) >= by_chance
 
 
-@pytest.mark.parametrize("name", ["optuna-gp", "optuna-nsga2"])
+@pytest.mark.parametrize("name", ["guided", "optuna-gp", "optuna-nsga2"])
 def test_failures_are_learned_from(name, landscape, machine):
     failing = sum(isinstance(machine.probe(recipe), Failure) for recipe in landscape.recipes) / len(landscape.recipes)
     assert 0.25 <= failing <= 0.4

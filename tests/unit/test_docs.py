@@ -14,6 +14,7 @@ from frontrunner.campaign_file import StoreSettings, read_campaign_file
 from frontrunner.cli import SECTIONS, frontrunner
 from frontrunner.evaluators.protocol import EVALUATORS
 from frontrunner.evaluators.settings import DataSettings, ProbeSettings
+from frontrunner.evaluators.table_settings import TableSettings
 from frontrunner.results.outcome import POLICIES, FailureKind
 from frontrunner.search.spec import Budget, SearchSettings
 from frontrunner.search.strategy import STRATEGIES
@@ -44,6 +45,7 @@ SETTINGS = {
     "budget": Budget,
     "probe": ProbeSettings,
     "data": DataSettings,
+    "table": TableSettings,
     "store": StoreSettings,
 }
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from frontrunner.results.drivers import driver_versions
 from frontrunner.results.provenance import REDACTED, collect, git_state, redact
 
 
@@ -66,3 +67,17 @@ print(sorted(heavy & set(collect("cpu").versions)), sorted(heavy & set(sys.modul
 """
     done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['deephyper', 'optuna', 'torch'] []"
+
+
+def test_drivers_versions_are_read_from_the_kernel_s_files(tmp_path: Path) -> None:
+    assert driver_versions(tmp_path) == {}
+    nvidia = tmp_path / "proc/driver/nvidia/version"
+    nvidia.parent.mkdir(parents=True)
+    nvidia.write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build  (dvs-builder@U16)\n"
+        "GCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n"
+    )
+    amd = tmp_path / "sys/module/amdgpu/version"
+    amd.parent.mkdir(parents=True)
+    amd.write_text("6.8.5\n")
+    assert driver_versions(tmp_path) == {"nvidia-driver": "550.54.15", "amdgpu-driver": "6.8.5"}

@@ -1,0 +1,152 @@
+"""How many probes strategies need on measured tables: each probe is looked up in a row, which is free.
+
+    python benchmarks/search_efficiency.py TABLE.csv... [--strategies A,B] [--seeds N] [--budget N] [--distort reverse]
+        [--stop SHARE] [--least-rows N] [--json OUT] [--plot OUT.png]
+
+A problem is the rows of one model, sequence length, global batch, machine, number of devices and attention kernel that
+has at least --least-rows rows and a success (evaluators/table_rows.py). What is in no row is illegal and never
+proposed; a failed row costs a probe; where rows repeat, the best is the truth and what a probe finds. `model-order` is
+the analytic model's bare order: what fits by speed, then the rest by memory. --distort reverse gives guided and
+model-order the model's speeds in the opposite order.
+
+`to_5pct` and `to_1pct` are probes until the best found is within 5 % and 1 % of the true best, budget + 1 where it
+never is. `failed` is the number of failed probes of `probes` made. With --stop, strategies that forecast end once they
+expect less improvement of a probe than this share, and keep what they have found; --stop 0 never ends early.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from search_runs import CHECKPOINTS, Case, Run, figures, search
+
+from frontrunner.evaluators.table_rows import read_problems
+from frontrunner.search.strategy import STRATEGIES
+from frontrunner.spaces.errors import InvalidInput
+
+LEAST_ROWS = 20
+STOP = 0.003
+Figures = dict[str, Any]
+
+
+def options() -> argparse.Namespace:
+    """What the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="+", type=Path)
+    parser.add_argument("--strategies", default="guided,random,model-order")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--budget", type=int, default=40)
+    parser.add_argument("--least-rows", type=int, default=LEAST_ROWS)
+    parser.add_argument("--stop", type=float, default=STOP)
+    parser.add_argument("--distort", choices=("reverse",))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
+    chosen = parser.parse_args()
+    chosen.strategies = chosen.strategies.split(",")
+    unknown = [name for name in chosen.strategies if name != "model-order" and name not in STRATEGIES]
+    if unknown or chosen.seeds < 1 or chosen.budget < 1:
+        parser.error(f"unknown strategies: {', '.join(unknown)}" if unknown else "--seeds and --budget are at least 1")
+    return chosen
+
+
+def cases(paths: list[Path], least_rows: int, distort: str | None) -> dict[str, Case]:
+    """The problems of all tables by table and name; says on standard error what was left out."""
+    found: dict[str, Case] = {}
+    for path in paths:
+        table = read_problems(path)
+        for reason, count in table.left_out.items():
+            print(f"{table.name}: {count} rows left out: {reason}", file=sys.stderr)
+        for problem in table.problems:
+            case = Case.of(problem, distort=distort) if len(problem.rows) >= least_rows else None
+            if case is not None:
+                found[f"{table.name}: {problem.name}"] = case
+    return found
+
+
+def summary(problems: dict[str, dict[str, Figures]], strategies: list[str], budget: int) -> dict[str, Figures]:
+    """Over all problems, each of which weighs the same."""
+    found = {}
+    for name in strategies:
+        told = [problem[name] for problem in problems.values()]
+        found[name] = {
+            "to_5pct_geomean": statistics.geometric_mean(one["to_5pct"] for one in told),
+            "to_5pct_mean": statistics.fmean(one["to_5pct"] for one in told),
+            "to_5pct_worst": max(one["to_5pct"] for one in told),
+            "to_1pct_geomean": statistics.geometric_mean(one["to_1pct"] for one in told),
+            "failed_share": sum(one["failed"] for one in told) / sum(one["probes"] for one in told),
+            "probes": statistics.fmean(one["probes"] for one in told),
+            "ask_s": statistics.fmean(one["ask_s"] for one in told),
+            "best_at": {
+                str(n): statistics.fmean(one["best_at"][str(n)] for one in told) for n in CHECKPOINTS if n <= budget
+            },
+        }
+    return found
+
+
+def show(problems: dict[str, dict[str, Figures]], found: dict[str, Figures]) -> None:
+    """The figures on standard output."""
+    width = max(len(name) for name in problems)
+    print(f"probes to within 5 %\n{'':{width}}  rows " + "".join(f"{name:>13}" for name in found))
+    for name, problem in problems.items():
+        rows = next(iter(problem.values()))["rows"]
+        print(f"{name:{width}}{rows:>6} " + "".join(f"{problem[one]['to_5pct']:>13.1f}" for one in found))
+    for key in next(iter(found.values())):
+        if key != "best_at":
+            print(f"{key:{width}}       " + "".join(f"{found[one][key]:>13.3g}" for one in found))
+    for count in next(iter(found.values()))["best_at"]:
+        label = f"share of the best after {count} probes"
+        print(f"{label:{width}}       " + "".join(f"{found[one]['best_at'][count]:>13.3f}" for one in found))
+
+
+def plot(runs: dict[str, list[Run]], budget: int, out: Path) -> None:
+    """Draw the mean share of the true best after each probe, a line a strategy."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    probes = range(1, budget + 1)
+    for name, of_strategy in runs.items():
+        means = [statistics.fmean(run.share_after(count) for run in of_strategy) for count in probes]
+        axes.step(probes, means, where="post", label=name)
+    axes.set(xlabel="probes", ylabel="best found / true best", title="mean over problems and seeds", ylim=(None, 1.01))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(out)
+
+
+def main() -> None:
+    """Search every problem by every strategy, under every seed."""
+    chosen = options()
+    try:
+        found = cases(chosen.tables, chosen.least_rows, chosen.distort)
+    except InvalidInput as error:
+        sys.exit(f"search_efficiency: {error}")
+    if not found:
+        sys.exit(f"search_efficiency: no problem of at least {chosen.least_rows} rows and a success in these tables")
+    problems: dict[str, dict[str, Figures]] = {name: {} for name in found}
+    runs: dict[str, list[Run]] = {name: [] for name in chosen.strategies}
+    for strategy in chosen.strategies:
+        for name, case in found.items():
+            made = [
+                search(strategy, case, seed=seed, budget=chosen.budget, stop=chosen.stop)
+                for seed in range(chosen.seeds)
+            ]
+            problems[name][strategy] = figures(made, case, chosen.budget)
+            runs[strategy] += made
+    over_all = summary(problems, chosen.strategies, chosen.budget)
+    show(problems, over_all)
+    if chosen.json:
+        settings = {key: getattr(chosen, key) for key in ("seeds", "budget", "least_rows", "stop", "distort")}
+        told = {"settings": settings, "problems": problems, "summary": over_all}
+        chosen.json.write_text(json.dumps(told, indent=1))
+    if chosen.plot:
+        plot(runs, chosen.budget, chosen.plot)
+
+
+if __name__ == "__main__":
+    main()

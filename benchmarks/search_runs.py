@@ -1,0 +1,123 @@
+"""Searches over measured tables: one strategy on one problem, its probes answered by the table's rows."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from frontrunner.evaluators.table_rows import TableProblem
+from frontrunner.evaluators.table_survey import survey_of
+from frontrunner.results.outcome import Measurement, Outcome
+from frontrunner.search.guided.prior import Prior, prior_of
+from frontrunner.search.guided.strategy import Guided
+from frontrunner.search.listed import Listed
+from frontrunner.search.strategy import Forecaster, Strategy, Told, make_strategy
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.space import Survey
+
+CLOSE, CLOSER = 1.05, 1.01
+CHECKPOINTS = (3, 5, 10, 20, 40)
+STOP_NEVER = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A problem with its recipes, outcomes and predictions; `best` is the highest measured tokens/s."""
+
+    name: str
+    survey: Survey
+    outcomes: dict[Recipe, Outcome]
+    rows: int
+    prior: Prior
+    best: float
+
+    @classmethod
+    def of(cls, table: TableProblem, *, distort: str | None = None) -> Case | None:
+        """None for a problem without a success."""
+        outcomes = table.outcomes()
+        speeds = [outcome.tokens_per_s for outcome in outcomes.values() if isinstance(outcome, Measurement)]
+        if not speeds:
+            return None
+        survey = survey_of(outcomes, table.problem)
+        prior = prior_of(survey.recipes, table.problem, table.software)
+        return cls(
+            name=table.name,
+            survey=survey,
+            outcomes=outcomes,
+            rows=len(table.rows),
+            prior=prior.reversed() if distort == "reverse" else prior,
+            best=max(speeds),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One search: the best share of the true best after each probe, which probes failed, and seconds an ask."""
+
+    shares: tuple[float, ...]
+    failed: int
+    ask_s: float
+
+    def share_after(self, probes: int) -> float:
+        """The best share found within so many probes; where the search ended before, what it ended with."""
+        return self.shares[min(probes, len(self.shares)) - 1] if self.shares else 0.0
+
+    def probes_to(self, factor: float, budget: int) -> int:
+        """Probes until the best found times `factor` reaches the true best; budget + 1 where it never does."""
+        reached = (number for number, share in enumerate(self.shares, start=1) if share * factor >= 1 - 1e-12)
+        return next(reached, budget + 1)
+
+
+def made(name: str, case: Case, seed: int) -> Strategy:
+    """A strategy over a case; those that know the model get the case's predictions."""
+    if name == "guided":
+        return Guided(case.survey, seed, case.prior)
+    if name == "model-order":
+        fits = case.prior.log_fill <= 0
+        order = np.lexsort((np.where(fits, -case.prior.log_speed, case.prior.log_fill), ~fits))
+        return Listed([case.survey.recipes[row] for row in order])
+    return make_strategy(name, case.survey, seed)
+
+
+def search(name: str, case: Case, *, seed: int, budget: int, stop: float) -> Run:
+    """Ask, look up and tell, until the budget is used up, nothing is left, or a forecast is below `stop`."""
+    strategy = made(name, case, seed)
+    shares: list[float] = []
+    ask_s: list[float] = []
+    best, failed = 0.0, 0
+    while len(shares) < budget:
+        started = time.perf_counter()
+        asked = strategy.ask(1)
+        ask_s.append(time.perf_counter() - started)
+        if not asked:
+            break
+        outcome = case.outcomes[asked[0]]
+        strategy.tell(Told(recipe=asked[0], outcome=outcome))
+        failed += not isinstance(outcome, Measurement)
+        best = max(best, outcome.tokens_per_s if isinstance(outcome, Measurement) else 0.0)
+        shares.append(best / case.best)
+        if stop > STOP_NEVER and _promises_less(strategy, stop):
+            break
+    return Run(shares=tuple(shares), failed=failed, ask_s=statistics.fmean(ask_s))
+
+
+def _promises_less(strategy: Strategy, stop: float) -> bool:
+    outlook = strategy.outlook() if isinstance(strategy, Forecaster) else None
+    return outlook is not None and outlook.expected_improvement < stop
+
+
+def figures(runs: Sequence[Run], case: Case, budget: int) -> dict[str, object]:
+    """Means over the runs of one strategy on one problem; `failed` and `probes` are numbers of probes."""
+    return {
+        "rows": case.rows,
+        "best_at": {str(n): statistics.fmean(run.share_after(n) for run in runs) for n in CHECKPOINTS if n <= budget},
+        "to_5pct": statistics.fmean(run.probes_to(CLOSE, budget) for run in runs),
+        "to_1pct": statistics.fmean(run.probes_to(CLOSER, budget) for run in runs),
+        "failed": statistics.fmean(run.failed for run in runs),
+        "probes": statistics.fmean(len(run.shares) for run in runs),
+        "ask_s": statistics.fmean(run.ask_s for run in runs),
+    }

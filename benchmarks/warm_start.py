@@ -1,0 +1,113 @@
+"""How many probes the guided strategy needs on measured tables, with and without what a table says of smaller runs.
+
+    python benchmarks/warm_start.py TABLE.csv... [--seeds N] [--budget N] [--least-rows N] [--json OUT]
+
+A problem and its probes are those of `search_efficiency.py`. A warm search remembers, by the rules that a campaign
+follows (search/evidence.py), the rows of the table's other problems: models of close shape on at most as many devices.
+Rows that failed for an unknown reason are no evidence. `to_5pct` and `to_1pct` are means over seeds of the probes until
+the best found is within 5 % and 1 % of the true best, budget + 1 where it never is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+
+from search_runs import CLOSE, CLOSER, Case, Run
+
+from frontrunner.evaluators.table_rows import TableProblem, read_problems
+from frontrunner.results.outcome import FailureKind, Measurement, Outcome
+from frontrunner.search.evidence import MOST_EVIDENCE, distance, is_close
+from frontrunner.search.guided.strategy import Guided
+from frontrunner.search.strategy import Evidence, Told
+
+Figures = dict[str, float | int]
+
+
+def evidence_for(target: TableProblem, problems: tuple[TableProblem, ...]) -> list[Evidence]:
+    """The rows of close models on at most as many devices, the nearest problems' first."""
+    found = []
+    for problem in problems:
+        fewer = problem.rows[0].recipe.devices <= target.rows[0].recipe.devices
+        if problem is target or not fewer or not is_close(problem.problem.model, target.problem.model):
+            continue
+        away = distance(problem.problem, target.problem)
+        found += [
+            (away, Evidence(problem=problem.problem, recipe=recipe, outcome=outcome, origin=problem.name))
+            for recipe, outcome in problem.outcomes().items()
+            if _is_known(outcome)
+        ]
+    return [piece for _, piece in sorted(found, key=lambda pair: pair[0])[:MOST_EVIDENCE]]
+
+
+def _is_known(outcome: Outcome) -> bool:
+    return isinstance(outcome, Measurement) or outcome.kind is FailureKind.OUT_OF_MEMORY
+
+
+def search(case: Case, evidence: list[Evidence], *, seed: int, budget: int) -> Run:
+    """Ask, look up and tell until the budget is used up or nothing is left."""
+    strategy = Guided(case.survey, seed, case.prior)
+    strategy.remember(evidence)
+    shares: list[float] = []
+    best, failed, asking = 0.0, 0, 0.0
+    while len(shares) < budget:
+        started = time.perf_counter()
+        asked = strategy.ask(1)
+        asking += time.perf_counter() - started
+        if not asked:
+            break
+        outcome = case.outcomes[asked[0]]
+        strategy.tell(Told(recipe=asked[0], outcome=outcome))
+        failed += not isinstance(outcome, Measurement)
+        best = max(best, outcome.tokens_per_s if isinstance(outcome, Measurement) else 0.0)
+        shares.append(best / case.best)
+    return Run(shares=tuple(shares), failed=failed, ask_s=asking / max(1, len(shares)))
+
+
+def figures(case: Case, evidence: list[Evidence], seeds: int, budget: int) -> Figures:
+    """Means over seeds."""
+    runs = [search(case, evidence, seed=seed, budget=budget) for seed in range(seeds)]
+    return {
+        "evidence": len(evidence),
+        "to_5pct": statistics.fmean(run.probes_to(CLOSE, budget) for run in runs),
+        "to_1pct": statistics.fmean(run.probes_to(CLOSER, budget) for run in runs),
+        "ask_s": statistics.fmean(run.ask_s for run in runs),
+    }
+
+
+def main() -> None:
+    """Search every problem that has evidence, cold and warm."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="+", type=Path)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--budget", type=int, default=25)
+    parser.add_argument("--least-rows", type=int, default=20)
+    parser.add_argument("--json", type=Path)
+    chosen = parser.parse_args()
+    found: dict[str, dict[str, Figures]] = {}
+    for path in chosen.tables:
+        table = read_problems(path)
+        for problem in table.problems:
+            evidence = evidence_for(problem, table.problems)
+            case = Case.of(problem) if evidence and len(problem.rows) >= chosen.least_rows else None
+            if case is not None:
+                cold, warm = (figures(case, known, chosen.seeds, chosen.budget) for known in ([], evidence))
+                found[f"{table.name}: {problem.name}"] = {"cold": cold, "warm": warm}
+                print(f"{problem.name}: to 5 % {cold['to_5pct']:.1f} -> {warm['to_5pct']:.1f}", flush=True)
+    summary = {
+        f"{name}_{key}_geomean": statistics.geometric_mean(one[name][key] for one in found.values())
+        for name in ("cold", "warm")
+        for key in ("to_5pct", "to_1pct")
+        if found
+    }
+    for name, value in summary.items():
+        print(f"{name} {value:.3g}")
+    if chosen.json:
+        chosen.json.write_text(json.dumps({"problems": found, "summary": summary}, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""An evaluator that looks outcomes up in a table of measured configurations, so that any strategy can be judged on it.
+
+A recipe of the campaign's space that is in no row is illegal: `rows_only` takes it out of the survey, so that it costs
+no probe. Where rows repeat, the fastest counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from frontrunner.evaluators.protocol import Finished, ProbeOrder, ProbeSetup, Progress
+from frontrunner.evaluators.run_folder import RunFolder
+from frontrunner.evaluators.table_rows import TableProblem, read_problems
+from frontrunner.evaluators.table_settings import TableSettings
+from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
+from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
+from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.space import Survey
+
+NOT_IN_TABLE = "not-in-table"
+MOST_NAMED = 5
+"""Problems that a message names, at most."""
+
+
+class TableLookup:
+    """The `Evaluator` that finds outcomes in a table instead of measuring them."""
+
+    def __init__(self, setup: ProbeSetup) -> None:
+        self._outcomes = chosen_problem(setup.table, setup.problem).outcomes()
+        self._ready: list[ProbeOrder] = []
+
+    def start(self, order: ProbeOrder) -> None:
+        """Take an order; its outcome is ready at the next `finished`."""
+        self._ready.append(order)
+
+    def finished(self, timeout_s: float) -> list[Finished]:
+        """All orders taken since the last call; with none it waits, as a real evaluator would."""
+        if not self._ready:
+            time.sleep(timeout_s)
+        done = [self._look_up(order) for order in self._ready]
+        self._ready.clear()
+        return done
+
+    def _look_up(self, order: ProbeOrder) -> Finished:
+        outcome: Outcome = self._outcomes.get(order.recipe) or Failure(
+            kind=FailureKind.ILLEGAL_FOR_ENGINE, message="the table has no row of this recipe"
+        )
+        order.run_folder.mkdir(parents=True, exist_ok=True)
+        RunFolder(order.run_folder).write_outcome(outcome)
+        return Finished(token=order.token, outcome=outcome)
+
+    def progress(self, token: str) -> Progress | None:
+        """A row is looked up before it can be asked."""
+        del token
+        return None
+
+    def harvest(self, order: ProbeOrder) -> Measurement | Failure | None:
+        """The outcome on disk, or None."""
+        return RunFolder(order.run_folder).outcome()
+
+    def close(self) -> None:
+        """Forget what was not handed out."""
+        self._ready.clear()
+
+
+def rows_only(survey: Survey, settings: TableSettings) -> Survey:
+    """The survey without the recipes that no row of the table has, which count as refused."""
+    outcomes = chosen_problem(settings, survey.problem).outcomes()
+    legal = {point: recipe for point, recipe in survey.legal.items() if recipe in outcomes}
+    absent = len(survey.legal) - len(legal)
+    refusals = survey.refusals | ({NOT_IN_TABLE: absent} if absent else {})
+    examples = survey.examples | ({NOT_IN_TABLE: "the table has no row of the recipe"} if absent else {})
+    return replace(survey, legal=legal, refusals=refusals, examples=examples)
+
+
+def chosen_problem(settings: TableSettings, problem: Problem) -> TableProblem:
+    """The table's problem that is the campaign's: equal in layers, hidden size, sequence, batch and devices used.
+
+    Raises `InvalidInput` where there is no table, none of its problems fits, or several do and none is named.
+    """
+    if settings.path is None:
+        raise bad_value("table.path", None, 'the path of a CSV file, for evaluator = "table"')
+    table = read_problems(Path(settings.path))
+    fitting = [found for found in table.problems if _is_alike(found, problem)]
+    if settings.problem is not None:
+        named = next((found for found in fitting if found.name == settings.problem), None)
+        if named is None:
+            names = [found.name for found in fitting]
+            expected = f"one of the problems of {settings.path} that fit this campaign: {_some(names)}"
+            raise bad_value("table.problem", settings.problem, expected, hint=did_you_mean(settings.problem, names))
+        return named
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        expected = f"the name of one of {len(fitting)} problems that fit: {_some(found.name for found in fitting)}"
+        raise bad_value("table.problem", None, expected)
+    raise InvalidInput(
+        f"table.path = {settings.path} holds no problem of {problem.model.layers} layers of {problem.model.hidden}, "
+        f"sequence {problem.sequence_length}, global batch {problem.global_batch} on {problem.cluster.devices} devices",
+        hint=f"it holds (model, sequence, batch, hardware, devices) {_some(found.name for found in table.problems)}",
+    )
+
+
+def _is_alike(found: TableProblem, problem: Problem) -> bool:
+    """Whether a table's problem is the campaign's; clusters may be named and described differently."""
+    devices = {row.recipe.devices for row in found.rows}
+    own, other = problem.model, found.problem.model
+    return (
+        (own.layers, own.hidden) == (other.layers, other.hidden)
+        and problem.sequence_length == found.problem.sequence_length
+        and problem.global_batch == found.problem.global_batch
+        and devices == {problem.cluster.devices}
+    )
+
+
+def _some(names: Iterator[str] | list[str]) -> str:
+    """The first names, and how many others there are."""
+    every = list(names)
+    rest = f", and {len(every) - MOST_NAMED} others" if len(every) > MOST_NAMED else ""
+    return ", ".join(repr(name) for name in every[:MOST_NAMED]) + rest if every else "none"

@@ -1,0 +1,176 @@
+"""Outcomes that others measured, kept as campaigns of their own: one for each problem of an imported table.
+
+Such a campaign was never driven. Its state is `finished`, its strategy `imported`, and so are its figures, so that no
+answer shows them as measurements of this store's own campaigns. Rows of one recipe are attempts of one trial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from sqlalchemy import Connection, insert, select
+
+from frontrunner.results import standings
+from frontrunner.results.clock import timestamp
+from frontrunner.results.codec import failure_to_columns, measurement_to_columns, recipe_to_json
+from frontrunner.results.outcome import Measurement, Outcome
+from frontrunner.results.rows import outcomes_by_attempt
+from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, FailureRow, MeasurementRow, TrialRow
+from frontrunner.results.states import AttemptState, CampaignState, TrialState
+from frontrunner.results.store import Store
+from frontrunner.spaces.document import canonical_json
+from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.recipe import Recipe
+
+IMPORTED = "imported"
+"""The strategy and the figures of such a campaign."""
+MOST_NAMES = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportedOutcome:
+    """One row of a table: what was measured of a recipe, and where it stands, as `sweep.csv row 17`."""
+
+    recipe_id: str
+    recipe: Recipe
+    outcome: Outcome
+    origin: str
+
+    @property
+    def content(self) -> tuple[str, str]:
+        """What makes two rows the same: the recipe's id, and the outcome in text."""
+        return self.recipe_id, _content(self.outcome)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportedCampaign:
+    """The rows of one problem; `name` is what the campaign is called unless another has that name."""
+
+    name: str
+    spec_json: str
+    problem_summary: Mapping[str, object]
+    outcomes: tuple[ImportedOutcome, ...]
+
+
+def without_known(store: Store, campaigns: Sequence[ImportedCampaign]) -> tuple[ImportedCampaign, ...]:
+    """What of these rows the store does not hold yet; campaigns of which nothing is left are not among the answer."""
+    with store.database.read() as connection:
+        return _without_known(connection, campaigns)
+
+
+def add_imported(
+    store: Store, campaigns: Sequence[ImportedCampaign], *, about: Mapping[str, str | int]
+) -> tuple[ImportedCampaign, ...]:
+    """Keep imported rows that the store does not hold yet, all of them or, on an error, none.
+
+    `about` is told by an event of each campaign: the file and what became of its rows. Returns what was kept, under the
+    names that the campaigns were given.
+    """
+    with store.database.write() as connection:
+        taken = set(connection.execute(select(CampaignRow.name)).scalars())
+        kept = []
+        for campaign in _without_known(connection, campaigns):
+            named = replace(campaign, name=_free_name(campaign.name, taken))
+            taken.add(named.name)
+            kept.append(named)
+            _add_campaign(connection, named, now=timestamp(store.now()), about=about)
+    return tuple(kept)
+
+
+def _without_known(connection: Connection, campaigns: Sequence[ImportedCampaign]) -> tuple[ImportedCampaign, ...]:
+    known = _known_content(connection)
+    left = (
+        replace(campaign, outcomes=tuple(row for row in campaign.outcomes if row.content not in known))
+        for campaign in campaigns
+    )
+    return tuple(campaign for campaign in left if campaign.outcomes)
+
+
+def _known_content(connection: Connection) -> set[tuple[str, str]]:
+    """The `content` of every row that was imported before."""
+    imported = (
+        select(AttemptRow.id)
+        .join(CampaignRow, CampaignRow.id == AttemptRow.campaign_id)
+        .where(CampaignRow.strategy == IMPORTED)
+    )
+    recipes = select(AttemptRow.id, TrialRow.recipe_id).join(TrialRow, TrialRow.id == AttemptRow.trial_id)
+    outcomes = outcomes_by_attempt(connection, imported)
+    ids = connection.execute(recipes.where(AttemptRow.id.in_(imported))).all()
+    return {(row.recipe_id, _content(outcomes[row.id])) for row in ids}
+
+
+def _free_name(wanted: str, taken: set[str]) -> str:
+    if wanted not in taken:
+        return wanted
+    for number in range(2, MOST_NAMES):
+        name = f"{wanted[:58]}-{number}"  # names have at most 64 characters
+        if name not in taken:
+            return name
+    raise InvalidInput(f"{MOST_NAMES} campaigns have names like {wanted}", hint="give one with --name")
+
+
+def _add_campaign(
+    connection: Connection, campaign: ImportedCampaign, *, now: str, about: Mapping[str, str | int]
+) -> None:
+    by_recipe: dict[str, list[ImportedOutcome]] = {}
+    for outcome in campaign.outcomes:
+        by_recipe.setdefault(outcome.recipe_id, []).append(outcome)
+    made = insert(CampaignRow).values(
+        name=campaign.name,
+        state=CampaignState.FINISHED,
+        state_reason=f"imported from {about['file']}",
+        strategy=IMPORTED,
+        spec_json=campaign.spec_json,
+        problem_json=canonical_json({**campaign.problem_summary, "figures": IMPORTED}),
+        legal_recipes=len(by_recipe),
+        outcomes=len(by_recipe),
+        created_at=now,
+        updated_at=now,
+    )
+    campaign_id = connection.execute(made.returning(CampaignRow.id)).scalar_one()
+    for number, rows in enumerate(by_recipe.values(), start=1):
+        _add_trial(connection, campaign_id, number, rows, now=now)
+    event = {"campaign_id": campaign_id, "at": now, "kind": IMPORTED, "data_json": canonical_json(dict(about))}
+    connection.execute(insert(EventRow).values(**event))
+
+
+def _add_trial(
+    connection: Connection, campaign_id: int, number: int, rows: Sequence[ImportedOutcome], *, now: str
+) -> None:
+    """One recipe with its rows: measured where any row was, since a repeat ran what another could not."""
+    measured = any(isinstance(row.outcome, Measurement) for row in rows)
+    made = insert(TrialRow).values(
+        campaign_id=campaign_id,
+        number=number,
+        recipe_id=rows[0].recipe_id,
+        recipe_json=recipe_to_json(rows[0].recipe),
+        state=TrialState.MEASURED if measured else TrialState.FAILED,
+        outcome_number=number,
+    )
+    trial_id = connection.execute(made.returning(TrialRow.id)).scalar_one()
+    # What counts of a trial is its last attempt, so measurements come after failures.
+    in_order = sorted(rows, key=lambda row: isinstance(row.outcome, Measurement))
+    for place, row in enumerate(in_order, start=1):
+        _add_attempt(connection, {"campaign_id": campaign_id, "trial_id": trial_id, "number": place}, row, now=now)
+    if measured:
+        standings.rewrite(connection, trial_id)
+
+
+def _add_attempt(connection: Connection, columns: Mapping[str, int], row: ImportedOutcome, *, now: str) -> None:
+    outcome = row.outcome
+    is_measured = isinstance(outcome, Measurement)
+    state = AttemptState.MEASURED if is_measured else AttemptState.FAILED
+    made = insert(AttemptRow).values(**columns, state=state, run_folder=row.origin, started_at=now, finished_at=now)
+    attempt_id = connection.execute(made.returning(AttemptRow.id)).scalar_one()
+    if isinstance(outcome, Measurement):
+        connection.execute(insert(MeasurementRow).values(attempt_id=attempt_id, **measurement_to_columns(outcome)))
+    else:
+        connection.execute(insert(FailureRow).values(attempt_id=attempt_id, **failure_to_columns(outcome)))
+
+
+def _content(outcome: Outcome) -> str:
+    """An outcome in text, without what was only derived from it; a failure's message names its row, and is left out."""
+    if isinstance(outcome, Measurement):
+        return canonical_json([outcome.step_times_s, outcome.peak_memory_bytes])
+    return canonical_json(asdict(outcome)["kind"])

@@ -1,0 +1,106 @@
+"""What the campaigns of a store found out about recipes, for campaigns that come after them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import select
+
+from frontrunner.results.codec import recipe_from_json
+from frontrunner.results.outcome import Failure, Measurement
+from frontrunner.results.provenance import Provenance
+from frontrunner.results.rows import outcomes_by_attempt
+from frontrunner.results.schema import AttemptRow, EventRow, ProvenanceRow, TrialRow
+from frontrunner.results.states import AttemptState, TrialState
+from frontrunner.results.store import Store
+from frontrunner.spaces.recipe import Recipe
+
+REUSED = "reused"
+"""The event of a trial whose outcome is an earlier campaign's; its data names the `trial` by its number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownRecipe:
+    """One recipe of a campaign with its final outcome: its measurements, the oldest first, or one failure.
+
+    `provenance` is what its newest attempt ran with, None where nobody recorded it; `finished_at` when that ended.
+    """
+
+    recipe_id: str
+    recipe: Recipe
+    trial_number: int
+    outcomes: tuple[Measurement, ...] | Failure
+    provenance: Provenance | None
+    finished_at: str
+    run_folder: str
+
+
+def known_recipes(store: Store, campaign_id: int) -> list[KnownRecipe]:
+    """The recipes of a campaign whose outcome is final, without those that an earlier campaign had answered."""
+    final = TrialRow.state.in_((TrialState.MEASURED, TrialState.FAILED))
+    mine = (AttemptRow.campaign_id == campaign_id, final)
+    ended = AttemptRow.state.in_((AttemptState.MEASURED, AttemptState.FAILED))
+    query = (
+        select(*_columns())
+        .join(TrialRow, TrialRow.id == AttemptRow.trial_id)
+        .outerjoin(ProvenanceRow, ProvenanceRow.id == AttemptRow.provenance_id)
+        .where(*mine, ended)
+        .order_by(TrialRow.number, AttemptRow.number)
+    )
+    ids = select(AttemptRow.id).join(TrialRow, TrialRow.id == AttemptRow.trial_id).where(*mine, ended)
+    reused = reused_trials(store, campaign_id)
+    with store.database.read() as connection:
+        outcomes = outcomes_by_attempt(connection, ids)
+        rows = connection.execute(query).all()
+    by_trial: dict[int, list[Any]] = {}
+    for row in rows:
+        if row.trial_number not in reused:
+            by_trial.setdefault(row.trial_number, []).append(row)
+    return [_known(attempts, outcomes) for attempts in by_trial.values()]
+
+
+def reused_trials(store: Store, campaign_id: int) -> set[int]:
+    """The numbers of the campaign's trials whose outcomes are those of earlier campaigns."""
+    query = select(EventRow.data_json).where(EventRow.campaign_id == campaign_id, EventRow.kind == REUSED)
+    with store.database.read() as connection:
+        return {int(json.loads(text)["trial"]) for text in connection.execute(query).scalars()}
+
+
+def _columns() -> tuple[Any, ...]:
+    return (
+        AttemptRow.id,
+        AttemptRow.run_folder,
+        AttemptRow.finished_at,
+        TrialRow.number.label("trial_number"),
+        TrialRow.recipe_id,
+        TrialRow.recipe_json,
+        TrialRow.state.label("trial_state"),
+        ProvenanceRow.provenance_json,
+    )
+
+
+def _known(attempts: list[Any], outcomes: dict[int, Measurement | Failure]) -> KnownRecipe:
+    """A trial's attempts, the oldest first, as one."""
+    last = attempts[-1]
+    found = [outcomes[row.id] for row in attempts]
+    measured = tuple(outcome for outcome in found if isinstance(outcome, Measurement))
+    failed = [outcome for outcome in found if isinstance(outcome, Failure)]
+    return KnownRecipe(
+        recipe_id=last.recipe_id,
+        recipe=recipe_from_json(last.recipe_json),
+        trial_number=last.trial_number,
+        outcomes=failed[-1] if failed and last.trial_state == TrialState.FAILED else measured,
+        provenance=provenance_from_json(last.provenance_json),
+        finished_at=last.finished_at,
+        run_folder=last.run_folder,
+    )
+
+
+def provenance_from_json(text: str | None) -> Provenance | None:
+    """The provenance that a driver recorded, or None where it recorded none."""
+    if text is None:
+        return None
+    fields = json.loads(text)
+    return Provenance(**{**fields, "command_line": tuple(fields["command_line"])})

@@ -1,0 +1,85 @@
+"""Outcomes of earlier campaigns that answer for a recipe without a probe: those of the same environment alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from frontrunner.evaluators.measure import rates
+from frontrunner.results.known import KnownRecipe
+from frontrunner.results.outcome import STABLE_SPREAD, Failure, FailureKind, Measurement, Outcome
+from frontrunner.results.provenance import Provenance
+from frontrunner.search.spec import CampaignSpec
+from frontrunner.spaces.document import recipe_id
+
+RECENT = timedelta(days=7)
+"""An older measurement is made again: clocks, firmware and a network's neighbours change without a version. Assumed."""
+CHOOSING = frozenset({"deephyper", "optuna", "sqlalchemy"})
+"""Packages whose versions change which recipe is tried, and nothing of how it runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What is known of a recipe: its outcome, the campaign and trial it is of, and when it was measured."""
+
+    outcome: Outcome
+    campaign: str
+    trial_number: int
+    measured_at: str
+    run_folder: str
+
+    @property
+    def origin(self) -> dict[str, str | int]:
+        """Where the outcome comes from, for an event."""
+        return {"campaign": self.campaign, "its_trial": self.trial_number, "measured_at": self.measured_at}
+
+
+def same_environment(one: Provenance, other: Provenance) -> bool:
+    """Whether the same probe would run alike: host, system, device, driver and every package that takes part."""
+    alike = (one.host, one.platform, one.device) == (other.host, other.platform, other.device)
+    return alike and _running(one) == _running(other)
+
+
+def _running(provenance: Provenance) -> dict[str, str]:
+    return {name: version for name, version in provenance.versions.items() if name not in CHOOSING}
+
+
+def answer_of(
+    known: KnownRecipe, *, campaign: str, there: CampaignSpec, spec: CampaignSpec, here: Provenance, now: datetime
+) -> Answer | None:
+    """What a recipe of an earlier campaign answers in a campaign of `spec`; None where a probe is due.
+
+    An answer was measured in the same environment, in the last `RECENT` days, with the same optimizer and as many
+    probes at a time, and its steps are not noisy. Of failures only a want of memory answers, which is no accident.
+    """
+    if spec.evaluator != "probe" or there.evaluator != "probe" or known.provenance is None:
+        return None
+    if not same_environment(known.provenance, here) or now - datetime.fromisoformat(known.finished_at) > RECENT:
+        return None
+    if (there.probe.optimizer, there.search.parallel_probes) != (spec.probe.optimizer, spec.search.parallel_probes):
+        return None
+    if recipe_id(spec.problem, known.recipe) != known.recipe_id:
+        return None
+    outcome = _outcome(known, there, spec)
+    if outcome is None:
+        return None
+    return Answer(
+        outcome=replace(outcome, node_seconds=0.0),
+        campaign=campaign,
+        trial_number=known.trial_number,
+        measured_at=known.finished_at,
+        run_folder=known.run_folder,
+    )
+
+
+def _outcome(known: KnownRecipe, there: CampaignSpec, spec: CampaignSpec) -> Outcome | None:
+    """The outcome under the memory and the peak that this campaign states of the same devices, or None."""
+    limit, limit_there = (of.problem.cluster.memory_bytes_per_device for of in (spec, there))
+    if isinstance(known.outcomes, Failure):
+        is_answer = known.outcomes.kind is FailureKind.OUT_OF_MEMORY and limit <= limit_there
+        return known.outcomes if is_answer else None
+    newest: Measurement = known.outcomes[-1]
+    steady = max(measured.step_time_spread for measured in known.outcomes) <= STABLE_SPREAD
+    if not steady or newest.peak_memory_bytes_max_rank > limit:
+        return None
+    return replace(newest, mfu=rates(known.recipe, spec.problem, newest.step_time_s_median)["mfu"])

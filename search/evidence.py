@@ -1,0 +1,218 @@
+"""What a new campaign may learn from earlier ones of its store and from imported tables, and what it may not.
+
+Evidence is of the same device and precision, of the same torch and driver, and of the same model, one of close shape,
+or one that was measured on the same cluster. The rest is left out and counted by its reason: numbers of different
+machines or software are never mixed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from frontrunner.evaluators.imported.judged import DISAGREEING
+from frontrunner.results.codec import pool
+from frontrunner.results.drivers import VERSION_FILES
+from frontrunner.results.imported import IMPORTED
+from frontrunner.results.known import KnownRecipe, known_recipes
+from frontrunner.results.outcome import Failure, FailureKind, Measurement
+from frontrunner.results.provenance import Provenance
+from frontrunner.results.records import Campaign
+from frontrunner.results.store import Store
+from frontrunner.search.answers import Answer, answer_of
+from frontrunner.search.spec import CampaignSpec
+from frontrunner.search.strategy import Evidence
+from frontrunner.spaces.model import Model
+from frontrunner.spaces.presets import known_device
+from frontrunner.spaces.problem import Problem
+
+CLOSE_PARAMETERS = 4.0
+CLOSE_HIDDEN = 2.0
+"""A model of close shape has at most so many times the parameters and the hidden size of the other, and as many
+matrices in its feed-forward parts. Assumed: the matrix products' shapes, and with them their rates, change slowly."""
+MOST_EVIDENCE = 200
+"""Outcomes that are handed on, the nearest problems' first. A Gaussian process takes the cube of their number at each
+ask, and this many are what asking within half a second is promised for."""
+MOST_ORIGINS = 4
+"""Named in an event."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Earlier:
+    """A campaign of the store with its specification."""
+
+    campaign: Campaign
+    spec: CampaignSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gathered:
+    """What a new campaign begins with.
+
+    `evidence` is for its strategy, the nearest problems' first. `left_out` counts outcomes by the reason for which they
+    are no evidence. `answers` are outcomes by recipe id that need no probe.
+    """
+
+    evidence: tuple[Evidence, ...] = ()
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+
+    @property
+    def is_worth_telling(self) -> bool:
+        """Whether anything was found, to be used or not."""
+        return bool(self.evidence or self.left_out or self.answers)
+
+    def counts(self, *, used: bool) -> dict[str, str | int]:
+        """How much is used and how much is not, for an event; `used` says whether the strategy learns from evidence."""
+        origins = list(dict.fromkeys(piece.origin for piece in self.evidence))
+        found: dict[str, str | int] = {"learned_from": len(self.evidence) if used else 0, "answers": len(self.answers)}
+        if used and origins:
+            found["origins"] = ", ".join(origins[:MOST_ORIGINS]) + (", ..." if len(origins) > MOST_ORIGINS else "")
+        if not used and self.evidence:
+            found["left out: the strategy does not learn from before"] = len(self.evidence)
+        return found | {f"left out: {reason}": count for reason, count in sorted(self.left_out.items())}
+
+
+def gather(store: Store, spec: CampaignSpec, earlier: Iterable[Earlier], here: Provenance) -> Gathered:
+    """What `earlier` campaigns of the store, the oldest first, know that a campaign of `spec` can use.
+
+    `here` is what its probes would run with.
+    """
+    found: list[tuple[float, Evidence]] = []
+    left_out: Counter[str] = Counter()
+    answers: dict[str, Answer] = {}
+    for one in earlier:
+        known = known_recipes(store, one.campaign.id)
+        reason = why_no_evidence(one, spec)
+        for recipe in known:
+            answer = answer_of(
+                recipe, campaign=one.campaign.name, there=one.spec, spec=spec, here=here, now=store.now()
+            )
+            if answer is not None:
+                answers[recipe.recipe_id] = answer  # the newest campaign's counts
+            why = reason or _why_not(recipe, one, spec, here)
+            if why is None:
+                found.append((distance(one.spec.problem, spec.problem), _evidence(recipe, one)))
+            else:
+                left_out[why] += 1
+    found.sort(key=lambda pair: pair[0])  # stable: of one distance the oldest first
+    if len(found) > MOST_EVIDENCE:
+        left_out[f"further away than the nearest {MOST_EVIDENCE}"] = len(found) - MOST_EVIDENCE
+    nearest = tuple(evidence for _, evidence in found[:MOST_EVIDENCE])
+    return Gathered(
+        evidence=nearest if spec.search.warm_start else (),
+        left_out=left_out if spec.search.warm_start else {},
+        answers=answers if spec.search.reuse else {},
+    )
+
+
+def why_no_evidence(earlier: Earlier, spec: CampaignSpec) -> str | None:
+    """Why nothing of an earlier campaign is evidence for one of `spec`, or None."""
+    there, ours = earlier.spec.problem, spec.problem
+    if earlier.campaign.figures == "simulated" and spec.evaluator != "simulated":
+        return "simulated"
+    if _device(there) != _device(ours):
+        return "of another device"
+    if there.precision != ours.precision:
+        return "of another precision"
+    same_cluster = earlier.campaign.figures != "imported" and there.cluster.name == ours.cluster.name
+    if not is_close(there.model, ours.model) and not same_cluster:
+        return "of a model of another shape"
+    return None
+
+
+def is_close(one: Model, other: Model) -> bool:
+    """Whether two models are of close shape."""
+    return (
+        one.ffn_matrices == other.ffn_matrices
+        and _ratio(one.parameters, other.parameters) <= CLOSE_PARAMETERS
+        and _ratio(one.hidden, other.hidden) <= CLOSE_HIDDEN
+    )
+
+
+def _why_not(known: KnownRecipe, earlier: Earlier, spec: CampaignSpec, here: Provenance) -> str | None:
+    """Why one recipe of a campaign that is evidence is none, or None."""
+    if earlier.campaign.figures == "measured":
+        different = _other_software(known.provenance, here)
+        if different is not None:
+            return different
+    if isinstance(known.outcomes, Failure):
+        lasting = known.outcomes.kind is FailureKind.OUT_OF_MEMORY or _is_same(earlier.spec.problem, spec.problem)
+        return None if lasting else "failed for a reason that another problem need not share"
+    times = [measured.step_time_s_median for measured in known.outcomes]
+    if max(times) > (1 + DISAGREEING) * min(times):
+        return f"repeats that differ by more than {100 * DISAGREEING:.0f} %"
+    return None
+
+
+def _other_software(there: Provenance | None, here: Provenance) -> str | None:
+    if there is None:
+        return "of software that was not recorded"
+    if _minor(there) != _minor(here):
+        return "of another torch"
+    if [there.versions.get(name) for name in VERSION_FILES] != [here.versions.get(name) for name in VERSION_FILES]:
+        return "of another driver version"
+    return None
+
+
+def _minor(provenance: Provenance) -> list[str]:
+    """Torch's major and minor version."""
+    return provenance.versions.get("torch", "").split(".")[:2]
+
+
+def _device(problem: Problem) -> object:
+    """The device by its preset's name, where there is one, and its backend."""
+    name = problem.cluster.device
+    return (known_device(name) or {}).get("device", name.lower()), problem.cluster.backend
+
+
+def _is_same(one: Problem, other: Problem) -> bool:
+    """Whether two problems differ in names at most: the same model, sequence, batch and number of devices."""
+    return (
+        replace(one.model, name="") == replace(other.model, name="")
+        and (one.sequence_length, one.global_batch) == (other.sequence_length, other.global_batch)
+        and one.cluster.devices == other.cluster.devices
+    )
+
+
+def distance(one: Problem, other: Problem) -> float:
+    """How far one problem is from another: doublings of parameters, sequence length and devices, summed."""
+    pairs = (
+        (one.model.parameters, other.model.parameters),
+        (one.sequence_length, other.sequence_length),
+        (one.cluster.devices, other.cluster.devices),
+    )
+    return sum(math.log2(_ratio(*pair)) for pair in pairs)
+
+
+def _ratio(one: float, other: float) -> float:
+    """The larger over the smaller."""
+    return max(one, other) / min(one, other)
+
+
+def _evidence(known: KnownRecipe, earlier: Earlier) -> Evidence:
+    imported = earlier.campaign.strategy == IMPORTED
+    return Evidence(
+        problem=earlier.spec.problem,
+        recipe=known.recipe,
+        outcome=known.outcomes if isinstance(known.outcomes, Failure) else _pooled(known.outcomes),
+        origin=known.run_folder.partition(" row ")[0] if imported else f"campaign {earlier.campaign.name}",
+    )
+
+
+def _pooled(repeats: Sequence[Measurement]) -> Measurement:
+    """Repeats as one measurement with the steps of all, whose spread says how far they agree."""
+    if len(repeats) == 1:
+        return repeats[0]
+    together = pool(repeats)
+    return replace(
+        repeats[-1],
+        step_times_s=tuple(time for measured in repeats for time in measured.step_times_s),
+        tokens_per_s=together.tokens_per_s,
+        model_tflops_per_device=together.model_tflops_per_device,
+        hardware_tflops_per_device=together.hardware_tflops_per_device,
+        mfu=together.mfu,
+        peak_memory_bytes=(together.peak_memory_bytes_max_rank,),
+    )

@@ -1,0 +1,1 @@
+"""The guided search: the analytic model as prior, corrected by each outcome."""

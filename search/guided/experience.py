@@ -1,0 +1,65 @@
+"""What a guided search was told: each row's measurements, and the trials that say what runs."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from frontrunner.results.outcome import FailureKind, Measurement, Outcome
+from frontrunner.search.guided.feasibility import Trial
+from frontrunner.search.guided.field import Field
+from frontrunner.search.guided.speed import Observation
+
+MEDIAN_OVER_MEAN = 1.25
+"""The standard error of a median over that of a mean, of many normal values: sqrt(pi / 2)."""
+
+
+@dataclass(kw_only=True)
+class Experience:
+    """Outcomes by row. `log_speeds` holds the logarithms of tokens/s of the campaign's own measurements."""
+
+    memory_bytes: int
+    log_speeds: dict[int, list[float]] = field(default_factory=dict)
+    observations: list[Observation] = field(default_factory=list)
+    trials: list[Trial] = field(default_factory=list)
+
+    def add(self, row: int, outcome: Outcome, prior: Field) -> None:
+        """Take in an outcome of this campaign; one that the machine is to blame for teaches nothing."""
+        if isinstance(outcome, Measurement):
+            self.log_speeds.setdefault(row, []).append(math.log(outcome.tokens_per_s))
+        self.learn(row, outcome, prior, spread=own_noise(outcome) if isinstance(outcome, Measurement) else 0.0)
+
+    def learn(
+        self, row: int, outcome: Outcome, prior: Field, *, spread: float, memory_bytes: int | None = None
+    ) -> None:
+        """Take in an outcome of whatever origin; `memory_bytes` is a device's where it is another's."""
+        if isinstance(outcome, Measurement):
+            ratio = math.log(outcome.tokens_per_s) - float(prior.log_speed[row])
+            self.observations.append(Observation(row=row, log_ratio=ratio, spread=spread))
+            peak = outcome.peak_memory_bytes_max_rank
+            limit = memory_bytes or self.memory_bytes
+            self.trials.append(Trial(row=row, ran=True, log_peak=math.log(peak / limit) if peak > 0 else None))
+        elif outcome.policy.counts_against_recipe:
+            self.trials.append(Trial(row=row, ran=False, out_of_memory=outcome.kind is FailureKind.OUT_OF_MEMORY))
+
+    @property
+    def best(self) -> float:
+        """The highest mean logarithm of tokens/s of a row; minus infinity before the first measurement."""
+        return max((statistics.fmean(values) for values in self.log_speeds.values()), default=-math.inf)
+
+    def noise(self) -> float:
+        """The standard deviation of a measured logarithm: from repeats, else what probes say of themselves."""
+        repeated = [values for values in self.log_speeds.values() if len(values) > 1]
+        if repeated:
+            squares = sum(statistics.variance(values) * (len(values) - 1) for values in repeated)
+            return math.sqrt(squares / sum(len(values) - 1 for values in repeated))
+        spreads = [seen.spread for seen in self.observations if seen.row in self.log_speeds]
+        return float(np.median(spreads)) if spreads else 0.0
+
+
+def own_noise(measurement: Measurement) -> float:
+    """The standard error of a measurement's median step, as a share, from the spread of its steps."""
+    return MEDIAN_OVER_MEAN * measurement.step_time_spread / math.sqrt(len(measurement.step_times_s))

@@ -1,0 +1,151 @@
+"""The chance that a recipe runs, learned from the prior's memory, measured peaks and failures.
+
+A recipe needs the predicted memory times a factor that is the same for similar recipes: its logarithm is linear in the
+shares of what the memory holds and in the recipe's degrees, with coefficients that are 0 until outcomes say otherwise.
+A measured peak tells the factor. A recipe that ran out of memory, or ran without a stated peak, tells on which side of
+a device's memory it lies: a probit regression, fitted by its largest posterior (Laplace's approximation; Bishop,
+Pattern Recognition and Machine Learning, 2006, section 4.5). What fails for other reasons is taken to be one of memory
+as far as its predicted memory says so, and otherwise a warning about recipes like it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import minimize
+from scipy.spatial.distance import cdist
+from scipy.special import log_ndtr, ndtr
+
+from frontrunner.search.guided.dominance import needs_as_much
+from frontrunner.search.guided.field import Field, middle
+
+Rows = npt.NDArray[np.float64]
+Places = npt.NDArray[np.intp]
+
+OFFSET = 0.18
+"""Standard deviation of the factor of all recipes, as a logarithm."""
+PER_SHARE = 0.3
+"""Of a part of the memory, where it is all of it."""
+PER_STEP = 0.03
+"""Of a doubling of a degree, or another choice."""
+MARGIN, MARGIN_SPREAD = 0.08, 0.08
+"""By how much a device must be larger than a peak that allocators report, and the standard deviation of that."""
+PEAK_SCATTER, SCATTER = 0.06, 0.08
+"""What cannot be learned of peaks, and of the limit."""
+CRASHES = 0.1
+"""The share of recipes that fail for reasons other than memory, before any does."""
+LOCAL_STEPS = 0.8
+"""How many doublings away a failure warns."""
+DOMINATED = 1e-3
+"""What is left of the chance of a recipe that needs as much memory as one that ran out of it: it is tried last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What became of a row: it ran (with its peak over a device's memory, as a logarithm, where known) or failed."""
+
+    row: int
+    ran: bool
+    log_peak: float | None = None
+    out_of_memory: bool = False
+
+
+class FeasibilityModel:
+    """Chances of all rows; a refusal is never sure, since the formulas may be wrong."""
+
+    def __init__(self, field: Field) -> None:
+        own = field.problem == 0
+        self._fill, self._features, self._own = field.log_fill, field.features, own
+        parts = field.memory_shares - middle(field.memory_shares[own])
+        steps = field.features - middle(field.features[own])
+        ones = np.ones((len(field), 1))
+        self._inputs = np.hstack([ones * OFFSET, parts * PER_SHARE, steps * PER_STEP, ones * MARGIN_SPREAD])
+        self.learn([])
+
+    def learn(self, trials: Sequence[Trial]) -> None:
+        """Learn from these trials alone."""
+        size = self._inputs.shape[1]
+        self._weights: Rows = np.zeros(size)
+        self._covariance: Rows = np.eye(size)
+        if trials:
+            data = _Data(trials, self._inputs, self._fill)
+            self._weights = minimize(data.cost, self._weights, jac=True, method="L-BFGS-B").x
+            self._covariance = np.linalg.inv(np.eye(size) + data.curvature(self._weights)).astype(np.float64)
+        self._near = [trial for trial in trials if self._own[trial.row]]
+
+    def rough_chance(self) -> Rows:
+        """The chances that all rows' memory suffices, as if the regression were sure: cheap."""
+        chance: Rows = ndtr(-(self._fill + MARGIN + self._inputs @ self._weights) / OFFSET)
+        return chance
+
+    def fits(self, rows: Places) -> Rows:
+        """The chance that these rows' memory suffices."""
+        inputs = self._inputs[rows]
+        spread = np.sqrt(SCATTER**2 + np.einsum("ij,jk,ik->i", inputs, self._covariance, inputs))
+        fitting: Rows = ndtr(-(self._fill[rows] + MARGIN + inputs @ self._weights) / spread)
+        return fitting
+
+    def chance(self, rows: Places) -> Rows:
+        """The chance that these rows run, for whatever reason they might not."""
+        chance = self.fits(rows)
+        if not self._near:
+            return chance
+        own, known = self._features[rows], self._features[[trial.row for trial in self._near]]
+        near = np.exp(-0.5 * cdist(own, known, "sqeuclidean") / LOCAL_STEPS**2)
+        has_run = np.array([trial.ran for trial in self._near])
+        for trial in self._near:
+            if not trial.ran:
+                left = 1 - self._blame(trial) * (1 - DOMINATED)
+                chance = np.where(needs_as_much(own, self._features[trial.row]), chance * left, chance)
+        ran, failed = near[:, has_run].sum(axis=1), near[:, ~has_run].sum(axis=1)
+        found: Rows = chance * (1 + ran) / (1 + ran + failed)
+        return found
+
+    def _blame(self, trial: Trial) -> float:
+        """The chance that a failure was one of memory."""
+        if trial.out_of_memory:
+            return 1.0
+        lacks = 1 - float(self.fits(np.array([trial.row]))[0])
+        return lacks / (lacks + CRASHES * (1 - lacks))
+
+
+class _Data:
+    """The likelihood of trials under a regression's weights."""
+
+    def __init__(self, trials: Sequence[Trial], inputs: Rows, fill: Rows) -> None:
+        rows = [trial.row for trial in trials]
+        self.inputs, self.fill = inputs[rows].copy(), fill[rows] + MARGIN
+        self.peak = np.array([np.nan if trial.log_peak is None else trial.log_peak for trial in trials])
+        self.known = np.isfinite(self.peak)
+        self.inputs[self.known, -1] = 0.0  # the margin is between a peak and what a device has room for
+        self.fill[self.known] -= MARGIN
+        self.ran = np.array([trial.ran for trial in trials]) & ~self.known
+        self.failed = ~self.ran & ~self.known
+        self.otherwise = np.array([1e-3 if trial.out_of_memory else CRASHES for trial in trials])[self.failed]
+
+    def cost(self, weights: Rows) -> tuple[float, Rows]:
+        """The negative logarithm of the posterior, but for a constant, and its gradient."""
+        need = self.fill + self.inputs @ weights
+        value, slope = 0.5 * float(weights @ weights), np.zeros(len(need))
+        off = (need - self.peak)[self.known] / PEAK_SCATTER
+        value += 0.5 * float(off @ off)
+        slope[self.known] = off / PEAK_SCATTER
+        room = -need / SCATTER
+        density = np.exp(-0.5 * room**2) / np.sqrt(2 * np.pi)
+        fits = log_ndtr(room[self.ran])
+        value -= float(fits.sum())
+        slope[self.ran] = density[self.ran] / np.exp(fits) / SCATTER
+        fails = self.otherwise + (1 - self.otherwise) * ndtr(-room[self.failed])
+        value -= float(np.log(fails).sum())
+        slope[self.failed] = -(1 - self.otherwise) * density[self.failed] / fails / SCATTER
+        return value, weights + self.inputs.T @ slope
+
+    def curvature(self, weights: Rows) -> Rows:
+        """What the trials add to the inverse covariance (Fisher's information, of probits near their middle)."""
+        room = -(self.fill + self.inputs @ weights) / SCATTER
+        information = np.where(self.known, 1 / PEAK_SCATTER**2, np.exp(-0.5 * room**2) / SCATTER**2)
+        found: Rows = (self.inputs.T * information) @ self.inputs
+        return found

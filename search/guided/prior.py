@@ -1,0 +1,95 @@
+"""What the analytic model says of every legal recipe before anything is measured, as arrays with a row a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from frontrunner.evaluators.analytic.estimate import not_modelled
+from frontrunner.evaluators.analytic.judged import ROWS_AT_ONCE
+from frontrunner.evaluators.analytic.machine import Machine
+from frontrunner.evaluators.analytic.memory import PeakMemory, peak_memory
+from frontrunner.evaluators.analytic.software import ENGINES, Software
+from frontrunner.evaluators.analytic.step import StepTime, step_time
+from frontrunner.evaluators.analytic.workload import Workload
+from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.recipe import Recipe
+
+Rows = npt.NDArray[np.float64]
+
+STEP_PARTS = tuple(field.name for field in fields(StepTime) if field.name != "compute")
+"""Parts of a step beside computing; their shares of it and computing's add up to 1."""
+MEMORY_PARTS = tuple(field.name for field in fields(PeakMemory) if field.name != "runtime")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Prior:
+    """Predictions of recipes, a row each.
+
+    `log_speed` is the natural logarithm of tokens/s, `step_shares` a step's parts over the whole (one column for each
+    of `STEP_PARTS`), `log_fill` the logarithm of peak memory over a device's memory, `memory_shares` likewise for
+    `MEMORY_PARTS`, `step_time_s` seconds. Rows of which the formulas know nothing hold the medians of the others.
+    """
+
+    log_speed: Rows
+    step_shares: Rows
+    log_fill: Rows
+    memory_shares: Rows
+    step_time_s: Rows
+
+    def reversed(self) -> Prior:
+        """The same speeds in the opposite order, the slowest for the fastest recipe: a wrong model, for benchmarks."""
+        order = np.argsort(self.log_speed, kind="stable")
+        turned = np.empty_like(self.log_speed)
+        turned[order] = self.log_speed[order[::-1]]
+        return replace(self, log_speed=turned)
+
+
+def prior_of(recipes: Sequence[Recipe], problem: Problem, software: Software | None = None) -> Prior:
+    """Judge legal recipes; `software` is the training code where it is not the project's own engines."""
+    rows = len(recipes)
+    known = np.fromiter((not_modelled(recipe) is None for recipe in recipes), dtype=bool, count=rows)
+    step = np.full((rows, len(STEP_PARTS) + 1), np.nan)
+    memory = np.full((rows, len(MEMORY_PARTS) + 1), np.nan)
+    codes: Mapping[str, Software] = ENGINES if software is None else dict.fromkeys(ENGINES, software)
+    for engine, code in codes.items():
+        machine = Machine.of(problem.cluster, problem.precision, code)
+        of_engine = np.fromiter((recipe.engine == engine for recipe in recipes), dtype=bool, count=rows)
+        places = np.flatnonzero(known & of_engine)
+        for start in range(0, len(places), ROWS_AT_ONCE):
+            block = places[start : start + ROWS_AT_ONCE]
+            work = Workload.of([recipes[place] for place in block.tolist()], problem)
+            step[block] = _columns(step_time(machine, work), ("compute", *STEP_PARTS), len(block))
+            memory[block] = _columns(peak_memory(machine, work), ("runtime", *MEMORY_PARTS), len(block))
+    return _prior(recipes, problem, step, memory)
+
+
+def _columns(parts: StepTime | PeakMemory, names: Sequence[str], rows: int) -> Rows:
+    return np.stack([np.broadcast_to(getattr(parts, name), rows) for name in names], axis=1)
+
+
+def _prior(recipes: Sequence[Recipe], problem: Problem, step: Rows, memory: Rows) -> Prior:
+    step_time_s, memory_bytes = step.sum(axis=1), memory.sum(axis=1)
+    known = np.isfinite(step_time_s) & (step_time_s > 0) & np.isfinite(memory_bytes) & (memory_bytes > 0)
+    step, memory = _filled(step, known), _filled(memory, known)
+    step_time_s, memory_bytes = step.sum(axis=1), memory.sum(axis=1)
+    sequences = np.fromiter((recipe.global_batch_seqs for recipe in recipes), dtype=np.float64, count=len(recipes))
+    speed = np.log(sequences * problem.sequence_length) - np.log(step_time_s)
+    return Prior(
+        log_speed=speed,
+        step_shares=step[:, 1:] / step_time_s[:, None],
+        log_fill=np.log(memory_bytes / problem.cluster.memory_bytes_per_device),
+        memory_shares=memory[:, 1:] / memory_bytes[:, None],
+        step_time_s=step_time_s,
+    )
+
+
+def _filled(parts: Rows, known: npt.NDArray[np.bool_]) -> Rows:
+    """The parts, with the medians of the known rows in the others; ones where nothing is known."""
+    if known.all():
+        return parts
+    middle = np.median(parts[known], axis=0) if known.any() else np.ones(parts.shape[1])
+    return np.where(known[:, None], parts, np.maximum(middle, 1e-9))

@@ -1,0 +1,165 @@
+"""The correction of predicted speeds: a Gaussian process on the logarithm of measured over predicted.
+
+Its mean is the prior: without measurements the ratio is 1 everywhere. What it can learn is, in sum: a factor common to
+all recipes; how far the formulas over- or underrate each part of a step (linear in the parts' shares, which is a refit
+of the model's efficiencies to first order); a factor for each doubling of a degree; how far differences in predicted
+speed are to be believed (linear in the predicted logarithm); and whatever else neighbouring recipes have in common.
+Remembered recipes of another problem have a factor of their own.
+
+The scales were chosen by leaving out one table of measurements at a time (docs/measurements.md); searches differ
+little within a factor of 2 of each.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Kernel
+
+from frontrunner.search.guided.field import Field, middle
+
+Rows = npt.NDArray[np.float64]
+Places = npt.NDArray[np.intp]
+
+COMMON = 3.0
+"""Standard deviation of the factor of all recipes, as a logarithm; wide, since no order hangs on it."""
+PER_SHARE = 0.3
+"""Of a step's part, where it is the whole step."""
+PER_STEP = 0.045
+"""Of a doubling of a degree, or another choice."""
+PER_LOG_SPEED = 0.3
+"""Of what a predicted difference in speed is worth, from 1."""
+LOCAL, LOCAL_STEPS = 0.12, 1.5
+"""Of what neighbours have in common, and how many doublings away they are neighbours."""
+OTHER_PROBLEM = 0.3
+"""Of the factor of another problem against this one's."""
+FAR = 1e4
+AMPLITUDES = {0.5: 0.25, 1.0: 0.4, 2.0: 0.25, 4.0: 0.1}
+"""What all of these but the first are multiplied by -> its chance before any measurement."""
+NOISES = {0.01: 0.25, 0.03: 0.4, 0.1: 0.2, 0.4: 0.15}
+"""Standard deviation of a measured logarithm about what can be learned -> its chance before any measurement."""
+MOST_OBSERVATIONS = 250
+"""Beyond these the slowest are left out: fitting takes time by their third power."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """A logarithm of measured over predicted speed at a row; `spread` is its own noise beside the learned one."""
+
+    row: int
+    log_ratio: float
+    spread: float = 0.0
+
+
+class SpeedModel:
+    """Predicts the logarithm of tokens/s of a field's rows from the prior and the observations."""
+
+    def __init__(self, field: Field) -> None:
+        self._log_speed = field.log_speed
+        self._inputs, self._lengths = _inputs(field)
+        self._process: GaussianProcessRegressor | None = None
+        self._amplitude, self.noise = 1.0, 0.03
+
+    def learn(self, observations: Sequence[Observation]) -> None:
+        """Choose amplitude and noise by their posterior, and learn from these observations alone."""
+        kept = self._kept(observations)
+        if kept:
+            inputs = self._inputs[[seen.row for seen in kept]]
+            structure = self._structure(1.0)(inputs)
+            ratios = np.array([seen.log_ratio for seen in kept])
+            spreads = np.array([seen.spread for seen in kept])
+
+            def worth(scales: tuple[float, float]) -> float:
+                amplitude, noise = scales
+                covariance = COMMON**2 + amplitude**2 * structure + np.diag(noise**2 + spreads**2)
+                return log_evidence(covariance, ratios) + math.log(AMPLITUDES[amplitude] * NOISES[noise])
+
+            self._amplitude, self.noise = max(itertools.product(AMPLITUDES, NOISES), key=worth)
+        self.update(kept)
+
+    def update(self, observations: Sequence[Observation]) -> None:
+        """Learn from these observations alone, under the amplitude and the noise that were chosen last."""
+        kept = self._kept(observations)
+        self._process = self._fitted(kept, self._amplitude, self.noise) if kept else None
+
+    def _kept(self, observations: Sequence[Observation]) -> Sequence[Observation]:
+        if len(observations) <= MOST_OBSERVATIONS:
+            return observations
+        by_speed = sorted(observations, key=lambda seen: -(self._log_speed[seen.row] + seen.log_ratio))
+        return by_speed[:MOST_OBSERVATIONS]
+
+    def _fitted(self, observations: Sequence[Observation], amplitude: float, noise: float) -> GaussianProcessRegressor:
+        variances = np.array([noise**2 + seen.spread**2 for seen in observations])
+        process = GaussianProcessRegressor(self._kernel(amplitude), alpha=variances, optimizer=None)
+        return process.fit(self._inputs[[seen.row for seen in observations]], [seen.log_ratio for seen in observations])
+
+    def _kernel(self, amplitude: float) -> Kernel:
+        return ConstantKernel(COMMON**2, "fixed") + self._structure(amplitude)
+
+    def _structure(self, amplitude: float) -> Kernel:
+        """The covariance of what is not common to all recipes."""
+        linear = ConstantKernel(amplitude**2, "fixed") * DotProduct(sigma_0=0.0, sigma_0_bounds="fixed")
+        near = ConstantKernel((LOCAL * amplitude) ** 2, "fixed") * RBF(self._lengths, "fixed")
+        return linear + near
+
+    def linear_mean(self) -> Rows:
+        """The predictions for all rows without what neighbours have in common: cheap, for choosing whom to look at."""
+        if self._process is None:
+            return self._log_speed
+        alpha = self._process.alpha_
+        slopes = self._amplitude**2 * (self._process.X_train_.T @ alpha)
+        found: Rows = self._log_speed + COMMON**2 * alpha.sum() + self._inputs @ slopes
+        return found
+
+    def predict(self, rows: Places) -> tuple[Rows, Rows]:
+        """Mean and standard deviation for these rows, without a measurement's noise.
+
+        Before any observation the deviation is that of differences between recipes alone, not of the common factor.
+        """
+        if self._process is None:
+            near = np.hypot(np.linalg.norm(self._inputs[rows], axis=1), LOCAL)
+            return self._log_speed[rows], near
+        mean, deviation = self._process.predict(self._inputs[rows], return_std=True)
+        return self._log_speed[rows] + mean, deviation
+
+    def draws(self, rows: Places, count: int, seed: int) -> Rows:
+        """`count` joint draws for these rows, a column each."""
+        if self._process is None:
+            raise ValueError("nothing was observed")
+        drawn: Rows = self._process.sample_y(self._inputs[rows], n_samples=count, random_state=seed)
+        return self._log_speed[rows, None] + drawn
+
+
+def _inputs(field: Field) -> tuple[Rows, Rows]:
+    """The process's inputs, scaled so that each has a coefficient of about 1, and their lengths for neighbourhood."""
+    own = field.problem == 0
+    steps = field.features - middle(field.features[own])
+    speeds = np.array(field.log_speed)
+    for number in np.unique(field.problem):
+        speeds[field.problem == number] -= middle(field.log_speed[field.problem == number])
+    others = np.arange(1, field.problem.max(initial=0) + 1)
+    blocks = [
+        (field.step_shares * PER_SHARE, FAR),
+        (steps * PER_STEP, LOCAL_STEPS * PER_STEP),
+        (speeds[:, None] * PER_LOG_SPEED, FAR),
+        ((field.problem[:, None] == others) * OTHER_PROBLEM, FAR),
+        (np.zeros((len(field), 1)), FAR),  # so that there is one where all recipes are alike
+    ]
+    inputs = np.hstack([block for block, _ in blocks])
+    lengths = np.concatenate([np.full(block.shape[1], length) for block, length in blocks])
+    varies = np.ptp(inputs, axis=0) > 0 if len(field) else np.zeros(len(lengths), dtype=bool)
+    varies[-1] = True
+    return inputs[:, varies], lengths[varies]
+
+
+def log_evidence(covariance: Rows, values: Rows) -> float:
+    """The logarithm of a normal density of mean 0 at `values`, but for the constant of their number."""
+    factor = np.linalg.cholesky(covariance)
+    whitened = np.linalg.solve(factor, values)
+    return -0.5 * float(whitened @ whitened) - float(np.log(np.diag(factor)).sum())

@@ -1,0 +1,190 @@
+"""The strategy `guided`: proposes what is expected to improve most for its cost, and says what is left to gain."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from frontrunner.evaluators.measure import nodes_used
+from frontrunner.search.candidates import Candidates
+from frontrunner.search.guided.acquisition import expected_improvement, mean_loss, node_seconds
+from frontrunner.search.guided.experience import Experience
+from frontrunner.search.guided.feasibility import FeasibilityModel
+from frontrunner.search.guided.field import Field
+from frontrunner.search.guided.prior import Prior, prior_of
+from frontrunner.search.guided.speed import Observation, SpeedModel
+from frontrunner.search.strategy import Evidence, Outlook, Told
+from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.space import Survey
+
+Rows = npt.NDArray[np.float64]
+Places = npt.NDArray[np.intp]
+
+LOOKED_AT = 3000
+"""So many open recipes are judged in full at each ask: those that a linear correction finds most promising."""
+CLOSE_CALL = 0.003
+"""Recipes whose worth differs by about this share are ordered by the seed: the formulas cannot tell them apart."""
+LEAST_WORTH = 1e-3
+"""An improvement that is not sought: where less is expected, recipes come in the order of their chances to run."""
+ALMOST_NONE = 1e-9
+DRAWS, DRAWN = 256, 500
+"""Joint draws of the most promising recipes' speeds for the gap to the best, and of how many recipes."""
+SAME_PROBLEM_SPREAD, OTHER_PROBLEM_SPREAD = 0.05, 0.1
+"""Noise of remembered measurements beside a measurement's own; assumed."""
+MOST_REPEATS = 3
+"""Measurements of one recipe, at most."""
+
+
+class Guided:
+    """The `Forecaster` that starts from the analytic model and learns how it errs."""
+
+    def __init__(self, survey: Survey, seed: int, prior: Prior | None = None) -> None:
+        """`prior` is that of the survey's recipes where it is not the model's own."""
+        self._candidates = Candidates(survey, seed)
+        self._problem, self._seed = survey.problem, seed
+        self._own = prior or prior_of(survey.recipes, survey.problem)
+        self._nodes = np.fromiter((nodes_used(r, survey.problem) for r in survey.recipes), dtype=np.float64)
+        self._closeness = np.exp(CLOSE_CALL * np.random.default_rng(seed).standard_normal(len(survey.recipes)))
+        self._experience = Experience(memory_bytes=survey.problem.cluster.memory_bytes_per_device)
+        self._pending: dict[int, None] = {}
+        self._know(Field.of(survey.recipes, self._own))
+
+    def _know(self, field: Field) -> None:
+        self._field, self._is_news = field, True
+        self._speed, self._feasible = SpeedModel(field), FeasibilityModel(field)
+
+    def remember(self, evidence: Sequence[Evidence]) -> None:
+        """Learn of outcomes from before the campaign; called once, before anything is asked or told."""
+        field = self._field
+        learned: list[tuple[int, Evidence, float]] = []
+        numbers = itertools.count(1)
+        for problem, known in _by_problem(evidence):
+            recipes = [piece.recipe for piece in known]
+            own = problem == self._problem
+            number = 0 if own else next(numbers)
+            rows = range(len(field), len(field) + len(recipes))
+            field = field.with_rows(recipes, problem, number)
+            spread = SAME_PROBLEM_SPREAD if own else OTHER_PROBLEM_SPREAD
+            learned += [(row, piece, spread) for row, piece in zip(rows, known, strict=True)]
+        self._know(field)
+        for row, piece, spread in learned:
+            memory = piece.problem.cluster.memory_bytes_per_device
+            self._experience.learn(row, piece.outcome, field, spread=spread, memory_bytes=memory)
+
+    def ask(self, count: int) -> list[Recipe]:
+        """Up to `count` legal recipes that were neither proposed nor told before; empty when none is left.
+
+        Those whose outcome is not known yet are taken to run as fast as expected while the next is chosen.
+        """
+        chosen: list[Recipe] = []
+        while len(chosen) < count and self._candidates.open_count:
+            row = self._choose()
+            self._candidates.take(row)
+            self._pending[row] = None
+            chosen.append(self._candidates.recipes[row])
+        return chosen
+
+    def tell(self, told: Told) -> None:
+        """Learn of an outcome. A recipe that is not of the surveyed space teaches nothing."""
+        row = self._candidates.row(told.recipe)
+        if row is None:
+            return
+        self._candidates.take(row)
+        self._pending.pop(row, None)
+        self._experience.add(row, told.outcome, self._field)
+        self._is_news = True
+
+    def forget(self, recipe: Recipe) -> None:
+        """Let a proposal that was never measured be proposed again; any other recipe is left as it is."""
+        row = self._candidates.row(recipe)
+        if row is not None and row in self._pending:
+            del self._pending[row]
+            self._candidates.give_back(row)
+
+    def outlook(self) -> Outlook | None:
+        """What going on promises; None before the first measurement."""
+        best = self._experience.best
+        if not np.isfinite(best):
+            return None
+        self._learn()
+        rows = self._promising(self._candidates.open_rows())
+        if not len(rows):
+            return Outlook(expected_improvement=0.0, gap=0.0, gap_at_most=0.0)
+        mean, deviation = self._speed.predict(rows)
+        chance = self._feasible.chance(rows)
+        gains = expected_improvement(mean, deviation, best) * chance
+        few = np.argsort(-gains, kind="stable")[:DRAWN]
+        drawn = self._speed.draws(rows[few], DRAWS, self._seed)
+        runs = np.random.default_rng(self._seed).random(drawn.shape) < chance[few, None]
+        gaps = np.expm1(np.maximum(np.where(runs, drawn - best, 0.0).max(axis=0), 0.0))
+        gap = float(gaps.mean())  # of a small chance of much it is above the percentile
+        at_most = max(gap, float(np.quantile(gaps, 0.95)))
+        return Outlook(expected_improvement=float(gains.max()), gap=gap, gap_at_most=at_most)
+
+    def worth_repeating(self) -> Recipe | None:
+        """The less measured of the two best, where taking one for the other costs more than a probe is to gain."""
+        measured = sorted(self._experience.log_speeds.items(), key=lambda item: -statistics.fmean(item[1]))[:2]
+        if len(measured) < 2:
+            return None
+        (first, fast), (second, slow) = measured
+        row, values = (first, fast) if len(fast) <= len(slow) else (second, slow)
+        deviation = self._experience.noise() * (1 / len(fast) + 1 / len(slow)) ** 0.5
+        loss = mean_loss(statistics.fmean(fast) - statistics.fmean(slow), deviation)
+        outlook = self.outlook()
+        if len(values) >= MOST_REPEATS or loss == 0 or (outlook and loss < outlook.expected_improvement):
+            return None
+        return self._candidates.recipes[row]
+
+    def _learn(self) -> None:
+        """Take what was told into both models, and pending proposals as if they ran as expected."""
+        if self._is_news:
+            self._speed.learn(self._experience.observations)
+            self._feasible.learn(self._experience.trials)
+            self._is_news = False
+        elif self._experience.observations:
+            self._speed.update(self._experience.observations)
+        if self._pending and self._experience.observations:
+            rows = np.fromiter(self._pending, dtype=np.intp)
+            ratios = self._speed.predict(rows)[0] - self._field.log_speed[rows]
+            guesses = [Observation(row=int(r), log_ratio=float(g)) for r, g in zip(rows, ratios, strict=True)]
+            self._speed.update([*self._experience.observations, *guesses])
+
+    def _promising(self, rows: Places) -> Places:
+        """At most `LOOKED_AT` of the rows."""
+        if len(rows) <= LOOKED_AT:
+            return rows
+        worth = self._speed.linear_mean()[rows] + np.log(self._feasible.rough_chance()[rows] + ALMOST_NONE)
+        return rows[np.argpartition(-worth, LOOKED_AT)[:LOOKED_AT]]
+
+    def _choose(self) -> int:
+        self._learn()
+        rows = self._promising(self._candidates.open_rows())
+        mean, deviation = self._speed.predict(rows)
+        chance, best = self._feasible.chance(rows), self._experience.best
+        gain = expected_improvement(mean, deviation, best) if np.isfinite(best) else np.exp(mean - mean.max())
+        step_time_s = self._field.step_time_s[rows] * np.exp(self._field.log_speed[rows] - mean)
+        cost = node_seconds(step_time_s, self._nodes[rows])
+        worth = (gain + LEAST_WORTH) * chance / cost * self._closeness[rows]
+        return int(rows[np.argmax(worth)])
+
+
+def _by_problem(evidence: Sequence[Evidence]) -> list[tuple[Problem, list[Evidence]]]:
+    """The evidence by problem, in the order of its first piece; problems hold mappings, so they cannot be keys."""
+    found: list[tuple[Problem, list[Evidence]]] = []
+    for piece in evidence:
+        known = next((pieces for problem, pieces in found if problem == piece.problem), None)
+        if known is None:
+            found.append((piece.problem, [piece]))
+        else:
+            known.append(piece)
+    return found
+
+
+def guided(survey: Survey, seed: int) -> Guided:
+    """Search from the analytic model's predictions, corrected by each outcome, for the highest tokens/s."""
+    return Guided(survey, seed)

@@ -1,0 +1,56 @@
+"""What was known before: earlier campaigns as a new one may learn from them, and what imported ones cannot do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from frontrunner.search.spec import CampaignSpec
+from frontrunner.spaces.errors import InvalidInput
+from frontrunner.validation import load_json
+
+if TYPE_CHECKING:
+    from frontrunner.results.explain import Explanation
+    from frontrunner.results.records import Campaign
+    from frontrunner.results.store import Store
+    from frontrunner.search.evidence import Gathered
+
+
+def refuse_imported_campaign(campaign: Campaign) -> None:
+    """Raise `InvalidInput` for a campaign that is a table's rows, which nobody drives."""
+    if campaign.strategy == "imported":
+        raise InvalidInput(
+            f"campaign {campaign.name} holds an imported table: there is nothing to go on with",
+            hint="name another: frontrunner campaigns",
+        )
+
+
+def refuse_imported_recipe(explanation: Explanation) -> None:
+    """Raise `InvalidInput` for a recipe that only imported tables know, which do not say how to train it here."""
+    if all(appearance.campaign.figures == "imported" for appearance in explanation.appearances):
+        raise InvalidInput(
+            f"recipe {explanation.recipe_id} is of an imported table, which does not say how to train it here",
+            hint="search its problem by a campaign file, which learns from the table: frontrunner launch FILE",
+        )
+
+
+def remembered(store: Store, record: Campaign, spec: CampaignSpec) -> Gathered:
+    """What the campaigns that were created before this one know that it can use.
+
+    A campaign whose specification this version cannot read is not among them.
+    """
+    from frontrunner.results.provenance import collect
+    from frontrunner.search.evidence import Earlier, Gathered, gather
+
+    if not (spec.search.warm_start or spec.search.reuse):
+        return Gathered()
+    earlier = []
+    for summary in reversed(store.campaigns()):  # the oldest first
+        if summary.id >= record.id:
+            continue
+        campaign = store.campaign(summary.name)
+        try:
+            its_spec = load_json(CampaignSpec, campaign.spec_json, what=f"campaign {campaign.name}")
+        except InvalidInput:
+            continue
+        earlier.append(Earlier(campaign=campaign, spec=its_spec))
+    return gather(store, spec, earlier, collect(spec.problem.cluster.device)) if earlier else Gathered()

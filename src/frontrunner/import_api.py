@@ -1,0 +1,198 @@
+"""The Python API of `frontrunner import`: tables of others' measurements into the store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from frontrunner.api import opened, problem_summary
+from frontrunner.campaign_file import named_cluster
+from frontrunner.search.spec import CampaignSpec
+from frontrunner.settings import store_url
+from frontrunner.spaces.cluster import Cluster
+from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.names import campaign_name_from, require_campaign_name
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.space import DEGREES, Space
+from frontrunner.validation import dump_json
+
+if TYPE_CHECKING:
+    from frontrunner.evaluators.imported.judged import LeftOut, Repeats
+    from frontrunner.evaluators.imported.reading import Reading
+    from frontrunner.evaluators.table_rows import TableProblem
+    from frontrunner.results.imported import ImportedCampaign
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportedProblem:
+    """The rows of one problem as they were kept: `rows` of `recipes`, of which `failed` rows are failures.
+
+    `campaign` is the name of the campaign that holds them; in a preview the name that it would ask for.
+    """
+
+    campaign: str
+    problem: Mapping[str, object]
+    rows: int
+    recipes: int
+    failed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Import:
+    """What became of a table's rows. `known_rows` are those that the store held before; a preview writes nothing."""
+
+    file: str
+    store: str
+    is_preview: bool
+    rows: int
+    known_rows: int
+    problems: tuple[ImportedProblem, ...]
+    left_out: tuple[LeftOut, ...]
+    disagreeing: tuple[Repeats, ...]
+
+    @property
+    def taken_rows(self) -> int:
+        """The rows that became outcomes."""
+        return sum(problem.rows for problem in self.problems)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableForm:
+    """How a table differs from the table form.
+
+    `columns` gives, for a column of the form, the table's own name and its unit where that is another, as
+    `{"step_time_s": "iter_ms:ms"}`; `constants` what holds for every row; `ignore` columns to leave out.
+    """
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, str] = field(default_factory=dict)
+    ignore: tuple[str, ...] = ()
+
+
+def import_table(
+    table: str | Path,
+    *,
+    form: TableForm | None = None,
+    cluster: str | Cluster | None = None,
+    name: str | None = None,
+    store: str | None = None,
+    preview: bool = False,
+) -> Import:
+    """Read a table of measured configurations into the store, as one campaign for each problem.
+
+    Rows that name no hardware are of `cluster` (a preset, a cluster file's path, or a value). Campaigns are called
+    `name`, by default after the file, and where there are several problems after those too. Rows that the store has are
+    not kept twice.
+
+    Raises `NotFound` and `InvalidInput` for a table that cannot be used or has no usable row; nothing is written then.
+    """
+    from frontrunner.evaluators.imported.columns import parse_columns
+    from frontrunner.evaluators.imported.reading import read
+
+    if name is not None:
+        require_campaign_name("--name", name)
+    form = form or TableForm()
+    said = parse_columns(_pairs(form.columns), _pairs(form.constants), form.ignore)
+    found = read(Path(table), said, named_cluster(cluster) if isinstance(cluster, str) else cluster)
+    campaigns = [_campaign(problem, found, _name(problem, found, name)) for problem in found.problems]
+    if not campaigns:
+        reasons = "; ".join(f"{left.rows} x {left.reason}" for left in found.left_out[:4])
+        raise InvalidInput(f"none of the {found.rows} rows of {found.file} can be used: {reasons}"[:350])
+    return _kept(found, campaigns, store_url(store), preview=preview)
+
+
+def _pairs(table: Mapping[str, str]) -> list[str]:
+    return [f"{key}={value}" for key, value in table.items()]
+
+
+def _kept(found: Reading, campaigns: Sequence[ImportedCampaign], store: str, *, preview: bool) -> Import:
+    new = _unknown_to(store, campaigns) if preview else _added(found, campaigns, store)
+    return Import(
+        file=found.file,
+        store=store,
+        is_preview=preview,
+        rows=found.rows,
+        known_rows=sum(len(campaign.outcomes) for campaign in campaigns)
+        - sum(len(campaign.outcomes) for campaign in new),
+        problems=tuple(_line(campaign) for campaign in new),
+        left_out=found.left_out,
+        disagreeing=found.disagreeing,
+    )
+
+
+def _added(found: Reading, campaigns: Sequence[ImportedCampaign], store: str) -> tuple[ImportedCampaign, ...]:
+    from frontrunner.results.imported import add_imported
+
+    about: dict[str, str | int] = {"file": found.file, "sha256": found.sha256, "rows": found.rows}
+    about |= {f"left out: {left.reason}": left.rows for left in found.left_out}
+    with opened(store, create=True) as target:
+        return add_imported(target, campaigns, about=about)
+
+
+def _unknown_to(store: str, campaigns: Sequence[ImportedCampaign]) -> tuple[ImportedCampaign, ...]:
+    """What an import would keep; all of it where there is no store yet."""
+    from frontrunner.results.imported import without_known
+
+    if "://" not in store and not Path(store).exists():
+        return tuple(campaigns)
+    with opened(store) as target:
+        return without_known(target, campaigns)
+
+
+def _line(campaign: ImportedCampaign) -> ImportedProblem:
+    from frontrunner.results.outcome import Failure
+
+    return ImportedProblem(
+        campaign=campaign.name,
+        problem=campaign.problem_summary,
+        rows=len(campaign.outcomes),
+        recipes=len({row.recipe_id for row in campaign.outcomes}),
+        failed=sum(isinstance(row.outcome, Failure) for row in campaign.outcomes),
+    )
+
+
+def _name(table: TableProblem, found: Reading, name: str | None) -> str:
+    """The given name or the file's; with several problems, what tells them apart as well."""
+    base = name or campaign_name_from(Path(found.file).stem)
+    if len(found.problems) == 1:
+        return base
+    problem, devices = table.problem, table.rows[0].recipe.devices
+    apart = f"{problem.model.name}-{devices}x-s{problem.sequence_length}-b{problem.global_batch}"
+    return campaign_name_from(f"{base}-{apart}")
+
+
+def _campaign(table: TableProblem, found: Reading, name: str) -> ImportedCampaign:
+    from frontrunner.results.imported import IMPORTED, ImportedCampaign, ImportedOutcome
+    from frontrunner.spaces.document import recipe_id
+
+    recipes = [row.recipe for row in table.rows]
+    spec = CampaignSpec(name=name, problem=table.problem, space=_space(recipes), evaluator=IMPORTED)
+    return ImportedCampaign(
+        name=name,
+        spec_json=dump_json(spec),
+        problem_summary=problem_summary(spec) | {"devices": recipes[0].devices},
+        outcomes=tuple(
+            ImportedOutcome(
+                recipe_id=recipe_id(table.problem, row.recipe),
+                recipe=row.recipe,
+                outcome=row.outcome,
+                origin=f"{found.file} row {row.number + 1}",
+            )
+            for row in table.rows
+        ),
+    )
+
+
+def _space(recipes: Sequence[Recipe]) -> Space:
+    """The choices that the rows take."""
+    numbers = (*DEGREES, "micro_batch_seqs", "accumulation", "devices", "virtual_stages")
+    schedules = dict.fromkeys(recipe.schedule for recipe in recipes if recipe.schedule != "none")
+    return Space(
+        **{name: tuple(sorted({getattr(recipe, name) for recipe in recipes})) for name in numbers},
+        schedule=tuple(schedules) or ("1f1b",),
+        sharding=tuple(dict.fromkeys(recipe.sharding_name for recipe in recipes)),
+        recompute=tuple(dict.fromkeys(recipe.recompute for recipe in recipes)),
+        sequence_parallel=tuple(sorted({recipe.sequence_parallel for recipe in recipes})),
+    )

@@ -1,0 +1,114 @@
+"""From a table to a campaign that learns from it, and outcomes that a campaign takes from an earlier one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from frontrunner.evaluators.simulated import simulate
+from frontrunner.results.known import REUSED, known_recipes, reused_trials
+from frontrunner.results.outcome import Measurement
+from frontrunner.results.store import Store, open_store
+from frontrunner.search.answers import Answer
+from frontrunner.search.driver import Driver
+from frontrunner.search.evidence import Gathered
+from frontrunner.spaces.document import recipe_id
+from support.campaigns import frontrunner, tiny, write_toml
+from support.drivers import LEGAL, Campaigns, Recorder
+from support.imports import ROWS, row, write_table
+
+CAMPAIGN = {
+    "evaluator": "simulated",
+    "name": "warm",
+    "model": {"layers": 16, "hidden": 2048, "heads": 16, "kv_heads": 16, "ffn_hidden": 5504, "vocabulary": 32000}
+    | {"activation": "swiglu", "norm": "rmsnorm"},
+    "cluster": {"preset": "dgx-a100-80gb"},
+    "problem": {"sequence_length": 2048, "global_batch": 64, "precision": "bf16"},
+    "space": {"tensor_parallel": [1, 2, 4], "micro_batch_seqs": [1, 2, 4], "sharding": ["zero-1"]},
+    "search": {"strategy": "random"},
+    "budget": {"probes": 2},
+}
+"""The problem of the table's rows, on the preset that their hardware stands for."""
+
+
+def test_a_table_is_imported_and_a_campaign_begins_with_it(tmp_path: Path) -> None:
+    write_table(tmp_path / "sweep.csv", (*ROWS, row(4, 1, -1.0), row(1, 1, 0.5, hardware="H100")))
+    preview = frontrunner("import", "sweep.csv", "--preview", cwd=tmp_path)
+    assert preview.returncode == 0, preview.stderr
+    assert "sweep.csv: 6 of 7 rows would be kept in frontrunner.db" in preview.stdout
+    assert "1 x step_time_s is negative (first: row 6)" in preview.stdout
+    assert not (tmp_path / "frontrunner.db").exists()
+    done = frontrunner("import", "sweep.csv", "--json", cwd=tmp_path)
+    assert [one["rows"] for one in json.loads(done.stdout)["problems"]] == [5, 1]
+    write_toml(tmp_path / "warm.toml", CAMPAIGN)
+    launched = frontrunner("launch", "warm.toml", cwd=tmp_path)
+    assert launched.returncode == 0, launched.stderr
+    [line] = [line for line in launched.stderr.splitlines() if line.startswith("evidence")]
+    assert "1 of another device" in line
+    assert "5 the strategy does not learn from before" in line
+    write_toml(tmp_path / "cold.toml", CAMPAIGN | {"name": "cold", "search": {"warm_start": False, "reuse": False}})
+    assert "evidence" not in frontrunner("launch", "cold.toml", cwd=tmp_path).stderr
+    shown = frontrunner("best", "sweep-llama-1b-8x-s2048-b64", cwd=tmp_path).stdout
+    assert "imported: a table says so" in shown.replace("\n", " ")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with open_store(str(tmp_path / "store.db")) as opened:
+        yield opened
+
+
+def test_an_answer_takes_no_probe_and_nothing_of_the_budget(store: Store, tmp_path: Path) -> None:
+    campaigns = Campaigns(store, tmp_path / "runs")
+    record, spec = campaigns.create(budget={"probes": 3})
+    recipes = spec.space.survey(spec.problem).recipes
+    outcomes = [simulate(recipe, spec.probe_setup()) for recipe in recipes[: LEGAL - 4]]
+    answers = {
+        recipe_id(spec.problem, recipe): Answer(
+            outcome=replace(outcome, node_seconds=0.0),
+            campaign="before",
+            trial_number=number,
+            measured_at="2026-03-01T12:00:00+00:00",
+            run_folder=f"/runs/before/{number}",
+        )
+        for number, (recipe, outcome) in enumerate(zip(recipes, outcomes, strict=False), start=1)
+    }
+
+    def driver(recorder: Recorder, budget: int = 3) -> Driver:
+        current = store.campaign(record.name)
+        bounded = replace(spec, budget=replace(spec.budget, probes=budget))
+        known = Gathered(answers=answers)
+        return Driver(store=store, campaign=current, spec=bounded, listener=recorder, gathered=known)
+
+    first = Recorder()
+    conclusion = driver(first).run()
+    assert len(first.endings) == 3
+    assert "3 of 3 probes" in conclusion.reason
+    reused = reused_trials(store, record.id)
+    assert first.notices.count(REUSED) == len(reused) > 0
+    second = Recorder()
+    ended = driver(second, budget=10).run()
+    assert "every legal recipe" in ended.reason
+    assert (len(second.endings), ended.measured) == (1, LEGAL), "4 recipes were probed, once each"
+    assert len(reused_trials(store, record.id)) == LEGAL - 4
+    assert len(known_recipes(store, record.id)) == 4, "what was answered is not this campaign's own knowledge"
+    spent = sum(outcome.node_seconds for _, outcome in store.told(record.id) if isinstance(outcome, Measurement))
+    assert store.campaign(record.name).node_seconds_spent == pytest.approx(spent)
+
+
+@pytest.mark.slow
+def test_a_second_campaign_answers_from_the_first_what_was_steady(tmp_path: Path) -> None:
+    """Real probes: what the first campaign measured without noise is no probe of the second."""
+    table = tiny(space={"tensor_parallel": [1, 2], "pipeline_parallel": [1], "micro_batch_seqs": [4]})
+    write_toml(tmp_path / "tiny.toml", table | {"probe": table["probe"] | {"measured_steps": 8}})
+    assert frontrunner("launch", "tiny.toml", cwd=tmp_path).returncode == 0
+    ranking = json.loads(frontrunner("best", "tiny", "--json", cwd=tmp_path).stdout)
+    steady = [one for one in ranking if not one["standing"]["is_noisy"]]
+    again = frontrunner("launch", "tiny.toml", "--name", "again", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert again.stderr.count("reused: ") == len(steady)
+    assert len(json.loads(frontrunner("best", "again", "--json", cwd=tmp_path).stdout)) == 2

@@ -1,0 +1,171 @@
+"""The parts of the guided search against independent references."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from frontrunner.evaluators.analytic.estimate import estimate
+from frontrunner.evaluators.analytic.judged import judge
+from frontrunner.search.guided.acquisition import expected_improvement, mean_loss
+from frontrunner.search.guided.dominance import needs_as_much
+from frontrunner.search.guided.feasibility import FeasibilityModel, Trial
+from frontrunner.search.guided.features import NAMES, features
+from frontrunner.search.guided.field import Field
+from frontrunner.search.guided.prior import STEP_PARTS, prior_of
+from frontrunner.search.guided.speed import Observation, SpeedModel, log_evidence
+from support.guided import CLUSTER, PROBLEM, SPACE
+
+RECIPES = SPACE.survey(PROBLEM).recipes
+PRIOR = prior_of(RECIPES, PROBLEM)
+FIELD = Field.of(RECIPES, PRIOR)
+EVERY = np.arange(len(RECIPES))
+
+
+def test_the_prior_is_the_analytic_model_row_by_row() -> None:
+    for row in (0, 57, len(RECIPES) - 1):
+        (one,) = estimate([RECIPES[row]], PROBLEM)
+        assert PRIOR.log_speed[row] == pytest.approx(math.log(one.tokens_per_s))
+        assert PRIOR.log_fill[row] == pytest.approx(
+            math.log(one.peak_memory_bytes / CLUSTER.memory_bytes_per_device), abs=1e-6
+        )
+        bubble = PRIOR.step_shares[row, STEP_PARTS.index("bubble")]
+        assert bubble == pytest.approx(one.step_parts_s["bubble"] / one.step_time_s)
+
+
+def test_recipes_that_the_formulas_do_not_know_get_the_others_median() -> None:
+    unknown = replace(RECIPES[0], engine="deepspeed", offload="nvme")
+    prior = prior_of([*RECIPES[:5], unknown], PROBLEM)
+    assert np.isfinite(prior.log_speed).all()
+    assert prior.log_speed[:5].min() < prior.log_speed[5] < prior.log_speed[:5].max() + 0.5
+    assert np.isfinite(prior_of([unknown], PROBLEM).log_speed).all()
+
+
+def test_a_reversed_prior_holds_the_same_speeds_in_the_opposite_order() -> None:
+    turned = PRIOR.reversed().log_speed
+    assert sorted(turned) == sorted(PRIOR.log_speed)
+    assert np.argmax(turned) == np.argmin(PRIOR.log_speed)
+
+
+def test_expected_improvement_is_the_mean_of_draws() -> None:
+    draws = np.random.default_rng(0).standard_normal(400_000)
+    for mean, deviation in ((0.1, 0.2), (-0.2, 0.3), (-0.05, 0.02)):
+        drawn = np.maximum(np.exp(mean + deviation * draws) - 1, 0).mean()
+        found = expected_improvement(np.array([7 + mean]), np.array([deviation]), 7.0)[0]
+        assert found == pytest.approx(drawn, abs=3e-3 * max(drawn, 0.05))
+    assert expected_improvement(np.array([0.3]), np.array([0.0]), 0.0)[0] == pytest.approx(math.expm1(0.3))
+    assert expected_improvement(np.array([-0.3]), np.array([0.0]), 0.0)[0] == 0
+
+
+def test_the_mean_loss_of_a_choice_is_that_of_draws() -> None:
+    draws = 0.02 + 0.05 * np.random.default_rng(0).standard_normal(400_000)
+    assert mean_loss(0.02, 0.05) == pytest.approx(np.maximum(-draws, 0).mean(), rel=0.02)
+    assert mean_loss(0.02, 0.0) == 0
+
+
+def test_the_evidence_is_scipy_s_density() -> None:
+    from scipy.stats import multivariate_normal
+
+    factor = np.random.default_rng(1).standard_normal((4, 4))
+    covariance, values = factor @ factor.T + np.eye(4), np.array([0.3, -1.0, 2.0, 0.1])
+    reference = multivariate_normal(np.zeros(4), covariance).logpdf(values) + 2 * math.log(2 * math.pi)
+    assert log_evidence(covariance, values) == pytest.approx(reference)
+
+
+def test_without_observations_the_speeds_are_the_prior_s() -> None:
+    model = SpeedModel(FIELD)
+    assert (model.predict(EVERY)[0] == PRIOR.log_speed).all()
+    model.learn([])
+    assert (model.linear_mean() == PRIOR.log_speed).all()
+
+
+def test_a_part_that_the_formulas_underrate_is_learned() -> None:
+    """Where tensor parallelism costs four times what is predicted, two dozen measurements tell it of the others."""
+    traffic = PRIOR.step_shares[:, STEP_PARTS.index("tensor_parallel")]
+    truth = PRIOR.log_speed - np.log(1.3 * (1 + 3 * traffic))
+    rows = np.random.default_rng(3).permutation(EVERY)
+    model = SpeedModel(FIELD)
+    model.learn([Observation(row=int(r), log_ratio=truth[r] - PRIOR.log_speed[r]) for r in rows[:24]])
+    mean, deviation = model.predict(rows[24:])
+    before, after = (np.std(values - truth[rows[24:]]) for values in (PRIOR.log_speed[rows[24:]], mean))
+    assert after < 0.5 * before
+    assert (np.abs(mean - truth[rows[24:]]) < 4 * deviation + 0.02).mean() > 0.9
+
+
+def test_the_linear_part_leaves_out_only_what_is_local() -> None:
+    model = SpeedModel(FIELD)
+    model.learn([Observation(row=row, log_ratio=-0.2) for row in range(0, 60, 3)])
+    linear, whole = model.linear_mean(), model.predict(EVERY)[0]
+    assert np.abs(linear - whole).max() < 0.1
+    assert np.corrcoef(linear, whole)[0, 1] > 0.99
+
+
+def test_noise_is_learned_from_repeats_that_disagree() -> None:
+    model, generator = SpeedModel(FIELD), np.random.default_rng(4)
+    quiet = [
+        Observation(row=row, log_ratio=0.001 * z)
+        for row, z in zip([3, 50, 90] * 6, generator.standard_normal(18), strict=True)
+    ]
+    loud = [replace(one, log_ratio=300 * one.log_ratio) for one in quiet]
+    model.learn(quiet)
+    of_quiet = model.noise
+    model.learn(loud)
+    assert of_quiet <= 0.03
+    assert model.noise >= 0.1
+
+
+def test_a_refusal_of_the_formulas_is_never_sure_and_undone_by_a_run() -> None:
+    """One recipe that runs where the formulas refuse it lifts those like it."""
+    model = FeasibilityModel(FIELD)
+    over = int(np.argmin(np.abs(PRIOR.log_fill - math.log(1.3))))
+    before = model.fits(EVERY)
+    assert 0.01 < before[over] < 0.5
+    assert before.min() >= 0
+    model.learn([Trial(row=over, ran=True)])
+    assert model.fits(EVERY)[over] > 0.5
+    near = np.abs(PRIOR.log_fill - PRIOR.log_fill[over]) < 0.1
+    assert (model.fits(EVERY)[near] > before[near]).all()
+
+
+def test_measured_peaks_tell_by_how_much_the_formulas_err() -> None:
+    """Peaks of twice what is predicted, of recipes that all fit, forbid what was predicted to fill two thirds."""
+    model = FeasibilityModel(FIELD)
+    small = np.flatnonzero(PRIOR.log_fill < math.log(0.45))[:12]
+    model.learn([Trial(row=int(r), ran=True, log_peak=PRIOR.log_fill[r] + math.log(2)) for r in small])
+    chance = model.fits(EVERY)
+    assert chance[(PRIOR.log_fill > math.log(0.62)) & (PRIOR.log_fill < math.log(0.9))].max() < 0.3
+    assert chance[PRIOR.log_fill < math.log(0.35)].min() > 0.7
+
+
+def test_what_needs_more_than_a_failure_is_left_for_last_and_other_failures_warn_nearby_only() -> None:
+    row = next(place for place, recipe in enumerate(RECIPES) if recipe.describe() == "tp2 pp1 dp8 mb2 x4 zero-1")
+    larger = next(place for place, recipe in enumerate(RECIPES) if recipe.describe() == "tp2 pp1 dp8 mb4 x2 zero-1")
+    far = next(place for place, recipe in enumerate(RECIPES) if recipe.describe().startswith("tp8 pp2 dp1 1f1b mb1"))
+    model = FeasibilityModel(FIELD)
+    before = model.chance(EVERY)
+    model.learn([Trial(row=row, ran=False, out_of_memory=True)])
+    assert model.chance(EVERY)[larger] < 0.01
+    model.learn([Trial(row=row, ran=False)])
+    chance = model.chance(EVERY)
+    assert chance[larger] < 0.9 * before[larger]
+    assert chance[far] > 0.95 * before[far]
+
+
+def test_dominated_recipes_need_no_less_memory_by_the_formulas() -> None:
+    memory = judge(RECIPES, PROBLEM).peak_memory_bytes
+    rows = features(RECIPES)
+    pairs = 0
+    for place in range(0, len(RECIPES), 7):
+        dominated = needs_as_much(rows, rows[place])
+        assert dominated[place]
+        assert (memory[dominated] >= 0.97 * memory[place]).all()  # recompute keeps a little more than it saves at times
+        pairs += int(dominated.sum()) - 1
+    assert pairs > 50
+
+
+def test_features_count_doublings() -> None:
+    tensor = features(RECIPES)[:, NAMES.index("tensor_parallel")]
+    assert (tensor == [math.log2(recipe.tensor_parallel) for recipe in RECIPES]).all()

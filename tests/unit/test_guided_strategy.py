@@ -1,0 +1,178 @@
+"""What the guided search does with what it is told: it starts at the model's best, overrules it, forecasts, repeats."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
+from frontrunner.search.guided.prior import Prior, prior_of
+from frontrunner.search.guided.strategy import Guided, guided
+from frontrunner.search.strategy import Evidence, Forecaster, Told
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.space import Space, Survey
+from support.guided import PROBLEM, SPACE
+
+SURVEY = SPACE.survey(PROBLEM)
+PRIOR = prior_of(SURVEY.recipes, PROBLEM)
+ROW = {recipe: row for row, recipe in enumerate(SURVEY.recipes)}
+RUNS = PRIOR.log_fill < math.log(0.9)
+TRUTH = PRIOR.log_speed - 0.7 * np.array([recipe.tensor_parallel == 1 for recipe in SURVEY.recipes])
+"""A machine on which one rank a layer is half as fast as predicted: the model's first choices among them."""
+BEST = float(TRUTH[RUNS].max())
+
+
+def measured(speed: float, spread: float = 0.0) -> Measurement:
+    tokens = 64 * 2048
+    times = tuple(tokens / speed * (1 + spread * sign) for sign in (-1, -0.5, 0, 0.5, 1))
+    return Measurement(
+        step_times_s=times, tokens_per_step=tokens, tokens_per_s=speed, model_tflops_per_device=1.0,
+        hardware_tflops_per_device=1.0, mfu=None, peak_memory_bytes=(0,), losses=(), node_seconds=1.0,
+        build_time_s=0.0, first_step_time_s=1.0,
+    )  # fmt: skip
+
+
+def probe(recipe: Recipe) -> Outcome:
+    row = ROW[recipe]
+    if not RUNS[row]:
+        return Failure(kind=FailureKind.OUT_OF_MEMORY, message="no")
+    return measured(math.exp(TRUTH[row]))
+
+
+def probes_to_best(strategy: Guided, limit: int = 60) -> int:
+    """Probes until one is within 5 % of the best."""
+    for count in range(1, limit + 1):
+        (recipe,) = strategy.ask(1)
+        outcome = probe(recipe)
+        strategy.tell(Told(recipe=recipe, outcome=outcome))
+        if isinstance(outcome, Measurement) and outcome.tokens_per_s * 1.05 >= math.exp(BEST):
+            return count
+    return limit + 1
+
+
+def by_chance(seeds: int = 200) -> float:
+    """The mean of the probes that random order needs."""
+    good = [row for row in range(len(TRUTH)) if RUNS[row] and TRUTH[row] >= BEST - math.log(1.05)]
+    order = list(range(len(TRUTH)))
+    found = []
+    for seed in range(seeds):
+        random.Random(seed).shuffle(order)
+        found.append(1 + min(order.index(row) for row in good))
+    return statistics.fmean(found)
+
+
+def test_the_first_probe_is_the_model_s_choice_and_a_wrong_one_is_soon_overruled() -> None:
+    strategy = guided(SURVEY, 0)
+    (first,) = strategy.ask(1)
+    strategy.forget(first)
+    speeds = np.where(RUNS, PRIOR.log_speed, -np.inf)
+    assert PRIOR.log_speed[ROW[first]] > speeds.max() - 0.2
+    assert probes_to_best(strategy) <= 6 < by_chance()
+
+
+def test_a_model_that_orders_backwards_costs_no_more_than_chance() -> None:
+    counts = [probes_to_best(Guided(SURVEY, seed, PRIOR.reversed())) for seed in range(3)]
+    assert statistics.fmean(counts) <= by_chance()
+
+
+def test_memory_that_the_model_refuses_is_doubted_when_the_rest_disappoints() -> None:
+    """The formulas find that everything needs 1.5 times too much; the best recipe is among those that they refuse."""
+    wrong = replace(PRIOR, log_fill=PRIOR.log_fill + math.log(1.5))
+    assert (wrong.log_fill > 0)[np.argmax(np.where(RUNS, TRUTH, -np.inf))]
+    assert probes_to_best(Guided(SURVEY, 0, wrong)) <= 15
+
+
+def test_a_space_of_which_the_formulas_know_nothing_is_searched_to_its_end() -> None:
+    space = Space(
+        tensor_parallel=(1, 2), micro_batch_seqs=(1, 2), sharding=("zero-3",), engine=("deepspeed",), offload=("nvme",)
+    )
+    cluster = replace(PROBLEM.cluster, nvme_path="/nvme")
+    survey = space.survey(replace(PROBLEM, cluster=cluster))
+    assert survey.recipes
+    strategy = guided(survey, 0)
+    for recipe in (asked := strategy.ask(100)):
+        strategy.tell(Told(recipe=recipe, outcome=measured(1000.0)))
+    assert set(asked) == set(survey.recipes)
+
+
+def test_the_outlook_shrinks_as_the_best_is_found_and_covers_the_true_gap() -> None:
+    strategy = guided(SURVEY, 0)
+    assert isinstance(strategy, Forecaster)
+    assert strategy.outlook() is None
+    best, seen = 0.0, []
+    for _ in range(25):
+        (recipe,) = strategy.ask(1)
+        outcome = probe(recipe)
+        strategy.tell(Told(recipe=recipe, outcome=outcome))
+        best = max(best, outcome.tokens_per_s if isinstance(outcome, Measurement) else 0.0)
+        outlook = strategy.outlook()
+        if outlook is not None:
+            seen.append((outlook, math.exp(BEST) / best - 1))
+    assert all(0 <= outlook.gap <= outlook.gap_at_most for outlook, _ in seen)
+    assert sum(true <= outlook.gap_at_most + 0.01 for outlook, true in seen) >= 0.8 * len(seen)
+    assert seen[-1][0].expected_improvement < 0.01 < seen[0][0].expected_improvement
+
+
+def test_remembered_outcomes_of_a_smaller_cluster_move_the_first_probe() -> None:
+    small = replace(PROBLEM, cluster=replace(PROBLEM.cluster, nodes=1))
+    space = replace(SPACE, micro_batch_seqs=(1, 2))
+    known = space.survey(small)
+    prior = prior_of(known.recipes, small)
+    evidence = [
+        Evidence(
+            problem=small,
+            recipe=recipe,
+            outcome=measured(math.exp(prior.log_speed[row] - (0.7 if recipe.tensor_parallel == 1 else 0.0))),
+            origin="another campaign",
+        )
+        for row, recipe in enumerate(known.recipes)
+    ]
+    strategy = guided(SURVEY, 0)
+    alone = guided(SURVEY, 0).ask(1)[0]
+    strategy.remember(evidence)
+    assert alone.tensor_parallel == 1
+    assert strategy.ask(1)[0].tensor_parallel > 1
+
+
+def test_a_remembered_failure_of_the_same_problem_is_not_run_into_again() -> None:
+    first = guided(SURVEY, 0).ask(1)[0]
+    strategy = guided(SURVEY, 0)
+    failure = Failure(kind=FailureKind.OUT_OF_MEMORY, message="no")
+    strategy.remember([Evidence(problem=PROBLEM, recipe=first, outcome=failure, origin="sweep.csv")])
+    assert first not in strategy.ask(5)
+
+
+@pytest.mark.parametrize(("spread", "repeats"), [(0.08, True), (0.0, False)])
+def test_the_two_best_are_measured_again_where_noise_hides_their_order(spread: float, *, repeats: bool) -> None:
+    survey = Survey(problem=PROBLEM, dimensions=SURVEY.dimensions, legal=dict(list(SURVEY.legal.items())[:3]))
+    strategy = guided(survey, 0)
+    for recipe, speed in zip(strategy.ask(3), (1000.0, 995.0, 700.0), strict=True):
+        strategy.tell(Told(recipe=recipe, outcome=measured(speed, spread)))
+    recipe = strategy.worth_repeating()
+    assert (recipe is not None) == repeats
+    count = 0
+    while recipe is not None:
+        assert recipe != survey.recipes[-1] or count == 0
+        strategy.tell(Told(recipe=recipe, outcome=measured(1000.0, spread)))
+        recipe, count = strategy.worth_repeating(), count + 1
+        assert count <= 4
+
+
+def test_parallel_probes_spread_over_the_space() -> None:
+    strategy = guided(SURVEY, 0)
+    (first,) = strategy.ask(1)
+    strategy.tell(Told(recipe=first, outcome=probe(first)))
+    together = strategy.ask(6)
+    assert len({(one.tensor_parallel, one.pipeline_parallel, one.micro_batch_seqs) for one in together}) >= 3
+
+
+def test_priors_are_used_as_given() -> None:
+    prior: Prior = replace(
+        PRIOR, log_speed=np.where(np.arange(len(TRUTH)) == 7, 30.0, 5.0), log_fill=PRIOR.log_fill - 9
+    )
+    assert Guided(SURVEY, 0, prior).ask(1) == [SURVEY.recipes[7]]

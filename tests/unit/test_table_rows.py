@@ -1,0 +1,121 @@
+"""Rows of measured tables as problems, recipes and outcomes; what cannot become one is counted with its reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frontrunner.evaluators.table_rows import TableProblems, read_problems
+from frontrunner.evaluators.table_survey import survey_of
+from frontrunner.results.outcome import Failure, FailureKind, Measurement
+from frontrunner.spaces.errors import InvalidInput
+from support.tables import row, write_table
+
+
+def read(folder: Path, *rows: dict[str, Any]) -> TableProblems:
+    return read_problems(write_table(folder / "rows.csv", *rows))
+
+
+def test_a_row_is_its_recipe_and_its_measurement(tmp_path: Path) -> None:
+    rows = (row(), row(tp=1, pp=4, dp=2, mbs=4, gas=8, vpp=2, zero=0, recompute="none", peak_mem_gb=""))
+    (problem,) = read(tmp_path, *rows).problems
+    assert problem.name == "gpt-1.3B 1024 64 A100-80GB 8"
+    assert [one.recipe.describe() for one in problem.rows] == [
+        "tp2 pp1 dp4 mb1 x16 zero-1 recompute=full",
+        "tp1 pp4 dp2 interleaved-1f1b v2 mb4 x8 none",
+    ]
+    first, second = (one.outcome for one in problem.rows)
+    assert isinstance(first, Measurement)
+    assert isinstance(second, Measurement)
+    assert first.tokens_per_s == pytest.approx(64 * 1024 / 1.5)
+    assert first.peak_memory_bytes == (20 * 2**30,) * 8
+    assert second.peak_memory_bytes_max_rank == 0
+    model, cluster = problem.problem.model, problem.problem.cluster
+    assert (model.layers, model.hidden, model.ffn_matrices, cluster.devices) == (24, 2048, 2, 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"status": "unmeasured", "step_time_s": ""}, "status unmeasured"),
+        ({"status": "", "step_time_s": ""}, "status unknown"),
+        ({"status": "perhaps"}, "status perhaps"),
+        ({"step_time_s": -1.5}, "step time -1.5 s"),
+        ({"step_time_s": "inf"}, "step time inf s"),
+        ({"zero": 4}, "ZeRO stage 4 does not exist"),
+        ({"recompute": "some"}, "recompute some is unknown"),
+        ({"gas": 3}, "micro-batch x accumulation x dp is not the global batch"),
+        ({"tp": 3}, "tp x pp x cp x dp is not the number of devices"),
+        ({"pp": 32, "gpus": 256}, "more pipeline stages than layers"),
+        ({"seq": ""}, "no seq"),
+        ({"model": "b", "layers": "many", "n_params_b": ""}, "no layers and no n_params_b"),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_counted(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+    found = read(tmp_path, row(), row(**changes), row(**changes))
+    assert found.left_out == {reason: 2}
+    assert sum(len(problem.rows) for problem in found.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        ("oom", FailureKind.OUT_OF_MEMORY),
+        ("OOM", FailureKind.OUT_OF_MEMORY),
+        ("fail", FailureKind.CRASHED),
+        ("timeout", FailureKind.TOO_SLOW),
+        ("hang", FailureKind.HUNG),
+    ],
+)
+def test_a_failure_keeps_its_kind(tmp_path: Path, status: str, kind: FailureKind) -> None:
+    (problem,) = read(tmp_path, row(status=status, step_time_s="")).problems
+    (one,) = problem.rows
+    assert isinstance(one.outcome, Failure)
+    assert one.outcome.kind is kind
+
+
+def test_where_rows_repeat_the_fastest_counts_and_a_failure_only_alone(tmp_path: Path) -> None:
+    rows = (row(status="oom", step_time_s=""), row(step_time_s=1.6), row(step_time_s=1.4), row(step_time_s=1.5))
+    (problem,) = read(tmp_path, *rows).problems
+    (outcome,) = problem.outcomes().values()
+    assert len(problem.rows) == 4
+    assert isinstance(outcome, Measurement)
+    assert outcome.step_times_s == (1.4,)
+
+
+def test_a_row_without_a_shape_takes_its_problem_s(tmp_path: Path) -> None:
+    (problem,) = read(tmp_path, row(layers="", hidden="", tp=4, dp=2, gas=32), row()).problems
+    assert (len(problem.rows), problem.problem.model.layers) == (2, 24)
+
+
+def test_rows_of_another_kernel_are_another_problem(tmp_path: Path) -> None:
+    found = read(tmp_path, row(attention_kernel="flash"), row(attention_kernel="torch"), row(seq=2048))
+    assert len({problem.name for problem in found.problems}) == 3
+
+
+def test_a_table_without_shapes_degrees_or_known_hardware_is_a_problem_all_the_same(tmp_path: Path) -> None:
+    few = {"model": "mystery", "n_params_b": 7, "seq": 2048, "hardware": "Z9", "gpus": 16, "mbs": 1, "gbs": 64}
+    found = read(tmp_path, *(few | {"dp": 16, "step_time_s": 3, "zero": zero} for zero in (1, 3)))
+    (problem,) = found.problems
+    model = problem.problem.model
+    assert 0.8 < model.parameters / 7e9 < 1.3
+    assert problem.problem.cluster.devices == 16
+    assert [one.recipe.sharding_name for one in problem.rows] == ["zero-1", "zero-3"]
+
+
+def test_the_survey_of_a_table_holds_its_recipes_alone(tmp_path: Path) -> None:
+    rows = (row(), row(zero=0), row(tp=1, pp=2, mbs=2, gas=8), row(tp=8, dp=1, gas=64))
+    (problem,) = read(tmp_path, *rows).problems
+    survey = survey_of(problem.outcomes(), problem.problem)
+    assert set(survey.recipes) == set(problem.outcomes())
+    assert len(survey.recipes) == 4 < survey.points
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00nonsense", b""])
+def test_what_is_no_table_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(content)
+    with pytest.raises(InvalidInput, match=r"rows\.csv cannot be read"):
+        read_problems(path)
