@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from frontrunner.calibration_api import calibrate, fit_campaign, fit_tables
     from frontrunner.planning_api import advise, explain, plan, scaling
+    from frontrunner.reporting_api import plot, report
 
 __version__ = "0.1.0"
 __all__ = [
@@ -49,16 +50,20 @@ __all__ = [
     "plan_dryrun",
     "plan_profile",
     "plan_replay",
+    "plot",
     "profile",
     "replay",
+    "report",
     "resume",
     "scaling",
     "show",
     "status",
     "survey",
 ]
-_ELSEWHERE = dict.fromkeys(("calibrate", "fit_campaign", "fit_tables"), "frontrunner.calibration_api") | dict.fromkeys(
-    ("advise", "explain", "plan", "scaling"), "frontrunner.planning_api"
+_ELSEWHERE = (
+    dict.fromkeys(("calibrate", "fit_campaign", "fit_tables"), "frontrunner.calibration_api")
+    | dict.fromkeys(("advise", "explain", "plan", "scaling"), "frontrunner.planning_api")
+    | dict.fromkeys(("plot", "report"), "frontrunner.reporting_api")
 )
 """The module of what is not in `frontrunner.api`."""
 

@@ -32,6 +32,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "failures": ("questions:failures", "What failed, why, and the logs' ends."),
         "campaigns": ("questions:campaigns", "Every campaign of the store."),
         "dataframe": ("questions:dataframe", "All attempts as a table file (.csv or .parquet)."),
+        "report": ("reporting:report", "A campaign as one HTML page to decide with."),
+        "plot": ("reporting:plot", "The report's figures as PNG or SVG."),
     },
 }
 """Commands by section of the help page: name -> (module:function under `frontrunner.commands`, one line)."""

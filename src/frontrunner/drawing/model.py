@@ -1,0 +1,282 @@
+"""Charts that judge: predicted against measured, importance of knobs, and sensitivity around the best recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from frontrunner.drawing.chart import BLUE, GREY, ORANGE, RED, Axis, Chart, Panel, Series, Table, shades
+from frontrunner.drawing.landscape import GIB, hover
+from frontrunner.evaluators.insight.importance import Importance, ShapValues
+from frontrunner.evaluators.insight.knobs import shown
+from frontrunner.evaluators.insight.predicted import Compared, Predicted
+from frontrunner.evaluators.insight.sensitivity import Curve, Point, Sensitivity, Source
+from frontrunner.text import gib, percent, thousands
+
+COLOURS = (BLUE, ORANGE, "#59a14f")
+JITTER = 0.32
+"""Points of one knob spread over this share of a row's height on each side."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """How one kind of point of a sensitivity curve looks."""
+
+    colour: str
+    symbol: str
+    size: float = 9.0
+    hollow: bool = False
+
+
+def predicted_chart(found: Predicted) -> Chart:
+    """Speed and memory: the model's figure over the measured one, with the line of a perfect model."""
+    order = found.order_agreement
+    fits = found.fits
+    said = (
+        f"Over {len(found.recipes)} measured recipes the model's tokens/s are off by {percent(found.mean_speed_error, 0)} "
+        f"on average (it says to expect {percent(found.expected_error, 0)}), its peak memory by "
+        f"{percent(found.mean_memory_error, 0)}."
+    )
+    if order is not None:
+        said += f" The order agrees with a rank correlation of {order:.2f}."
+    failed = fits.fits_and_out_of_memory + fits.too_large_and_out_of_memory
+    remarks = []
+    if failed:
+        remarks.append(
+            f"Of {failed} recipes that ran out of memory the model had called {fits.too_large_and_out_of_memory} too "
+            f"large; of {len(found.recipes)} that ran, {fits.too_large_and_ran}."
+        )
+    if found.not_modelled:
+        remarks.append(f"{found.not_modelled} measured recipes are unknown to the formulas and left out.")
+    return Chart(
+        reading=said,
+        remarks=tuple(remarks),
+        panels=(
+            _against("tokens/s", found.recipes, *_speeds(found.recipes)),
+            _against("peak memory, GiB", found.recipes, *_sizes(found.recipes)),
+        ),
+        columns=2,
+        table=Table(
+            header=("recipe", "choices", "tokens/s", "predicted", "error", "peak GiB", "predicted", "error"),
+            rows=tuple(_compared(row) for row in found.recipes),
+        ),
+    )
+
+
+def _speeds(rows: Sequence[Compared]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    return tuple(row.measured.standing.tokens_per_s for row in rows), tuple(row.predicted_tokens_per_s for row in rows)
+
+
+def _sizes(rows: Sequence[Compared]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    return (
+        tuple(row.measured.standing.peak_memory_bytes_max_rank / GIB for row in rows),
+        tuple(row.predicted_memory_bytes / GIB for row in rows),
+    )
+
+
+def _against(what: str, rows: Sequence[Compared], measured: tuple[float, ...], predicted: tuple[float, ...]) -> Panel:
+    end = max(*measured, *predicted)
+    return Panel(
+        title=what,
+        x=Axis(label=f"measured {what}", from_zero=True),
+        y=Axis(label=f"predicted {what}", from_zero=True),
+        series=(
+            Series(kind="line", x=(0.0, end), y=(0.0, end), name="equal", colour=GREY, dashed=True),
+            Series(
+                kind="points",
+                x=measured,
+                y=predicted,
+                name="recipe",
+                hover=tuple(hover(row.measured) for row in rows),
+            ),
+        ),
+    )
+
+
+def _compared(row: Compared) -> tuple[str, ...]:
+    standing = row.measured.standing
+    return (
+        row.measured.recipe_id,
+        row.measured.recipe.describe(),
+        thousands(standing.tokens_per_s),
+        thousands(row.predicted_tokens_per_s),
+        f"{100 * row.speed_error:+.0f} %",
+        gib(standing.peak_memory_bytes_max_rank),
+        gib(row.predicted_memory_bytes),
+        f"{100 * row.memory_error:+.0f} %",
+    )
+
+
+def importance_chart(found: Importance) -> Chart:
+    """A group of bars for each knob, a bar a method."""
+    count = len(found.methods)
+    width = 0.8 / count
+    series = [
+        Series(
+            kind="bars",
+            x=tuple(place + (number - (count - 1) / 2) * width for place in range(len(found.knobs))),
+            y=tuple(100 * share for share in shares),
+            size=width,
+            name=method,
+            colour=COLOURS[number],
+        )
+        for number, (method, shares) in enumerate(found.methods.items())
+    ]
+    top = max(zip(next(iter(found.methods.values())), found.knobs, strict=True), key=lambda pair: pair[0])[1]
+    remarks = () if "fANOVA" in found.methods else ("fANOVA needs scikit-learn: pip install 'frontrunner[report]'.",)
+    return Chart(
+        reading=(
+            f"PED-ANOVA asks which knobs the best {percent(found.best_share, 0)} of {found.recipes} measured recipes "
+            f"agree on ({top.label} first of all); fANOVA how much of the variance of tokens/s a knob alone explains. "
+            "Where they differ, a knob that moves the average does not decide who is best."
+        ),
+        remarks=remarks,
+        panels=(
+            Panel(
+                x=Axis(label="", categories=tuple(knob.label for knob in found.knobs)),
+                y=Axis(label="share, %", from_zero=True),
+                series=tuple(series),
+            ),
+        ),
+        table=Table(
+            header=("knob", *found.methods),
+            rows=tuple(
+                (knob.label, *(percent(shares[place]) for shares in found.methods.values()))
+                for place, knob in enumerate(found.knobs)
+            ),
+        ),
+    )
+
+
+def shap_chart(found: ShapValues) -> Chart:
+    """A point for each recipe and knob: what the knob's value adds to the recipe's speed."""
+    order = sorted(range(len(found.knobs)), key=lambda place: found.mean_effects[place])
+    series = []
+    for height, column in enumerate(order):
+        knob = found.knobs[column]
+        effects = [100 * row[column] for row in found.effects]
+        places = [float(knob.place(row.recipe)) for row in found.recipes]
+        series.append(
+            Series(
+                kind="points",
+                x=tuple(effects),
+                y=tuple(height + JITTER * offset for offset in _spread(effects)),
+                size=7.0,
+                shades=shades(places),
+                hover=tuple(
+                    f"{knob.label} = {shown(knob.values[int(place)])}<br>{hover(row)}"
+                    for place, row in zip(places, found.recipes, strict=True)
+                ),
+            )
+        )
+    trust = f"The forest explains {percent(found.explained, 0)} of the variance of recipes held back"
+    weak = ": too little to trust these values." if found.explained < 0.5 else "."
+    return Chart(
+        reading=(
+            "Each point is a recipe: right of zero, its value of the knob makes it faster than the average recipe, "
+            "left slower. Red points have the knob's last value, blue its first. " + trust + weak
+        ),
+        panels=(
+            Panel(
+                x=Axis(label="effect on tokens/s, %"),
+                y=Axis(label="", categories=tuple(found.knobs[column].label for column in order)),
+                series=tuple(series),
+            ),
+        ),
+        table=Table(
+            header=("knob", "values, first to last", "mean effect on tokens/s"),
+            rows=tuple(
+                (
+                    found.knobs[column].label,
+                    ", ".join(map(shown, found.knobs[column].values)),
+                    percent(found.mean_effects[column]),
+                )
+                for column in reversed(order)
+            ),
+        ),
+    )
+
+
+def _spread(values: Sequence[float]) -> list[float]:
+    """An offset from -1 to 1 for each value, such that neighbours on the axis stand apart; always the same."""
+    ordered = sorted(range(len(values)), key=lambda place: values[place])
+    offsets = [0.0] * len(values)
+    for rank, place in enumerate(ordered):
+        offsets[place] = ((rank * 0.618034) % 1.0) * 2 - 1  # the golden ratio spreads any run of ranks evenly
+    return offsets
+
+
+def sensitivity_chart(found: Sensitivity) -> Chart:
+    """A panel a knob: tokens/s of the best recipe with the knob at each of its values."""
+    follows = (
+        " Accumulation follows from the fixed global batch and the micro-batch." if found.accumulation_follows else ""
+    )
+    return Chart(
+        reading=(
+            f"One knob at a time around {found.best_id} ({found.best.describe()}), which reaches "
+            f"{thousands(found.best_tokens_per_s)} tokens/s. Filled points were measured; hollow ones are the model's "
+            f"ratio to the best, times what that reached.{follows}"
+        ),
+        panels=tuple(_curve(curve) for curve in found.curves),
+        columns=min(3, len(found.curves)),
+        table=Table(
+            header=("knob", "value", "rests on", "tokens/s", "note"),
+            rows=tuple((curve.label, *_point(point)) for curve in found.curves for point in curve.points),
+        ),
+    )
+
+
+def _point(point: Point) -> tuple[str, ...]:
+    speed = "-" if point.tokens_per_s is None else thousands(point.tokens_per_s)
+    note = "the best" if point.is_best else point.note
+    return point.label, point.source.value, speed, note
+
+
+MARKS: dict[str, Mark] = {
+    "measured": Mark(colour=BLUE, symbol="circle"),
+    "the best": Mark(colour=ORANGE, symbol="star", size=13.0),
+    "estimated": Mark(colour=BLUE, symbol="circle", hollow=True),
+    "estimated not to fit": Mark(colour=RED, symbol="circle", hollow=True),
+    "failed": Mark(colour=RED, symbol="x"),
+    "unknown to the model": Mark(colour=GREY, symbol="diamond", hollow=True),
+    "no legal recipe": Mark(colour=GREY, symbol="cross"),
+}
+
+
+def _mark_name(point: Point) -> str:
+    """Which of `MARKS` a point has."""
+    if point.is_best:
+        return "the best"
+    if point.source is Source.ESTIMATED and point.note:
+        return "estimated not to fit"
+    words = {Source.ILLEGAL: "no legal recipe", Source.UNKNOWN: "unknown to the model"}
+    return words.get(point.source, point.source.value)
+
+
+def _curve(curve: Curve) -> Panel:
+    places = list(enumerate(curve.points))
+    known = [(x, point.tokens_per_s) for x, point in places if point.tokens_per_s is not None]
+    joined = Series(kind="line", x=tuple(x for x, _ in known), y=tuple(y for _, y in known), colour=GREY, dashed=True)
+    series = [joined]
+    for name, mark in MARKS.items():
+        marked = [(x, point) for x, point in places if _mark_name(point) == name]
+        if marked:
+            series.append(
+                Series(
+                    kind="points",
+                    x=tuple(float(x) for x, _ in marked),
+                    y=tuple(point.tokens_per_s or 0.0 for _, point in marked),
+                    name=name,
+                    colour=mark.colour,
+                    symbol=mark.symbol,
+                    size=mark.size,
+                    hollow=mark.hollow,
+                    hover=tuple(f"{curve.label} = {point.label}<br>{point.note or name}" for _, point in marked),
+                )
+            )
+    return Panel(
+        title=curve.label,
+        x=Axis(label="", categories=tuple(point.label for point in curve.points)),
+        y=Axis(label="tokens/s", from_zero=True),
+        series=tuple(series),
+    )
