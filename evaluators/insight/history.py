@@ -64,19 +64,18 @@ class Spent:
 
 def history(collected: Collected) -> History | Missing:
     """The campaign's history."""
-    pooled: dict[str, list[float]] = {}
-    failed: set[str] = set()
+    measured: dict[str, list[float]] = {}
+    standing: dict[str, float] = {}
     steps, node_seconds = [], 0.0
     for number, ended in enumerate(collected.attempts, start=1):
         recipe_id, outcome = ended.trial.recipe_id, ended.outcome
         node_seconds += outcome.node_seconds
         if isinstance(outcome, Measurement):
-            pooled.setdefault(recipe_id, []).append(outcome.tokens_per_s)
-            failed.discard(recipe_id)
+            measured.setdefault(recipe_id, []).append(outcome.tokens_per_s)
+            standing[recipe_id] = statistics.median(measured[recipe_id])
         elif outcome.policy.counts_against_recipe:
-            failed.add(recipe_id)
-        standing = [statistics.median(speeds) for name, speeds in pooled.items() if name not in failed]
-        steps.append(_step(number, ended, node_seconds, max(standing, default=None)))
+            standing.pop(recipe_id, None)
+        steps.append(_step(number, ended, node_seconds, max(standing.values(), default=None)))
     return History(steps=tuple(steps)) if steps else NOTHING_ENDED
 
 

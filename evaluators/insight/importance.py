@@ -20,6 +20,7 @@ from frontrunner.evaluators.insight.knobs import Knob, knobs, shown
 from frontrunner.results.ranking import RankedRecipe
 
 if TYPE_CHECKING:
+    from optuna.importance import BaseImportanceEvaluator
     from sklearn.ensemble import RandomForestRegressor
 
 FEWEST_RECIPES = 20
@@ -86,8 +87,6 @@ def shap_values(collected: Collected) -> ShapValues | Missing:
         return Missing(reason=f"SHAP values need {' and '.join(absent)}: pip install 'frontrunner[report]'.")
     places = np.array([[knob.place(row.recipe) for knob in found] for row in collected.ranking], dtype=np.float64)
     speeds = np.log([row.standing.tokens_per_s for row in collected.ranking])
-    if float(np.ptp(speeds)) == 0.0:
-        return Missing(reason="Every measured recipe has the same speed: there is nothing to attribute.")
     effects = _shap(places, speeds)
     return ShapValues(
         knobs=found,
@@ -102,6 +101,8 @@ def _varied(collected: Collected) -> tuple[Knob, ...] | Missing:
     measured = len(collected.ranking)
     if measured < FEWEST_RECIPES:
         return Missing(reason=f"Importance needs at least {FEWEST_RECIPES} measured recipes; there are {measured}.")
+    if collected.ranking[0].standing.tokens_per_s == collected.ranking[-1].standing.tokens_per_s:
+        return Missing(reason="Every measured recipe has the same speed: there is nothing to explain.")
     found = knobs(collected.survey, [row.recipe for row in collected.ranking])
     return found or Missing(reason="The measured recipes differ in no knob of the space.")
 
@@ -118,11 +119,15 @@ def _fanova(varied: Sequence[Knob], ranking: Sequence[RankedRecipe]) -> tuple[fl
     return _by_optuna(varied, ranking, FanovaImportanceEvaluator(seed=SEED))
 
 
-def _by_optuna(varied: Sequence[Knob], ranking: Sequence[RankedRecipe], evaluator: object) -> tuple[float, ...]:
+def _by_optuna(
+    varied: Sequence[Knob], ranking: Sequence[RankedRecipe], evaluator: BaseImportanceEvaluator
+) -> tuple[float, ...]:
     import optuna
-    from optuna.distributions import CategoricalDistribution
+    from optuna.distributions import BaseDistribution, CategoricalDistribution
 
-    choices = {knob.name: CategoricalDistribution([shown(value) for value in knob.values]) for knob in varied}
+    choices: dict[str, BaseDistribution] = {
+        knob.name: CategoricalDistribution([shown(value) for value in knob.values]) for knob in varied
+    }
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from frontrunner.spaces.recipe import Recipe
@@ -74,7 +74,7 @@ def knobs(survey: Survey, recipes: Sequence[Recipe]) -> tuple[Knob, ...]:
     return tuple(found)
 
 
-def _order(survey: Survey, name: str) -> object:
+def _order(survey: Survey, name: str) -> Callable[[Choice], tuple[int, str]]:
     """Numbers and flags by size; words as the space lists them, after those that it does not list."""
     listed = list(survey.dimensions[name])
 

@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from scipy.stats import rankdata
+
 from frontrunner.evaluators.analytic.estimate import estimate, not_modelled, trust_in
 from frontrunner.evaluators.analytic.judged import Estimate
 from frontrunner.evaluators.insight.collected import Collected, Missing
@@ -49,11 +51,15 @@ class Fits:
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted:
-    """The comparison. `expected_error` is what the model says of itself; `not_modelled` counts recipes left out."""
+    """The comparison. `expected_error` and `remarks` are what the model says of itself.
+
+    `not_modelled` counts the measured recipes that the formulas do not know.
+    """
 
     recipes: tuple[Compared, ...]
     fits: Fits
     expected_error: float
+    remarks: tuple[str, ...]
     not_modelled: int
 
     @property
@@ -74,11 +80,11 @@ class Predicted:
         """
         if len(self.recipes) < FEWEST_FOR_ORDER:
             return None
-        pairs = [(row.predicted_tokens_per_s, row.measured.standing.tokens_per_s) for row in self.recipes]
-        ranks = [_ranks(values) for values in zip(*pairs, strict=True)]
-        if any(len(set(column)) == 1 for column in ranks):
+        guessed = [row.predicted_tokens_per_s for row in self.recipes]
+        found = [row.measured.standing.tokens_per_s for row in self.recipes]
+        if len(set(guessed)) == 1 or len(set(found)) == 1:
             return None
-        return statistics.correlation(*ranks)
+        return statistics.correlation(rankdata(guessed).tolist(), rankdata(found).tolist())
 
 
 def predicted(collected: Collected) -> Predicted | Missing:
@@ -101,10 +107,12 @@ def predicted(collected: Collected) -> Predicted | Missing:
         )
         for row, found in zip(known, ran, strict=True)
     ]
+    trust = trust_in(recipes, collected.problem)
     return Predicted(
         recipes=tuple(compared),
         fits=_fits(ran, estimate(out_of_memory, collected.problem) if out_of_memory else []),
-        expected_error=trust_in(recipes, collected.problem).expected_error,
+        expected_error=trust.expected_error,
+        remarks=trust.remarks,
         not_modelled=len(collected.ranking) - len(known),
     )
 
@@ -122,9 +130,3 @@ def _fits(ran: Sequence[Estimate], out_of_memory: Sequence[Estimate]) -> Fits:
         too_large_and_ran=sum(not found.fits for found in ran),
         too_large_and_out_of_memory=sum(not found.fits for found in out_of_memory),
     )
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    """The rank of each value from 1; equal values share the mean of theirs."""
-    ordered = sorted(values)
-    return [ordered.index(value) + (ordered.count(value) + 1) / 2 for value in values]

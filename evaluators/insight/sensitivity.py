@@ -66,15 +66,25 @@ class Curve:
         """The knob's name as axes print it."""
         return SHORT.get(self.dimension, self.dimension)
 
+    @property
+    def can_move(self) -> bool:
+        """Whether a value other than the best recipe's is legal."""
+        return any(point.source is not Source.ILLEGAL and not point.is_best for point in self.points)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sensitivity:
-    """The curves around the best recipe. `accumulation_follows` says that it is no knob: the global batch is fixed."""
+    """The curves around the best recipe.
+
+    `curves` are of knobs that some other legal value is left for, `fixed` of the others. `accumulation_follows` says
+    that it is no knob: the global batch is fixed.
+    """
 
     best_id: str
     best: Recipe
     best_tokens_per_s: float
     curves: tuple[Curve, ...]
+    fixed: tuple[Curve, ...]
     accumulation_follows: bool
 
 
@@ -88,11 +98,15 @@ def sensitivity(collected: Collected) -> Sensitivity | Missing:
         return Missing(reason="The space has one value for each knob: there is nothing to vary.")
     ordered = [name for name in FIRST if name in varied] + [name for name in varied if name not in FIRST]
     best = collected.ranking[0]
+    curves = [_curve(name, collected) for name in ordered]
+    if not any(curve.can_move for curve in curves):
+        return Missing(reason="No knob can be moved alone: with one value changed, no recipe is legal.")
     return Sensitivity(
         best_id=best.recipe_id,
         best=best.recipe,
         best_tokens_per_s=best.standing.tokens_per_s,
-        curves=tuple(curve for name in ordered if len((curve := _curve(name, collected)).points) > 1),
+        curves=tuple(curve for curve in curves if curve.can_move),
+        fixed=tuple(curve for curve in curves if not curve.can_move),
         accumulation_follows="accumulation" not in dimensions,
     )
 

@@ -58,7 +58,6 @@ def plot(
     written, or where matplotlib is not installed, and `NothingLegal` where the one figure asked for cannot be drawn.
     """
     from frontrunner.drawing.catalogue import FIGURES, drawn
-
     from frontrunner.drawing.chart import Chart
     from frontrunner.evaluators.insight.collected import Missing
 

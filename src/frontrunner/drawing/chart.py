@@ -24,13 +24,18 @@ OUTCOMES: dict[str, tuple[str, str]] = {
     "implausible": ("#59a14f", "star"),
     "illegal-for-engine": ("#86b5dd", "pentagon"),
 }
-"""Colour and symbol of each outcome, so that neither alone has to be told apart. They stand out from white and black."""
+"""Colour and symbol of each outcome: neither alone has to do. They stand out from white and black."""
 
-LOW, HIGH = "#2c7fb8", "#e0533d"
-"""The ends of the scale for the positions of knobs."""
+ROOM_FOR_WORDS = 1.35
+"""An axis along which bars lie is so many times as long as they are: words stand at their ends."""
 
-SeriesKind = Literal["points", "line", "step", "bars"]
-Scale = Literal["speed", "knob"]
+LOW, MIDDLE, HIGH = "#2c7fb8", "#a7a3ad", "#e0533d"
+"""The scale for the positions of knobs, from the first value to the last."""
+SLOW, FAIR, FAST = "#a9b4c0", BLUE, ORANGE
+"""The scale for speeds. All of it can be seen on white and on black."""
+
+SeriesKind = Literal["points", "line", "step", "bars", "rows"]
+"""Bars stand on the x axis, rows lie on the y axis: x is then how long they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +91,7 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Coordinate:
-    """One upright axis of parallel coordinates, with a value a recipe; `ticks` are (value, words), empty for numbers."""
+    """One upright axis of parallel coordinates: a value a recipe; `ticks` are (value, words), empty for numbers."""
 
     label: str
     values: tuple[float, ...]

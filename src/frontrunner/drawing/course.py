@@ -83,21 +83,20 @@ def spending_chart(spent: Sequence[Spent]) -> Chart:
     share = percent(wasted / total) if total else "none"
     series = [
         Series(
-            kind="bars",
-            x=(float(place),),
-            y=(row.node_hours,),
-            name="",
+            kind="rows",
+            x=(row.node_hours,),
+            y=(float(place),),
             colour=OUTCOMES.get(row.outcome, (BLUE, ""))[0],
             texts=(f"{row.node_hours:.3g} h, {row.attempts} probe{'s' if row.attempts != 1 else ''}",),
         )
-        for place, row in enumerate(spent)
+        for place, row in enumerate(reversed(spent))
     ]
     return Chart(
         reading=f"{total:.3g} node-hours went to {probes} attempts; {share} of them to attempts that failed.",
         panels=(
             Panel(
-                x=Axis(label="", categories=tuple(row.outcome for row in spent)),
-                y=Axis(label="node-hours", from_zero=True),
+                x=Axis(label="node-hours", from_zero=True),
+                y=Axis(label="", categories=tuple(row.outcome for row in reversed(spent))),
                 series=tuple(series),
             ),
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from frontrunner.drawing.chart import (
@@ -24,10 +25,13 @@ from frontrunner.text import gib, percent, thousands
 
 GIB = 2**30
 FAR = 2.0
-"""A device's memory beyond this many times the fullest recipe's peak is told, not drawn: it would squeeze the points."""
+"""A device's memory beyond so many times the fullest recipe's peak is told, not drawn: it would squeeze the points."""
 CELL = 34.0
 """Side of a cell of the map, in points."""
-MIXED = ORANGE
+MIXED = "#b3620a"
+"""White numbers can be read on it."""
+APART = 0.06
+"""Places of the front are written where the point is so much of the axis away from the last one written."""
 
 
 def speed_memory_chart(found: SpeedMemory) -> Chart:
@@ -52,7 +56,7 @@ def speed_memory_chart(found: SpeedMemory) -> Chart:
                 series=(
                     _points(others, "measured", BLUE),
                     _joined(front),
-                    _points(front, "on the front", ORANGE, size=11.0, texts=tuple(f"#{row.rank}" for row in front)),
+                    _points(front, "on the front", ORANGE, size=11.0, texts=_places(found)),
                 ),
                 lines=(Line(axis="x", at=limit / GIB, label=f"device: {gib(limit)} GiB"),) if is_near else (),
             ),
@@ -74,6 +78,19 @@ def _points(
         texts=texts,
         hover=tuple(hover(row) for row in rows),
     )
+
+
+def _places(found: SpeedMemory) -> tuple[str, ...]:
+    """The place in the ranking beside each point of the front, but where it would cover the one before."""
+    sizes = [row.standing.peak_memory_bytes_max_rank for row in found.recipes]
+    places = {row.recipe_id: row.rank for row in found.recipes}
+    written, last = [], math.inf
+    for row in found.front:
+        size = row.standing.peak_memory_bytes_max_rank
+        is_apart = last - size >= APART * (max(sizes) - min(sizes))
+        written.append(f"#{places[row.recipe_id]}" if is_apart else "")
+        last = size if is_apart else last
+    return tuple(written)
 
 
 def _joined(front: Sequence[RankedRecipe]) -> Series:
@@ -128,7 +145,7 @@ def parallel_chart(found: Parallel) -> Chart:
     coordinates.append(Coordinate(label="tokens/s", values=tuple(row.standing.tokens_per_s for row in recipes)))
     return Chart(
         reading=(
-            "Each line is a measured recipe, the brightest the fastest. On the page, drag along an axis to keep the "
+            "Each line is a measured recipe, orange the fastest. On the page, drag along an axis to keep the "
             "lines that pass there; drag an axis by its name to move it."
         ),
         coordinates=tuple(coordinates),
@@ -153,8 +170,8 @@ def feasibility_chart(found: Feasibility) -> Chart:
     failed = [cell for cell in tried if cell.state == "failed"]
     return Chart(
         reading=(
-            f"Of {len(found.cells)} corners with a legal recipe {len(tried)} were tried; in {len(failed)} of these "
-            "everything failed. Numbers are measured recipes of those tried. An empty place has no legal recipe."
+            f"Of {len(found.cells)} corners with a legal recipe {len(tried)} were tried; {_none(len(failed))} of these "
+            "failed altogether. A cell says how many of the recipes tried there ran; an empty place has no legal one."
         ),
         panels=tuple(_map(found, micro_batch) for micro_batch in found.micro_batch_seqs),
         columns=min(4, len(found.micro_batch_seqs)),
@@ -172,6 +189,10 @@ def feasibility_chart(found: Feasibility) -> Chart:
             ),
         ),
     )
+
+
+def _none(number: int) -> str:
+    return str(number) if number else "none"
 
 
 def _map(found: Feasibility, micro_batch: int) -> Panel:

@@ -5,9 +5,22 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from frontrunner.drawing.chart import HIGH, LOW, Axis, Chart, Coordinate, Panel, Series
+from frontrunner.drawing.chart import (
+    FAIR,
+    FAST,
+    HIGH,
+    LOW,
+    MIDDLE,
+    ROOM_FOR_WORDS,
+    SLOW,
+    Axis,
+    Chart,
+    Coordinate,
+    Panel,
+    Series,
+)
 from frontrunner.text import plain, thousands
 
 if TYPE_CHECKING:
@@ -29,7 +42,7 @@ WIDTH_IN, SINGLE_HEIGHT_IN, ROW_HEIGHT_IN = 10.0, 4.8, 3.1
 PIXELS_PER_POINT = 0.75
 """Sizes of charts are pixels of a page at 96 an inch; a point is a 72nd."""
 PNG_DPI = 150
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.size": 9.5,
     "axes.spines.top": False,
@@ -75,7 +88,7 @@ def _draw_panels(figure: Figure, chart: Chart) -> None:
     rows = math.ceil(len(chart.panels) / chart.columns)
     figure.set_size_inches(WIDTH_IN, SINGLE_HEIGHT_IN if rows == 1 else ROW_HEIGHT_IN * rows + 0.6)
     axes = figure.subplots(rows, chart.columns, squeeze=False)
-    named: dict[str, object] = {}
+    named: dict[str, Any] = {}
     for number, place in enumerate(axes.flat):
         if number >= len(chart.panels):
             place.set_axis_off()
@@ -88,7 +101,7 @@ def _draw_panels(figure: Figure, chart: Chart) -> None:
         )
 
 
-def _draw_panel(axes: Axes, panel: Panel) -> dict[str, object]:
+def _draw_panel(axes: Axes, panel: Panel) -> dict[str, Any]:
     """Draw one panel; the handles of its legend by name."""
     handles = {}
     for series in panel.series:
@@ -97,9 +110,9 @@ def _draw_panel(axes: Axes, panel: Panel) -> dict[str, object]:
             handles[series.name] = handle
     for line in panel.lines:
         (axes.axvline if line.axis == "x" else axes.axhline)(line.at, color="#8a939c", linestyle="--", linewidth=1.2)
-        place = (line.at, 1.0) if line.axis == "x" else (1.0, line.at)
+        place = (line.at, 0.0) if line.axis == "x" else (1.0, line.at)
         transform = axes.get_xaxis_transform() if line.axis == "x" else axes.get_yaxis_transform()
-        axes.text(*place, f"{line.label} ", transform=transform, ha="right", va="top", fontsize=8.5)
+        axes.text(*place, f"{line.label} ", transform=transform, ha="right", va="bottom", fontsize=8.5)
     axes.set_title(_safe(panel.title), loc="left", fontsize=10, fontweight="bold")
     _dress(axes, panel.x, "x")
     _dress(axes, panel.y, "y")
@@ -121,9 +134,11 @@ def _dress(axes: Axes, axis: Axis, which: str) -> None:
         limits(min(low, -0.03 * high), high)
 
 
-def _draw_series(axes: Axes, series: Series) -> object:
+def _draw_series(axes: Axes, series: Series) -> Any:
     if series.kind == "bars":
-        return _draw_bars(axes, series)
+        return axes.bar(series.x, series.y, width=_thick(series), color=series.colour)
+    if series.kind == "rows":
+        return _draw_rows(axes, series)
     if series.kind == "points":
         return _draw_points(axes, series)
     style = "steps-post" if series.kind == "step" else "default"
@@ -138,27 +153,33 @@ def _draw_series(axes: Axes, series: Series) -> object:
     )[0]
 
 
-def _draw_bars(axes: Axes, series: Series) -> object:
-    bars = axes.bar(series.x, series.y, width=series.size if series.size < 1 else 0.6, color=series.colour)
+def _thick(series: Series) -> float:
+    return series.size if series.size < 1 else 0.6
+
+
+def _draw_rows(axes: Axes, series: Series) -> Any:
+    if max(series.x):
+        axes.set_xlim(0, max(axes.get_xlim()[1], ROOM_FOR_WORDS * max(series.x)))
+    rows = axes.barh(series.y, series.x, height=_thick(series), color=series.colour)
     for x, y, words in zip(series.x, series.y, series.texts, strict=False):
-        axes.annotate(_safe(words), (x, y), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=8.5)
-    return bars
+        axes.annotate(_safe(words), (x, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8.5)
+    return rows
 
 
-def _draw_points(axes: Axes, series: Series) -> object:
+def _draw_points(axes: Axes, series: Series) -> Any:
     from matplotlib.colors import LinearSegmentedColormap
 
     side = (series.size * PIXELS_PER_POINT) ** 2  # matplotlib states areas, in points squared
     symbol = SYMBOLS[series.symbol]
-    style: dict[str, object] = {"s": side, "marker": symbol, "zorder": 3, "clip_on": False}
+    style: dict[str, Any] = {"s": side, "marker": symbol, "zorder": 3, "clip_on": False}
     if series.shades:
-        style |= {"c": series.shades, "cmap": LinearSegmentedColormap.from_list("knob", [LOW, "#a7a3ad", HIGH])}
+        style |= {"c": series.shades, "cmap": LinearSegmentedColormap.from_list("knob", [LOW, MIDDLE, HIGH])}
         style |= {"vmin": 0.0, "vmax": 1.0, "alpha": 0.85}
     elif series.hollow and symbol not in ("x", "_"):
         style |= {"facecolors": "none", "edgecolors": series.colour}
     else:
         style |= {"color": series.colour}
-    handle = axes.scatter(series.x, series.y, **style)  # type: ignore[arg-type]
+    handle = axes.scatter(series.x, series.y, **style)
     inside = series.size > 20
     for x, y, words in zip(series.x, series.y, series.texts, strict=False):
         axes.annotate(
@@ -177,14 +198,13 @@ def _draw_points(axes: Axes, series: Series) -> object:
 
 def _draw_coordinates(figure: Figure, coordinates: tuple[Coordinate, ...]) -> None:
     """Parallel coordinates as lines on one pair of axes, each coordinate scaled to 0 .. 1; the slowest drawn first."""
-    import matplotlib as mpl
-    from matplotlib.colors import Normalize
+    from matplotlib.colors import LinearSegmentedColormap, Normalize
 
     figure.set_size_inches(WIDTH_IN, SINGLE_HEIGHT_IN)
     axes = figure.subplots()
     columns = [_scaled(coordinate) for coordinate in coordinates]
     speeds = coordinates[-1].values
-    colours = mpl.colormaps["viridis"]
+    colours = LinearSegmentedColormap.from_list("speed", [(0.0, SLOW), (0.6, FAIR), (1.0, FAST)])
     shade = Normalize(min(speeds), max(speeds) if max(speeds) > min(speeds) else min(speeds) + 1)
     for row in sorted(range(len(speeds)), key=lambda place: speeds[place]):
         heights = [column[row] for column in columns]

@@ -33,14 +33,14 @@ def predicted_chart(found: Predicted) -> Chart:
     order = found.order_agreement
     fits = found.fits
     said = (
-        f"Over {len(found.recipes)} measured recipes the model's tokens/s are off by {percent(found.mean_speed_error, 0)} "
-        f"on average (it says to expect {percent(found.expected_error, 0)}), its peak memory by "
-        f"{percent(found.mean_memory_error, 0)}."
+        f"Over {len(found.recipes)} measured recipes the model's tokens/s are off by "
+        f"{percent(found.mean_speed_error, 0)} on average (it says to expect "
+        f"{percent(found.expected_error, 0)}), its peak memory by {percent(found.mean_memory_error, 0)}."
     )
     if order is not None:
         said += f" The order agrees with a rank correlation of {order:.2f}."
     failed = fits.fits_and_out_of_memory + fits.too_large_and_out_of_memory
-    remarks = []
+    remarks = [f"{remark[:1].upper()}{remark[1:]}." for remark in found.remarks]
     if failed:
         remarks.append(
             f"Of {failed} recipes that ran out of memory the model had called {fits.too_large_and_out_of_memory} too "
@@ -78,8 +78,8 @@ def _against(what: str, rows: Sequence[Compared], measured: tuple[float, ...], p
     end = max(*measured, *predicted)
     return Panel(
         title=what,
-        x=Axis(label=f"measured {what}", from_zero=True),
-        y=Axis(label=f"predicted {what}", from_zero=True),
+        x=Axis(label="measured", from_zero=True),
+        y=Axis(label="predicted", from_zero=True),
         series=(
             Series(kind="line", x=(0.0, end), y=(0.0, end), name="equal", colour=GREY, dashed=True),
             Series(
@@ -217,13 +217,22 @@ def sensitivity_chart(found: Sensitivity) -> Chart:
             f"{thousands(found.best_tokens_per_s)} tokens/s. Filled points were measured; hollow ones are the model's "
             f"ratio to the best, times what that reached.{follows}"
         ),
+        remarks=_alone(found),
         panels=tuple(_curve(curve) for curve in found.curves),
         columns=min(3, len(found.curves)),
         table=Table(
             header=("knob", "value", "rests on", "tokens/s", "note"),
-            rows=tuple((curve.label, *_point(point)) for curve in found.curves for point in curve.points),
+            rows=tuple(
+                (curve.label, *_point(point)) for curve in (*found.curves, *found.fixed) for point in curve.points
+            ),
         ),
     )
+
+
+def _alone(found: Sensitivity) -> tuple[str, ...]:
+    """Which knobs cannot be moved alone."""
+    names = ", ".join(curve.label for curve in found.fixed)
+    return (f"Not drawn, since no other value is legal while the rest stays: {names}.",) if names else ()
 
 
 def _point(point: Point) -> tuple[str, ...]:

@@ -23,6 +23,10 @@ from frontrunner.text import plain
 
 MOST_FAILURES = 200
 """So many failed recipes are listed with their logs; the commands list them all."""
+MOST_ROWS = 500
+"""Of a table beside a figure."""
+LONG_WORDS = 16
+"""Columns with longer text are kept broad, whatever the page's width."""
 SIMULATED = "Simulated: these figures come from rough formulas. Nothing was trained, nothing was measured."
 
 
@@ -125,19 +129,28 @@ def _figure(figure: Drawn) -> str:
 def _table(table: Table) -> str:
     """A table; columns whose cells are all numbers are set to the right."""
     columns = list(zip(*table.rows, strict=True)) or [()] * len(table.header)
-    marks = [' class="number"' if all(_is_number(cell) for cell in column) else "" for column in columns]
+    marks = [_mark(column) for column in columns]
     header = "".join(
         f'<th scope="col"{mark}>{_text(name)}</th>' for name, mark in zip(table.header, marks, strict=True)
     )
+    shown, more = table.rows[:MOST_ROWS], len(table.rows) - MOST_ROWS
+    rest = f"<p>{more:,} more rows: frontrunner dataframe writes them all.</p>" if more > 0 else ""
     rows = "".join(
         "<tr>" + "".join(f"<td{mark}>{_text(cell)}</td>" for cell, mark in zip(row, marks, strict=True)) + "</tr>"
-        for row in table.rows
+        for row in shown
     )
-    return f'<div class="wide"><table><thead><tr>{header}</tr></thead><tbody>{rows}</tbody></table></div>'
+    return f'<div class="wide"><table><thead><tr>{header}</tr></thead><tbody>{rows}</tbody></table></div>{rest}'
+
+
+def _mark(column: Sequence[str]) -> str:
+    """The class of a column's cells."""
+    if all(_is_number(cell) for cell in column):
+        return ' class="number"'
+    return ' class="words"' if max(map(len, column)) > LONG_WORDS else ""
 
 
 def _is_number(cell: str) -> bool:
-    return cell == "-" or cell.lstrip("+-")[:1].isdigit() and not any(c.isalpha() for c in cell.replace("e", ""))
+    return cell == "-" or (cell.lstrip("+-")[:1].isdigit() and not any(c.isalpha() for c in cell.replace("e", "")))
 
 
 def _failures(failed: Sequence[FailedTrial]) -> str:
@@ -161,4 +174,4 @@ def _failure(row: FailedTrial) -> str:
     tail = f"<pre>{_text(failure.log_tail)}</pre>" if failure.log_tail else ""
     path = f'<p class="quiet">log: {_text(failure.log_path)}</p>' if failure.log_path else ""
     cost = f'<p class="quiet">{failure.node_seconds / 3600:.3g} node-hours in the last attempt</p>'
-    return f"<details><summary>{title}</summary><p>{_text(failure.message)}</p>{tail}{path}{cost}</details>"
+    return f'<details class="failure"><summary>{title}</summary><p>{_text(failure.message)}</p>{tail}{path}{cost}</details>'

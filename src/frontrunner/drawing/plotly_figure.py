@@ -5,16 +5,32 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from frontrunner.drawing.chart import HIGH, LOW, Axis, Chart, Coordinate, Line, Panel, Series
+from frontrunner.drawing.chart import (
+    FAIR,
+    FAST,
+    HIGH,
+    LOW,
+    MIDDLE,
+    ROOM_FOR_WORDS,
+    SLOW,
+    Axis,
+    Chart,
+    Coordinate,
+    Line,
+    Panel,
+    Series,
+)
 
 Json = dict[str, Any]
 SYMBOLS = {"cross": "line-ew", "x": "x", "star": "star"}
 """Where Plotly's name of a symbol is not ours."""
-SINGLE_HEIGHT, ROW_HEIGHT, COORDINATES_HEIGHT, LEGEND_HEIGHT = 400, 270, 430, 60
+SINGLE_HEIGHT, ROW_HEIGHT, COORDINATES_HEIGHT, LEGEND_HEIGHT = 400, 280, 430, 34
 CATEGORY_HEIGHT = 42
 """Of a row of an axis of categories, in pixels, with room for its name."""
-SPEEDS = "Viridis"
-KNOBS = [[0, LOW], [0.5, "#a7a3ad"], [1, HIGH]]
+SPEEDS = [[0, SLOW], [0.6, FAIR], [1, FAST]]
+KNOBS = [[0, LOW], [0.5, MIDDLE], [1, HIGH]]
+FEWEST_CATEGORIES = 4
+"""An axis has room for so many, lest one bar be as broad as the page."""
 
 
 def plotly_figure(chart: Chart) -> Json:
@@ -24,7 +40,7 @@ def plotly_figure(chart: Chart) -> Json:
     rows = math.ceil(len(chart.panels) / chart.columns)
     data: list[Json] = []
     layout: Json = {
-        "height": _height(chart, rows) + LEGEND_HEIGHT,
+        "height": _height(chart, rows),
         "margin": {"l": 62, "r": 18, "t": 34, "b": 44},
         "hoverlabel": {"align": "left"},
         "barmode": "overlay",
@@ -36,15 +52,16 @@ def plotly_figure(chart: Chart) -> Json:
     for number, panel in enumerate(chart.panels):
         place = _place(number, chart.columns, rows)
         _add_axes(layout, panel, number, place)
+        if number % chart.columns and panel.y.label == chart.panels[number - 1].y.label:
+            del layout[f"yaxis{_suffix(number)}"]["title"]  # it stands at the row's first panel
         for series in panel.series:
             data.append(_trace(series, number, in_legend=bool(series.name) and series.name not in named))
             named.add(series.name)
         for line in panel.lines:
             _add_line(layout, line, number)
     layout["showlegend"] = any(named)
-    if not any(named):
-        layout["height"] -= LEGEND_HEIGHT - 20
-    else:
+    if any(named):
+        layout["height"] += LEGEND_HEIGHT
         layout["margin"]["b"] += LEGEND_HEIGHT
     return {"data": data, "layout": layout}
 
@@ -58,8 +75,7 @@ def _height(chart: Chart, rows: int) -> int:
 
 def _place(number: int, columns: int, rows: int) -> tuple[list[float], list[float]]:
     """The share of the paper, from the left and from below, that a panel takes."""
-    wide_gap, high_gap = (0.085 if columns > 1 else 0.0), (0.13 if rows > 1 else 0.0)
-    high_gap = min(high_gap, 0.5 / rows)
+    wide_gap, high_gap = (0.085 if columns > 1 else 0.0), (0.3 / rows if rows > 1 else 0.0)
     width, height = (1 + wide_gap) / columns, (1 + high_gap) / rows
     column, row = number % columns, number // columns
     left, top = column * width, 1 - row * height
@@ -68,8 +84,10 @@ def _place(number: int, columns: int, rows: int) -> tuple[list[float], list[floa
 
 def _add_axes(layout: Json, panel: Panel, number: int, place: tuple[list[float], list[float]]) -> None:
     suffix = _suffix(number)
-    layout[f"xaxis{suffix}"] = _axis(panel.x) | {"domain": place[0], "anchor": f"y{suffix}"}
-    layout[f"yaxis{suffix}"] = _axis(panel.y) | {"domain": place[1], "anchor": f"x{suffix}"}
+    layout[f"xaxis{suffix}"] = _axis(panel.x, wide=_has_bars(panel)) | {"domain": place[0], "anchor": f"y{suffix}"}
+    layout[f"yaxis{suffix}"] = _axis(panel.y, wide=False) | {"domain": place[1], "anchor": f"x{suffix}"}
+    if _longest_row(panel):
+        layout[f"xaxis{suffix}"]["range"] = [0, ROOM_FOR_WORDS * _longest_row(panel)]
     if panel.title:
         layout["annotations"].append(
             {
@@ -85,14 +103,23 @@ def _add_axes(layout: Json, panel: Panel, number: int, place: tuple[list[float],
         )
 
 
-def _axis(axis: Axis) -> Json:
+def _longest_row(panel: Panel) -> float:
+    """The end of the longest row of bars that lie; 0 where none do."""
+    return max((max(series.x) for series in panel.series if series.kind == "rows"), default=0.0)
+
+
+def _has_bars(panel: Panel) -> bool:
+    return any(series.kind == "bars" for series in panel.series)
+
+
+def _axis(axis: Axis, *, wide: bool) -> Json:
     found: Json = {"title": {"text": axis.label, "standoff": 8}, "zeroline": False, "automargin": True}
     if axis.from_zero:
         found["rangemode"] = "tozero"
     if axis.categories:
         count = len(axis.categories)
         found |= {"tickmode": "array", "tickvals": list(range(count)), "ticktext": list(axis.categories)}
-        found |= {"range": [-0.6, count - 0.4]}
+        found |= {"range": [-0.6, max(count, FEWEST_CATEGORIES) - 0.4 if wide else count - 0.4]}
     return found
 
 
@@ -111,7 +138,7 @@ def _trace(series: Series, number: int, *, in_legend: bool) -> Json:
         trace |= {"customdata": list(series.hover), "hovertemplate": "%{customdata}<br>%{y:.4~g}<extra></extra>"}
     else:
         trace |= {"hovertemplate": "%{x}, %{y:.4~g}<extra></extra>"}
-    if series.kind == "bars":
+    if series.kind in ("bars", "rows"):
         return trace | _bars(series)
     return trace | (_points(series) if series.kind == "points" else _line(series))
 
@@ -119,8 +146,9 @@ def _trace(series: Series, number: int, *, in_legend: bool) -> Json:
 def _bars(series: Series) -> Json:
     found: Json = {"type": "bar", "marker": {"color": series.colour}, "hoverinfo": "y"}
     found["width"] = series.size if series.size < 1 else 0.6
+    found["orientation"] = "h" if series.kind == "rows" else "v"
     if series.texts:
-        found |= {"text": list(series.texts), "textposition": "outside", "cliponaxis": False}
+        found |= {"text": list(series.texts), "textposition": "outside", "cliponaxis": False, "constraintext": "none"}
     return found
 
 
@@ -140,10 +168,10 @@ def _points(series: Series) -> Json:
         marker["line"] = {"color": series.colour, "width": 2}
     if series.shades:
         marker |= {"color": list(series.shades), "colorscale": KNOBS, "cmin": 0, "cmax": 1, "opacity": 0.85}
-    found: Json = {"type": "scatter", "mode": "markers", "marker": marker}
+    found: Json = {"type": "scatter", "mode": "markers", "marker": marker, "cliponaxis": False}
     if series.texts:
         inside = series.size > 20
-        found |= {"mode": "markers+text", "text": list(series.texts), "cliponaxis": False}
+        found |= {"mode": "markers+text", "text": list(series.texts)}
         found |= {"textposition": "middle center" if inside else "top center"}
         if inside:
             found["textfont"] = {"color": "#ffffff", "size": 11}
@@ -171,9 +199,9 @@ def _add_line(layout: Json, line: Line, number: int) -> None:
             f"{ours}ref": f"{ours}{suffix}",
             f"{other}ref": f"{other}{suffix} domain",
             ours: line.at,
-            other: 1,
+            other: 0,
             "xanchor": "right",
-            "yanchor": "top",
+            "yanchor": "bottom",
             "showarrow": False,
         }
     )
@@ -194,7 +222,9 @@ def _parallel(coordinates: tuple[Coordinate, ...]) -> Json:
 
 
 def _dimension(coordinate: Coordinate) -> Json:
-    found: Json = {"label": coordinate.label, "values": list(coordinate.values)}
+    found: Json = {"label": coordinate.label, "values": list(coordinate.values), "tickformat": ".3~g"}
+    if max(coordinate.values) >= 1000:
+        found["tickformat"] = ".3~s"
     if coordinate.ticks:
         last = len(coordinate.ticks) - 1
         found |= {"tickvals": [at for at, _ in coordinate.ticks], "ticktext": [words for _, words in coordinate.ticks]}
