@@ -43,8 +43,6 @@ EPILOG = """
 Examples:
   frontrunner plan examples/frontier-22b.toml estimate it, no machine needed
   frontrunner launch examples/laptop.toml     search it, ends with the ranking
-  frontrunner best --top 5 --json             ask again, for a program
-  frontrunner replay RECIPE --steps 500       train with the winner
 """
 
 
@@ -87,8 +85,8 @@ class Commands(click.Group):
 def frontrunner() -> None:
     """Find the fastest way to train a given transformer on given machines.
 
-    A campaign file describes model, machines and budget; recipes are tried by short real training runs, kept
-    in a store, ranked, and the winner is replayed as the full run.
+    A campaign file describes model, machines and budget. Recipes are tried by short real training runs,
+    kept and ranked; the winner is replayed as the full run.
     """
 
 

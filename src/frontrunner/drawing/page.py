@@ -174,4 +174,5 @@ def _failure(row: FailedTrial) -> str:
     tail = f"<pre>{_text(failure.log_tail)}</pre>" if failure.log_tail else ""
     path = f'<p class="quiet">log: {_text(failure.log_path)}</p>' if failure.log_path else ""
     cost = f'<p class="quiet">{failure.node_seconds / 3600:.3g} node-hours in the last attempt</p>'
-    return f'<details class="failure"><summary>{title}</summary><p>{_text(failure.message)}</p>{tail}{path}{cost}</details>'
+    body = f"<p>{_text(failure.message)}</p>{tail}{path}{cost}"
+    return f'<details class="failure"><summary>{title}</summary>{body}</details>'
