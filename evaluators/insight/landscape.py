@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from frontrunner.evaluators.insight.collected import Collected, Missing
 from frontrunner.evaluators.insight.history import NOTHING_ENDED
 from frontrunner.evaluators.insight.knobs import Knob, knobs
+from frontrunner.evaluators.measure import nodes_used
 from frontrunner.results.ranking import RankedRecipe
 from frontrunner.spaces.recipe import Recipe
 
@@ -21,12 +22,13 @@ Corner = tuple[int, int, int]
 class SpeedMemory:
     """Every measured recipe, fastest first, and those of them that no other beats in both speed and memory.
 
-    `limit_bytes` is a device's memory.
+    `limit_bytes` is a device's memory, `nodes` the number that each recipe's devices occupy, by recipe id.
     """
 
     recipes: tuple[RankedRecipe, ...]
     front_ids: frozenset[str]
     limit_bytes: int
+    nodes: Mapping[str, int]
 
     @property
     def front(self) -> tuple[RankedRecipe, ...]:
@@ -85,6 +87,7 @@ def speed_memory(collected: Collected) -> SpeedMemory | Missing:
         recipes=tuple(collected.ranking),
         front_ids=frozenset(row.recipe_id for row in collected.front),
         limit_bytes=collected.problem.cluster.memory_bytes_per_device,
+        nodes={row.recipe_id: nodes_used(row.recipe, collected.problem) for row in collected.ranking},
     )
 
 

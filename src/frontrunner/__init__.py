@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     )
     from frontrunner.calibration_api import calibrate, fit_campaign, fit_tables
     from frontrunner.planning_api import advise, explain, plan, scaling
-    from frontrunner.reporting_api import plot, report
+    from frontrunner.reporting_api import front, plot, report
 
 __version__ = "0.1.0"
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "failures",
     "fit_campaign",
     "fit_tables",
+    "front",
     "launch",
     "pareto",
     "plan",
@@ -63,7 +64,7 @@ __all__ = [
 _ELSEWHERE = (
     dict.fromkeys(("calibrate", "fit_campaign", "fit_tables"), "frontrunner.calibration_api")
     | dict.fromkeys(("advise", "explain", "plan", "scaling"), "frontrunner.planning_api")
-    | dict.fromkeys(("plot", "report"), "frontrunner.reporting_api")
+    | dict.fromkeys(("front", "plot", "report"), "frontrunner.reporting_api")
 )
 """The module of what is not in `frontrunner.api`."""
 

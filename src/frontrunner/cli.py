@@ -85,8 +85,8 @@ class Commands(click.Group):
 def frontrunner() -> None:
     """Find the fastest way to train a given transformer on given machines.
 
-    A campaign file describes model, machines and budget. Recipes are tried by short real training runs,
-    kept and ranked; the winner is replayed as the full run.
+    A campaign file describes model, machines and budget. Short real training runs try recipes, a store
+    ranks them, and the winner is replayed as the full run.
     """
 
 

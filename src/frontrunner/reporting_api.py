@@ -1,7 +1,8 @@
-"""The Python API of `frontrunner report` and `frontrunner plot`: a campaign as one page, and as pictures."""
+"""The Python API of `report`, `plot` and `pareto --objectives`: a campaign as a page, as pictures, as a front."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,9 +14,27 @@ from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal, bad_
 if TYPE_CHECKING:
     from frontrunner.drawing.catalogue import Drawn
     from frontrunner.evaluators.insight.figures import Figures
+    from frontrunner.evaluators.insight.objectives import OnFront
     from frontrunner.search.spec import CampaignSpec
 
 FORMATS = ("png", "svg")
+
+
+def front(
+    campaign: str | None = None, *, objectives: Sequence[str] = ("tokens", "memory", "nodes"), store: str | None = None
+) -> tuple[OnFront, ...]:
+    """The recipes that no other beats in all objectives at once, fastest first.
+
+    Objectives are two or more of tokens (tokens/s), memory (what the fullest rank leaves of a device's memory) and
+    nodes (as few as can be). Raises `InvalidInput` for others.
+    """
+    from frontrunner.evaluators.insight import objectives as fronts
+    from frontrunner.results.ranking import best
+
+    wanted = fronts.checked_objectives(objectives)
+    with opened(store) as found:
+        record = found.campaign(campaign)
+        return fronts.front(best(found, record, top=None), stored_spec(record).problem, wanted)
 
 
 def report(campaign: str | None = None, *, out: str | Path | None = None, store: str | None = None) -> Path:

@@ -15,9 +15,12 @@ from frontrunner.evaluators.insight.history import History, history, spending
 from frontrunner.evaluators.insight.importance import FEWEST_RECIPES, Importance, ShapValues, importance, shap_values
 from frontrunner.evaluators.insight.knobs import knobs
 from frontrunner.evaluators.insight.landscape import Feasibility, SpeedMemory, feasibility, parallel, speed_memory
+from frontrunner.evaluators.insight.objectives import checked_objectives, front
 from frontrunner.evaluators.insight.predicted import Predicted, predicted
 from frontrunner.evaluators.insight.sensitivity import Sensitivity, Source, sensitivity
 from frontrunner.results.outcome import FailureKind
+from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.recipe import Recipe
 from support.insight import GIB, failed, measured, recorded, spec
 
 SPEC = spec()
@@ -77,6 +80,47 @@ def test_the_front_is_that_of_the_store(collected: Collected) -> None:
     assert [row.recipe for row in found.front] == [BEST, RECIPES[1, 2, 2]]
     assert [row.standing.peak_memory_bytes_max_rank for row in found.recipes] == [1.5 * GIB, 0.25 * GIB, 0.5 * GIB]
     assert found.limit_bytes == 2 * GIB
+
+
+FIGURES_OF_FRONT = [(100, 4, 1), (90, 5, 1), (80, 4, 2), (80, 4, 1), (70, 1, 2), (60, 2, 1), (60, 2, 1), (50, 3, 1)]
+"""(tokens/s, peak GiB, nodes), fastest first."""
+
+
+def test_a_front_of_three_objectives_is_what_nothing_dominates(collected: Collected) -> None:
+    # One device a node, so that a recipe's devices are its nodes.
+    cluster = replace(SPEC.problem.cluster, devices_per_node=1, nodes=2, memory_gib_per_device=8.0)
+    problem = replace(SPEC.problem, cluster=cluster)
+    ranking = [
+        replace(
+            collected.ranking[0],
+            rank=place,
+            recipe=Recipe(devices=nodes, micro_batch_seqs=1, accumulation=8 // nodes),
+            standing=replace(
+                collected.ranking[0].standing, tokens_per_s=tokens, peak_memory_bytes_max_rank=memory * GIB
+            ),
+        )
+        for place, (tokens, memory, nodes) in enumerate(FIGURES_OF_FRONT, start=1)
+    ]
+    found = front(ranking, problem, ("tokens", "memory", "nodes"))
+    # 2 to 4 are no better than 1 anywhere; 7 equals 6, which ranks before it; 8 is worse than 6.
+    assert [(row.ranked.rank, row.nodes, row.headroom_bytes / GIB) for row in found] == [
+        (1, 1, 4),
+        (5, 2, 7),
+        (6, 1, 6),
+    ]
+    assert [row.ranked.rank for row in front(ranking, problem, ("tokens", "nodes"))] == [1]
+    assert [row.ranked.rank for row in front(ranking, problem, ("memory", "nodes"))] == [5, 6]
+
+
+def test_a_front_of_speed_and_memory_is_the_store_s(collected: Collected) -> None:
+    found = front(collected.ranking, SPEC.problem, ("tokens", "memory"))
+    assert [row.ranked.recipe_id for row in found] == [row.recipe_id for row in collected.front]
+
+
+@pytest.mark.parametrize("names", [["tokens"], ["tokens", "tokens"], ["tokens", "speed"], []])
+def test_objectives_are_two_or_more_known_ones(names: list[str]) -> None:
+    with pytest.raises(InvalidInput, match="--objectives = .*: expected two or more of tokens, memory, nodes"):
+        checked_objectives(names)
 
 
 def test_the_map_has_a_cell_for_each_corner_with_a_legal_recipe(collected: Collected) -> None:

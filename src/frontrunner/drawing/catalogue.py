@@ -8,7 +8,8 @@ from typing import Any
 
 from frontrunner.drawing.chart import Chart
 from frontrunner.drawing.course import history_chart, spending_chart
-from frontrunner.drawing.landscape import feasibility_chart, parallel_chart, speed_memory_chart
+from frontrunner.drawing.feasible import feasibility_chart
+from frontrunner.drawing.landscape import parallel_chart, speed_memory_chart
 from frontrunner.drawing.model import predicted_chart, sensitivity_chart
 from frontrunner.drawing.weights import importance_chart, shap_chart
 from frontrunner.evaluators.insight.collected import Missing

@@ -1,15 +1,14 @@
-"""Charts of the measured recipes: speed against memory, parallel coordinates, and the map of what is feasible."""
+"""Charts of the measured recipes: speed against memory, and parallel coordinates."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from frontrunner.drawing.chart import (
     BLUE,
-    GREY,
     ORANGE,
-    OUTCOMES,
     Axis,
     Chart,
     Coordinate,
@@ -19,17 +18,15 @@ from frontrunner.drawing.chart import (
     Table,
 )
 from frontrunner.evaluators.insight.knobs import shown
-from frontrunner.evaluators.insight.landscape import Cell, Feasibility, Parallel, SpeedMemory
+from frontrunner.evaluators.insight.landscape import Parallel, SpeedMemory
 from frontrunner.results.ranking import RankedRecipe
 from frontrunner.text import gib, percent, thousands
 
 GIB = 2**30
 FAR = 2.0
 """A device's memory beyond so many times the fullest recipe's peak is told, not drawn: it would squeeze the points."""
-CELL = 34.0
-"""Side of a cell of the map, in points."""
-MIXED = "#b3620a"
-"""White numbers can be read on it."""
+NODE_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "pentagon")
+"""Of points that take the fewest nodes, the next fewest, and so on."""
 APART = 0.06
 """Places of the front are written where the point is so much of the axis away from the last one written."""
 
@@ -38,7 +35,6 @@ def speed_memory_chart(found: SpeedMemory) -> Chart:
     """Every measured recipe by peak memory and tokens/s, the front joined, the device's limit marked."""
     front, limit = found.front, found.limit_bytes
     fullest = max(row.standing.peak_memory_bytes_max_rank for row in found.recipes)
-    others = [row for row in found.recipes if row.recipe_id not in found.front_ids]
     leanest = front[-1].standing
     room = 1 - front[0].standing.peak_memory_bytes_max_rank / limit
     is_near = limit <= FAR * fullest
@@ -48,13 +44,16 @@ def speed_memory_chart(found: SpeedMemory) -> Chart:
             f"fastest leaves {percent(room, 0)} of a device's {gib(limit)} GiB free; the leanest of the front needs "
             f"{gib(leanest.peak_memory_bytes_max_rank)} GiB and reaches {thousands(leanest.tokens_per_s)} tokens/s."
         ),
-        remarks=() if is_near else (f"The device's {gib(limit)} GiB lie beyond the figure's right edge.",),
+        remarks=(
+            *_nodes_remark(found),
+            *(() if is_near else (f"The device's {gib(limit)} GiB lie beyond the figure.",)),
+        ),
         panels=(
             Panel(
                 x=Axis(label="peak memory of the fullest rank, GiB"),
                 y=Axis(label="tokens/s", from_zero=True),
                 series=(
-                    _points(others, "measured", BLUE),
+                    *_by_nodes(found),
                     _joined(front),
                     _points(front, "on the front", ORANGE, size=11.0, texts=_places(found)),
                 ),
@@ -63,6 +62,28 @@ def speed_memory_chart(found: SpeedMemory) -> Chart:
         ),
         table=ranking_table(front),
     )
+
+
+def _nodes_remark(found: SpeedMemory) -> tuple[str, ...]:
+    counts = sorted(set(found.nodes.values()))
+    if len(counts) < 2:
+        return ()
+    weighed = "frontrunner pareto --objectives tokens,memory,nodes"
+    return (f"Recipes take {counts[0]} to {counts[-1]} nodes, which this front does not weigh: {weighed} does.",)
+
+
+def _by_nodes(found: SpeedMemory) -> list[Series]:
+    """The recipes off the front, a series for each number of nodes where there are several."""
+    others = [row for row in found.recipes if row.recipe_id not in found.front_ids]
+    counts = sorted(set(found.nodes.values()))
+    if len(counts) < 2:
+        return [_points(others, "measured", BLUE)]
+    series = []
+    for place, count in enumerate(counts):
+        rows = [row for row in others if found.nodes[row.recipe_id] == count]
+        name = f"{count} node{'s' if count > 1 else ''}"
+        series.append(replace(_points(rows, name, BLUE), symbol=NODE_SYMBOLS[place % len(NODE_SYMBOLS)]))
+    return series
 
 
 def _points(
@@ -162,88 +183,3 @@ def parallel_chart(found: Parallel) -> Chart:
             ),
         ),
     )
-
-
-def feasibility_chart(found: Feasibility) -> Chart:
-    """A panel a micro-batch: what ran and what failed by tensor and pipeline parallelism."""
-    tried = [cell for cell in found.cells.values() if cell.state != "untried"]
-    failed = [cell for cell in tried if cell.state == "failed"]
-    return Chart(
-        reading=(
-            f"Of {len(found.cells)} corners with a legal recipe {len(tried)} were tried; {_none(len(failed))} of these "
-            "failed altogether. A cell says how many of the recipes tried there ran; an empty place has no legal one."
-        ),
-        panels=tuple(_map(found, micro_batch) for micro_batch in found.micro_batch_seqs),
-        columns=min(4, len(found.micro_batch_seqs)),
-        table=Table(
-            header=("TP", "PP", "micro-batch", "legal recipes", "measured", "failed", "best tokens/s"),
-            rows=tuple(
-                (
-                    *map(str, corner),
-                    str(cell.legal),
-                    str(cell.measured),
-                    _failures(cell) or "0",
-                    "-" if cell.best_tokens_per_s is None else thousands(cell.best_tokens_per_s),
-                )
-                for corner, cell in found.cells.items()
-            ),
-        ),
-    )
-
-
-def _none(number: int) -> str:
-    return str(number) if number else "none"
-
-
-def _map(found: Feasibility, micro_batch: int) -> Panel:
-    groups: dict[tuple[str, str, str], list[tuple[float, float, Cell]]] = {}
-    for (tensor, pipeline, size), cell in found.cells.items():
-        if size == micro_batch:
-            place = (found.tensor_parallel.index(tensor), found.pipeline_parallel.index(pipeline))
-            groups.setdefault(_style(cell), []).append((*place, cell))
-    return Panel(
-        title=f"micro-batch {micro_batch}",
-        x=Axis(label="TP", categories=tuple(map(str, found.tensor_parallel))),
-        y=Axis(label="PP", categories=tuple(map(str, found.pipeline_parallel))),
-        series=tuple(
-            Series(
-                kind="points",
-                x=tuple(x for x, _, _ in places),
-                y=tuple(y for _, y, _ in places),
-                name=name,
-                colour=colour,
-                symbol=symbol,
-                size=CELL if symbol == "square" else 6.0,
-                hollow=name == "not tried",
-                texts=tuple(_count(cell) for _, _, cell in places) if symbol == "square" else (),
-                hover=tuple(_hover(cell) for _, _, cell in places),
-            )
-            for (name, colour, symbol), places in groups.items()
-        ),
-    )
-
-
-def _style(cell: Cell) -> tuple[str, str, str]:
-    """Name, colour and symbol of a cell."""
-    if cell.state == "untried":
-        return "not tried", GREY, "circle"
-    if cell.state == "mixed":
-        return "some ran, some failed", MIXED, "square"
-    if cell.state == "measured":
-        return "all ran", BLUE, "square"
-    kind = cell.commonest_failure or ""
-    return f"all failed: {kind}", OUTCOMES[kind][0], "square"
-
-
-def _count(cell: Cell) -> str:
-    return f"{cell.measured}/{cell.measured + sum(cell.failures.values())}"
-
-
-def _hover(cell: Cell) -> str:
-    best = "" if cell.best_tokens_per_s is None else f"<br>best {thousands(cell.best_tokens_per_s)} tokens/s"
-    failed = _failures(cell)
-    return f"{cell.legal} legal, {cell.measured} measured" + (f"<br>{failed}" if failed else "") + best
-
-
-def _failures(cell: Cell) -> str:
-    return ", ".join(f"{count} {kind}" for kind, count in sorted(cell.failures.items()))
