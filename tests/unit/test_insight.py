@@ -119,7 +119,7 @@ def test_a_front_of_speed_and_memory_is_the_store_s(collected: Collected) -> Non
 
 @pytest.mark.parametrize("names", [["tokens"], ["tokens", "tokens"], ["tokens", "speed"], []])
 def test_objectives_are_two_or_more_known_ones(names: list[str]) -> None:
-    with pytest.raises(InvalidInput, match="--objectives = .*: expected two or more of tokens, memory, nodes"):
+    with pytest.raises(InvalidInput, match=r"--objectives = .*: expected two or more of tokens, memory, nodes"):
         checked_objectives(names)
 
 
