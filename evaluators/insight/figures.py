@@ -1,25 +1,14 @@
-"""All figures of one campaign, from one reading of the store."""
+"""All figures of one campaign, from one reading of the store; each is computed when it is first asked for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
-from frontrunner.evaluators.insight.collected import Collected, Missing, collect
-from frontrunner.evaluators.insight.history import History, Spent, history, spending
-from frontrunner.evaluators.insight.importance import Importance, ShapValues, importance, shap_values
-from frontrunner.evaluators.insight.landscape import (
-    Feasibility,
-    Parallel,
-    SpeedMemory,
-    feasibility,
-    parallel,
-    speed_memory,
-)
-from frontrunner.evaluators.insight.predicted import Predicted, predicted
-from frontrunner.evaluators.insight.sensitivity import Sensitivity, sensitivity
-from frontrunner.results.records import Campaign
-from frontrunner.results.store import Store
-from frontrunner.spaces.space import Survey
+from frontrunner.evaluators.insight import history as course
+from frontrunner.evaluators.insight import importance as weights
+from frontrunner.evaluators.insight import landscape, predicted, sensitivity
+from frontrunner.evaluators.insight.collected import Collected, Missing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,29 +16,48 @@ class Figures:
     """What is drawn of one campaign, or why a figure is not."""
 
     collected: Collected
-    history: History | Missing
-    speed_memory: SpeedMemory | Missing
-    parallel: Parallel | Missing
-    feasibility: Feasibility | Missing
-    predicted: Predicted | Missing
-    importance: Importance | Missing
-    shap_values: ShapValues | Missing
-    sensitivity: Sensitivity | Missing
-    spending: tuple[Spent, ...] | Missing
 
+    @cached_property
+    def history(self) -> course.History | Missing:
+        """The best so far."""
+        return course.history(self.collected)
 
-def figures(store: Store, campaign: Campaign, survey: Survey) -> Figures:
-    """Compute every figure; `survey` is that of the campaign's own space and problem."""
-    found = collect(store, campaign, survey)
-    return Figures(
-        collected=found,
-        history=history(found),
-        speed_memory=speed_memory(found),
-        parallel=parallel(found),
-        feasibility=feasibility(found),
-        predicted=predicted(found),
-        importance=importance(found),
-        shap_values=shap_values(found),
-        sensitivity=sensitivity(found),
-        spending=spending(found),
-    )
+    @cached_property
+    def spending(self) -> tuple[course.Spent, ...] | Missing:
+        """Node-hours by outcome."""
+        return course.spending(self.collected)
+
+    @cached_property
+    def speed_memory(self) -> landscape.SpeedMemory | Missing:
+        """Speed against memory, with the front."""
+        return landscape.speed_memory(self.collected)
+
+    @cached_property
+    def parallel(self) -> landscape.Parallel | Missing:
+        """The measured recipes over their knobs."""
+        return landscape.parallel(self.collected)
+
+    @cached_property
+    def feasibility(self) -> landscape.Feasibility | Missing:
+        """What ran and what failed, by corner of the space."""
+        return landscape.feasibility(self.collected)
+
+    @cached_property
+    def predicted(self) -> predicted.Predicted | Missing:
+        """The analytic model against the measurements."""
+        return predicted.predicted(self.collected)
+
+    @cached_property
+    def sensitivity(self) -> sensitivity.Sensitivity | Missing:
+        """One knob at a time around the best recipe."""
+        return sensitivity.sensitivity(self.collected)
+
+    @cached_property
+    def importance(self) -> weights.Importance | Missing:
+        """The knobs' shares by PED-ANOVA and fANOVA."""
+        return weights.importance(self.collected)
+
+    @cached_property
+    def shap_values(self) -> weights.ShapValues | Missing:
+        """The knobs' SHAP values."""
+        return weights.shap_values(self.collected)

@@ -89,7 +89,7 @@ def plot(
     from frontrunner.drawing.matplotlib_figure import write_chart
 
     found, spec = _figures(campaign, store)
-    wanted = [row for row in drawn(found) if figure in (None, row.name)]
+    wanted = drawn(found, figure)
     absent = [row for row in wanted if isinstance(row.chart, Missing)]
     if figure is not None and absent:
         raise NothingLegal(f"figure {figure} cannot be drawn: {_reason(absent[0])}")
@@ -147,12 +147,13 @@ def _plotly_js() -> str:
 
 def _figures(campaign: str | None, store: str | None) -> tuple[Figures, CampaignSpec]:
     """Everything that is drawn of a campaign, and its specification."""
-    from frontrunner.evaluators.insight.figures import figures
+    from frontrunner.evaluators.insight.collected import collect
+    from frontrunner.evaluators.insight.figures import Figures
 
     with opened(store) as found:
         record = found.campaign(campaign)
         spec = stored_spec(record)
-        return figures(found, record, spec.space.survey(spec.problem)), spec
+        return Figures(collected=collect(found, record, spec.space.survey(spec.problem))), spec
 
 
 def _subject(found: Figures, spec: CampaignSpec) -> str:

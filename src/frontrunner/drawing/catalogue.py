@@ -39,10 +39,12 @@ FIGURES: dict[str, tuple[str, str, Callable[[Any], Chart]]] = {
 """Figure name -> title, the field of `Figures` that it is drawn from, and what makes a chart of it."""
 
 
-def drawn(figures: Figures) -> list[Drawn]:
-    """Every figure of a campaign."""
+def drawn(figures: Figures, only: str | None = None) -> list[Drawn]:
+    """Every figure of a campaign, or the named one alone."""
     found = []
     for name, (title, field, make) in FIGURES.items():
+        if only not in (None, name):
+            continue
         values = getattr(figures, field)
         found.append(Drawn(name=name, title=title, chart=values if isinstance(values, Missing) else make(values)))
     return found
