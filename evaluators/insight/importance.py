@@ -1,7 +1,7 @@
 """Which knobs the measured speed depends on, by three methods over the same recipes.
 
 PED-ANOVA (arXiv 2304.10255) and fANOVA (Hutter et al. 2014) as Optuna computes them, and SHAP values of a forest of
-trees, as in the Frontier study (arXiv 2312.12705, figure 11).
+trees, as in the Frontier study (arXiv 2312.12705).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One knob at a time around the best recipe, as the Frontier study varies them (arXiv 2312.12705, figures 5 to 9).
+"""One knob at a time around the best recipe, as the Frontier study varies them (arXiv 2312.12705).
 
 The other knobs stay as the best recipe has them; what follows from them moves with it: data parallelism follows
 from the devices, and accumulation from the global batch where that is fixed.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from frontrunner.api import opened, stored_spec
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from frontrunner.search.spec import CampaignSpec
 
 FORMATS = ("png", "svg")
+MOST_TITLE = 100
+"""Characters of a picture's title: what fits its width."""
 
 
 def front(
@@ -100,7 +103,7 @@ def plot(
     for row in wanted:
         if isinstance(row.chart, Chart):
             target = path if is_file else path / f"{row.name}.{suffix}"
-            write_chart(row.chart, target, title=f"{row.title}: {_subject(found, spec)}")
+            write_chart(row.chart, target, title=_titled(row.title, found, spec))
             written.append(target)
     return written, absent
 
@@ -156,11 +159,11 @@ def _figures(campaign: str | None, store: str | None) -> tuple[Figures, Campaign
         return Figures(collected=collect(found, record, spec.space.survey(spec.problem))), spec
 
 
-def _subject(found: Figures, spec: CampaignSpec) -> str:
-    """What a picture says that it is of."""
-    simulated = ", simulated" if found.collected.campaign.figures == "simulated" else ""
-    problem = spec.problem
-    return f"{found.collected.campaign.name} ({problem.model.name} on {problem.cluster.name}{simulated})"
+def _titled(title: str, found: Figures, spec: CampaignSpec) -> str:
+    """A picture's title, with what it is of; that it is simulated comes first, since long names are cut."""
+    campaign, problem = found.collected.campaign, spec.problem
+    simulated = " (simulated)" if campaign.figures == "simulated" else ""
+    return shorten(f"{title}{simulated}: {campaign.name}, {problem.model.name} on {problem.cluster.name}", MOST_TITLE)
 
 
 def _reason(row: Drawn) -> str:

@@ -14,6 +14,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 import frontrunner
+from frontrunner.cli import frontrunner as frontrunner_command
 from frontrunner.drawing.catalogue import FIGURES
 from frontrunner.drawing.chart import OUTCOMES
 from frontrunner.results.outcome import FailureKind
@@ -227,3 +228,33 @@ def test_a_package_that_is_not_installed_is_named_with_the_command(
     assert caught.value.exit_code == 2
     assert caught.value.hint == "run: pip install 'frontrunner[report]'"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_commands_answer_on_stdout_and_talk_on_stderr(
+    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "r.html"
+    frontrunner_command(["report", "tiny", "--out", str(page), "--store", store], standalone_mode=False)
+    assert capsys.readouterr().out.startswith(f"report: {page}, ")
+    folder = tmp_path / "figures"
+    frontrunner_command(["plot", "--out", str(folder), "--store", store], standalone_mode=False)
+    told = capsys.readouterr()
+    assert [Path(line) for line in told.out.splitlines()] == [
+        folder / f"{name}.svg" for name in FIGURES if name not in UNDRAWN
+    ]
+    assert [line.partition(" is not drawn: ")[0] for line in told.err.splitlines()] == sorted(UNDRAWN)
+
+
+def test_a_front_of_objectives_is_told_as_text_and_as_json(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["pareto", "--objectives", "tokens,memory,nodes", "--store", store]
+    frontrunner_command(asked, standalone_mode=False)
+    text = capsys.readouterr().out
+    frontrunner_command([*asked, "--json"], standalone_mode=False)
+    rows = json.loads(capsys.readouterr().out)
+    best = frontrunner.best(store=store)
+    # The store's fastest recipe needs most memory, and the slowest least: none of the three beats another.
+    assert [row["ranked"]["recipe_id"] for row in rows] == [row.recipe_id for row in best]
+    assert [row["nodes"] for row in rows] == [1, 1, 1]
+    assert [row["headroom_bytes"] / 2**30 for row in rows] == [-0.5, 0.5, 1.5]
+    assert all(row.recipe_id in text for row in best)
+    assert "what nothing else beats in tokens, memory and nodes" in text

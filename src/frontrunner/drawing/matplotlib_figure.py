@@ -115,6 +115,9 @@ def _draw_panel(axes: Axes, panel: Panel) -> dict[str, Any]:
         axes.text(*place, f"{line.label} ", transform=transform, ha="right", va="bottom", fontsize=8.5)
     axes.set_title(_safe(panel.title), loc="left", fontsize=10, fontweight="bold")
     _dress(axes, panel.x, "x")
+    longest = max((max(series.x) for series in panel.series if series.kind == "rows"), default=0.0)
+    if longest:
+        axes.set_xlim(0, ROOM_FOR_WORDS * longest)
     _dress(axes, panel.y, "y")
     return handles
 
@@ -131,7 +134,7 @@ def _dress(axes: Axes, axis: Axis, which: str) -> None:
     ours.set_major_formatter(lambda value, _: thousands(value))
     if axis.from_zero:
         low, high = axes.get_xlim() if which == "x" else axes.get_ylim()
-        limits(min(low, -0.03 * high), high)
+        limits(min(low, -0.03 * high), 1.03 * high)
 
 
 def _draw_series(axes: Axes, series: Series) -> Any:
@@ -158,8 +161,6 @@ def _thick(series: Series) -> float:
 
 
 def _draw_rows(axes: Axes, series: Series) -> Any:
-    if max(series.x):
-        axes.set_xlim(0, max(axes.get_xlim()[1], ROOM_FOR_WORDS * max(series.x)))
     rows = axes.barh(series.y, series.x, height=_thick(series), color=series.colour)
     for x, y, words in zip(series.x, series.y, series.texts, strict=False):
         axes.annotate(_safe(words), (x, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8.5)
