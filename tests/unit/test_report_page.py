@@ -23,7 +23,7 @@ from support.insight import failed, measured, recorded, renamed, spec
 
 pytest.importorskip("plotly")
 pytest.importorskip("matplotlib")
-HOSTILE = "</script><script>alert(1)</script><img src=http://evil.example/x onerror=alert(1)> \"'&amp; $x$ \x1b[31m"
+HOSTILE = "$x$ </script><script>alert(1)</script><img src=http://evil.example/x onerror=alert(1)> \"'&amp; \x1b[31m"
 UNDRAWN = {"importance", "shap"}
 """They need more measurements than the store below has."""
 
