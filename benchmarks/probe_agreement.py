@@ -2,8 +2,8 @@
 
     python benchmarks/probe_agreement.py
 
-Probes with the settings of examples/laptop.toml and short replays (a cold torchrun, train mode) take turns. Told are
-the ratio of the medians over all steps of both, and that of the fastest steps, which other work on the machine
+Probes of examples/laptop.toml with a fixed number of steps and short replays (a cold torchrun, train mode) take turns.
+Told are the ratio of the medians over all steps of both, and that of the fastest steps, which other work on the machine
 disturbs less.
 """
 
@@ -29,6 +29,8 @@ from frontrunner.evaluators.replay_run import run
 from frontrunner.evaluators.training_probe import TrainingProbe
 from frontrunner.results.outcome import Measurement
 from frontrunner.spaces.recipe import Recipe
+
+MEASURED_STEPS = 6
 
 
 def probed(evaluator: TrainingProbe, recipe: Recipe, folder: Path) -> list[float]:
@@ -67,7 +69,8 @@ def main() -> None:
     (recipe,) = space.survey(problem).recipes
     times: dict[str, list[float]] = {"probe": [], "replay": []}
     with tempfile.TemporaryDirectory() as root:
-        setup = dataclasses.replace(spec, run_root=root).probe_setup()
+        probe = dataclasses.replace(spec.probe, measured_steps=MEASURED_STEPS)
+        setup = dataclasses.replace(spec, run_root=root, probe=probe).probe_setup()
         evaluator = TrainingProbe(setup)
         try:
             for number in range(arguments.probes):

@@ -19,6 +19,8 @@ from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 
 JOB_VERSION = 1
+DEADLINE_SHARE = 0.8
+"""Assumed: the share of a probe's deadline after which an adaptive one takes no step that it can do without."""
 TORCH_DEVICES = {"cpu": "cpu", "cuda": "cuda", "rocm": "cuda", "xpu": "xpu"}
 """The name under which torch knows a cluster's backend; ROCm devices answer to `cuda`."""
 
@@ -73,8 +75,26 @@ def common_job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Corp
 
 def probe_job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Corpus) -> dict[str, Any]:
     """The job of a short measuring run."""
-    probe = {"warm_up_steps": setup.probe.warm_up_steps, "measured_steps": setup.probe.measured_steps}
+    settings = setup.probe
+    probe: dict[str, Any] = {
+        "warm_up_steps": settings.warm_up_steps,
+        "measured_steps": settings.most_steps - settings.warm_up_steps,
+    }
+    if settings.is_adaptive:
+        probe["adaptive"] = {
+            "min_measured_steps": settings.min_measured_steps,
+            "precision": settings.precision,
+            "stop_after_s": DEADLINE_SHARE * settings.deadline_s,
+            "best_step_time_s": None,
+        }
     return common_job(setup, recipe, run_folder, tokens) | {"mode": "probe", "probe": probe, "train": None}
+
+
+def aim_at(job: dict[str, Any], *, best_step_time_s: float) -> None:
+    """Let an adaptive probe end once its steps are clearly slower than this; other jobs stay as they are."""
+    adaptive = (job["probe"] or {}).get("adaptive")
+    if adaptive is not None:
+        adaptive["best_step_time_s"] = best_step_time_s
 
 
 def profile_job(

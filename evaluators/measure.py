@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from frontrunner.results.outcome import Failure, FailureKind, Measurement, implausibility
+from frontrunner.results.outcome import Failure, FailureKind, Measurement, ProbeEnding, implausibility
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 
@@ -82,6 +82,7 @@ def measurement(
         node_seconds=node_seconds,
         build_time_s=float(result["build_time_s"]),
         first_step_time_s=float(result["first_step_time_s"]),
+        ended=ProbeEnding(result["ended"]) if "ended" in result else None,
     )
     from frontrunner.evaluators.analytic.doubt import why_too_fast  # numpy, which counting alone does not need
 

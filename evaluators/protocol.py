@@ -17,11 +17,15 @@ from frontrunner.spaces.recipe import Recipe
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeOrder:
-    """One attempt to be made: which recipe, under which token, with which folder for its files."""
+    """One attempt to be made: which recipe, under which token, with which folder for its files.
+
+    `best_tokens_per_s` is the campaign's best so far, against which a recipe may show itself clearly slower.
+    """
 
     token: str
     recipe: Recipe
     run_folder: Path
+    best_tokens_per_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +50,7 @@ class Finished:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a running probe has come: what it does, and the steps it has finished of all it will run."""
+    """How far a running probe has come: what it does, and the steps it has finished of the most it will run."""
 
     phase: str
     steps_done: int

@@ -17,7 +17,7 @@ from typing import Any
 
 from frontrunner.evaluators.classify import RankError
 from frontrunner.evaluators.files import read_json, tail, write_json
-from frontrunner.results.outcome import Failure, FailureKind, Measurement
+from frontrunner.results.outcome import Failure, FailureKind, Measurement, ProbeEnding
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,8 @@ class RunFolder:
             if found["kind"] == "failure":
                 return Failure(**table | {"kind": FailureKind(table["kind"])})
             values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
-            return Measurement(**values)
+            ended = values.get("ended")
+            return Measurement(**values | {"ended": None if ended is None else ProbeEnding(ended)})
         except (ValueError, KeyError, TypeError):
             return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from frontrunner.spaces.errors import require_above_zero, require_at_least, require_one_of
+from frontrunner.spaces.errors import bad_value, require_above_zero, require_at_least, require_one_of
 
 OPTIMIZERS = ("adamw", "sgd")
 
@@ -13,12 +13,20 @@ OPTIMIZERS = ("adamw", "sgd")
 class ProbeSettings:
     """How one recipe is measured.
 
+    A probe ends when its step time is known to `precision`, half the width of a 95 % confidence interval over the
+    median, is clearly above that of the campaign's best recipe, or is too noisy to be known by `max_steps`. It takes at
+    least `warm_up_steps` and `min_measured_steps`, and at most `max_steps` in all. With `measured_steps` it takes
+    exactly `warm_up_steps` and those.
+
     `deadline_s` bounds a whole probe; `step_deadline_s` the time without a finished step, after which the
     ranks are held to be hung.
     """
 
-    warm_up_steps: int = 2
-    measured_steps: int = 5
+    warm_up_steps: int = 1
+    measured_steps: int | None = None
+    min_measured_steps: int = 3
+    max_steps: int = 15
+    precision: float = 0.03
     deadline_s: float = 300.0
     step_deadline_s: float = 120.0
     optimizer: str = "adamw"
@@ -26,10 +34,31 @@ class ProbeSettings:
 
     def __post_init__(self) -> None:
         require_at_least("probe", 0, warm_up_steps=self.warm_up_steps)
-        require_at_least("probe", 1, measured_steps=self.measured_steps)
+        if self.measured_steps is not None:
+            require_at_least("probe", 1, measured_steps=self.measured_steps)
+        require_at_least("probe", 2, min_measured_steps=self.min_measured_steps)
+        self._check_max_steps()
+        if not 0 < self.precision < 1:
+            raise bad_value("probe.precision", self.precision, "a share above 0 and below 1, as 0.03 for 3 %")
         require_one_of("probe", "optimizer", self.optimizer, OPTIMIZERS)
         for key in ("deadline_s", "step_deadline_s", "learning_rate"):
             require_above_zero(f"probe.{key}", getattr(self, key), "a number above 0")
+
+    def _check_max_steps(self) -> None:
+        least = self.warm_up_steps + self.min_measured_steps
+        if self.is_adaptive and self.max_steps < least:
+            expected = f"at least probe.warm_up_steps + probe.min_measured_steps = {least}"
+            raise bad_value("probe.max_steps", self.max_steps, expected)
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether the steps that were measured decide how many follow."""
+        return self.measured_steps is None
+
+    @property
+    def most_steps(self) -> int:
+        """The steps of a probe, or where it is adaptive the most that it takes."""
+        return self.max_steps if self.measured_steps is None else self.warm_up_steps + self.measured_steps
 
 
 @dataclass(frozen=True, kw_only=True)

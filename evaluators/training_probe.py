@@ -12,8 +12,8 @@ from frontrunner.evaluators.corpus import Corpus, corpus
 from frontrunner.evaluators.disk import disk_folder
 from frontrunner.evaluators.files import tail, write_json
 from frontrunner.evaluators.fork_client import ForkClient, RankExited, RanksStarted, Report, ServerLost
-from frontrunner.evaluators.jobs import TORCH_DEVICES, probe_job
-from frontrunner.evaluators.measure import measurement, nodes_used
+from frontrunner.evaluators.jobs import TORCH_DEVICES, aim_at, probe_job
+from frontrunner.evaluators.measure import measurement, nodes_used, tokens_per_step
 from frontrunner.evaluators.protocol import Finished, ProbeOrder, ProbeSetup, Progress
 from frontrunner.evaluators.run_folder import RunFolder
 from frontrunner.evaluators.watch import Watch
@@ -47,7 +47,11 @@ class TrainingProbe:
         """Fork the ranks of one probe."""
         folder = RunFolder(order.run_folder)
         order.run_folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder.job, self._make_job(self._setup, order.recipe, order.run_folder, self.tokens))
+        job = self._make_job(self._setup, order.recipe, order.run_folder, self.tokens)
+        if order.best_tokens_per_s is not None:
+            best_step_time_s = tokens_per_step(order.recipe, self._setup.problem) / order.best_tokens_per_s
+            aim_at(job, best_step_time_s=best_step_time_s)
+        write_json(folder.job, job)
         self._running[order.token] = Watch(order, self._setup.probe)
         world_size = order.recipe.devices
         scratch = disk_folder(self._setup, order.recipe, order.run_folder)

@@ -76,8 +76,7 @@ class Watch:
     def progress(self) -> Progress:
         """Phase and steps."""
         phase = "starting" if not self._pids else "stepping" if self._steps.is_built else "building"
-        total = self._settings.warm_up_steps + self._settings.measured_steps
-        return Progress(phase=phase, steps_done=self._steps.steps_done, steps_total=total)
+        return Progress(phase=phase, steps_done=self._steps.steps_done, steps_total=self._settings.most_steps)
 
     def look(self) -> Iterator[int]:
         """Note progress; the process ids to kill, since a deadline has passed or a rank has failed."""
@@ -109,7 +108,7 @@ class Watch:
             return FailureKind.HUNG, f"no progress within {limit}, after {done} steps"
         if now - self._began_s > self._settings.deadline_s:
             limit = f"probe.deadline_s = {self._settings.deadline_s:g} s"
-            return FailureKind.TOO_SLOW, f"{done} of {self.progress.steps_total} steps within {limit}"
+            return FailureKind.TOO_SLOW, f"{done} of at most {self.progress.steps_total} steps within {limit}"
         return None
 
 

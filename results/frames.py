@@ -57,6 +57,7 @@ COLUMN_TYPES: dict[str, str] = {
     "secondary_partition": "int64",
     "state": "string",
     "measured_steps": "Int64",
+    "ended": "string",
     "step_time_s_median": "float64",
     "step_time_spread": "float64",
     "tokens_per_step": "Int64",

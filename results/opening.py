@@ -7,7 +7,7 @@ from sqlalchemy import insert, inspect, select
 from frontrunner.results.address import check_file, parse_address
 from frontrunner.results.clock import Clock, timestamp
 from frontrunner.results.engine import Database, quick_check
-from frontrunner.results.schema import SCHEMA_VERSION, Base, StoreRow
+from frontrunner.results.schema import SCHEMA_VERSION, Base, EndingRow, StoreRow
 from frontrunner.spaces.errors import StoreUnusable
 
 
@@ -23,6 +23,7 @@ def open_database(url: str, *, create: bool, read_only: bool, clock: Clock, busy
             quick_check(database)  # reads the whole file, which a question about it should not have to wait for
         _check_version(database, create=create, clock=clock)
         if not read_only:
+            _add_endings(database)
             database.use_log()  # only now is the file known to be a store, and ours to change
     except BaseException:
         database.close()
@@ -48,6 +49,16 @@ def _check_version(database: Database, *, create: bool, clock: Clock) -> None:
         f"{database.address} has schema {version}, this version needs {SCHEMA_VERSION}",
         hint=f"run: frontrunner store upgrade {database.address}" if older else "upgrade frontrunner",
     )
+
+
+def _add_endings(database: Database) -> None:
+    """The one table that the first stores of this schema lack; versions that do not know it leave it alone."""
+    table = Base.metadata.tables[EndingRow.__tablename__]
+    with database.read() as connection:
+        if inspect(connection).has_table(table.name):
+            return
+    with database.write() as connection:
+        table.create(connection, checkfirst=True)
 
 
 def _create_tables(database: Database, clock: Clock) -> None:

@@ -73,6 +73,21 @@ POLICIES: dict[FailureKind, FailurePolicy] = {
 }
 
 
+class ProbeEnding(StrEnum):
+    """Why a probe measured no further step."""
+
+    KNOWN = "known"
+    """Its step time was known to the precision that the campaign asks for."""
+    SLOWER = "slower"
+    """It was clearly slower than the campaign's best recipe; its figures are rough."""
+    NOISY = "noisy"
+    """Its steps varied so much that those left to a probe would not have made its time known."""
+    LIMIT = "limit"
+    """It had taken all the steps, or nearly all the time, that a probe may take."""
+    FIXED = "fixed"
+    """Its steps were counted beforehand."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
     """What one probe measured, warm-up excluded.
@@ -80,7 +95,8 @@ class Measurement:
     Rates follow from the median step. TFLOPS are 1e12 floating-point operations a second and device; model
     FLOPs leave recompute out, hardware FLOPs count it (formulas in `frontrunner.spaces.model`). `mfu` is
     model FLOPs over the device's peak, None where the cluster states no peak. `peak_memory_bytes` has one
-    entry a rank: the allocator's peak on accelerators, the resident set's on CPU.
+    entry a rank: the allocator's peak on accelerators, the resident set's on CPU. `losses` has one entry a step,
+    warm-up included. `ended` is None where it is not known: measurements of earlier versions, and simulated ones.
     """
 
     step_times_s: tuple[float, ...]
@@ -94,6 +110,7 @@ class Measurement:
     node_seconds: float
     build_time_s: float
     first_step_time_s: float
+    ended: ProbeEnding | None = None
 
     @property
     def step_time_s_median(self) -> float:

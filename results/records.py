@@ -23,7 +23,7 @@ class Campaign:
     """One search. `driver` is host:pid of the lease's holder, None where there is no lease.
 
     `problem_summary` is what the campaign's creator said of the problem, for people to read; `outcomes` counts
-    the trials that ended, measured or failed.
+    what ended, measured or failed: each trial once, and once more for each repeat.
     """
 
     id: int

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, Select, func, select
+from sqlalchemy import Connection, Select, func, inspect, or_, select
 
 from frontrunner.results.codec import (
     failure_from_columns,
@@ -14,9 +15,9 @@ from frontrunner.results.codec import (
     recipe_from_json,
     standing_from_columns,
 )
-from frontrunner.results.outcome import Outcome
+from frontrunner.results.outcome import Outcome, ProbeEnding
 from frontrunner.results.records import Attempt, Campaign, Event, Standing, Trial
-from frontrunner.results.schema import FailureRow, MeasurementRow, StandingRow, TrialRow
+from frontrunner.results.schema import AttemptRow, EndingRow, FailureRow, MeasurementRow, StandingRow, TrialRow
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
 
 
@@ -75,11 +76,34 @@ def to_event(row: Any) -> Event:
 def outcomes_by_attempt(connection: Connection, attempts: Select[int]) -> dict[int, Outcome]:
     """The outcomes of the attempts whose ids the query selects, by attempt id; running and lost ones may have none."""
     found: dict[int, Outcome] = {}
+    endings = _endings(connection, attempts)
     for measured in connection.execute(select(MeasurementRow).where(MeasurementRow.attempt_id.in_(attempts))):
-        found[measured.attempt_id] = measurement_from_columns(measured)
+        measurement = measurement_from_columns(measured)
+        found[measured.attempt_id] = replace(measurement, ended=endings.get(measured.attempt_id))
     for failed in connection.execute(select(FailureRow).where(FailureRow.attempt_id.in_(attempts))):
         found[failed.attempt_id] = failure_from_columns(failed)
     return found
+
+
+def _endings(connection: Connection, attempts: Select[int]) -> dict[int, ProbeEnding]:
+    """How the attempts ended, where that is known. A store of an earlier version that nobody may write has no table."""
+    if not inspect(connection).has_table(EndingRow.__tablename__):
+        return {}
+    rows = connection.execute(select(EndingRow).where(EndingRow.attempt_id.in_(attempts)))
+    return {row.attempt_id: ProbeEnding(row.ended) for row in rows}
+
+
+def final_outcomes(campaign_id: int) -> Select[int]:
+    """The ids of a campaign's attempts that were measured, and of the last that failed of each failed trial."""
+    mine = AttemptRow.campaign_id == campaign_id
+    failed = (
+        select(func.max(AttemptRow.id))
+        .join(TrialRow, TrialRow.id == AttemptRow.trial_id)
+        .where(mine, AttemptRow.state == AttemptState.FAILED, TrialRow.state == TrialState.FAILED)
+        .group_by(AttemptRow.trial_id)
+    )
+    measured = AttemptRow.state == AttemptState.MEASURED
+    return select(AttemptRow.id).where(mine, or_(measured, AttemptRow.id.in_(failed)))
 
 
 def trials_by_state(connection: Connection, campaign_id: int) -> Mapping[TrialState, int]:

@@ -11,7 +11,7 @@ from enum import StrEnum
 from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, UniqueConstraint, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from frontrunner.results.outcome import FailureKind
+from frontrunner.results.outcome import FailureKind, ProbeEnding
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
 
 SCHEMA_VERSION = 1
@@ -145,6 +145,16 @@ class MeasurementRow(Base):
     node_seconds: Mapped[float]
     build_time_s: Mapped[float | None]
     first_step_time_s: Mapped[float | None]
+
+
+class EndingRow(Base):
+    """Why one attempt measured no further step; attempts of the first stores of schema 1 have no such row."""
+
+    __tablename__ = "endings"
+    __table_args__ = (one_of("ended", ProbeEnding),)
+
+    attempt_id: Mapped[int] = mapped_column(ForeignKey("attempts.id"), primary_key=True)
+    ended: Mapped[str]
 
 
 class FailureRow(Base):

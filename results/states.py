@@ -24,7 +24,7 @@ class TrialState(StrEnum):
 
     QUEUED = "queued"  # -> running
     RUNNING = "running"  # -> measured | failed | queued (another attempt follows)
-    MEASURED = "measured"  # final
+    MEASURED = "measured"  # -> queued (it is measured once more; until then its measurements rank)
     FAILED = "failed"  # final
 
 

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, func, select
 from frontrunner.results import leases
 from frontrunner.results.codec import failure_from_columns
 from frontrunner.results.outcome import Failure, FailureKind
+from frontrunner.results.outlooks import OUTLOOK, newest_outlooks
 from frontrunner.results.ranking import RankedRecipe, rank, resolve
 from frontrunner.results.records import Campaign, Event, Trial
 from frontrunner.results.rows import to_event, to_trial, trials_by_state
@@ -26,7 +27,9 @@ class Status:
 
     `trials` counts trials by state, zeros included; `failures` counts failed and lost attempts by kind.
     `driver_is_live` says whether the lease's holder is thought to run: a campaign that is `running` without
-    one was cut off and waits to be resumed. `last_events` are the newest, oldest first.
+    one was cut off and waits to be resumed. `outlook` is the newest estimate of what is left to gain
+    (`frontrunner.results.outlooks`), None where the strategy makes none. `last_events` are the newest others, oldest
+    first.
     """
 
     campaign: Campaign
@@ -34,6 +37,7 @@ class Status:
     trials: Mapping[TrialState, int]
     failures: Mapping[FailureKind, int]
     best: RankedRecipe | None
+    outlook: Event | None
     last_events: tuple[Event, ...]
 
 
@@ -59,6 +63,7 @@ def status(store: Store, campaign: Campaign | str | None) -> Status:
             trials=trials_by_state(connection, found.id),
             failures=_failures_by_kind(connection, found.id),
             best=fastest[0] if fastest else None,
+            outlook=next(iter(newest_outlooks(connection, found.id, 1)), None),
             last_events=_last_events(connection, found.id),
         )
 
@@ -104,5 +109,6 @@ def _failures_by_kind(connection: Connection, campaign_id: int) -> Mapping[Failu
 
 
 def _last_events(connection: Connection, campaign_id: int) -> tuple[Event, ...]:
-    newest = select(EventRow).where(EventRow.campaign_id == campaign_id).order_by(EventRow.id.desc()).limit(LAST_EVENTS)
+    others = (EventRow.campaign_id == campaign_id, EventRow.kind != OUTLOOK)
+    newest = select(EventRow).where(*others).order_by(EventRow.id.desc()).limit(LAST_EVENTS)
     return tuple(to_event(row) for row in reversed(connection.execute(newest).all()))

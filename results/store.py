@@ -24,6 +24,7 @@ from frontrunner.results.outcome import Outcome
 from frontrunner.results.records import Attempt, Campaign, CampaignSummary, Event, Lease, Trial
 from frontrunner.results.rows import (
     best_standing,
+    final_outcomes,
     outcomes_by_attempt,
     to_attempt,
     to_campaign,
@@ -144,24 +145,20 @@ class Store:
             return [to_trial(row) for row in connection.execute(query)]
 
     def told(self, campaign_id: int) -> list[tuple[Recipe, Outcome]]:
-        """The final outcome of each finished trial, in the order of recording, to rebuild a strategy from.
+        """All measurements and the failures that ended a trial, as they were recorded, to rebuild a strategy from.
 
-        Lost attempts say nothing about their recipe: a trial that has nothing else is left out.
+        A recipe that was measured again is there as often. Lost attempts say nothing about their recipe, and failures
+        that were followed by another attempt nothing final.
         """
-        judged = (
-            select(func.max(AttemptRow.id))
-            .where(AttemptRow.campaign_id == campaign_id)
-            .where(AttemptRow.state.in_((AttemptState.MEASURED, AttemptState.FAILED)))
-            .group_by(AttemptRow.trial_id)
-        )
-        query = (
-            select(AttemptRow.id, TrialRow.recipe_json)
-            .join(TrialRow, TrialRow.id == AttemptRow.trial_id)
-            .where(AttemptRow.id.in_(judged), TrialRow.outcome_number.is_not(None))
-            .order_by(TrialRow.outcome_number)
-        )
         with self._database.read() as connection:
+            judged = final_outcomes(campaign_id)
             outcomes = outcomes_by_attempt(connection, judged)
+            query = (
+                select(AttemptRow.id, TrialRow.recipe_json)
+                .join(TrialRow, TrialRow.id == AttemptRow.trial_id)
+                .where(AttemptRow.id.in_(judged))
+                .order_by(AttemptRow.finished_at, func.coalesce(TrialRow.outcome_number, 0), AttemptRow.id)
+            )
             return [(recipe_from_json(row.recipe_json), outcomes[row.id]) for row in connection.execute(query)]
 
     def open_attempts(self, campaign_id: int) -> list[Attempt]:

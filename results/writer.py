@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from sqlalchemy import Connection, func, insert, select, update
@@ -25,6 +25,7 @@ from frontrunner.results.rows import to_attempt, to_trial
 from frontrunner.results.schema import (
     AttemptRow,
     CampaignRow,
+    EndingRow,
     EventRow,
     FailureRow,
     MeasurementRow,
@@ -103,6 +104,12 @@ class CampaignWriter:
             )
             return to_trial(connection.execute(made.returning(TrialRow)).one())
 
+    def repeat(self, trial: Trial) -> Trial:
+        """Queue a measured trial for one more measurement; those that it has stay and rank."""
+        with self._transaction() as connection:
+            _move_trial(connection, trial.id, TrialState.MEASURED, TrialState.QUEUED)
+        return replace(trial, state=TrialState.QUEUED)
+
     def start_attempt(self, trial: Trial, *, run_folder: str) -> Attempt:
         """Begin a try at a queued trial, which is `running` from then on."""
         with self._transaction() as connection:
@@ -137,6 +144,8 @@ class CampaignWriter:
             if isinstance(outcome, Measurement):
                 columns = measurement_to_columns(outcome)
                 connection.execute(insert(MeasurementRow).values(attempt_id=attempt.id, **columns))
+                if outcome.ended is not None:
+                    connection.execute(insert(EndingRow).values(attempt_id=attempt.id, ended=outcome.ended.value))
                 standings.rewrite(connection, attempt.trial_id)
             else:
                 connection.execute(insert(FailureRow).values(attempt_id=attempt.id, **failure_to_columns(outcome)))
@@ -191,7 +200,8 @@ class CampaignWriter:
     def _conclude(self, connection: Connection, trial_id: int, outcome: Outcome, *, retry: bool) -> None:
         """Move the trial on after an attempt, and charge the campaign.
 
-        A failure that does not count against the recipe leaves a trial that was measured before as measured.
+        A failure that does not count against the recipe leaves a trial that was measured before as measured. One that
+        does makes it failed: a recipe that fits or survives only now and then is not to be recommended.
         """
         spent = CampaignRow.node_seconds_spent + outcome.node_seconds
         if retry:

@@ -9,22 +9,28 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from frontrunner.evaluators.measure import nodes_used
 from frontrunner.evaluators.protocol import ProbeOrder, make_evaluator
-from frontrunner.evaluators.run_folder import RunFolder
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
+from frontrunner.results.outlooks import OUTLOOK
 from frontrunner.results.provenance import collect
-from frontrunner.results.records import Attempt, Campaign, Trial
+from frontrunner.results.records import Campaign, Trial
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store
-from frontrunner.search.budget import Ledger, exhausted, limits, seconds_left
-from frontrunner.search.listener import Ended, Listener, RunningProbe, Silent, View
+from frontrunner.search.account import Account
+from frontrunner.search.budget import Limit
+from frontrunner.search.flight import Flight
+from frontrunner.search.listener import Listener, Silent
+from frontrunner.search.patience import Patience
 from frontrunner.search.proposals import Proposals
+from frontrunner.search.recovery import ended, harvest, take_in_outlooks, take_in_trials
 from frontrunner.search.spec import CampaignSpec
+from frontrunner.search.stopping import StopRule
+from frontrunner.search.strategy import Evidence, Outlook
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import FrontrunnerError
 from frontrunner.spaces.recipe import Recipe
@@ -33,33 +39,22 @@ from frontrunner.spaces.space import Survey
 LEASE_S = 30.0
 RENEW_S = 5.0
 TICK_S = 0.25
-MAX_ATTEMPTS = 8
-"""Of one trial, whatever ended them and however many drivers made them: some recipes take their driver along."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conclusion:
-    """How a driver left its campaign; `last_failure` is set where failures made it pause."""
+    """How a driver left its campaign, with `measured` recipes.
+
+    `last_failure` is set where failures made it pause, `outlook` where the strategy predicts what is left to gain.
+    `limits` are the budget's.
+    """
 
     state: CampaignState
     reason: str
     measured: int
     last_failure: Failure | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _InFlight:
-    """An attempt under way; `started_s` is by the monotonic clock, `nodes` how many it occupies."""
-
-    trial: Trial
-    attempt: Attempt
-    order: ProbeOrder
-    started_s: float
-    nodes: int
-
-    @property
-    def node_seconds(self) -> float:
-        return self.nodes * (time.monotonic() - self.started_s)
+    outlook: Outlook | None = None
+    limits: tuple[Limit, ...] = ()
 
 
 class Driver:
@@ -73,23 +68,19 @@ class Driver:
         spec: CampaignSpec,
         listener: Listener | None = None,
         survey: Survey | None = None,
+        evidence: Sequence[Evidence] = (),
     ) -> None:
-        """`survey` is the space's, where the caller has made it already."""
+        """`survey` is the space's, where the caller has made it already; `evidence` what was known before."""
         self._store = store
         self._campaign = campaign
         self._spec = spec
         self._listener: Listener = listener or Silent()
         self._survey = survey or spec.space.survey(spec.problem)
-        self._in_flight: dict[str, _InFlight] = {}
-        self._failures_of_trial: Counter[tuple[int, FailureKind]] = Counter()
-        self._alike: list[Failure] = []
+        self._evidence = evidence
+        self._in_flight: dict[str, Flight] = {}
+        self._patience = Patience(spec.search.identical_failures)
+        self._stop_rule = StopRule(spec.search.stop_below_improvement)
         self._wants_stop = self._wants_kill = self._told_of_stop = False
-        self._view = View(
-            name=campaign.name,
-            strategy=spec.search.strategy,
-            legal_recipes=len(self._survey.recipes),
-            figures=campaign.figures,
-        )
 
     def stop(self) -> None:
         """Start nothing more; let running probes finish."""
@@ -100,7 +91,7 @@ class Driver:
         self._wants_stop = self._wants_kill = True
 
     def run(self, *, take_over: bool = False) -> Conclusion:
-        """Drive until the budget is used up, nothing is left to try, failures pause it, or somebody stops it.
+        """Drive until the budget is used up, little or nothing is left to gain, failures pause it, or it is stopped.
 
         Raises `AlreadyDriven` where another live driver holds the campaign or has taken it over, and
         `FrontrunnerError` where the evaluator or a disk fails; the campaign can be resumed after each.
@@ -110,8 +101,9 @@ class Driver:
                 self._campaign.id, host=socket.gethostname(), pid=os.getpid(), duration_s=LEASE_S, take_over=take_over
             )
         )
-        held = self._store.campaign(self._campaign.name)  # what an earlier driver charged until its lease ended
-        self._ledger = Ledger(driver_seconds=held.driver_seconds, node_seconds=held.node_seconds_spent)
+        held = self._store.campaign(self._campaign.name)
+        self._account = Account(self._spec, held, len(self._survey.recipes))
+        self._ledger, self._view = self._account.ledger, self._account.view
         conclusion = Conclusion(state=CampaignState.FAILED, reason="the driver was interrupted", measured=0)
         try:
             conclusion = self._drive_with_evaluator()
@@ -164,76 +156,71 @@ class Driver:
     def _start_what_fits(self) -> tuple[CampaignState, str] | None:
         """Start probes while there is room; the state and the reason for which nothing more is to be started."""
         while (ending := self._why_end()) is None and len(self._in_flight) < self._spec.search.parallel_probes:
-            if not self._start_next():
+            chosen = self._proposals.again()
+            if chosen is None and (enough := self._stop_rule.why_stop(self._account.limits)) is not None:
+                return CampaignState.FINISHED, enough
+            chosen = chosen or self._proposals.new()
+            if chosen is None:
                 return CampaignState.FINISHED, "every legal recipe has been tried"
+            self._start(chosen)
         return ending
 
     def _concluded(self, state: CampaignState, reason: str) -> Conclusion:
-        failure = self._alike[-1] if state is CampaignState.PAUSED and self._alike else None
-        return Conclusion(state=state, reason=reason, measured=self._view.measured, last_failure=failure)
+        return Conclusion(
+            state=state,
+            reason=reason,
+            measured=self._view.measured,
+            last_failure=self._patience.last_alike if state is CampaignState.PAUSED else None,
+            outlook=self._view.outlook,
+            limits=self._account.limits,
+        )
 
     def _recover(self) -> None:
         """Take in what earlier drivers left: stored outcomes, and those that lie finished in run folders."""
-        trials = {trial.id: trial for trial in self._store.trials(self._campaign.id)}
-        for attempt in self._store.open_attempts(self._campaign.id):
-            self._close_attempt(attempt, trials[attempt.trial_id])
-        stored = self._store.told(self._campaign.id)
+        campaign_id = self._campaign.id
+        trials = {trial.id: trial for trial in self._store.trials(campaign_id)}
+        for attempt in self._store.open_attempts(campaign_id):
+            trial = trials[attempt.trial_id]
+            event, outcome = harvest(self._evaluator, attempt, trial, self._spec.problem)
+            self._writer.finish_attempt(attempt, outcome, retry=self._patience.deserves_retry(attempt, outcome))
+            self._ledger.node_seconds += outcome.node_seconds
+            self._notice(event, trial=trial.number, recipe=trial.recipe.describe())
+        told = self._store.told(campaign_id)
         self._proposals = Proposals(
             name=self._spec.search.strategy,
             survey=self._survey,
             seed=self._spec.search.seed,
-            told=stored,
+            told=told,
             notice=self._notice,
+            evidence=self._evidence,
         )
-        outcomes = dict(stored)
-        lost = Failure(kind=FailureKind.LOST, message="lost each time it was tried")
-        for trial in self._store.trials(self._campaign.id):
-            if trial.state is TrialState.QUEUED:
-                self._proposals.put_back(trial)
-            else:
-                self._ledger.probes += 1
-                self._proposals.leave_out(trial.recipe)
-                self._view.count(_ended(trial, outcomes.get(trial.recipe, lost), will_retry=False))
-
-    def _close_attempt(self, attempt: Attempt, trial: Trial) -> None:
-        """Store what an attempt came to whose driver is gone."""
-        folder = Path(attempt.run_folder)
-        outcome = self._evaluator.harvest(ProbeOrder(token=folder.name, recipe=trial.recipe, run_folder=folder))
-        event = "lost" if outcome is None else "harvested"
-        if outcome is None:
-            seconds = RunFolder(folder).busy_seconds() * nodes_used(trial.recipe, self._spec.problem)
-            outcome = Failure(
-                kind=FailureKind.LOST, message="its driver ended before the probe did", node_seconds=seconds
-            )
-        self._writer.finish_attempt(attempt, outcome, retry=self._deserves_retry(attempt, outcome))
-        self._ledger.node_seconds += outcome.node_seconds
-        self._notice(event, trial=trial.number, recipe=trial.recipe.describe())
+        take_in_trials(self._store.trials(campaign_id), told, proposals=self._proposals, view=self._view)
+        take_in_outlooks(self._store, campaign_id, rule=self._stop_rule, view=self._view)
+        self._ledger.probes = self._store.campaign(self._campaign.name).outcomes
 
     def _why_end(self) -> tuple[CampaignState, str] | None:
-        """The state and the reason for which nothing more is to be started, or None."""
+        """The state and the reason for which nothing at all is to be started, or None."""
         if self._wants_stop:
             return CampaignState.STOPPED, "stopped by request"
-        if len(self._alike) >= self._spec.search.identical_failures:
-            kind = self._alike[-1].kind
-            return CampaignState.PAUSED, f"the first {len(self._alike)} probes all failed alike: {kind}"
-        spent = self._ledger.spent(
-            probes_in_flight=len(self._in_flight),
-            node_seconds_in_flight=sum(flight.node_seconds for flight in self._in_flight.values()),
-        )
-        used_up = exhausted(self._spec.budget, spent)
+        if (alike := self._patience.why_pause()) is not None:
+            return CampaignState.PAUSED, alike
+        used_up = self._account.used_up(self._in_flight.values())
         return None if used_up is None else (CampaignState.FINISHED, f"the budget is used up: {used_up}")
 
-    def _start_next(self) -> bool:
-        """Start one probe; False when there is nothing left to start."""
-        chosen = self._proposals.next()
-        if chosen is None:
-            return False
+    def _start(self, chosen: Trial | Recipe) -> None:
+        """Start one probe: of a trial that waits, a new recipe, or a measured one again."""
         with self._writer.together():
-            trial = chosen if isinstance(chosen, Trial) else self._propose(chosen)
+            trial = chosen if isinstance(chosen, Trial) else self._queued(chosen)
             folder = self._new_folder(trial)
             attempt = self._writer.start_attempt(trial, run_folder=str(folder))
-        order = ProbeOrder(token=folder.name, recipe=trial.recipe, run_folder=folder)
-        self._in_flight[order.token] = _InFlight(
+        best = self._view.best.outcome if self._view.best else None
+        order = ProbeOrder(
+            token=folder.name,
+            recipe=trial.recipe,
+            run_folder=folder,
+            best_tokens_per_s=best.tokens_per_s if isinstance(best, Measurement) else None,
+        )
+        self._in_flight[order.token] = Flight(
             trial=trial,
             attempt=attempt,
             order=order,
@@ -242,10 +229,14 @@ class Driver:
         )
         self._evaluator.start(order)
         self._listener.probe_began(self._view, trial.number, trial.recipe)
-        return True
 
-    def _propose(self, recipe: Recipe) -> Trial:
-        return self._writer.propose(recipe_id(self._spec.problem, recipe), recipe)
+    def _queued(self, recipe: Recipe) -> Trial:
+        """The recipe's trial, ready for an attempt."""
+        trial = self._writer.propose(recipe_id(self._spec.problem, recipe), recipe)
+        if trial.state is not TrialState.MEASURED:
+            return trial
+        self._notice("repeat", trial=trial.number, recipe=recipe.describe())
+        return self._writer.repeat(trial)
 
     def _new_folder(self, trial: Trial) -> Path:
         """Make a folder that no other attempt has used: not one that the store never heard of, nor another store's."""
@@ -259,37 +250,31 @@ class Driver:
             else:
                 return folder
 
-    def _conclude(self, flight: _InFlight, outcome: Outcome) -> None:
+    def _conclude(self, flight: Flight, outcome: Outcome) -> None:
         """Store an outcome, then tell the strategy; or queue the trial for another attempt."""
-        trial, will_retry = flight.trial, self._deserves_retry(flight.attempt, outcome)
+        trial, will_retry = flight.trial, self._patience.deserves_retry(flight.attempt, outcome)
         self._writer.finish_attempt(flight.attempt, outcome, retry=will_retry)
         self._ledger.node_seconds += outcome.node_seconds
+        measured_before = self._view.measured > 0
+        done = ended(trial, outcome, will_retry=will_retry)
+        self._view.count(done)
         if will_retry:
             self._proposals.put_back(replace(trial, state=TrialState.QUEUED))
         else:
             self._ledger.probes += 1
             self._proposals.tell(trial.recipe, outcome)
-            self._count_alike(outcome)
-        ended = _ended(trial, outcome, will_retry=will_retry)
-        self._view.count(ended)
+            self._patience.count(outcome, measured_before=measured_before)
+            self._look_ahead()
         self._refresh()
-        self._listener.probe_ended(self._view, ended)
+        self._listener.probe_ended(self._view, done)
 
-    def _deserves_retry(self, attempt: Attempt, outcome: Outcome) -> bool:
-        if isinstance(outcome, Measurement):
-            return False
-        self._failures_of_trial[attempt.trial_id, outcome.kind] += 1
-        alike = self._failures_of_trial[attempt.trial_id, outcome.kind]
-        return alike < outcome.policy.max_attempts and attempt.number < MAX_ATTEMPTS
-
-    def _count_alike(self, outcome: Outcome) -> None:
-        """Follow the failures of one kind since this driver began, until anything else happens."""
-        if isinstance(outcome, Measurement) or self._view.measured:
-            self._alike.clear()
-        elif self._alike and self._alike[-1].kind is not outcome.kind:
-            self._alike = [outcome]
-        else:
-            self._alike.append(outcome)
+    def _look_ahead(self) -> None:
+        """Ask the strategy, where it can tell, what going on promises, and keep it in the campaign's history."""
+        outlook = self._proposals.outlook()
+        self._stop_rule.hear(outlook, measured=self._view.measured)
+        self._view.outlook = outlook
+        if outlook is not None:
+            self._writer.event(OUTLOOK, **asdict(outlook), measured=self._view.measured)
 
     def _give_up_in_flight(self) -> None:
         """Queue the trials of probes that were cut off for the next driver, except those that ended just in time."""
@@ -313,23 +298,4 @@ class Driver:
 
     def _refresh(self) -> None:
         """Bring the view up to date."""
-        now = time.monotonic()
-        running = sum(flight.node_seconds for flight in self._in_flight.values())
-        spent = self._ledger.spent(node_seconds_in_flight=running)
-        self._view.limits = tuple(limits(self._spec.budget, spent))
-        self._view.seconds_left = seconds_left(self._spec.budget, spent)
-        self._view.running = tuple(
-            RunningProbe(
-                number=flight.trial.number,
-                recipe=flight.trial.recipe,
-                seconds=now - flight.started_s,
-                progress=self._evaluator.progress(token),
-            )
-            for token, flight in self._in_flight.items()
-        )
-
-
-def _ended(trial: Trial, outcome: Outcome, *, will_retry: bool) -> Ended:
-    return Ended(
-        number=trial.number, recipe=trial.recipe, recipe_id=trial.recipe_id, outcome=outcome, will_retry=will_retry
-    )
+        self._account.refresh(self._in_flight.values(), self._evaluator)

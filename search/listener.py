@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Protocol
 
 from frontrunner.evaluators.protocol import Progress
@@ -12,6 +13,7 @@ from frontrunner.results.outcome import FailureKind, Measurement, Outcome
 from frontrunner.results.records import Figures
 from frontrunner.results.states import CampaignState
 from frontrunner.search.budget import Limit
+from frontrunner.search.strategy import Outlook
 from frontrunner.spaces.recipe import Recipe
 
 LAST_OUTCOMES = 6
@@ -40,7 +42,11 @@ class RunningProbe:
 
 @dataclass(kw_only=True)
 class View:
-    """A campaign as its driver sees it; the driver keeps it up to date, listeners only read it."""
+    """A campaign as its driver sees it; the driver keeps it up to date, listeners only read it.
+
+    `measured` counts recipes. Of one that was measured several times the median measurement stands for it, the slower
+    of two in the middle; one that failed after a measurement is none of them.
+    """
 
     name: str
     strategy: str
@@ -52,20 +58,40 @@ class View:
     measured: int = 0
     failures: dict[FailureKind, int] = field(default_factory=dict)
     best: Ended | None = None
+    outlook: Outlook | None = None
     last: deque[Ended] = field(default_factory=lambda: deque(maxlen=LAST_OUTCOMES))
+    _measurements: dict[str, list[tuple[float, Ended]]] = field(default_factory=dict)
 
     def count(self, ended: Ended) -> None:
         """Take in an outcome."""
         self.last.append(ended)
         if ended.will_retry:
             return
-        if not isinstance(ended.outcome, Measurement):
-            self.failures[ended.outcome.kind] = self.failures.get(ended.outcome.kind, 0) + 1
+        outcome = ended.outcome
+        if isinstance(outcome, Measurement):
+            self._count_measurement(outcome.tokens_per_s, ended)
+        else:
+            self.failures[outcome.kind] = self.failures.get(outcome.kind, 0) + 1
+            if outcome.policy.counts_against_recipe and ended.recipe_id in self._measurements:
+                del self._measurements[ended.recipe_id]
+                self._find_best()
+        self.measured = len(self._measurements)
+
+    def _count_measurement(self, tokens_per_s: float, ended: Ended) -> None:
+        repeats = self._measurements.setdefault(ended.recipe_id, [])
+        repeats.append((tokens_per_s, ended))
+        if len(repeats) > 1:
+            repeats.sort(key=itemgetter(0))
+            self._find_best()
             return
-        self.measured += 1
         best = self.best.outcome if self.best else None
-        if not isinstance(best, Measurement) or ended.outcome.tokens_per_s > best.tokens_per_s:
+        if not isinstance(best, Measurement) or tokens_per_s > best.tokens_per_s:
             self.best = ended
+
+    def _find_best(self) -> None:
+        """Look through all recipes, which only a repeat makes necessary."""
+        medians = [repeats[(len(repeats) - 1) // 2] for repeats in self._measurements.values()]
+        self.best = max(medians, key=itemgetter(0))[1] if medians else None
 
 
 class Listener(Protocol):

@@ -1,4 +1,4 @@
-"""Which recipe comes next: trials that wait for another attempt, then the strategy's proposals.
+"""Which recipe comes next: trials that wait for another attempt, repeats, then the strategy's proposals.
 
 A strategy is somebody else's library behind a promise. Here the promise is checked: a proposal that was
 tried before is answered from what is stored, and a strategy that raises, proposes what is illegal, repeats
@@ -7,12 +7,12 @@ itself, or gives up while recipes are left is replaced by random order, so that 
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 
-from frontrunner.results.outcome import Outcome
+from frontrunner.results.outcome import Measurement, Outcome
 from frontrunner.results.records import Trial
-from frontrunner.search.strategy import Strategy, Told, make_strategy
+from frontrunner.search.strategy import Evidence, Forecaster, Outlook, Strategy, Told, make_strategy
 from frontrunner.spaces.errors import FrontrunnerError
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
@@ -20,6 +20,8 @@ from frontrunner.spaces.space import Survey
 FALLBACK = "random"
 MAX_REPEATS = 20
 """So many proposals in a row that were made before cost a strategy its place."""
+MOST_MEASUREMENTS = 5
+"""Of one recipe: a strategy that wants more of them is not followed."""
 
 Notice = Callable[..., None]
 """Called as notice(kind, **data)."""
@@ -29,16 +31,29 @@ class Proposals:
     """The queue of a campaign's next recipes. Used by the driver's thread."""
 
     def __init__(
-        self, *, name: str, survey: Survey, seed: int, told: Iterable[tuple[Recipe, Outcome]], notice: Notice
+        self,
+        *,
+        name: str,
+        survey: Survey,
+        seed: int,
+        told: Iterable[tuple[Recipe, Outcome]],
+        notice: Notice,
+        evidence: Sequence[Evidence] = (),
     ) -> None:
-        """Make the strategy and tell it what was stored, in its order."""
+        """Make the strategy, let it remember what was known before the campaign, and tell it what was stored."""
         self._survey = survey
         self._seed = seed
         self._notice = notice
+        self._evidence = evidence
         self._legal = set(survey.recipes)
-        self._stored = dict(told)
+        self._heard = list(told)
+        self._stored: dict[Recipe, Outcome] = {}
+        self._measurements: Counter[Recipe] = Counter()
+        for recipe, outcome in self._heard:
+            self._keep(recipe, outcome)
         self._handed_out: set[Recipe] = set()
         self._waiting: deque[Trial] = deque()
+        self._repeating: set[Recipe] = set()
         self._is_fallback = name == FALLBACK
         self._strategy = self._made(name)
 
@@ -46,6 +61,8 @@ class Proposals:
         """Queue a trial for another attempt; it comes before any new proposal."""
         self._waiting.append(trial)
         self._handed_out.add(trial.recipe)
+        if self._measurements[trial.recipe]:
+            self._repeating.add(trial.recipe)
 
     def leave_out(self, recipe: Recipe) -> None:
         """Never propose a recipe whose trial has ended without an outcome that could be told."""
@@ -53,16 +70,68 @@ class Proposals:
 
     def tell(self, recipe: Recipe, outcome: Outcome) -> None:
         """Pass a final outcome on to the strategy, which learns nothing from one that the machine is to blame for."""
+        self._repeating.discard(recipe)
+        self._heard.append((recipe, outcome))
+        self._keep(recipe, outcome)
+        self._tell(recipe, outcome)
+
+    def _keep(self, recipe: Recipe, outcome: Outcome) -> None:
+        """Keep a recipe's newest outcome; one that the machine is to blame for leaves a measurement as it is."""
+        if isinstance(outcome, Measurement):
+            self._measurements[recipe] += 1
+        elif outcome.policy.counts_against_recipe:
+            self._measurements[recipe] = 0
+        elif self._measurements[recipe]:
+            return
         self._stored[recipe] = outcome
+
+    def _tell(self, recipe: Recipe, outcome: Outcome) -> None:
         try:
             self._strategy.tell(Told(recipe=recipe, outcome=outcome))
         except Exception as error:
             self._replace(f"tell raised {type(error).__name__}: {error}")
 
     def next(self) -> Trial | Recipe | None:
-        """A trial to attempt again, or a new legal recipe, or None when nothing is left."""
+        """What `again` or else `new` gives; None when nothing is left."""
+        return self.again() or self.new()
+
+    def again(self) -> Trial | Recipe | None:
+        """A trial that waits for another attempt, or a measured recipe that the strategy wants measured again."""
         if self._waiting:
             return self._waiting.popleft()
+        recipe = self._worth_repeating()
+        if recipe is not None:
+            self._repeating.add(recipe)
+        return recipe
+
+    def _worth_repeating(self) -> Recipe | None:
+        """The strategy's wish, unless it is under way already or was followed often enough."""
+        if not isinstance(self._strategy, Forecaster):
+            return None
+        try:
+            recipe = self._strategy.worth_repeating()
+            if recipe is None or recipe in self._repeating or self._measurements[recipe] >= MOST_MEASUREMENTS:
+                return None
+        except Exception as error:
+            self._replace(f"worth_repeating raised {type(error).__name__}: {error}")
+            return None
+        if not self._measurements[recipe]:
+            self._replace(f"it wants to repeat a recipe that was not measured: {recipe}")
+            return None
+        return recipe
+
+    def outlook(self) -> Outlook | None:
+        """What the strategy expects of going on; None where it cannot tell."""
+        if not isinstance(self._strategy, Forecaster):
+            return None
+        try:
+            return self._strategy.outlook()
+        except Exception as error:
+            self._replace(f"outlook raised {type(error).__name__}: {error}")
+            return None
+
+    def new(self) -> Recipe | None:
+        """A legal recipe that was not tried, or None when there is none left."""
         repeats = 0
         while (recipe := self._ask()) is not None:
             if not self._was_proposed(recipe):
@@ -70,7 +139,7 @@ class Proposals:
                 return recipe
             if recipe in self._stored:
                 self._notice("answered-from-store", recipe=recipe.describe())
-                self.tell(recipe, self._stored[recipe])
+                self._tell(recipe, self._stored[recipe])
             repeats += 1
             if repeats == MAX_REPEATS and not self._is_fallback:
                 self._replace(f"it made {MAX_REPEATS} proposals in a row that it had made before")
@@ -116,8 +185,10 @@ class Proposals:
             return self._strategy
 
     def _informed(self, strategy: Strategy) -> Strategy:
-        """The strategy, told of the legal recipes among the stored outcomes."""
-        for recipe, outcome in self._stored.items():
+        """The strategy, told of the stored outcomes of legal recipes in their order; first a forecaster remembers."""
+        if self._evidence and isinstance(strategy, Forecaster):
+            strategy.remember(self._evidence)
+        for recipe, outcome in self._heard:
             if recipe in self._legal:
                 strategy.tell(Told(recipe=recipe, outcome=outcome))
         return strategy

@@ -20,25 +20,32 @@ from frontrunner.spaces.space import Space
 class SearchSettings:
     """How recipes are chosen.
 
-    `identical_failures` of the same kind before the first measurement pause the campaign.
+    `identical_failures` of the same kind before the first measurement pause the campaign. Where the strategy predicts
+    what is left to gain, the campaign ends when the next probe's expected gain is below `stop_below_improvement`, a
+    share of the best tokens/s; 0 never ends it.
     """
 
     strategy: str = "deephyper"
     seed: int = 0
     parallel_probes: int = 1
     identical_failures: int = 5
+    stop_below_improvement: float = 0.01
 
     def __post_init__(self) -> None:
         require_one_of("search", "strategy", self.strategy, STRATEGIES)
         require_at_least("search", 0, seed=self.seed)
         require_at_least("search", 1, parallel_probes=self.parallel_probes, identical_failures=self.identical_failures)
+        if not 0 <= self.stop_below_improvement < 1:
+            expected = "a share of at least 0 and below 1, as 0.01 for 1 %"
+            raise bad_value("search.stop_below_improvement", self.stop_below_improvement, expected)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
     """What the campaign may spend; it ends when the first of them is used up. None is no limit.
 
-    `probes` counts outcomes, failures included; `minutes` the driver's own time, over all its runs.
+    `probes` counts outcomes, failures and repeated measurements included; `minutes` the driver's own time, over all
+    its runs.
     """
 
     probes: int | None = None

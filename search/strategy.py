@@ -52,8 +52,11 @@ class Strategy(Protocol):
     """Decides which recipe to try next. Used by one thread.
 
     A strategy proposes each legal recipe at most once and never one that it was told of. It holds no durable
-    state: after a restart a new one is made from the same survey and seed and told the stored trials in
+    state: after a restart a new one is made from the same survey and seed and told the stored outcomes in
     their order.
+
+    A recipe that was measured again is told again: each further `Told` of a recipe is one more outcome of it, to be
+    averaged with the others or ignored. A failure after a measurement says that the recipe cannot be relied on.
     """
 
     def ask(self, count: int) -> list[Recipe]:
@@ -77,7 +80,10 @@ class Forecaster(Strategy, Protocol):
         """What going on promises; None before the first measurement."""
 
     def worth_repeating(self) -> Recipe | None:
-        """A measured recipe whose second measurement is worth more than a new recipe's first, or None."""
+        """A measured recipe whose next measurement is worth more than a new recipe's first, or None.
+
+        Asked before each probe. The driver follows unless such a measurement is under way, or the recipe has five.
+        """
 
 
 StrategyFactory = Callable[[Survey, int], Strategy]

@@ -19,6 +19,8 @@ from frontrunner.spaces.recipe import Recipe
 PATIENCE = 4.0
 """How many times longer than a probe a profile may take, and each of its steps: tracing and writing traces cost."""
 
+UNTRACED_STEPS = 5
+"""Measured before the profiler is on, where the campaign's probes are adaptive: so many show the usual step."""
 MOST_STEPS = 50
 """Traced steps: a trace takes megabytes a step and a rank."""
 
@@ -101,7 +103,12 @@ def plan(
 def _patient(setup: ProbeSetup, recipe: Recipe) -> ProbeSetup:
     """The campaign's setup with longer deadlines, for this recipe's engine alone."""
     probe = setup.probe
-    patient = replace(probe, deadline_s=PATIENCE * probe.deadline_s, step_deadline_s=PATIENCE * probe.step_deadline_s)
+    patient = replace(
+        probe,
+        measured_steps=probe.measured_steps or UNTRACED_STEPS,
+        deadline_s=PATIENCE * probe.deadline_s,
+        step_deadline_s=PATIENCE * probe.step_deadline_s,
+    )
     return replace(setup, probe=patient, engines=(recipe.engine,))
 
 

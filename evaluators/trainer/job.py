@@ -149,11 +149,31 @@ class Data:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Adaptive:
+    """When a probe ends before it has taken all its steps; see `evaluators/trainer/steady.py`.
+
+    It ends once at least `min_measured_steps` give the step time to `precision`, half the width of its 95 % interval
+    over the median, lie clearly above `best_step_time_s`, the best recipe's at the same number of tokens a step, or
+    vary so much that the steps left would not make it known. With those measured, no step is begun that would end later
+    than `stop_after_s` after the rank's start.
+    """
+
+    min_measured_steps: int
+    precision: float
+    stop_after_s: float
+    best_step_time_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Probe:
-    """How long a probe trains: warm-up steps are run and timed apart, measured steps count."""
+    """How long a probe trains: warm-up steps are run and timed apart, measured steps count.
+
+    An adaptive probe takes at most so many, and decides by their times how many of them are warm-up.
+    """
 
     warm_up_steps: int
     measured_steps: int
+    adaptive: Adaptive | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

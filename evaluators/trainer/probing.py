@@ -1,4 +1,4 @@
-"""Probe mode: a few warm-up steps, a few measured ones, one result file."""
+"""Probe mode: warm-up steps, measured ones until their time is known, one result file."""
 
 import statistics
 from typing import Any
@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from frontrunner.evaluators.trainer.compilation import compiled_graphs
 from frontrunner.evaluators.trainer.files import write_json
-from frontrunner.evaluators.trainer.job import Probe
+from frontrunner.evaluators.trainer.job import Adaptive, Probe
 from frontrunner.evaluators.trainer.session import (
     RESULT_VERSION,
     Session,
@@ -17,6 +17,7 @@ from frontrunner.evaluators.trainer.session import (
     finite_or_none,
     gather_peak_memory,
 )
+from frontrunner.evaluators.trainer.steady import ending, settled
 
 
 def run_probe(session: Session, probe: Probe) -> int:
@@ -30,8 +31,9 @@ def run_probe(session: Session, probe: Probe) -> int:
         RuntimeError: something was compiled in every measured step.
     """
     steps = _Steps(session)
-    finite = steps.run(probe.warm_up_steps + probe.measured_steps)
-    measured = steps.times_after(probe.warm_up_steps)
+    judge = _Judge(session, probe, steps)
+    finite = steps.run(probe.warm_up_steps + probe.measured_steps, judge)
+    measured = judge.measured()
     if finite and not measured and len(steps.overflowed) < probe.measured_steps:
         raise RuntimeError(
             f"steps {steps.compiled} compiled something, which leaves none to measure: probe.warm_up_steps "
@@ -40,8 +42,9 @@ def run_probe(session: Session, probe: Probe) -> int:
     result: dict[str, Any] = {
         "version": RESULT_VERSION,
         "status": "measured" if finite and measured else "not-finite",
+        "ended": judge.ended,
         "step_times_s": measured,
-        "warm_up_times_s": steps.times_s[: probe.warm_up_steps],
+        "warm_up_times_s": steps.times_s[: judge.warm_up_steps],
         "losses": steps.losses,
         "overflowed_steps": steps.overflowed,
         "compiled_steps": steps.compiled,
@@ -67,9 +70,9 @@ class _Steps:
         self.times_s: list[float] = []
         self.overflowed: list[int] = []
 
-    def run(self, count: int) -> bool:
-        """Run `count` steps, or as many as stay finite; whether all did."""
-        for number in range(1, count + 1):
+    def run(self, most: int, judge: "_Judge") -> bool:
+        """Run steps until the judge has seen enough, at most `most`, while they stay finite; whether all did."""
+        for number in range(1, most + 1):
             graphs = compiled_graphs() if self._compiles else 0
             outcome, seconds = self._session.timed_step(number)
             if self._compiles and self._on_any_rank(compiled_graphs() > graphs):
@@ -80,13 +83,15 @@ class _Steps:
                 self.overflowed.append(number)
             if not outcome.is_finite:
                 return False
+            if number < most and judge.has_seen_enough():
+                break
         return True
 
-    def times_after(self, warm_up_steps: int) -> list[float]:
-        """The times of the steps after the warm-up, without those that overflowed or in which a rank compiled."""
+    def usable(self, after: int) -> list[tuple[int, float]]:
+        """Number and time of the steps after the first, without those that overflowed or in which a rank compiled."""
         left_out = {*self.overflowed, *self.compiled}
-        numbered = enumerate(self.times_s[warm_up_steps:], start=warm_up_steps + 1)
-        return [seconds for number, seconds in numbered if number not in left_out]
+        numbered = enumerate(self.times_s[after:], start=after + 1)
+        return [(number, seconds) for number, seconds in numbered if number not in left_out]
 
     def compile_time_s(self, measured: list[float]) -> float | None:
         """By how much the steps that compiled took longer than the median of the `measured`; None if not known."""
@@ -98,4 +103,69 @@ class _Steps:
     def _on_any_rank(self, happened: bool) -> bool:  # noqa: FBT001
         flag = torch.tensor([happened], dtype=torch.int32, device=self._session.device)
         dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        return bool(flag.item())
+
+
+class _Judge:
+    """Decides which steps are warm-up, and after each step whether another is needed.
+
+    Rank 0 decides by its own clock, and tells the others between two steps, so that no step's time holds it.
+    `ended` says why no more were needed; "limit" where an adaptive probe took all it may.
+    """
+
+    def __init__(self, session: Session, probe: Probe, steps: _Steps) -> None:
+        self._session = session
+        self._probe = probe
+        self._steps = steps
+        self.ended = "fixed" if probe.adaptive is None else "limit"
+
+    @property
+    def warm_up_steps(self) -> int:
+        """How many of the first steps are warm-up."""
+        return self._warm_up_and_measured()[0]
+
+    def measured(self) -> list[float]:
+        """The times of the measured steps."""
+        return self._warm_up_and_measured()[1]
+
+    def has_seen_enough(self) -> bool:
+        """Whether the probe ends here, on every rank alike."""
+        adaptive = self._probe.adaptive
+        # All ranks know these counts: there is nothing to agree on before.
+        if adaptive is None:
+            return False
+        if len(self._steps.usable(self._probe.warm_up_steps)) < adaptive.min_measured_steps:
+            return False
+        return self._as_rank_0_says(self._session.rank == 0 and self._is_enough(adaptive))
+
+    def _is_enough(self, adaptive: Adaptive) -> bool:
+        times = self.measured()
+        if len(times) < adaptive.min_measured_steps:
+            return False
+        found = ending(
+            times,
+            precision=adaptive.precision,
+            best_step_time_s=adaptive.best_step_time_s,
+            most=self._probe.measured_steps,
+        )
+        if found is not None:
+            self.ended = found
+        spent_s = self._session.build_time_s + sum(self._steps.times_s)
+        return found is not None or spent_s + times[-1] > adaptive.stop_after_s
+
+    def _warm_up_and_measured(self) -> tuple[int, list[float]]:
+        least, adaptive = self._probe.warm_up_steps, self._probe.adaptive
+        usable = self._steps.usable(least)
+        times = [seconds for _, seconds in usable]
+        if adaptive is None:
+            return least, times
+        # At least half of all steps stay, so that a machine that slows down is not taken for one long warm-up.
+        most_dropped = max(0, (least + self._probe.measured_steps) // 2 - least)
+        kept = settled(times, most_dropped=most_dropped, tolerance=adaptive.precision / 2)
+        dropped = len(times) - len(kept)
+        return (usable[dropped - 1][0] if dropped else least), kept
+
+    def _as_rank_0_says(self, enough: bool) -> bool:  # noqa: FBT001
+        flag = torch.tensor([enough], dtype=torch.int32, device=self._session.device)
+        dist.broadcast(flag, src=0)
         return bool(flag.item())

@@ -11,6 +11,7 @@ from rich.text import Text
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.search.budget import Limit
 from frontrunner.search.listener import LAST_OUTCOMES, Ended, RunningProbe, View
+from frontrunner.search.strategy import Outlook
 from frontrunner.text import gib, percent, plain, seconds, thousands
 
 LABEL_WIDTH = 11
@@ -34,6 +35,8 @@ def panel(view: View, *, width: int, heights: Heights | None) -> Group:
     With `heights` the panel is padded to a steady height; without it holds no empty lines.
     """
     lines = [_head(view, width), *map(_limit, view.limits), _counts(view), _best(view, width)]
+    if view.outlook is not None:
+        lines.append(Text(f"{'outlook':<{LABEL_WIDTH}}", style="dim").append(_outlook(view.outlook), style="not dim"))
     running = list(_running(view))
     last = list(_last(view, width))
     if heights is not None:
@@ -82,6 +85,12 @@ def _best(view: View, width: int) -> Text:
     return text.append_text(_outcome(view.best, _recipe_width(view, width), style="bold green"))
 
 
+def _outlook(outlook: Outlook) -> str:
+    """What is left to gain, short enough for a narrow terminal."""
+    gain, gap, most = (percent(share) for share in (outlook.expected_improvement, outlook.gap, outlook.gap_at_most))
+    return f"next probe +{gain}; best {gap} (at most {most}) below the space's"
+
+
 def _running(view: View) -> Iterator[Text]:
     shown = view.running if len(view.running) <= MOST_RUNNING else view.running[: MOST_RUNNING - 1]
     for probe in shown:
@@ -95,7 +104,7 @@ def _progress(probe: RunningProbe) -> str:
     elapsed = f"{probe.seconds:.0f} s"
     if probe.progress is None:
         return elapsed
-    steps = f"step {probe.progress.steps_done} of {probe.progress.steps_total}"
+    steps = f"step {probe.progress.steps_done} of at most {probe.progress.steps_total}"
     return f"{elapsed}, {steps if probe.progress.phase == 'stepping' else probe.progress.phase}"
 
 

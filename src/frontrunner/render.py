@@ -12,11 +12,15 @@ from rich.table import Table
 from rich.text import Text
 
 from frontrunner.results.explain import Appearance, Explanation, Neighbour
-from frontrunner.results.outcome import Failure, Measurement
+from frontrunner.results.outcome import Failure, Measurement, ProbeEnding
+from frontrunner.results.outlooks import outlook_shares
 from frontrunner.results.ranking import RankedRecipe
 from frontrunner.results.records import CampaignSummary
 from frontrunner.results.states import TrialState
 from frontrunner.results.status import FailedTrial, Status
+from frontrunner.search.budget import Limit
+from frontrunner.search.stopping import outlook_in_words, unused
+from frontrunner.search.strategy import Outlook
 from frontrunner.spaces.legality import marks
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
@@ -135,6 +139,16 @@ def print_ranking(ranking: Sequence[RankedRecipe], *, title: str) -> None:
         out.print("! step times spread by more than 5 %: the order near such a row may change", style="dim")
 
 
+def print_outlook(outlook: Outlook | None, limits: Sequence[Limit]) -> None:
+    """What is left to gain, where the strategy can tell, and what is left of the budget to gain it with."""
+    if outlook is None:
+        return
+    out = console()
+    out.print(f"outlook: {outlook_in_words(outlook)}", soft_wrap=True)
+    if limits:
+        out.print(f"unused:  {unused(limits)}")
+
+
 def print_next_commands(campaign: str, winner: str, store: str | None) -> None:
     """What to do next, as commands to copy; `store` where it is not the one that the commands find themselves."""
     out = console()
@@ -222,6 +236,8 @@ def print_status(status: Status) -> None:
         out.print(
             f"best      {best.recipe_id}  {thousands(best.standing.tokens_per_s)} tokens/s  {best.recipe.describe()}"
         )
+    if status.outlook is not None:
+        out.print(f"outlook   {outlook_in_words(Outlook(**outlook_shares(status.outlook)))}", soft_wrap=True)
     for event in status.last_events:
         data = " ".join(f"{key}={value}" for key, value in event.data.items())
         out.print(f"{event.at[:19].replace('T', ' ')}  {event.kind}  {plain(data)}", style="dim", markup=False)
@@ -293,15 +309,25 @@ def _against(word: str, neighbour: Neighbour) -> str:
     return f"next {word}: {neighbour.recipe_id}, {neighbour.gap_percent:.1f} % {relation}{doubt}"
 
 
+_ENDINGS = {
+    ProbeEnding.KNOWN: "ended: known well enough",
+    ProbeEnding.SLOWER: "ended: clearly slower than the best, so its figures are rough",
+    ProbeEnding.NOISY: "ended: too noisy to be known better with more steps",
+    ProbeEnding.LIMIT: "ended at its limit",
+    ProbeEnding.FIXED: "ended after as many steps as were asked for",
+}
+
+
 def _detail(outcome: Measurement | Failure | None) -> str:
     if outcome is None:
         return "running"
     if isinstance(outcome, Failure):
         return plain(f"{outcome.kind}: {outcome.message}")
     steps = " ".join(f"{1000 * time:.0f}" for time in outcome.step_times_s)
+    ended = "" if outcome.ended is None else f"; {_ENDINGS[outcome.ended]}"
     losses = f"; loss {outcome.losses[0]:.3f} to {outcome.losses[-1]:.3f}" if outcome.losses else ""
     started = f"; built in {seconds(outcome.build_time_s)}, first step {seconds(outcome.first_step_time_s)}"
-    return f"steps {steps} ms{losses}{started}; {outcome.node_seconds:.3g} node-seconds"
+    return f"steps {steps} ms{ended}{losses}{started}; {outcome.node_seconds:.3g} node-seconds"
 
 
 def _table(title: str | None) -> Table:

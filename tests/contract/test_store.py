@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import datetime
 
 import pytest
 
 from frontrunner.results.explain import explain
-from frontrunner.results.outcome import FailureKind, Measurement
+from frontrunner.results.outcome import FailureKind, Measurement, ProbeEnding
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.ranking import best
 from frontrunner.results.records import Campaign
@@ -33,6 +34,7 @@ from support.store_contract import (
     failure,
     lease_elsewhere,
     measurement,
+    repeated,
 )
 
 PROVENANCE = Provenance(
@@ -196,8 +198,11 @@ class TestTrials(StoreContract):
         self, store: Store, writer: CampaignWriter, campaign: Campaign
     ) -> None:
         trial = begin(writer)
-        writer.finish_attempt(writer.start_attempt(trial, run_folder="1"), measurement(), retry=True)
-        writer.finish_attempt(writer.start_attempt(trial, run_folder="2"), failure(FailureKind.LOST), retry=False)
+        writer.finish_attempt(writer.start_attempt(trial, run_folder="1"), measurement(), retry=False)
+        second = writer.start_attempt(repeated(writer, store, campaign), run_folder="2")
+        assert len(best(store, None)) == 1, "it ranks while it is measured again"
+        assert store.told(campaign.id) == [(RECIPE, measurement())]
+        writer.finish_attempt(second, failure(FailureKind.LOST), retry=False)
         assert store.trials(campaign.id)[0].state is TrialState.MEASURED
         assert store.told(campaign.id) == [(RECIPE, measurement())]
         assert len(best(store, None)) == 1
@@ -206,11 +211,57 @@ class TestTrials(StoreContract):
         self, store: Store, writer: CampaignWriter, campaign: Campaign
     ) -> None:
         trial = begin(writer)
-        writer.finish_attempt(writer.start_attempt(trial, run_folder="1"), measurement(), retry=True)
-        second = writer.start_attempt(trial, run_folder="2")
+        writer.finish_attempt(writer.start_attempt(trial, run_folder="1"), measurement(), retry=False)
+        second = writer.start_attempt(repeated(writer, store, campaign), run_folder="2")
         writer.finish_attempt(second, failure(FailureKind.OUT_OF_MEMORY), retry=False)
         assert best(store, None) == []
-        assert store.told(campaign.id) == [(RECIPE, failure(FailureKind.OUT_OF_MEMORY))]
+        assert store.told(campaign.id) == [(RECIPE, measurement()), (RECIPE, failure(FailureKind.OUT_OF_MEMORY))]
+
+    def test_repeats_are_pooled_and_told_one_by_one(
+        self, store: Store, writer: CampaignWriter, campaign: Campaign, clock: SettableClock
+    ) -> None:
+        """One is measured twice with another in between, and is on its third when the store is read."""
+        writer.finish_attempt(writer.start_attempt(begin(writer), run_folder="1"), measurement(0.5), retry=False)
+        clock.move(1)
+        other = writer.start_attempt(begin(writer, "bbbb00000000"), run_folder="2")
+        writer.finish_attempt(other, failure(FailureKind.OUT_OF_MEMORY), retry=False)
+        clock.move(1)
+        second = writer.start_attempt(repeated(writer, store, campaign), run_folder="3")
+        writer.finish_attempt(second, failure(FailureKind.CRASHED), retry=True)
+        third = writer.start_attempt(store.trials(campaign.id)[0], run_folder="4")
+        writer.finish_attempt(third, measurement(0.7), retry=False)
+        clock.move(1)
+        writer.start_attempt(repeated(writer, store, campaign), run_folder="5")
+        told = [outcome for _, outcome in store.told(campaign.id)]
+        assert told == [measurement(0.5), failure(FailureKind.OUT_OF_MEMORY), measurement(0.7)]
+        (row,) = best(store, None)
+        assert (row.standing.repeats, row.standing.step_time_s_median) == (2, pytest.approx(0.6))
+        assert store.campaign(None).outcomes == 3
+
+    def test_a_store_of_before_keeps_how_probes_end_once_it_is_written_to(
+        self, store: Store, writer: CampaignWriter, campaign: Campaign
+    ) -> None:
+        """The first stores of this schema had no table for it."""
+        writer.finish_attempt(writer.start_attempt(begin(writer), run_folder="1"), measurement(), retry=False)
+        with store.database.write() as connection:
+            connection.exec_driver_sql("DROP TABLE endings")
+        assert store.told(campaign.id) == [(RECIPE, measurement())], "a store that may only be read"
+        with open_store(store.url) as opened:
+            again = opened.drive(
+                opened.acquire_lease(campaign.id, host="another-host.example", pid=2, duration_s=30.0, take_over=True)
+            )
+            second = again.start_attempt(repeated(again, opened, campaign), run_folder="2")
+            again.finish_attempt(second, replace(measurement(), ended=ProbeEnding.SLOWER), retry=False)
+            ends = [outcome.ended for _, outcome in opened.told(campaign.id) if isinstance(outcome, Measurement)]
+        assert ends == [None, ProbeEnding.SLOWER]
+
+    def test_only_a_measured_trial_is_repeated(self, store: Store, writer: CampaignWriter) -> None:
+        trial = begin(writer)
+        with pytest.raises(IllegalTransition):
+            writer.repeat(trial)
+        writer.finish_attempt(writer.start_attempt(trial, run_folder="1"), failure(), retry=False)
+        with pytest.raises(IllegalTransition):
+            writer.repeat(trial)
 
     def test_outcomes_are_told_in_the_order_of_recording(
         self, store: Store, writer: CampaignWriter, campaign: Campaign

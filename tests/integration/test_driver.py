@@ -18,8 +18,8 @@ from frontrunner.results.outcome import FailureKind, Outcome
 from frontrunner.results.records import Campaign
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store, open_store
-from frontrunner.search.driver import MAX_ATTEMPTS
 from frontrunner.search.listener import Ended, Silent, View
+from frontrunner.search.patience import MAX_ATTEMPTS
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import AlreadyDriven, FrontrunnerError

@@ -108,6 +108,11 @@ def begin(writer: CampaignWriter, recipe_id: str = "aaaa00000000") -> Trial:
     return writer.propose(recipe_id, RECIPE)
 
 
+def repeated(writer: CampaignWriter, store: Store, campaign: Campaign) -> Trial:
+    """The campaign's first trial, queued to be measured again."""
+    return writer.repeat(store.trials(campaign.id)[0])
+
+
 def everything(store: Store, campaign: Campaign) -> tuple[object, ...]:
     """All that a campaign holds, to see that nothing changed."""
     return (

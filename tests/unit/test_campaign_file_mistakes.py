@@ -98,6 +98,21 @@ CASES: dict[str, tuple[dict[str, str | None], str, str | None]] = {
     "huge seed": ({"search.seed": "4294967296"}, "search.seed = 4294967296: expected a number of at most", None),
     "too many devices": ({"cluster.nodes": "1000000"}, "cluster.nodes = 1000000: expected at most 1,000,000", None),
     "no probes": ({"budget.probes": "0"}, "budget.probes = 0: expected a number above 0, or no entry", None),
+    "one step to judge by": (
+        {"probe.min_measured_steps": "1"},
+        "probe.min_measured_steps = 1: expected at least 2",
+        None,
+    ),
+    "fewer steps than are needed": (
+        {"probe.max_steps": "3"},
+        "probe.max_steps = 3: expected at least probe.warm_up_steps + probe.min_measured_steps = 4",
+        None,
+    ),
+    "a precision in percent": (
+        {"probe.precision": "3.0"},
+        "probe.precision = 3.0: expected a share above 0 and below 1",
+        None,
+    ),
     "no measured step": ({"probe.measured_steps": "0"}, "probe.measured_steps = 0: expected at least 1", None),
     "no time": ({"probe.step_deadline_s": "0"}, "probe.step_deadline_s = 0.0: expected a number above 0", None),
     "no bandwidth": ({"cluster.links": "{ nic_gb_per_s = 0 }"}, "cluster.links.nic_gb_per_s = 0.0: expected", None),

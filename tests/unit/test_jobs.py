@@ -1,10 +1,12 @@
 """The jobs that probes, profiles and replays hand to the ranks."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from frontrunner.evaluators.corpus import Corpus
-from frontrunner.evaluators.jobs import probe_job, profile_job
+from frontrunner.evaluators.jobs import DEADLINE_SHARE, aim_at, probe_job, profile_job
+from frontrunner.evaluators.settings import ProbeSettings
 from frontrunner.evaluators.trainer.job import Job
 from support.campaigns import setup_of, tiny_recipe
 
@@ -20,3 +22,19 @@ def test_a_job_equals_what_its_file_gives_back(tmp_path: Path) -> None:
         text = json.dumps(job)
         assert json.loads(text) == job
         assert Job.from_json(text).recipe.layers_per_stage == (1, 1)
+
+
+def test_a_probe_is_adaptive_unless_its_steps_are_counted(tmp_path: Path) -> None:
+    counted = setup_of(tmp_path, probe={"warm_up_steps": 3, "measured_steps": 4})
+    adaptive = replace(counted, probe=ProbeSettings(warm_up_steps=2, max_steps=9, deadline_s=100.0))
+    tokens = Corpus(path=tmp_path / "tokens.bin", dtype="uint16")
+    jobs = [probe_job(setup, tiny_recipe(), tmp_path, tokens) for setup in (counted, adaptive)]
+    for job in jobs:
+        aim_at(job, best_step_time_s=0.5)
+    first, second = (Job.from_json(json.dumps(job)).probe for job in jobs)
+    assert first is not None
+    assert (first.warm_up_steps, first.measured_steps, first.adaptive) == (3, 4, None)
+    assert second is not None
+    assert second.adaptive is not None
+    assert (second.warm_up_steps, second.measured_steps) == (2, 7)
+    assert (second.adaptive.best_step_time_s, second.adaptive.stop_after_s) == (0.5, DEADLINE_SHARE * 100.0)

@@ -1,7 +1,7 @@
 """What the driver hands out when a strategy keeps its promise, and when it breaks it."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -12,7 +12,7 @@ from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.records import Trial
 from frontrunner.results.states import TrialState
 from frontrunner.search.proposals import MAX_REPEATS, Proposals
-from frontrunner.search.strategy import STRATEGIES, Told
+from frontrunner.search.strategy import STRATEGIES, Evidence, Outlook, Told
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
@@ -46,6 +46,26 @@ class Misbehaving:
 
     def forget(self, recipe: Recipe) -> None:
         raise NotImplementedError
+
+
+class Remembers(Misbehaving):
+    """A forecaster that keeps what it hears, in order."""
+
+    def __init__(self, recipes: tuple[Recipe, ...]) -> None:
+        super().__init__(recipes)
+        self.heard: list[str] = []
+
+    def remember(self, evidence: Sequence[Evidence]) -> None:
+        self.heard += [f"remember {known.origin}" for known in evidence]
+
+    def tell(self, told: Told) -> None:
+        self.heard.append(f"tell {told.recipe.describe()}")
+
+    def outlook(self) -> Outlook | None:
+        return None
+
+    def worth_repeating(self) -> Recipe | None:
+        return None
 
 
 @pytest.fixture
@@ -116,6 +136,26 @@ def test_a_repeated_proposal_is_answered_from_the_store(register: Callable[..., 
     assert drained(found) == list(SURVEY.recipes)
     assert notices.kinds == ["answered-from-store"]
     assert Repeats.heard.count(first) == 2
+
+
+def test_a_forecaster_remembers_what_was_known_before_it_is_told_what_is_stored(register: Callable[..., str]) -> None:
+    forecaster = Remembers(SURVEY.recipes[1:])
+    known = Evidence(problem=SPEC.problem, recipe=SURVEY.recipes[2], outcome=FAILED, origin="sweep.csv")
+    Proposals(
+        name=register(lambda _, __: forecaster),
+        survey=SURVEY,
+        seed=1,
+        told=[(SURVEY.recipes[0], FAILED)],
+        notice=Notices(),
+        evidence=[known],
+    )
+    assert forecaster.heard == ["remember sweep.csv", f"tell {SURVEY.recipes[0].describe()}"]
+
+
+def test_evidence_is_no_concern_of_a_strategy_that_predicts_nothing() -> None:
+    known = Evidence(problem=SPEC.problem, recipe=SURVEY.recipes[2], outcome=FAILED, origin="sweep.csv")
+    found = Proposals(name="exhaustive", survey=SURVEY, seed=1, told=(), notice=Notices(), evidence=[known])
+    assert drained(found) == list(SURVEY.recipes)
 
 
 def _raises(*_: Any) -> Any:

@@ -63,7 +63,8 @@ class Driver(RuleBasedStateMachine):
         self.store = open_store(self.url)
         self.campaign = self.store.create_campaign(name="c", spec_json="{}", legal_recipes=9, problem_summary={})
         self.model: dict[str, ModelTrial] = {}
-        self.final: list[str] = []
+        self.final = 0
+        self.log: list[tuple[str, Measurement | Failure]] = []
         self.spent = 0.0
         self.lead()
 
@@ -110,6 +111,7 @@ class Driver(RuleBasedStateMachine):
             self.writer.finish_attempt(chosen.running, measurement(0.125), retry=not retry)
         chosen.running = None
         chosen.outcomes.append(outcome)
+        self.log.append((name, outcome))
         self.spent += outcome.node_seconds
         lost = isinstance(outcome, Failure) and outcome.kind is FailureKind.LOST
         if retry:
@@ -117,7 +119,15 @@ class Driver(RuleBasedStateMachine):
             return
         measured = isinstance(outcome, Measurement) or (lost and bool(chosen.measured))
         chosen.state = TrialState.MEASURED if measured else TrialState.FAILED
-        self.final.append(name)
+        self.final += 1
+
+    @precondition(lambda self: any(m.state is TrialState.MEASURED for m in self.model.values()))
+    @rule(data=st.data())
+    def repeat(self, data: st.DataObject) -> None:
+        measured = sorted(name for name, m in self.model.items() if m.state is TrialState.MEASURED)
+        chosen = self.model[data.draw(st.sampled_from(measured))]
+        assert self.writer.repeat(chosen.trial).state is TrialState.QUEUED
+        chosen.state = TrialState.QUEUED
 
     @rule()
     def crash_and_take_over(self) -> None:
@@ -130,11 +140,17 @@ class Driver(RuleBasedStateMachine):
         trials = self.store.trials(self.campaign.id)
         assert {t.recipe_id: t.state for t in trials} == {name: m.state for name, m in self.model.items()}
         told = [outcome for _, outcome in self.store.told(self.campaign.id)]
-        assert told == [self.model[name].judged[-1] for name in self.final if self.model[name].judged]
+        assert told == [outcome for name, outcome in self.log if self.is_told(name, outcome)]
         running = {m.running.id for m in self.model.values() if m.running}
         assert {attempt.id for attempt in self.store.open_attempts(self.campaign.id)} == running
         campaign = self.store.campaign(None)
-        assert (campaign.node_seconds_spent, campaign.outcomes) == (self.spent, len(self.final))
+        assert (campaign.node_seconds_spent, campaign.outcomes) == (self.spent, self.final)
+
+    def is_told(self, name: str, outcome: Measurement | Failure) -> bool:
+        model = self.model[name]
+        return isinstance(outcome, Measurement) or (
+            model.state is TrialState.FAILED and bool(model.judged) and outcome is model.judged[-1]
+        )
 
     @invariant()
     def the_ranking_pools_what_was_measured(self) -> None:

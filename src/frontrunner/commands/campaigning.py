@@ -135,12 +135,14 @@ def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, as_json
     """Print the ranking; raise what the campaign's end means for the exit code."""
     ranking = api.best(campaign, top=TOP, store=store) if conclusion.measured else []
     if as_json:
-        print_json({"campaign": campaign, "state": conclusion.state, "reason": conclusion.reason, "best": ranking})
+        answer = {"campaign": campaign, "state": conclusion.state, "reason": conclusion.reason, "best": ranking}
+        print_json(answer | {"outlook": conclusion.outlook, "budget": conclusion.limits})
     elif ranking:
-        from frontrunner.render import print_next_commands, print_ranking
+        from frontrunner.render import print_next_commands, print_outlook, print_ranking
 
         measured = " measured" if ranking[0].figures == "measured" else ""  # the table says itself what else they are
         print_ranking(ranking, title=f"{campaign}: {conclusion.measured} recipes{measured}")
+        print_outlook(conclusion.outlook, conclusion.limits)
         print_next_commands(campaign, ranking[0].recipe_id, None if store == store_url() else store)
     _raise_unless_done(conclusion, campaign, store)
 

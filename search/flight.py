@@ -1,0 +1,41 @@
+"""A probe under way, as its driver keeps it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from frontrunner.evaluators.protocol import Evaluator, ProbeOrder
+from frontrunner.results.records import Attempt, Trial
+from frontrunner.search.listener import RunningProbe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flight:
+    """An attempt under way; `started_s` is by the monotonic clock, `nodes` how many it occupies."""
+
+    trial: Trial
+    attempt: Attempt
+    order: ProbeOrder
+    started_s: float
+    nodes: int
+
+    @property
+    def node_seconds(self) -> float:
+        """What it has spent so far."""
+        return self.nodes * (time.monotonic() - self.started_s)
+
+
+def running_probes(flights: Iterable[Flight], evaluator: Evaluator) -> tuple[RunningProbe, ...]:
+    """The flights as listeners see them, with how far each has come."""
+    now = time.monotonic()
+    return tuple(
+        RunningProbe(
+            number=flight.trial.number,
+            recipe=flight.trial.recipe,
+            seconds=now - flight.started_s,
+            progress=evaluator.progress(flight.order.token),
+        )
+        for flight in flights
+    )

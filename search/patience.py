@@ -1,0 +1,50 @@
+"""How often a failing probe is tried again, and when failures that are all alike pause a campaign."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
+from frontrunner.results.records import Attempt
+
+MAX_ATTEMPTS = 8
+"""Of one trial, whatever ended them and however many drivers made them: some recipes take their driver along."""
+
+
+class Patience:
+    """What one driver remembers of failures."""
+
+    def __init__(self, identical_failures: int) -> None:
+        self._identical_failures = identical_failures
+        self._failures_of_trial: Counter[tuple[int, FailureKind]] = Counter()
+        self._alike: list[Failure] = []
+
+    def deserves_retry(self, attempt: Attempt, outcome: Outcome) -> bool:
+        """Whether an attempt that came to this is followed by another; failures before a measurement are forgotten."""
+        if isinstance(outcome, Measurement):
+            for kind in FailureKind:
+                del self._failures_of_trial[attempt.trial_id, kind]
+            return False
+        self._failures_of_trial[attempt.trial_id, outcome.kind] += 1
+        alike = self._failures_of_trial[attempt.trial_id, outcome.kind]
+        return alike < outcome.policy.max_attempts and attempt.number < MAX_ATTEMPTS
+
+    def count(self, outcome: Outcome, *, measured_before: bool) -> None:
+        """Follow the failures of one kind since this driver began, until anything else happens."""
+        if isinstance(outcome, Measurement) or measured_before:
+            self._alike.clear()
+        elif self._alike and self._alike[-1].kind is not outcome.kind:
+            self._alike = [outcome]
+        else:
+            self._alike.append(outcome)
+
+    @property
+    def last_alike(self) -> Failure | None:
+        """The newest of the failures that are all alike."""
+        return self._alike[-1] if self._alike else None
+
+    def why_pause(self) -> str | None:
+        """The reason for which nothing more is to be tried, or None."""
+        if len(self._alike) < self._identical_failures:
+            return None
+        return f"the first {len(self._alike)} probes all failed alike: {self._alike[-1].kind}"

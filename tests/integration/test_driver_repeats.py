@@ -1,0 +1,294 @@
+"""The driver with strategies that predict: repeated measurements, and campaigns that end with little left to gain."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from frontrunner.evaluators.protocol import EVALUATORS, ProbeOrder
+from frontrunner.render import print_status
+from frontrunner.results.outcome import FailureKind, Measurement, Outcome
+from frontrunner.results.outlooks import OUTLOOK
+from frontrunner.results.ranking import best
+from frontrunner.results.states import CampaignState, TrialState
+from frontrunner.results.status import status
+from frontrunner.results.store import Store, open_store
+from frontrunner.search.proposals import MOST_MEASUREMENTS
+from frontrunner.search.strategy import STRATEGIES, Outlook
+from frontrunner.spaces.recipe import Recipe
+from support.campaigns import environment, spec_of, tiny
+from support.drivers import LEGAL, Campaigns, Recorder, Scripted, failure
+from support.forecasters import Forecaster, measured_twice
+
+RECIPES = spec_of(tiny()).space.survey(spec_of(tiny()).problem).recipes
+PROGRAM = Path(__file__).parent.parent / "support" / "killed_in_a_repeat.py"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with open_store(str(tmp_path / "store.db")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def campaigns(store: Store, tmp_path: Path) -> Campaigns:
+    return Campaigns(store, tmp_path / "runs")
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Forecaster]]:
+    """Register a forecaster in place of `exhaustive`; gives the list of those that drivers make."""
+
+    def use(**behaviour: Any) -> list[Forecaster]:
+        made: list[Forecaster] = []
+
+        def make(survey: Any, seed: int) -> Forecaster:
+            made.append(Forecaster(survey.recipes, **behaviour))
+            return made[-1]
+
+        module = ModuleType("forecasting_strategies")
+        vars(module)["make"] = make
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setitem(STRATEGIES, "exhaustive", f"{module.__name__}:make")
+        return made
+
+    return use
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., type[Scripted]]:
+    """Register an evaluator named `scripted` that follows a script."""
+
+    def register(script: Callable[[Recipe, int], Outcome | None], seconds: float = 0.0) -> type[Scripted]:
+        made = type("Mine", (Scripted,), {"script": staticmethod(script), "seconds": seconds, "orders": []})
+        module = ModuleType("scripted_evaluators")
+        vars(module)["make"] = made
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setitem(EVALUATORS, "scripted", f"{module.__name__}:make")
+        return made
+
+    return register
+
+
+EXHAUSTIVE = {"strategy": "exhaustive"}
+
+
+def test_a_repeat_is_one_more_probe_pooled_in_the_ranking_and_told_again(campaigns: Campaigns, use: Any) -> None:
+    made = use(wish=measured_twice(RECIPES[1]))
+    record, spec = campaigns.create(search=EXHAUSTIVE, budget={"probes": 4})
+    heard = Recorder()
+    conclusion = campaigns.driver(record, spec, heard).run()
+    assert conclusion.reason == "the budget is used up: 4 of 4 probes"
+    assert [told.recipe for told in made[0].heard] == [RECIPES[0], RECIPES[1], RECIPES[1], RECIPES[2]]
+    assert (conclusion.measured, heard.notices) == (3, ["repeat"])
+    ranked = {row.recipe: row.standing.repeats for row in best(campaigns.store, None)}
+    assert ranked == {RECIPES[0]: 1, RECIPES[1]: 2, RECIPES[2]: 1}
+    assert [recipe for recipe, _ in campaigns.store.told(record.id)] == [told.recipe for told in made[0].heard]
+
+
+def test_a_rebuilt_strategy_hears_what_the_first_one_heard(campaigns: Campaigns, use: Any) -> None:
+    made = use(wish=measured_twice(RECIPES[0]))
+    record, spec = campaigns.create(search=EXHAUSTIVE, budget={"probes": 5})
+    for _ in range(6):
+        campaigns.stopped_after_a_probe(record, spec)
+    assert len(made) == 6
+    for earlier, later in pairwise(made):
+        assert later.heard[: len(earlier.heard)] == earlier.heard
+    assert [told.recipe for told in made[-1].heard] == [RECIPES[0], RECIPES[0], *RECIPES[1:4]]
+    assert campaigns.store.campaign(record.name).outcomes == 5
+
+
+def test_a_repeat_that_the_machine_lost_leaves_the_measurement(campaigns: Campaigns, use: Any, scripted: Any) -> None:
+    lost = failure(FailureKind.LOST)
+    evaluator = scripted(lambda recipe, attempt: lost if recipe == RECIPES[0] and attempt > 1 else None)
+    use(wish=lambda forecaster: RECIPES[0] if len(forecaster.heard) == 1 else None)
+    record, spec = campaigns.create("scripted", search=EXHAUSTIVE, budget={"probes": 3})
+    heard = Recorder()
+    conclusion = campaigns.driver(record, spec, heard).run()
+    assert evaluator.attempts[RECIPES[0]] == 1 + 4
+    assert "strategy-replaced" not in heard.notices
+    assert campaigns.states(record) == {TrialState.MEASURED: 2}
+    assert conclusion.measured == len(best(campaigns.store, None)) == 2
+
+
+@pytest.mark.parametrize("kind", [FailureKind.OUT_OF_MEMORY, FailureKind.CRASHED])
+def test_a_recipe_that_fails_when_repeated_is_not_recommended(
+    campaigns: Campaigns, use: Any, scripted: Any, kind: FailureKind
+) -> None:
+    fastest = RECIPES[1]
+
+    def script(recipe: Recipe, attempt: int) -> Outcome | None:
+        return failure(kind) if recipe == fastest and attempt > 1 else outcome_at(1.0 if recipe == fastest else 2.0)
+
+    scripted(script)
+    use(wish=measured_twice(fastest))
+    record, spec = campaigns.create("scripted", search=EXHAUSTIVE, budget={"probes": 4})
+    bests: list[Recipe | None] = []
+    heard = Recorder(lambda view, _: bests.append(view.best.recipe if view.best else None))
+    conclusion = campaigns.driver(record, spec, heard).run()
+    assert fastest in bests, "it was the best before"
+    assert bests[-1] == RECIPES[0]
+    assert conclusion.measured == 2
+    assert fastest not in {row.recipe for row in best(campaigns.store, None)}
+    assert campaigns.states(record) == {TrialState.MEASURED: 2, TrialState.FAILED: 1}
+
+
+def outcome_at(step_time_s: float) -> Measurement:
+    return Measurement(
+        step_times_s=(step_time_s,),
+        tokens_per_step=256,
+        tokens_per_s=256 / step_time_s,
+        model_tflops_per_device=0.1 / step_time_s,
+        hardware_tflops_per_device=0.1 / step_time_s,
+        mfu=None,
+        peak_memory_bytes=(1000, 1000),
+        losses=(),
+        node_seconds=1.0,
+        build_time_s=0.1,
+        first_step_time_s=step_time_s,
+    )
+
+
+def test_a_crash_before_the_measurement_is_not_held_against_the_repeat(
+    campaigns: Campaigns, use: Any, scripted: Any
+) -> None:
+    crashing = (1, 3)
+    scripted(lambda recipe, attempt: failure(FailureKind.CRASHED) if attempt in crashing else outcome_at(1.0))
+    use(wish=measured_twice(RECIPES[0]))
+    record, spec = campaigns.create("scripted", search=EXHAUSTIVE, budget={"probes": 2})
+    campaigns.driver(record, spec).run()
+    (row,) = best(campaigns.store, None)
+    assert row.standing.repeats == 2
+
+
+def test_a_strategy_that_always_wants_the_same_is_followed_for_a_while(campaigns: Campaigns, use: Any) -> None:
+    use(wish=lambda forecaster: RECIPES[0] if forecaster.heard else None)
+    record, spec = campaigns.create(search=EXHAUSTIVE)
+    conclusion = campaigns.driver(record, spec).run()
+    assert conclusion.reason == "every legal recipe has been tried"
+    repeats = sorted(row.standing.repeats for row in best(campaigns.store, None))
+    assert repeats == [1] * (LEGAL - 1) + [MOST_MEASUREMENTS]
+
+
+def test_a_repeat_under_way_is_not_started_twice(campaigns: Campaigns, use: Any, scripted: Any) -> None:
+    made = scripted(lambda recipe, attempt: None, seconds=0.03)
+    use(wish=measured_twice(RECIPES[0]))
+    record, spec = campaigns.create("scripted", search={**EXHAUSTIVE, "parallel_probes": 3}, budget={"probes": 7})
+    campaigns.driver(record, spec).run()
+    assert (made.most_at_a_time, made.attempts[RECIPES[0]]) == (3, 2)
+
+
+def test_a_driver_killed_in_a_repeat_loses_no_measurement(campaigns: Campaigns, use: Any, tmp_path: Path) -> None:
+    """A child process that SIGKILLs itself once the repeat is under way; then another driver goes on."""
+    record, spec = campaigns.create(search=EXHAUSTIVE, budget={"probes": 3})
+    killed = subprocess.run(
+        [sys.executable, "-P", PROGRAM, str(tmp_path / "store.db"), record.name],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    (row,) = best(campaigns.store, None)
+    assert row.standing.repeats == 1, "its measurement still ranks"
+    assert campaigns.states(record) == {TrialState.RUNNING: 1}
+    made = use(wish=measured_twice(RECIPES[0]))
+    heard = Recorder()
+    conclusion = campaigns.driver(record, spec, heard).run()
+    assert heard.notices == ["lost"], "the repeat that was cut off is made again, as the same repeat"
+    assert [told.recipe for told in made[0].heard] == [RECIPES[0], RECIPES[0], RECIPES[1]]
+    assert conclusion.measured == 2
+    assert {row.recipe: row.standing.repeats for row in best(campaigns.store, None)} == {RECIPES[0]: 2, RECIPES[1]: 1}
+
+
+def test_probes_are_told_the_best_so_far(campaigns: Campaigns, scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = iter([2.0, 1.0, 4.0, 3.0])
+    made = scripted(lambda recipe, attempt: outcome_at(next(steps)))
+    orders: list[ProbeOrder] = []
+    start = made.start
+    monkeypatch.setattr(made, "start", lambda self, order: (orders.append(order), start(self, order))[1])
+    record, spec = campaigns.create("scripted", search=EXHAUSTIVE, budget={"probes": 4})
+    campaigns.driver(record, spec).run()
+    assert [order.best_tokens_per_s for order in orders] == [None, 128.0, 256.0, 256.0]
+
+
+def promising(*improvements: float) -> Callable[[Forecaster], Outlook | None]:
+    """Expects these gains after so many outcomes, and the last one from then on."""
+
+    def expect(forecaster: Forecaster) -> Outlook | None:
+        place = min(len(forecaster.heard), len(improvements)) - 1
+        return Outlook(expected_improvement=improvements[place], gap=0.008, gap_at_most=0.031)
+
+    return expect
+
+
+def test_a_campaign_ends_when_little_is_left_to_gain_and_says_so(
+    campaigns: Campaigns, use: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(expect=promising(0.001, 0.001, 0.2, 0.004, 0.02, 0.004, 0.003))
+    record, spec = campaigns.create(search=EXHAUSTIVE, budget={"probes": 40})
+    conclusion = campaigns.driver(record, spec).run()
+    assert conclusion.state is CampaignState.FINISHED
+    assert conclusion.reason == (
+        "the next probe is expected to gain 0.3 %, under 1 %; the best is estimated to be 0.8 % below the best of the "
+        "whole space (95 %: at most 3.1 %); 33 of 40 probes unused"
+    )
+    assert (conclusion.measured, conclusion.outlook) == (
+        7,
+        Outlook(expected_improvement=0.003, gap=0.008, gap_at_most=0.031),
+    )
+    found = status(campaigns.store, None)
+    assert found.outlook is not None
+    assert dict(found.outlook.data) == {
+        "expected_improvement": 0.003,
+        "gap": 0.008,
+        "gap_at_most": 0.031,
+        "measured": 7,
+    }
+    assert OUTLOOK not in {event.kind for event in found.last_events}
+    print_status(found)
+    assert "outlook   the next probe is expected to gain 0.3 %; the best is" in capsys.readouterr().out
+    again = campaigns.driver(record, spec).run()
+    assert (again.reason, again.measured) == (conclusion.reason, 7), "resumed, it starts nothing"
+
+
+def test_the_rule_can_be_switched_off(campaigns: Campaigns, use: Any) -> None:
+    use(expect=promising(0.0))
+    record, spec = campaigns.create(search={**EXHAUSTIVE, "stop_below_improvement": 0.0})
+    assert campaigns.driver(record, spec).run().reason == "every legal recipe has been tried"
+
+
+def test_doubt_about_the_best_is_settled_before_a_campaign_ends(campaigns: Campaigns, use: Any) -> None:
+    use(expect=promising(0.0), wish=lambda found: RECIPES[0] if len(found.heard) in (3, 4) else None)
+    record, spec = campaigns.create(search=EXHAUSTIVE)
+    conclusion = campaigns.driver(record, spec).run()
+    assert campaigns.store.campaign(record.name).outcomes == 5
+    assert "is expected to gain 0 %" in conclusion.reason
+
+
+def test_failures_alone_end_no_campaign_by_forecast(campaigns: Campaigns, use: Any, scripted: Any) -> None:
+    scripted(lambda recipe, attempt: failure(FailureKind.OUT_OF_MEMORY))
+    use(expect=promising(0.0))
+    record, spec = campaigns.create("scripted", search={**EXHAUSTIVE, "identical_failures": 99})
+    assert campaigns.driver(record, spec).run().reason == "every legal recipe has been tried"
+
+
+def test_a_forecaster_that_fails_is_replaced(campaigns: Campaigns, use: Any) -> None:
+    def broken(_: Forecaster) -> None:
+        raise RuntimeError("no idea")
+
+    for number, behaviour in enumerate(({"wish": broken}, {"expect": broken}, {"wish": lambda _: RECIPES[8]})):
+        use(**behaviour)
+        record, spec = campaigns.create(name=f"tiny-{number}", search=EXHAUSTIVE)
+        heard = Recorder()
+        conclusion = campaigns.driver(record, spec, heard).run()
+        assert (heard.notices, conclusion.measured) == (["strategy-replaced"], LEGAL)

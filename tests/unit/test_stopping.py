@@ -1,0 +1,66 @@
+"""What is left to gain: when it ends a campaign, and how it is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from frontrunner.panel import panel
+from frontrunner.render import print_outlook
+from frontrunner.search.budget import Limit
+from frontrunner.search.listener import View
+from frontrunner.search.stopping import IN_A_ROW, LEAST_MEASURED, StopRule
+from frontrunner.search.strategy import Outlook
+
+LITTLE = Outlook(expected_improvement=0.0042, gap=0.0, gap_at_most=0.12)
+MUCH = replace(LITTLE, expected_improvement=0.01)
+LIMITS = (Limit(name="probes", used=28, allowed=40), Limit(name="minutes", used=5.0, allowed=4.0))
+
+
+def heard(*outlooks: Outlook | None, measured: int = LEAST_MEASURED, below: float = 0.01) -> str | None:
+    rule = StopRule(below)
+    for outlook in outlooks:
+        rule.hear(outlook, measured=measured)
+    return rule.why_stop(LIMITS)
+
+
+def test_little_to_gain_ends_a_campaign_after_as_many_outcomes_in_a_row() -> None:
+    assert IN_A_ROW == 2
+    assert heard(LITTLE, LITTLE) is not None
+    assert heard(LITTLE, MUCH, LITTLE) is None
+    assert heard(LITTLE, None, LITTLE) is None
+    assert heard(MUCH, MUCH) is None, "at the threshold it goes on"
+
+
+def test_nothing_ends_a_campaign_of_which_little_is_known() -> None:
+    assert heard(*[LITTLE] * 9, measured=LEAST_MEASURED - 1) is None
+    assert heard() is None
+    assert heard(*[LITTLE] * 9, below=0.0) is None
+
+
+def test_the_reason_holds_the_numbers_and_what_was_not_used() -> None:
+    assert heard(LITTLE, LITTLE) == (
+        "the next probe is expected to gain 0.42 %, under 1 %; the best is estimated to be 0 % below the best of the "
+        "whole space (95 %: at most 12 %); 12 of 40 probes, 0 of 4 minutes unused"
+    )
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_the_panel_tells_it_on_one_whole_line(width: int) -> None:
+    view = View(name="c", strategy="s", legal_recipes=9, outlook=replace(LITTLE, gap=0.034))
+    screen = Console(width=width, record=True, force_terminal=False)
+    with screen.capture() as captured:
+        screen.print(panel(view, width=width, heights=None))
+    (line,) = (line for line in captured.get().splitlines() if line.startswith("outlook"))
+    assert line.rstrip().endswith("next probe +0.4 %; best 3.4 % (at most 12.0 %) below the space's")
+
+
+def test_the_end_of_a_launch_tells_it_with_the_budget(capsys: pytest.CaptureFixture[str]) -> None:
+    print_outlook(None, LIMITS)
+    assert capsys.readouterr().out == ""
+    print_outlook(LITTLE, LIMITS)
+    outlook, unused = capsys.readouterr().out.splitlines()
+    assert outlook.startswith("outlook: the next probe is expected to gain 0.42 %; the best is estimated")
+    assert unused == "unused:  12 of 40 probes, 0 of 4 minutes"
