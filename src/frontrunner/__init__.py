@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from frontrunner.calibration_api import calibrate, fit_campaign, fit_tables
     from frontrunner.import_api import TableForm, import_table
     from frontrunner.planning_api import advise, explain, plan, scaling
+    from frontrunner.reporting_api import front, plot, report
 
 __version__ = "0.1.0"
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "failures",
     "fit_campaign",
     "fit_tables",
+    "front",
     "import_table",
     "launch",
     "pareto",
@@ -52,18 +54,22 @@ __all__ = [
     "plan_dryrun",
     "plan_profile",
     "plan_replay",
+    "plot",
     "profile",
     "replay",
+    "report",
     "resume",
     "scaling",
     "show",
     "status",
     "survey",
 ]
-_ELSEWHERE = dict.fromkeys(("calibrate", "fit_campaign", "fit_tables"), "frontrunner.calibration_api") | dict.fromkeys(
-    ("advise", "explain", "plan", "scaling"), "frontrunner.planning_api"
+_ELSEWHERE = (
+    dict.fromkeys(("calibrate", "fit_campaign", "fit_tables"), "frontrunner.calibration_api")
+    | dict.fromkeys(("advise", "explain", "plan", "scaling"), "frontrunner.planning_api")
+    | dict.fromkeys(("front", "plot", "report"), "frontrunner.reporting_api")
+    | dict.fromkeys(("TableForm", "import_table"), "frontrunner.import_api")
 )
-_ELSEWHERE |= dict.fromkeys(("TableForm", "import_table"), "frontrunner.import_api")
 """The module of what is not in `frontrunner.api`."""
 
 

@@ -33,6 +33,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "failures": ("questions:failures", "What failed, why, and the logs' ends."),
         "campaigns": ("questions:campaigns", "Every campaign of the store."),
         "dataframe": ("questions:dataframe", "All attempts as a table file (.csv or .parquet)."),
+        "report": ("reporting:report", "A campaign as one HTML page to decide with."),
+        "plot": ("reporting:plot", "The report's figures as PNG or SVG."),
     },
 }
 """Commands by section of the help page: name -> (module:function under `frontrunner.commands`, one line)."""
@@ -42,7 +44,6 @@ EPILOG = """
 Examples:
   frontrunner plan examples/frontier-22b.toml estimate it, no machine needed
   frontrunner launch examples/laptop.toml     search it, ends with the ranking
-  frontrunner replay RECIPE --steps 500       train with the winner
 """
 
 
@@ -85,8 +86,8 @@ class Commands(click.Group):
 def frontrunner() -> None:
     """Find the fastest way to train a given transformer on given machines.
 
-    A campaign file describes model, machines and budget; recipes are tried by short real training runs, kept
-    in a store, ranked, and the winner is replayed as the full run.
+    A campaign file describes model, machines and budget. Short real training runs try recipes, a store
+    ranks them, and the winner is replayed as the full run.
     """
 
 

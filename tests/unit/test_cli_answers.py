@@ -249,7 +249,18 @@ def test_a_question_that_cannot_be_answered_is_one_message(case: str, folder: Pa
     assert sorted(path.name for path in folder.rglob("*")) == before
 
 
-HEAVY = {"torch", "deepspeed", "optuna", "deephyper", "pandas", "ConfigSpace", "sklearn"}
+HEAVY = {
+    "torch",
+    "deepspeed",
+    "optuna",
+    "deephyper",
+    "pandas",
+    "ConfigSpace",
+    "sklearn",
+    "plotly",
+    "shap",
+    "matplotlib",
+}
 REPORT = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
 
 

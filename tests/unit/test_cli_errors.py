@@ -99,6 +99,8 @@ MISTAKES: dict[str, tuple[list[str], int, str]] = {
             "failures": [],
             "campaigns": [],
             "dataframe": ["--out", "x.csv"],
+            "report": [],
+            "plot": ["--out", "figures"],
             "resume": [],
             "replay": ["0123456789ab", "--steps", "1"],
             "profile": ["0123456789ab"],

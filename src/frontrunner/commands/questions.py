@@ -41,16 +41,23 @@ def best(
 
 @click.command()
 @click.argument("campaign", required=False)
+@click.option("--objectives", metavar="A,B,...", help="Two or more of tokens, memory, nodes [default: tokens,memory].")
 @store_option
 @json_option
-def pareto(campaign: str | None, store: str | None, *, as_json: bool) -> None:
+def pareto(campaign: str | None, objectives: str | None, store: str | None, *, as_json: bool) -> None:
     """Print the recipes of CAMPAIGN that no other beats in both speed and peak memory.
+
+    With --objectives: in all of speed (tokens), memory headroom (memory) and number of nodes (nodes) that it names.
 
     \b
     Examples:
       frontrunner pareto
       frontrunner pareto laptop --json
+      frontrunner pareto --objectives tokens,memory,nodes
     """
+    if objectives is not None:
+        _front(campaign, [name.strip() for name in objectives.split(",")], store, as_json=as_json)
+        return
     front = api.pareto(campaign, store=store)
     if as_json:
         print_json(front)
@@ -60,6 +67,20 @@ def pareto(campaign: str | None, store: str | None, *, as_json: bool) -> None:
         from frontrunner.render import print_ranking
 
         print_ranking(front, title="speed against memory: what nothing else beats in both")
+
+
+def _front(campaign: str | None, objectives: list[str], store: str | None, *, as_json: bool) -> None:
+    from frontrunner.reporting_api import front
+
+    found = front(campaign, objectives=objectives, store=store)
+    if as_json:
+        print_json(found)
+    elif not found:
+        raise NothingLegal("no recipe was measured", hint="see `frontrunner status`")
+    else:
+        from frontrunner.render_front import print_front
+
+        print_front(found, objectives)
 
 
 @click.command()

@@ -1,0 +1,1 @@
+"""The figures of reports: described once as charts, drawn as HTML by Plotly and as PNG or SVG by matplotlib."""

@@ -1,0 +1,143 @@
+"""What stands at the top of a report: the best recipe and how to run it, the problem, the budget and what was spent."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from dataclasses import dataclass
+
+from frontrunner.drawing.chart import Table
+from frontrunner.drawing.landscape import ranking_table
+from frontrunner.evaluators.insight.collected import Collected
+from frontrunner.results.ranking import RankedRecipe
+from frontrunner.search.spec import Budget, CampaignSpec
+from frontrunner.text import count, gib, percent, seconds, thousands
+
+TOP = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """Plain text throughout: whoever draws it escapes it.
+
+    `facts` are (what, how much); `figures` and `commands` are of the best recipe, empty before the first measurement.
+    """
+
+    campaign: str
+    state: str
+    is_simulated: bool
+    warnings: tuple[str, ...]
+    facts: tuple[tuple[str, str], ...]
+    best: str
+    figures: tuple[tuple[str, str], ...]
+    commands: tuple[str, ...]
+    ranking: Table
+
+
+def head(collected: Collected, spec: CampaignSpec, *, store: str | None) -> Head:
+    """The head of a campaign's report; `store` is named in the commands where they would not find it themselves."""
+    campaign, ranking = collected.campaign, collected.ranking
+    best = ranking[0] if ranking else None
+    reason = f": {campaign.state_reason}" if campaign.state_reason else ""
+    return Head(
+        campaign=campaign.name,
+        state=f"{campaign.state}{reason}",
+        is_simulated=campaign.figures == "simulated",
+        warnings=tuple(_warnings(collected)),
+        facts=tuple(_facts(collected, spec)),
+        best="" if best is None else f"{best.recipe_id}  {best.recipe.describe()}",
+        figures=() if best is None else _figures(best, collected),
+        commands=() if best is None else _commands(best.recipe_id, store),
+        ranking=ranking_table(ranking[:TOP]),
+    )
+
+
+def _warnings(collected: Collected) -> list[str]:
+    """What a reader should know before trusting the first place."""
+    ranking, found = collected.ranking, []
+    if not ranking:
+        return ["No recipe has been measured, so there is none to recommend."]
+    first = ranking[0].standing
+    if first.is_noisy:
+        found.append(
+            f"The best recipe's step times spread by {percent(first.step_time_spread)}: measure again before relying "
+            "on small gaps."
+        )
+    if len(ranking) > 1:
+        spread = 100 * max(first.step_time_spread, ranking[1].standing.step_time_spread)
+        if ranking[1].gap_percent <= spread:
+            found.append(
+                f"The second recipe, {ranking[1].recipe_id}, is {ranking[1].gap_percent:.1f} % behind, within the "
+                f"spread of {spread:.1f} %: another measurement could turn the two round."
+            )
+    if not collected.problem.global_batch.is_fixed:
+        found.append("The global batch is a range: recipes with other batches do not train the same mathematics.")
+    return found
+
+
+def _figures(best: RankedRecipe, collected: Collected) -> tuple[tuple[str, str], ...]:
+    standing, limit = best.standing, collected.problem.cluster.memory_bytes_per_device
+    times = f"{standing.repeats} measurement{'s' if standing.repeats > 1 else ''}"
+    return (
+        (thousands(standing.tokens_per_s), "tokens/s"),
+        (f"{standing.model_tflops_per_device:.3g}", "TFLOPS/device"),
+        (percent(standing.mfu), "MFU"),
+        (gib(standing.peak_memory_bytes_max_rank), f"GiB peak, of {gib(limit)}"),
+        (seconds(standing.step_time_s_median), f"a step ± {percent(standing.step_time_spread)}, {times}"),
+    )
+
+
+def _commands(recipe_id: str, store: str | None) -> tuple[str, ...]:
+    named = f" --store {shlex.quote(store)}" if store else ""
+    return (
+        f"frontrunner replay {recipe_id} --steps 1000{named}",
+        f"frontrunner replay {recipe_id} --steps 1000 --print-command{named}",
+        f"frontrunner show {recipe_id}{named}",
+    )
+
+
+def _facts(collected: Collected, spec: CampaignSpec) -> list[tuple[str, str]]:
+    problem, campaign = collected.problem, collected.campaign
+    model, cluster = problem.model, problem.cluster
+    peak = cluster.peak_flops(problem.precision)
+    peak_words = "" if peak is None else f", peak {thousands(peak / 1e12)} TFLOPS in {problem.precision}"
+    kinds = Counter(row.failure.kind.value for row in collected.failed)
+    failed = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common()) or "none failed"
+    return [
+        (
+            "model",
+            f"{model.name}: {count(model.parameters)} parameters, {model.layers} layers of width {model.hidden:,}",
+        ),
+        (
+            "problem",
+            f"sequences of {problem.sequence_length:,} tokens, global batch {problem.global_batch}, "
+            f"{problem.precision}",
+        ),
+        (
+            "machine",
+            f"{cluster.name}: {_nodes(cluster.nodes)} of {cluster.devices_per_node} x {cluster.device}, "
+            f"{cluster.memory_gib_per_device:g} GiB each{peak_words}",
+        ),
+        ("search", f"{campaign.strategy} over {campaign.legal_recipes:,} legal recipes, seed {spec.search.seed}"),
+        ("tried", f"{len(collected.ranking)} recipes measured, {failed}"),
+        ("budget", _budget(spec.budget)),
+        (
+            "spent",
+            f"{len(collected.attempts)} probes, {campaign.node_seconds_spent / 3600:.3g} node-hours, "
+            f"{seconds(campaign.driver_seconds)} of driving",
+        ),
+        ("dates", f"begun {_minute(campaign.created_at)}, last changed {_minute(campaign.updated_at)}"),
+    ]
+
+
+def _nodes(nodes: int) -> str:
+    return f"{nodes:,} node{'s' if nodes > 1 else ''}"
+
+
+def _budget(budget: Budget) -> str:
+    limits = {"probes": budget.probes, "minutes": budget.minutes, "node-hours": budget.node_hours}
+    return ", ".join(f"{value:,g} {what}" for what, value in limits.items() if value is not None) or "no limit"
+
+
+def _minute(moment: str) -> str:
+    return f"{moment[:16].replace('T', ' ')} UTC"

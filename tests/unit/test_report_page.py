@@ -1,0 +1,260 @@
+"""The report's page and pictures: whole, without a network, safe from what logs and files say, and honest."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+import frontrunner
+from frontrunner.cli import frontrunner as frontrunner_command
+from frontrunner.drawing.catalogue import FIGURES
+from frontrunner.drawing.chart import OUTCOMES
+from frontrunner.results.outcome import FailureKind
+from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal
+from support.insight import failed, measured, recorded, renamed, spec
+
+pytest.importorskip("plotly")
+pytest.importorskip("matplotlib")
+HOSTILE = "$x$ </script><script>alert(1)</script><img src=http://evil.example/x onerror=alert(1)> \"'&amp; \x1b[31m"
+UNDRAWN = {"importance", "shap"}
+"""They need more measurements than the store below has."""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A campaign with three measurements and a failure of each kind, and hostile text wherever there is text."""
+    path = tmp_path_factory.mktemp("store") / "s.db"
+    campaign = renamed(spec(), HOSTILE)
+    recipes = campaign.space.survey(campaign.problem).recipes
+    outcomes = [(recipe, [measured(100.0 + place, 0.5 + place)]) for place, recipe in enumerate(recipes[:3])]
+    kinds = (FailureKind.OUT_OF_MEMORY, FailureKind.CRASHED, FailureKind.HUNG)
+    for recipe, kind in zip(recipes[3:6], kinds, strict=True):
+        outcomes.append((recipe, [failed(kind, message=HOSTILE, log_tail=HOSTILE, log_path=HOSTILE)]))
+    recorded(path, campaign, outcomes)
+    return str(path)
+
+
+class Page(HTMLParser):
+    """The elements of a page, and what its scripts hold."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.text = ""
+        self._in_script = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "script":
+            self._in_script = True
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_script = self._in_script and tag != "script"
+
+    def handle_data(self, data: str) -> None:
+        if self._in_script:
+            self.scripts[-1] += data
+        else:
+            self.text += data
+
+    @property
+    def figures(self) -> dict[str, dict[str, object]]:
+        found: dict[str, dict[str, object]] = json.loads(self.scripts[0])
+        return found
+
+
+@pytest.fixture(scope="module")
+def page(store: str, tmp_path_factory: pytest.TempPathFactory) -> Page:
+    path = frontrunner.report(out=tmp_path_factory.mktemp("page") / "r.html", store=store)
+    return Page(path.read_text(encoding="utf-8"))
+
+
+def test_the_page_loads_nothing(page: Page) -> None:
+    for tag, attributes in page.tags:
+        assert tag not in {"img", "iframe", "object", "embed", "link", "base", "form"}, tag
+        for name, value in attributes.items():
+            assert not name.startswith("on"), (tag, name)
+            if name in {"src", "href", "action", "data"}:
+                assert value is not None
+                assert value.startswith("#"), (tag, name, value)
+    policy = next(a["content"] for _, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; ")
+    assert "http" not in policy.replace("http-equiv", "")
+
+
+def test_only_the_page_s_own_scripts_may_run(page: Page) -> None:
+    policy = next(a["content"] for _, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
+    allowed = set(re.findall(r"'sha256-([^']+)'", str(policy)))
+    kinds = [attributes.get("type") for tag, attributes in page.tags if tag == "script"]
+    assert kinds == ["application/json", None, None]
+    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in page.scripts[1:]]
+    assert set(digests) == allowed
+    assert "'unsafe-inline'" not in str(policy).partition("script-src")[2].partition(";")[0]
+
+
+def test_text_from_files_and_logs_is_only_text(page: Page) -> None:
+    shown = HOSTILE.replace("\x1b", "\\x1b")
+    # The model's name once; a failure's message, log and path for each of three.
+    assert page.text.count(shown) == 1 + 3 * 3
+    assert "\x1b" not in page.text
+    assert "evil.example" not in "".join(page.scripts)
+
+
+def test_each_figure_is_drawn_or_says_why_not(page: Page) -> None:
+    assert {attributes.get("id") for tag, attributes in page.tags if tag == "section"} == {*FIGURES, "failures"}
+    assert set(page.figures) == set(FIGURES) - UNDRAWN
+    assert page.text.count("Not drawn: Importance needs at least 20 measured recipes; there are 3.") == 2
+    plots = {attributes["id"]: attributes for tag, attributes in page.tags if attributes.get("role") == "img"}
+    assert set(plots) == {f"plot-{name}" for name in page.figures}
+    assert all(attributes["aria-label"] for attributes in plots.values())
+
+
+def test_each_figure_has_a_table_beside_it(page: Page) -> None:
+    assert sum(tag == "table" for tag, _ in page.tags) == len(page.figures) + 1, "one more is the ranking"
+    assert page.text.count("As a table") == len(page.figures)
+
+
+@pytest.mark.parametrize("name", sorted(set(FIGURES) - UNDRAWN))
+def test_each_figure_is_one_that_plotly_knows(name: str, page: Page) -> None:
+    graph_objects = pytest.importorskip("plotly.graph_objects")
+    graph_objects.Figure(page.figures[name])  # refuses unknown keys and values
+
+
+def test_every_outcome_has_a_look_of_its_own() -> None:
+    assert set(OUTCOMES) == {"measured", *(kind.value for kind in FailureKind)}
+    assert len({colour for colour, _ in OUTCOMES.values()}) == len({symbol for _, symbol in OUTCOMES.values()}) == 9
+
+
+def test_the_head_names_the_best_recipe_and_how_to_run_it(page: Page, store: str) -> None:
+    best = frontrunner.best(top=1, store=store)[0]
+    assert f"Best recipe: {best.recipe_id} {best.recipe.describe()}" in re.sub(r"\s+", " ", page.text)
+    assert f"frontrunner replay {best.recipe_id} --steps 1000 --store {store}" in page.text
+    assert "Simulated" not in page.text
+    assert "3 recipes measured, 1 out-of-memory, 1 crashed, 1 hung" in page.text
+
+
+def test_a_simulated_campaign_is_called_so(tmp_path: Path) -> None:
+    campaign = spec(evaluator="simulated")
+    recipe = campaign.space.survey(campaign.problem).recipes[0]
+    recorded(tmp_path / "s.db", campaign, [(recipe, [measured(1.0)])])
+    path = frontrunner.report(out=tmp_path / "r.html", store=str(tmp_path / "s.db"))
+    assert "Simulated: these figures come from rough formulas" in path.read_text(encoding="utf-8")
+    (written,), _ = frontrunner.plot(out=tmp_path / "x.svg", figure="history", store=str(tmp_path / "s.db"))
+    assert "simulated" in written.read_text(encoding="utf-8")
+
+
+def test_a_campaign_without_an_outcome_still_has_a_report(tmp_path: Path) -> None:
+    recorded(tmp_path / "s.db", spec(), [])
+    page = Page(frontrunner.report(out=tmp_path / "r.html", store=str(tmp_path / "s.db")).read_text(encoding="utf-8"))
+    assert page.figures == {}
+    assert page.text.count("Not drawn: ") == len(FIGURES)
+    assert "there is none to recommend" in page.text
+
+
+@pytest.mark.parametrize("kind", ["svg", "png"])
+def test_pictures_of_all_figures(kind: str, store: str, tmp_path: Path) -> None:
+    written, absent = frontrunner.plot(out=tmp_path / "figures", format=kind, store=store)
+    assert {path.name for path in written} == {f"{name}.{kind}" for name in set(FIGURES) - UNDRAWN}
+    assert {row.name for row in absent} == UNDRAWN
+    assert set((tmp_path / "figures").iterdir()) == set(written)
+    for path in written:
+        if kind == "png":
+            assert path.read_bytes().startswith(b"\x89PNG\r\n")
+            continue
+        words = "".join(ET.fromstring(path.read_bytes()).itertext())
+        assert "tiny" in words
+        assert "$x$" in words, "text is text, not mathematics"
+
+
+def test_the_same_figure_is_the_same_file(store: str, tmp_path: Path) -> None:
+    (first,), _ = frontrunner.plot(out=tmp_path / "a.svg", figure="speed-memory", store=store)
+    (second,), _ = frontrunner.plot(out=tmp_path / "b.svg", figure="speed-memory", store=store)
+    assert first.read_bytes() == second.read_bytes()
+
+
+REFUSED: dict[str, tuple[dict[str, str], type[Exception], str]] = {
+    "no such figure": (
+        {"out": "f", "figure": "histroy"},
+        InvalidInput,
+        '--figure = "histroy": expected one of',
+    ),
+    "one file for all": ({"out": "x.svg"}, InvalidInput, "is one file and --figure names none"),
+    "two formats": ({"out": "x.svg", "figure": "history", "format": "png"}, InvalidInput, '--format = "png": expected'),
+    "no such format": ({"out": "f", "format": "pdf"}, InvalidInput, '--format = "pdf": expected one of png, svg'),
+    "no folder": ({"out": "none/f"}, NotFound, "there is no folder"),
+    "not drawn": ({"out": "x.svg", "figure": "shap"}, NothingLegal, "figure shap cannot be drawn: Importance needs"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_written_is_refused_and_nothing_is(
+    case: str, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments, error, message = REFUSED[case]
+    with pytest.raises(error, match=re.escape(message)):
+        frontrunner.plot(store=store, **arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_report_is_html_in_a_folder_that_is_there(store: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"expected a name that ends with \.html"):
+        frontrunner.report(out=tmp_path / "r.pdf", store=store)
+    with pytest.raises(NotFound, match="there is no folder"):
+        frontrunner.report(out=tmp_path / "none" / "r.html", store=store)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("package", ["plotly", "matplotlib"])
+def test_a_package_that_is_not_installed_is_named_with_the_command(
+    package: str, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)  # as Python marks a module that cannot be imported
+    draw, name = (frontrunner.report, "r.html") if package == "plotly" else (frontrunner.plot, "f")
+    with pytest.raises(InvalidInput, match=f"this needs {package}, which is not installed") as caught:
+        draw(out=tmp_path / name, store=store)
+    assert caught.value.exit_code == 2
+    assert caught.value.hint == "run: pip install 'frontrunner[report]'"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_commands_answer_on_stdout_and_talk_on_stderr(
+    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "r.html"
+    frontrunner_command(["report", "tiny", "--out", str(page), "--store", store], standalone_mode=False)
+    assert capsys.readouterr().out.startswith(f"report: {page}, ")
+    folder = tmp_path / "figures"
+    frontrunner_command(["plot", "--out", str(folder), "--store", store], standalone_mode=False)
+    told = capsys.readouterr()
+    assert [Path(line) for line in told.out.splitlines()] == [
+        folder / f"{name}.svg" for name in FIGURES if name not in UNDRAWN
+    ]
+    assert [line.partition(" is not drawn: ")[0] for line in told.err.splitlines()] == sorted(UNDRAWN)
+
+
+def test_a_front_of_objectives_is_told_as_text_and_as_json(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["pareto", "--objectives", "tokens,memory,nodes", "--store", store]
+    frontrunner_command(asked, standalone_mode=False)
+    text = capsys.readouterr().out
+    frontrunner_command([*asked, "--json"], standalone_mode=False)
+    rows = json.loads(capsys.readouterr().out)
+    best = frontrunner.best(store=store)
+    # The store's fastest recipe needs most memory, and the slowest least: none of the three beats another.
+    assert [row["ranked"]["recipe_id"] for row in rows] == [row.recipe_id for row in best]
+    assert [row["nodes"] for row in rows] == [1, 1, 1]
+    assert [row["headroom_bytes"] / 2**30 for row in rows] == [-0.5, 0.5, 1.5]
+    assert all(row.recipe_id in text for row in best)
+    assert "what nothing else beats in tokens, memory and nodes" in text
