@@ -41,9 +41,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
 
 EPILOG = """
 \b
-Examples:
-  frontrunner plan examples/frontier-22b.toml estimate it, no machine needed
-  frontrunner launch examples/laptop.toml     search it, ends with the ranking
+Example:
+  frontrunner launch examples/laptop.toml
 """
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from frontrunner.columns import Column, fitted_table
 from frontrunner.evaluators.insight.objectives import OnFront
-from frontrunner.render import SIMULATED, batch, console, layout, options, sharding
+from frontrunner.render import ORIGINS, batch, console, layout, options, sharding
 from frontrunner.text import gib, percent, thousands
 
 COLUMNS: tuple[Column[OnFront], ...] = (
@@ -28,7 +28,7 @@ def print_front(front: Sequence[OnFront], objectives: Sequence[str]) -> None:
     """The front, fastest first; `#` is the place in the ranking by tokens/s."""
     out = console()
     title = f"what nothing else beats in {' and '.join([', '.join(objectives[:-1]), objectives[-1]])}"
-    if any(row.ranked.figures == "simulated" for row in front):
-        title += f" ({SIMULATED})"
+    for origin in sorted({row.ranked.figures for row in front} & set(ORIGINS)):
+        title += f" ({ORIGINS[origin]})"
     columns = [c for c in COLUMNS if c.title != "MFU" or any(row.ranked.standing.mfu is not None for row in front)]
     out.print(fitted_table(title, columns, front, width=out.width, bold=lambda row: row.ranked.rank == 1))
