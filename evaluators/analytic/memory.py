@@ -95,16 +95,17 @@ def _rank(
     # In fp32 the trained parameters are those of the computation, unless these are gathered copies.
     apart = (size < 4) | (work.sharding_optimizer > work.sharding_parameters)
     parameters = _computed_with(machine, work, count)
+    loss = np.where(has_head, logits * _bytes_per_logit(machine, work) / work.loss_chunks, 0.0)
     return PeakMemory(
         parameters=parameters,
-        gradients=_kept_gradients(machine, work, count) + _reducing(machine, work, count, in_flight),
+        gradients=_gradients(machine, work, count, in_flight=in_flight, freed=layers * kept + loss),
         optimizer=np.where(
             work.optimizer_on_host,
             0.0,
             count * (2 * work.bytes_per_optimizer_state + np.where(apart, 4.0, 0.0)) / work.sharding_optimizer,
         ),
         activations=activations,
-        logits=np.where(has_head, logits * _bytes_per_logit(machine, work) / work.loss_chunks, 0.0),
+        logits=loss,
         working=np.where(_runs_alone(work), 1.0, WORKING_SHARE) * whole,
         runtime=machine.runtime_bytes + software.fragmentation * (parameters + activations),
     )
@@ -125,6 +126,22 @@ def _computed_with(machine: Machine, work: Workload, count: Rows) -> Rows:
     return np.minimum(held, count) * work.bytes_per_value
 
 
+def _gradients(machine: Machine, work: Workload, count: Rows, *, in_flight: Rows, freed: Rows) -> Rows:
+    """Gradients at the peak, with what reduces them.
+
+    Where they appear with a step's first backward pass, and all micro-batches are `in_flight` before it, the peak is
+    before that pass, or after it, when the gradients are there and one micro-batch's `freed` bytes are gone.
+    """
+    held = _kept_gradients(machine, work, count)
+    reducing = _reducing(machine, work, count)
+    if not machine.software.gradients_appear:
+        return held + reducing
+    shards = np.maximum(work.sharding_gradients, np.where(work.copies > 1, work.sharding_optimizer, 1.0))
+    alone = count * machine.gradient_bytes(work.bytes_per_value) / shards
+    later = np.where(work.accumulation == 1, np.minimum(alone, held), held) + reducing
+    return np.where(work.accumulation <= in_flight, np.maximum(later - freed, 0.0), held + reducing)
+
+
 def _kept_gradients(machine: Machine, work: Workload, count: Rows) -> Rows:
     """Gradients between micro-batches; those that are reduced at each go to the host with an optimizer there."""
     held = count * machine.gradient_bytes(work.bytes_per_value) / work.sharding_gradients
@@ -132,18 +149,18 @@ def _kept_gradients(machine: Machine, work: Workload, count: Rows) -> Rows:
     return np.where(leave, 0.0, held)
 
 
-def _reducing(machine: Machine, work: Workload, count: Rows, in_flight: Rows) -> Rows:
+def _reducing(machine: Machine, work: Workload, count: Rows) -> Rows:
     """What gradients take beside those that are kept, while they are reduced over the copies: a layer's, or a bucket.
 
-    `count` are the rank's parameters before sharding. Reduced once a step, after the last micro-batch, they find the
-    activations of the others `in_flight` gone, which took more.
+    `count` are the rank's parameters before sharding. Reduced once a step, in a pipeline after its last micro-batch,
+    they find the activations gone, which took more.
     """
     once, each = machine.software.reduce_bytes
     layer = work.layer_matmul_parameters / work.tensor_parallel
     held = np.where(work.sharding_gradients > 1, each, once) * layer
     bucket = 4 * np.minimum(machine.software.bucket_elements, count)
     held = np.where(work.sharding_parameters == 1, np.maximum(held, bucket), held)
-    is_later = (in_flight > 1) & (work.sharding_gradients == 1)
+    is_later = (work.pipeline_parallel > 1) & (work.sharding_gradients == 1)
     return np.where((work.copies > 1) & ~is_later, held, 0.0)
 
 

@@ -18,9 +18,11 @@ class Software:
     `shards_only_masters`; beside the shards stand `gathered_layers` whole layers. `reduce_bytes` are held for each
     parameter of one layer while gradients are reduced, once a step, or at each micro-batch. `bytes_per_logit` is what
     the loss holds for each logit at its peak, and `sharded_logits` says that it does so for the rank's share of the
-    vocabulary, `splits_tables` that tensor parallelism cuts embedding and head. Gradients of unsharded parameters are
-    reduced through a buffer of at most `bucket_elements` in fp32. Once a step they travel in messages of
-    `message_elements`, or of `message_layers` layers where those have more; each passes the latency of its collective.
+    vocabulary, `splits_tables` that tensor parallelism cuts embedding and head. Where `gradients_appear` they take
+    memory from a step's first backward pass on, else always; with one micro-batch a layer's are reduced as soon as they
+    are there. Gradients of unsharded parameters are reduced through a buffer of at most `bucket_elements` in fp32. Once
+    a step they travel in messages of `message_elements`, or of `message_layers` layers where those have more; each
+    passes the latency of its collective.
     `gradient_overlap` is the share of the computation beside which gradients and parameters travel; gradients of
     unsharded parameters do so where `overlaps_unsharded`, and while they are scattered over shards of the optimizer
     where `overlaps_scattered` as well. `balances_head` cuts pipelines by the cost of layers and head together, where
@@ -45,6 +47,7 @@ class Software:
     sharded_logits: bool = True
     splits_tables: bool = True
     bucket_elements: float = 0.0
+    gradients_appear: bool = False
     message_elements: float = float("inf")
     message_layers: float = 0.0
     balances_head: bool = False
@@ -66,6 +69,7 @@ FRONTRUNNER = Software(
     shards_only_masters=True,
     gathered_layers=3.4,
     reduce_bytes=(20.0, 5.0),
+    gradients_appear=True,
     message_elements=0.0,
     message_layers=1.0,
 )

@@ -25,7 +25,14 @@ CHOICES = {
         "sequence_parallel": True,
         "recompute": "selective",
     },
+    "one micro-batch, whose gradients come when activations go": {"sharding": "zero-1", "tensor_parallel": 1},
+    "a pipeline that is full before its first gradients": {
+        "sharding": "zero-1",
+        "tensor_parallel": 1,
+        "pipeline_parallel": 4,
+    },
 }
+WHOLE = {"tensor_parallel": 4, "pipeline_parallel": 1}
 
 
 def campaign(folder: Path) -> Path:
@@ -34,7 +41,7 @@ def campaign(folder: Path) -> Path:
         model={"layers": 16, "hidden": 2048, "heads": 16, "vocabulary": 8192},
         cluster={"device": "a100-80gb", "backend": "cuda", "devices_per_node": 8, "nodes": 4},
         problem={"sequence_length": 1024, "global_batch": 64, "precision": "bf16"},
-        space={"tensor_parallel": [4], "pipeline_parallel": [1], "micro_batch_seqs": [2], "schedule": ["1f1b"]},
+        space={"tensor_parallel": [1, 4], "pipeline_parallel": [1, 4], "micro_batch_seqs": [2], "schedule": ["1f1b"]},
     )
     return write_toml(folder / "campaign.toml", table)
 
@@ -43,7 +50,7 @@ def campaign(folder: Path) -> Path:
 @pytest.mark.parametrize("choices", CHOICES.values(), ids=CHOICES)
 def test_peak_memory_is_the_dry_runs(choices: dict[str, object], tmp_path: Path) -> None:
     file = campaign(tmp_path)
-    traced = dryrun(choices, campaign=file)
+    traced = dryrun(WHOLE | choices, campaign=file)
 
     told = estimate([traced.recipe], read_campaign_file(file).spec.problem)[0]
 

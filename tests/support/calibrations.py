@@ -38,8 +38,8 @@ def shapes() -> list[tuple[int, int, int]]:
 
 
 def product(precision: str, m: int, n: int, k: int) -> dict[str, Any]:
-    """A matrix product that loses by its last wave and by short sums, and by nothing else."""
-    waves = m * n / (TILE * TILE * COMPUTE_UNITS)
+    """A matrix product that loses by its last wave, as by a whole one where it has less, and by short sums."""
+    waves = max(m * n / (TILE * TILE * COMPUTE_UNITS), 1)
     slowed = (1 + TILE_WAVES / waves) * (1 + REDUCTION_DEPTH / k)
     return {"precision": precision, "m": m, "n": n, "k": k, "time_s": 2 * m * n * k / MATMUL_FLOPS[precision] * slowed}
 

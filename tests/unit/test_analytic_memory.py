@@ -99,3 +99,32 @@ def test_less_is_never_more() -> None:
     for recipes in (sharded, smaller):
         totals = peak_memory(machine(), work(*recipes)).total
         assert (np.diff(totals) <= 0).all()
+
+
+@pytest.mark.parametrize(("accumulation", "gradients"), [(1, 0.0), (2, 1.0), (3, 1.0)])
+def test_one_micro_batch_has_no_gradients_when_its_activations_are_whole(accumulation: int, gradients: float) -> None:
+    """By hand: fp32 gradients of all parameters from the second micro-batch on; with one, shards that come later."""
+    plan = recipe(
+        devices=8,
+        tensor_parallel=1,
+        accumulation=accumulation,
+        micro_batch_seqs=4,
+        sharding=Sharding.named("zero-1", 8),
+    )
+
+    told = peak_memory(machine(software=replace(FRONTRUNNER, reduce_bytes=(0.0, 0.0))), work(plan))
+
+    assert told.gradients[0] == pytest.approx(gradients * 2 * told.parameters[0])
+
+
+def test_a_pipeline_is_full_before_its_first_gradients_or_after() -> None:
+    """With as many micro-batches as ranks the fullest rank has one fewer when its gradients are there."""
+    software = replace(FRONTRUNNER, reduce_bytes=(0.0, 0.0), fragmentation=0.0)
+    shared = {"devices": 32, "tensor_parallel": 1, "pipeline_parallel": 4, "schedule": "1f1b", "micro_batch_seqs": 1}
+    plans = [recipe(**shared, accumulation=count) for count in (4, 5)]
+
+    told = [peak_memory(machine(software=software), work(plan)) for plan in plans]
+
+    assert told[0].activations[0] == told[1].activations[0]
+    assert told[1].total[0] - told[0].total[0] == pytest.approx(told[0].activations[0] / 4)
+    assert told[0].gradients[0] > 0
