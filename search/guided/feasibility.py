@@ -10,6 +10,7 @@ as far as its predicted memory says so, and otherwise a warning about recipes li
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,9 @@ PER_STEP = 0.03
 """Of a doubling of a degree, or another choice."""
 MARGIN, MARGIN_SPREAD = 0.08, 0.08
 """By how much a device must be larger than a peak that allocators report, and the standard deviation of that."""
+WIDER = {(1.0, 1.0): 0.9, (4.0, 1.0): 0.05, (1.0, 16.0): 0.05}
+"""What offset and margin are multiplied by -> its chance before any trial: formulas that are badly wrong, and a limit
+that is not the stated one, as where others hold memory."""
 PEAK_SCATTER, SCATTER = 0.06, 0.08
 """What cannot be learned of peaks, and of the limit."""
 CRASHES = 0.1
@@ -67,14 +71,25 @@ class FeasibilityModel:
 
     def learn(self, trials: Sequence[Trial]) -> None:
         """Learn from these trials alone."""
-        size = self._inputs.shape[1]
-        self._weights: Rows = np.zeros(size)
-        self._covariance: Rows = np.eye(size)
-        if trials:
-            data = _Data(trials, self._inputs, self._fill)
-            self._weights = minimize(data.cost, self._weights, jac=True, method="L-BFGS-B").x
-            self._covariance = np.linalg.inv(np.eye(size) + data.curvature(self._weights)).astype(np.float64)
+        found = [self._fitted(trials, wider) for wider in WIDER] if trials else []
+        if found:
+            _, self._weights, self._covariance = max(found, key=lambda one: one[0])
+        else:
+            size = self._inputs.shape[1]
+            self._weights, self._covariance = np.zeros(size), np.eye(size)
         self._near = [trial for trial in trials if self._own[trial.row]]
+
+    def _fitted(self, trials: Sequence[Trial], wider: tuple[float, float]) -> tuple[float, Rows, Rows]:
+        """The logarithm of Laplace's evidence, and the posterior's mean and covariance in the inputs' scales."""
+        scales = np.ones(self._inputs.shape[1])
+        scales[[0, -1]] = wider
+        data = _Data(trials, self._inputs, self._fill, scales)
+        tried = [minimize(data.cost, start, jac=True, method="L-BFGS-B") for start in data.starts()]
+        mode: Rows = min(tried, key=lambda one: float(one.fun)).x
+        precision = np.eye(len(scales)) + data.curvature(mode)
+        evidence = -data.cost(mode)[0] - 0.5 * float(np.linalg.slogdet(precision)[1]) + math.log(WIDER[wider])
+        covariance: Rows = np.linalg.inv(precision) * scales[:, None] * scales
+        return evidence, mode * scales, covariance
 
     def rough_chance(self) -> Rows:
         """The chances that all rows' memory suffices, as if the regression were sure: cheap."""
@@ -115,9 +130,9 @@ class FeasibilityModel:
 class _Data:
     """The likelihood of trials under a regression's weights."""
 
-    def __init__(self, trials: Sequence[Trial], inputs: Rows, fill: Rows) -> None:
+    def __init__(self, trials: Sequence[Trial], inputs: Rows, fill: Rows, scales: Rows) -> None:
         rows = [trial.row for trial in trials]
-        self.inputs, self.fill = inputs[rows].copy(), fill[rows] + MARGIN
+        self.inputs, self.fill = inputs[rows] * scales, fill[rows] + MARGIN
         self.peak = np.array([np.nan if trial.log_peak is None else trial.log_peak for trial in trials])
         self.known = np.isfinite(self.peak)
         self.inputs[self.known, -1] = 0.0  # the margin is between a peak and what a device has room for
@@ -125,6 +140,19 @@ class _Data:
         self.ran = np.array([trial.ran for trial in trials]) & ~self.known
         self.failed = ~self.ran & ~self.known
         self.otherwise = np.array([1e-3 if trial.out_of_memory else CRASHES for trial in trials])[self.failed]
+
+    def starts(self) -> list[Rows]:
+        """Where to look for the mode: at the prior's, and where half of what failed would lack memory.
+
+        Far from the limit the likelihood of a failure is flat, so that the first alone would not be left.
+        """
+        none = np.zeros(self.inputs.shape[1])
+        if not self.failed.any():
+            return [none]
+        moved = none.copy()
+        size = self.inputs[self.failed, -1][0]
+        moved[-1] = -np.median(self.fill[self.failed]) / size
+        return [none, moved]
 
     def cost(self, weights: Rows) -> tuple[float, Rows]:
         """The negative logarithm of the posterior, but for a constant, and its gradient."""

@@ -81,7 +81,8 @@ def test_the_same_seed_and_outcomes_give_the_same_proposals(name, landscape, mac
 
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "exhaustive"])
 def test_another_seed_gives_other_proposals(name, landscape, machine):
-    one, other = (run(make_strategy(name, landscape, seed=seed), machine, trials=5) for seed in (6, 7))
+    trials = 20 if name == "guided" else 5  # its seed orders only what its predictions cannot tell apart
+    one, other = (run(make_strategy(name, landscape, seed=seed), machine, trials=trials) for seed in (6, 7))
     assert one != other
 
 
