@@ -149,7 +149,7 @@ def test_a_probe_that_steps_past_its_deadline_is_too_slow(bench: Bench) -> None:
     bench.start(running_setup(bench, deadline_s=2))
     failure = bench.failure()
     assert failure.kind is FailureKind.TOO_SLOW
-    assert "of 1000001 steps within probe.deadline_s = 2 s" in failure.message
+    assert "of at most 1000001 steps within probe.deadline_s = 2 s" in failure.message
     assert ranks_of(ME) == []
 
 
