@@ -22,7 +22,7 @@ from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Space, Survey
 
 LISTED = ("random", "exhaustive")
-GUIDED = ("deephyper", "optuna-tpe", "optuna-nsga2", "optuna-gp")
+GUIDED = ("guided", "deephyper", "optuna-tpe", "optuna-nsga2", "optuna-gp")
 TRIALS_TIMED = {"random": 2000, "exhaustive": 2000, "optuna-gp": 3}
 TRIALS_TIMED_OTHERWISE = 20
 

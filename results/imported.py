@@ -15,6 +15,7 @@ from frontrunner.results import standings
 from frontrunner.results.clock import timestamp
 from frontrunner.results.codec import failure_to_columns, measurement_to_columns, recipe_to_json
 from frontrunner.results.outcome import Measurement, Outcome
+from frontrunner.results.records import IMPORTED
 from frontrunner.results.rows import outcomes_by_attempt
 from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, FailureRow, MeasurementRow, TrialRow
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
@@ -23,8 +24,6 @@ from frontrunner.spaces.document import canonical_json
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.recipe import Recipe
 
-IMPORTED = "imported"
-"""The strategy and the figures of such a campaign."""
 MOST_NAMES = 10_000
 
 

@@ -17,6 +17,9 @@ EventData = Mapping[str, str | int | float | None]
 Figures = Literal["measured", "simulated", "imported"]
 """Where a campaign's numbers come from: real training, a rehearsal's rough formulas, or a table of others' training."""
 
+IMPORTED = "imported"
+"""The strategy, the evaluator and the figures of a campaign that holds the rows of a table."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Campaign:

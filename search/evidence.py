@@ -15,11 +15,10 @@ from dataclasses import dataclass, field, replace
 from frontrunner.evaluators.imported.judged import DISAGREEING
 from frontrunner.results.codec import pool
 from frontrunner.results.drivers import VERSION_FILES
-from frontrunner.results.imported import IMPORTED
 from frontrunner.results.known import KnownRecipe, known_recipes
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.provenance import Provenance
-from frontrunner.results.records import Campaign
+from frontrunner.results.records import IMPORTED, Campaign
 from frontrunner.results.store import Store
 from frontrunner.search.answers import Answer, answer_of
 from frontrunner.search.spec import CampaignSpec

@@ -11,7 +11,7 @@ from pathlib import Path
 from frontrunner.evaluators.protocol import EVALUATORS, ProbeSetup
 from frontrunner.evaluators.settings import DataSettings, ProbeSettings
 from frontrunner.evaluators.table_settings import TableSettings
-from frontrunner.results.imported import IMPORTED
+from frontrunner.results.records import IMPORTED
 from frontrunner.search.strategy import STRATEGIES
 from frontrunner.spaces.errors import bad_value, require_above_zero, require_at_least, require_one_of
 from frontrunner.spaces.problem import Problem

@@ -162,10 +162,11 @@ class _Data:
         value += 0.5 * float(off @ off)
         slope[self.known] = off / PEAK_SCATTER
         room = -need / SCATTER
-        density = np.exp(-0.5 * room**2) / np.sqrt(2 * np.pi)
+        log_density = -0.5 * room**2 - 0.5 * np.log(2 * np.pi)
+        density = np.exp(log_density)
         fits = log_ndtr(room[self.ran])
         value -= float(fits.sum())
-        slope[self.ran] = density[self.ran] / np.exp(fits) / SCATTER
+        slope[self.ran] = np.exp(log_density[self.ran] - fits) / SCATTER  # far off, density and chance are both 0
         fails = self.otherwise + (1 - self.otherwise) * ndtr(-room[self.failed])
         value -= float(np.log(fails).sum())
         slope[self.failed] = -(1 - self.otherwise) * density[self.failed] / fails / SCATTER

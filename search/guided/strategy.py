@@ -27,7 +27,7 @@ Places = npt.NDArray[np.intp]
 
 LOOKED_AT = 3000
 """So many open recipes are judged in full at each ask: those that a linear correction finds most promising."""
-CLOSE_CALL = 0.003
+CLOSE_CALL = 0.005
 """Recipes whose worth differs by about this share are ordered by the seed: the formulas cannot tell them apart."""
 LEAST_WORTH = 1e-3
 """An improvement that is not sought: where less is expected, recipes come in the order of their chances to run."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from frontrunner.results.records import IMPORTED
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.validation import load_json
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def refuse_imported_campaign(campaign: Campaign) -> None:
     """Raise `InvalidInput` for a campaign that is a table's rows, which nobody drives."""
-    if campaign.strategy == "imported":
+    if campaign.strategy == IMPORTED:
         raise InvalidInput(
             f"campaign {campaign.name} holds an imported table: there is nothing to go on with",
             hint="name another: frontrunner campaigns",

@@ -164,7 +164,8 @@ def _name(table: TableProblem, found: Reading, name: str | None) -> str:
 
 
 def _campaign(table: TableProblem, found: Reading, name: str) -> ImportedCampaign:
-    from frontrunner.results.imported import IMPORTED, ImportedCampaign, ImportedOutcome
+    from frontrunner.results.imported import ImportedCampaign, ImportedOutcome
+    from frontrunner.results.records import IMPORTED
     from frontrunner.spaces.document import recipe_id
 
     recipes = [row.recipe for row in table.rows]

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 MOST_PROBLEMS = 20
 MOST_REASONS = 12
 MOST_DISAGREEMENTS = 5
+WIDE = 125
+"""Columns from which a campaign's name and its problem fit beside one another."""
 
 
 def print_import(found: Import) -> None:
@@ -24,7 +26,7 @@ def print_import(found: Import) -> None:
     verb = "would be kept" if found.is_preview else "kept"
     out.print(f"{plain(found.file)}: {found.taken_rows:,} of {found.rows:,} rows {verb} in {plain(found.store)}")
     if found.problems:
-        out.print(_campaigns(found.problems))
+        out.print(_campaigns(found.problems, width=out.width))
         if len(found.problems) > MOST_PROBLEMS:
             out.print(f"and {len(found.problems) - MOST_PROBLEMS:,} more campaigns: frontrunner campaigns")
     if found.known_rows:
@@ -47,17 +49,20 @@ def _recipes(count: int) -> str:
     return "the rows of 1 recipe" if count == 1 else f"the rows of {count:,} recipes"
 
 
-def _campaigns(problems: tuple[ImportedProblem, ...]) -> Table:
+def _campaigns(problems: tuple[ImportedProblem, ...], *, width: int) -> Table:
+    """The campaigns; where there are several their names tell the problem, so a narrow terminal does without it."""
+    is_wide = len(problems) == 1 or width >= WIDE
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("campaign", overflow="fold")
-    table.add_column("problem", overflow="fold")
+    for title in ("campaign", "problem")[: 1 + is_wide]:
+        table.add_column(title, overflow="fold")
     for title in ("rows", "recipes", "failed"):
         table.add_column(title, justify="right", no_wrap=True)
     for row in problems[:MOST_PROBLEMS]:
         about = row.problem
         problem = f"{about['model']}, {about['devices']} x {about['device']}, {about['sequence_length']} tokens, "
         problem += f"batch {about['global_batch']}, {about['precision']}"
-        table.add_row(row.campaign, plain(problem), f"{row.rows:,}", f"{row.recipes:,}", f"{row.failed:,}")
+        cells = (row.campaign, plain(problem))[: 1 + is_wide]
+        table.add_row(*cells, f"{row.rows:,}", f"{row.recipes:,}", f"{row.failed:,}")
     return table
 
 

@@ -98,6 +98,7 @@ WRITES: dict[str, Callable[[CampaignWriter, Store, Campaign], None]] = {
     "release": lambda writer, *_: writer.release(CampaignState.PAUSED, reason="x"),
     "set_state": lambda writer, *_: writer.set_state(CampaignState.PAUSED, reason="x"),
     "propose": lambda writer, *_: str(writer.propose("bbbb", RECIPE)) and None,
+    "repeat": lambda writer, store, c: str(writer.repeat(store.trials(c.id)[2])) and None,
     "start_attempt": lambda writer, store, c: str(writer.start_attempt(store.trials(c.id)[1], run_folder="x")) and None,
     "finish_attempt": lambda writer, store, c: writer.finish_attempt(
         store.open_attempts(c.id)[0], measurement(), retry=False
@@ -122,6 +123,7 @@ class TestFencing(StoreContract):
         stale.set_state(CampaignState.RUNNING, reason="start")
         stale.start_attempt(begin(stale), run_folder="1")
         begin(stale, "cccc")
+        stale.finish_attempt(stale.start_attempt(begin(stale, "dddd"), run_folder="2"), measurement(), retry=False)
         if how == "released":
             stale.release(CampaignState.PAUSED, reason="x")
         else:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import frontrunner as api
 from frontrunner.evaluators.simulated import simulate
 from frontrunner.results.known import REUSED, known_recipes, reused_trials
 from frontrunner.results.outcome import Measurement
@@ -29,7 +30,7 @@ CAMPAIGN = {
     "cluster": {"preset": "dgx-a100-80gb"},
     "problem": {"sequence_length": 2048, "global_batch": 64, "precision": "bf16"},
     "space": {"tensor_parallel": [1, 2, 4], "micro_batch_seqs": [1, 2, 4], "sharding": ["zero-1"]},
-    "search": {"strategy": "random"},
+    "search": {"strategy": "guided"},
     "budget": {"probes": 2},
 }
 """The problem of the table's rows, on the preset that their hardware stands for."""
@@ -48,9 +49,12 @@ def test_a_table_is_imported_and_a_campaign_begins_with_it(tmp_path: Path) -> No
     launched = frontrunner("launch", "warm.toml", cwd=tmp_path)
     assert launched.returncode == 0, launched.stderr
     [line] = [line for line in launched.stderr.splitlines() if line.startswith("evidence")]
-    assert "1 of another device" in line
-    assert "5 the strategy does not learn from before" in line
-    write_toml(tmp_path / "cold.toml", CAMPAIGN | {"name": "cold", "search": {"warm_start": False, "reuse": False}})
+    assert line == "evidence: 5 outcomes of sweep.csv; left out: 1 of another device"
+    told = api.status("warm", store=str(tmp_path / "frontrunner.db")).last_events
+    assert [event.data["learned_from"] for event in told if event.kind == "evidence"] == [5]
+    write_toml(tmp_path / "cold.toml", CAMPAIGN | {"name": "cold", "search": {"strategy": "random"}})
+    assert "7 the strategy does not learn from before" in frontrunner("launch", "cold.toml", cwd=tmp_path).stderr
+    write_toml(tmp_path / "cold.toml", CAMPAIGN | {"name": "none", "search": {"warm_start": False, "reuse": False}})
     assert "evidence" not in frontrunner("launch", "cold.toml", cwd=tmp_path).stderr
     shown = frontrunner("best", "sweep-llama-1b-8x-s2048-b64", cwd=tmp_path).stdout
     assert "imported: a table says so" in shown.replace("\n", " ")
