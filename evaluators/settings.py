@@ -22,7 +22,7 @@ class ProbeSettings:
     ranks are held to be hung.
     """
 
-    warm_up_steps: int = 1
+    warm_up_steps: int = 2
     measured_steps: int | None = None
     min_measured_steps: int = 3
     max_steps: int = 15

@@ -105,7 +105,7 @@ CASES: dict[str, tuple[dict[str, str | None], str, str | None]] = {
     ),
     "fewer steps than are needed": (
         {"probe.max_steps": "3"},
-        "probe.max_steps = 3: expected at least probe.warm_up_steps + probe.min_measured_steps = 4",
+        "probe.max_steps = 3: expected at least probe.warm_up_steps + probe.min_measured_steps = 5",
         None,
     ),
     "a precision in percent": (
