@@ -10,8 +10,9 @@ the analytic model's bare order: what fits by speed, then the rest by memory. --
 model-order the model's speeds in the opposite order.
 
 `to_5pct` and `to_1pct` are probes until the best found is within 5 % and 1 % of the true best, budget + 1 where it
-never is. `failed` is the number of failed probes of `probes` made. With --stop, strategies that forecast end once they
-expect less improvement of a probe than this share, and keep what they have found; --stop 0 never ends early.
+never is; for these every search goes on to the budget. A strategy that forecasts would end its campaign once it expects
+less improvement of a probe than the share --stop: after `ends` probes, with `best_at_end`. `failed` counts the probes
+that failed until then, `failed_in_budget` all of `probes`; strategies that do not forecast end with the budget.
 """
 
 from __future__ import annotations
@@ -78,8 +79,10 @@ def summary(problems: dict[str, dict[str, Figures]], strategies: list[str], budg
             "to_5pct_mean": statistics.fmean(one["to_5pct"] for one in told),
             "to_5pct_worst": max(one["to_5pct"] for one in told),
             "to_1pct_geomean": statistics.geometric_mean(one["to_1pct"] for one in told),
-            "failed_share": sum(one["failed"] for one in told) / sum(one["probes"] for one in told),
-            "probes": statistics.fmean(one["probes"] for one in told),
+            "failed_share": sum(one["failed"] for one in told) / sum(one["ends"] for one in told),
+            "ends": statistics.fmean(one["ends"] for one in told),
+            "best_at_end": statistics.fmean(one["best_at_end"] for one in told),
+            "failed_in_budget_share": sum(one["failed_in_budget"] for one in told) / sum(one["probes"] for one in told),
             "ask_s": statistics.fmean(one["ask_s"] for one in told),
             "best_at": {
                 str(n): statistics.fmean(one["best_at"][str(n)] for one in told) for n in CHECKPOINTS if n <= budget

@@ -21,7 +21,6 @@ from frontrunner.spaces.space import Survey
 
 CLOSE, CLOSER = 1.05, 1.01
 CHECKPOINTS = (3, 5, 10, 20, 40)
-STOP_NEVER = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,14 +55,18 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One search: the best share of the true best after each probe, which probes failed, and seconds an ask."""
+    """One search: the best share of the true best after each probe, which probes failed, and seconds an ask.
+
+    `ends` is the number of probes after which the strategy's own forecast would have ended the search.
+    """
 
     shares: tuple[float, ...]
-    failed: int
+    failures: tuple[bool, ...]
+    ends: int
     ask_s: float
 
     def share_after(self, probes: int) -> float:
-        """The best share found within so many probes; where the search ended before, what it ended with."""
+        """The best share found within so many probes; where nothing was left before, what it ended with."""
         return self.shares[min(probes, len(self.shares)) - 1] if self.shares else 0.0
 
     def probes_to(self, factor: float, budget: int) -> int:
@@ -84,11 +87,12 @@ def made(name: str, case: Case, seed: int) -> Strategy:
 
 
 def search(name: str, case: Case, *, seed: int, budget: int, stop: float) -> Run:
-    """Ask, look up and tell, until the budget is used up, nothing is left, or a forecast is below `stop`."""
+    """Ask, look up and tell until the budget is used up or nothing is left, whatever a forecast says."""
     strategy = made(name, case, seed)
     shares: list[float] = []
     ask_s: list[float] = []
-    best, failed = 0.0, 0
+    failures: list[bool] = []
+    best, ends = 0.0, None
     while len(shares) < budget:
         started = time.perf_counter()
         asked = strategy.ask(1)
@@ -97,12 +101,12 @@ def search(name: str, case: Case, *, seed: int, budget: int, stop: float) -> Run
             break
         outcome = case.outcomes[asked[0]]
         strategy.tell(Told(recipe=asked[0], outcome=outcome))
-        failed += not isinstance(outcome, Measurement)
+        failures.append(not isinstance(outcome, Measurement))
         best = max(best, outcome.tokens_per_s if isinstance(outcome, Measurement) else 0.0)
         shares.append(best / case.best)
-        if stop > STOP_NEVER and _promises_less(strategy, stop):
-            break
-    return Run(shares=tuple(shares), failed=failed, ask_s=statistics.fmean(ask_s))
+        if ends is None and _promises_less(strategy, stop):
+            ends = len(shares)
+    return Run(shares=tuple(shares), failures=tuple(failures), ends=ends or len(shares), ask_s=statistics.fmean(ask_s))
 
 
 def _promises_less(strategy: Strategy, stop: float) -> bool:
@@ -111,13 +115,16 @@ def _promises_less(strategy: Strategy, stop: float) -> bool:
 
 
 def figures(runs: Sequence[Run], case: Case, budget: int) -> dict[str, object]:
-    """Means over the runs of one strategy on one problem; `failed` and `probes` are numbers of probes."""
+    """Means over the runs of one strategy on one problem; what counts probes is a number of them."""
     return {
         "rows": case.rows,
         "best_at": {str(n): statistics.fmean(run.share_after(n) for run in runs) for n in CHECKPOINTS if n <= budget},
         "to_5pct": statistics.fmean(run.probes_to(CLOSE, budget) for run in runs),
         "to_1pct": statistics.fmean(run.probes_to(CLOSER, budget) for run in runs),
-        "failed": statistics.fmean(run.failed for run in runs),
+        "failed": statistics.fmean(sum(run.failures[: run.ends]) for run in runs),
+        "ends": statistics.fmean(run.ends for run in runs),
+        "best_at_end": statistics.fmean(run.share_after(run.ends) for run in runs),
+        "failed_in_budget": statistics.fmean(sum(run.failures) for run in runs),
         "probes": statistics.fmean(len(run.shares) for run in runs),
         "ask_s": statistics.fmean(run.ask_s for run in runs),
     }

@@ -103,6 +103,18 @@ def test_the_linear_part_leaves_out_only_what_is_local() -> None:
     assert np.corrcoef(linear, whole)[0, 1] > 0.99
 
 
+def test_many_remembered_observations_do_not_push_out_the_campaign_s_own() -> None:
+    faster = replace(PROBLEM, cluster=replace(CLUSTER, nodes=8))
+    others = SPACE.survey(faster).recipes
+    model = SpeedModel(FIELD.with_rows(others, faster, 1))
+    own = [Observation(row=row, log_ratio=-1.0) for row in range(0, 100, 10)]
+    remembered = [Observation(row=len(FIELD) + row, log_ratio=0.5, spread=0.1) for row in range(min(len(others), 400))]
+    assert len(remembered) > 250
+    model.learn([*remembered, *own])
+    rows = np.array([seen.row for seen in own])
+    assert model.predict(rows)[0] - PRIOR.log_speed[rows] == pytest.approx(-1.0, abs=0.1)
+
+
 def test_noise_is_learned_from_repeats_that_disagree() -> None:
     model, generator = SpeedModel(FIELD), np.random.default_rng(4)
     quiet = [
