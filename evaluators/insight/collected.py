@@ -9,8 +9,8 @@ from frontrunner.results.outcome import Failure
 from frontrunner.results.pareto import pareto
 from frontrunner.results.probed import Probed, probed
 from frontrunner.results.ranking import RankedRecipe, best
-from frontrunner.results.records import Campaign
-from frontrunner.results.status import FailedTrial, failures
+from frontrunner.results.records import Campaign, Event
+from frontrunner.results.status import FailedTrial, failures, status
 from frontrunner.results.store import Store
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
@@ -29,7 +29,8 @@ class Collected:
     """One campaign as the store knows it.
 
     `attempts` are in the order in which they ended; `ranking` and `front` have the fastest first, a row a recipe,
-    repeats pooled; `failed` are the trials whose final outcome is a failure.
+    repeats pooled; `failed` are the trials whose final outcome is a failure. `outlook` is the newest estimate of what
+    is left to gain (`frontrunner.results.outlooks`), None where the strategy makes none.
     """
 
     campaign: Campaign
@@ -38,6 +39,7 @@ class Collected:
     ranking: Sequence[RankedRecipe]
     front: Sequence[RankedRecipe]
     failed: Sequence[FailedTrial]
+    outlook: Event | None = None
 
     @property
     def problem(self) -> Problem:
@@ -59,4 +61,5 @@ def collect(store: Store, campaign: Campaign, survey: Survey) -> Collected:
         ranking=best(store, campaign, top=None),
         front=pareto(store, campaign),
         failed=failures(store, campaign),
+        outlook=status(store, campaign).outlook,
     )

@@ -121,10 +121,7 @@ def _curve(dimension: str, collected: Collected) -> Curve:
 
 
 def _variants(dimension: str, collected: Collected) -> Iterator[tuple[Choice, Recipe | Reason]]:
-    """The best recipe with each of the space's values, or why there is none; a value that changes nothing is left out.
-
-    The first of such values stands for the best recipe, if none of them is its own.
-    """
+    """The best recipe with each value of the space, or why there is none; values that change nothing are left out."""
     best, dimensions = collected.ranking[0].recipe, collected.survey.dimensions
     own = setting(best, dimension)
     values = sorted(dimensions[dimension]) if not isinstance(own, str) else list(dimensions[dimension])

@@ -160,10 +160,10 @@ def _figures(campaign: str | None, store: str | None) -> tuple[Figures, Campaign
 
 
 def _titled(title: str, found: Figures, spec: CampaignSpec) -> str:
-    """A picture's title, with what it is of; that it is simulated comes first, since long names are cut."""
+    """A picture's title, with what it is of; that it was not measured comes first, since long names are cut."""
     campaign, problem = found.collected.campaign, spec.problem
-    simulated = " (simulated)" if campaign.figures == "simulated" else ""
-    return shorten(f"{title}{simulated}: {campaign.name}, {problem.model.name} on {problem.cluster.name}", MOST_TITLE)
+    source = "" if campaign.figures == "measured" else f" ({campaign.figures})"
+    return shorten(f"{title}{source}: {campaign.name}, {problem.model.name} on {problem.cluster.name}", MOST_TITLE)
 
 
 def _reason(row: Drawn) -> str:

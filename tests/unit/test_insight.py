@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -266,3 +267,16 @@ def test_knobs_are_the_dimensions_with_a_choice() -> None:
     assert [(knob.label, knob.values) for knob in found] == [
         *(("TP", (1, 2)), ("PP", (1, 2)), ("micro-batch", (1, 2, 4))),
     ]
+
+
+def test_without_the_extra_packages_what_needs_them_is_left_out(
+    factorial: Collected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in ("sklearn", "shap"):
+        monkeypatch.setitem(sys.modules, package, None)  # as Python marks a module that cannot be imported
+    found = importance(factorial)
+    assert isinstance(found, Importance)
+    assert list(found.methods) == ["PED-ANOVA"]
+    assert shap_values(factorial) == Missing(
+        reason="SHAP values need shap and scikit-learn: pip install 'frontrunner[report]'."
+    )

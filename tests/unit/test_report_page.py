@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -17,7 +18,9 @@ import frontrunner
 from frontrunner.cli import frontrunner as frontrunner_command
 from frontrunner.drawing.catalogue import FIGURES
 from frontrunner.drawing.chart import OUTCOMES
-from frontrunner.results.outcome import FailureKind
+from frontrunner.drawing.head import head
+from frontrunner.results.outcome import FailureKind, ProbeEnding
+from frontrunner.results.records import Event
 from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal
 from support.insight import failed, measured, recorded, renamed, spec
 
@@ -153,6 +156,23 @@ def test_a_simulated_campaign_is_called_so(tmp_path: Path) -> None:
     assert "Simulated: these figures come from rough formulas" in path.read_text(encoding="utf-8")
     (written,), _ = frontrunner.plot(out=tmp_path / "x.svg", figure="history", store=str(tmp_path / "s.db"))
     assert "simulated" in written.read_text(encoding="utf-8")
+
+
+def test_what_is_left_to_gain_and_what_is_rough_is_told(tmp_path: Path) -> None:
+    campaign = spec()
+    first, second = campaign.space.survey(campaign.problem).recipes[:2]
+    rough = replace(measured(1.0), ended=ProbeEnding.SLOWER)
+    told = recorded(tmp_path / "s.db", campaign, [(first, [measured(2.0)]), (second, [rough])])
+    data = {"expected_improvement": 0.004, "gap": 0.02, "gap_at_most": 0.061}
+    outlook = Event(id=1, campaign_id=1, at="", kind="outlook", data=data)
+    found = head(replace(told, outlook=outlook), campaign, store=None)
+    assert dict(found.facts)["left to gain"] == (
+        "the next probe is expected to gain 0.4 %; the best is estimated to be 2 % below the best of the whole space "
+        "(95 %: at most 6.1 %)"
+    )
+    assert any(warning.startswith("1 probe ended early, clearly slower") for warning in found.warnings)
+    without = head(told, campaign, store=None)
+    assert "left to gain" not in dict(without.facts)
 
 
 def test_a_campaign_without_an_outcome_still_has_a_report(tmp_path: Path) -> None:

@@ -9,23 +9,34 @@ from dataclasses import dataclass
 from frontrunner.drawing.chart import Table
 from frontrunner.drawing.landscape import ranking_table
 from frontrunner.evaluators.insight.collected import Collected
+from frontrunner.results.outcome import Measurement, Outcome, ProbeEnding
+from frontrunner.results.outlooks import outlook_shares
 from frontrunner.results.ranking import RankedRecipe
 from frontrunner.search.spec import Budget, CampaignSpec
+from frontrunner.search.stopping import outlook_in_words
+from frontrunner.search.strategy import Outlook
+from frontrunner.spaces.problem import Problem
 from frontrunner.text import count, gib, percent, seconds, thousands
 
 TOP = 10
+NOTICES = {
+    "simulated": "Simulated: these figures come from rough formulas. Nothing was trained, nothing was measured.",
+    "imported": "Imported: these figures come from a table that was measured elsewhere. This campaign ran nothing.",
+}
+"""What is said of figures that this campaign did not measure."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
     """Plain text throughout: whoever draws it escapes it.
 
-    `facts` are (what, how much); `figures` and `commands` are of the best recipe, empty before the first measurement.
+    `notice` says where the figures come from if this campaign did not measure them. `facts` are (what, how much);
+    `figures` and `commands` are of the best recipe, empty before the first measurement.
     """
 
     campaign: str
     state: str
-    is_simulated: bool
+    notice: str
     warnings: tuple[str, ...]
     facts: tuple[tuple[str, str], ...]
     best: str
@@ -42,7 +53,7 @@ def head(collected: Collected, spec: CampaignSpec, *, store: str | None) -> Head
     return Head(
         campaign=campaign.name,
         state=f"{campaign.state}{reason}",
-        is_simulated=campaign.figures == "simulated",
+        notice=NOTICES.get(campaign.figures, ""),
         warnings=tuple(_warnings(collected)),
         facts=tuple(_facts(collected, spec)),
         best="" if best is None else f"{best.recipe_id}  {best.recipe.describe()}",
@@ -70,9 +81,19 @@ def _warnings(collected: Collected) -> list[str]:
                 f"The second recipe, {ranking[1].recipe_id}, is {ranking[1].gap_percent:.1f} % behind, within the "
                 f"spread of {spread:.1f} %: another measurement could turn the two round."
             )
+    rough = sum(_is_rough(ended.outcome) for ended in collected.attempts)
+    if rough:
+        found.append(
+            f"{rough} probe{'s' if rough > 1 else ''} ended early, clearly slower than the best recipe: such figures "
+            "are rough, and so is what the page tells of slow recipes."
+        )
     if not collected.problem.global_batch.is_fixed:
         found.append("The global batch is a range: recipes with other batches do not train the same mathematics.")
     return found
+
+
+def _is_rough(outcome: Outcome) -> bool:
+    return isinstance(outcome, Measurement) and outcome.ended is ProbeEnding.SLOWER
 
 
 def _figures(best: RankedRecipe, collected: Collected) -> tuple[tuple[str, str], ...]:
@@ -97,12 +118,30 @@ def _commands(recipe_id: str, store: str | None) -> tuple[str, ...]:
 
 
 def _facts(collected: Collected, spec: CampaignSpec) -> list[tuple[str, str]]:
-    problem, campaign = collected.problem, collected.campaign
+    campaign = collected.campaign
+    kinds = Counter(row.failure.kind.value for row in collected.failed)
+    failed = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common()) or "none failed"
+    facts = [
+        *_problem(collected.problem),
+        ("search", f"{campaign.strategy} over {campaign.legal_recipes:,} legal recipes, seed {spec.search.seed}"),
+        ("tried", f"{len(collected.ranking)} recipes measured, {failed}"),
+        ("budget", _budget(spec.budget)),
+        (
+            "spent",
+            f"{len(collected.attempts)} probes, {campaign.node_seconds_spent / 3600:.3g} node-hours, "
+            f"{seconds(campaign.driver_seconds)} of driving",
+        ),
+        ("dates", f"begun {_minute(campaign.created_at)}, last changed {_minute(campaign.updated_at)}"),
+    ]
+    if collected.outlook is not None:
+        facts.append(("left to gain", outlook_in_words(Outlook(**outlook_shares(collected.outlook)))))
+    return facts
+
+
+def _problem(problem: Problem) -> list[tuple[str, str]]:
     model, cluster = problem.model, problem.cluster
     peak = cluster.peak_flops(problem.precision)
     peak_words = "" if peak is None else f", peak {thousands(peak / 1e12)} TFLOPS in {problem.precision}"
-    kinds = Counter(row.failure.kind.value for row in collected.failed)
-    failed = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common()) or "none failed"
     return [
         (
             "model",
@@ -118,15 +157,6 @@ def _facts(collected: Collected, spec: CampaignSpec) -> list[tuple[str, str]]:
             f"{cluster.name}: {_nodes(cluster.nodes)} of {cluster.devices_per_node} x {cluster.device}, "
             f"{cluster.memory_gib_per_device:g} GiB each{peak_words}",
         ),
-        ("search", f"{campaign.strategy} over {campaign.legal_recipes:,} legal recipes, seed {spec.search.seed}"),
-        ("tried", f"{len(collected.ranking)} recipes measured, {failed}"),
-        ("budget", _budget(spec.budget)),
-        (
-            "spent",
-            f"{len(collected.attempts)} probes, {campaign.node_seconds_spent / 3600:.3g} node-hours, "
-            f"{seconds(campaign.driver_seconds)} of driving",
-        ),
-        ("dates", f"begun {_minute(campaign.created_at)}, last changed {_minute(campaign.updated_at)}"),
     ]
 
 

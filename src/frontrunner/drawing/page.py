@@ -27,7 +27,6 @@ MOST_ROWS = 500
 """Of a table beside a figure."""
 LONG_WORDS = 16
 """Columns with longer text are kept broad, whatever the page's width."""
-SIMULATED = "Simulated: these figures come from rough formulas. Nothing was trained, nothing was measured."
 
 
 def page(head: Head, figures: Sequence[Drawn], failed: Sequence[FailedTrial], *, plotly_js: str, version: str) -> str:
@@ -90,8 +89,8 @@ def _text(words: str) -> str:
 
 def _head(head: Head) -> str:
     parts = ["<header>", f"<h1>{_text(head.campaign)}</h1>", f'<p class="quiet">{_text(head.state)}</p>']
-    if head.is_simulated:
-        parts.append(f'<p class="warning"><b>{SIMULATED}</b></p>')
+    if head.notice:
+        parts.append(f'<p class="warning"><b>{_text(head.notice)}</b></p>')
     if head.best:
         shown = "".join(f"<div><b>{_text(value)}</b><span>{_text(what)}</span></div>" for value, what in head.figures)
         parts.append(f'<div class="best"><h2>Best recipe: {_text(head.best)}</h2>')
