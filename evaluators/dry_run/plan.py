@@ -16,6 +16,9 @@ ENOUGH_WITHOUT_PIPELINE = 2
 MOST_LAYER_PASSES = 256
 """Layers x micro-batches of one trace; each takes some 0.1 s."""
 
+INTERLEAVED_SCHEDULES = ("interleaved-1f1b", "interleaved-zero-bubble")
+"""Schedules that go in rounds of as many micro-batches as the pipeline has ranks."""
+
 ALL_IN_FLIGHT = ("gpipe", "looped-bfs")
 """Schedules that run every forward pass of a step before the first backward pass."""
 
@@ -78,9 +81,9 @@ def why_untraceable(recipe: Recipe) -> str | None:
 def needed_micro_batches(recipe: Recipe) -> int:
     """How many micro-batches of a step show its peak.
 
-    A pipeline that runs forward and backward passes in turn is full after as many micro-batches as it has stages, and
-    holds no more from then on. Interleaved schedules go in rounds, whose size depends on the accumulation: where the
-    pipeline's ranks do not divide it all are traced.
+    A pipeline that runs forward and backward passes in turn is full after as many micro-batches as it has stages. One
+    more, of interleaved schedules one round of them, meets the gradients of the first; nothing grows from then on.
+    Interleaved rounds depend on the accumulation: where the pipeline's ranks do not divide it all are traced.
     """
     accumulation, ranks = recipe.accumulation, recipe.pipeline_parallel
     if ranks == 1:
@@ -88,7 +91,7 @@ def needed_micro_batches(recipe: Recipe) -> int:
     uneven_rounds = recipe.virtual_stages > 1 and accumulation % ranks
     if recipe.schedule in ALL_IN_FLIGHT or uneven_rounds:
         return accumulation
-    return min(accumulation, recipe.stages)
+    return min(accumulation, recipe.stages + (ranks if recipe.schedule in INTERLEAVED_SCHEDULES else 1))
 
 
 def _few_micro_batches(recipe: Recipe) -> int:
