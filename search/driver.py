@@ -10,7 +10,6 @@ import os
 import socket
 import time
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 from frontrunner.evaluators.measure import nodes_used
 from frontrunner.evaluators.protocol import ProbeOrder, make_evaluator
@@ -24,7 +23,7 @@ from frontrunner.results.store import Store
 from frontrunner.search.account import Account
 from frontrunner.search.budget import Limit
 from frontrunner.search.evidence import Gathered
-from frontrunner.search.flight import Flight
+from frontrunner.search.flight import Flight, new_folder
 from frontrunner.search.listener import Listener, Silent
 from frontrunner.search.patience import Patience
 from frontrunner.search.proposals import Proposals
@@ -236,7 +235,7 @@ class Driver:
         """Start one probe: of a trial that waits, a new recipe, or a measured one again."""
         with self._writer.together():
             trial = chosen if isinstance(chosen, Trial) else self._queued(chosen)
-            folder = self._new_folder(trial)
+            folder = new_folder(self._spec.run_folder, trial)
             attempt = self._writer.start_attempt(trial, run_folder=str(folder))
         best = self._view.best.outcome if self._view.best else None
         order = ProbeOrder(
@@ -262,18 +261,6 @@ class Driver:
             return trial
         self._notice("repeat", trial=trial.number, recipe=recipe.describe())
         return self._writer.repeat(trial)
-
-    def _new_folder(self, trial: Trial) -> Path:
-        """Make a folder that no other attempt has used: not one that the store never heard of, nor another store's."""
-        number = 1
-        while True:
-            folder = self._spec.run_folder / f"{trial.number:05d}.{number}"
-            try:
-                folder.mkdir(parents=True)
-            except FileExistsError:
-                number += 1
-            else:
-                return folder
 
     def _conclude(self, flight: Flight, outcome: Outcome) -> None:
         """Store an outcome, then tell the strategy; or queue the trial for another attempt."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from frontrunner.evaluators.protocol import Evaluator, ProbeOrder
 from frontrunner.results.records import Attempt, Trial
@@ -25,6 +26,19 @@ class Flight:
     def node_seconds(self) -> float:
         """What it has spent so far."""
         return self.nodes * (time.monotonic() - self.started_s)
+
+
+def new_folder(root: Path, trial: Trial) -> Path:
+    """Make a folder that no other attempt has used: not one that the store never heard of, nor another store's."""
+    number = 1
+    while True:
+        folder = root / f"{trial.number:05d}.{number}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        else:
+            return folder
 
 
 def running_probes(flights: Iterable[Flight], evaluator: Evaluator) -> tuple[RunningProbe, ...]:
