@@ -162,14 +162,13 @@ class _Data:
         value += 0.5 * float(off @ off)
         slope[self.known] = off / PEAK_SCATTER
         room = -need / SCATTER
-        log_density = -0.5 * room**2 - 0.5 * np.log(2 * np.pi)
-        density = np.exp(log_density)
+        log_density = -0.5 * room**2 - 0.5 * math.log(2 * math.pi)
         fits = log_ndtr(room[self.ran])
         value -= float(fits.sum())
-        slope[self.ran] = np.exp(log_density[self.ran] - fits) / SCATTER  # far off, density and chance are both 0
+        slope[self.ran] = np.exp(log_density[self.ran] - fits) / SCATTER
         fails = self.otherwise + (1 - self.otherwise) * ndtr(-room[self.failed])
         value -= float(np.log(fails).sum())
-        slope[self.failed] = -(1 - self.otherwise) * density[self.failed] / fails / SCATTER
+        slope[self.failed] = -(1 - self.otherwise) * np.exp(log_density[self.failed]) / fails / SCATTER
         return value, weights + self.inputs.T @ slope
 
     def curvature(self, weights: Rows) -> Rows:

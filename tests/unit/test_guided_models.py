@@ -142,6 +142,17 @@ def test_a_refusal_of_the_formulas_is_never_sure_and_undone_by_a_run() -> None:
     assert (model.fits(EVERY)[near] > before[near]).all()
 
 
+@pytest.mark.parametrize("ran", [True, False])
+def test_outcomes_that_the_formulas_find_impossible_are_learned_from(*, ran: bool) -> None:
+    """What needs twenty times the memory that there is runs, or nothing runs of what needs a twentieth."""
+    field = replace(FIELD, log_fill=FIELD.log_fill - FIELD.log_fill.mean() + (3.0 if ran else -3.0))
+    model = FeasibilityModel(field)
+    before = model.fits(EVERY).mean()
+    model.learn([Trial(row=row, ran=ran, out_of_memory=not ran) for row in range(0, 200, 10)])
+    assert (before < 0.5) == ran
+    assert (model.fits(EVERY).mean() > 0.5) == ran
+
+
 def test_measured_peaks_tell_by_how_much_the_formulas_err() -> None:
     """Peaks of twice what is predicted, of recipes that all fit, forbid what was predicted to fill two thirds."""
     model = FeasibilityModel(FIELD)
