@@ -16,7 +16,7 @@ from frontrunner.search.guided.experience import Experience
 from frontrunner.search.guided.feasibility import FeasibilityModel
 from frontrunner.search.guided.field import Field
 from frontrunner.search.guided.prior import Prior, prior_of
-from frontrunner.search.guided.speed import Observation, SpeedModel
+from frontrunner.search.guided.speed import Observation, SpeedModel, amplitudes_of
 from frontrunner.search.strategy import Evidence, Outlook, Told
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
@@ -56,7 +56,8 @@ class Guided:
 
     def _know(self, field: Field) -> None:
         self._field, self._is_news = field, True
-        self._speed, self._feasible = SpeedModel(field), FeasibilityModel(field)
+        self._speed = SpeedModel(field, amplitudes_of(self._problem))
+        self._feasible = FeasibilityModel(field)
 
     def remember(self, evidence: Sequence[Evidence]) -> None:
         """Learn of outcomes from before the campaign; called once, before anything is asked or told."""
