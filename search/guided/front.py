@@ -59,6 +59,10 @@ class Allowances:
         memory = np.exp(np.minimum(log_fill, 0.0)) / REFERENCE if self._memory_counts else none
         return Demands(memory=memory, nodes=nodes if self._nodes_count else none)
 
+    def untried(self, nodes: Rows) -> frozenset[float]:
+        """The node counts of the space of which there is none in `nodes`; empty where nodes are no objective."""
+        return frozenset(self.levels.tolist()) - set(nodes.tolist()) if self._nodes_count else frozenset()
+
     def reach(self, demands: Demands) -> Rows:
         """The share of all allowances within which each row is."""
         found: Rows = (1 - demands.memory) * (self.levels >= demands.nodes[:, None]).mean(axis=1)
@@ -80,12 +84,18 @@ class Allowances:
 class Front:
     """The measured recipes as a front of which a probe may improve some steps."""
 
-    def __init__(self, allowances: Allowances, log_speeds: Rows, demands: Demands) -> None:
-        """`log_speeds` are logarithms of tokens/s; there is at least one."""
+    def __init__(
+        self, allowances: Allowances, log_speeds: Rows, demands: Demands, untried: frozenset[float] = frozenset()
+    ) -> None:
+        """`log_speeds` are logarithms of tokens/s; there is at least one.
+
+        For rows of a node count in `untried` the front is taken to hold nothing there, whatever fewer nodes reach.
+        """
+        self._untried = untried
         self._allowances, self._log_speeds, self._demands = allowances, log_speeds, demands
-        self._highest = float(log_speeds.max())
-        above = allowances.worth(log_speeds[:, None] - self._highest, demands)[0]
-        self.log_worth = self._highest + float(np.log(above))
+        highest = float(log_speeds.max())
+        above = allowances.worth(log_speeds[:, None] - highest, demands)[0]
+        self.log_worth = highest + float(np.log(above))
         """The logarithm of the front's worth, in tokens/s."""
 
     def gain(self, mean: Rows, deviation: Rows, demands: Demands) -> Rows:
@@ -114,14 +124,14 @@ class Front:
         """Allowances that have one best speed: their share of all, as far as each row is within, and its logarithm."""
         levels = self._allowances.levels
         for level in levels.tolist():
-            within = demands.nodes <= level
+            within = demands.nodes == level if level in self._untried else demands.nodes <= level
             for lower, upper, best in self._staircase(level):
                 yield np.clip(upper - np.maximum(demands.memory, lower), 0.0, None) * within / len(levels), best
 
     def _staircase(self, level: float) -> Iterator[tuple[float, float, float]]:
         """Memory from and to, and the logarithm of the best measured speed there, with at most so many nodes."""
         lower, best = 0.0, -np.inf
-        within = np.flatnonzero(self._demands.nodes <= level)
+        within = np.flatnonzero(self._demands.nodes <= (-1 if level in self._untried else level))
         for row in within[np.argsort(self._demands.memory[within], kind="stable")]:
             speed, memory = float(self._log_speeds[row]), float(self._demands.memory[row])
             if speed > best:

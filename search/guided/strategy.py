@@ -112,8 +112,8 @@ class Guided:
             self._candidates.give_back(row)
 
     def outlook(self) -> Outlook | None:
-        """What going on promises; None before the first measurement."""
-        if not self._experience.log_speeds:
+        """What going on promises; None before the first measurement, and until each node count sought was tried."""
+        if not self._experience.log_speeds or self._untried():
             return None
         self._learn()
         speeds, held = self._measured()
@@ -188,7 +188,12 @@ class Guided:
             rows = np.fromiter(self._pending, dtype=np.intp)
             speeds = np.concatenate([speeds, self._speed.predict(rows)[0]])
             demands = demands.and_also(self._demands(rows))
-        return Front(self._allowances, speeds, demands)
+        return Front(self._allowances, speeds, demands, self._untried())
+
+    def _untried(self) -> frozenset[float]:
+        """Node counts sought that no probe has had: how speed scales with nodes is not left to the formulas alone."""
+        rows = [trial.row for trial in self._experience.trials if trial.row < len(self._nodes)]
+        return self._allowances.untried(self._nodes[[*rows, *self._pending]])
 
     def _promising(self, rows: Places, front: Front | None) -> Places:
         """At most `LOOKED_AT` of the rows."""

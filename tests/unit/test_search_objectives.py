@@ -151,6 +151,17 @@ def test_parallel_probes_fill_different_places_of_the_front() -> None:
     assert len({(NODES[row], round(float(FILL[row]), 1)) for row in together}) >= 4
 
 
+def test_each_node_count_is_tried_although_the_formulas_find_that_more_nodes_gain_nothing() -> None:
+    wrong = replace(PRIOR, log_speed=PRIOR.log_speed - 1.5 * (NODES == 2))
+    strategy = Guided(SURVEY, 0, wrong, OBJECTIVES)
+    rows: list[int] = []
+    while len(set(NODES[rows])) < 2:
+        assert strategy.outlook() is None
+        rows += searched(strategy, 1)
+    assert len(rows) <= 4
+    assert strategy.outlook() is not None
+
+
 def test_the_outlook_is_of_the_front_and_nothing_is_repeated() -> None:
     strategy = Guided(SURVEY, 0, objectives=OBJECTIVES)
     rows = searched(strategy, 4)
@@ -189,6 +200,11 @@ def test_objectives_that_cannot_be_sought_are_named(given: tuple[str, ...], hint
     with pytest.raises(InvalidInput, match=r"search\.objectives = \[") as refusal:
         SearchSettings(objectives=given)
     assert refusal.value.hint == hint
+
+
+def test_nsga2_seeks_speed_and_memory() -> None:
+    rows = searched(make_strategy("optuna-nsga2", SURVEY, 0, ("tokens", "memory")), 8)
+    assert len(set(rows)) == len(rows) >= 4
 
 
 def test_nsga2_seeks_no_nodes() -> None:
