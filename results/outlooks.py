@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 from sqlalchemy import Connection, select
 
 from frontrunner.results.records import Event
@@ -9,8 +11,17 @@ from frontrunner.results.rows import to_event
 from frontrunner.results.schema import EventRow
 
 OUTLOOK = "outlook"
-"""The kind of such an event. Its data: expected_improvement, gap and gap_at_most, shares of the best tokens/s, and
-measured, the recipes that were measured by then."""
+"""The kind of such an event. Its data: expected_improvement, gap and gap_at_most, shares of the best tokens/s or, with
+of_front, of what the front of several objectives is worth; and measured, the recipes that were measured by then."""
+
+
+class OutlookData(TypedDict):
+    """What such an event says of going on."""
+
+    expected_improvement: float
+    gap: float
+    gap_at_most: float
+    of_front: bool
 
 
 def newest_outlooks(connection: Connection, campaign_id: int, count: int) -> list[Event]:
@@ -24,6 +35,15 @@ def newest_outlooks(connection: Connection, campaign_id: int, count: int) -> lis
     return [to_event(row) for row in reversed(connection.execute(query).all())]
 
 
-def outlook_shares(event: Event) -> dict[str, float]:
-    """The three shares of such an event, by name; 0 for one that was not finite."""
-    return {name: float(event.data.get(name) or 0.0) for name in ("expected_improvement", "gap", "gap_at_most")}
+def outlook_shares(event: Event) -> OutlookData:
+    """The three shares of such an event, 0 for one that was not finite, and what they are shares of."""
+    return OutlookData(
+        expected_improvement=_share(event, "expected_improvement"),
+        gap=_share(event, "gap"),
+        gap_at_most=_share(event, "gap_at_most"),
+        of_front=bool(event.data.get("of_front")),
+    )
+
+
+def _share(event: Event, name: str) -> float:
+    return float(event.data.get(name) or 0.0)

@@ -25,6 +25,7 @@ from frontrunner.search.budget import Limit
 from frontrunner.search.evidence import Gathered
 from frontrunner.search.flight import Flight, new_folder
 from frontrunner.search.listener import Listener, Silent
+from frontrunner.search.objectives import TOKENS_ALONE
 from frontrunner.search.patience import Patience
 from frontrunner.search.proposals import Proposals
 from frontrunner.search.recovery import ended, harvest, take_in_outlooks, take_in_trials
@@ -46,7 +47,7 @@ class Conclusion:
     """How a driver left its campaign, with `measured` recipes.
 
     `last_failure` is set where failures made it pause, `outlook` where the strategy predicts what is left to gain.
-    `limits` are the budget's.
+    `limits` are the budget's, `objectives` the search's.
     """
 
     state: CampaignState
@@ -55,6 +56,7 @@ class Conclusion:
     last_failure: Failure | None = None
     outlook: Outlook | None = None
     limits: tuple[Limit, ...] = ()
+    objectives: tuple[str, ...] = TOKENS_ALONE
 
 
 class Driver:
@@ -196,6 +198,7 @@ class Driver:
             last_failure=self._patience.last_alike if state is CampaignState.PAUSED else None,
             outlook=self._view.outlook,
             limits=self._account.limits,
+            objectives=self._spec.search.objectives,
         )
 
     def _recover(self) -> None:
@@ -210,9 +213,8 @@ class Driver:
             self._notice(event, trial=trial.number, recipe=trial.recipe.describe())
         told = self._store.told(campaign_id)
         self._proposals = Proposals(
-            name=self._spec.search.strategy,
+            search=self._spec.search,
             survey=self._survey,
-            seed=self._spec.search.seed,
             told=told,
             notice=self._notice,
             evidence=self._gathered.evidence,
@@ -237,12 +239,11 @@ class Driver:
             trial = chosen if isinstance(chosen, Trial) else self._queued(chosen)
             folder = new_folder(self._spec.run_folder, trial)
             attempt = self._writer.start_attempt(trial, run_folder=str(folder))
-        best = self._view.best.outcome if self._view.best else None
         order = ProbeOrder(
             token=folder.name,
             recipe=trial.recipe,
             run_folder=folder,
-            best_tokens_per_s=best.tokens_per_s if isinstance(best, Measurement) else None,
+            best_tokens_per_s=self._speed_to_beat(),
         )
         self._in_flight[order.token] = Flight(
             trial=trial,
@@ -253,6 +254,15 @@ class Driver:
         )
         self._evaluator.start(order)
         self._listener.probe_began(self._view, trial.number, trial.recipe)
+
+    def _speed_to_beat(self) -> float | None:
+        """The best tokens/s so far; None with several objectives, of which a slower recipe may be the best in others.
+
+        Its memory, which could tell, is known only when its probe has ended.
+        """
+        best = self._view.best.outcome if self._view.best else None
+        alone = self._spec.search.objectives == TOKENS_ALONE
+        return best.tokens_per_s if alone and isinstance(best, Measurement) else None
 
     def _queued(self, recipe: Recipe) -> Trial:
         """The recipe's trial, ready for an attempt."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -25,6 +25,7 @@ from optuna.trial import TrialState, create_trial
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.search.candidates import Candidates, Dimension
 from frontrunner.search.learner import Learner
+from frontrunner.search.objectives import TOKENS_ALONE
 from frontrunner.spaces.space import Choice, Survey
 
 POPULATION = 5
@@ -54,6 +55,10 @@ def _log_tokens_per_s(measurement: Measurement) -> tuple[float, ...]:
 
 def _tflops_and_memory(measurement: Measurement) -> tuple[float, ...]:
     return (measurement.model_tflops_per_device, float(measurement.peak_memory_bytes_max_rank))
+
+
+def _tokens_and_memory(measurement: Measurement) -> tuple[float, ...]:
+    return (measurement.tokens_per_s, float(measurement.peak_memory_bytes_max_rank))
 
 
 class OptunaStrategy(Learner):
@@ -166,7 +171,11 @@ def gp(survey: Survey, seed: int) -> OptunaStrategy:
     return OptunaStrategy(Candidates(survey, seed), GPSampler(seed=seed, warn_independent_sampling=False), goal)
 
 
-def nsga2(survey: Survey, seed: int) -> OptunaStrategy:
-    """The genetic algorithm NSGA-II, for the front of high model TFLOPS a device and low peak memory."""
-    goal = Goal(directions=("maximize", "minimize"), scores=_tflops_and_memory, draws=8)
+def nsga2(survey: Survey, seed: int, objectives: Sequence[str] = TOKENS_ALONE) -> OptunaStrategy:
+    """The genetic algorithm NSGA-II, for the front of high model TFLOPS a device and low peak memory.
+
+    Where the objectives are tokens and memory, tokens/s takes the place of TFLOPS.
+    """
+    scores = _tokens_and_memory if "memory" in objectives else _tflops_and_memory
+    goal = Goal(directions=("maximize", "minimize"), scores=scores, draws=8)
     return OptunaStrategy(Candidates(survey, seed), NSGAIISampler(seed=seed, population_size=POPULATION), goal)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from frontrunner.results.outcome import Measurement, Outcome
 from frontrunner.results.records import Trial
+from frontrunner.search.objectives import TOKENS_ALONE
+from frontrunner.search.spec import SearchSettings
 from frontrunner.search.strategy import Evidence, Forecaster, Outlook, Strategy, Told, make_strategy
 from frontrunner.spaces.errors import FrontrunnerError
 from frontrunner.spaces.recipe import Recipe
@@ -33,16 +35,15 @@ class Proposals:
     def __init__(
         self,
         *,
-        name: str,
+        search: SearchSettings,
         survey: Survey,
-        seed: int,
         told: Iterable[tuple[Recipe, Outcome]],
         notice: Notice,
         evidence: Sequence[Evidence] = (),
     ) -> None:
         """Make the strategy, let it remember what was known before the campaign, and tell it what was stored."""
         self._survey = survey
-        self._seed = seed
+        self._seed, self._objectives = search.seed, search.objectives
         self._notice = notice
         self._evidence = evidence
         self._legal = set(survey.recipes)
@@ -54,8 +55,8 @@ class Proposals:
         self._handed_out: set[Recipe] = set()
         self._waiting: deque[Trial] = deque()
         self._repeating: set[Recipe] = set()
-        self._is_fallback = name == FALLBACK
-        self._strategy = self._made(name)
+        self._is_fallback = search.strategy == FALLBACK
+        self._strategy = self._made(search.strategy)
 
     @property
     def remembers(self) -> bool:
@@ -182,7 +183,8 @@ class Proposals:
 
     def _made(self, name: str) -> Strategy:
         try:
-            return self._informed(make_strategy(name, self._survey, self._seed))
+            sought = TOKENS_ALONE if self._is_fallback else self._objectives
+            return self._informed(make_strategy(name, self._survey, self._seed, sought))
         except FrontrunnerError:
             raise  # a person's mistake, such as an unknown name
         except Exception as error:

@@ -12,6 +12,7 @@ from frontrunner.evaluators.protocol import EVALUATORS, ProbeSetup
 from frontrunner.evaluators.settings import DataSettings, ProbeSettings
 from frontrunner.evaluators.table_settings import TableSettings
 from frontrunner.results.records import IMPORTED
+from frontrunner.search.objectives import TOKENS_ALONE, check_objectives
 from frontrunner.search.strategy import STRATEGIES
 from frontrunner.spaces.errors import bad_value, require_above_zero, require_at_least, require_one_of
 from frontrunner.spaces.problem import Problem
@@ -22,6 +23,8 @@ from frontrunner.spaces.space import Space, Survey
 class SearchSettings:
     """How recipes are chosen.
 
+    `objectives` are what is sought at once: tokens (tokens/s), and beside it memory (headroom) and nodes (few), by the
+    strategies that can (`check_objectives`).
     `identical_failures` of the same kind before the first measurement pause the campaign. Where the strategy predicts
     what is left to gain, the campaign ends when the next probe's expected gain is below `stop_below_improvement`, a
     share of the best tokens/s; 0 never ends it. With `warm_start` such a strategy learns from the store's earlier
@@ -30,6 +33,7 @@ class SearchSettings:
     """
 
     strategy: str = "guided"
+    objectives: tuple[str, ...] = TOKENS_ALONE
     seed: int = 0
     parallel_probes: int = 1
     identical_failures: int = 5
@@ -39,6 +43,7 @@ class SearchSettings:
 
     def __post_init__(self) -> None:
         require_one_of("search", "strategy", self.strategy, STRATEGIES)
+        check_objectives(self.objectives, self.strategy)
         require_at_least("search", 0, seed=self.seed)
         require_at_least("search", 1, parallel_probes=self.parallel_probes, identical_failures=self.identical_failures)
         if not 0 <= self.stop_below_improvement < 1:

@@ -14,7 +14,9 @@ IN_A_ROW = 2
 
 
 class StopRule:
-    """Ends a campaign when, `IN_A_ROW` times, the next probe's expected gain is `below` a share of the best tokens/s.
+    """Ends a campaign when, `IN_A_ROW` times, the next probe's expected gain is `below` a share of what there is.
+
+    That is the best tokens/s, or with several objectives what the front is worth (`Outlook`).
 
     With `below` 0 it never does.
     """
@@ -34,16 +36,25 @@ class StopRule:
         """The reason to end, with the budget's unused rest, or None to go on."""
         if self._outlook is None or self._in_a_row < IN_A_ROW:
             return None
-        gain = _percent(self._outlook.expected_improvement)
         parts = [
-            f"the next probe is expected to gain {gain}, under {_percent(self._below)}",
+            f"{_gain_in_words(self._outlook)}, under {_percent(self._below)}",
             gap_in_words(self._outlook),
         ]
         return "; ".join(parts + [f"{rest} unused" for rest in [unused(limits)] if rest])
 
 
+def _gain_in_words(outlook: Outlook) -> str:
+    does = "add {} to the front" if outlook.of_front else "gain {}"
+    return f"the next probe is expected to {does.format(_percent(outlook.expected_improvement))}"
+
+
 def gap_in_words(outlook: Outlook) -> str:
-    """The estimated distance of the best recipe so far to the best of the whole legal space."""
+    """The estimated distance of the best recipe, or the front, so far to that of the whole legal space."""
+    if outlook.of_front:
+        return (
+            f"the front is estimated to cover {_percent(outlook.gap)} less than that of the whole space "
+            f"(95 %: at most {_percent(outlook.gap_at_most)})"
+        )
     return (
         f"the best is estimated to be {_percent(outlook.gap)} below the best of the whole space "
         f"(95 %: at most {_percent(outlook.gap_at_most)})"
@@ -52,7 +63,7 @@ def gap_in_words(outlook: Outlook) -> str:
 
 def outlook_in_words(outlook: Outlook) -> str:
     """What going on promises, on one line."""
-    return f"the next probe is expected to gain {_percent(outlook.expected_improvement)}; {gap_in_words(outlook)}"
+    return f"{_gain_in_words(outlook)}; {gap_in_words(outlook)}"
 
 
 def unused(limits: Iterable[Limit]) -> str:

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Protocol, runtime_checkable
 
 from frontrunner.results.outcome import Failure, Measurement
+from frontrunner.search.objectives import TOKENS_ALONE, check_objectives
 from frontrunner.spaces.errors import bad_value, did_you_mean
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
@@ -41,11 +42,15 @@ class Outlook:
 
     `expected_improvement` is the mean gain of the most promising next probe. `gap` is the estimated distance to the
     best recipe of the whole legal space, at least 0, and `gap_at_most` its 95th percentile.
+
+    Where `of_front`, several objectives are sought and the three are shares of what the measured front is worth: the
+    best tokens/s within an allowance of memory and nodes, as a mean over all allowances.
     """
 
     expected_improvement: float
     gap: float
     gap_at_most: float
+    of_front: bool = False
 
 
 class Strategy(Protocol):
@@ -86,8 +91,8 @@ class Forecaster(Strategy, Protocol):
         """
 
 
-StrategyFactory = Callable[[Survey, int], Strategy]
-"""Makes a strategy from the surveyed space and a seed."""
+StrategyFactory = Callable[..., Strategy]
+"""Makes a strategy from the surveyed space and a seed; `objectives` are given to those of `SEEK_MORE` alone."""
 
 STRATEGIES: dict[str, str] = {
     "guided": "frontrunner.search.guided.strategy:guided",
@@ -101,10 +106,14 @@ STRATEGIES: dict[str, str] = {
 """Strategy factories by name, as import paths: a library is imported only where it is used."""
 
 
-def make_strategy(name: str, survey: Survey, seed: int) -> Strategy:
-    """The named strategy over the surveyed space; raises `InvalidInput` for an unknown name."""
+def make_strategy(name: str, survey: Survey, seed: int, objectives: tuple[str, ...] = TOKENS_ALONE) -> Strategy:
+    """The named strategy over the surveyed space; raises `InvalidInput` for an unknown name.
+
+    So it does for objectives that the strategy does not search for.
+    """
     if name not in STRATEGIES:
         raise bad_value("search.strategy", name, "a known strategy", hint=did_you_mean(name, STRATEGIES))
+    check_objectives(objectives, name)
     module, factory = STRATEGIES[name].split(":")
     make: StrategyFactory = getattr(import_module(module), factory)
-    return make(survey, seed)
+    return make(survey, seed) if objectives == TOKENS_ALONE else make(survey, seed, objectives=objectives)

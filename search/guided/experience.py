@@ -19,10 +19,14 @@ MEDIAN_OVER_MEAN = 1.25
 
 @dataclass(kw_only=True)
 class Experience:
-    """Outcomes by row. `log_speeds` holds the logarithms of tokens/s of the campaign's own measurements."""
+    """Outcomes by row. `log_speeds` holds the logarithms of tokens/s of the campaign's own measurements.
+
+    `log_peaks` holds the highest measured peak of such a row over a device's memory, as a logarithm, where known.
+    """
 
     memory_bytes: int
     log_speeds: dict[int, list[float]] = field(default_factory=dict)
+    log_peaks: dict[int, float] = field(default_factory=dict)
     observations: list[Observation] = field(default_factory=list)
     trials: list[Trial] = field(default_factory=list)
 
@@ -30,6 +34,8 @@ class Experience:
         """Take in an outcome of this campaign; one that the machine is to blame for teaches nothing."""
         if isinstance(outcome, Measurement):
             self.log_speeds.setdefault(row, []).append(math.log(outcome.tokens_per_s))
+            if (peak := outcome.peak_memory_bytes_max_rank) > 0:
+                self.log_peaks[row] = max(math.log(peak / self.memory_bytes), self.log_peaks.get(row, -math.inf))
         self.learn(row, outcome, prior, spread=own_noise(outcome) if isinstance(outcome, Measurement) else 0.0)
 
     def learn(
@@ -44,11 +50,6 @@ class Experience:
             self.trials.append(Trial(row=row, ran=True, log_peak=math.log(peak / limit) if peak > 0 else None))
         elif outcome.policy.counts_against_recipe:
             self.trials.append(Trial(row=row, ran=False, out_of_memory=outcome.kind is FailureKind.OUT_OF_MEMORY))
-
-    @property
-    def best(self) -> float:
-        """The highest mean logarithm of tokens/s of a row; minus infinity before the first measurement."""
-        return max((statistics.fmean(values) for values in self.log_speeds.values()), default=-math.inf)
 
     def noise(self) -> float:
         """The standard deviation of a measured logarithm: from repeats, else what probes say of themselves."""

@@ -97,6 +97,11 @@ class FeasibilityModel:
         chance: Rows = ndtr(-(self._fill + MARGIN + self._inputs @ self._weights) / OFFSET)
         return chance
 
+    def log_need(self, rows: Places) -> Rows:
+        """The logarithm of the expected peak of these rows over a device's memory."""
+        needed: Rows = self._fill[rows] + self._inputs[rows, :-1] @ self._weights[:-1]  # a peak has no margin
+        return needed
+
     def fits(self, rows: Places) -> Rows:
         """The chance that these rows' memory suffices."""
         inputs = self._inputs[rows]

@@ -11,12 +11,14 @@ import numpy.typing as npt
 
 from frontrunner.evaluators.measure import nodes_used
 from frontrunner.search.candidates import Candidates
-from frontrunner.search.guided.acquisition import expected_improvement, mean_loss, node_seconds
+from frontrunner.search.guided.acquisition import mean_loss, node_seconds
 from frontrunner.search.guided.experience import Experience
 from frontrunner.search.guided.feasibility import FeasibilityModel
 from frontrunner.search.guided.field import Field
+from frontrunner.search.guided.front import Allowances, Demands, Front
 from frontrunner.search.guided.prior import Prior, prior_of
 from frontrunner.search.guided.speed import Observation, SpeedModel, amplitudes_of
+from frontrunner.search.objectives import TOKENS_ALONE
 from frontrunner.search.strategy import Evidence, Outlook, Told
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
@@ -43,12 +45,15 @@ MOST_REPEATS = 3
 class Guided:
     """The `Forecaster` that starts from the analytic model and learns how it errs."""
 
-    def __init__(self, survey: Survey, seed: int, prior: Prior | None = None) -> None:
+    def __init__(
+        self, survey: Survey, seed: int, prior: Prior | None = None, objectives: Sequence[str] = TOKENS_ALONE
+    ) -> None:
         """`prior` is that of the survey's recipes where it is not the model's own."""
         self._candidates = Candidates(survey, seed)
         self._problem, self._seed = survey.problem, seed
         self._own = prior or prior_of(survey.recipes, survey.problem)
         self._nodes = np.fromiter((nodes_used(r, survey.problem) for r in survey.recipes), dtype=np.float64)
+        self._allowances = Allowances(objectives, self._nodes)
         self._closeness = np.exp(CLOSE_CALL * np.random.default_rng(seed).standard_normal(len(survey.recipes)))
         self._experience = Experience(memory_bytes=survey.problem.cluster.memory_bytes_per_device)
         self._pending: dict[int, None] = {}
@@ -108,27 +113,35 @@ class Guided:
             self._candidates.give_back(row)
 
     def outlook(self) -> Outlook | None:
-        """What going on promises; None before the first measurement."""
-        best = self._experience.best
-        if not np.isfinite(best):
+        """What going on promises; None before the first measurement, and until each node count sought was tried."""
+        if not self._experience.log_speeds or self._untried():
             return None
         self._learn()
-        rows = self._promising(self._candidates.open_rows())
+        speeds, held = self._measured()
+        front = Front(self._allowances, speeds, held)
+        rows = self._promising(self._candidates.open_rows(), front)
+        several = self._allowances.are_several
         if not len(rows):
-            return Outlook(expected_improvement=0.0, gap=0.0, gap_at_most=0.0)
+            return Outlook(expected_improvement=0.0, gap=0.0, gap_at_most=0.0, of_front=several)
         mean, deviation = self._speed.predict(rows)
-        chance = self._feasible.chance(rows)
-        gains = expected_improvement(mean, deviation, best) * chance
+        chance, demands = self._feasible.chance(rows), self._demands(rows)
+        gains = front.gain(mean, deviation, demands) * chance
         few = np.argsort(-gains, kind="stable")[:DRAWN]
         drawn = self._speed.draws(rows[few], DRAWS, self._seed)
         runs = np.random.default_rng(self._seed).random(drawn.shape) < chance[few, None]
-        gaps = np.expm1(np.maximum(np.where(runs, drawn - best, 0.0).max(axis=0), 0.0))
-        gap = float(gaps.mean())  # of a small chance of much it is above the percentile
+        joined = np.concatenate([np.repeat(speeds[:, None], DRAWS, axis=1), np.where(runs, drawn, -np.inf)])
+        gaps = self._allowances.worth(joined - front.log_worth, held.and_also(demands[few])) - 1
+        gap = max(float(gaps.mean()), 0.0)  # of a small chance of much it is above the percentile
         at_most = max(gap, float(np.quantile(gaps, 0.95)))
-        return Outlook(expected_improvement=float(gains.max()), gap=gap, gap_at_most=at_most)
+        return Outlook(expected_improvement=float(gains.max()), gap=gap, gap_at_most=at_most, of_front=several)
 
     def worth_repeating(self) -> Recipe | None:
-        """The less measured of the two best, where taking one for the other costs more than a probe is to gain."""
+        """The less measured of the two best, where taking one for the other costs more than a probe is to gain.
+
+        None with several objectives: there is no single best to be mistaken about.
+        """
+        if self._allowances.are_several:
+            return None
         measured = sorted(self._experience.log_speeds.items(), key=lambda item: -statistics.fmean(item[1]))[:2]
         if len(measured) < 2:
             return None
@@ -155,19 +168,56 @@ class Guided:
             guesses = [Observation(row=int(r), log_ratio=float(g)) for r, g in zip(rows, ratios, strict=True)]
             self._speed.update([*self._experience.observations, *guesses])
 
-    def _promising(self, rows: Places) -> Places:
+    def _measured(self) -> tuple[Rows, Demands]:
+        """The mean logarithm of tokens/s of each row that this campaign measured, and what it needs."""
+        measured, peaks = self._experience.log_speeds, self._experience.log_peaks
+        rows = np.fromiter(measured, dtype=np.intp)
+        speeds = np.fromiter((statistics.fmean(values) for values in measured.values()), dtype=np.float64)
+        known = np.fromiter((peaks.get(row, np.nan) for row in measured), dtype=np.float64)
+        fill = np.where(np.isnan(known), self._feasible.log_need(rows), known)
+        return speeds, self._allowances.demands(fill, self._nodes[rows])
+
+    def _demands(self, rows: Places) -> Demands:
+        return self._allowances.demands(self._feasible.log_need(rows), self._nodes[rows])
+
+    def _front(self) -> Front | None:
+        """The measured front; with several objectives what is pending fills its place as if it ran as expected."""
+        if not self._experience.log_speeds:
+            return None
+        speeds, demands = self._measured()
+        if self._allowances.are_several and self._pending:
+            rows = np.fromiter(self._pending, dtype=np.intp)
+            speeds = np.concatenate([speeds, self._speed.predict(rows)[0]])
+            demands = demands.and_also(self._demands(rows))
+        return Front(self._allowances, speeds, demands, self._untried())
+
+    def _untried(self) -> frozenset[float]:
+        """Node counts sought that no probe has had: how speed scales with nodes is not left to the formulas alone."""
+        rows = [trial.row for trial in self._experience.trials if trial.row < len(self._nodes)]
+        return self._allowances.untried(self._nodes[[*rows, *self._pending]])
+
+    def _promising(self, rows: Places, front: Front | None) -> Places:
         """At most `LOOKED_AT` of the rows."""
         if len(rows) <= LOOKED_AT:
             return rows
-        worth = self._speed.linear_mean()[rows] + np.log(self._feasible.rough_chance()[rows] + ALMOST_NONE)
+        worth, demands = self._speed.linear_mean()[rows], self._demands(rows)
+        if front is None:
+            worth = worth + np.log(self._allowances.reach(demands))
+        elif self._allowances.are_several:
+            worth = np.log(front.rough_gain(worth, demands) + ALMOST_NONE)
+        worth = worth + np.log(self._feasible.rough_chance()[rows] + ALMOST_NONE)
         return rows[np.argpartition(-worth, LOOKED_AT)[:LOOKED_AT]]
 
     def _choose(self) -> int:
         self._learn()
-        rows = self._promising(self._candidates.open_rows())
+        front = self._front()
+        rows = self._promising(self._candidates.open_rows(), front)
         mean, deviation = self._speed.predict(rows)
-        chance, best = self._feasible.chance(rows), self._experience.best
-        gain = expected_improvement(mean, deviation, best) if np.isfinite(best) else np.exp(mean - mean.max())
+        chance, demands = self._feasible.chance(rows), self._demands(rows)
+        if front is None:
+            gain = np.exp(mean - mean.max()) * self._allowances.reach(demands)
+        else:
+            gain = front.gain(mean, deviation, demands)
         step_time_s = self._field.step_time_s[rows] * np.exp(self._field.log_speed[rows] - mean)
         cost = node_seconds(step_time_s, self._nodes[rows])
         worth = (gain + LEAST_WORTH) * chance / cost * self._closeness[rows]
@@ -186,6 +236,6 @@ def _by_problem(evidence: Sequence[Evidence]) -> list[tuple[Problem, list[Eviden
     return found
 
 
-def guided(survey: Survey, seed: int) -> Guided:
-    """Search from the analytic model's predictions, corrected by each outcome, for the highest tokens/s."""
-    return Guided(survey, seed)
+def guided(survey: Survey, seed: int, objectives: Sequence[str] = TOKENS_ALONE) -> Guided:
+    """Search from the analytic model's predictions, corrected by each outcome, for the best front of the objectives."""
+    return Guided(survey, seed, objectives=objectives)

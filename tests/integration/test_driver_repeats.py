@@ -210,15 +210,30 @@ def test_a_driver_killed_in_a_repeat_loses_no_measurement(campaigns: Campaigns, 
     assert {row.recipe: row.standing.repeats for row in best(campaigns.store, None)} == {RECIPES[0]: 2, RECIPES[1]: 1}
 
 
-def test_probes_are_told_the_best_so_far(campaigns: Campaigns, scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("search", "told"),
+    [
+        (EXHAUSTIVE, [None, 128.0, 256.0, 256.0]),
+        ({"strategy": "guided", "objectives": ["tokens", "memory"]}, [None, None, None, None]),
+    ],
+    ids=["speed", "front"],
+)
+def test_probes_are_told_the_best_so_far_where_speed_alone_is_sought(
+    campaigns: Campaigns,
+    scripted: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    search: dict[str, Any],
+    told: list[float | None],
+) -> None:
+    """A slow probe is cut short against the best; it may yet be on a front."""
     steps = iter([2.0, 1.0, 4.0, 3.0])
     made = scripted(lambda recipe, attempt: outcome_at(next(steps)))
     orders: list[ProbeOrder] = []
     start = made.start
     monkeypatch.setattr(made, "start", lambda self, order: (orders.append(order), start(self, order))[1])
-    record, spec = campaigns.create("scripted", search=EXHAUSTIVE, budget={"probes": 4})
+    record, spec = campaigns.create("scripted", search=search, budget={"probes": 4})
     campaigns.driver(record, spec).run()
-    assert [order.best_tokens_per_s for order in orders] == [None, 128.0, 256.0, 256.0]
+    assert [order.best_tokens_per_s for order in orders] == told
 
 
 def promising(*improvements: float) -> Callable[[Forecaster], Outlook | None]:
@@ -235,7 +250,7 @@ def test_a_campaign_ends_when_little_is_left_to_gain_and_says_so(
     campaigns: Campaigns, use: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     use(expect=promising(0.001, 0.001, 0.2, 0.004, 0.02, 0.004, 0.003))
-    record, spec = campaigns.create(search=EXHAUSTIVE, budget={"probes": 40})
+    record, spec = campaigns.create(search={**EXHAUSTIVE, "stop_below_improvement": 0.01}, budget={"probes": 40})
     conclusion = campaigns.driver(record, spec).run()
     assert conclusion.state is CampaignState.FINISHED
     assert conclusion.reason == (
@@ -252,6 +267,7 @@ def test_a_campaign_ends_when_little_is_left_to_gain_and_says_so(
         "expected_improvement": 0.003,
         "gap": 0.008,
         "gap_at_most": 0.031,
+        "of_front": False,
         "measured": 7,
     }
     assert OUTLOOK not in {event.kind for event in found.last_events}

@@ -131,6 +131,17 @@ CASES: dict[str, tuple[dict[str, str | None], str, str | None]] = {
         'search.strategy = "randm": expected one of',
         "did you mean 'random'?",
     ),
+    "objective": (
+        {"search.objectives": '["tokens", "memroy"]'},
+        'search.objectives = ["tokens", "memroy"]: expected "tokens", alone or with "memory" and "nodes", each once',
+        "did you mean 'memory'?",
+    ),
+    "objectives that a strategy does not seek": (
+        {"search.strategy": '"random"', "search.objectives": '["tokens", "nodes"]'},
+        'search.objectives = ["tokens", "nodes"]: expected what search.strategy = "random" searches for: tokens',
+        "search.strategy = guided searches for these",
+    ),
+    "an objective without a list": ({"search.objectives": '"tokens"'}, 'search.objectives = "tokens": expected', None),
     "evaluator": ({"evaluator": '"simulate"'}, 'evaluator = "simulate": expected a known', "did you mean 'simulated'?"),
     "schedule": ({"space.schedule": '["1f1bb"]'}, 'space.schedule = "1f1bb": expected one of', "did you mean '1f1b'?"),
     "sharding": ({"space.sharding": '["zero-9"]'}, 'space.sharding = "zero-9": expected one of', "did you mean 'zero-"),

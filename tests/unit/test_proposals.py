@@ -12,6 +12,7 @@ from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.records import Trial
 from frontrunner.results.states import TrialState
 from frontrunner.search.proposals import MAX_REPEATS, Proposals
+from frontrunner.search.spec import SearchSettings
 from frontrunner.search.strategy import STRATEGIES, Evidence, Outlook, Told
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.recipe import Recipe
@@ -82,8 +83,12 @@ def register(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Survey, int
     return register
 
 
+def settings(name: str) -> SearchSettings:
+    return SearchSettings(strategy=name, seed=1)
+
+
 def proposals(name: str, notices: Notices, told: Any = ()) -> Proposals:
-    return Proposals(name=name, survey=SURVEY, seed=1, told=told, notice=notices)
+    return Proposals(search=settings(name), survey=SURVEY, told=told, notice=notices)
 
 
 def drained(found: Proposals) -> list[Recipe]:
@@ -142,9 +147,8 @@ def test_a_forecaster_remembers_what_was_known_before_it_is_told_what_is_stored(
     forecaster = Remembers(SURVEY.recipes[1:])
     known = Evidence(problem=SPEC.problem, recipe=SURVEY.recipes[2], outcome=FAILED, origin="sweep.csv")
     Proposals(
-        name=register(lambda _, __: forecaster),
+        search=settings(register(lambda _, __: forecaster)),
         survey=SURVEY,
-        seed=1,
         told=[(SURVEY.recipes[0], FAILED)],
         notice=Notices(),
         evidence=[known],
@@ -154,7 +158,7 @@ def test_a_forecaster_remembers_what_was_known_before_it_is_told_what_is_stored(
 
 def test_evidence_is_no_concern_of_a_strategy_that_predicts_nothing() -> None:
     known = Evidence(problem=SPEC.problem, recipe=SURVEY.recipes[2], outcome=FAILED, origin="sweep.csv")
-    found = Proposals(name="exhaustive", survey=SURVEY, seed=1, told=(), notice=Notices(), evidence=[known])
+    found = Proposals(search=settings("exhaustive"), survey=SURVEY, told=(), notice=Notices(), evidence=[known])
     assert drained(found) == list(SURVEY.recipes)
 
 

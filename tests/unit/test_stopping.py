@@ -47,6 +47,14 @@ def test_the_reason_holds_the_numbers_and_what_was_not_used() -> None:
     )
 
 
+def test_what_is_left_of_a_front_is_said_of_the_front() -> None:
+    front = replace(LITTLE, of_front=True)
+    assert heard(front, front) == (
+        "the next probe is expected to add 0.42 % to the front, under 1 %; the front is estimated to cover 0 % less "
+        "than that of the whole space (95 %: at most 12 %); 12 of 40 probes, 0 of 4 minutes unused"
+    )
+
+
 @pytest.mark.parametrize("width", [80, 100, 160])
 def test_the_panel_tells_it_on_one_whole_line(width: int) -> None:
     view = View(name="c", strategy="s", legal_recipes=9, outlook=replace(LITTLE, gap=0.034))

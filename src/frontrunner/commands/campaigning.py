@@ -132,16 +132,25 @@ def _stopped_by_signals() -> Iterator[api.OnDriver]:
 
 
 def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, as_json: bool) -> None:
-    """Print the ranking; raise what the campaign's end means for the exit code."""
+    """Print the ranking, and the front of several objectives; raise what the end means for the exit code."""
+    from frontrunner.reporting_api import front
+
     ranking = api.best(campaign, top=TOP, store=store) if conclusion.measured else []
+    several = len(conclusion.objectives) > 1
+    found = front(campaign, objectives=conclusion.objectives, store=store) if several and ranking else ()
     if as_json:
         answer = {"campaign": campaign, "state": conclusion.state, "reason": conclusion.reason, "best": ranking}
-        print_json(answer | {"outlook": conclusion.outlook, "budget": conclusion.limits})
+        answer_on_front = {"objectives": conclusion.objectives, "front": found} if several else {}
+        print_json(answer | {"outlook": conclusion.outlook, "budget": conclusion.limits} | answer_on_front)
     elif ranking:
         from frontrunner.render import print_next_commands, print_outlook, print_ranking
 
         measured = " measured" if ranking[0].figures == "measured" else ""  # the table says itself what else they are
         print_ranking(ranking, title=f"{campaign}: {conclusion.measured} recipes{measured}")
+        if found:
+            from frontrunner.render_front import print_front
+
+            print_front(found, conclusion.objectives)
         print_outlook(conclusion.outlook, conclusion.limits)
         print_next_commands(campaign, ranking[0].recipe_id, None if store == store_url() else store)
     _raise_unless_done(conclusion, campaign, store)
