@@ -19,7 +19,10 @@ MEDIAN_OVER_MEAN = 1.25
 
 @dataclass(kw_only=True)
 class Experience:
-    """Outcomes by row. `log_speeds` holds the logarithms of tokens/s of the campaign's own measurements."""
+    """Outcomes by row.
+
+    `log_speeds` holds the logarithms of tokens/s of the campaign's own measurements, of rows that never failed since.
+    """
 
     memory_bytes: int
     log_speeds: dict[int, list[float]] = field(default_factory=dict)
@@ -30,6 +33,8 @@ class Experience:
         """Take in an outcome of this campaign; one that the machine is to blame for teaches nothing."""
         if isinstance(outcome, Measurement):
             self.log_speeds.setdefault(row, []).append(math.log(outcome.tokens_per_s))
+        elif outcome.policy.counts_against_recipe:
+            self.log_speeds.pop(row, None)
         self.learn(row, outcome, prior, spread=own_noise(outcome) if isinstance(outcome, Measurement) else 0.0)
 
     def learn(

@@ -163,6 +163,15 @@ def test_the_two_best_are_measured_again_where_noise_hides_their_order(spread: f
         assert count <= 4
 
 
+def test_a_recipe_that_failed_when_repeated_is_neither_the_best_nor_wished_for() -> None:
+    strategy = guided(SURVEY, 0)
+    first, second, third = strategy.ask(3)
+    for recipe, speed in ((first, 1000.0), (second, 995.0), (third, 990.0)):
+        strategy.tell(Told(recipe=recipe, outcome=measured(speed, 0.3)))
+    strategy.tell(Told(recipe=first, outcome=Failure(kind=FailureKind.OUT_OF_MEMORY, message="no")))
+    assert strategy.worth_repeating() in (second, third)
+
+
 def test_parallel_probes_spread_over_the_space() -> None:
     strategy = guided(SURVEY, 0)
     (first,) = strategy.ask(1)
