@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -49,6 +50,11 @@ class Experience:
             self.trials.append(Trial(row=row, ran=True, log_peak=math.log(peak / limit) if peak > 0 else None))
         elif outcome.policy.counts_against_recipe:
             self.trials.append(Trial(row=row, ran=False, out_of_memory=outcome.kind is FailureKind.OUT_OF_MEMORY))
+
+    def forget(self, rows: Collection[int]) -> None:
+        """Unlearn what was learned of these rows."""
+        self.observations = [seen for seen in self.observations if seen.row not in rows]
+        self.trials = [trial for trial in self.trials if trial.row not in rows]
 
     @property
     def best(self) -> float:

@@ -147,6 +147,20 @@ def test_a_remembered_failure_of_the_same_problem_is_not_run_into_again() -> Non
     assert first not in strategy.ask(5)
 
 
+def test_a_remembered_measurement_that_is_told_as_an_answer_counts_once() -> None:
+    rng = random.Random(1)
+    known = [(SURVEY.recipes[row], measured(math.exp(TRUTH[row] + rng.gauss(0, 0.06)))) for row in range(0, 60, 3)]
+    elsewhere = replace(PROBLEM, cluster=replace(PROBLEM.cluster, name="as it was called then"))
+    cold, warm, renamed = guided(SURVEY, 0), guided(SURVEY, 0), guided(SURVEY, 0)
+    warm.remember([Evidence(problem=PROBLEM, recipe=one, outcome=outcome, origin="c") for one, outcome in known])
+    renamed.remember([Evidence(problem=elsewhere, recipe=one, outcome=outcome, origin="c") for one, outcome in known])
+    for strategy in (cold, warm, renamed):
+        for one, outcome in known:
+            strategy.tell(Told(recipe=one, outcome=outcome))
+    gains = [found.expected_improvement for one in (cold, warm, renamed) if (found := one.outlook()) is not None]
+    assert gains == [pytest.approx(gains[0], rel=1e-3)] * 3
+
+
 @pytest.mark.parametrize(("spread", "repeats"), [(0.08, True), (0.0, False)])
 def test_the_two_best_are_measured_again_where_noise_hides_their_order(spread: float, *, repeats: bool) -> None:
     survey = Survey(problem=PROBLEM, dimensions=SURVEY.dimensions, legal=dict(list(SURVEY.legal.items())[:3]))
