@@ -112,7 +112,7 @@ class Proposals:
         return recipe
 
     def _worth_repeating(self) -> Recipe | None:
-        """The strategy's wish, unless it is under way, was followed often enough, or was lost each time it was tried."""
+        """The strategy's wish, unless it is under way, was followed often enough, or was lost each time."""
         if not isinstance(self._strategy, Forecaster):
             return None
         try:

@@ -119,7 +119,7 @@ def test_a_repeat_that_the_machine_lost_leaves_the_measurement(campaigns: Campai
     assert conclusion.measured == len(best(campaigns.store, None)) == 2
 
 
-def test_a_wish_for_repeats_that_the_machine_loses_each_time_ends(campaigns: Campaigns, use: Any, scripted: Any) -> None:
+def test_a_wish_for_repeats_that_the_machine_loses_ends(campaigns: Campaigns, use: Any, scripted: Any) -> None:
     lost = failure(FailureKind.LOST)
     evaluator = scripted(lambda recipe, attempt: lost if recipe == RECIPES[0] and attempt > 1 else None)
     use(wish=lambda forecaster: RECIPES[0] if forecaster.heard else None)
