@@ -143,7 +143,7 @@ def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, as_json
         measured = " measured" if ranking[0].figures == "measured" else ""  # the table says itself what else they are
         print_ranking(ranking, title=f"{campaign}: {conclusion.measured} recipes{measured}")
         print_outlook(conclusion.outlook, conclusion.limits)
-        print_next_commands(campaign, ranking[0].recipe_id, None if store == store_url() else store)
+        print_next_commands(campaign, ranking[0], None if store == store_url() else store)
     _raise_unless_done(conclusion, campaign, store)
 
 
