@@ -33,7 +33,7 @@ class SearchSettings:
     seed: int = 0
     parallel_probes: int = 1
     identical_failures: int = 5
-    stop_below_improvement: float = 0.01
+    stop_below_improvement: float = 0.003
     warm_start: bool = True
     reuse: bool = True
 
@@ -42,7 +42,7 @@ class SearchSettings:
         require_at_least("search", 0, seed=self.seed)
         require_at_least("search", 1, parallel_probes=self.parallel_probes, identical_failures=self.identical_failures)
         if not 0 <= self.stop_below_improvement < 1:
-            expected = "a share of at least 0 and below 1, as 0.01 for 1 %"
+            expected = "a share of at least 0 and below 1, as 0.003 for 0.3 %"
             raise bad_value("search.stop_below_improvement", self.stop_below_improvement, expected)
 
 

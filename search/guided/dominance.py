@@ -27,6 +27,7 @@ LESS = (
 _MORE = [NAMES.index(name) for name in MORE]
 _LESS = [NAMES.index(name) for name in LESS]
 _BATCH = [NAMES.index("micro_batch_seqs"), NAMES.index("accumulation")]
+_ACCUMULATION = NAMES.index("accumulation")
 _SAME = [place for place, name in enumerate(NAMES) if name not in (*MORE, *LESS, "accumulation")]
 
 
@@ -35,10 +36,12 @@ def needs_as_much(rows: Rows, failed: Rows) -> npt.NDArray[np.bool_]:
 
     They are cut over the devices as it is, by the same schedule, and hold no fewer sequences at once: a rank holds as
     many micro-batches as its depth or all there are, so that larger micro-batches that are as many sequences in all
-    never need less.
+    never need less. A single micro-batch may, where the failed recipe has several: its activations are going when
+    gradients come, while later ones are held beside the gradients of those before.
     """
     same = (rows[:, _SAME] == failed[_SAME]).all(axis=1)
     more = (rows[:, _MORE] >= failed[_MORE]).all(axis=1) & (rows[:, _LESS] <= failed[_LESS]).all(axis=1)
     sequences = rows[:, _BATCH].sum(axis=1) >= failed[_BATCH].sum() - 1e-9
-    found: npt.NDArray[np.bool_] = same & more & sequences
+    beside_gradients = (rows[:, _ACCUMULATION] > 0) | (failed[_ACCUMULATION] == 0)
+    found: npt.NDArray[np.bool_] = same & more & sequences & beside_gradients
     return found

@@ -199,3 +199,11 @@ def test_priors_are_used_as_given() -> None:
         PRIOR, log_speed=np.where(np.arange(len(TRUTH)) == 7, 30.0, 5.0), log_fill=PRIOR.log_fill - 9
     )
     assert Guided(SURVEY, 0, prior).ask(1) == [SURVEY.recipes[7]]
+
+
+def test_the_seed_orders_what_the_predictions_cannot_tell_apart() -> None:
+    rows = np.ones(len(SURVEY.recipes))
+    alike = replace(PRIOR, log_speed=rows, log_fill=-rows, step_time_s=rows)
+    firsts = {Guided(SURVEY, seed, alike).ask(1)[0] for seed in range(6)}
+    assert len(firsts) > 1
+    assert Guided(SURVEY, 3, alike).ask(1) == Guided(SURVEY, 3, alike).ask(1)
