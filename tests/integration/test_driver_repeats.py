@@ -246,7 +246,7 @@ def test_a_campaign_ends_when_little_is_left_to_gain_and_says_so(
     campaigns: Campaigns, use: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     use(expect=promising(0.001, 0.001, 0.2, 0.004, 0.02, 0.004, 0.003))
-    record, spec = campaigns.create(search=EXHAUSTIVE, budget={"probes": 40})
+    record, spec = campaigns.create(search={**EXHAUSTIVE, "stop_below_improvement": 0.01}, budget={"probes": 40})
     conclusion = campaigns.driver(record, spec).run()
     assert conclusion.state is CampaignState.FINISHED
     assert conclusion.reason == (

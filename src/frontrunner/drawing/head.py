@@ -126,6 +126,8 @@ def _facts(collected: Collected, spec: CampaignSpec) -> list[tuple[str, str]]:
     campaign = collected.campaign
     kinds = Counter(row.failure.kind.value for row in collected.failed)
     failed = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common()) or "none failed"
+    probes, answers = len(collected.attempts) - collected.answers, collected.answers
+    answered = f"{answers} recipes answered from earlier campaigns, " if answers else ""
     facts = [
         *_problem(collected.problem),
         ("search", f"{campaign.strategy} over {campaign.legal_recipes:,} legal recipes, seed {spec.search.seed}"),
@@ -133,7 +135,7 @@ def _facts(collected: Collected, spec: CampaignSpec) -> list[tuple[str, str]]:
         ("budget", _budget(spec.budget)),
         (
             "spent",
-            f"{len(collected.attempts)} probes, {campaign.node_seconds_spent / 3600:.3g} node-hours, "
+            f"{probes} probes, {answered}{campaign.node_seconds_spent / 3600:.3g} node-hours, "
             f"{seconds(campaign.driver_seconds)} of driving",
         ),
         ("dates", f"begun {_minute(campaign.created_at)}, last changed {_minute(campaign.updated_at)}"),
