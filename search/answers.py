@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from frontrunner.evaluators.measure import rates
+from frontrunner.results.codec import pool
 from frontrunner.results.known import KnownRecipe
 from frontrunner.results.outcome import STABLE_SPREAD, Failure, FailureKind, Measurement, Outcome
 from frontrunner.results.provenance import Provenance
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import recipe_id
+from frontrunner.spaces.recipe import Recipe
 
 RECENT = timedelta(days=7)
 """An older measurement is made again: clocks, firmware and a network's neighbours change without a version. Assumed."""
@@ -49,14 +51,15 @@ def answer_of(
 ) -> Answer | None:
     """What a recipe of an earlier campaign answers in a campaign of `spec`; None where a probe is due.
 
-    An answer was measured in the same environment, in the last `RECENT` days, with the same optimizer and as many
-    probes at a time, and its steps are not noisy. Of failures only a want of memory answers, which is no accident.
+    An answer was measured in the same environment, in the last `RECENT` days, with the same optimizer, as many probes
+    at a time and the same disk where it offloads to one, and its steps are not noisy, those of all its repeats
+    together. Of failures only a want of memory answers, which is no accident.
     """
     if spec.evaluator != "probe" or there.evaluator != "probe" or known.provenance is None:
         return None
     if not same_environment(known.provenance, here) or now - datetime.fromisoformat(known.finished_at) > RECENT:
         return None
-    if (there.probe.optimizer, there.search.parallel_probes) != (spec.probe.optimizer, spec.search.parallel_probes):
+    if _conditions(there, known.recipe) != _conditions(spec, known.recipe):
         return None
     if recipe_id(spec.problem, known.recipe) != known.recipe_id:
         return None
@@ -72,6 +75,12 @@ def answer_of(
     )
 
 
+def _conditions(spec: CampaignSpec, recipe: Recipe) -> tuple[object, ...]:
+    """What a campaign adds to a recipe's identity that its probe's times hang on."""
+    disk = spec.problem.cluster.nvme_path if recipe.offload == "nvme" else None
+    return spec.probe.optimizer, spec.search.parallel_probes, disk
+
+
 def _outcome(known: KnownRecipe, there: CampaignSpec, spec: CampaignSpec) -> Outcome | None:
     """The outcome under the memory and the peak that this campaign states of the same devices, or None."""
     limit, limit_there = (of.problem.cluster.memory_bytes_per_device for of in (spec, there))
@@ -79,7 +88,7 @@ def _outcome(known: KnownRecipe, there: CampaignSpec, spec: CampaignSpec) -> Out
         is_answer = known.outcomes.kind is FailureKind.OUT_OF_MEMORY and limit <= limit_there
         return known.outcomes if is_answer else None
     newest: Measurement = known.outcomes[-1]
-    steady = max(measured.step_time_spread for measured in known.outcomes) <= STABLE_SPREAD
-    if not steady or newest.peak_memory_bytes_max_rank > limit:
+    spread = max([pool(known.outcomes).step_time_spread, *(one.step_time_spread for one in known.outcomes)])
+    if spread > STABLE_SPREAD or newest.peak_memory_bytes_max_rank > limit:
         return None
     return replace(newest, mfu=rates(known.recipe, spec.problem, newest.step_time_s_median)["mfu"])

@@ -82,6 +82,7 @@ class Driver:
         self._in_flight: dict[str, Flight] = {}
         self._patience = Patience(spec.search.identical_failures)
         self._stop_rule = StopRule(spec.search.stop_below_improvement)
+        self._has_measured = False
         self._wants_stop = self._wants_kill = self._told_of_stop = False
 
     def stop(self) -> None:
@@ -169,6 +170,7 @@ class Driver:
                 return CampaignState.FINISHED, "every legal recipe has been tried"
             if not self._answered(new):
                 self._start(new)
+            self._keep_lease()  # answers may follow one another for longer than a lease lasts
         return ending
 
     def _answered(self, recipe: Recipe) -> bool:
@@ -219,10 +221,13 @@ class Driver:
             notice=self._notice,
             evidence=self._gathered.evidence,
         )
-        take_in_trials(self._store.trials(campaign_id), told, proposals=self._proposals, view=self._view)
+        now = self._store.trials(campaign_id)
+        take_in_trials(now, told, proposals=self._proposals, view=self._view)
         take_in_outlooks(self._store, campaign_id, rule=self._stop_rule, view=self._view)
-        reused = len(reused_trials(self._store, campaign_id))
-        self._ledger.probes = self._store.campaign(self._campaign.name).outcomes - reused
+        reused = reused_trials(self._store, campaign_id)
+        self._ledger.probes = self._store.campaign(self._campaign.name).outcomes - len(reused)
+        # An answer of an earlier campaign does not say that anything runs here.
+        self._has_measured = any(trial.state is TrialState.MEASURED and trial.number not in reused for trial in now)
 
     def _why_end(self) -> tuple[CampaignState, str] | None:
         """The state and the reason for which nothing at all is to be started, or None."""
@@ -277,7 +282,6 @@ class Driver:
         trial, will_retry = flight.trial, self._patience.deserves_retry(flight.attempt, outcome)
         self._writer.finish_attempt(flight.attempt, outcome, retry=will_retry)
         self._ledger.node_seconds += outcome.node_seconds
-        measured_before = self._view.measured > 0
         done = ended(trial, outcome, will_retry=will_retry)
         self._view.count(done)
         if will_retry:
@@ -285,7 +289,8 @@ class Driver:
         else:
             self._ledger.probes += 1
             self._proposals.tell(trial.recipe, outcome)
-            self._patience.count(outcome, measured_before=measured_before)
+            self._patience.count(outcome, measured_before=self._has_measured)
+            self._has_measured = self._has_measured or isinstance(outcome, Measurement)
             self._look_ahead()
         self._refresh()
         self._listener.probe_ended(self._view, done)

@@ -112,6 +112,8 @@ def why_no_evidence(earlier: Earlier, spec: CampaignSpec) -> str | None:
     there, ours = earlier.spec.problem, spec.problem
     if earlier.campaign.figures == "simulated" and spec.evaluator != "simulated":
         return "simulated"
+    if earlier.spec.evaluator == "table":  # the same row would count again for each campaign that looked it up
+        return "looked up in a table"
     if _device(there) != _device(ours):
         return "of another device"
     if there.precision != ours.precision:

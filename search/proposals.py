@@ -55,6 +55,7 @@ class Proposals:
         self._handed_out: set[Recipe] = set()
         self._waiting: deque[Trial] = deque()
         self._repeating: set[Recipe] = set()
+        self._lost_repeats: set[Recipe] = set()
         self._is_fallback = search.strategy == FALLBACK
         self._strategy = self._made(search.strategy)
 
@@ -88,6 +89,7 @@ class Proposals:
         elif outcome.policy.counts_against_recipe:
             self._measurements[recipe] = 0
         elif self._measurements[recipe]:
+            self._lost_repeats.add(recipe)  # it would be wished for again, and be lost again, without an end
             return
         self._stored[recipe] = outcome
 
@@ -111,12 +113,14 @@ class Proposals:
         return recipe
 
     def _worth_repeating(self) -> Recipe | None:
-        """The strategy's wish, unless it is under way already or was followed often enough."""
+        """The strategy's wish, unless it is under way, was followed often enough, or was lost each time."""
         if not isinstance(self._strategy, Forecaster):
             return None
         try:
             recipe = self._strategy.worth_repeating()
-            if recipe is None or recipe in self._repeating or self._measurements[recipe] >= MOST_MEASUREMENTS:
+            if recipe is None or recipe in self._repeating | self._lost_repeats:
+                return None
+            if self._measurements[recipe] >= MOST_MEASUREMENTS:
                 return None
         except Exception as error:
             self._replace(f"worth_repeating raised {type(error).__name__}: {error}")

@@ -87,7 +87,8 @@ class Forecaster(Strategy, Protocol):
     def worth_repeating(self) -> Recipe | None:
         """A measured recipe whose next measurement is worth more than a new recipe's first, or None.
 
-        Asked before each probe. The driver follows unless such a measurement is under way, or the recipe has five.
+        Asked before each probe. The driver follows unless such a measurement is under way, the recipe has five, or the
+        machine lost it each time it was tried.
         """
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from frontrunner.results.known import reused_trials
 from frontrunner.results.outcome import Failure
 from frontrunner.results.pareto import pareto
 from frontrunner.results.probed import Probed, probed
@@ -30,7 +31,8 @@ class Collected:
 
     `attempts` are in the order in which they ended; `ranking` and `front` have the fastest first, a row a recipe,
     repeats pooled; `failed` are the trials whose final outcome is a failure. `outlook` is the newest estimate of what
-    is left to gain (`frontrunner.results.outlooks`), None where the strategy makes none.
+    is left to gain (`frontrunner.results.outlooks`), None where the strategy makes none. `answers` counts the attempts
+    that were no probes: outcomes of earlier campaigns.
     """
 
     campaign: Campaign
@@ -40,6 +42,7 @@ class Collected:
     front: Sequence[RankedRecipe]
     failed: Sequence[FailedTrial]
     outlook: Event | None = None
+    answers: int = 0
 
     @property
     def problem(self) -> Problem:
@@ -62,4 +65,5 @@ def collect(store: Store, campaign: Campaign, survey: Survey) -> Collected:
         front=pareto(store, campaign),
         failed=failures(store, campaign),
         outlook=status(store, campaign).outlook,
+        answers=len(reused_trials(store, campaign.id)),
     )

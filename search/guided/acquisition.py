@@ -11,7 +11,8 @@ from scipy.special import ndtr
 Rows = npt.NDArray[np.float64]
 
 STEPS_OF_A_PROBE = 7
-"""Warm-up and measured steps of `[probe]`, as they ship; a strategy does not see a campaign's own."""
+"""Warm-up and measured steps; assumed of probes that take 5 to 15, as they ship. A strategy does not see a campaign's
+own."""
 START_S = 30.0
 """What a probe takes beside its steps; assumed."""
 

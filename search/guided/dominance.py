@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frontrunner.search.guided.features import NAMES
+from frontrunner.spaces.recipe import RANK_ORDERS
 
 Rows = npt.NDArray[np.float64]
 
@@ -28,7 +29,7 @@ _MORE = [NAMES.index(name) for name in MORE]
 _LESS = [NAMES.index(name) for name in LESS]
 _BATCH = [NAMES.index("micro_batch_seqs"), NAMES.index("accumulation")]
 _ACCUMULATION = NAMES.index("accumulation")
-_SAME = [place for place, name in enumerate(NAMES) if name not in (*MORE, *LESS, "accumulation")]
+_SAME = [place for place, name in enumerate(NAMES) if name not in (*MORE, *LESS, "accumulation", *RANK_ORDERS)]
 
 
 def needs_as_much(rows: Rows, failed: Rows) -> npt.NDArray[np.bool_]:

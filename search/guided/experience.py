@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,8 +20,9 @@ MEDIAN_OVER_MEAN = 1.25
 
 @dataclass(kw_only=True)
 class Experience:
-    """Outcomes by row. `log_speeds` holds the logarithms of tokens/s of the campaign's own measurements.
+    """Outcomes by row.
 
+    `log_speeds` holds the logarithms of tokens/s of the campaign's own measurements, of rows that never failed since.
     `log_peaks` holds the highest measured peak of such a row over a device's memory, as a logarithm, where known.
     """
 
@@ -36,6 +38,9 @@ class Experience:
             self.log_speeds.setdefault(row, []).append(math.log(outcome.tokens_per_s))
             if (peak := outcome.peak_memory_bytes_max_rank) > 0:
                 self.log_peaks[row] = max(math.log(peak / self.memory_bytes), self.log_peaks.get(row, -math.inf))
+        elif outcome.policy.counts_against_recipe:
+            self.log_speeds.pop(row, None)
+            self.log_peaks.pop(row, None)
         self.learn(row, outcome, prior, spread=own_noise(outcome) if isinstance(outcome, Measurement) else 0.0)
 
     def learn(
@@ -50,6 +55,11 @@ class Experience:
             self.trials.append(Trial(row=row, ran=True, log_peak=math.log(peak / limit) if peak > 0 else None))
         elif outcome.policy.counts_against_recipe:
             self.trials.append(Trial(row=row, ran=False, out_of_memory=outcome.kind is FailureKind.OUT_OF_MEMORY))
+
+    def forget(self, rows: Collection[int]) -> None:
+        """Unlearn what was learned of these rows."""
+        self.observations = [seen for seen in self.observations if seen.row not in rows]
+        self.trials = [trial for trial in self.trials if trial.row not in rows]
 
     def noise(self) -> float:
         """The standard deviation of a measured logarithm: from repeats, else what probes say of themselves."""

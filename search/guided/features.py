@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from frontrunner.spaces.recipe import OFFLOADS, RECOMPUTES, SCHEDULES, Recipe
+from frontrunner.spaces.recipe import OFFLOADS, RANK_ORDERS, RECOMPUTES, SCHEDULES, Recipe
 
 Rows = npt.NDArray[np.float64]
 
@@ -41,17 +41,18 @@ WORDS: dict[str, Callable[[Recipe], float]] = {
     "layer_split": lambda recipe: float(bool(recipe.layers_per_stage)),
 }
 """What else a recipe says, a step apart where its values are neighbours."""
-NAMES = (*COUNTS, *WORDS, *SCHEDULES[1:])
+NAMES = (*COUNTS, *WORDS, *SCHEDULES[1:], *RANK_ORDERS[1:])
 
 
 def features(recipes: Sequence[Recipe]) -> Rows:
-    """One row a recipe, one column for each of `NAMES`; a schedule has a column of its own that is 0 or 1."""
+    """One row a recipe, one column for each of `NAMES`; schedules and orders of ranks have one each that is 0 or 1."""
     counts = np.array([[getattr(recipe, name) for name in COUNTS] for recipe in recipes], dtype=np.float64)
     words = np.array([[of(recipe) for of in WORDS.values()] for recipe in recipes], dtype=np.float64)
     schedules = np.array([[recipe.schedule == name for name in SCHEDULES[1:]] for recipe in recipes], dtype=np.float64)
+    orders = np.array([[recipe.rank_order == name for name in RANK_ORDERS[1:]] for recipe in recipes], dtype=np.float64)
     if not recipes:
         return np.empty((0, len(NAMES)))
-    return np.hstack([np.log2(counts), words, schedules])
+    return np.hstack([np.log2(counts), words, schedules, orders])
 
 
 def _share(degree: int, copies: int) -> float:

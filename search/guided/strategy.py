@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frontrunner.evaluators.measure import nodes_used
+from frontrunner.results.outcome import Measurement
 from frontrunner.search.candidates import Candidates
 from frontrunner.search.guided.acquisition import mean_loss, node_seconds
 from frontrunner.search.guided.experience import Experience
@@ -20,6 +21,7 @@ from frontrunner.search.guided.prior import Prior, prior_of
 from frontrunner.search.guided.speed import Observation, SpeedModel, amplitudes_of
 from frontrunner.search.objectives import TOKENS_ALONE
 from frontrunner.search.strategy import Evidence, Outlook, Told
+from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
@@ -57,6 +59,7 @@ class Guided:
         self._closeness = np.exp(CLOSE_CALL * np.random.default_rng(seed).standard_normal(len(survey.recipes)))
         self._experience = Experience(memory_bytes=survey.problem.cluster.memory_bytes_per_device)
         self._pending: dict[int, None] = {}
+        self._remembered: dict[str, list[int]] = {}
         self._know(Field.of(survey.recipes, self._own))
 
     def _know(self, field: Field) -> None:
@@ -80,6 +83,7 @@ class Guided:
         self._know(field)
         for row, piece, spread in learned:
             memory = piece.problem.cluster.memory_bytes_per_device
+            self._remembered.setdefault(recipe_id(piece.problem, piece.recipe), []).append(row)
             self._experience.learn(row, piece.outcome, field, spread=spread, memory_bytes=memory)
 
     def ask(self, count: int) -> list[Recipe]:
@@ -96,12 +100,17 @@ class Guided:
         return chosen
 
     def tell(self, told: Told) -> None:
-        """Learn of an outcome. A recipe that is not of the surveyed space teaches nothing."""
+        """Learn of an outcome. A recipe that is not of the surveyed space teaches nothing.
+
+        What was remembered of the recipe is forgotten: it may be the same measurement, which must not count twice.
+        """
         row = self._candidates.row(told.recipe)
         if row is None:
             return
         self._candidates.take(row)
         self._pending.pop(row, None)
+        if isinstance(told.outcome, Measurement) or told.outcome.policy.counts_against_recipe:
+            self._experience.forget(self._remembered.pop(recipe_id(self._problem, told.recipe), ()))
         self._experience.add(row, told.outcome, self._field)
         self._is_news = True
 

@@ -267,8 +267,9 @@ def plan_replay(
 
     explanation = show(recipe_id, store=store)
     refuse_imported_recipe(explanation)
-    ranked = [appearance for appearance in explanation.appearances if appearance.standing is not None]
-    ranked.sort(key=lambda appearance: appearance.campaign.figures != "measured")  # stable: the newest stay first
+    own = [appearance for appearance in explanation.appearances if appearance.campaign.figures != "imported"]
+    ranked = [appearance for appearance in own if appearance.standing is not None]
+    ranked.sort(key=lambda appearance: appearance.campaign.figures == "simulated")  # stable: the newest stay first
     if not ranked:
         raise InvalidInput(
             f"recipe {explanation.recipe_id} was never measured, so there is nothing to replay",

@@ -37,8 +37,8 @@ class Lines(Watcher):
         """Say what is searched, and what is known already."""
         super().began(view)
         known = f", {view.measured} {view.figures} before" if view.measured else ""
-        simulated = ", simulated" if view.figures == "simulated" else ""
-        _say(f"campaign {view.name}: {view.strategy} over {view.legal_recipes:,} legal recipes{simulated}{known}")
+        origin = "" if view.figures == "measured" else f", {view.figures}"
+        _say(f"campaign {view.name}: {view.strategy} over {view.legal_recipes:,} legal recipes{origin}{known}")
 
     def probe_ended(self, view: View, ended: Ended) -> None:
         """One outcome, and how far the campaign is."""

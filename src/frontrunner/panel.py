@@ -57,8 +57,8 @@ def _labelled(label: str, lines: list[Text]) -> Iterator[Text]:
 def _head(view: View, width: int) -> Text:
     text = Text(view.name, style="bold")
     text.append(f"  {view.strategy} over {view.legal_recipes:,} legal recipes", style="not bold")
-    if view.figures == "simulated":
-        text.append(", simulated", style="not bold yellow")
+    if view.figures != "measured":
+        text.append(f", {view.figures}", style="not bold yellow")
     if view.seconds_left is not None and view.seconds_left >= 1:
         left = f"about {seconds(round(view.seconds_left))} left"
         text.append(left.rjust(max(2 + len(left), min(width, 100) - text.cell_len)), style="not bold")

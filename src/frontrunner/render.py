@@ -154,16 +154,18 @@ def print_outlook(outlook: Outlook | None, limits: Sequence[Limit]) -> None:
         out.print(f"unused:  {unused(limits)}")
 
 
-def print_next_commands(campaign: str, winner: str, store: str | None) -> None:
+def print_next_commands(campaign: str, winner: RankedRecipe, store: str | None) -> None:
     """What to do next, as commands to copy; `store` where it is not the one that the commands find themselves."""
     out = console()
     named = f" --store {shlex.quote(store)}" if store else ""
-    out.print("\nnext:", style="bold")
-    for command, what in (
-        (f"frontrunner show {winner}", "why it ranks first"),
+    commands = [
+        (f"frontrunner show {winner.recipe_id}", "why it ranks first"),
         (f"frontrunner pareto {campaign}", "speed against memory"),
-        (f"frontrunner replay {winner} --steps 200", "train with it"),
-    ):
+    ]
+    if winner.figures != "imported":  # what a table says cannot be replayed
+        commands.append((f"frontrunner replay {winner.recipe_id} --steps 200", "train with it"))
+    out.print("\nnext:", style="bold")
+    for command, what in commands:
         out.print(f"  {command + named:<46} {what}", soft_wrap=bool(named))
 
 
@@ -203,7 +205,7 @@ def print_campaigns(summaries: Sequence[CampaignSummary]) -> None:
         fastest = "-" if row.best_tokens_per_s is None else thousands(row.best_tokens_per_s)
         table.add_row(
             row.name,
-            row.state if row.figures != "simulated" else f"{row.state}, simulated",  # imported is the strategy
+            row.state if row.figures in ("measured", row.strategy) else f"{row.state}, {row.figures}",
             row.strategy,
             f"{row.legal_recipes:,}",
             f"{row.probes[TrialState.MEASURED]:,}",

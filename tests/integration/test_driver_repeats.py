@@ -119,6 +119,17 @@ def test_a_repeat_that_the_machine_lost_leaves_the_measurement(campaigns: Campai
     assert conclusion.measured == len(best(campaigns.store, None)) == 2
 
 
+def test_a_wish_for_repeats_that_the_machine_loses_ends(campaigns: Campaigns, use: Any, scripted: Any) -> None:
+    lost = failure(FailureKind.LOST)
+    evaluator = scripted(lambda recipe, attempt: lost if recipe == RECIPES[0] and attempt > 1 else None)
+    use(wish=lambda forecaster: RECIPES[0] if forecaster.heard else None)
+    record, spec = campaigns.create("scripted", search=EXHAUSTIVE, budget={"probes": 4 * LEGAL})
+    conclusion = campaigns.driver(record, spec).run()
+    assert conclusion.reason == "every legal recipe has been tried"
+    assert evaluator.attempts[RECIPES[0]] == 1 + 4
+    assert campaigns.states(record) == {TrialState.MEASURED: LEGAL}
+
+
 @pytest.mark.parametrize("kind", [FailureKind.OUT_OF_MEMORY, FailureKind.CRASHED])
 def test_a_recipe_that_fails_when_repeated_is_not_recommended(
     campaigns: Campaigns, use: Any, scripted: Any, kind: FailureKind

@@ -10,15 +10,18 @@ from pathlib import Path
 import pytest
 
 import frontrunner as api
+from frontrunner.drawing.head import head
+from frontrunner.evaluators.insight.collected import collect
 from frontrunner.evaluators.simulated import simulate
 from frontrunner.results.known import REUSED, known_recipes, reused_trials
 from frontrunner.results.outcome import Measurement
+from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store, open_store
 from frontrunner.search.answers import Answer
 from frontrunner.search.driver import Driver
 from frontrunner.search.evidence import Gathered
 from frontrunner.spaces.document import recipe_id
-from support.campaigns import frontrunner, tiny, write_toml
+from support.campaigns import frontrunner, spec_of, tiny, write_toml
 from support.drivers import LEGAL, Campaigns, Recorder
 from support.imports import ROWS, row, write_table
 
@@ -100,8 +103,27 @@ def test_an_answer_takes_no_probe_and_nothing_of_the_budget(store: Store, tmp_pa
     assert (len(second.endings), ended.measured) == (1, LEGAL), "4 recipes were probed, once each"
     assert len(reused_trials(store, record.id)) == LEGAL - 4
     assert len(known_recipes(store, record.id)) == 4, "what was answered is not this campaign's own knowledge"
+    told = dict(head(collect(store, store.campaign(record.name), spec.survey()), spec, store=None).facts)
+    assert told["spent"].startswith(f"4 probes, {LEGAL - 4} recipes answered from earlier campaigns, ")
     spent = sum(outcome.node_seconds for _, outcome in store.told(record.id) if isinstance(outcome, Measurement))
     assert store.campaign(record.name).node_seconds_spent == pytest.approx(spent)
+
+
+def test_an_answer_does_not_hide_that_nothing_runs_here(store: Store, tmp_path: Path) -> None:
+    campaigns = Campaigns(store, tmp_path / "runs")
+    sections = {"search": {"strategy": "exhaustive", "identical_failures": 3}}
+    record, spec = campaigns.create(cluster={"memory_gib_per_device": 0.000001}, **sections)
+    first = spec.survey().recipes[0]
+    answer = Answer(
+        outcome=simulate(first, replace(spec, problem=spec_of(tiny()).problem).probe_setup()),
+        campaign="before",
+        trial_number=1,
+        measured_at="2026-03-01T12:00:00+00:00",
+        run_folder="/runs/before/1",
+    )
+    known = Gathered(answers={recipe_id(spec.problem, first): answer})
+    ended = Driver(store=store, campaign=record, spec=spec, gathered=known).run()
+    assert (ended.state, ended.measured) == (CampaignState.PAUSED, 1), ended.reason
 
 
 @pytest.mark.slow

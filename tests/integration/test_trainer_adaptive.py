@@ -28,24 +28,30 @@ def adaptive_job(folder: Path, recipe: Recipe, **changes: float | None) -> Job:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_all_ranks_end_at_the_step_that_rank_0_decides(name: str, tmp_path: Path) -> None:
-    """Every step is slower than a best that took no time; a rank that went on would wait for the others."""
+    """Every step is slower than a best that took no time; a rank that went on would wait for the others.
+
+    On a busy machine steps may vary so much that not even this is clear; then rank 0 gives up, which ends all as well.
+    """
     if name == "deepspeed":
         pytest.importorskip("deepspeed")
     job = adaptive_job(tmp_path / "run", RECIPES[name], best_step_time_s=1e-9)
+    assert job.probe is not None
+    job = replace(job, probe=replace(job.probe, measured_steps=60))
     if name == "deepspeed":
         job = replace(job, sequence_length=32)
     result = run_job(job)
-    assert (result["status"], result["ended"]) == ("measured", "slower")
-    assert 4 <= len(result["losses"]) < 9
+    assert result["status"] == "measured"
+    assert result["ended"] in ("slower", "noisy")
+    assert 4 <= len(result["losses"]) < 61
     assert len(result["step_times_s"]) >= 3
     assert len(read_progress(job)) == 1 + len(result["losses"])
 
 
 def test_a_probe_ends_when_its_step_time_is_known(tmp_path: Path) -> None:
-    result = run_job(adaptive_job(tmp_path / "run", small_recipe(), precision=0.99))
+    """To within a factor that no machine's noise exceeds: the least number of steps is enough."""
+    result = run_job(adaptive_job(tmp_path / "run", small_recipe(), precision=1e6))
     assert result["ended"] == "known"
-    assert len(result["losses"]) <= 6
-    assert len(result["warm_up_times_s"]) + len(result["step_times_s"]) == len(result["losses"])
+    assert (len(result["warm_up_times_s"]), len(result["step_times_s"]), len(result["losses"])) == (1, 3, 4)
 
 
 def test_a_probe_that_could_never_be_sure_gives_up(tmp_path: Path) -> None:

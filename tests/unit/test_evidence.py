@@ -169,6 +169,7 @@ def test_a_patch_of_torch_is_evidence_but_no_answer(past: Past) -> None:
 
 OTHER_PROBLEMS: dict[str, dict[str, Any]] = {
     "simulated": {"evaluator": "simulated"},
+    "looked up in a table": {"evaluator": "table", "table": {"path": __file__}},
     "of another device": {"cluster": {"device": "other-cpu"}},
     "of another precision": {"problem": {"precision": "bf16"}},
     "of a model of another shape": {"model": {"hidden": 256}, "cluster": {"name": "elsewhere"}},
@@ -241,6 +242,20 @@ def test_only_what_is_recent_steady_and_equal_answers(past: Past, clock: Settabl
     assert not past.gather().answers
     past.add((recipe(), measured(spread=0.2)))
     assert not past.gather().answers, "noisy"
+
+
+def test_repeats_that_differ_are_no_answer_however_steady_each_is(past: Past) -> None:
+    past.add((repeated := recipe(), measured(step_time_s=0.1)), (repeated, measured(step_time_s=0.12)))
+    assert [one.recipe for one in past.gather().evidence] == [repeated]
+    assert not past.gather().answers
+
+
+def test_a_recipe_that_offloads_to_a_disk_is_answered_for_that_disk(past: Past) -> None:
+    on_disk = recipe(engine="deepspeed", offload="nvme")
+    past.add((recipe(), measured()), (on_disk, measured()), cluster={"nvme_path": "/fast"})
+    ours = [recipe_id(past.spec().problem, one) for one in (recipe(), on_disk)]
+    assert set(past.gather(cluster={"nvme_path": "/fast"}).answers) == set(ours)
+    assert set(past.gather(cluster={"nvme_path": "/slow"}).answers) == {ours[0]}
 
 
 def test_a_want_of_memory_answers_where_there_is_no_more_of_it(past: Past) -> None:

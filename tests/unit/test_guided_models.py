@@ -17,6 +17,7 @@ from frontrunner.search.guided.features import NAMES, features
 from frontrunner.search.guided.field import Field
 from frontrunner.search.guided.prior import STEP_PARTS, prior_of
 from frontrunner.search.guided.speed import Observation, SpeedModel, log_evidence
+from frontrunner.spaces.recipe import RANK_ORDERS
 from support.guided import CLUSTER, PROBLEM, SPACE
 
 RECIPES = SPACE.survey(PROBLEM).recipes
@@ -187,6 +188,15 @@ def test_dominated_recipes_need_no_less_memory_by_the_formulas() -> None:
         assert (memory[dominated] >= 0.97 * memory[place]).all()  # recompute keeps a little more than it saves at times
         pairs += int(dominated.sum()) - 1
     assert pairs > 50
+
+
+def test_recipes_that_differ_in_the_order_of_ranks_are_told_apart_and_need_the_same_memory() -> None:
+    recipes = replace(SPACE, rank_order=RANK_ORDERS).survey(PROBLEM).recipes
+    rows = features(recipes)
+    assert len(np.unique(rows, axis=0)) == len(recipes) > len(RECIPES)
+    alike = [place for place, one in enumerate(recipes) if replace(one, rank_order="tp-dp-pp") == RECIPES[-1]]
+    assert len(alike) > 1
+    assert needs_as_much(rows, rows[alike[0]])[alike].all()
 
 
 def test_features_count_doublings() -> None:

@@ -147,6 +147,20 @@ def test_a_remembered_failure_of_the_same_problem_is_not_run_into_again() -> Non
     assert first not in strategy.ask(5)
 
 
+def test_a_remembered_measurement_that_is_told_as_an_answer_counts_once() -> None:
+    rng = random.Random(1)
+    known = [(SURVEY.recipes[row], measured(math.exp(TRUTH[row] + rng.gauss(0, 0.06)))) for row in range(0, 60, 3)]
+    elsewhere = replace(PROBLEM, cluster=replace(PROBLEM.cluster, name="as it was called then"))
+    cold, warm, renamed = guided(SURVEY, 0), guided(SURVEY, 0), guided(SURVEY, 0)
+    warm.remember([Evidence(problem=PROBLEM, recipe=one, outcome=outcome, origin="c") for one, outcome in known])
+    renamed.remember([Evidence(problem=elsewhere, recipe=one, outcome=outcome, origin="c") for one, outcome in known])
+    for strategy in (cold, warm, renamed):
+        for one, outcome in known:
+            strategy.tell(Told(recipe=one, outcome=outcome))
+    gains = [found.expected_improvement for one in (cold, warm, renamed) if (found := one.outlook()) is not None]
+    assert gains == [pytest.approx(gains[0], rel=1e-3)] * 3
+
+
 @pytest.mark.parametrize(("spread", "repeats"), [(0.08, True), (0.0, False)])
 def test_the_two_best_are_measured_again_where_noise_hides_their_order(spread: float, *, repeats: bool) -> None:
     survey = Survey(problem=PROBLEM, dimensions=SURVEY.dimensions, legal=dict(list(SURVEY.legal.items())[:3]))
@@ -161,6 +175,15 @@ def test_the_two_best_are_measured_again_where_noise_hides_their_order(spread: f
         strategy.tell(Told(recipe=recipe, outcome=measured(1000.0, spread)))
         recipe, count = strategy.worth_repeating(), count + 1
         assert count <= 4
+
+
+def test_a_recipe_that_failed_when_repeated_is_neither_the_best_nor_wished_for() -> None:
+    strategy = guided(SURVEY, 0)
+    first, second, third = strategy.ask(3)
+    for recipe, speed in ((first, 1000.0), (second, 995.0), (third, 990.0)):
+        strategy.tell(Told(recipe=recipe, outcome=measured(speed, 0.3)))
+    strategy.tell(Told(recipe=first, outcome=Failure(kind=FailureKind.OUT_OF_MEMORY, message="no")))
+    assert strategy.worth_repeating() in (second, third)
 
 
 def test_parallel_probes_spread_over_the_space() -> None:

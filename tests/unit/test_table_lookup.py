@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 
+from frontrunner import report
 from frontrunner.api import launch
 from frontrunner.campaign_file import parse_campaign
+from frontrunner.cli import frontrunner as frontrunner_command
 from frontrunner.evaluators.protocol import make_evaluator
 from frontrunner.evaluators.run_folder import RunFolder
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.store import open_store
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import InvalidInput
-from support.campaigns import order
+from support.campaigns import order, write_toml
 from support.tables import row, write_table
 
 CAMPAIGN: dict[str, Any] = {
@@ -54,6 +56,22 @@ def test_a_campaign_finds_the_best_row_and_probes_no_recipe_without_one(tmp_path
     best = max((one for one in told if isinstance(one[1], Measurement)), key=lambda one: one[1].tokens_per_s)
     assert best[0].describe() == "tp2 pp2 dp2 1f1b mb2 x16 zero-1 recompute=full"
     assert [outcome.kind for _, outcome in told if isinstance(outcome, Failure)] == [FailureKind.OUT_OF_MEMORY]
+
+
+def test_every_answer_says_that_a_table_says_so_and_none_offers_a_replay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_table(tmp_path / "rows.csv", *ROWS)
+    file = write_toml(tmp_path / "looked-up.toml", CAMPAIGN | {"table": {"path": "rows.csv"}})
+    frontrunner_command(["launch", str(file)], standalone_mode=False)
+    told = capsys.readouterr()
+    assert "legal recipes, imported" in told.err
+    assert "frontrunner show" in told.out
+    assert "replay" not in told.out
+    frontrunner_command(["campaigns"], standalone_mode=False)
+    assert "finished, imported" in capsys.readouterr().out
+    assert "frontrunner replay" not in report("looked-up").read_text(encoding="utf-8")
 
 
 def test_what_is_in_no_row_is_illegal_and_says_so(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, as_json
 
             print_front(found, conclusion.objectives)
         print_outlook(conclusion.outlook, conclusion.limits)
-        print_next_commands(campaign, ranking[0].recipe_id, None if store == store_url() else store)
+        print_next_commands(campaign, ranking[0], None if store == store_url() else store)
     _raise_unless_done(conclusion, campaign, store)
 
 

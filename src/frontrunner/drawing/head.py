@@ -31,7 +31,7 @@ class Head:
     """Plain text throughout: whoever draws it escapes it.
 
     `notice` says where the figures come from if this campaign did not measure them. `facts` are (what, how much);
-    `figures` and `commands` are of the best recipe, empty before the first measurement.
+    `figures` and `commands` (what it is for, the command) are of the best recipe, empty before the first measurement.
     """
 
     campaign: str
@@ -41,7 +41,7 @@ class Head:
     facts: tuple[tuple[str, str], ...]
     best: str
     figures: tuple[tuple[str, str], ...]
-    commands: tuple[str, ...]
+    commands: tuple[tuple[str, str], ...]
     ranking: Table
 
 
@@ -58,7 +58,7 @@ def head(collected: Collected, spec: CampaignSpec, *, store: str | None) -> Head
         facts=tuple(_facts(collected, spec)),
         best="" if best is None else f"{best.recipe_id}  {best.recipe.describe()}",
         figures=() if best is None else _figures(best, collected),
-        commands=() if best is None else _commands(best.recipe_id, store),
+        commands=() if best is None else _commands(best, store),
         ranking=ranking_table(ranking[:TOP]),
     )
 
@@ -108,12 +108,17 @@ def _figures(best: RankedRecipe, collected: Collected) -> tuple[tuple[str, str],
     )
 
 
-def _commands(recipe_id: str, store: str | None) -> tuple[str, ...]:
+def _commands(best: RankedRecipe, store: str | None) -> tuple[tuple[str, str], ...]:
+    """Commands with what each is for; what a table says cannot be replayed."""
     named = f" --store {shlex.quote(store)}" if store else ""
+    show = ("see why it ranks first", f"frontrunner show {best.recipe_id}{named}")
+    if best.figures == "imported":
+        return (show,)
+    replay = f"frontrunner replay {best.recipe_id} --steps 1000"
     return (
-        f"frontrunner replay {recipe_id} --steps 1000{named}",
-        f"frontrunner replay {recipe_id} --steps 1000 --print-command{named}",
-        f"frontrunner show {recipe_id}{named}",
+        ("train with it", f"{replay}{named}"),
+        ("print the command of its ranks", f"{replay} --print-command{named}"),
+        show,
     )
 
 
@@ -121,6 +126,8 @@ def _facts(collected: Collected, spec: CampaignSpec) -> list[tuple[str, str]]:
     campaign = collected.campaign
     kinds = Counter(row.failure.kind.value for row in collected.failed)
     failed = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common()) or "none failed"
+    probes, answers = len(collected.attempts) - collected.answers, collected.answers
+    answered = f"{answers} recipes answered from earlier campaigns, " if answers else ""
     facts = [
         *_problem(collected.problem),
         ("search", f"{campaign.strategy} over {campaign.legal_recipes:,} legal recipes, seed {spec.search.seed}"),
@@ -128,7 +135,7 @@ def _facts(collected: Collected, spec: CampaignSpec) -> list[tuple[str, str]]:
         ("budget", _budget(spec.budget)),
         (
             "spent",
-            f"{len(collected.attempts)} probes, {campaign.node_seconds_spent / 3600:.3g} node-hours, "
+            f"{probes} probes, {answered}{campaign.node_seconds_spent / 3600:.3g} node-hours, "
             f"{seconds(campaign.driver_seconds)} of driving",
         ),
         ("dates", f"begun {_minute(campaign.created_at)}, last changed {_minute(campaign.updated_at)}"),

@@ -94,9 +94,9 @@ def _head(head: Head) -> str:
     if head.best:
         shown = "".join(f"<div><b>{_text(value)}</b><span>{_text(what)}</span></div>" for value, what in head.figures)
         parts.append(f'<div class="best"><h2>Best recipe: {_text(head.best)}</h2>')
-        parts.append(f'<div class="figures">{shown}</div><p class="quiet">Train with it; print the command of its ')
-        parts.append("ranks; see why it ranks first:</p>")
-        parts.append(f"<pre>{_text(chr(10).join(head.commands))}</pre></div>")
+        purposes = "; ".join(purpose for purpose, _ in head.commands).capitalize()
+        parts.append(f'<div class="figures">{shown}</div><p class="quiet">{_text(purposes)}:</p>')
+        parts.append(f"<pre>{_text(chr(10).join(command for _, command in head.commands))}</pre></div>")
     parts += [f'<p class="warning">{_text(warning)}</p>' for warning in head.warnings]
     facts = "".join(f"<dt>{_text(what)}</dt><dd>{_text(value)}</dd>" for what, value in head.facts)
     parts.append(f"<dl>{facts}</dl>")
