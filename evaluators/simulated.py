@@ -8,12 +8,11 @@ out of memory. Outcomes are a pure function of recipe, problem and seed.
 from __future__ import annotations
 
 import hashlib
-import time
 
+from frontrunner.evaluators.instant import Instant
 from frontrunner.evaluators.measure import hardware_flops_per_token, rates, tokens_per_step
-from frontrunner.evaluators.protocol import Finished, ProbeOrder, ProbeSetup, Progress
-from frontrunner.evaluators.run_folder import RunFolder
-from frontrunner.results.outcome import Failure, FailureKind, Measurement
+from frontrunner.evaluators.protocol import ProbeSetup
+from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 
@@ -29,43 +28,15 @@ ACTIVATION_BYTES_PER_TOKEN_AND_HIDDEN = 34
 """A layer's activations for each token and hidden unit in 16 bits (arXiv 2205.05198, equation 1, first term)."""
 
 
-class Simulated:
+class Simulated(Instant):
     """The `Evaluator` that computes outcomes instead of measuring them."""
 
     def __init__(self, setup: ProbeSetup) -> None:
+        super().__init__()
         self._setup = setup
-        self._ready: list[ProbeOrder] = []
 
-    def start(self, order: ProbeOrder) -> None:
-        """Take an order; its outcome is ready at the next `finished`."""
-        self._ready.append(order)
-
-    def finished(self, timeout_s: float) -> list[Finished]:
-        """All orders taken since the last call; with none it waits, as a real evaluator would."""
-        if not self._ready:
-            time.sleep(timeout_s)
-        done = [self._judge(order) for order in self._ready]
-        self._ready.clear()
-        return done
-
-    def _judge(self, order: ProbeOrder) -> Finished:
-        outcome = simulate(order.recipe, self._setup)
-        order.run_folder.mkdir(parents=True, exist_ok=True)
-        RunFolder(order.run_folder).write_outcome(outcome)
-        return Finished(token=order.token, outcome=outcome)
-
-    def progress(self, token: str) -> Progress | None:
-        """A simulated probe is over before it can be asked."""
-        del token
-        return None
-
-    def harvest(self, order: ProbeOrder) -> Measurement | Failure | None:
-        """The outcome on disk, or None."""
-        return RunFolder(order.run_folder).outcome()
-
-    def close(self) -> None:
-        """Forget what was not handed out."""
-        self._ready.clear()
+    def _outcome(self, recipe: Recipe) -> Outcome:
+        return simulate(recipe, self._setup)
 
 
 def simulate(recipe: Recipe, setup: ProbeSetup) -> Measurement | Failure:

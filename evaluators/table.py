@@ -6,18 +6,18 @@ no probe. Where rows repeat, the fastest counts.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from frontrunner.evaluators.protocol import Finished, ProbeOrder, ProbeSetup, Progress
-from frontrunner.evaluators.run_folder import RunFolder
+from frontrunner.evaluators.instant import Instant
+from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.evaluators.table_rows import TableProblem, read_problems
 from frontrunner.evaluators.table_settings import TableSettings
-from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
+from frontrunner.results.outcome import Failure, FailureKind, Outcome
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
 from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
 
 NOT_IN_TABLE = "not-in-table"
@@ -25,45 +25,17 @@ MOST_NAMED = 5
 """Problems that a message names, at most."""
 
 
-class TableLookup:
+class TableLookup(Instant):
     """The `Evaluator` that finds outcomes in a table instead of measuring them."""
 
     def __init__(self, setup: ProbeSetup) -> None:
+        super().__init__()
         self._outcomes = chosen_problem(setup.table, setup.problem).outcomes()
-        self._ready: list[ProbeOrder] = []
 
-    def start(self, order: ProbeOrder) -> None:
-        """Take an order; its outcome is ready at the next `finished`."""
-        self._ready.append(order)
-
-    def finished(self, timeout_s: float) -> list[Finished]:
-        """All orders taken since the last call; with none it waits, as a real evaluator would."""
-        if not self._ready:
-            time.sleep(timeout_s)
-        done = [self._look_up(order) for order in self._ready]
-        self._ready.clear()
-        return done
-
-    def _look_up(self, order: ProbeOrder) -> Finished:
-        outcome: Outcome = self._outcomes.get(order.recipe) or Failure(
+    def _outcome(self, recipe: Recipe) -> Outcome:
+        return self._outcomes.get(recipe) or Failure(
             kind=FailureKind.ILLEGAL_FOR_ENGINE, message="the table has no row of this recipe"
         )
-        order.run_folder.mkdir(parents=True, exist_ok=True)
-        RunFolder(order.run_folder).write_outcome(outcome)
-        return Finished(token=order.token, outcome=outcome)
-
-    def progress(self, token: str) -> Progress | None:
-        """A row is looked up before it can be asked."""
-        del token
-        return None
-
-    def harvest(self, order: ProbeOrder) -> Measurement | Failure | None:
-        """The outcome on disk, or None."""
-        return RunFolder(order.run_folder).outcome()
-
-    def close(self) -> None:
-        """Forget what was not handed out."""
-        self._ready.clear()
 
 
 def rows_only(survey: Survey, settings: TableSettings) -> Survey:

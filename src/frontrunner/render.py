@@ -154,13 +154,20 @@ def print_outlook(outlook: Outlook | None, limits: Sequence[Limit]) -> None:
         out.print(f"unused:  {unused(limits)}")
 
 
-def print_next_commands(campaign: str, winner: RankedRecipe, store: str | None) -> None:
-    """What to do next, as commands to copy; `store` where it is not the one that the commands find themselves."""
+def print_next_commands(
+    campaign: str, winner: RankedRecipe, store: str | None, objectives: Sequence[str] = ("tokens",)
+) -> None:
+    """What to do next, as commands to copy; `store` where it is not the one that the commands find themselves.
+
+    `objectives` are what the campaign sought.
+    """
     out = console()
     named = f" --store {shlex.quote(store)}" if store else ""
     commands = [
         (f"frontrunner show {winner.recipe_id}", "why it ranks first"),
-        (f"frontrunner pareto {campaign}", "speed against memory"),
+        (f"frontrunner pareto {campaign}", "speed against memory")
+        if len(objectives) == 1
+        else (f"frontrunner pareto {campaign} --objectives {','.join(objectives)}", "the front"),
     ]
     if winner.figures != "imported":  # what a table says cannot be replayed
         commands.append((f"frontrunner replay {winner.recipe_id} --steps 200", "train with it"))

@@ -152,7 +152,8 @@ def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, as_json
 
             print_front(found, conclusion.objectives)
         print_outlook(conclusion.outlook, conclusion.limits)
-        print_next_commands(campaign, ranking[0], None if store == store_url() else store)
+        named = None if store == store_url() else store
+        print_next_commands(campaign, ranking[0], named, conclusion.objectives)
     _raise_unless_done(conclusion, campaign, store)
 
 
