@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from frontrunner.evaluators.dispatch.settings import DispatchSettings
+from frontrunner.evaluators.dispatch.settings import SPARE_WALLTIME_S, DispatchSettings
 from frontrunner.evaluators.protocol import EVALUATORS, ProbeSetup
 from frontrunner.evaluators.settings import DataSettings, ProbeSettings
 from frontrunner.evaluators.table_settings import TableSettings
@@ -105,6 +105,10 @@ class CampaignSpec:
         held, cluster = self.dispatch.nodes_per_allocation, self.problem.cluster
         if held is not None and held < cluster.nodes:
             raise bad_value("dispatch.nodes_per_allocation", held, f"at least cluster.nodes = {cluster.nodes}")
+        least_s = self.probe.deadline_s + SPARE_WALLTIME_S
+        if self.dispatch.backend == "parsl" and self.dispatch.walltime_s < least_s:
+            expected = f"at least probe.deadline_s + {SPARE_WALLTIME_S:g} s = {least_s:g} s"
+            raise bad_value("dispatch.walltime", self.dispatch.walltime, expected)
         if self.dispatch.backend not in (None, "local") and self.evaluator != "probe":
             raise bad_value("dispatch.backend", self.dispatch.backend, 'local, or evaluator = "probe"')
 

@@ -25,6 +25,8 @@ HEARTBEAT_S = 5
 SILENCE_S = 30
 """After so long without a word from its nodes an allocation is given up, and its workers end likewise."""
 COMMAND_TIMEOUT_S = 60
+LOOPBACK = "127.0.0.1"
+"""Where workers reach the driver in a job that is held already: they start on its own node."""
 
 UNIQUE_PBS_NODES = """\
 FRONTRUNNER_NODES="$(mktemp)"; trap 'rm -f "$FRONTRUNNER_NODES"' EXIT
@@ -50,7 +52,7 @@ def make_executor(source: NodeSource, name: str, folder: Path) -> MPIExecutor:
         label=name,
         provider=make_provider(source, folder),
         launch_cmd=_worker_pool(),
-        address=source.settings.driver_address,
+        address=source.settings.driver_address if source.held is None else LOOPBACK,
         max_workers_per_block=source.nodes,
         mpi_launcher="srun" if source.launcher == "srun" else "mpiexec",  # of the prefix that we do not use
         heartbeat_period=HEARTBEAT_S,

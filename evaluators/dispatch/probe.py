@@ -12,7 +12,7 @@ from frontrunner.evaluators.corpus import corpus
 from frontrunner.evaluators.disk import disk_folder
 from frontrunner.evaluators.dispatch.allocations import HeldAllocation
 from frontrunner.evaluators.dispatch.lifeline import Heart
-from frontrunner.evaluators.dispatch.packing import MARGIN_S, Waiting
+from frontrunner.evaluators.dispatch.packing import Waiting
 from frontrunner.evaluators.dispatch.pool import Pool
 from frontrunner.evaluators.dispatch.sources import NodeSource
 from frontrunner.evaluators.dispatch.step import Step, StepFolder
@@ -92,12 +92,8 @@ class DispatchedProbe:
     @property
     def _expected_s(self) -> float:
         """How long a probe is expected to hold its nodes: by those before it, else its deadline, at most."""
-        known = [self._setup.probe.deadline_s]
-        if self._source.walltime_s is not None:  # a fresh allocation has room for any probe
-            known.append((self._source.walltime_s - MARGIN_S) / 2)
-        if self._longest_s is not None:
-            known.append(LONGER_SHARE * self._longest_s)
-        return min(known)
+        deadline_s = self._setup.probe.deadline_s
+        return deadline_s if self._longest_s is None else min(deadline_s, LONGER_SHARE * self._longest_s)
 
     def _begin(self, order: ProbeOrder, allocation: HeldAllocation) -> None:
         nodes = nodes_used(order.recipe, self._setup.problem)

@@ -1,6 +1,6 @@
 """A real Slurm cluster of two nodes on one machine, in a folder of its own, on loopback.
 
-munge's key and socket, the ports and the names of the nodes are the cluster's own, so that several can run side by side.
+munge's key and socket, ports and the nodes' names are the cluster's own, so that several can run side by side.
 Both nodes are this host: what differs is where steps run.
 """
 
