@@ -50,9 +50,15 @@ class Finished:
     outcome: Measurement | Failure
 
 
+QUEUED = "queued"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a running probe has come: what it does, and the steps it has finished of the most it will run."""
+    """How far an order has come: what it does, and the steps it has finished of the most it will run.
+
+    The phase is `QUEUED` as long as it has no nodes: it is then charged nothing.
+    """
 
     phase: str
     steps_done: int
