@@ -32,14 +32,14 @@ def predicted_ranking(spec: CampaignSpec, survey: Survey, evidence: Sequence[Evi
     strategy.remember(evidence)
     return tuple(
         Predicted(
-            recipe_id=recipe_id(spec.problem, found.recipe),
-            recipe=found.recipe,
-            tokens_per_s=found.tokens_per_s,
-            low=found.low,
-            high=found.high,
-            chance=found.chance,
+            recipe_id=recipe_id(spec.problem, one.recipe),
+            recipe=one.recipe,
+            tokens_per_s=one.tokens_per_s,
+            low=one.low,
+            high=one.high,
+            chance=one.chance,
         )
-        for found in strategy.forecasts(MOST_PREDICTED)
+        for one in strategy.forecasts(MOST_PREDICTED)
     )
 
 
