@@ -53,11 +53,15 @@ class Finished:
     is_cut: bool = False
 
 
+QUEUED = "waiting for nodes"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a running probe has come: what it does, and the steps it has finished of the most it will run.
+    """How far an order has come: what it does, and the steps it has finished of the most it will run.
 
-    `node_seconds` is what it has spent, where that is less than its nodes since its order: while it waits for nodes.
+    The phase is `QUEUED` as long as it has no nodes: it is then charged nothing. `node_seconds` is what it has spent,
+    where the evaluator knows that better than by the time since it got its nodes.
     """
 
     phase: str

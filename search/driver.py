@@ -258,7 +258,6 @@ class Driver:
             order=order,
             started_s=time.monotonic(),
             nodes=nodes_used(trial.recipe, self._spec.problem),
-            progress=self._evaluator.progress,
         )
         self._evaluator.start(order)
         self._listener.probe_began(self._view, trial.number, trial.recipe)

@@ -84,13 +84,17 @@ def gather(store: Store, spec: CampaignSpec, earlier: Iterable[Earlier], here: P
     answers: dict[str, Answer] = {}
     for one in earlier:
         known = known_recipes(store, one.campaign.id)
-        reason = why_no_evidence(one, spec)
+        is_small_self = one.campaign.name == spec.confirms  # made of the same file, for this
+        reason = None if is_small_self else why_no_evidence(one, spec)
+        is_learned_from = spec.search.warm_start or is_small_self
         for recipe in known:
             answer = answer_of(
                 recipe, campaign=one.campaign.name, there=one.spec, spec=spec, here=here, now=store.now()
             )
             if answer is not None:
                 answers[recipe.recipe_id] = answer  # the newest campaign's counts
+            if not is_learned_from:
+                continue
             why = reason or _why_not(recipe, one, spec, here)
             if why is None:
                 found.append((distance(one.spec.problem, spec.problem), _evidence(recipe, one)))
@@ -101,8 +105,8 @@ def gather(store: Store, spec: CampaignSpec, earlier: Iterable[Earlier], here: P
         left_out[f"further away than the nearest {MOST_EVIDENCE}"] = len(found) - MOST_EVIDENCE
     nearest = tuple(evidence for _, evidence in found[:MOST_EVIDENCE])
     return Gathered(
-        evidence=nearest if spec.search.warm_start else (),
-        left_out=left_out if spec.search.warm_start else {},
+        evidence=nearest,
+        left_out=left_out,
         answers=answers if spec.search.reuse else {},
     )
 

@@ -19,6 +19,9 @@ from frontrunner.spaces.errors import bad_value, require_above_zero, require_at_
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.space import Space, Survey
 
+PREDICTING = "guided"
+"""The strategy that says what it expects of recipes that nobody tried (`frontrunner.search.strategy.Predictor`)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSettings:
@@ -31,6 +34,8 @@ class SearchSettings:
     share of the best tokens/s; 0 never ends it. With `warm_start` such a strategy learns from the store's earlier
     campaigns and imported tables; with `reuse` a recipe that was measured in the same environment not long ago is
     answered from the store.
+    With `probe_nodes` the campaign is a pair: one whose probes take so many nodes, and this one, of the whole cluster,
+    whose recipes are predicted from the first and confirmed by at most `confirm_probes` probes (`small_scale.py`).
     """
 
     strategy: str = "guided"
@@ -41,6 +46,8 @@ class SearchSettings:
     stop_below_improvement: float = 0.003
     warm_start: bool = True
     reuse: bool = True
+    probe_nodes: int | None = None
+    confirm_probes: int = 3
 
     def __post_init__(self) -> None:
         require_one_of("search", "strategy", self.strategy, STRATEGIES)
@@ -50,6 +57,19 @@ class SearchSettings:
         if not 0 <= self.stop_below_improvement < 1:
             expected = "a share of at least 0 and below 1, as 0.003 for 0.3 %"
             raise bad_value("search.stop_below_improvement", self.stop_below_improvement, expected)
+        self._check_scales()
+
+    def _check_scales(self) -> None:
+        """Only a strategy that predicts can say at one scale what another will do, and of tokens/s alone."""
+        require_at_least("search", 0, confirm_probes=self.confirm_probes)
+        if self.probe_nodes is None:
+            return
+        require_at_least("search", 1, probe_nodes=self.probe_nodes)
+        if self.strategy != PREDICTING:
+            hint = "search.probe_nodes needs a strategy that predicts"
+            raise bad_value("search.strategy", self.strategy, f"{PREDICTING!r} with search.probe_nodes", hint=hint)
+        if self.objectives != TOKENS_ALONE:
+            raise bad_value("search.objectives", list(self.objectives), '["tokens"] with search.probe_nodes')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +95,8 @@ class Budget:
 class CampaignSpec:
     """One campaign: problem, space, strategy, budget, probe, data, dispatch, table and evaluator.
 
-    `run_root` is the folder under which the campaign has one for its probes' files; it is set at launch.
+    `run_root` is the folder under which the campaign has one for its probes' files; it is set at launch. So is
+    `confirms`: the campaign on fewer nodes whose predictions this one confirms.
     """
 
     name: str
@@ -89,8 +110,13 @@ class CampaignSpec:
     table: TableSettings = field(default_factory=TableSettings)
     evaluator: str = "probe"
     run_root: str | None = None
+    confirms: str | None = None
 
     def __post_init__(self) -> None:
+        fewer, nodes = self.search.probe_nodes, self.problem.cluster.nodes
+        if fewer is not None and fewer >= nodes:
+            expected = f"fewer than cluster.nodes = {nodes}, or no entry to probe on all of them"
+            raise bad_value("search.probe_nodes", fewer, expected)
         if self.evaluator != IMPORTED:  # rows of a table, which nothing evaluates
             require_one_of("campaign", "evaluator", self.evaluator, EVALUATORS)
         parallel, backend = self.search.parallel_probes, self.problem.cluster.backend

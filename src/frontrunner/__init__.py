@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from frontrunner.calibration_api import calibrate, fit_campaign, fit_tables
     from frontrunner.import_api import TableForm, import_table
     from frontrunner.planning_api import advise, explain, plan, scaling
+    from frontrunner.predictions_api import predictions
     from frontrunner.reporting_api import front, plot, report
 
 __version__ = "0.1.0"
@@ -55,6 +56,7 @@ __all__ = [
     "plan_profile",
     "plan_replay",
     "plot",
+    "predictions",
     "profile",
     "replay",
     "report",
@@ -67,6 +69,7 @@ __all__ = [
 _ELSEWHERE = (
     dict.fromkeys(("calibrate", "fit_campaign", "fit_tables"), "frontrunner.calibration_api")
     | dict.fromkeys(("advise", "explain", "plan", "scaling"), "frontrunner.planning_api")
+    | dict.fromkeys(("predictions",), "frontrunner.predictions_api")
     | dict.fromkeys(("front", "plot", "report"), "frontrunner.reporting_api")
     | dict.fromkeys(("TableForm", "import_table"), "frontrunner.import_api")
 )

@@ -42,7 +42,7 @@ def remembered(store: Store, record: Campaign, spec: CampaignSpec) -> Gathered:
     from frontrunner.results.provenance import collect
     from frontrunner.search.evidence import Earlier, Gathered, gather
 
-    if not (spec.search.warm_start or spec.search.reuse):
+    if not (spec.search.warm_start or spec.search.reuse or spec.confirms):
         return Gathered()
     earlier = []
     for summary in reversed(store.campaigns()):  # the oldest first

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from frontrunner.api import problem_summary
 from frontrunner.evaluators.simulated import simulate
 from frontrunner.results.known import REUSED, known_recipes
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
@@ -22,6 +21,7 @@ from frontrunner.search.evidence import MOST_EVIDENCE, Earlier, Gathered, gather
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.recipe import Recipe
+from frontrunner.starting import problem_summary
 from frontrunner.validation import dump_json
 from support.campaigns import Table, spec_of, tiny
 from support.store_contract import SettableClock

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from frontrunner import api
 from frontrunner.commands.options import json_option, print_json, store_option
+from frontrunner.predictions_api import predictions
 from frontrunner.settings import store_url
 from frontrunner.spaces.errors import CampaignFailed, NothingLegal
 
@@ -112,7 +113,7 @@ def _stopped_by_signals() -> Iterator[api.OnDriver]:
 
     Only flags are set in the handler: the driver says in its own time that it is stopping.
     """
-    before = {}
+    before: dict[signal.Signals, Any] = {}
 
     def on_driver(driver: Driver) -> None:
         steps = iter((driver.stop,))
@@ -122,7 +123,8 @@ def _stopped_by_signals() -> Iterator[api.OnDriver]:
 
         for number in STOPPING_SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, for one, ignores SIGHUP on purpose
-                before[number] = signal.signal(number, on_signal)
+                before.setdefault(number, signal.getsignal(number))  # of several drivers in turn, the first finds it
+                signal.signal(number, on_signal)
 
     try:
         yield on_driver
@@ -138,11 +140,18 @@ def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, as_json
     ranking = api.best(campaign, top=TOP, store=store) if conclusion.measured else []
     several = len(conclusion.objectives) > 1
     found = front(campaign, objectives=conclusion.objectives, store=store) if several and ranking else ()
+    scale = predictions(campaign, store=store)
     if as_json:
         answer = {"campaign": campaign, "state": conclusion.state, "reason": conclusion.reason, "best": ranking}
         answer_on_front = {"objectives": conclusion.objectives, "front": found} if several else {}
-        print_json(answer | {"outlook": conclusion.outlook, "budget": conclusion.limits} | answer_on_front)
-    elif ranking:
+        small = {} if scale is None else {"small_scale": scale}
+        print_json(answer | {"outlook": conclusion.outlook, "budget": conclusion.limits} | answer_on_front | small)
+        ranking = []
+    elif scale is not None:
+        from frontrunner.render_predictions import print_predictions
+
+        print_predictions(scale)
+    if ranking:
         from frontrunner.render import print_next_commands, print_outlook, print_ranking
 
         measured = " measured" if ranking[0].figures == "measured" else ""  # the table says itself what else they are
@@ -154,10 +163,11 @@ def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, as_json
         print_outlook(conclusion.outlook, conclusion.limits)
         named = None if store == store_url() else store
         print_next_commands(campaign, ranking[0], named, conclusion.objectives)
-    _raise_unless_done(conclusion, campaign, store)
+    is_predicted = scale is not None and bool(scale.predicted)
+    _raise_unless_done(conclusion, campaign, store, has_answer=bool(conclusion.measured) or is_predicted)
 
 
-def _raise_unless_done(conclusion: Conclusion, campaign: str, store: str | None) -> None:
+def _raise_unless_done(conclusion: Conclusion, campaign: str, store: str | None, *, has_answer: bool) -> None:
     from frontrunner.results.states import CampaignState
     from frontrunner.settings import DEFAULT_STORE
 
@@ -175,7 +185,7 @@ def _raise_unless_done(conclusion: Conclusion, campaign: str, store: str | None)
         )
     if conclusion.state is CampaignState.PAUSED:
         raise CampaignFailed(f"campaign {campaign} paused: {conclusion.reason}", hint=f"once mended: {command}")
-    if not conclusion.measured:
+    if not has_answer:
         raise NothingLegal(
             f"campaign {campaign} ended without one measured recipe: {conclusion.reason}",
             hint=f"frontrunner failures {campaign}",

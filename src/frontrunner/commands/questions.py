@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 
 from frontrunner import api
-from frontrunner.commands.options import json_option, print_json, store_option
-from frontrunner.spaces.errors import NothingLegal
+from frontrunner.commands.options import as_plain, json_option, print_json, store_option
+from frontrunner.predictions_api import predictions, predictions_of
+from frontrunner.spaces.errors import NotFound, NothingLegal
 
 
 @click.command()
@@ -31,12 +32,18 @@ def best(
     ranking = api.best(campaign, top=top, by=by, max_memory_gb=max_memory_gb, store=store)
     if as_json:
         print_json(ranking)
-    elif not ranking:
-        raise NothingLegal("no measured recipe answers this question", hint="see `frontrunner status`")
-    else:
+        return
+    scale = predictions(campaign, store=store)
+    if ranking:
         from frontrunner.render import print_ranking
 
         print_ranking(ranking, title=f"best by {by}")
+    elif scale is None or not scale.predicted:
+        raise NothingLegal("no measured recipe answers this question", hint="see `frontrunner status`")
+    if scale is not None:
+        from frontrunner.render_predictions import print_predictions
+
+        print_predictions(scale)
 
 
 @click.command()
@@ -95,13 +102,35 @@ def show(recipe_id: str, store: str | None, *, as_json: bool) -> None:
       frontrunner show 3f9c01d2ab4e
       frontrunner show 3f9c --json
     """
-    explanation = api.show(recipe_id, store=store)
+    try:
+        explanation = api.show(recipe_id, store=store)
+    except NotFound:
+        if not _show_predicted(recipe_id, store, as_json=as_json):
+            raise
+        return
     if as_json:
         print_json(explanation)
     else:
         from frontrunner.render import print_explanation
 
         print_explanation(explanation)
+        _show_predicted(explanation.recipe_id, store, as_json=False)
+
+
+def _show_predicted(recipe_id: str, store: str | None, *, as_json: bool) -> bool:
+    """Print what is predicted of a recipe, where anything is."""
+    try:
+        scales = predictions_of(recipe_id, store=store)
+    except NotFound:
+        return False
+    if as_json:
+        print_json({"recipe_id": scales[0].predicted[0].recipe_id, "appearances": [], "predictions": scales})
+        return True
+    from frontrunner.render_predictions import print_predictions
+
+    for scale in scales:
+        print_predictions(scale)
+    return True
 
 
 @click.command()
@@ -117,12 +146,17 @@ def status(campaign: str | None, store: str | None, *, as_json: bool) -> None:
       frontrunner status laptop --json
     """
     found = api.status(campaign, store=store)
+    scale = predictions(found.campaign.name, store=store)
     if as_json:
-        print_json(found)
-    else:
-        from frontrunner.render import print_status
+        print_json(as_plain(found) | ({} if scale is None else {"small_scale": as_plain(scale)}))
+        return
+    from frontrunner.render import print_status
 
-        print_status(found)
+    print_status(found)
+    if scale is not None:
+        from frontrunner.render_predictions import scale_lines
+
+        click.echo("\n".join(scale_lines(scale)))
 
 
 @click.command()
