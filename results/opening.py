@@ -11,7 +11,7 @@ from frontrunner.results.schema import SCHEMA_VERSION, Base, EndingRow, StoreRow
 from frontrunner.spaces.errors import StoreUnusable
 
 
-def open_database(url: str, *, create: bool, read_only: bool, clock: Clock, busy_timeout_s: float) -> Database:
+def open_database(url: str, *, create: bool, read_only: bool, clock: Clock | None, busy_timeout_s: float) -> Database:
     """The database of a store of this version; see `frontrunner.results.store.open_store`."""
     create = create and not read_only
     address = parse_address(url)
@@ -21,7 +21,7 @@ def open_database(url: str, *, create: bool, read_only: bool, clock: Clock, busy
     try:
         if not read_only:
             quick_check(database)  # reads the whole file, which a question about it should not have to wait for
-        _check_version(database, create=create, clock=clock)
+        _check_version(database, create=create, clock=clock or database.clock)
         if not read_only:
             _add_endings(database)
             database.use_log()  # only now is the file known to be a store, and ours to change
@@ -57,13 +57,13 @@ def _add_endings(database: Database) -> None:
     with database.read() as connection:
         if inspect(connection).has_table(table.name):
             return
-    with database.write() as connection:
+    with database.write(whole_store=True) as connection:
         table.create(connection, checkfirst=True)
 
 
 def _create_tables(database: Database, clock: Clock) -> None:
     """All tables in one transaction; another process may have made them while this one waited for the lock."""
-    with database.write() as connection:
+    with database.write(whole_store=True) as connection:
         if not inspect(connection).get_table_names():
             Base.metadata.create_all(connection)
             row = insert(StoreRow).values(id=1, schema_version=SCHEMA_VERSION, created_at=timestamp(clock()))
