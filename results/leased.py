@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 from sqlalchemy import Connection
 
@@ -21,19 +21,18 @@ from frontrunner.results.database_errors import ConnectionLost
 from frontrunner.results.engine import RECONNECT_S, Database
 from frontrunner.results.records import Lease
 
-P = ParamSpec("P")
 T = TypeVar("T")
-W = TypeVar("W", bound="LeasedWriter")
+M = TypeVar("M", bound=Callable[..., Any])
 
 
-def atomic(method: Callable[Concatenate[W, P], T]) -> Callable[Concatenate[W, P], T]:
+def atomic(method: M) -> M:
     """A method of a writer as a transaction of its own, or as a part of the one that is under way."""
 
     @wraps(method)
-    def transaction(self: W, *arguments: P.args, **named: P.kwargs) -> T:
+    def transaction(self: LeasedWriter, *arguments: Any, **named: Any) -> Any:
         return self.atomically(lambda: method(self, *arguments, **named))
 
-    return transaction
+    return cast(M, transaction)
 
 
 class LeasedWriter:

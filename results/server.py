@@ -8,6 +8,7 @@ transactions that fail at their commit and have to be made again. Reads run at R
 
 from __future__ import annotations
 
+import logging
 import time
 from datetime import UTC, datetime, timedelta
 from threading import Lock
@@ -42,6 +43,8 @@ def server_engine(address: StoreAddress, *, lock_timeout_s: float) -> Engine:
 
     Raises `InvalidInput` where the driver that the URL names is not installed.
     """
+    # A connection that breaks is an error of ours or is mended; the pool would print its traceback besides.
+    logging.getLogger("sqlalchemy.pool").addHandler(logging.NullHandler())
     try:
         engine = create_engine(address.url, connect_args=CONNECTION, pool_pre_ping=True)
     except (NoSuchModuleError, ModuleNotFoundError, ArgumentError) as error:
