@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,9 @@ from frontrunner.results.audit.rules import RULES, Rule
 from frontrunner.results.audit.values import broken_json, broken_standings
 
 SHOWN_ROWS = 5
+READABLE = Rule(name="text is JSON", says="every column of JSON can be read, and holds no NaN", sql="")
+POOLED = Rule(name="standings pool", says="a standing is what its measurements say together", sql="")
+UNDAMAGED = Rule(name="the file", says="SQLite finds no damage in the file", sql="")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,40 +47,40 @@ class Check:
         return not any(finding.is_fault for finding in self.findings)
 
 
-def check(connection: Connection, *, store: str) -> Check:
-    """Go through every rule within one transaction; reads the whole store."""
+def check(connection: Connection, *, store: str, campaign_id: int | None = None) -> Check:
+    """Go through every rule within one transaction; reads the whole store.
+
+    With `campaign_id`, only what is wrong with that campaign is among the findings.
+    """
     tables = set(inspect(connection).get_table_names())
     rules = [rule for rule in RULES if not ("endings" in rule.name and "endings" not in tables)]
-    findings = [_finding(rule, map(dict, connection.execute(text(rule.sql)).mappings())) for rule in rules]
-    findings += [
-        _finding(Rule(name="JSON", says="text that is JSON can be read", sql=""), broken_json(connection)),
-        _finding(Rule(name="pooled", says="a standing pools its measurements", sql=""), broken_standings(connection)),
-        *_file_findings(connection),
-    ]
+    broken = {rule: [dict(row) for row in connection.execute(text(rule.sql)).mappings()] for rule in rules}
+    broken |= {READABLE: list(broken_json(connection)), POOLED: list(broken_standings(connection))}
+    broken |= {UNDAMAGED: _damage(connection)}
+    if campaign_id is not None:
+        broken = {rule: [row for row in rows if _campaign_of(row) == campaign_id] for rule, rows in broken.items()}
     return Check(
         store=store,
-        rules=len(findings),
+        rules=len(broken),
         campaigns=connection.execute(text("SELECT COUNT(*) FROM campaigns")).scalar_one(),
         attempts=connection.execute(text("SELECT COUNT(*) FROM attempts")).scalar_one(),
-        findings=tuple(finding for finding in findings if finding.count),
+        findings=tuple(_finding(rule, rows) for rule, rows in broken.items() if rows),
     )
 
 
-def _file_findings(connection: Connection) -> list[Finding]:
+def _campaign_of(row: Mapping[str, Any]) -> Any:
+    return row.get("campaign", row.get("campaign_id"))
+
+
+def _damage(connection: Connection) -> list[dict[str, Any]]:
     """What SQLite itself says of the file; it answers `ok` where nothing is wrong."""
     if connection.dialect.name != "sqlite":
         return []
     said = [str(row[0]) for row in connection.exec_driver_sql("PRAGMA integrity_check(100)")]
-    rows = [{"campaign": None, "said": line} for line in said if line != "ok"]
-    return [_finding(Rule(name="file", says="SQLite finds no damage in the file", sql=""), rows)]
+    return [{"campaign": None, "said": line} for line in said if line != "ok"]
 
 
-def _finding(rule: Rule, rows: Iterable[Mapping[str, Any]]) -> Finding:
-    found = [dict(row) for row in rows]
+def _finding(rule: Rule, rows: list[dict[str, Any]]) -> Finding:
     return Finding(
-        rule=rule.name,
-        says=rule.says,
-        is_fault=rule.is_fault,
-        count=len(found),
-        rows=tuple(found[:SHOWN_ROWS]),
+        rule=rule.name, says=rule.says, is_fault=rule.is_fault, count=len(rows), rows=tuple(rows[:SHOWN_ROWS])
     )

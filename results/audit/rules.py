@@ -77,7 +77,8 @@ OUTCOMES = (
         says="a measured attempt has a measurement, a failed or lost one a failure, a running one neither",
         sql="""SELECT a.campaign_id AS campaign, a.id AS attempt, a.state, m.attempt_id AS measurement,
                       f.attempt_id AS failure
-               FROM attempts a LEFT JOIN measurements m ON m.attempt_id = a.id LEFT JOIN failures f ON f.attempt_id = a.id
+               FROM attempts a LEFT JOIN measurements m ON m.attempt_id = a.id
+               LEFT JOIN failures f ON f.attempt_id = a.id
                WHERE NOT (m.attempt_id IS NOT NULL) = (a.state = 'measured')
                   OR NOT (f.attempt_id IS NOT NULL) = (a.state IN ('failed', 'lost'))""",
     ),
@@ -113,7 +114,8 @@ OUTCOMES = (
         says="rates are above 0 and nothing costs less than 0",
         sql="""SELECT a.campaign_id AS campaign, a.id AS attempt, m.tokens_per_s, m.node_seconds AS measured_for,
                       f.node_seconds AS failed_for
-               FROM attempts a LEFT JOIN measurements m ON m.attempt_id = a.id LEFT JOIN failures f ON f.attempt_id = a.id
+               FROM attempts a LEFT JOIN measurements m ON m.attempt_id = a.id
+               LEFT JOIN failures f ON f.attempt_id = a.id
                WHERE m.tokens_per_s <= 0 OR m.node_seconds < 0 OR f.node_seconds < 0""",
     ),
 )

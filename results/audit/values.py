@@ -10,15 +10,16 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
+OF_ATTEMPT = "(SELECT campaign_id FROM attempts a WHERE a.id = attempt_id)"
 JSON_COLUMNS: dict[str, tuple[str, str, type]] = {
     "campaigns.spec_json": ("id", "id", dict),
     "campaigns.problem_json": ("id", "id", dict),
     "provenance.provenance_json": ("campaign_id", "id", dict),
     "trials.recipe_json": ("campaign_id", "id", dict),
     "events.data_json": ("campaign_id", "id", dict),
-    "measurements.step_times_s_json": ("NULL", "attempt_id", list),
-    "measurements.peak_memory_bytes_json": ("NULL", "attempt_id", list),
-    "measurements.losses_json": ("NULL", "attempt_id", list),
+    "measurements.step_times_s_json": (OF_ATTEMPT, "attempt_id", list),
+    "measurements.peak_memory_bytes_json": (OF_ATTEMPT, "attempt_id", list),
+    "measurements.losses_json": (OF_ATTEMPT, "attempt_id", list),
 }
 """Table and column -> what its campaign's id is, what its row's, and the type that its text holds."""
 

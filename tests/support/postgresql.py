@@ -18,7 +18,7 @@ from urllib.parse import unquote
 import psycopg
 from psycopg import sql
 
-CANDIDATES = (*sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True), Path("/usr/bin"), Path("/usr/local/bin"))
+CANDIDATES = (*sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True), Path("/usr/bin"))
 UNPRIVILEGED = "postgres"
 SETTINGS = (
     "listen_addresses=",  # a socket in our own folder is enough
@@ -102,7 +102,7 @@ def running_server() -> Iterator[Server]:
     """A server that lives as long as the block."""
     programs = server_programs()
     assert programs is not None
-    folder = Path(tempfile.mkdtemp(prefix="frontrunner-pg-", dir="/tmp"))  # noqa: S108 - a socket's path is short
+    folder = Path(tempfile.mkdtemp(prefix="frontrunner-pg-", dir="/tmp"))
     try:
         if os.geteuid() == 0:
             shutil.chown(folder, UNPRIVILEGED)
