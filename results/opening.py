@@ -10,6 +10,7 @@ from sqlalchemy import insert, inspect, select
 from frontrunner.results.address import check_file, parse_address
 from frontrunner.results.clock import Clock, timestamp
 from frontrunner.results.engine import Database, quick_check
+from frontrunner.results.file_system import refuse_network
 from frontrunner.results.schema import OLDEST_READABLE_SCHEMA, REVISION, REVISIONS, SCHEMA_VERSION, Base, StoreRow
 from frontrunner.results.upgrading import migrate, revision_of
 from frontrunner.spaces.errors import StoreUnusable
@@ -23,6 +24,8 @@ def open_database(url: str, *, create: bool, read_only: bool, clock: Clock | Non
     address = parse_address(url)
     if address.path is not None:
         check_file(address.path, create=create)
+        if not read_only:
+            refuse_network(address.path)
     database = Database(address, read_only=read_only, busy_timeout_s=busy_timeout_s)
     try:
         if not read_only:
@@ -43,6 +46,7 @@ def open_to_upgrade(url: str) -> Iterator[Database]:
     address = parse_address(url)
     if address.path is not None:
         check_file(address.path, create=False)
+        refuse_network(address.path)
     database = Database(address, read_only=False, busy_timeout_s=UPGRADE_WAIT_S)
     try:
         quick_check(database)
@@ -67,7 +71,13 @@ def _refuse_other_than(database: Database, *, oldest: int) -> None:
     with database.read() as connection:
         if not inspect(connection).has_table(StoreRow.__tablename__):
             raise StoreUnusable(f"{database.address} holds no frontrunner store", hint="name another file")
-        version = connection.execute(select(StoreRow.schema_version)).scalar_one()
+        versions = connection.execute(select(StoreRow.schema_version)).scalars().all()
+    if len(versions) != 1:
+        raise StoreUnusable(
+            f"{database.address} has {len(versions)} rows about itself, where a store has one",
+            hint="restore a backup: frontrunner store copy BACKUP NEW.db",
+        )
+    (version,) = versions
     if oldest <= version <= SCHEMA_VERSION:
         return
     older = version < SCHEMA_VERSION

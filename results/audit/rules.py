@@ -141,11 +141,6 @@ STANDINGS = (
 
 COUNTS = (
     Rule(
-        name="the store's own row",
-        says="the store has one row about itself",
-        sql="SELECT NULL AS campaign, COUNT(*) AS number FROM store HAVING COUNT(*) <> 1",
-    ),
-    Rule(
         name="attempts are their trials'",
         says="an attempt, and the provenance it names, are of its trial's campaign",
         sql="""SELECT t.campaign_id AS campaign, a.id AS attempt, a.campaign_id AS of_campaign,
