@@ -10,6 +10,7 @@ import os
 import socket
 import time
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from frontrunner.evaluators.measure import nodes_used
 from frontrunner.evaluators.protocol import Finished, NodesUnavailable, ProbeOrder, make_evaluator
@@ -17,7 +18,7 @@ from frontrunner.results.known import REUSED, reused_trials
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.outlooks import OUTLOOK
 from frontrunner.results.provenance import collect
-from frontrunner.results.records import Campaign, Trial
+from frontrunner.results.records import Attempt, Campaign, Trial
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store
 from frontrunner.search.account import Account
@@ -124,9 +125,13 @@ class Driver:
         return conclusion
 
     def _drive_with_evaluator(self) -> Conclusion:
-        with self._writer.together():
+        provenance = collect(self._spec.problem.cluster.device)
+
+        def began() -> None:
             self._writer.set_state(CampaignState.RUNNING, reason="")
-            self._writer.record_provenance(collect(self._spec.problem.cluster.device))
+            self._writer.record_provenance(provenance)
+
+        self._writer.atomically(began)
         self._evaluator = make_evaluator(self._spec.evaluator, self._spec.probe_setup())
         try:
             return self._drive()
@@ -137,9 +142,13 @@ class Driver:
             self._give_up_in_flight()
 
     def _let_go(self, conclusion: Conclusion) -> None:
-        with self._writer.together():
-            self._writer.add_driver_seconds(self._ledger.charge())
+        seconds = self._ledger.charge()
+
+        def let_go() -> None:
+            self._writer.add_driver_seconds(seconds)
             self._writer.release(conclusion.state, reason=conclusion.reason)
+
+        self._writer.atomically(let_go)
 
     def _drive(self) -> Conclusion:
         self._recover()
@@ -184,11 +193,16 @@ class Driver:
         answer = self._gathered.answers.get(its_id)
         if answer is None:
             return False
-        with self._writer.together():
+
+        def answered() -> Trial:
             trial = self._writer.propose(its_id, recipe)
             attempt = self._writer.start_attempt(trial, run_folder=answer.run_folder)
             self._writer.finish_attempt(attempt, answer.outcome, retry=False)
-            self._notice(REUSED, trial=trial.number, recipe=recipe.describe(), **answer.origin)
+            self._writer.event(REUSED, **self._about(trial), **answer.origin)
+            return trial
+
+        trial = self._writer.atomically(answered)
+        self._listener.noticed(self._view, REUSED, {**self._about(trial), **answer.origin})
         self._view.count(ended(trial, answer.outcome, will_retry=False))
         self._proposals.tell(recipe, answer.outcome)
         self._look_ahead()
@@ -242,10 +256,7 @@ class Driver:
 
     def _start(self, chosen: Trial | Recipe) -> None:
         """Start one probe: of a trial that waits, a new recipe, or a measured one again."""
-        with self._writer.together():
-            trial = chosen if isinstance(chosen, Trial) else self._queued(chosen)
-            folder = new_folder(self._spec.run_folder, trial)
-            attempt = self._writer.start_attempt(trial, run_folder=str(folder))
+        trial, folder, attempt = self._writer.atomically(lambda: self._begun(chosen))
         order = ProbeOrder(
             token=folder.name,
             recipe=trial.recipe,
@@ -261,6 +272,12 @@ class Driver:
         )
         self._evaluator.start(order)
         self._listener.probe_began(self._view, trial.number, trial.recipe)
+
+    def _begun(self, chosen: Trial | Recipe) -> tuple[Trial, Path, Attempt]:
+        """The trial's next attempt, with a folder of its own."""
+        trial = chosen if isinstance(chosen, Trial) else self._queued(chosen)
+        folder = new_folder(self._spec.run_folder, trial)
+        return trial, folder, self._writer.start_attempt(trial, run_folder=str(folder))
 
     def _speed_to_beat(self) -> float | None:
         """The best tokens/s so far; None with several objectives, of which a slower recipe may be the best in others.
@@ -316,15 +333,24 @@ class Driver:
             self._writer.finish_attempt(flight.attempt, found or cut, retry=found is None)
         self._in_flight.clear()
 
+    @staticmethod
+    def _about(trial: Trial) -> dict[str, str | int]:
+        """What events say of the trial that they are about."""
+        return {"trial": trial.number, "recipe": trial.recipe.describe()}
+
     def _notice(self, kind: str, **data: str | int | float | None) -> None:
         self._writer.event(kind, **data)
         self._listener.noticed(self._view, kind, data)
 
     def _keep_lease(self) -> None:
         if self._ledger.uncharged_s > RENEW_S:
-            with self._writer.together():
+            seconds = self._ledger.charge()
+
+            def kept() -> None:
                 self._writer.renew()
-                self._writer.add_driver_seconds(self._ledger.charge())
+                self._writer.add_driver_seconds(seconds)
+
+            self._writer.atomically(kept)
 
     def _refresh(self) -> None:
         """Bring the view up to date."""

@@ -33,14 +33,28 @@ if TYPE_CHECKING:
     from frontrunner.planning_api import advise, explain, plan, scaling
     from frontrunner.predictions_api import predictions
     from frontrunner.reporting_api import front, plot, report
+    from frontrunner.store_api import (
+        archive,
+        backup_store,
+        check_store,
+        copy_store,
+        prunable,
+        prune_store,
+        unarchive,
+        upgrade_store,
+    )
 
 __version__ = "0.1.0"
 __all__ = [
     "TableForm",
     "advise",
+    "archive",
+    "backup_store",
     "best",
     "calibrate",
     "campaigns",
+    "check_store",
+    "copy_store",
     "dataframe",
     "dryrun",
     "explain",
@@ -58,6 +72,8 @@ __all__ = [
     "plot",
     "predictions",
     "profile",
+    "prunable",
+    "prune_store",
     "replay",
     "report",
     "resume",
@@ -65,6 +81,8 @@ __all__ = [
     "show",
     "status",
     "survey",
+    "unarchive",
+    "upgrade_store",
 ]
 _ELSEWHERE = (
     dict.fromkeys(("calibrate", "fit_campaign", "fit_tables"), "frontrunner.calibration_api")
@@ -72,6 +90,8 @@ _ELSEWHERE = (
     | dict.fromkeys(("predictions",), "frontrunner.predictions_api")
     | dict.fromkeys(("front", "plot", "report"), "frontrunner.reporting_api")
     | dict.fromkeys(("TableForm", "import_table"), "frontrunner.import_api")
+    | dict.fromkeys(("archive", "backup_store", "check_store", "copy_store"), "frontrunner.store_api")
+    | dict.fromkeys(("prunable", "prune_store", "unarchive", "upgrade_store"), "frontrunner.store_api")
 )
 """The module of what is not in `frontrunner.api`."""
 

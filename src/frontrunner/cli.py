@@ -36,6 +36,11 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "report": ("reporting:report", "A campaign as one HTML page to decide with."),
         "plot": ("reporting:plot", "The report's figures as PNG or SVG."),
     },
+    "Keep": {
+        "store": ("keeping:store", "Check, back up, upgrade, copy and prune stores."),
+        "archive": ("keeping:archive", "A campaign as one portable file."),
+        "unarchive": ("keeping:unarchive", "Add an archived campaign to the store."),
+    },
 }
 """Commands by section of the help page: name -> (module:function under `frontrunner.commands`, one line)."""
 

@@ -16,7 +16,7 @@ import click
 from frontrunner import api
 from frontrunner.commands.options import json_option, print_json, store_option
 from frontrunner.predictions_api import predictions
-from frontrunner.settings import store_url
+from frontrunner.settings import shown_store, store_url
 from frontrunner.spaces.errors import CampaignFailed, NothingLegal
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, as_json
 
             print_front(found, conclusion.objectives)
         print_outlook(conclusion.outlook, conclusion.limits)
-        named = None if store == store_url() else store
+        named = None if store is None or store == store_url() else shown_store(store)
         print_next_commands(campaign, ranking[0], named, conclusion.objectives)
     is_predicted = scale is not None and bool(scale.predicted)
     _raise_unless_done(conclusion, campaign, store, has_answer=bool(conclusion.measured) or is_predicted)
@@ -172,7 +172,7 @@ def _raise_unless_done(conclusion: Conclusion, campaign: str, store: str | None,
     from frontrunner.settings import DEFAULT_STORE
 
     command = f"frontrunner resume {campaign}" + (
-        f" --store {shlex.quote(store)}" if store not in (None, DEFAULT_STORE) else ""
+        f" --store {shlex.quote(shown_store(store))}" if store and store != DEFAULT_STORE else ""
     )
     if conclusion.state is CampaignState.STOPPED:
         click.echo(f"stopped; go on with: {command}", err=True)
