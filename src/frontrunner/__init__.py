@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from frontrunner.planning_api import advise, explain, plan, scaling
     from frontrunner.predictions_api import predictions
     from frontrunner.reporting_api import front, plot, report
+    from frontrunner.service.client import connect
     from frontrunner.store_api import (
         archive,
         backup_store,
@@ -54,6 +55,7 @@ __all__ = [
     "calibrate",
     "campaigns",
     "check_store",
+    "connect",
     "copy_store",
     "dataframe",
     "dryrun",
@@ -92,6 +94,7 @@ _ELSEWHERE = (
     | dict.fromkeys(("TableForm", "import_table"), "frontrunner.import_api")
     | dict.fromkeys(("archive", "backup_store", "check_store", "copy_store"), "frontrunner.store_api")
     | dict.fromkeys(("prunable", "prune_store", "unarchive", "upgrade_store"), "frontrunner.store_api")
+    | {"connect": "frontrunner.service.client"}
 )
 """The module of what is not in `frontrunner.api`."""
 
