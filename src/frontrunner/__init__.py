@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         survey,
     )
     from frontrunner.calibration_api import calibrate, fit_campaign, fit_tables
+    from frontrunner.doctor_api import doctor, meet_ranks
     from frontrunner.import_api import TableForm, import_table
     from frontrunner.planning_api import advise, explain, plan, scaling
     from frontrunner.reporting_api import front, plot, report
@@ -41,6 +42,7 @@ __all__ = [
     "calibrate",
     "campaigns",
     "dataframe",
+    "doctor",
     "dryrun",
     "explain",
     "failures",
@@ -49,6 +51,7 @@ __all__ = [
     "front",
     "import_table",
     "launch",
+    "meet_ranks",
     "pareto",
     "plan",
     "plan_dryrun",
@@ -68,6 +71,7 @@ _ELSEWHERE = (
     dict.fromkeys(("calibrate", "fit_campaign", "fit_tables"), "frontrunner.calibration_api")
     | dict.fromkeys(("advise", "explain", "plan", "scaling"), "frontrunner.planning_api")
     | dict.fromkeys(("front", "plot", "report"), "frontrunner.reporting_api")
+    | dict.fromkeys(("doctor", "meet_ranks"), "frontrunner.doctor_api")
     | dict.fromkeys(("TableForm", "import_table"), "frontrunner.import_api")
 )
 """The module of what is not in `frontrunner.api`."""

@@ -9,13 +9,11 @@ import torch
 import torch.distributed as dist
 
 from frontrunner.evaluators.trainer.calibration.measure import measure
-from frontrunner.evaluators.trainer.calibration.order import Order
+from frontrunner.evaluators.trainer.calibration.order import BACKENDS, Order
 from frontrunner.evaluators.trainer.files import write_json
 from frontrunner.evaluators.trainer.gloo import use_one_thread_per_group
 from frontrunner.evaluators.trainer.session import describe_software
 
-BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}
-"""By device; ranks agree on times over gloo, so that an accelerator runs nothing but what is measured."""
 COLLECTIVE_TIMEOUT = dt.timedelta(seconds=120)
 
 

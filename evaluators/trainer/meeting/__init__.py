@@ -1,0 +1,1 @@
+"""Ranks that meet to be examined: all-reduces over all of them, and who keeps the others waiting."""
