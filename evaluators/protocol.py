@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
+from frontrunner.evaluators.dispatch.settings import DispatchSettings
 from frontrunner.evaluators.settings import DataSettings, ProbeSettings
 from frontrunner.evaluators.table_settings import TableSettings
 from frontrunner.results.outcome import Failure, Measurement
@@ -40,6 +41,7 @@ class ProbeSetup:
     seed: int
     engines: tuple[str, ...] = ("torch",)
     table: TableSettings = field(default_factory=TableSettings)
+    dispatch: DispatchSettings = field(default_factory=DispatchSettings)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from frontrunner.evaluators.dispatch.settings import DispatchSettings
 from frontrunner.evaluators.protocol import EVALUATORS, ProbeSetup
 from frontrunner.evaluators.settings import DataSettings, ProbeSettings
 from frontrunner.evaluators.table_settings import TableSettings
@@ -72,7 +73,7 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class CampaignSpec:
-    """One campaign: problem, space, strategy, budget, probe, data, table and evaluator.
+    """One campaign: problem, space, strategy, budget, probe, data, dispatch, table and evaluator.
 
     `run_root` is the folder under which the campaign has one for its probes' files; it is set at launch.
     """
@@ -84,6 +85,7 @@ class CampaignSpec:
     budget: Budget = field(default_factory=Budget)
     probe: ProbeSettings = field(default_factory=ProbeSettings)
     data: DataSettings = field(default_factory=DataSettings)
+    dispatch: DispatchSettings = field(default_factory=DispatchSettings)
     table: TableSettings = field(default_factory=TableSettings)
     evaluator: str = "probe"
     run_root: str | None = None
@@ -123,4 +125,5 @@ class CampaignSpec:
             seed=self.search.seed,
             engines=self.space.engine,
             table=self.table,
+            dispatch=self.dispatch,
         )

@@ -1,6 +1,7 @@
 """The campaign file: TOML in, a validated `CampaignSpec` out, or one message that names the key.
 
-Sections: [model] [cluster] [problem] [space] [search] [budget] [probe] [data] [table] [store], and at the top
+Sections: [model] [cluster] [problem] [space] [search] [budget] [probe] [data] [dispatch] [table]
+[store], and at the top
 `name` and `evaluator`. Types come from the dataclasses of the floors; this module fills in presets and defaults and
 turns every complaint into the file's own words.
 """
@@ -12,6 +13,7 @@ from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TypeVar, get_type_hints
 
+from frontrunner.evaluators.dispatch.settings import DispatchSettings
 from frontrunner.evaluators.protocol import EVALUATORS
 from frontrunner.evaluators.settings import DataSettings, ProbeSettings
 from frontrunner.evaluators.table_settings import TableSettings
@@ -61,6 +63,7 @@ SECTION_TYPES: dict[str, type] = {
     "budget": Budget,
     "probe": ProbeSettings,
     "data": DataSettings,
+    "dispatch": DispatchSettings,
     "table": TableSettings,
     "store": StoreSettings,
 }
@@ -142,6 +145,7 @@ def parse_campaign(table: Table, *, default_name: str, base: Path) -> CampaignFi
         budget=_section(Budget, "budget", table.get("budget", {})),
         probe=_section(ProbeSettings, "probe", table.get("probe", {})),
         data=_data(table.get("data", {}), base),
+        dispatch=_section(DispatchSettings, "dispatch", table.get("dispatch", {})),
         table=_measured_table(table.get("table", {}), base),
         evaluator=evaluator,
     )

@@ -12,6 +12,7 @@ import pytest
 from frontrunner.campaign_file import SECTIONS as FILE_SECTIONS
 from frontrunner.campaign_file import StoreSettings, read_campaign_file
 from frontrunner.cli import SECTIONS, frontrunner
+from frontrunner.evaluators.dispatch.settings import DispatchSettings
 from frontrunner.evaluators.protocol import EVALUATORS
 from frontrunner.evaluators.settings import DataSettings, ProbeSettings
 from frontrunner.evaluators.table_settings import TableSettings
@@ -45,6 +46,7 @@ SETTINGS = {
     "budget": Budget,
     "probe": ProbeSettings,
     "data": DataSettings,
+    "dispatch": DispatchSettings,
     "table": TableSettings,
     "store": StoreSettings,
 }
