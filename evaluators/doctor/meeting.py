@@ -85,7 +85,7 @@ def meet(where: Place, *, device: str, deadline_s: float, nodes: tuple[str, ...]
     """Hold a meeting; None where another process of the job holds the board, and this one's ranks did their part.
 
     Every process of a job calls this with its own place. `nodes` names the job's nodes, for ranks that never come.
-    Raises `FrontrunnerError` where the board cannot be reached, or the meeting failed and another process says why.
+    Raises `FrontrunnerError` where the board cannot be reached, or its holder has gone.
     No rank is left running, however this ends.
     """
     with ExitStack() as stack:
@@ -167,14 +167,19 @@ def _lead(board: Board, children: list[_Child], watch: Watch, device: str) -> Me
 
 
 def _follow(board: Board, children: list[_Child]) -> None:
-    """Until this process's ranks have ended well, or the meeting is over."""
+    """Until this process's ranks have ended well, or the meeting is over: the process of rank 0 says how it went.
+
+    A meeting that failed is no error here: a launcher that sees one would end rank 0's process before it has spoken.
+    """
     while any(child.status != 0 for child in children):
         _tell_endings(board, children)
         over = board.over()
-        if over in (Over.WELL, Over.GONE):
+        if over is Over.BADLY:
+            return
+        if over is not Over.LASTS:
             _let_end(children)
-        if over is Over.BADLY or (over is not Over.LASTS and any(child.status != 0 for child in children)):
-            raise FrontrunnerError("the meeting of the ranks failed; the process of rank 0 says why")
+            if any(child.status != 0 for child in children):
+                raise FrontrunnerError("the process of rank 0, which holds the meeting, has gone")
         time.sleep(POLL_S)
 
 

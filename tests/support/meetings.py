@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -58,9 +57,3 @@ def slowed(process: psutil.Process, *, runs_s: float, stands_s: float) -> Iterat
     finally:
         over.set()
         thread.join()
-
-
-def own_environment(**more: str) -> dict[str, str]:
-    """This process's environment without a launcher's words, and with some more."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "PMI_", "OMPI_"))}
-    return kept | more

@@ -27,8 +27,9 @@ def main() -> None:
         device = torch.device("cpu")
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     else:
-        device = torch.device(order.device, local_rank)
-        torch.accelerator.set_device_index(local_rank)
+        number = local_rank % torch.accelerator.device_count()  # 0 where the launcher shows each rank its own device
+        device = torch.device(order.device, number)
+        torch.accelerator.set_device_index(number)
     dist.init_process_group(
         BACKENDS[order.device],
         init_method=os.environ.get("FRONTRUNNER_RENDEZVOUS", "env://"),
