@@ -1,7 +1,7 @@
-"""The board that meeting ranks write to: a TCPStore held by whoever started rank 0, so that it outlives every rank.
+"""The board that called ranks write to: a TCPStore held by whoever started rank 0, so that it outlives every rank.
 
-The words on it are those of `frontrunner.evaluators.trainer.meeting.order`. Whoever started a rank also writes how it
-ended, and whoever holds the board how the meeting did: all others follow that.
+The words on it are those of `frontrunner.evaluators.trainer.roll_call.order`. Whoever started a rank also writes how it
+ended, and whoever holds the board how the roll call did: all others follow that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from frontrunner.evaluators.trainer.meeting.order import ALL_CAME, ARRIVED, PREFIX, REPORT, SIGN, key
+from frontrunner.evaluators.trainer.roll_call.order import ALL_CAME, ARRIVED, PREFIX, REPORT, SIGN, key
 from frontrunner.spaces.errors import FrontrunnerError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ ENDED, OVER = "ended", "over"
 
 
 class Over(Enum):
-    """How a meeting stands: GONE where nobody holds the board any more, which happens after all other ends too."""
+    """How a roll call stands: GONE where nobody holds the board any more, which happens after all other ends too."""
 
     LASTS = "lasts"
     WELL = "well"
@@ -114,11 +114,11 @@ class Board:
         return {rank: self._read(key(REPORT, rank)) or {} for rank in ranks}
 
     def close(self, *, ok: bool) -> None:
-        """Say that the meeting is over."""
+        """Say that the roll call is over."""
         self._store.set(OVER, json.dumps(ok))
 
     def over(self) -> Over:
-        """How the meeting stands for those who do not hold the board."""
+        """How the roll call stands for those who do not hold the board."""
         from torch.distributed import DistNetworkError
 
         try:

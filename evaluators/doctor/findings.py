@@ -1,4 +1,4 @@
-"""What the reports of a meeting tell: bandwidth by size, wrong sums, and the ranks or nodes that lag."""
+"""What the reports of a roll call tell: bandwidth by size, wrong sums, and the ranks or nodes that lag."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from frontrunner.evaluators.doctor.board import Arrival
 
 Reports = Mapping[int, Mapping[str, Any]]
-"""By rank: see `frontrunner.evaluators.trainer.meeting.rounds`."""
+"""By rank: see `frontrunner.evaluators.trainer.roll_call.rounds`."""
 
 SLOW = {"cpu": 3.0, "other": 1.5}
 """Assumed: times the median from which on a rank lags. Processes that share cores differ by more than devices do."""

@@ -1,4 +1,4 @@
-"""Who keeps a meeting from going on: judged from what the board says, by the watcher's own monotonic clock.
+"""Who keeps a roll call from going on: judged from what the board says, by the watcher's own monotonic clock.
 
 A rank that never comes, that has ended, that gives no sign of life, or that stands behind all others is named. If all
 give signs and none is behind, no rank is at fault: what they wait in is.
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from frontrunner.evaluators.doctor.board import Arrival, Ending, Sign
-from frontrunner.evaluators.trainer.meeting.order import DONE, SIGN_S
+from frontrunner.evaluators.trainer.roll_call.order import DONE, SIGN_S
 
 SILENT_S = 20 * SIGN_S
 """Without a sign for so long, a rank stands still; its signs are written by a thread that waits for nobody."""
@@ -22,7 +22,7 @@ MOST_NAMED = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Why a meeting failed: the ranks at fault (none where nobody is), in a sentence, with the next step."""
+    """Why a roll call failed: the ranks at fault (none where nobody is), in a sentence, with the next step."""
 
     ranks: tuple[int, ...]
     found: str
@@ -31,7 +31,7 @@ class Fault:
 
 @dataclass(kw_only=True)
 class Watch:
-    """Follows a meeting. `deadline_s` is the longest that ranks may take to come, or to go on."""
+    """Follows a roll call. `deadline_s` is the longest that ranks may take to come, or to go on."""
 
     ranks: range
     ranks_per_node: int
@@ -55,7 +55,7 @@ class Watch:
         return len(self._signs) == len(self.ranks) and all(sign.stage == DONE for sign in self._signs.values())
 
     def look(self, now_s: float, signs: Mapping[int, Sign], endings: Mapping[int, Ending]) -> Fault | None:
-        """Judge what is on the board now; None while the meeting may still go well."""
+        """Judge what is on the board now; None while the roll call may still go well."""
         for rank, sign in signs.items():
             before = self._signs.get(rank)
             if before is None or before.count != sign.count:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         survey,
     )
     from frontrunner.calibration_api import calibrate, fit_campaign, fit_tables
-    from frontrunner.doctor_api import doctor, meet_ranks
+    from frontrunner.doctor_api import call_ranks, doctor
     from frontrunner.import_api import TableForm, import_table
     from frontrunner.planning_api import advise, explain, plan, scaling
     from frontrunner.reporting_api import front, plot, report
@@ -40,6 +40,7 @@ __all__ = [
     "advise",
     "best",
     "calibrate",
+    "call_ranks",
     "campaigns",
     "dataframe",
     "doctor",
@@ -51,7 +52,6 @@ __all__ = [
     "front",
     "import_table",
     "launch",
-    "meet_ranks",
     "pareto",
     "plan",
     "plan_dryrun",
@@ -71,7 +71,7 @@ _ELSEWHERE = (
     dict.fromkeys(("calibrate", "fit_campaign", "fit_tables"), "frontrunner.calibration_api")
     | dict.fromkeys(("advise", "explain", "plan", "scaling"), "frontrunner.planning_api")
     | dict.fromkeys(("front", "plot", "report"), "frontrunner.reporting_api")
-    | dict.fromkeys(("doctor", "meet_ranks"), "frontrunner.doctor_api")
+    | dict.fromkeys(("doctor", "call_ranks"), "frontrunner.doctor_api")
     | dict.fromkeys(("TableForm", "import_table"), "frontrunner.import_api")
 )
 """The module of what is not in `frontrunner.api`."""

@@ -20,7 +20,7 @@ from frontrunner.settings import run_root, store_url
 from frontrunner.spaces.errors import bad_value
 
 if TYPE_CHECKING:
-    from frontrunner.evaluators.doctor.meeting import Meeting
+    from frontrunner.evaluators.doctor.roll_call import RollCall
 
 DEADLINE_S = 60.0
 SHORTEST_S, LONGEST_S = 5.0, 3600.0
@@ -40,20 +40,20 @@ def doctor(campaign: str | Path | None = None, *, store: str | None = None) -> t
     return examine(_wanted(campaign, store))
 
 
-def meet_ranks(
+def call_ranks(
     campaign: str | Path | None = None,
     *,
     ranks: int | None = None,
     deadline_s: float = DEADLINE_S,
     on_start: OnStart | None = None,
-) -> Meeting | None:
+) -> RollCall | None:
     """Have ranks add up together: bandwidth by size, and who fails or lags.
 
     They are started here (`ranks` of them; a device each without), or are those of the launcher that started this
-    process: then every process calls this, rank 0 gets the meeting, and the others None. `deadline_s` is the longest
+    process: then every process calls this, rank 0 gets the result, and the others None. `deadline_s` is the longest
     that a rank may take to come, or to go on. Raises `InvalidInput` for what this machine cannot do.
     """
-    from frontrunner.evaluators.doctor.meeting import meet
+    from frontrunner.evaluators.doctor.roll_call import call_roll
 
     if not SHORTEST_S <= deadline_s <= LONGEST_S:
         raise bad_value("--deadline", deadline_s, f"between {SHORTEST_S:g} and {LONGEST_S:g}")
@@ -71,7 +71,7 @@ def meet_ranks(
     if on_start is not None:
         on_start(where)
     nodes = job.nodes if where.rank is not None else (socket.gethostname(),)
-    return meet(where, device=TORCH_DEVICES[backend], deadline_s=deadline_s, nodes=nodes)
+    return call_roll(where, device=TORCH_DEVICES[backend], deadline_s=deadline_s, nodes=nodes)
 
 
 def this_job() -> JobEnvironment:

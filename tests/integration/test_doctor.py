@@ -1,4 +1,4 @@
-"""doctor as a person runs it, and meetings of real ranks of which one is stopped, killed or slowed."""
+"""doctor as a person runs it, and roll calls of real ranks of which one is stopped, killed or slowed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -15,11 +16,11 @@ import psutil
 import pytest
 
 import frontrunner as api
-from frontrunner.evaluators.doctor.meeting import CHILD
+from frontrunner.evaluators.doctor.roll_call import CHILD
 from frontrunner.evaluators.doctor.watching import SILENT_S
 from frontrunner.spaces.errors import InvalidInput
 from support.campaigns import command, environment, frontrunner, is_alive, tiny, write_toml
-from support.meetings import ranks_below, slowed, start_meeting
+from support.roll_calls import ranks_below, slowed, start_roll_call
 from support.terminals import run_on_terminal
 
 RANKS = 3
@@ -30,9 +31,12 @@ def ranks_section(output: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_a_machine_that_can_run_campaigns_has_no_problem(columns: int, tmp_path: Path) -> None:
-    named = [str(write_toml(tmp_path / "campaign.toml", tiny()))] if columns == 120 else []
-    screen, status = run_on_terminal(tmp_path, "doctor", *named, columns=columns, rows=60)
+def test_a_machine_that_can_run_campaigns_has_no_problem(columns: int) -> None:
+    with tempfile.TemporaryDirectory() as name:  # paths are shown whole, and pytest's own are wider than a terminal
+        folder = Path(name)
+        named = [str(write_toml(folder / "campaign.toml", tiny()))] if columns == 120 else []
+        screen, status = run_on_terminal(folder, "doctor", *named, columns=columns, rows=60)
+        assert not (folder / "frontrunner.db").exists()
 
     assert status == 0, screen.lines
     assert screen.wraps == 0
@@ -40,7 +44,6 @@ def test_a_machine_that_can_run_campaigns_has_no_problem(columns: int, tmp_path:
     found = {words[1] for words in map(str.split, shown) if words[0] in ("ok", "note", "warning")}
     assert {"python:", "torch:", "store:", "memory:", "clock:"} <= found
     assert shown[-1].endswith(" 0 problems")
-    assert not (tmp_path / "frontrunner.db").exists()
 
 
 def test_a_campaign_for_other_devices_is_a_problem_with_exit_code_1(tmp_path: Path) -> None:
@@ -74,12 +77,12 @@ def test_ranks_for_devices_that_are_not_here_are_refused(tmp_path: Path) -> None
     table = tiny()
     table["cluster"] = {"preset": "aurora"}
     with pytest.raises(InvalidInput, match=r'cluster\.backend = "xpu": expected'):
-        api.meet_ranks(write_toml(tmp_path / "campaign.toml", table), ranks=1)
+        api.call_ranks(write_toml(tmp_path / "campaign.toml", table), ranks=1)
 
 
 @pytest.mark.slow
 def test_ranks_that_work_together_are_timed_and_leave_nothing(tmp_path: Path) -> None:
-    process = start_meeting(RANKS, 60, tmp_path)
+    process = start_roll_call(RANKS, 60, tmp_path)
     ranks = ranks_below(process.pid, RANKS)
     output, errors = process.communicate(timeout=120)
 
@@ -96,7 +99,7 @@ def test_ranks_that_work_together_are_timed_and_leave_nothing(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
-    process = start_meeting(RANKS, 60, tmp_path)
+    process = start_roll_call(RANKS, 60, tmp_path)
     ranks = ranks_below(process.pid, RANKS)
     ranks[1].kill()
     output, errors = process.communicate(timeout=120)
@@ -118,7 +121,7 @@ def wait_until_they_work(ranks: list[psutil.Process]) -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_stands_still_is_named_long_before_collectives_give_up(tmp_path: Path) -> None:
-    process = start_meeting(RANKS, 200, tmp_path)
+    process = start_roll_call(RANKS, 200, tmp_path)
     ranks = ranks_below(process.pid, RANKS)
     wait_until_they_work(ranks)
     ranks[2].suspend()
@@ -135,7 +138,7 @@ def test_a_rank_that_stands_still_is_named_long_before_collectives_give_up(tmp_p
 
 @pytest.mark.slow
 def test_a_rank_that_never_comes_is_named(tmp_path: Path) -> None:
-    process = start_meeting(RANKS, 20, tmp_path)
+    process = start_roll_call(RANKS, 20, tmp_path)
     ranks = ranks_below(process.pid, RANKS)
     ranks[0].suspend()
     output, errors = process.communicate(timeout=120)
@@ -148,7 +151,7 @@ def test_a_rank_that_never_comes_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_is_slowed_is_named(tmp_path: Path) -> None:
-    process = start_meeting(RANKS, 60, tmp_path)
+    process = start_roll_call(RANKS, 60, tmp_path)
     ranks = ranks_below(process.pid, RANKS)
     wait_until_they_work(ranks)
     with slowed(ranks[1], runs_s=0.01, stands_s=0.1):
@@ -190,7 +193,7 @@ def test_a_rank_of_torchrun_that_is_killed_is_named_and_all_processes_end(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_meeting_rank_imports_torch_and_the_trainer_alone() -> None:
+def test_a_called_rank_imports_torch_and_the_trainer_alone() -> None:
     program = f"""
 import sys, importlib
 importlib.import_module("{CHILD}.__main__")

@@ -47,25 +47,25 @@ def doctor(
     """
     if not run and (ranks, deadline) != (None, None):
         raise InvalidInput("--ranks and --deadline are for --run", hint="frontrunner doctor --run")
-    from frontrunner.doctor_api import DEADLINE_S, meet_ranks, this_job
+    from frontrunner.doctor_api import DEADLINE_S, call_ranks, this_job
     from frontrunner.doctor_api import doctor as examine
 
     if not run and this_job().rank != 0:
         return  # rank 0 of the job says it
-    meeting = None
+    called = None
     if run:
-        meeting = meet_ranks(
+        called = call_ranks(
             campaign_file, ranks=ranks, deadline_s=DEADLINE_S if deadline is None else deadline, on_start=_say
         )
-        if meeting is None:
+        if called is None:
             return
     from frontrunner.evaluators.doctor.checks import has_problem
     from frontrunner.evaluators.doctor.findings import bandwidths
-    from frontrunner.evaluators.doctor.meeting_checks import meeting_checks
+    from frontrunner.evaluators.doctor.roll_call_checks import roll_call_checks
 
-    told = meeting_checks(meeting) if meeting else ()
+    told = roll_call_checks(called) if called else ()
     checks = (*examine(campaign_file, store=store), *told)
-    rows = bandwidths(meeting.reports) if meeting and meeting.reports else ()
+    rows = bandwidths(called.reports) if called and called.reports else ()
     if as_json:
         print_json({"checks": checks, "all_reduce": rows})
     else:

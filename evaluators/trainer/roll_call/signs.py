@@ -11,7 +11,7 @@ import time
 import torch
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from frontrunner.evaluators.trainer.meeting.order import (
+from frontrunner.evaluators.trainer.roll_call.order import (
     ALL_CAME,
     ARRIVED,
     DONE,

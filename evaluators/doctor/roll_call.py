@@ -1,4 +1,4 @@
-"""A meeting of ranks: started here or by a launcher, watched from outside, and ended whatever happens."""
+"""A roll call: started here or by a launcher, watched from outside, and ended whatever happens."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from frontrunner.evaluators.descent import die_with_parent
 from frontrunner.evaluators.doctor.board import Arrival, Board, Ending, Over, held_elsewhere
 from frontrunner.evaluators.doctor.watching import Fault, Watch
 from frontrunner.evaluators.files import tail
-from frontrunner.evaluators.trainer.meeting.order import Order
+from frontrunner.evaluators.trainer.roll_call.order import Order
 from frontrunner.spaces.errors import FrontrunnerError
 
-CHILD = "frontrunner.evaluators.trainer.meeting"
+CHILD = "frontrunner.evaluators.trainer.roll_call"
 POLL_S = 0.2
 AFTERWARDS_S = 10.0
 """For ranks that have reported to end by themselves."""
@@ -30,8 +30,8 @@ LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meeting:
-    """How a meeting went: `fault` is None where it was held, and `reports` then hold what each rank measured.
+class RollCall:
+    """How a roll call went: `fault` is None where it was held, and `reports` then hold what each rank measured.
 
     `seen_wall_s` is this machine's wall clock when each rank was seen to have come.
     """
@@ -81,8 +81,8 @@ class _Child:
         self._process.wait()
 
 
-def meet(where: Place, *, device: str, deadline_s: float, nodes: tuple[str, ...] = ()) -> Meeting | None:
-    """Hold a meeting; None where another process of the job holds the board, and this one's ranks did their part.
+def call_roll(where: Place, *, device: str, deadline_s: float, nodes: tuple[str, ...] = ()) -> RollCall | None:
+    """Hold a roll call; None where another process of the job holds the board, and this one's ranks did their part.
 
     Every process of a job calls this with its own place. `nodes` names the job's nodes, for ranks that never come.
     Raises `FrontrunnerError` where the board cannot be reached, or its holder has gone.
@@ -99,9 +99,9 @@ def meet(where: Place, *, device: str, deadline_s: float, nodes: tuple[str, ...]
             return None
         watch = Watch(ranks=range(where.ranks), ranks_per_node=where.ranks_per_node, nodes=nodes,
                       deadline_s=deadline_s, began_s=time.monotonic())  # fmt: skip
-        meeting = _lead(board, children, watch, device)
-        _let_end(children if meeting.fault is None else [])
-        return meeting
+        called = _lead(board, children, watch, device)
+        _let_end(children if called.fault is None else [])
+        return called
 
 
 def _own_ranks(where: Place) -> list[int]:
@@ -140,7 +140,7 @@ def _tell_endings(board: Board, children: list[_Child]) -> None:
             board.end(child.rank, child.ending)
 
 
-def _lead(board: Board, children: list[_Child], watch: Watch, device: str) -> Meeting:
+def _lead(board: Board, children: list[_Child], watch: Watch, device: str) -> RollCall:
     """Watch the board until all are done or one is at fault, and tell the others."""
     fault: Fault | None = None
     begun, seen_wall_s = False, dict[int, float]()
@@ -156,7 +156,7 @@ def _lead(board: Board, children: list[_Child], watch: Watch, device: str) -> Me
         fault = watch.look(time.monotonic(), board.signs(watch.ranks), board.endings(watch.ranks))
     reports = {} if fault else board.reports(watch.ranks)
     board.close(ok=fault is None)
-    return Meeting(
+    return RollCall(
         device=device,
         ranks=len(watch.ranks),
         fault=fault,
@@ -167,9 +167,9 @@ def _lead(board: Board, children: list[_Child], watch: Watch, device: str) -> Me
 
 
 def _follow(board: Board, children: list[_Child]) -> None:
-    """Until this process's ranks have ended well, or the meeting is over: the process of rank 0 says how it went.
+    """Until this process's ranks have ended well, or the roll call is over: the process of rank 0 says how it went.
 
-    A meeting that failed is no error here: a launcher that sees one would end rank 0's process before it has spoken.
+    One that failed is no error here: a launcher that sees one would end rank 0's process before it has spoken.
     """
     while any(child.status != 0 for child in children):
         _tell_endings(board, children)
@@ -179,7 +179,7 @@ def _follow(board: Board, children: list[_Child]) -> None:
         if over is not Over.LASTS:
             _let_end(children)
             if any(child.status != 0 for child in children):
-                raise FrontrunnerError("the process of rank 0, which holds the meeting, has gone")
+                raise FrontrunnerError("the process of rank 0, which holds the roll call, has gone")
         time.sleep(POLL_S)
 
 

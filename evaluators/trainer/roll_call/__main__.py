@@ -1,4 +1,4 @@
-"""`python -P -m frontrunner.evaluators.trainer.meeting`: one rank, with an order on its standard input."""
+"""`python -P -m frontrunner.evaluators.trainer.roll_call`: one rank, with an order on its standard input."""
 
 import datetime as dt
 import os
@@ -10,15 +10,17 @@ from torch._C._distributed_c10d import PrefixStore
 
 from frontrunner.evaluators.trainer.calibration.order import BACKENDS
 from frontrunner.evaluators.trainer.gloo import use_one_thread_per_group
-from frontrunner.evaluators.trainer.meeting.order import Order
-from frontrunner.evaluators.trainer.meeting.rounds import run_rounds
-from frontrunner.evaluators.trainer.meeting.signs import Signs
+from frontrunner.evaluators.trainer.local_place import tell_local_place
+from frontrunner.evaluators.trainer.roll_call.order import Order
+from frontrunner.evaluators.trainer.roll_call.rounds import run_rounds
+from frontrunner.evaluators.trainer.roll_call.signs import Signs
 
 
 def main() -> None:
     """Meet the others, do the rounds with them, and report."""
     order = Order.from_json(sys.stdin.read())
     use_one_thread_per_group()
+    tell_local_place(order.local_rank, order.local_world_size)
     device = _device(order)
     signs = Signs(order)
     signs.arrive()

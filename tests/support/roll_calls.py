@@ -1,4 +1,4 @@
-"""Meetings of real ranks, some of which a test stops, kills or slows."""
+"""Roll calls of real ranks, some of which a test stops, kills or slows."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 
 import psutil
 
-from frontrunner.evaluators.doctor.meeting import CHILD
+from frontrunner.evaluators.doctor.roll_call import CHILD
 from support.campaigns import environment, wait_for
 
 
-def start_meeting(ranks: int, deadline_s: float, folder: Path) -> subprocess.Popen[str]:
+def start_roll_call(ranks: int, deadline_s: float, folder: Path) -> subprocess.Popen[str]:
     """`frontrunner doctor --run`, as a process of its own."""
     command = [sys.executable, "-P", "-m", "frontrunner.cli", "doctor", "--run", "--json"]
     return subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What a meeting rank is asked to do, as JSON on its standard input; and the words of the board that all share.
+"""What a called rank is asked to do, as JSON on its standard input; and the words of the board that all share.
 
 The board is a TCPStore that the process which started rank 0 holds, so that it outlives every rank. Each rank writes
 there how far it is; see `frontrunner.evaluators.doctor.board`, which reads it.

@@ -1,4 +1,4 @@
-"""Who is named: judged from boards and reports that say what a failing meeting would."""
+"""Who is named: judged from boards and reports that say what a failing roll call would."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from frontrunner.evaluators.doctor.board import Arrival, Ending, Sign
 from frontrunner.evaluators.doctor.findings import Bandwidth, bandwidths, differences, laggards, wrong_sums
 from frontrunner.evaluators.doctor.watching import SETTLE_S, SILENT_S, Watch
-from frontrunner.evaluators.trainer.meeting.order import DONE
-from frontrunner.evaluators.trainer.meeting.rounds import partners
+from frontrunner.evaluators.trainer.roll_call.order import DONE
+from frontrunner.evaluators.trainer.roll_call.rounds import partners
 
 NODES = ("frontier00001", "frontier00002")
 DEADLINE_S = 60.0

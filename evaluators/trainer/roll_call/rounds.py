@@ -1,4 +1,4 @@
-"""What meeting ranks do together: sums that are checked, rounds of work, all-reduces by size, and pairs."""
+"""What called ranks do together: sums that are checked, rounds of work, all-reduces by size, and pairs."""
 
 import statistics
 import time
@@ -11,8 +11,8 @@ from torch.distributed.distributed_c10d import _get_default_group
 
 from frontrunner.evaluators.trainer.calibration.clock import Cell, Clock, Operation
 from frontrunner.evaluators.trainer.calibration.collectives import Level, collective_cells
-from frontrunner.evaluators.trainer.meeting.order import Order
-from frontrunner.evaluators.trainer.meeting.signs import Signs
+from frontrunner.evaluators.trainer.roll_call.order import Order
+from frontrunner.evaluators.trainer.roll_call.signs import Signs
 
 SUM_VALUES = (1, 1000, 2**18)
 ROUNDS = 40

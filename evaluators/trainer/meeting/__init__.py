@@ -1,1 +1,0 @@
-"""Ranks that meet to be examined: all-reduces over all of them, and who keeps the others waiting."""
