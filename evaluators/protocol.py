@@ -12,7 +12,7 @@ from frontrunner.evaluators.dispatch.settings import DispatchSettings
 from frontrunner.evaluators.settings import DataSettings, ProbeSettings
 from frontrunner.evaluators.table_settings import TableSettings
 from frontrunner.results.outcome import Failure, Measurement
-from frontrunner.spaces.errors import bad_value, did_you_mean
+from frontrunner.spaces.errors import FrontrunnerError, bad_value, did_you_mean
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 
@@ -46,19 +46,28 @@ class ProbeSetup:
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """An order's outcome."""
+    """An order's outcome; `is_cut` where the machine was taken away under the probe, as at the end of a walltime."""
 
     token: str
     outcome: Measurement | Failure
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a running probe has come: what it does, and the steps it has finished of the most it will run."""
+    """How far a running probe has come: what it does, and the steps it has finished of the most it will run.
+
+    `node_seconds` is what it has spent, where that is less than its nodes since its order: while it waits for nodes.
+    """
 
     phase: str
     steps_done: int
     steps_total: int
+    node_seconds: float | None = None
+
+
+class NodesUnavailable(FrontrunnerError):
+    """There is nothing to run probes on, in the words of whoever was asked; the campaign may be resumed later."""
 
 
 class Evaluator(Protocol):
@@ -72,7 +81,10 @@ class Evaluator(Protocol):
         """Begin an order; returns at once."""
 
     def finished(self, timeout_s: float) -> list[Finished]:
-        """The orders that have ended since the last call, waiting up to `timeout_s` for the first."""
+        """The orders that have ended since the last call, waiting up to `timeout_s` for the first.
+
+        Raises `NodesUnavailable` where those under way have nothing to run on, now and for some time to come.
+        """
 
     def progress(self, token: str) -> Progress | None:
         """How far a running order is; None for one that is not running."""
@@ -87,7 +99,7 @@ class Evaluator(Protocol):
 EvaluatorFactory = Callable[[ProbeSetup], Evaluator]
 
 EVALUATORS: dict[str, str] = {
-    "probe": "frontrunner.evaluators.training_probe:TrainingProbe",
+    "probe": "frontrunner.evaluators.dispatch.choice:training_probe",
     "simulated": "frontrunner.evaluators.simulated:Simulated",
     "table": "frontrunner.evaluators.table:TableLookup",
 }

@@ -12,9 +12,9 @@ import time
 from dataclasses import asdict, dataclass, replace
 
 from frontrunner.evaluators.measure import nodes_used
-from frontrunner.evaluators.protocol import ProbeOrder, make_evaluator
+from frontrunner.evaluators.protocol import Finished, NodesUnavailable, ProbeOrder, make_evaluator
 from frontrunner.results.known import REUSED, reused_trials
-from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
+from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.outlooks import OUTLOOK
 from frontrunner.results.provenance import collect
 from frontrunner.results.records import Campaign, Trial
@@ -130,6 +130,8 @@ class Driver:
         self._evaluator = make_evaluator(self._spec.evaluator, self._spec.probe_setup())
         try:
             return self._drive()
+        except NodesUnavailable as error:
+            return self._concluded(CampaignState.PAUSED, f"no nodes: {error.message}")
         finally:
             self._evaluator.close()
             self._give_up_in_flight()
@@ -150,7 +152,7 @@ class Driver:
             if ending is not None and (self._wants_kill or not self._in_flight):
                 return self._concluded(*ending)
             for finished in self._evaluator.finished(TICK_S):
-                self._conclude(self._in_flight.pop(finished.token), finished.outcome)
+                self._conclude(self._in_flight.pop(finished.token), finished)
             if self._wants_stop and not self._told_of_stop:
                 self._told_of_stop = True
                 self._notice("stopping", probes_to_finish=0 if self._wants_kill else len(self._in_flight))
@@ -256,6 +258,7 @@ class Driver:
             order=order,
             started_s=time.monotonic(),
             nodes=nodes_used(trial.recipe, self._spec.problem),
+            progress=self._evaluator.progress,
         )
         self._evaluator.start(order)
         self._listener.probe_began(self._view, trial.number, trial.recipe)
@@ -277,9 +280,10 @@ class Driver:
         self._notice("repeat", trial=trial.number, recipe=recipe.describe())
         return self._writer.repeat(trial)
 
-    def _conclude(self, flight: Flight, outcome: Outcome) -> None:
+    def _conclude(self, flight: Flight, finished: Finished) -> None:
         """Store an outcome, then tell the strategy; or queue the trial for another attempt."""
-        trial, will_retry = flight.trial, self._patience.deserves_retry(flight.attempt, outcome)
+        trial, outcome = flight.trial, finished.outcome
+        will_retry = self._patience.deserves_retry(flight.attempt, outcome, is_cut=finished.is_cut)
         self._writer.finish_attempt(flight.attempt, outcome, retry=will_retry)
         self._ledger.node_seconds += outcome.node_seconds
         done = ended(trial, outcome, will_retry=will_retry)

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from frontrunner.evaluators.protocol import Evaluator, ProbeOrder
+from frontrunner.evaluators.protocol import Evaluator, ProbeOrder, Progress
 from frontrunner.results.records import Attempt, Trial
 from frontrunner.search.listener import RunningProbe
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flight:
-    """An attempt under way; `started_s` is by the monotonic clock, `nodes` how many it occupies."""
+    """An attempt under way; `started_s` is by the monotonic clock, `nodes` how many it occupies.
+
+    `progress` tells how far it is: a probe that waits for nodes spends nothing.
+    """
 
     trial: Trial
     attempt: Attempt
     order: ProbeOrder
     started_s: float
     nodes: int
+    progress: Callable[[str], Progress | None]
 
     @property
     def node_seconds(self) -> float:
         """What it has spent so far."""
+        told = self.progress(self.order.token)
+        if told is not None and told.node_seconds is not None:
+            return told.node_seconds
         return self.nodes * (time.monotonic() - self.started_s)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from frontrunner.evaluators.dispatch.settings import DispatchSettings
+from frontrunner.evaluators.dispatch.settings import SPARE_WALLTIME_S, DispatchSettings
 from frontrunner.evaluators.protocol import EVALUATORS, ProbeSetup
 from frontrunner.evaluators.settings import DataSettings, ProbeSettings
 from frontrunner.evaluators.table_settings import TableSettings
@@ -96,8 +96,21 @@ class CampaignSpec:
         parallel, backend = self.search.parallel_probes, self.problem.cluster.backend
         if self.evaluator == "table" and self.table.path is None:
             raise bad_value("table.path", None, 'the path of a CSV file, for evaluator = "table"')
-        if parallel > 1 and backend != "cpu" and self.evaluator == "probe":
+        on_this_machine = self.dispatch.backend in (None, "local") and self.problem.cluster.nodes == 1
+        if parallel > 1 and backend != "cpu" and self.evaluator == "probe" and on_this_machine:
             raise bad_value("search.parallel_probes", parallel, f"1: probes would share the {backend} devices")
+        self._check_dispatch()
+
+    def _check_dispatch(self) -> None:
+        held, cluster = self.dispatch.nodes_per_allocation, self.problem.cluster
+        if held is not None and held < cluster.nodes:
+            raise bad_value("dispatch.nodes_per_allocation", held, f"at least cluster.nodes = {cluster.nodes}")
+        least_s = self.probe.deadline_s + SPARE_WALLTIME_S
+        if self.dispatch.backend == "parsl" and self.dispatch.walltime_s < least_s:
+            expected = f"at least probe.deadline_s + {SPARE_WALLTIME_S:g} s = {least_s:g} s"
+            raise bad_value("dispatch.walltime", self.dispatch.walltime, expected)
+        if self.dispatch.backend not in (None, "local") and self.evaluator != "probe":
+            raise bad_value("dispatch.backend", self.dispatch.backend, 'local, or evaluator = "probe"')
 
     @property
     def run_folder(self) -> Path:

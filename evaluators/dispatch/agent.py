@@ -38,7 +38,7 @@ class NodeAgent:
         self._step = step
         self._folder = StepFolder(Path(step.run_folder))
         self._ranks = step.ranks_of(node)
-        self._report = NodeReport(node=node, host=socket.gethostname())
+        self._report = NodeReport(node=node, host=os.environ.get("SLURMD_NODENAME") or socket.gethostname())
         self._lifeline = Listener(Path(step.lifeline), silence_s=step.silence_s)
         self._pids: dict[int, int] = {}
         self._oom_kills_before = kernel_oom_kills()

@@ -32,13 +32,18 @@ UNDERSTOOD = {
 
 OPTION_PREFIXES = {"slurm": "#SBATCH", "pbs": "#PBS", "lsf": "#BSUB"}
 
+SPARE_WALLTIME_S = 120.0
+"""What an allocation lasts beyond a probe's deadline: starting workers and ranks, and what packing leaves over."""
+
 _REQUEST_KEYS = ("account", "queue", "qos", "constraint", "scheduler_options", "select_options", "processors_per_node")
 _PARSL_KEYS = (
     "scheduler", *_REQUEST_KEYS, "walltime", "nodes_per_allocation", "allocations", "queue_limit_minutes",
     "driver_address",
 )  # fmt: skip
 _STEP_KEYS = ("launcher", "launcher_options", "worker_init", "network_interface", "lifeline_s")
-_WALLTIME = re.compile(r"(\d{1,3}):([0-5]\d):([0-5]\d)")
+_WALLTIME = re.compile(r"(\d{1,3}):([0-5]\d):00")
+"""Whole minutes: Slurm and LSF count in them."""
+
 _WORD = re.compile(r"[\w@%+=:,./&|*\[\]()-]+", re.ASCII)
 """Words that reach a submit script or a command line of a batch system: no blank, quote, `;`, `$` or line's end."""
 
@@ -124,9 +129,7 @@ class DispatchSettings:
             raise InvalidInput(f'dispatch.scheduler = "{self.scheduler}": {UNSUITED_SCHEDULERS[self.scheduler]}')
         require_one_of("dispatch", "scheduler", self.scheduler, SCHEDULERS)
         if self.walltime is None or not _WALLTIME.fullmatch(self.walltime) or self.walltime_s < 60:
-            raise bad_value(
-                "dispatch.walltime", self.walltime, '"HH:MM:SS" of at least a minute: how long to hold nodes'
-            )
+            raise bad_value("dispatch.walltime", self.walltime, '"HH:MM:00", whole minutes: how long to hold nodes')
         for key in _REQUEST_KEYS:
             if self._given(key) and key not in UNDERSTOOD[self.scheduler]:
                 known = ", ".join(UNDERSTOOD[self.scheduler])
@@ -140,7 +143,7 @@ class DispatchSettings:
     def walltime_s(self) -> float:
         """`walltime` in seconds; 0 where none is given."""
         found = _WALLTIME.fullmatch(self.walltime or "")
-        return 0.0 if found is None else 3600.0 * int(found[1]) + 60.0 * int(found[2]) + int(found[3])
+        return 0.0 if found is None else 3600.0 * int(found[1]) + 60.0 * int(found[2])
 
     @property
     def most_allocations(self) -> int:

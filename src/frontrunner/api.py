@@ -113,7 +113,7 @@ def _runnable(spec: CampaignSpec) -> Survey:
 
         check_data(spec.data, spec.problem)
         offloads = {recipe.offload for recipe in surveyed.recipes}
-        prepare_here(spec.problem, engines=spec.space.engine, offloads=tuple(offloads))
+        prepare_here(spec.problem, spec.dispatch, engines=spec.space.engine, offloads=tuple(offloads))
     return surveyed
 
 
@@ -143,7 +143,7 @@ def resume(
         spec = stored_spec(record)
         if spec.evaluator == "probe":
             offloads = spec.space.offload if "deepspeed" in spec.space.engine else ()
-            prepare_here(spec.problem, engines=spec.space.engine, offloads=offloads)
+            prepare_here(spec.problem, spec.dispatch, engines=spec.space.engine, offloads=offloads)
         known = remembered(found, record, spec)
         driver = Driver(store=found, campaign=record, spec=spec, listener=listener, gathered=known)
         return _drive(driver, on_driver, take_over=take_over)

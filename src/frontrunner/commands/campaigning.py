@@ -173,6 +173,8 @@ def _raise_unless_done(conclusion: Conclusion, campaign: str, store: str | None)
             f"campaign {campaign} paused: {conclusion.reason}\n{failure.message}\n{failure.log_tail}".rstrip(),
             hint=f"the whole log: {failure.log_path}; once mended: {command}",
         )
+    if conclusion.state is CampaignState.PAUSED:
+        raise CampaignFailed(f"campaign {campaign} paused: {conclusion.reason}", hint=f"once mended: {command}")
     if not conclusion.measured:
         raise NothingLegal(
             f"campaign {campaign} ended without one measured recipe: {conclusion.reason}",
