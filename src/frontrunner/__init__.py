@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         survey,
     )
     from frontrunner.calibration_api import calibrate, fit_campaign, fit_tables
+    from frontrunner.doctor_api import call_ranks, doctor
     from frontrunner.import_api import TableForm, import_table
     from frontrunner.planning_api import advise, explain, plan, scaling
     from frontrunner.predictions_api import predictions
@@ -53,11 +54,13 @@ __all__ = [
     "backup_store",
     "best",
     "calibrate",
+    "call_ranks",
     "campaigns",
     "check_store",
     "connect",
     "copy_store",
     "dataframe",
+    "doctor",
     "dryrun",
     "explain",
     "failures",
@@ -91,6 +94,7 @@ _ELSEWHERE = (
     | dict.fromkeys(("advise", "explain", "plan", "scaling"), "frontrunner.planning_api")
     | dict.fromkeys(("predictions",), "frontrunner.predictions_api")
     | dict.fromkeys(("front", "plot", "report"), "frontrunner.reporting_api")
+    | dict.fromkeys(("doctor", "call_ranks"), "frontrunner.doctor_api")
     | dict.fromkeys(("TableForm", "import_table"), "frontrunner.import_api")
     | dict.fromkeys(("archive", "backup_store", "check_store", "copy_store"), "frontrunner.store_api")
     | dict.fromkeys(("prunable", "prune_store", "unarchive", "upgrade_store"), "frontrunner.store_api")

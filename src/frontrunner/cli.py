@@ -24,6 +24,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "explain": ("planning:explain", "What a recipe's step and memory go to."),
         "advise": ("planning:advise", "How to begin: does it fit, what then, and why."),
         "calibrate": ("calibrating:calibrate", "Measure this machine into a cluster file."),
+        "doctor": ("doctoring:doctor", "Check machine, job and installation; time real ranks."),
         "import": ("importing:import_", "Keep a table of measured runs, to learn from."),
     },
     "Ask": {

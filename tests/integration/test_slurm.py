@@ -124,9 +124,9 @@ def test_a_node_that_goes_down_costs_an_attempt(tmp_path: Path, slurm: SlurmClus
     name = campaign(tmp_path, probe=LONG)
     with started("launch", name, cwd=tmp_path) as process:
         wait_for_stepping(tmp_path)
-        slurm.run("scontrol", "update", f"nodename={slurm.nodes[1]}", "state=down", "reason=test")
+        slurm.set_node(slurm.nodes[1], "down")
         wait_for(lambda: any(isinstance(found, Failure) for found in outcomes(tmp_path)), 60)
-        slurm.resume_nodes()
+        slurm.set_node(slurm.nodes[1], "resume")
         finish(process, tmp_path)
     cut, *_, measured = outcomes(tmp_path)
     assert cut.kind is FailureKind.LOST

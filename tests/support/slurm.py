@@ -84,9 +84,9 @@ class SlurmCluster:
         """The ids of the jobs that run."""
         return self.run("squeue", "--noheader", "--states=RUNNING", "--format=%i").split()
 
-    def resume_nodes(self) -> None:
-        """Make every node usable again."""
-        self.run("scontrol", "update", f"nodename={','.join(self.nodes)}", "state=resume")
+    def set_node(self, node: str, state: str) -> None:
+        """Take a node down, or bring it back: `state` is "down" or "resume"."""
+        self.run("scontrol", "update", f"nodename={node}", f"state={state}", "reason=test")
 
 
 @contextmanager
