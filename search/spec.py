@@ -5,10 +5,12 @@ A spec is stored with its campaign as JSON, so that `resume` needs no file.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from frontrunner.evaluators.protocol import EVALUATORS, ProbeSetup
+from frontrunner.evaluators.command.settings import CommandSettings
+from frontrunner.evaluators.plugins import commands_of, require_evaluator_name
+from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.evaluators.settings import DataSettings, ProbeSettings
 from frontrunner.evaluators.table_settings import TableSettings
 from frontrunner.results.records import IMPORTED
@@ -16,6 +18,7 @@ from frontrunner.search.objectives import TOKENS_ALONE, check_objectives
 from frontrunner.search.strategy import STRATEGIES
 from frontrunner.spaces.errors import bad_value, require_above_zero, require_at_least, require_one_of
 from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Space, Survey
 
 
@@ -72,7 +75,7 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class CampaignSpec:
-    """One campaign: problem, space, strategy, budget, probe, data, table and evaluator.
+    """One campaign: problem, space, strategy, budget, probe, data, table, command and evaluator.
 
     `run_root` is the folder under which the campaign has one for its probes' files; it is set at launch.
     """
@@ -85,12 +88,13 @@ class CampaignSpec:
     probe: ProbeSettings = field(default_factory=ProbeSettings)
     data: DataSettings = field(default_factory=DataSettings)
     table: TableSettings = field(default_factory=TableSettings)
+    command: CommandSettings = field(default_factory=CommandSettings)
     evaluator: str = "probe"
     run_root: str | None = None
 
     def __post_init__(self) -> None:
         if self.evaluator != IMPORTED:  # rows of a table, which nothing evaluates
-            require_one_of("campaign", "evaluator", self.evaluator, EVALUATORS)
+            require_evaluator_name(self.evaluator)
         parallel, backend = self.search.parallel_probes, self.problem.cluster.backend
         if self.evaluator == "table" and self.table.path is None:
             raise bad_value("table.path", None, 'the path of a CSV file, for evaluator = "table"')
@@ -105,13 +109,35 @@ class CampaignSpec:
         return Path(self.run_root) / self.name
 
     def survey(self) -> Survey:
-        """The space surveyed for the problem; what is not in its table is illegal to a campaign that has one."""
+        """The space surveyed for the problem.
+
+        What is not in its table is illegal to a campaign that has one, and what another trainer cannot be told to a
+        campaign that runs it.
+        """
         found = self.space.survey(self.problem)
+        make = commands_of(self.evaluator, self.command)
+        if make is not None:
+            from frontrunner.evaluators.command.checked import expressible
+
+            return expressible(found, self._setup_before_launch, make)
         if self.evaluator != "table":
             return found
         from frontrunner.evaluators.table import rows_only  # pandas, which no other evaluator's survey needs
 
         return rows_only(found, self.table)
+
+    def check_commands(self, recipe: Recipe) -> None:
+        """Raise `InvalidInput` where the campaign runs another trainer whose program is not here."""
+        make = commands_of(self.evaluator, self.command)
+        if make is not None:
+            from frontrunner.evaluators.command.checked import check_program
+
+            check_program(self._setup_before_launch, make, recipe)
+
+    @property
+    def _setup_before_launch(self) -> ProbeSetup:
+        """What the probes share, without a folder for their files, which the launch gives."""
+        return replace(self, run_root="").probe_setup()
 
     def probe_setup(self) -> ProbeSetup:
         """What this campaign's probes and replays share."""
@@ -123,4 +149,5 @@ class CampaignSpec:
             seed=self.search.seed,
             engines=self.space.engine,
             table=self.table,
+            command=self.command,
         )

@@ -114,6 +114,8 @@ def _runnable(spec: CampaignSpec) -> Survey:
         check_data(spec.data, spec.problem)
         offloads = {recipe.offload for recipe in surveyed.recipes}
         prepare_here(spec.problem, engines=spec.space.engine, offloads=tuple(offloads))
+    else:
+        spec.check_commands(surveyed.recipes[0])
     return surveyed
 
 
