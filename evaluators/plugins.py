@@ -1,8 +1,8 @@
 """Evaluators of other distributions: entry points of the group `frontrunner.evaluators`.
 
-An entry point's name is what a campaign file says as `evaluator`. Its object is a class, taken for an `Evaluator` that is
-made with a `ProbeSetup`; or a function from a `CommandRequest` to a `Command`, or to a `Reason` where its trainer cannot
-run the recipe. docs/other-trainers.md has an example.
+An entry point's name is what a campaign file says as `evaluator`. Its object is a class, taken for an `Evaluator` that
+is made with a `ProbeSetup`; or a function from a `CommandRequest` to a `Command`, or to a `Reason` where its trainer
+cannot run the recipe. docs/other-trainers.md has an example.
 """
 
 from __future__ import annotations

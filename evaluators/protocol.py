@@ -85,11 +85,12 @@ class Evaluator(Protocol):
 
 EvaluatorFactory = Callable[[ProbeSetup], Evaluator]
 
+COMMAND = "frontrunner.evaluators.command.evaluator:CommandEvaluator"
 EVALUATORS: dict[str, str] = {
     "probe": "frontrunner.evaluators.training_probe:TrainingProbe",
     "simulated": "frontrunner.evaluators.simulated:Simulated",
     "table": "frontrunner.evaluators.table:TableLookup",
-    "command": "frontrunner.evaluators.command.evaluator:CommandEvaluator",
+    "command": COMMAND,
 }
 """The built-in evaluators by name, as import paths; others are plug-ins (`plugins.py`)."""
 

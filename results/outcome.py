@@ -96,8 +96,8 @@ class Measurement:
     FLOPs leave recompute out, hardware FLOPs count it (formulas in `frontrunner.spaces.model`). `mfu` is
     model FLOPs over the device's peak, None where the cluster states no peak. `peak_memory_bytes` has one
     entry a rank: the allocator's peak on accelerators, the resident set's on CPU; of a row of an imported table, and of
-    another trainer's log, one in all, 0 where it states no peak. `losses` has one entry a step, warm-up included. `ended` is None where it is
-    not known: measurements of earlier versions, and simulated and imported ones.
+    another trainer's log, one in all, 0 where it states no peak. `losses` has one entry a step, warm-up included.
+    `ended` is None where it is not known: measurements of earlier versions, and simulated and imported ones.
     """
 
     step_times_s: tuple[float, ...]

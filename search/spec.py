@@ -10,7 +10,7 @@ from pathlib import Path
 
 from frontrunner.evaluators.command.settings import CommandSettings
 from frontrunner.evaluators.plugins import commands_of, require_evaluator_name
-from frontrunner.evaluators.protocol import ProbeSetup
+from frontrunner.evaluators.protocol import COMMAND, EVALUATORS, ProbeSetup
 from frontrunner.evaluators.settings import DataSettings, ProbeSettings
 from frontrunner.evaluators.table_settings import TableSettings
 from frontrunner.results.records import IMPORTED
@@ -98,6 +98,8 @@ class CampaignSpec:
         parallel, backend = self.search.parallel_probes, self.problem.cluster.backend
         if self.evaluator == "table" and self.table.path is None:
             raise bad_value("table.path", None, 'the path of a CSV file, for evaluator = "table"')
+        if self.evaluator == "command" and not self.command.arguments:
+            raise bad_value("command.arguments", None, 'a list of arguments, for evaluator = "command"')
         if parallel > 1 and backend != "cpu" and self.evaluator == "probe":
             raise bad_value("search.parallel_probes", parallel, f"1: probes would share the {backend} devices")
 
@@ -107,6 +109,13 @@ class CampaignSpec:
         if self.run_root is None:
             raise bad_value("run_root", None, "a folder for the probes' files")
         return Path(self.run_root) / self.name
+
+    @property
+    def trainer(self) -> tuple[str, ...]:
+        """Whose code trains: a plug-in by its name, or a command; nothing for frontrunner's own trainer."""
+        if self.evaluator == IMPORTED or EVALUATORS.get(self.evaluator, COMMAND) != COMMAND:
+            return ()
+        return self.evaluator, *self.command.arguments
 
     def survey(self) -> Survey:
         """The space surveyed for the problem.

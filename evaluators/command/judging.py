@@ -27,7 +27,10 @@ UNSURE_S = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class TimedStep:
-    """One logged step with its time: `covers` steps, of which `before` were run before; `is_claimed` by the log."""
+    """One logged step with its time, the mean of the steps that it `covers`; `before` it others were run.
+
+    `is_claimed` says that the log tells the time.
+    """
 
     logged: LoggedStep
     time_s: float | None
@@ -48,12 +51,15 @@ def timed(steps: Sequence[LoggedStep], recipe: Recipe, problem: Problem) -> list
     """The logged steps with their times.
 
     A time is the log's own; else it follows from the log's rate and the recipe's tokens; else it is the time between two
-    lines by our clock, over the steps between them. Where a trainer logs every k-th step a time is the mean of k.
+    lines by our clock, over the steps between them. Where a trainer logs every k-th step a time is the mean of k. A
+    step 0 without a time, as of a progress bar, is where the clock starts.
     """
     found: list[TimedStep] = []
     done = 0
     for place, step in enumerate(steps):
         previous = steps[place - 1] if place else None
+        if step.number == 0 and step.time_s is None and not step.rates:
+            continue
         covers = max(1, step.number - previous.number) if previous else 1
         claimed = step.time_s if step.time_s is not None else _from_rate(step, recipe, problem)
         by_clock = (step.arrival_s - previous.arrival_s) / covers if previous else None

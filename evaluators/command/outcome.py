@@ -18,9 +18,9 @@ from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outco
 TAIL_LINES = 400
 TAIL_BYTES = 262_144
 """Where signs are looked for: launchers write pages after the line that matters."""
-EXCEPTION = re.compile(r"^(?:\[?[\w.-]+\]?:?\s*)?(?:[\w.]*\.)?(\w*(?:Error|Exception|Interrupt))(?:: (.*))?$")
+EXCEPTION = re.compile(r"^(?:\[[\w.-]+\]:?\s*|[\w.-]+:\s+)?(?:\w+\.)*(\w*(?:Error|Exception|Interrupt))(?:: (.*))?$")
 """The last line of a traceback, after the rank that launchers put before it."""
-USAGE = re.compile(r"^(?:\[?[\w.-]+\]?:\s*)?\S+: error: (.*)$")
+USAGE = re.compile(r"^(?:\[[\w.-]+\]:?\s*|[\w.-]+:\s+)?\S+: error: (.*)$")
 """What argparse says of arguments that it does not take."""
 REFUSALS = ("AssertionError", "ValueError", "NotImplementedError")
 """What trainers raise, before the first step, for configurations that they do not take."""

@@ -17,8 +17,9 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 class LoggedStep:
     """What the log tells of one step, or of the steps since the one logged before, in means.
 
-    `number` is the trainer's; `arrival_s` when the line came, since the trainer was started. `rates` are by their group's
-    name, `loss` is not finite where the log says so. Of lines that repeat a number, as ranks do, the first counts.
+    `number` is the trainer's; `arrival_s` when the line came, since the trainer was started. `rates` are by their
+    group's name, `loss` is not finite where the log says so. Of lines that repeat a number, as ranks do, the first
+    counts.
     """
 
     number: int
@@ -42,7 +43,7 @@ class LoggedStep:
 
 @dataclass(frozen=True)
 class Statement:
-    """What a source says of the configuration: a figure of `STATEMENTS`, its value, and the line or file that says so."""
+    """What a source says of the configuration: a figure of `STATEMENTS`, its value, and where that stands."""
 
     figure: str
     value: float

@@ -109,6 +109,7 @@ class CommandRun:
         A command whose keeper was killed is ended from here.
         """
         if self._keeper.poll() is not None:
+            self._close_lifeline()
             self.log.advance(to_the_end=True)
             kill_marked(self.order.run_folder)
             return True
@@ -137,9 +138,11 @@ class CommandRun:
         """Have the keeper end the command; returns at once."""
         self.killed = True
         self._asked_s = time.monotonic()
+        self._close_lifeline()
+
+    def _close_lifeline(self) -> None:
         if self._keeper.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self._keeper.stdin.close()
+            self._keeper.stdin.close()
 
     def wait(self) -> None:
         """Wait for the keeper, and kill it and the command if it takes too long."""
@@ -169,7 +172,7 @@ def is_finite(step: TimedStep) -> bool:
 
 
 def environment_of(command: Command, request: CommandRequest, settings: CommandSettings) -> dict[str, str]:
-    """The command's environment: what the campaign passes of the driver's, what the command sets, what the campaign sets."""
+    """What the campaign passes of the driver's environment, what the command sets, and what the campaign sets."""
     fields = field_values(request)
     own = {name: filled_text(value, fields) for name, value in settings.environment.items()}
     return UNBUFFERED | settings.passed(os.environ) | dict(command.environment) | own

@@ -20,10 +20,10 @@ class CommandSettings:
     """The trainer's command and what its log looks like; see docs/other-trainers.md.
 
     `arguments` is the template of an argument list. `trainer` names a ready-made trainer, which fills the field
-    `{trainer_arguments}`; `log` a ready-made trainer whose log the command writes, where that is another. `log_patterns`
-    are regular expressions that come before those of the ready-made one. `folder` is where the command starts. Of the
-    driver's environment it gets the variables of `pass_environment` (a name that ends in `*` passes all that begin so),
-    and then those of `environment`.
+    `{trainer_arguments}`; `log` a ready-made trainer whose log the command writes, where that is another.
+    `log_patterns` are regular expressions that come before those of the ready-made one. `folder` is where the command
+    starts. Of the driver's environment it gets the variables of `pass_environment` (a name that ends in `*` passes all
+    that begin so), and then those of `environment`.
     """
 
     arguments: tuple[str, ...] = ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 
 from frontrunner.evaluators.command.command import Command, CommandRequest, MakeCommand
 from frontrunner.evaluators.command.fields import field_values
@@ -11,6 +10,8 @@ from frontrunner.evaluators.command.logs import LOG_PATTERNS
 from frontrunner.evaluators.command.patterns import patterns_of
 from frontrunner.evaluators.command.settings import CommandSettings
 from frontrunner.evaluators.command.template import Template, filled_text
+from frontrunner.evaluators.formats import names
+from frontrunner.evaluators.formats.parsed import yaml_table, yaml_text
 from frontrunner.spaces.errors import bad_value, require_one_of
 from frontrunner.spaces.reasons import Reason
 
@@ -42,28 +43,34 @@ def configured(settings: CommandSettings) -> MakeCommand:
     patterns_of(patterns)
 
     def make(request: CommandRequest) -> Command | Reason:
-        fields = field_values(request)
-        if settings.trainer is None:
-            return Command(arguments=template.filled(fields), log_patterns=patterns)
-        from frontrunner.evaluators.formats import names
-
-        reason = names.why_not(settings.trainer, request.problem, request.recipe)
-        if reason is not None:
-            return reason
-        found = names.export(settings.trainer, request.problem, request.recipe)
-        own = tuple(str(request.run_folder / one) if one in found.files else one for one in found.arguments)
-        spliced = (*own, *(filled_text(text, fields) for text in STEPS[settings.trainer]))
-        return Command(
-            arguments=template.filled(fields, spliced),
-            log_patterns=patterns,
-            files=_talkative(settings.trainer, found.files),
-        )
+        if settings.trainer is not None:
+            return _ready_made(settings.trainer, template, patterns, request)
+        return Command(arguments=template.filled(field_values(request)), log_patterns=patterns)
 
     return make
 
 
-def _talkative(trainer: str, files: Mapping[str, str]) -> dict[str, str]:
-    """The files, with a line in the log for every step."""
-    if trainer != "deepspeed":
-        return dict(files)
-    return {name: json.dumps(json.loads(text) | {"steps_per_print": 1}, indent=2) for name, text in files.items()}
+def _ready_made(
+    trainer: str, template: Template, patterns: tuple[str, ...], request: CommandRequest
+) -> Command | Reason:
+    """The command with the arguments of `frontrunner export`; files that they name are in the run folder."""
+    reason = names.why_not(trainer, request.problem, request.recipe)
+    if reason is not None:
+        return reason
+    fields = field_values(request)
+    found = names.export(trainer, request.problem, request.recipe)
+    own = tuple(str(request.run_folder / one) if one in found.files else one for one in found.arguments)
+    spliced = (*own, *(filled_text(text, fields) for text in STEPS[trainer]))
+    files = {name: _for_a_probe(trainer, text, request.probe.most_steps) for name, text in found.files.items()}
+    return Command(arguments=template.filled(fields, spliced), log_patterns=patterns, files=files)
+
+
+def _for_a_probe(trainer: str, text: str, steps: int) -> str:
+    """A configuration file with a line in the log for every step, and where it holds them the number of steps."""
+    if trainer == "deepspeed":
+        return json.dumps(json.loads(text) | {"steps_per_print": 1}, indent=2)
+    if trainer == "nanotron":
+        table = yaml_table(text)
+        logged = {"log_level": "info", "log_level_replica": "info", "iteration_step_info_interval": 1}
+        return yaml_text(table | {"tokens": table["tokens"] | {"train_steps": steps}, "logging": logged})
+    return text

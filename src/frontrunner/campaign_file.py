@@ -1,8 +1,8 @@
 """The campaign file: TOML in, a validated `CampaignSpec` out, or one message that names the key.
 
 Sections: [model] [cluster] [problem] [space] [search] [budget] [probe] [data] [table] [command] [store], and at
-the top `name` and `evaluator`. Types come from the dataclasses of the floors; this module fills in presets and defaults and
-turns every complaint into the file's own words.
+the top `name` and `evaluator`. Types come from the dataclasses of the floors; this module fills in presets and defaults
+and turns every complaint into the file's own words.
 """
 
 from __future__ import annotations

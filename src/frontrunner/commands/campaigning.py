@@ -153,7 +153,7 @@ def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, as_json
             print_front(found, conclusion.objectives)
         print_outlook(conclusion.outlook, conclusion.limits)
         named = None if store == store_url() else store
-        print_next_commands(campaign, ranking[0], named, conclusion.objectives)
+        print_next_commands(campaign, ranking[0], named, conclusion.objectives, replays=not conclusion.trainer)
     _raise_unless_done(conclusion, campaign, store)
 
 
