@@ -49,7 +49,7 @@ class Conclusion:
     """How a driver left its campaign, with `measured` recipes.
 
     `last_failure` is set where failures made it pause, `outlook` where the strategy predicts what is left to gain.
-    `limits` are the budget's, `objectives` the search's.
+    `limits` are the budget's, `objectives` the search's; `trainer` is `CampaignSpec.trainer`.
     """
 
     state: CampaignState
@@ -59,6 +59,7 @@ class Conclusion:
     outlook: Outlook | None = None
     limits: tuple[Limit, ...] = ()
     objectives: tuple[str, ...] = TOKENS_ALONE
+    trainer: tuple[str, ...] = ()
 
 
 class Driver:
@@ -229,6 +230,7 @@ class Driver:
             outlook=self._view.outlook,
             limits=self._account.limits,
             objectives=self._spec.search.objectives,
+            trainer=self._spec.trainer,
         )
 
     def _recover(self) -> None:

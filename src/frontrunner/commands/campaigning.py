@@ -132,7 +132,7 @@ def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, as_json
             print_front(found, conclusion.objectives)
         print_outlook(conclusion.outlook, conclusion.limits)
         named = None if store is None or store == store_url() else shown_store(store)
-        print_next_commands(campaign, ranking[0], named, conclusion.objectives)
+        print_next_commands(campaign, ranking[0], named, conclusion.objectives, replays=not conclusion.trainer)
     is_predicted = scale is not None and bool(scale.predicted)
     _raise_unless_done(conclusion, campaign, store, has_answer=bool(conclusion.measured) or is_predicted)
 
