@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from chaos_audit import Audit, audit_store, leftovers
+from chaos_audit import Audit, audit_store, leftovers, shared_memory
 
 STORE_CAMPAIGNS = 20
 """Campaigns of one store, so that drivers share one."""
@@ -168,7 +168,7 @@ def drive(chaos: Chaos, arguments: list[str], log: Path) -> tuple[int, str]:
 
 def kill_at_random(chaos: Chaos, kills_per_minute: float) -> None:
     """Until the campaigns are over: kill a process of ours at exponentially distributed moments."""
-    chance = random.Random(chaos.seed)  # noqa: S311: chaos needs no secrecy
+    chance = random.Random(chaos.seed)
     while not chaos.over.wait(chance.expovariate(kills_per_minute / 60)):
         victims = living(chaos)
         if not victims:
@@ -217,7 +217,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
     (folder / "tmp").mkdir()
     chaos = Chaos(folder=folder, evaluator=given.evaluator, seed=given.seed)
-    shared_before = set(os.listdir("/dev/shm"))
+    shared_before = shared_memory()
     start = time.monotonic()
     killer = threading.Thread(target=kill_at_random, args=(chaos, given.kills_per_minute))
     killer.start()
@@ -231,7 +231,7 @@ def main() -> None:
     time.sleep(SETTLE_S)
     audit = Audit(stuck=chaos.stuck)
     for store in sorted(folder.glob("store-*/frontrunner.db")):
-        audit_store(audit, store, campaigns=given.campaigns, most_outcomes=PROBES[given.evaluator])
+        audit_store(audit, store, most_outcomes=PROBES[given.evaluator])
     leftovers(audit, folder, shared_before)
     report(chaos, audit, seconds, given)
     if audit.findings:

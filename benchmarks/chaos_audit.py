@@ -7,7 +7,6 @@ must have it, once, for the recipe that the folder's attempt was of.
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 from collections import Counter
 from contextlib import closing
@@ -55,7 +54,7 @@ class Audit:
         return {kind: found[kind] for kind in KINDS}
 
 
-def audit_store(audit: Audit, store: Path, *, campaigns: int, most_outcomes: int) -> None:
+def audit_store(audit: Audit, store: Path, *, most_outcomes: int) -> None:
     """Hold one store against its run folders and its budgets."""
     with closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as connection:
         finding = connection.execute("PRAGMA integrity_check").fetchone()[0]
@@ -112,6 +111,11 @@ def _read(path: Path) -> Any:
         return None  # a kill in the middle leaves no outcome, and the attempt is held against the store alone
 
 
+def shared_memory() -> set[str]:
+    """The names of the machine's shared memory segments."""
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
 def leftovers(audit: Audit, folder: Path, shared_before: set[str]) -> None:
     """Processes, temporary files and shared memory that outlived every campaign."""
     for process in psutil.process_iter():
@@ -124,5 +128,5 @@ def leftovers(audit: Audit, folder: Path, shared_before: set[str]) -> None:
     for path in (folder / "tmp").iterdir():
         if not path.name.startswith(CACHES):
             audit.find("left file", str(path))
-    for name in sorted(set(os.listdir("/dev/shm")) - shared_before):
+    for name in sorted(shared_memory() - shared_before):
         audit.find("left file", f"/dev/shm/{name}")

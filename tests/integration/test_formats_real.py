@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from unittest.mock import Mock, patch
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
-from support.formats import problem, recipes
 
 from frontrunner.evaluators.formats import accelerate, names
 from frontrunner.spaces.recipe import SHARDING_NAMES, Recipe
+from support.formats import problem, recipes
 
 PROBLEM = problem()
 GENERATED = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -44,7 +43,9 @@ def test_deepspeed_reads_its_configuration_as_the_recipe(recipe: Recipe) -> None
 @pytest.mark.filterwarnings("ignore")
 @GENERATED
 @given(recipe=recipes(PROBLEM))
-def test_accelerate_reads_its_configuration_as_the_recipe(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_accelerate_reads_its_configuration_as_the_recipe(
+    recipe: Recipe, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     pytest.importorskip("accelerate")
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
@@ -68,5 +69,3 @@ def test_accelerate_reads_its_configuration_as_the_recipe(recipe: Recipe, tmp_pa
         shards = arguments.parallelism_config_dp_shard_size
         assert shards * recipe.context_parallel == recipe.sharding.optimizer
         assert shards * arguments.parallelism_config_dp_replicate_size == recipe.data_parallel
-
-

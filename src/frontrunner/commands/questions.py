@@ -9,7 +9,8 @@ import click
 
 from frontrunner import api
 from frontrunner.commands.asking import Questions, asked, server_option
-from frontrunner.commands.options import as_plain, json_option, print_json, store_option
+from frontrunner.commands.options import json_option, print_json, store_option
+from frontrunner.plain_json import as_plain
 from frontrunner.predictions_api import predictions, predictions_of
 from frontrunner.spaces.errors import NotFound, NothingLegal
 
