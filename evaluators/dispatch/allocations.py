@@ -33,9 +33,9 @@ STATUS_S = 4.0
 class HeldAllocation:
     """An allocation from the request for it to its end.
 
-    The driver may read at any time: `asked_s`, and once they are known `job_id` and `queued_s` when the batch system had
-    taken the request, `ready_s` when the workers had reported, `ended_s` when the allocation was found to have ended,
-    and `why`, in words. Times are monotonic.
+    The driver may read at any time: `asked_s`, and once they are known `job_id` and `queued_s` when the batch system
+    had taken the request, `ready_s` when the workers had reported, `ended_s` when the allocation was found to have
+    ended, and `why`, in words. Times are monotonic.
     """
 
     def __init__(self, source: NodeSource, name: str, folder: Path) -> None:
