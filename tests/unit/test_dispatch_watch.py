@@ -16,11 +16,10 @@ from frontrunner.evaluators.dispatch.lifeline import Heart, Listener
 from frontrunner.evaluators.dispatch.pool import Placed
 from frontrunner.evaluators.dispatch.step import NodeReport, StepFolder
 from frontrunner.evaluators.dispatch.under_way import StepWatch
-from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup, Progress
+from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.records import Attempt
 from frontrunner.results.states import AttemptState
-from frontrunner.search.flight import Flight
 from frontrunner.search.patience import MAX_ATTEMPTS, MOST_CUTS, Patience
 from support.campaigns import order, setup_of, tiny_recipe, wait_for
 
@@ -180,19 +179,3 @@ def test_attempts_that_are_cut_do_not_count() -> None:
     assert all(deserves(number, is_cut=True) for number in range(1, MAX_ATTEMPTS + 5))
     assert not deserves(MOST_CUTS, is_cut=True)
     assert [deserves(number, is_cut=False) for number in range(1, 5)] == [True, True, True, False]
-
-
-def test_a_probe_that_waits_for_nodes_spends_nothing() -> None:
-    told: dict[str, Progress | None] = {}
-    one = ProbeOrder(token="1", recipe=tiny_recipe(), run_folder=Path())
-    flight = Flight(
-        trial=cast("Any", None),
-        attempt=cast("Any", None),
-        order=one,
-        started_s=time.monotonic() - 100.0,
-        nodes=4,
-        progress=told.get,
-    )
-    assert flight.node_seconds >= 400.0, "an evaluator that does not tell runs what it was given at once"
-    told["1"] = Progress(phase="waiting for nodes", steps_done=0, steps_total=3, node_seconds=0.0)
-    assert flight.node_seconds == 0.0
