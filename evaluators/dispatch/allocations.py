@@ -33,8 +33,9 @@ STATUS_S = 4.0
 class HeldAllocation:
     """An allocation from the request for it to its end.
 
-    The driver may read at any time: `asked_s`, and once they are known `job_id`, `ready_s` when its workers had
-    reported, `ended_s` when it was found to have ended, and `why`, in words. Times are monotonic.
+    The driver may read at any time: `asked_s`, and once they are known `job_id` and `queued_s` when the batch system
+    had taken the request, `ready_s` when the workers had reported, `ended_s` when the allocation was found to have
+    ended, and `why`, in words. Times are monotonic.
     """
 
     def __init__(self, source: NodeSource, name: str, folder: Path) -> None:
@@ -42,6 +43,7 @@ class HeldAllocation:
         self.nodes = source.nodes
         self.asked_s = time.monotonic()
         self.job_id: str | None = None
+        self.queued_s: float | None = None
         self.ready_s: float | None = None
         self.ended_s: float | None = None
         self.why = ""
@@ -88,6 +90,7 @@ class HeldAllocation:
             executor.start()  # type: ignore[no-untyped-call]
             executor.scale_out_facade(1)
             self.job_id = executor.blocks_to_job_id.get("0")
+            self.queued_s = time.monotonic()
             self._serve(executor)
         except Exception as error:  # whatever Parsl met: the driver is told, and the log has the whole of it
             LOGGER.exception("allocation %s", self.name)

@@ -23,7 +23,7 @@ from frontrunner.evaluators.dispatch.packing import (
 from frontrunner.evaluators.dispatch.sources import NodeSource
 from frontrunner.evaluators.protocol import NodesUnavailable
 
-GIVING_BACK_S = 30.0
+GIVING_BACK_S = 15.0
 NEVER_READY = 3
 """Allocations in a row that ended before their workers had reported: then something is wrong with all of them."""
 
@@ -111,9 +111,10 @@ class Pool:
                 raise NodesUnavailable(allocation.why, hint=f"see {self._folder}")
         limit = self._source.settings.queue_limit_minutes
         for allocation in self._allocations:
-            if limit is not None and allocation.ready_s is None and now_s - allocation.asked_s > 60 * limit:
-                what = f"allocation {allocation.job_id or allocation.name}"
-                raise NodesUnavailable(f"{what} has waited for more than dispatch.queue_limit_minutes = {limit:g}")
+            waits_since_s = allocation.queued_s if allocation.ready_s is None else None
+            if limit is not None and waits_since_s is not None and now_s - waits_since_s > 60 * limit:
+                told = f"more than dispatch.queue_limit_minutes = {limit:g}"
+                raise NodesUnavailable(f"allocation {allocation.job_id} has waited for {told}")
         self._let_go = [one for one in self._let_go if not one.wait(0)]
 
     def _replace_the_spent(self, left: Sequence[Waiting], ready: Collection[HeldAllocation], now_s: float) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from frontrunner.evaluators.concluding import conclude, harvested, write_job
 from frontrunner.evaluators.corpus import corpus
@@ -22,10 +24,12 @@ from frontrunner.evaluators.measure import nodes_used
 from frontrunner.evaluators.protocol import Finished, ProbeOrder, ProbeSetup, Progress
 from frontrunner.evaluators.training_probe import rank_environment
 from frontrunner.results.outcome import Failure, Measurement
+from frontrunner.spaces.errors import bad_value
 
 POLL_S = 0.25
 CLOSING_S = 10.0
 """How long steps that are cancelled at the end have to leave their nodes before these are given back."""
+_PLAIN_PATH = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
 LONGER_SHARE = 1.5
 """Assumed: a probe is expected to take at most so much longer than the longest before it."""
 
@@ -42,12 +46,16 @@ class DispatchedProbe:
     """The `Evaluator` that trains on the nodes of a source; orders wait in it until there is room."""
 
     def __init__(self, setup: ProbeSetup, source: NodeSource) -> None:
-        """Make the token file if it is not there yet; nodes are asked for when there is an order."""
+        """Make the token file if it is not there yet; nodes are asked for when there is an order.
+
+        Raises `InvalidInput` for a folder whose name Parsl could not pass on to a batch system.
+        """
         self._setup = setup
         self._source = source
         setup.work_folder.mkdir(parents=True, exist_ok=True)
         self.tokens = corpus(setup.data, setup.work_folder, setup.problem)
-        folder = setup.work_folder / "dispatch" / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
+        folder = setup.work_folder.resolve() / "dispatch" / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
+        _refuse_for_shells(folder)
         self._heart = Heart(folder / "lifeline")
         self._lifeline = folder / "lifeline"
         self._pool = Pool(source, folder)
@@ -122,7 +130,7 @@ class DispatchedProbe:
             engines=setup.engines,
             environment=environment,
             deadline_s=setup.probe.deadline_s + START_TIMEOUT_S,
-            lifeline=str(self._lifeline.resolve()),
+            lifeline=str(self._lifeline),
             silence_s=settings.silence_s,
             scratch=None if scratch is None else str(scratch),
         )
@@ -158,3 +166,10 @@ class DispatchedProbe:
             time.sleep(POLL_S)
         self._heart.stop()
         self._pool.close()
+
+
+def _refuse_for_shells(folder: Path) -> None:
+    """Parsl submits its scripts through a shell, by their unquoted paths: no path may say more than a path there."""
+    if not _PLAIN_PATH.fullmatch(str(folder)):
+        expected = "a path of letters, digits and _@%+=:,./-, which Parsl hands to a shell as it is"
+        raise bad_value("store.run_folder", str(folder), expected)

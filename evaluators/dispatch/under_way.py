@@ -51,7 +51,14 @@ class StepWatch(Watch):
     @property
     def has_ended(self) -> bool:
         """Whether every rank has, or those that are left cannot be ended; not before it is known who ended them."""
-        return super().has_ended and (self._interrupted_s is None or self.lost is not None)
+        if self._interrupted_s is not None and not self._all_are_done:
+            return self.lost is not None
+        return super().has_ended
+
+    @property
+    def _all_are_done(self) -> bool:
+        """Whether every rank has come to its proper end: whatever happens now comes too late to matter."""
+        return len(self.statuses) == self.order.recipe.devices and not any(self.statuses.values())
 
     def follow(self) -> None:
         """Read what the nodes have told, end what is overdue, and find out what became of a step that fell silent."""
@@ -83,6 +90,8 @@ class StepWatch(Watch):
 
     def _judge(self, now_s: float) -> None:
         """Set `lost` where the ranks will not tell any more what became of them."""
+        if self._all_are_done:
+            return
         allocation = self.placed.allocation
         is_complete = len(self.statuses) == self.order.recipe.devices
         if self._interrupted_s is not None:

@@ -70,3 +70,11 @@ def test_a_refused_job_pauses_the_campaign(tmp_path: Path, pbs: Path) -> None:
     done = frontrunner("launch", campaign(tmp_path, dispatch={"queue": "closed"}), cwd=tmp_path)
     assert done.returncode == 6
     assert "queue is disabled: closed" in done.stderr
+
+
+def test_a_job_that_waits_too_long_pauses_the_campaign(tmp_path: Path, pbs: Path) -> None:
+    waiting = {"queue": "never", "queue_limit_minutes": 0.02}
+    done = frontrunner("launch", campaign(tmp_path, dispatch=waiting), cwd=tmp_path)
+    assert done.returncode == 6
+    assert "allocation 1.fake has waited for more than dispatch.queue_limit_minutes = 0.02" in done.stderr
+    assert (pbs / "1.exit").exists(), "it is not left in the queue"

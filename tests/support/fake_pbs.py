@@ -38,6 +38,10 @@ def qsub(folder: Path, arguments: list[str]) -> None:
         sys.exit("qsub: Queue is not enabled MSG=queue is disabled: closed")
     number = 1 + len(list(folder.glob("*.json")))
     script = Path(arguments[-1])
+    if queue == "never":
+        (folder / f"{number}.json").write_text(json.dumps({"group": None}))
+        print(f"{number}.fake")  # noqa: T201
+        return
     selected = re.search(r"^#PBS -l select=(\d+)", script.read_text(encoding="utf-8"), re.MULTILINE)
     nodes = [f"fake{place}" for place in range(1, 1 + int(selected.group(1) if selected else 1))]
     node_file = folder / f"{number}.nodes"
@@ -62,7 +66,8 @@ def qstat(folder: Path, arguments: list[str]) -> None:
     jobs = {}
     for job in (argument for argument in arguments if argument.endswith(".fake")):
         ended = folder / f"{job.partition('.')[0]}.exit"
-        jobs[job] = {"job_state": "F" if ended.exists() else "R"}
+        waits = json.loads(ended.with_suffix(".json").read_text())["group"] is None
+        jobs[job] = {"job_state": "F" if ended.exists() else "Q" if waits else "R"}
         if ended.exists():
             status = int(ended.read_text())
             jobs[job] |= {"Exit_status": status, "comment": "ended by qdel" if status == SIGTERM_STATUS else "ended"}
@@ -75,7 +80,9 @@ def qdel(folder: Path, arguments: list[str]) -> None:
         number = job.partition(".")[0]
         if not (folder / f"{number}.exit").exists():
             (folder / f"{number}.exit").write_text(str(SIGTERM_STATUS))
-            os.killpg(json.loads((folder / f"{number}.json").read_text())["group"], signal.SIGKILL)
+            group = json.loads((folder / f"{number}.json").read_text())["group"]
+            if group is not None:
+                os.killpg(group, signal.SIGKILL)
 
 
 if __name__ == "__main__" and shutil.which("bash"):
