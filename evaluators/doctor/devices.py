@@ -142,12 +142,13 @@ def judge_wanted(torch: TorchSeen, wanted: Wanted) -> Iterable[Check]:
         return
     here = torch.built_for if torch.devices else "cpu"
     elsewhere = "run this on a node of that cluster, inside a job"
+    unfit = Status.PROBLEM if wanted.scheduler is None else Status.NOTE  # its probes run where a batch system says
     if wanted.backend not in ("cpu", here):
         found = f"its cluster has {wanted.backend} devices, this machine {here}"
-        yield Check(section=SECTION, name="campaign", status=Status.PROBLEM, found=found, remedy=elsewhere)
+        yield Check(section=SECTION, name="campaign", status=unfit, found=found, remedy=elsewhere)
     elif wanted.backend != "cpu" and len(torch.devices) < (wanted.devices_per_node or 0):
         found = f"its cluster has {wanted.devices_per_node} devices a node, this machine shows {len(torch.devices)}"
-        yield Check(section=SECTION, name="campaign", status=Status.PROBLEM, found=found, remedy=elsewhere)
+        yield Check(section=SECTION, name="campaign", status=unfit, found=found, remedy=elsewhere)
     else:
         found = f"its cluster's {wanted.backend} devices are of this machine's kind"
         yield Check(section=SECTION, name="campaign", status=Status.OK, found=found)

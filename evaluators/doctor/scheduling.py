@@ -37,7 +37,7 @@ class Scheduler:
 def job_checks(wanted: Wanted) -> list[Titled]:
     """The examinations of this file."""
     return [
-        examination(SECTION, "scheduler", gather_schedulers, judge_schedulers),
+        examination(SECTION, "scheduler", gather_schedulers, lambda found: judge_schedulers(found, wanted.scheduler)),
         examination(SECTION, "allocation", gather_job, lambda job: judge_job(job, wanted)),
     ]
 
@@ -61,9 +61,13 @@ def _first_line(command: tuple[str, ...]) -> str | None:
     return lines[0].strip() if lines and done.returncode == 0 else None
 
 
-def judge_schedulers(found: tuple[Scheduler, ...]) -> Iterable[Check]:
-    """Which there are; none is fine for one machine."""
-    if not found:
+def judge_schedulers(found: tuple[Scheduler, ...], wanted: str | None) -> Iterable[Check]:
+    """Which there are; none is fine for one machine, but a campaign's own must be here."""
+    if wanted is not None and wanted not in [each.name for each in found]:
+        words = f"the campaign asks {wanted} for nodes, and {PROGRAMS[wanted][0]} is not on PATH"
+        remedy = f"start it where {PROGRAMS[wanted][0]} works: on a login node of the cluster"
+        yield Check(section=SECTION, name="scheduler", status=Status.PROBLEM, found=words, remedy=remedy)
+    elif not found:
         remedy = "nothing to do for one machine; on a cluster, run this on a login node or inside a job"
         yield Check(section=SECTION, name="scheduler", status=Status.NOTE, found="none is on PATH", remedy=remedy)
     for each in found:

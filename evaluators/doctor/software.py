@@ -19,7 +19,6 @@ SECTION = "software"
 LEAST_PYTHON = (3, 11)
 LEAST_SQLITE = (3, 35, 0)
 """The first with RETURNING, by which rows are claimed (https://www.sqlite.org/lang_returning.html)."""
-ENGINE_PACKAGES = {"deepspeed": "deepspeed"}
 COMPILERS = ("c++", "g++", "clang++", "icpx", "hipcc")
 
 
@@ -50,7 +49,7 @@ def software_checks(wanted: Wanted) -> list[Titled]:
     """The examinations of this file."""
     return [
         examination(SECTION, "python", lambda: sys.version_info[:3], judge_python),
-        examination(SECTION, "packages", gather_packages, lambda found: judge_packages(found, wanted.engines)),
+        examination(SECTION, "packages", gather_packages, lambda found: judge_packages(found, wanted.packages)),
         examination(SECTION, "sqlite", lambda: sqlite3.sqlite_version_info, judge_sqlite),
         examination(SECTION, "compiler", gather_tools, lambda found: judge_tools(found, wanted)),
     ]
@@ -90,9 +89,8 @@ def _installed(name: str) -> str | None:
         return None
 
 
-def judge_packages(packages: Sequence[Package], engines: Sequence[str]) -> Iterable[Check]:
+def judge_packages(packages: Sequence[Package], needed: Sequence[str]) -> Iterable[Check]:
     """Problems for what must be there; extras that are not installed are one note, unless the campaign needs them."""
-    needed = {ENGINE_PACKAGES[engine] for engine in engines if engine in ENGINE_PACKAGES}
     must = [package for package in packages if package.extra is None or package.name in needed]
     for package in must:
         if not package.fits:
@@ -100,8 +98,8 @@ def judge_packages(packages: Sequence[Package], engines: Sequence[str]) -> Itera
     if all(package.fits for package in must):
         told = ", ".join(f"{package.name} {package.installed}" for package in must)
         yield Check(section=SECTION, name="packages", status=Status.OK, found=told)
-    optional = {package.extra for package in packages if package.extra is not None and not package.fits}
-    absent = sorted(extra for extra in optional if extra is not None and extra not in needed)
+    lacking = [package for package in packages if package not in must and not package.fits]
+    absent = sorted({package.extra for package in lacking if package.extra is not None})
     if absent:
         found, remedy = (
             f"extras not installed: {', '.join(absent)}",

@@ -11,7 +11,8 @@ class Wanted:
     """Where outcomes are kept, and what probes need.
 
     `store_path` is None for a store on a database server. `backend` and `devices_per_node` are those of the campaign's
-    cluster, None where no campaign is named; `disk_folder` is what its recipes may offload to.
+    cluster, None where no campaign is named; `disk_folder` is what its recipes may offload to. `packages` are optional
+    ones that it needs, `scheduler` the batch system that it asks for nodes, so that this machine need not be one.
     """
 
     store_path: Path | None
@@ -19,6 +20,7 @@ class Wanted:
     nodes: int = 1
     backend: str | None = None
     devices_per_node: int | None = None
-    engines: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    scheduler: str | None = None
     compiles: bool = False
     disk_folder: Path | None = None

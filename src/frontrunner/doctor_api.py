@@ -88,7 +88,8 @@ def _wanted(campaign: str | Path | None, store: str | None) -> Wanted:
 
 
 def _of_campaign(file: CampaignFile, store_path: Path | None, run_folder: Path) -> Wanted:
-    problem, space = file.spec.problem, file.spec.space
+    problem, space, dispatch = file.spec.problem, file.spec.space, file.spec.dispatch
+    engines = tuple(engine for engine in space.engine if engine != "torch")
     disk = problem.cluster.nvme_path if "nvme" in space.offload else None
     return Wanted(
         store_path=store_path,
@@ -96,7 +97,8 @@ def _of_campaign(file: CampaignFile, store_path: Path | None, run_folder: Path) 
         nodes=problem.cluster.nodes,
         backend=problem.cluster.backend,
         devices_per_node=problem.cluster.devices_per_node,
-        engines=tuple(space.engine),
+        packages=engines + (("parsl",) if dispatch.backend in ("parsl", "allocation") else ()),
+        scheduler=dispatch.scheduler if dispatch.backend == "parsl" else None,
         compiles=True in space.compile,
         disk_folder=Path(disk) if disk else None,
     )

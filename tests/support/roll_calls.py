@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from frontrunner.evaluators.doctor.roll_call import CHILD
-from support.campaigns import environment, wait_for
+from support.campaigns import environment, marked, wait_for
 
 
 def start_roll_call(ranks: int, deadline_s: float, folder: Path) -> subprocess.Popen[str]:
@@ -35,6 +35,11 @@ def ranks_below(pid: int, count: int) -> list[psutil.Process]:
 
     ranks: list[psutil.Process] = wait_for(found)
     return sorted(ranks, key=lambda process: process.pid)
+
+
+def ranks_of_cluster(slurm_conf: str) -> list[psutil.Process]:
+    """The ranks that run on a Slurm cluster, by the file that its steps carry in their environment."""
+    return [process for process in marked("SLURM_CONF", slurm_conf) if CHILD in process.cmdline()]
 
 
 @contextmanager

@@ -179,6 +179,8 @@ def test_a_campaign_s_cluster_must_be_of_this_machine_s_kind(backend, devices, t
     wanted = replace(NOTHING_WANTED, backend=backend, devices_per_node=devices)
     (found,) = judge_wanted(torch, wanted)
     assert found.status is status
+    (found,) = judge_wanted(torch, replace(wanted, scheduler="slurm"))  # its nodes are elsewhere
+    assert found.status is (Status.NOTE if status is Status.PROBLEM else Status.OK)
 
 
 def test_accelerators_are_seen_by_their_device_files(tmp_path: Path):
@@ -211,7 +213,7 @@ def test_packages_out_of_range_are_problems_and_extras_a_note():
         judge_packages(
             [package("optuna>=5.0,<6", "4.9.0"), package("torch>=2.11", None), package("numpy>=1.26", "2.4.6"),
              package("deepspeed>=0.19", None, "deepspeed")],
-            engines=("torch",),
+            needed=(),
         )
     )  # fmt: skip
     assert statuses(found) == [("optuna", "problem"), ("torch", "problem"), ("extras", "note")]
@@ -221,9 +223,9 @@ def test_packages_out_of_range_are_problems_and_extras_a_note():
 
 def test_an_engine_that_the_campaign_needs_must_be_installed():
     deepspeed = package("deepspeed>=0.19", None, "deepspeed")
-    (found,) = judge_packages([deepspeed], engines=("deepspeed",))
+    (found,) = judge_packages([deepspeed], needed=("deepspeed",))
     assert (found.status, found.remedy) == (Status.PROBLEM, "pip install 'frontrunner[deepspeed]'")
-    assert worst(judge_packages([replace(deepspeed, installed="0.19.8")], engines=("deepspeed",))) is Status.OK
+    assert worst(judge_packages([replace(deepspeed, installed="0.19.8")], needed=("deepspeed",))) is Status.OK
 
 
 def test_versions_of_python_and_sqlite():
@@ -292,8 +294,11 @@ def test_the_job_and_its_scheduler():
     assert worst(judge_job(job_environment(slurm, cores), replace(NOTHING_WANTED, nodes=8))) is Status.WARNING
     blind = job_environment(slurm | {"SLURM_GPUS_ON_NODE": "8"}, cores)
     assert statuses(judge_job(blind, NOTHING_WANTED)) == [("allocation", "ok"), ("devices", "problem")]
-    assert worst(judge_schedulers(())) is Status.NOTE
-    assert worst(judge_schedulers((Scheduler(name="slurm", version="slurm 24.05"),))) is Status.OK
+    slurm_here = (Scheduler(name="slurm", version="slurm 24.05"),)
+    assert worst(judge_schedulers((), None)) is Status.NOTE
+    assert worst(judge_schedulers(slurm_here, "slurm")) is Status.OK
+    (found, _) = judge_schedulers(slurm_here, "pbs")
+    assert (found.status, found.found) == (Status.PROBLEM, "the campaign asks pbs for nodes, and qsub is not on PATH")
 
 
 def test_a_check_that_fails_to_look_says_so_and_the_others_are_made():

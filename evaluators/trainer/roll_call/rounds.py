@@ -19,8 +19,8 @@ ROUNDS = 40
 WORK_WIDTH = {"cpu": 384, "other": 4096}
 """Of the matrix product between two collectives: some milliseconds on a core, or on an accelerator."""
 SWEEP_S = 4.0
-PAIR_BYTES = {"cpu": 2**20, "other": 2**25}
-PAIR_REPEATS = 5
+PAIR_BYTES = {"cpu": 2**22, "other": 2**25}
+PAIR_REPEATS = 11
 MOST_PARTNERS = 8
 
 
