@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from unittest.mock import Mock, patch
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
-from support.formats import problem, recipes
 
 from frontrunner.evaluators.formats import accelerate, names
 from frontrunner.spaces.recipe import SHARDING_NAMES, Recipe
+from support.formats import problem, recipes
 
 PROBLEM = problem()
 GENERATED = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # those of deepspeed's own modules as they are imported
 @GENERATED
 @given(recipe=recipes(PROBLEM))
@@ -41,10 +41,13 @@ def test_deepspeed_reads_its_configuration_as_the_recipe(recipe: Recipe) -> None
     assert (zero.offload_optimizer is not None) + (zero.offload_param is not None) == offloaded
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @GENERATED
 @given(recipe=recipes(PROBLEM))
-def test_accelerate_reads_its_configuration_as_the_recipe(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_accelerate_reads_its_configuration_as_the_recipe(
+    recipe: Recipe, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     pytest.importorskip("accelerate")
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
@@ -55,7 +58,8 @@ def test_accelerate_reads_its_configuration_as_the_recipe(recipe: Recipe, tmp_pa
     arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args(given_arguments))
     assert arguments.num_processes == recipe.devices
     if recipe.sharding.optimizer == 1 and recipe.tensor_parallel == 1 and recipe.offload == "none":
-        assert not (arguments.use_fsdp or arguments.use_deepspeed)
+        assert not arguments.use_fsdp
+        assert not arguments.use_deepspeed
     elif recipe.sharding_name == "zero-1":
         assert arguments.use_deepspeed
         assert arguments.zero_stage == 1
@@ -68,5 +72,3 @@ def test_accelerate_reads_its_configuration_as_the_recipe(recipe: Recipe, tmp_pa
         shards = arguments.parallelism_config_dp_shard_size
         assert shards * recipe.context_parallel == recipe.sharding.optimizer
         assert shards * arguments.parallelism_config_dp_replicate_size == recipe.data_parallel
-
-
