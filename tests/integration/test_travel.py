@@ -40,7 +40,7 @@ memory_gib_per_device = 0.2
 sequence_length = 512
 global_batch = 32
 [space]
-tensor_parallel = [2, 1]
+tensor_parallel = [1, 2]
 micro_batch_seqs = [1, 4]
 sharding = ["none", "zero-1", "zero-3"]
 recompute = ["none", "full"]
@@ -143,6 +143,21 @@ def recipe_file(cluster: Cluster, folder: Path) -> Path:
     return path
 
 
+def test_a_recipe_file_is_a_plan_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = recipe_file(
+        Cluster(name="c", device="d", backend="cpu", nodes=2, devices_per_node=1, memory_gib_per_device=1.0), tmp_path
+    )
+    launched = ReplaySettings(steps=2, folder=tmp_path / "run", launched=True)
+    plan = frontrunner.plan_replay(str(path), launched, anyway=True)
+    assert (plan.job["optimizer"]["name"], plan.job["seed"]) == ("sgd", 1)
+    assert plan.measured_tokens_per_s is None
+    assert "--nnodes 2 --nproc-per-node 1" in plan.command
+    with pytest.raises(InvalidInput, match="needs 2 devices on nodes of 1"):
+        frontrunner.plan_replay(str(path), ReplaySettings(steps=2), anyway=True)
+
+
+@pytest.mark.slow
 def test_a_recipe_file_trains_without_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     here = parse_cluster({"preset": "this-machine", "devices_per_node": 2})

@@ -92,7 +92,7 @@ def import_config(
     \b
     Examples:
       frontrunner import-config pretrain.sh --from megatron-lm --campaign 22b.toml
-      frontrunner import-config ds.json --from deepspeed --campaign 22b.toml --set devices=16
+      frontrunner import-config ds.json --from deepspeed --campaign 22b.toml
     """
     from frontrunner.recipe_file import to_text
     from frontrunner.travel_api import import_config as imported
