@@ -114,5 +114,4 @@ def import_config(
 def _print(found: ImportedRecipe, campaign: Path, out: Path | None) -> None:
     click.echo(f"recipe {found.recipe_id}: {found.recipe.describe()}")
     if out is not None:
-        click.echo(f"written to {out}")
-    click.echo(f"estimate it: frontrunner explain --campaign {campaign} {found.recipe_id}, if the space holds it")
+        click.echo(f'written to {out}; to measure it first: [search] baseline = "{out}" in {campaign}')
