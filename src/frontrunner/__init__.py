@@ -20,9 +20,7 @@ if TYPE_CHECKING:
         pareto,
         plan_dryrun,
         plan_profile,
-        plan_replay,
         profile,
-        replay,
         resume,
         show,
         status,
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
     from frontrunner.import_api import TableForm, import_table
     from frontrunner.planning_api import advise, explain, plan, scaling
     from frontrunner.predictions_api import predictions
+    from frontrunner.replay_api import plan_replay, replay
     from frontrunner.reporting_api import front, plot, report
     from frontrunner.service.client import connect
     from frontrunner.store_api import (
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
         unarchive,
         upgrade_store,
     )
+    from frontrunner.travel_api import export, import_config, mirror
 
 __version__ = "0.1.0"
 __all__ = [
@@ -63,12 +63,15 @@ __all__ = [
     "doctor",
     "dryrun",
     "explain",
+    "export",
     "failures",
     "fit_campaign",
     "fit_tables",
     "front",
+    "import_config",
     "import_table",
     "launch",
+    "mirror",
     "pareto",
     "plan",
     "plan_dryrun",
@@ -95,6 +98,8 @@ _ELSEWHERE = (
     | dict.fromkeys(("predictions",), "frontrunner.predictions_api")
     | dict.fromkeys(("front", "plot", "report"), "frontrunner.reporting_api")
     | dict.fromkeys(("doctor", "call_ranks"), "frontrunner.doctor_api")
+    | dict.fromkeys(("plan_replay", "replay"), "frontrunner.replay_api")
+    | dict.fromkeys(("export", "import_config", "mirror"), "frontrunner.travel_api")
     | dict.fromkeys(("TableForm", "import_table"), "frontrunner.import_api")
     | dict.fromkeys(("archive", "backup_store", "check_store", "copy_store"), "frontrunner.store_api")
     | dict.fromkeys(("prunable", "prune_store", "unarchive", "upgrade_store"), "frontrunner.store_api")

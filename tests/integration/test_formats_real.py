@@ -16,6 +16,7 @@ PROBLEM = problem()
 GENERATED = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # those of deepspeed's own modules as they are imported
 @GENERATED
 @given(recipe=recipes(PROBLEM))
@@ -40,6 +41,7 @@ def test_deepspeed_reads_its_configuration_as_the_recipe(recipe: Recipe) -> None
     assert (zero.offload_optimizer is not None) + (zero.offload_param is not None) == offloaded
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @GENERATED
 @given(recipe=recipes(PROBLEM))
@@ -56,7 +58,8 @@ def test_accelerate_reads_its_configuration_as_the_recipe(
     arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args(given_arguments))
     assert arguments.num_processes == recipe.devices
     if recipe.sharding.optimizer == 1 and recipe.tensor_parallel == 1 and recipe.offload == "none":
-        assert not (arguments.use_fsdp or arguments.use_deepspeed)
+        assert not arguments.use_fsdp
+        assert not arguments.use_deepspeed
     elif recipe.sharding_name == "zero-1":
         assert arguments.use_deepspeed
         assert arguments.zero_stage == 1

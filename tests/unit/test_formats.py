@@ -20,7 +20,7 @@ from support.formats import problem, recipes
 
 PROBLEM = problem()
 HEADER = ("a recipe of 'x' $(y) `z`", "line\nbreak")
-GENERATED = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+GENERATED = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def as_read(recipe: Recipe) -> Recipe:

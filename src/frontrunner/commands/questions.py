@@ -52,12 +52,23 @@ def best(  # noqa: PLR0913 - an option each
         from frontrunner.render import print_ranking
 
         print_ranking(ranking, title=f"best by {by}")
+        if server is None:
+            _say_baseline(campaign, store)
     elif scale is None or not scale.predicted:
         raise NothingLegal("no measured recipe answers this question", hint="see `frontrunner status`")
     if scale is not None:
         from frontrunner.render_predictions import print_predictions
 
         print_predictions(scale)
+
+
+def _say_baseline(campaign: str | None, store: str | None) -> None:
+    """What the best gains over the campaign's baseline, where it has one."""
+    from frontrunner.baseline import baseline
+
+    found = baseline(campaign, store=store)
+    if found is not None:
+        click.echo(found.in_words())
 
 
 @click.command()
