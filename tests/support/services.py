@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fastapi.testclient import TestClient
-from support.rankings import measurement, record, start
 
+from frontrunner.results.driving import drivers
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
@@ -22,6 +24,7 @@ from frontrunner.service.client import Client
 from frontrunner.service.connection import Connection
 from frontrunner.service.settings import Limits, ServiceSettings
 from frontrunner.service.tokens import Tokens, read_tokens
+from support.rankings import measurement, record, start
 
 ORIGIN = "http://127.0.0.1:8787"
 UNLIMITED = Limits(requests_per_s=1e6, request_burst=1_000_000)
@@ -114,6 +117,16 @@ def served(folder: Path) -> Iterator[Served]:
         yield service
     finally:
         service.kill()
+        _kill_drivers(folder / "store.db")
+
+
+def _kill_drivers(path: Path) -> None:
+    """What a test that failed has left running."""
+    if path.exists():
+        with open_store(str(path)) as store:
+            for driver in drivers(store):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(driver.pid, signal.SIGKILL)
 
 
 def wait_for(is_so: Callable[[], bool], *, at_most_s: float = 60.0) -> None:

@@ -9,7 +9,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from support.services import settings
 
 from frontrunner.results.store import open_store
 from frontrunner.service.drivers import Drivers
@@ -18,6 +17,7 @@ from frontrunner.service.pressure import TokenBucket
 from frontrunner.service.processes import CHILD, our_process
 from frontrunner.service.tokens import MOST_LINKS, OneTimeLinks, Role, make_tokens, read_tokens
 from frontrunner.spaces.errors import InvalidInput, NotFound
+from support.services import settings
 
 
 def test_a_token_file_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
@@ -53,7 +53,9 @@ def test_a_token_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
         read_tokens(tmp_path / "none.json")
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"operator": "short", "reader": "x"}', '{"operator": 1, "reader": 2}'])
+@pytest.mark.parametrize(
+    "content", ["", "{}", "[]", '{"operator": "short", "reader": "x"}', '{"operator": 1, "reader": 2}']
+)
 def test_a_token_file_holds_two_tokens(tmp_path: Path, content: str) -> None:
     path = tmp_path / "tokens.json"
     path.touch(mode=0o600)

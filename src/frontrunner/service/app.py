@@ -18,7 +18,7 @@ from frontrunner.results.store import open_store
 from frontrunner.service.access import Access
 from frontrunner.service.drivers import Drivers
 from frontrunner.service.guards import BodyKind, KnownHost, SameOrigin, SecureHeaders
-from frontrunner.service.pressure import BodySize, RequestRate
+from frontrunner.service.pressure import BodySize, HeadSize, RequestRate
 from frontrunner.service.refusals import refusal, refusal_of
 from frontrunner.service.replays import Replays
 from frontrunner.service.routes import campaigns, control, events, operations, planning, recipes, replaying
@@ -88,6 +88,7 @@ def _guards(service: Service) -> list[Middleware]:
     settings = service.settings
     return [
         Middleware(SecureHeaders),
+        Middleware(HeadSize, limits=settings.limits),
         Middleware(KnownHost, names=settings.host_names),
         Middleware(RequestRate, limits=settings.limits),
         Middleware(SameOrigin),
