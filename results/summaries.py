@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, func, select
 
 from frontrunner.results.records import Campaign, CampaignSummary
-from frontrunner.results.schema import StandingRow, TrialRow
+from frontrunner.results.schema import CampaignRow, StandingRow, TrialRow
 from frontrunner.results.states import TrialState
 
 
@@ -23,8 +23,9 @@ def summaries(connection: Connection, campaigns: Sequence[Campaign]) -> list[Cam
     for row in counted:
         trials[row.campaign_id][TrialState(row.state)] = row.trials
     # A search of the index for each campaign reads one entry; grouping would read them all.
-    fastest = select(func.max(StandingRow.tokens_per_s))
-    best = {id_: connection.execute(fastest.where(StandingRow.campaign_id == id_)).scalar() for id_ in ids}
+    fastest = select(func.max(StandingRow.tokens_per_s)).where(StandingRow.campaign_id == CampaignRow.id)
+    found = select(CampaignRow.id, fastest.scalar_subquery().label("best")).where(CampaignRow.id.in_(ids))
+    best = {row.id: row.best for row in connection.execute(found)}
     return [
         CampaignSummary(
             id=campaign.id,

@@ -16,6 +16,7 @@ from starlette.middleware import Middleware
 from frontrunner import __version__
 from frontrunner.results.store import open_store
 from frontrunner.service.access import Access
+from frontrunner.service.answers import Memory
 from frontrunner.service.drivers import Drivers
 from frontrunner.service.guards import BodyKind, KnownHost, SameOrigin, SecureHeaders
 from frontrunner.service.pressure import BodySize, HeadSize, RequestRate
@@ -75,6 +76,7 @@ def create_app(settings: ServiceSettings, *, pages: Sequence[APIRouter] = ()) ->
         redirect_slashes=False,
     )
     app.state.service = service
+    app.state.memory = Memory(settings.limits.remembered_bytes)
     for router in ROUTERS:
         app.include_router(router, prefix=API)
     for router in (operations.router, *pages):
