@@ -153,11 +153,16 @@ def stream_cost(port: int, token: str, server: psutil.Process, seconds: float) -
     answer = connection.getresponse()
     while not answer.readline().startswith(b"event: state"):
         pass
-    before = server.cpu_times()
+    before_s = processor_s(server)
     time.sleep(seconds)
-    after = server.cpu_times()
+    spent_s = processor_s(server) - before_s
     connection.close()
-    return (after.user + after.system - before.user - before.system) / seconds
+    return spent_s / seconds
+
+
+def processor_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
 
 
 def show(times_s: dict[str, list[float]], seconds: float) -> None:
@@ -190,7 +195,14 @@ def measure(folder: Path, options: argparse.Namespace, recipe: str) -> None:
         wait_for_driver(folder / "load.db")
         asked = questions(recipe)
         load(port, token, asked, options.clients, WARM_UP_S)
-        show(load(port, token, asked, options.clients, options.seconds), options.seconds)
+        process = psutil.Process(server.pid)
+        before_s = processor_s(process)
+        times_s = load(port, token, asked, options.clients, options.seconds)
+        spent_s = processor_s(process) - before_s
+        show(times_s, options.seconds)
+        each_ms = 1e3 * spent_s / sum(map(len, times_s.values()))
+        print(f"an answer takes {each_ms:.1f} ms of processor time; with a core of its own the service would answer")
+        print(f"{options.clients} clients who never pause after {options.clients * each_ms:.0f} ms each")
         written, latest_s = driver.communicate()[0].split()
         with open_store(str(folder / "load.db"), create=False, read_only=True) as store:
             kept = store.campaign("driven").outcomes
