@@ -32,7 +32,7 @@ class Baseline:
 def baseline(campaign: str | None = None, *, store: str | None = None) -> Baseline | None:
     """The campaign's baseline beside its best; None where it names none, or the baseline was not measured."""
     with api.opened(store) as found:
-        named = api.stored_spec(found.campaign(campaign)).search.baseline
+        named = stored_spec(found.campaign(campaign)).search.baseline
     if named is None:
         return None
     ranked = api.best(campaign, top=None, store=store)
