@@ -1,13 +1,11 @@
-"""Campaigns under random kills, restarted as a person would restart them, and an audit of what they left.
+"""Campaigns whose processes are killed at moments that nobody chose, and an audit of what is left.
 
-    python benchmarks/chaos.py --campaigns 200 --kills-per-minute 30 --seed 1
-    python benchmarks/chaos.py --campaigns 10 --evaluator probe --kills-per-minute 20 --seed 1
+    python benchmarks/chaos.py --campaigns 40 --kills-per-minute 120 --seed 1
+    python benchmarks/chaos.py --campaigns 10 --kills-per-minute 12 --seed 1 --evaluator probe
 
-Real drivers run as processes of their own, two at a time. At exponentially distributed moments a random process among
-them, their fork servers and their ranks is killed by SIGKILL. A campaign whose driver was killed is resumed, and one
-that was killed before it was in the store is launched again. In the end `chaos_audit` counts outcomes that were lost,
-doubled or misattributed, budgets that were overrun, and processes, files and shared memory that were left. The exit
-status is 1 unless every count is 0.
+Each driver is a process of its own; with real probes its fork server and ranks are killed as well. What a person would
+restart is restarted, by `resume`. Then each campaign's store is gone through by the rules of `frontrunner store check`
+and held against what its drivers had said was stored. `--store URL` puts the campaigns into one PostgreSQL store.
 """
 
 from __future__ import annotations
@@ -16,252 +14,247 @@ import argparse
 import json
 import os
 import random
-import shutil
-import subprocess
+import signal
 import sys
 import tempfile
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
-from chaos_audit import Audit, audit_store, leftovers, shared_memory
 
-STORE_CAMPAIGNS = 20
-"""Campaigns of one store, so that drivers share one."""
-MOST_RUNS = 200
-"""Drivers of one campaign before it is held to be stuck."""
-LONGEST_RUN_S = 300.0
-SETTLE_S = 10.0
-"""How long processes of a killed driver may take to end: guarantee 4 of docs/guarantees.md."""
-PROBES = {"simulated": 300, "probe": 6}
+import frontrunner
+from frontrunner.api import problem_summary
+from frontrunner.campaign_file import parse_campaign
+from frontrunner.evaluators.fork_client import MARKER
+from frontrunner.evaluators.simulated import simulate
+from frontrunner.results.audit.check import check
+from frontrunner.results.outcome import Measurement
+from frontrunner.results.states import CampaignState
+from frontrunner.results.store import Store, open_store
+from frontrunner.search.listener import Ended, Silent, View
+from frontrunner.search.spec import CampaignSpec
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.validation import dump_json
 
-SIMULATED = """
-evaluator = "simulated"
-[model]
-layers = 16
-hidden = 64
-heads = 16
-vocabulary = 257
-[cluster]
-device = "test-cpu"
-backend = "cpu"
-devices_per_node = 8
-memory_gib_per_device = 2.0
-[problem]
-sequence_length = 32
-global_batch = 64
-precision = "fp32"
-[space]
-tensor_parallel = [1, 2, 4, 8]
-pipeline_parallel = [1, 2, 4, 8]
-micro_batch_seqs = [1, 2, 4, 8]
-sharding = ["none", "zero-1", "zero-2", "zero-3"]
-recompute = ["none", "selective", "full"]
-"""
-REAL = """
-[model]
-layers = 2
-hidden = 64
-heads = 4
-vocabulary = 257
-[cluster]
-device = "test-cpu"
-backend = "cpu"
-devices_per_node = 2
-memory_gib_per_device = 2.0
-[problem]
-sequence_length = 32
-global_batch = 8
-precision = "fp32"
-[space]
-tensor_parallel = [1, 2]
-pipeline_parallel = [1, 2]
-micro_batch_seqs = [1, 2, 4]
-[probe]
-warm_up_steps = 1
-measured_steps = 20
-deadline_s = 120
-"""
-FILES = {"simulated": SIMULATED, "probe": REAL}
+PROBES = {"simulated": 60, "probe": 8}
+GRACE_S = 10.0
+"""How long processes may outlive the driver that started them."""
+LONGEST_RUN_S = 600.0
 
 
-@dataclass
-class Chaos:
-    """One run: its folder, the campaigns' live drivers, and what was done to them."""
+@dataclass(kw_only=True)
+class Tally:
+    """What happened, and what is wrong: all from `lost` on should be 0."""
 
-    folder: Path
-    evaluator: str
-    seed: int
-    drivers: set[int] = field(default_factory=set)
-    kills: dict[str, int] = field(default_factory=dict)
-    runs: int = 0
-    stuck: list[str] = field(default_factory=list)
-    over: threading.Event = field(default_factory=threading.Event)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    campaigns: int = 0
+    kills: int = 0
+    drivers: int = 0
+    outcomes: int = 0
+    lost: int = 0
+    doubled: int = 0
+    misattributed: int = 0
+    over_budget: int = 0
+    unfinished: int = 0
+    broken_rules: int = 0
+    orphans: int = 0
+    unheard_outcome_files: int = 0
+    shared_memory_left: int = 0
 
     @property
-    def environment(self) -> dict[str, str]:
-        """Temporary files go into a folder of this run, so that what is left of them can be counted."""
-        kept = {key: value for key, value in os.environ.items() if not key.startswith("FRONTRUNNER_")}
-        return kept | {"TMPDIR": str(self.folder / "tmp"), "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
-
-    def store_of(self, number: int) -> Path:
-        """The store that a campaign shares with its neighbours."""
-        return self.folder / f"store-{number // STORE_CAMPAIGNS}" / "frontrunner.db"
+    def is_clean(self) -> bool:
+        counted = {"campaigns", "kills", "drivers", "outcomes"}
+        return not any(value for name, value in asdict(self).items() if name not in counted)
 
 
-def run_campaign(chaos: Chaos, number: int) -> None:
-    """Launch one campaign and resume it until it ends of its own accord."""
-    name, store = f"chaos-{number}", chaos.store_of(number)
-    store.parent.mkdir(parents=True, exist_ok=True)
-    file = store.parent / f"{name}.toml"
-    budget = f"[budget]\nprobes = {PROBES[chaos.evaluator]}\n"
-    search = f'[search]\nstrategy = "random"\nseed = {chaos.seed + number}\nreuse = false\n'
-    file.write_text(f'name = "{name}"\n{FILES[chaos.evaluator]}{budget}{search}', encoding="utf-8")
-    said = ""
-    for _ in range(MOST_RUNS):
-        is_stored = store.exists() and is_in(store, name)
-        words = ["resume", name] if is_stored else ["launch", str(file)]
-        status, said = drive(chaos, [*words, "--store", str(store)], store.parent / f"{name}.log")
-        if status == 0:
-            return
-        if status > 0:
-            break
-    with chaos.lock:
-        chaos.stuck.append(f"{name}: {said}")
+class Acknowledging(Silent):
+    """Writes the recipe of each stored outcome to a file, past every buffer that a kill would empty."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def probe_ended(self, view: View, ended: Ended) -> None:
+        del view
+        if not ended.will_retry:
+            os.write(self._file, f"{ended.recipe_id}\n".encode())
 
 
-def is_in(store: Path, name: str) -> bool:
-    """Whether the store knows a campaign, as a person would ask it."""
-    command = [sys.executable, "-P", "-m", "frontrunner.cli", "status", name, "--store", str(store), "--json"]
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
-
-
-def drive(chaos: Chaos, arguments: list[str], log: Path) -> tuple[int, str]:
-    """One driver from start to end: its exit status (minus the signal that killed it) and its last line."""
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "frontrunner.cli", *arguments],
-            env=chaos.environment,
-            cwd=log.parent,
-            stdout=subprocess.DEVNULL,
-            stderr=output,
-        )
-    with chaos.lock:
-        chaos.drivers.add(process.pid)
-        chaos.runs += 1
-    try:
-        status = process.wait(timeout=LONGEST_RUN_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-        status = 1
-    finally:
-        with chaos.lock:
-            chaos.drivers.discard(process.pid)
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return status, lines[-1] if lines else ""
-
-
-def kill_at_random(chaos: Chaos, kills_per_minute: float) -> None:
-    """Until the campaigns are over: kill a process of ours at exponentially distributed moments."""
-    chance = random.Random(chaos.seed)
-    while not chaos.over.wait(chance.expovariate(kills_per_minute / 60)):
-        victims = living(chaos)
-        if not victims:
-            continue
-        victim = chance.choice(sorted(victims, key=lambda process: process.pid))
-        try:
-            kind = kind_of(victim, chaos)
-            if victim.status() == psutil.STATUS_ZOMBIE:
-                continue
-            victim.kill()
-        except psutil.Error:
-            continue
-        chaos.kills[kind] = chaos.kills.get(kind, 0) + 1
-
-
-def living(chaos: Chaos) -> list[psutil.Process]:
-    """The drivers, and every process below them."""
-    with chaos.lock:
-        pids = tuple(chaos.drivers)
-    found = []
-    for pid in pids:
-        try:
-            driver = psutil.Process(pid)
-            found += [driver, *driver.children(recursive=True)]
-        except psutil.Error:
-            continue
-    return found
-
-
-def kind_of(process: psutil.Process, chaos: Chaos) -> str:
-    """What a process is: a driver, its fork server, or a rank."""
-    if process.pid in chaos.drivers:
-        return "driver"
-    return "fork server" if process.ppid() in chaos.drivers else "rank"
-
-
-def main() -> None:
-    """Run the campaigns, audit what they left, and print the counts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--campaigns", type=int, default=200)
-    parser.add_argument("--evaluator", choices=tuple(FILES), default="simulated")
-    parser.add_argument("--kills-per-minute", type=float, default=30.0)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="chaos-"))
-    (folder / "tmp").mkdir()
-    chaos = Chaos(folder=folder, evaluator=given.evaluator, seed=given.seed)
-    shared_before = shared_memory()
-    start = time.monotonic()
-    killer = threading.Thread(target=kill_at_random, args=(chaos, given.kills_per_minute))
-    killer.start()
-    try:
-        with ThreadPoolExecutor(max_workers=2) as pool:
-            list(pool.map(lambda number: run_campaign(chaos, number), range(given.campaigns)))
-    finally:
-        chaos.over.set()
-        killer.join()
-    seconds = time.monotonic() - start
-    time.sleep(SETTLE_S)
-    audit = Audit(stuck=chaos.stuck)
-    for store in sorted(folder.glob("store-*/frontrunner.db")):
-        audit_store(audit, store, most_outcomes=PROBES[given.evaluator])
-    leftovers(audit, folder, shared_before)
-    report(chaos, audit, seconds, given)
-    if audit.findings:
-        sys.exit(1)
-    shutil.rmtree(folder)
-
-
-def report(chaos: Chaos, audit: Audit, seconds: float, given: argparse.Namespace) -> None:
-    """Print what was done, and what the audit found."""
-    counts = audit.counts()
-    document = {
-        "campaigns": given.campaigns,
-        "evaluator": chaos.evaluator,
-        "drivers": chaos.runs,
-        "kills": chaos.kills,
-        "outcomes": audit.outcomes,
-        "seconds": round(seconds, 1),
-        **counts,
+def spec_of(name: str, evaluator: str, folder: Path, seed: int) -> CampaignSpec:
+    wide = evaluator == "simulated"
+    table = {
+        "evaluator": evaluator,
+        "model": {"layers": 16 if wide else 2, "hidden": 64, "heads": 16 if wide else 4, "vocabulary": 257},
+        "cluster": {
+            "device": "chaos",
+            "backend": "cpu",
+            "devices_per_node": 8 if wide else 2,
+            "memory_gib_per_device": 2.0,
+        },
+        "problem": {"sequence_length": 32, "global_batch": 64 if wide else 8, "precision": "fp32"},
+        "space": {
+            "tensor_parallel": [1, 2, 4, 8] if wide else [1, 2],
+            "pipeline_parallel": [1, 2, 4, 8] if wide else [1, 2],
+            "micro_batch_seqs": [1, 2, 4],
+            "sharding": ["none", "zero-1", "zero-2", "zero-3"] if wide else ["none"],
+        },
+        "search": {"strategy": "random", "seed": seed, "identical_failures": 100},
+        "budget": {"probes": PROBES[evaluator]},
+        "probe": {"warm_up_steps": 1, "measured_steps": 2, "deadline_s": 60, "step_deadline_s": 30},
+        "store": {"run_folder": str(folder / "runs")},
     }
-    print(f"{given.campaigns} campaigns ({chaos.evaluator}), {audit.outcomes} outcomes, {seconds:.0f} s")
-    print(f"drivers started {chaos.runs}, killed: {', '.join(f'{n} {kind}s' for kind, n in chaos.kills.items())}")
-    for what, count in counts.items():
-        print(f"{what:22}{count:6}")
-    for finding in audit.findings:
-        print(f"  {finding}")
-    if audit.findings:
-        print(f"left for a look: {chaos.folder}")
-    if given.json:
-        given.json.write_text(json.dumps(document | {"findings": audit.findings}, indent=2), encoding="utf-8")
+    return CampaignSpec(
+        **{**vars(parse_campaign(table, default_name=name, base=folder).spec), "run_root": str(folder / "runs")}
+    )
+
+
+def start_driver(url: str, name: str, acknowledged: Path) -> int:
+    """A driver as a forked process, warm with what this one has imported; its exit code is 0 for a campaign's end."""
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        frontrunner.resume(name, store=url, listener=Acknowledging(acknowledged))
+        code = 0
+    except Exception as error:
+        sys.stderr.write(f"driver of {name}: {error}\n")
+    finally:
+        os._exit(code)
+
+
+def has_ended(pid: int) -> int | None:
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if ended else None
+
+
+def processes_of(drivers: set[int]) -> Iterator[psutil.Process]:
+    """Live processes that carry the mark of one of these drivers."""
+    marks = {str(pid) for pid in drivers}
+    for process in psutil.process_iter():
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARKER) in marks:
+                yield process
+        except psutil.Error:
+            continue
+
+
+class Chaos:
+    """Drives campaigns one by one and kills at random: exponential waits, so that no moment is spared."""
+
+    def __init__(self, *, kills_per_minute: float, most_kills: int, seed: int) -> None:
+        """After `most_kills` a campaign is let run to its end: on a slow machine it would never reach it."""
+        self._random = random.Random(seed)
+        self._mean_wait_s = 60.0 / kills_per_minute
+        self._most_kills = most_kills
+        self.tally = Tally()
+
+    def campaign(self, url: str, spec: CampaignSpec, folder: Path) -> None:
+        """Create a campaign, drive it to its end through the kills, and audit it."""
+        with open_store(url) as store:
+            store.create_campaign(
+                name=spec.name, spec_json=dump_json(spec), legal_recipes=1, problem_summary=problem_summary(spec)
+            )
+        acknowledged, drivers = folder / "acknowledged", set[int]()
+        acknowledged.touch()
+        give_up = time.monotonic() + LONGEST_RUN_S
+        self._kills_left = self._most_kills
+        while time.monotonic() < give_up:
+            pid = start_driver(url, spec.name, acknowledged)
+            drivers.add(pid)
+            if self._ended_by_itself(pid):
+                break
+        self.tally.drivers += len(drivers)
+        self._audit_processes(drivers)
+        with open_store(url, read_only=True) as store:
+            self._audit(store, spec, set(acknowledged.read_text().split()))
+
+    def _ended_by_itself(self, driver: int) -> bool:
+        """Kill one process of the driver's after another until it ends; whether it ended with its campaign."""
+        kill_at = time.monotonic() + self._random.expovariate(1 / self._mean_wait_s)
+        while (code := has_ended(driver)) is None:
+            if self._kills_left and time.monotonic() >= kill_at:
+                self._kill_one(driver)
+                kill_at = time.monotonic() + self._random.expovariate(1 / self._mean_wait_s)
+            time.sleep(0.002)
+        return code == 0
+
+    def _kill_one(self, driver: int) -> None:
+        victim = self._random.choice([driver, *(process.pid for process in processes_of({driver}))])
+        try:
+            os.kill(victim, signal.SIGKILL)
+        except ProcessLookupError:  # it ended in between
+            return
+        self.tally.kills += 1
+        self._kills_left -= 1
+
+    def _audit_processes(self, drivers: set[int]) -> None:
+        deadline = time.monotonic() + GRACE_S
+        while (left := list(processes_of(drivers))) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self.tally.orphans += len(left)
+
+    def _audit(self, store: Store, spec: CampaignSpec, acknowledged: set[str]) -> None:
+        tally, record = self.tally, store.campaign(spec.name)
+        trials = {trial.recipe: trial.recipe_id for trial in store.trials(record.id)}
+        told = store.told(record.id)
+        counted = Counter(trials[recipe] for recipe, _ in told)
+        tally.campaigns += 1
+        tally.outcomes += len(told)
+        tally.lost += len(acknowledged - set(counted))
+        tally.doubled += sum(count - 1 for count in counted.values())
+        tally.misattributed += sum(not belongs(recipe, outcome, spec) for recipe, outcome in told)
+        tally.over_budget += max(0, record.outcomes - PROBES[spec.evaluator])
+        tally.unfinished += record.state is not CampaignState.FINISHED
+        with store.database.read() as connection:
+            found = check(connection, store=store.url, campaign_id=record.id)
+        tally.broken_rules += sum(finding.is_fault for finding in found.findings)
+        tally.unheard_outcome_files += self._unheard(store, spec)
+
+    @staticmethod
+    def _unheard(store: Store, spec: CampaignSpec) -> int:
+        """Outcomes on the disk in folders that the store has no attempt for."""
+        table = frontrunner.dataframe(spec.name, store=store.url)
+        known = set(table["run_folder"])
+        return sum(str(path.parent) not in known for path in spec.run_folder.glob("*/outcome.json"))
+
+
+def belongs(recipe: Recipe, outcome: object, spec: CampaignSpec) -> bool:
+    """Whether an outcome can be that recipe's: the very one where it is simulated, else one of its ranks and tokens."""
+    if spec.evaluator == "simulated":
+        return outcome == simulate(recipe, spec.probe_setup())
+    if not isinstance(outcome, Measurement):
+        return True
+    tokens = recipe.global_batch_seqs * spec.problem.sequence_length
+    return outcome.tokens_per_step == tokens and len(outcome.peak_memory_bytes) == recipe.devices
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--campaigns", type=int, default=40)
+    parser.add_argument("--kills-per-minute", type=float, default=120.0)
+    parser.add_argument("--most-kills", type=int, default=40, help="in one campaign [default: 40]")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--evaluator", choices=sorted(PROBES), default="simulated")
+    parser.add_argument("--store", help="one store for all campaigns, such as a PostgreSQL URL [default: a file each]")
+    asked = parser.parse_args()
+    chaos = Chaos(kills_per_minute=asked.kills_per_minute, most_kills=asked.most_kills, seed=asked.seed)
+    shared_memory = Path("/dev/shm")
+    before = {path.name for path in shared_memory.glob("*")}
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as name:
+        for number in range(asked.campaigns):
+            folder = Path(name) / str(number)
+            folder.mkdir()
+            spec = spec_of(f"chaos-{asked.seed}-{number}", asked.evaluator, folder, seed=asked.seed + number)
+            chaos.campaign(asked.store or str(folder / "store.db"), spec, folder)
+    mine = (path for path in shared_memory.glob("*") if path.name not in before and path.owner() == Path.home().owner())
+    chaos.tally.shared_memory_left = sum(1 for path in mine if "torch" in path.name or "frontrunner" in path.name)
+    print(json.dumps({**asdict(chaos.tally), "seconds": round(time.monotonic() - began, 1)}, indent=2))
+    return 0 if chaos.tally.is_clean else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -99,7 +99,7 @@ def _verified(path: Path, number: int, raw: bytes, chain: Chain) -> Line:
 def _parts(said: object) -> tuple[str, dict[str, Any], object]:
     """A line's kind, content and hash; raises ValueError where it has others."""
     match said:
-        case {"kind": str(kind), "content": dict(content), "sha256": sha256} if len(said) == 3:
+        case {"kind": str(kind), "content": dict(content), "sha256": sha256, **rest} if not rest:
             return kind, content, sha256
     raise ValueError("expected an object with kind, content and sha256")
 

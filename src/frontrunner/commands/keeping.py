@@ -9,7 +9,7 @@ import click
 from frontrunner import store_api
 from frontrunner.commands.options import json_option, print_json, store_option
 from frontrunner.spaces.errors import InvalidInput, StoreUnusable, did_you_mean
-from frontrunner.text import plain, size
+from frontrunner.text import plain
 
 
 class StoreCommands(click.Group):
@@ -36,7 +36,7 @@ def store() -> None:
     """
 
 
-@store.command()
+@store.command(short_help="Print what does not hold in a store, with the rows.")
 @store_option
 @json_option
 def check(store: str | None, *, as_json: bool) -> None:
@@ -63,7 +63,7 @@ def check(store: str | None, *, as_json: bool) -> None:
         )
 
 
-@store.command()
+@store.command(short_help="Write what a store holds now to a new file.")
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 @store_option
 def backup(file: Path | None, store: str | None) -> None:
@@ -77,10 +77,10 @@ def backup(file: Path | None, store: str | None) -> None:
       frontrunner store backup /safe/place/sweeps.db --store sweeps.db
     """
     made = store_api.backup_store(file, store=store)
-    click.echo(f"{made} ({size(made.stat().st_size)})")
+    click.echo(f"{made} ({made.stat().st_size:,} bytes)")
 
 
-@store.command()
+@store.command(short_help="Bring an earlier version's store up to this one.")
 @store_option
 def upgrade(store: str | None) -> None:
     """Bring a store of an earlier frontrunner up to this one, after a backup beside it.
@@ -97,7 +97,7 @@ def upgrade(store: str | None) -> None:
     click.echo(f"{plain(done.store)}: revision {done.before} -> {done.now}; before that it is in {done.backup}")
 
 
-@store.command()
+@store.command(short_help="Copy every campaign into a new store.")
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="TO")
 @json_option
@@ -119,7 +119,7 @@ def copy(source: str, target: str, *, as_json: bool) -> None:
     click.echo(f"{plain(done.source)} -> {plain(done.target)}: {done.campaigns} campaigns, {rows:,} rows")
 
 
-@store.command()
+@store.command(short_help="Show or remove run folders that nothing needs.")
 @click.argument("campaign", required=False)
 @click.option("--yes", is_flag=True, help="Remove them; without it they are only shown.")
 @store_option
