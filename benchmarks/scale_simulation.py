@@ -3,7 +3,7 @@
     python benchmarks/scale_simulation.py [--probes 10000] [--nodes 1000] [--profile] [--json OUT]
 
 The driver, the store and the packing are the real ones; the cluster is simulated (`simulated_cluster.py`): its nodes
-are in eight allocations of one to four hours, each followed by another, which end under what runs. Probes of 1 to 64
+are in five allocations of one to four hours, each followed by another, which end under what runs. Probes of 1 to 64
 nodes are expected to take 1 to 10 minutes; 3 % crash, 1 % lose a node and 2 % take four times as long as expected.
 
     driver_cpu_ms     CPU of this process for each outcome, less the simulation's own (which holds the packing's)

@@ -32,7 +32,7 @@ class ClusterSettings:
     """
 
     nodes: int = 1000
-    allocations: int = 8
+    allocations: int = 5
     walltime_s: tuple[float, float] = (3600.0, 14400.0)
     probe_s: tuple[float, float] = (60.0, 600.0)
     crashes: float = 0.03
