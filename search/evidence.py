@@ -114,18 +114,17 @@ def gather(store: Store, spec: CampaignSpec, earlier: Iterable[Earlier], here: P
 def why_no_evidence(earlier: Earlier, spec: CampaignSpec) -> str | None:
     """Why nothing of an earlier campaign is evidence for one of `spec`, or None."""
     there, ours = earlier.spec.problem, spec.problem
-    if earlier.campaign.figures == "simulated" and spec.evaluator != "simulated":
-        return "simulated"
-    if earlier.spec.evaluator == "table":  # the same row would count again for each campaign that looked it up
-        return "looked up in a table"
-    if _device(there) != _device(ours):
-        return "of another device"
-    if there.precision != ours.precision:
-        return "of another precision"
     same_cluster = earlier.campaign.figures != "imported" and there.cluster.name == ours.cluster.name
-    if not is_close(there.model, ours.model) and not same_cluster:
-        return "of a model of another shape"
-    return None
+    reasons = {
+        "simulated": earlier.campaign.figures == "simulated" and spec.evaluator != "simulated",
+        "of another trainer": earlier.campaign.figures == "measured" and earlier.spec.trainer != spec.trainer,
+        # The same row would count again for each campaign that looked it up.
+        "looked up in a table": earlier.spec.evaluator == "table",
+        "of another device": _device(there) != _device(ours),
+        "of another precision": there.precision != ours.precision,
+        "of a model of another shape": not is_close(there.model, ours.model) and not same_cluster,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def is_close(one: Model, other: Model) -> bool:

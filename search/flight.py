@@ -26,13 +26,14 @@ class Flight:
     started_s: float
     nodes: int
     held_since_s: float | None = field(init=False)
+    _told: Progress | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.held_since_s = self.started_s
 
     def look(self, evaluator: Evaluator) -> Progress | None:
         """How far it has come; notes whether it holds its nodes."""
-        progress = evaluator.progress(self.order.token)
+        self._told = progress = evaluator.progress(self.order.token)
         if progress is not None and progress.phase == QUEUED:
             self.held_since_s = None
         elif self.held_since_s is None:
@@ -42,6 +43,8 @@ class Flight:
     @property
     def node_seconds(self) -> float:
         """What it has spent so far."""
+        if self._told is not None and self._told.node_seconds is not None:
+            return self._told.node_seconds
         return 0.0 if self.held_since_s is None else self.nodes * (time.monotonic() - self.held_since_s)
 
 

@@ -19,7 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frontrunner.campaign_file import CampaignFile, StoreSettings, read_campaign_file
-from frontrunner.earlier import refuse_imported_campaign, refuse_imported_recipe, remembered
+from frontrunner.earlier import (
+    refuse_imported_campaign,
+    refuse_imported_recipe,
+    refuse_recipe_of_another_trainer,
+    remembered,
+)
 from frontrunner.evaluators.here import prepare_here
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.settings import run_root, store_url
@@ -145,7 +150,7 @@ def resume(
             return run_pair(found, record, _hands(found, listener, on_driver, take_over=take_over))
         if spec.evaluator == "probe":
             offloads = spec.space.offload if "deepspeed" in spec.space.engine else ()
-            prepare_here(spec.problem, engines=spec.space.engine, offloads=offloads)
+            prepare_here(spec.problem, spec.dispatch, engines=spec.space.engine, offloads=offloads)
         known = remembered(found, record, spec)
         driver = Driver(store=found, campaign=record, spec=spec, listener=listener, gathered=known)
         return _drive(driver, on_driver, take_over=take_over)
@@ -229,6 +234,7 @@ def plan_replay(
 
     explanation = show(recipe_id, store=store)
     refuse_imported_recipe(explanation)
+    refuse_recipe_of_another_trainer(explanation)
     own = [appearance for appearance in explanation.appearances if appearance.campaign.figures != "imported"]
     ranked = [appearance for appearance in own if appearance.standing is not None]
     ranked.sort(key=lambda appearance: appearance.campaign.figures == "simulated")  # stable: the newest stay first
@@ -258,6 +264,7 @@ def plan_profile(
 
     explanation = show(recipe_id, store=store)
     refuse_imported_recipe(explanation)
+    refuse_recipe_of_another_trainer(explanation)
     probed = [(found, stored_spec(found.campaign)) for found in explanation.appearances]
     probed = [(found, spec) for found, spec in probed if spec.evaluator == "probe"]
     if not probed:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frontrunner.campaign_file import named_cluster, parse_cluster
+from frontrunner.evaluators.job_devices import job_environment
 from frontrunner.evaluators.jobs import TORCH_DEVICES
 from frontrunner.evaluators.this_machine import detect, processors, share_processors
 from frontrunner.spaces.cluster import Cluster, PeakTflops
@@ -184,9 +185,9 @@ def _refuse_elsewhere(base: Cluster, where: Place) -> None:
     """Raise `InvalidInput` for devices that this machine has not; a CPU cluster's are processes."""
     if base.backend == "cpu":
         return
-    here = detect()
-    if here["backend"] != base.backend:
-        expected = f"{here['backend']}, which is what this machine has ({here['device']})"
+    here = job_environment(os.environ, detect())
+    if here.backend != base.backend:
+        expected = f"{here.backend}, which is what this machine has ({here.device_name})"
         raise bad_value("cluster.backend", base.backend, expected)
-    if where.ranks_per_node > here["devices_per_node"]:
-        raise bad_value("--ranks", where.ranks_per_node, f"at most the {here['devices_per_node']} devices found here")
+    if where.ranks_per_node > here.devices_per_node:
+        raise bad_value("--ranks", where.ranks_per_node, f"at most the {here.devices_per_node} devices found here")

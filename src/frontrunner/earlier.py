@@ -34,6 +34,18 @@ def refuse_imported_recipe(explanation: Explanation) -> None:
         )
 
 
+def refuse_recipe_of_another_trainer(explanation: Explanation) -> None:
+    """Raise `InvalidInput` for a recipe that only other trainers have run, which frontrunner's own cannot repeat."""
+    for appearance in explanation.appearances:
+        spec = load_json(CampaignSpec, appearance.campaign.spec_json, what=f"campaign {appearance.campaign.name}")
+        if not spec.trainer:
+            return
+    raise InvalidInput(
+        f"recipe {explanation.recipe_id} was run by another trainer, with evaluator = {spec.evaluator!r}",
+        hint="command.json in its run folder has the command; frontrunner show names the folder",
+    )
+
+
 def remembered(store: Store, record: Campaign, spec: CampaignSpec) -> Gathered:
     """What the campaigns that were created before this one know that it can use.
 

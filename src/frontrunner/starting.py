@@ -46,7 +46,9 @@ def prepare(spec: CampaignSpec, surveyed: Survey | None = None) -> None:
 
         check_data(spec.data, spec.problem)
         offloads = {recipe.offload for recipe in (surveyed or spec.survey()).recipes}
-        prepare_here(spec.problem, engines=spec.space.engine, offloads=tuple(offloads))
+        prepare_here(spec.problem, spec.dispatch, engines=spec.space.engine, offloads=tuple(offloads))
+    else:
+        spec.check_commands((surveyed or spec.survey()).recipes[0])
 
 
 def why_not_here(spec: CampaignSpec) -> str | None:

@@ -12,6 +12,7 @@ import pytest
 from frontrunner.campaign_file import SECTIONS as FILE_SECTIONS
 from frontrunner.campaign_file import StoreSettings, read_campaign_file
 from frontrunner.cli import SECTIONS, frontrunner
+from frontrunner.evaluators.dispatch.settings import DispatchSettings
 from frontrunner.evaluators.protocol import EVALUATORS
 from frontrunner.evaluators.settings import DataSettings, ProbeSettings
 from frontrunner.evaluators.table_settings import TableSettings
@@ -45,6 +46,7 @@ SETTINGS = {
     "budget": Budget,
     "probe": ProbeSettings,
     "data": DataSettings,
+    "dispatch": DispatchSettings,
     "table": TableSettings,
     "store": StoreSettings,
 }
@@ -63,7 +65,10 @@ def test_every_command_and_option_is_documented(name: str) -> None:
     assert f"frontrunner {name}" in page
     command = frontrunner.get_command(click.Context(frontrunner), name)
     assert command is not None
-    for parameter in command.params:
+    parts = command.commands if isinstance(command, click.Group) else {}
+    for part in parts:
+        assert f"frontrunner {name} {part}" in page
+    for parameter in (parameter for part in (command, *parts.values()) for parameter in part.params):
         if isinstance(parameter, click.Option):
             assert any(option in page for option in parameter.opts), f"{name} {parameter.opts}"
 
