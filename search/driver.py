@@ -328,7 +328,8 @@ class Driver:
             self._patience.count(outcome, measured_before=self._has_measured)
             self._has_measured = self._has_measured or isinstance(outcome, Measurement)
             self._look_ahead()
-        self._refresh()
+        self._view.running = tuple(probe for probe in self._view.running if probe.number != trial.number)
+        self._account.refresh_limits(self._in_flight.values())
         self._listener.probe_ended(self._view, done)
 
     def _look_ahead(self) -> None:

@@ -20,6 +20,8 @@ from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.space import Space, Survey
 
 SUFFIX = "-small"
+SHARE = 0.5
+"""Assumed: of the budget's minutes and node-hours, what the small campaign may use where confirmations follow."""
 FEW = 5
 """Assumed: recipes that must be expected to fit the small problem, where the large one has as many, to learn from."""
 
@@ -27,24 +29,34 @@ FEW = 5
 def small_spec(spec: CampaignSpec, *, confirmable: bool = True) -> CampaignSpec:
     """The campaign on `search.probe_nodes` nodes of a campaign that has this key.
 
-    Its budget is the whole one's, less the probes that are kept for confirmations where these are possible. Raises
-    `InvalidInput` where no model of fewer layers leaves recipes that fit so few nodes.
+    Where confirmations are wanted and possible its budget is the whole one's less their probes, and `SHARE` of the time
+    and the node-hours; what it does not use of them is left for the confirmations. Raises `InvalidInput` where no model
+    of fewer layers leaves recipes that fit so few nodes.
     """
     nodes = spec.search.probe_nodes
     if nodes is None:
         raise bad_value("search.probe_nodes", None, "a number of nodes")
     space = replace(spec.space, devices=_scaled_devices(spec.space, nodes, spec.problem.cluster.nodes))
-    kept = spec.search.confirm_probes if confirmable else 0
-    probes = None if spec.budget.probes is None else max(1, spec.budget.probes - kept)
     small = replace(
         spec,
         name=f"{spec.name[: MOST_CHARACTERS - len(SUFFIX)]}{SUFFIX}",
         space=space,
         search=replace(spec.search, probe_nodes=None),
-        budget=replace(spec.budget, probes=probes),
+        budget=_small_budget(spec) if confirmable else spec.budget,
         table=replace(spec.table, problem=None),
     )
     return replace(small, problem=_small_problem(spec, small, nodes))
+
+
+def _small_budget(spec: CampaignSpec) -> Budget:
+    kept, whole = spec.search.confirm_probes, spec.budget
+    if not kept:
+        return whole
+    return Budget(
+        probes=None if whole.probes is None else max(1, whole.probes - kept),
+        minutes=None if whole.minutes is None else SHARE * whole.minutes,
+        node_hours=None if whole.node_hours is None else SHARE * whole.node_hours,
+    )
 
 
 def what_is_left(budget: Budget, small: Campaign, confirm_probes: int) -> Budget | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from frontrunner import api
 from frontrunner.results.ranking import RankedRecipe
+from frontrunner.starting import stored_spec
 from frontrunner.text import thousands
 
 

@@ -47,6 +47,19 @@ def print_predictions(scale: SmallScale) -> None:
         out.print(line, markup=False, soft_wrap=True)
 
 
+def print_prediction(scale: SmallScale) -> None:
+    """What a campaign predicts of one recipe, in two lines."""
+    (one,) = scale.predicted
+    came = f"measured {thousands(one.confirmed.tokens_per_s)} there" if one.confirmed else "not measured there"
+    lines = (
+        f"predicted  {thousands(one.tokens_per_s)} tokens/s on {scale.nodes} nodes (95 %: {interval(one)}), "
+        f"{percent(one.chance, 0)} to run: {'failed there' if one.failed else came}; campaign {scale.campaign}",
+        f"           {one.recipe_id}  {one.recipe.describe()}, from campaign {plain(scale.small)}: {scale.scale}",
+    )
+    for line in lines:
+        console().print(line, markup=False, soft_wrap=True)
+
+
 def scale_lines(scale: SmallScale) -> tuple[str, ...]:
     """What is measured small, what is predicted large with its error, and what is confirmed: a line each."""
     small = f"measured   {scale.small_measured} recipes on fewer nodes: campaign {plain(scale.small)}, {scale.scale}"

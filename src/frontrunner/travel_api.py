@@ -18,6 +18,7 @@ from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput, NotFound, bad_value, did_you_mean
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.recipe import Recipe
+from frontrunner.starting import stored_spec
 from frontrunner.text import thousands
 from frontrunner.toml_file import holds
 

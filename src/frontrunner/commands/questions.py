@@ -159,10 +159,10 @@ def _show_predicted(recipe_id: str, store: str | None, *, as_json: bool) -> bool
     if as_json:
         print_json({"recipe_id": scales[0].predicted[0].recipe_id, "appearances": [], "predictions": scales})
         return True
-    from frontrunner.render_predictions import print_predictions
+    from frontrunner.render_predictions import print_prediction
 
     for scale in scales:
-        print_predictions(scale)
+        print_prediction(scale)
     return True
 
 
