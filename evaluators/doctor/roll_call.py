@@ -91,9 +91,10 @@ def call_roll(where: Place, *, device: str, deadline_s: float, nodes: tuple[str,
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="frontrunner-")))
         host, board = _open_board(where, deadline_s)
-        children = [_start(where, rank, (host, board.port), device, deadline_s, folder) for rank in _own_ranks(where)]
-        for child in children:
-            stack.callback(child.end)
+        children = []
+        for rank in _own_ranks(where):
+            children.append(_start(where, rank, (host, board.port), device, deadline_s, folder))
+            stack.callback(children[-1].end)
         if not where.writes:
             _follow(board, children)
             return None

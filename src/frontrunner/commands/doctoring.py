@@ -13,6 +13,7 @@ from frontrunner.spaces.errors import InvalidInput
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.calibration.ranks import Place
+    from frontrunner.evaluators.doctor.roll_call import RollCall
 
 
 @click.command()
@@ -48,23 +49,32 @@ def doctor(
     if not run and (ranks, deadline) != (None, None):
         raise InvalidInput("--ranks and --deadline are for --run", hint="frontrunner doctor --run")
     from frontrunner.doctor_api import DEADLINE_S, call_ranks, this_job
-    from frontrunner.doctor_api import doctor as examine
 
     if not run and this_job().rank != 0:
         return  # rank 0 of the job says it
     called = None
     if run:
-        called = call_ranks(
-            campaign_file, ranks=ranks, deadline_s=DEADLINE_S if deadline is None else deadline, on_start=_say
-        )
+        deadline_s = DEADLINE_S if deadline is None else deadline
+        called = call_ranks(campaign_file, ranks=ranks, deadline_s=deadline_s, on_start=_say)
         if called is None:
             return
+    _tell(campaign_file, store, called, as_json=as_json)
+
+
+def _say(where: Place) -> None:
+    if where.writes:
+        count = f"{where.ranks} rank meets" if where.ranks == 1 else f"{where.ranks} ranks meet"
+        click.echo(f"{count}: this takes half a minute as a rule", err=True)
+
+
+def _tell(campaign_file: Path | None, store: str | None, called: RollCall | None, *, as_json: bool) -> None:
+    """Print all checks, those of the roll call last; exit with 1 where one is a problem."""
+    from frontrunner.doctor_api import doctor as examine
     from frontrunner.evaluators.doctor.checks import has_problem
     from frontrunner.evaluators.doctor.findings import bandwidths
     from frontrunner.evaluators.doctor.roll_call_checks import roll_call_checks
 
-    told = roll_call_checks(called) if called else ()
-    checks = (*examine(campaign_file, store=store), *told)
+    checks = (*examine(campaign_file, store=store), *(roll_call_checks(called) if called else ()))
     rows = bandwidths(called.reports) if called and called.reports else ()
     if as_json:
         print_json({"checks": checks, "all_reduce": rows})
@@ -75,9 +85,3 @@ def doctor(
     sys.stdout.flush()
     if has_problem(checks):
         sys.exit(1)
-
-
-def _say(where: Place) -> None:
-    if where.writes:
-        count = f"{where.ranks} rank meets" if where.ranks == 1 else f"{where.ranks} ranks meet"
-        click.echo(f"{count}: this takes half a minute as a rule", err=True)
