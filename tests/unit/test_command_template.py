@@ -137,7 +137,7 @@ def campaign(**command: object) -> CampaignSpec:
 
 def test_a_command_that_does_not_tell_recipes_apart_is_refused() -> None:
     with pytest.raises(
-        InvalidInput, match="the command is the same for .* which differ in .*micro_batch_seqs"
+        InvalidInput, match=r"the command is the same for .* which differ in .*micro_batch_seqs"
     ) as caught:
         campaign(arguments=["x", "{tensor_parallel}", "{pipeline_parallel}"]).survey()
     assert caught.value.hint is not None
