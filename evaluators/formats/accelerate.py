@@ -160,7 +160,7 @@ def _configured(problem: Problem, table: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "DEEPSPEED":
         return found | _deepspeed(table_in(table, "deepspeed_config", "deepspeed_config"))
     if kind == "FSDP":
-        return found | _sharded(problem, table, found["devices"] or problem.cluster.devices)
+        return found | _sharded(table, found["devices"] or problem.cluster.devices)
     if kind not in ("NO", "MULTI_GPU", "MULTI_CPU", "MULTI_XPU"):
         raise bad_value("distributed_type", kind, "NO, MULTI_GPU, MULTI_CPU, MULTI_XPU, FSDP or DEEPSPEED")
     return found
@@ -182,7 +182,7 @@ def _deepspeed(plugin: Mapping[str, Any]) -> dict[str, Any]:
     return found | ({"accumulation": accumulation} if accumulation else {})
 
 
-def _sharded(problem: Problem, table: Mapping[str, Any], devices: int) -> dict[str, Any]:
+def _sharded(table: Mapping[str, Any], devices: int) -> dict[str, Any]:
     """What FSDP2 says: sizes of the mesh, and whether parameters are gathered again for the backward pass."""
     fsdp, mesh = (
         table_in(table, "fsdp_config", "fsdp_config"),
@@ -202,7 +202,7 @@ def _sharded(problem: Problem, table: Mapping[str, Any], devices: int) -> dict[s
     spread = shard * sizes["cp"]
     reshards = fsdp.get("fsdp_reshard_after_forward", True) in (True, "true", "FULL_SHARD")
     if not reshards and sizes["dp_replicate"] > 1:
-        raise bad_value("fsdp_config.fsdp_reshard_after_forward", False, "true, with replicated shards")
+        raise bad_value("fsdp_config.fsdp_reshard_after_forward", reshards, "true, with replicated shards")
     recompute = flag_in(fsdp, "fsdp_activation_checkpointing", "fsdp_config.fsdp_activation_checkpointing")
     offloads = flag_in(fsdp, "fsdp_offload_params", "fsdp_config.fsdp_offload_params")
     return {

@@ -18,6 +18,8 @@ STATED = (*(f.name for f in fields(Recipe) if f.name != "layers_per_stage"),)
 """What may be said beside a configuration that leaves it out; sharding by its name."""
 _LARGEST = 2**31 - 1
 _ASSIGNMENT = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(\"[^\"$`]*\"|'[^']*'|[^\s;()\"'$`]*)\s*(?:#.*)?")
+_OPTIONS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=(?=.*--)")
+"""A variable that is given options in quotes."""
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)(?::?-([^}$`]*))?\}|([A-Za-z_][A-Za-z0-9_]*))")
 _HEREDOC = re.compile(r"^cat > (\S+) <<'?(\w+)'?\n(.*?)^\2$", re.MULTILINE | re.DOTALL)
 
@@ -58,12 +60,13 @@ def options(text: str) -> dict[str, tuple[str, ...]]:
     variables: dict[str, str] = {}
     found: dict[str, tuple[str, ...]] = {}
     name: str | None = None
-    for line in _HEREDOC.sub("", text).replace("\\\n", " ").splitlines():
+    for written in _HEREDOC.sub("", text).replace("\\\n", " ").splitlines():
+        line = _substituted(written, variables)
         assignment = _ASSIGNMENT.fullmatch(line)
         if assignment:
             variables[assignment[1]] = assignment[2].strip("\"'")
             continue
-        for word in _words(_substituted(line, variables)):
+        for word in _words(line):
             key, equals, value = word.partition("=")
             if word.startswith("--") and len(word) > 2:
                 name = key.replace("_", "-")
@@ -90,7 +93,8 @@ def _words(line: str) -> list[str]:
         words = list(lexer)
     except ValueError:  # a quotation that spans lines holds no option of ours
         return []
-    return [word for word in (word.removeprefix("(").removesuffix(")") for word in words) if word]
+    parts = (part for word in words for part in (_OPTIONS.sub("", word).split() if _OPTIONS.match(word) else [word]))
+    return [part for part in (part.removeprefix("(").removesuffix(")") for part in parts) if part]
 
 
 def number(key: str, words: Sequence[str]) -> int:

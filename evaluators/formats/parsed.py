@@ -60,5 +60,13 @@ def yaml_text(table: Mapping[str, Any], depth: int = 0) -> str:
         if isinstance(value, Mapping) and value:
             lines.append(f"{'  ' * depth}{key}:\n{yaml_text(value, depth + 1)}")
         else:
-            lines.append(f"{'  ' * depth}{key}: {json.dumps(value)}\n")
+            lines.append(f"{'  ' * depth}{key}: {_scalar(value)}\n")
     return "".join(lines)
+
+
+def _scalar(value: object) -> str:
+    """A plain value as JSON writes it; YAML 1.1 takes a number with an exponent for text unless it has a dot."""
+    text = json.dumps(value)
+    if isinstance(value, float) and "e" in text and "." not in text:
+        return text.replace("e", ".0e")
+    return text

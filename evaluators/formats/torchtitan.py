@@ -41,7 +41,7 @@ CONFIGS = {
     "llama3_405b": (126, 16384, 128, 8, 53248, 128256),
 }
 """Layers, hidden, heads, kv heads, feed-forward width and vocabulary of torchtitan's Llama 3 models."""
-RECOMPUTES = {"none": "None", "selective": "selective-ac", "full": "full-ac"}
+RECOMPUTES = {"none": "none", "selective": "selective", "full": "full"}
 VERSION_NOTE = "note: for torchtitan 0.3, where training.local_batch_size and global_batch_size count sequences"
 LOSS_NOTE = "note: the loss is cut into chunks as the torchtitan config of the model says"
 
@@ -102,6 +102,8 @@ def export(problem: Problem, recipe: Recipe) -> Export:
     }
     words = [word for key, value in found.items() for word in (f"--{key}", str(value))]
     words.append(f"--parallelism.{'' if recipe.sequence_parallel else 'no-'}enable_sequence_parallel")
+    if recipe.pipeline_parallel > 1:
+        words.append("--training.disable_cuda_graphs")  # torchtitan refuses graphs of pipelines
     words.append(f"--compile.{'' if recipe.compile else 'no-'}enable")
     model = next((name for name, shape in CONFIGS.items() if shape == _shape(problem)), None)
     chosen = ("--module", "llama3", "--config", model) if model else ()
@@ -234,7 +236,7 @@ def _sharding_choices(problem: Problem, said: megatron.Options, found: dict[str,
 
 
 def _recompute(text: str) -> str:
-    words = {f"activation-checkpoint:{theirs}".lower(): ours for ours, theirs in RECOMPUTES.items()}
+    words = {f"activation-checkpoint:{theirs}": ours for ours, theirs in RECOMPUTES.items()}
     found = {ours for word, ours in words.items() if word in text.lower()}
     if len(found) > 1:
         raise bad_value("activation-checkpoint", sorted(found), "one of them")

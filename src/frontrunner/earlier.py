@@ -41,7 +41,7 @@ def refuse_recipe_of_others(explanation: Explanation) -> None:
             return
     raise InvalidInput(
         f"recipe {explanation.recipe_id} was run by another trainer, with evaluator = {spec.evaluator!r}",
-        hint="command.json in its run folder has the command; frontrunner show names the folder",
+        hint=f"frontrunner export {explanation.recipe_id} --to FORMAT says it in that trainer's words",
     )
 
 
