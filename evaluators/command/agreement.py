@@ -1,8 +1,8 @@
 """Whether what a command, its files and its log say of the configuration is what the recipe says.
 
 A trainer that is told one thing by its arguments and another by a file runs one of them at full speed. In one log of
-the Frontier study (arXiv 2312.12705, gpt175b_megatron_16N) the command line says micro-batch 1 and DeepSpeed's JSON says
-4, and 149 TFLOPS a device are reported where about 37 were computed.
+the Frontier study (arXiv 2312.12705, gpt175b_megatron_16N) the command line says micro-batch 1 and DeepSpeed's JSON
+says 4, and 149 TFLOPS a device are reported where about 37 were computed.
 """
 
 from __future__ import annotations

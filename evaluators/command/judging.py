@@ -50,9 +50,9 @@ class Verdict:
 def timed(steps: Sequence[LoggedStep], recipe: Recipe, problem: Problem) -> list[TimedStep]:
     """The logged steps with their times.
 
-    A time is the log's own; else it follows from the log's rate and the recipe's tokens; else it is the time between two
-    lines by our clock, over the steps between them. Where a trainer logs every k-th step a time is the mean of k. A
-    step 0 without a time, as of a progress bar, is where the clock starts.
+    A time is the log's own; else it follows from the log's rate and the recipe's tokens; else it is the time between
+    two lines by our clock, over the steps between them. Where a trainer logs every k-th step a time is the mean of k.
+    A step 0 without a time, as of a progress bar, is where the clock starts.
     """
     found: list[TimedStep] = []
     done = 0

@@ -3,7 +3,8 @@
 It starts the command, writes down its output with the moment at which each part came, and sees to its end: when the
 driver asks for it, when the driver is gone (its end of the keeper's stdin closes), or when the command has ended and
 left processes behind. Launchers put ranks into sessions of their own, which no signal to a process group reaches;
-therefore the keeper takes in orphans (PR_SET_CHILD_SUBREAPER) and kills every descendant. The command dies with the keeper.
+therefore the keeper takes in orphans (PR_SET_CHILD_SUBREAPER) and kills every descendant. The command dies with the
+keeper.
 
 In the run folder:
 

@@ -19,12 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frontrunner.campaign_file import CampaignFile, StoreSettings, read_campaign_file
-from frontrunner.earlier import (
-    refuse_imported_campaign,
-    refuse_imported_recipe,
-    refuse_recipe_of_another_trainer,
-    remembered,
-)
+from frontrunner.earlier import refuse_imported_campaign, refuse_recipe_of_others, remembered
 from frontrunner.evaluators.here import prepare_here
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.settings import run_root, store_url
@@ -229,8 +224,7 @@ def plan_profile(
     from frontrunner.evaluators.profiling.plan import plan
 
     explanation = show(recipe_id, store=store)
-    refuse_imported_recipe(explanation)
-    refuse_recipe_of_another_trainer(explanation)
+    refuse_recipe_of_others(explanation)
     probed = [(found, stored_spec(found.campaign)) for found in explanation.appearances]
     probed = [(found, spec) for found, spec in probed if spec.evaluator == "probe"]
     if not probed:

@@ -25,24 +25,23 @@ def refuse_imported_campaign(campaign: Campaign) -> None:
         )
 
 
-def refuse_imported_recipe(explanation: Explanation) -> None:
-    """Raise `InvalidInput` for a recipe that only imported tables know, which do not say how to train it here."""
+def refuse_recipe_of_others(explanation: Explanation) -> None:
+    """Raise `InvalidInput` for a recipe that only imported tables know, or that only other trainers have run.
+
+    Tables do not say how to train it here, and frontrunner's own trainer cannot repeat what another has done.
+    """
     if all(appearance.campaign.figures == "imported" for appearance in explanation.appearances):
         raise InvalidInput(
             f"recipe {explanation.recipe_id} is of an imported table, which does not say how to train it here",
             hint="search its problem by a campaign file, which learns from the table: frontrunner launch FILE",
         )
-
-
-def refuse_recipe_of_another_trainer(explanation: Explanation) -> None:
-    """Raise `InvalidInput` for a recipe that only other trainers have run, which frontrunner's own cannot repeat."""
     for appearance in explanation.appearances:
         spec = load_json(CampaignSpec, appearance.campaign.spec_json, what=f"campaign {appearance.campaign.name}")
         if not spec.trainer:
             return
     raise InvalidInput(
         f"recipe {explanation.recipe_id} was run by another trainer, with evaluator = {spec.evaluator!r}",
-        hint="command.json in its run folder has the command; frontrunner show names the folder",
+        hint=f"frontrunner export {explanation.recipe_id} --to FORMAT says it in that trainer's words",
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frontrunner import api
-from frontrunner.earlier import refuse_imported_recipe, refuse_recipe_of_another_trainer
+from frontrunner.earlier import refuse_recipe_of_others
 from frontrunner.settings import run_root, store_url
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.starting import stored_spec
@@ -35,9 +35,9 @@ def plan_replay(
     if names_a_file(recipe_id):
         return _plan_file(Path(recipe_id), settings, anyway=anyway)
     explanation = api.show(recipe_id, store=store)
-    refuse_imported_recipe(explanation)
-    refuse_recipe_of_another_trainer(explanation)
+    refuse_recipe_of_others(explanation)
     own = [appearance for appearance in explanation.appearances if appearance.campaign.figures != "imported"]
+    own = [appearance for appearance in own if not stored_spec(appearance.campaign).trainer]
     ranked = [appearance for appearance in own if appearance.standing is not None]
     ranked.sort(key=lambda appearance: appearance.campaign.figures == "simulated")  # stable: the newest stay first
     if not ranked:
