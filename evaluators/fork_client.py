@@ -24,6 +24,8 @@ START_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 60.0
 """How long a server that is ready may take to fork a probe's ranks; one that was stopped never does."""
 CLOSE_TIMEOUT_S = 10.0
+MOST_STARTS = 3
+"""Servers in a row that may be killed before they are ready; one that ends of its own accord is the last."""
 MARKER = "FRONTRUNNER_DRIVER"
 """Environment variable that marks every process of a driver, so that stragglers can be found."""
 
@@ -79,14 +81,23 @@ class ForkClient:
     def __init__(self, log: Path, environment: Mapping[str, str], engines: Sequence[str] = ("torch",)) -> None:
         """Start the server; its own output goes to `log`. It imports the `engines` while the caller goes on."""
         self._log_path = log
+        self._environment = {**os.environ, **environment, MARKER: str(os.getpid())}
+        self._engines = tuple(engines)
         self._rendezvous = tempfile.mkdtemp(prefix="frontrunner-")
-        with log.open("ab") as stderr:
+        self._starts = 0
+        self._unanswered: dict[str, bytes] = {}
+        self._asked_s: dict[str, float] = {}  # when each of them was sent
+        self._start_server()
+
+    def _start_server(self) -> None:
+        self._starts += 1
+        with self._log_path.open("ab") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "frontrunner.evaluators.fork_server", self._rendezvous, *engines],
+                [sys.executable, "-P", "-m", "frontrunner.evaluators.fork_server", self._rendezvous, *self._engines],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                env={**os.environ, **environment, MARKER: str(os.getpid())},
+                env=self._environment,
                 bufsize=0,
                 start_new_session=True,  # what a terminal sends to the driver is the driver's to judge
             )
@@ -95,7 +106,6 @@ class ForkClient:
         self._selector.register(self._stdout_fd, selectors.EVENT_READ)
         self._unread = b""
         self._is_ready = False
-        self._asked_s: dict[str, float] = {}  # requests without an answer
 
     @property
     def pid(self) -> int:
@@ -113,7 +123,6 @@ class ForkClient:
 
         `scratch` is a folder that the server removes if this process ends before the ranks do.
         """
-        self._asked_s[token] = time.monotonic()
         request: dict[str, Any] = {
             "start": token,
             "job": str(job),
@@ -124,8 +133,13 @@ class ForkClient:
             request |= {"ranks": [ranks.first, ranks.count], "meeting": str(ranks.meeting)}
         if scratch is not None:
             request["scratch"] = str(scratch)
+        self._unanswered[token] = json.dumps(request).encode() + b"\n"
+        self._ask(token)
+
+    def _ask(self, token: str) -> None:
+        self._asked_s[token] = time.monotonic()
         with contextlib.suppress(BrokenPipeError):  # the server has ended: the next reports say so
-            os.write(self._stdin_fd, json.dumps(request).encode() + b"\n")
+            os.write(self._stdin_fd, self._unanswered[token])
 
     @property
     def _stdin_fd(self) -> int:
@@ -136,21 +150,24 @@ class ForkClient:
     def reports(self, timeout_s: float) -> list[Report]:
         """What the server has reported, waiting up to `timeout_s` for a first report.
 
-        A server that does not answer is killed, and reported as lost the next time. Raises `FrontrunnerError`
-        if the server ended before it was ready, or is not ready in time: then it never will be.
+        A server that does not answer is killed, and reported as lost the next time. One that was killed before it was
+        ready is started again, and asked the same. Raises `FrontrunnerError` if the server ended of its own accord
+        before it was ready, was killed `MOST_STARTS` times, or is not ready in time: then it never will be.
         """
         found: list[Report] = []
         for message in self._messages(timeout_s):
             if "exited" in message:
                 found.append(RankExited(message["exited"], message["rank"], message["status"]))
             elif "started" in message:
-                del self._asked_s[message["started"]]
+                del self._asked_s[message["started"]], self._unanswered[message["started"]]
                 found.append(RanksStarted(message["started"], tuple(message["pids"])))
             elif "ready" in message:
                 self._is_ready = True
                 self._asked_s = dict.fromkeys(self._asked_s, time.monotonic())
             elif self._is_ready:
                 found.append(ServerLost(message["lost"]))
+            elif message["lost"] < 0 and self._starts < MOST_STARTS:
+                self._start_again()
             else:
                 raise self._never_ready("ended before it was ready")
         if not self._is_ready and time.monotonic() - self._started_s > START_TIMEOUT_S:
@@ -158,6 +175,14 @@ class ForkClient:
         if self._is_ready and any(time.monotonic() - asked > ANSWER_TIMEOUT_S for asked in self._asked_s.values()):
             self._process.kill()
         return found
+
+    def _start_again(self) -> None:
+        """Replace a server that was killed while it warmed up: it has forked nothing, so nothing is lost."""
+        self._let_go()
+        Path(self._rendezvous).mkdir(exist_ok=True)
+        self._start_server()
+        for token in self._unanswered:
+            self._ask(token)
 
     def _messages(self, timeout_s: float) -> list[dict[str, Any]]:
         if not self._selector.select(timeout_s):
@@ -188,7 +213,12 @@ class ForkClient:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._selector.close()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        self._let_go()
         shutil.rmtree(self._rendezvous, ignore_errors=True)  # the server has done so, unless it was killed
+
+    def _let_go(self) -> None:
+        """Close what led to a server that has ended."""
+        self._selector.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()

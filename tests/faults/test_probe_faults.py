@@ -206,13 +206,31 @@ def test_a_server_that_is_stopped_is_replaced(bench: Bench, monkeypatch: pytest.
     assert isinstance(bench.outcome(), Measurement)
 
 
+def _server(folder: Path) -> list[psutil.Process]:
+    """The fork server that logs into a folder, by itself in a list; none while there is none."""
+    return [process for process in processes_of(ME) if str(folder) in _log_of(process)]
+
+
+def test_a_server_killed_while_it_warms_up_costs_nothing(tmp_path: Path) -> None:
+    evaluator = TrainingProbe(setup_of(tmp_path))
+    evaluator.start(order(setup_of(tmp_path)))
+    _server(tmp_path)[0].send_signal(signal.SIGKILL)
+    (finished,) = wait_for(lambda: evaluator.finished(0.2))
+    evaluator.close()
+    assert isinstance(finished.outcome, Measurement)
+
+
 def test_a_server_that_never_comes_up_is_an_error_with_its_log(tmp_path: Path) -> None:
     evaluator = TrainingProbe(setup_of(tmp_path))
     evaluator.start(order(setup_of(tmp_path)))
-    (server,) = [p for p in processes_of(ME) if str(tmp_path) in _log_of(p)]
-    server.send_signal(signal.SIGKILL)
+
+    def killed_again() -> bool:
+        for server in _server(tmp_path):
+            server.send_signal(signal.SIGKILL)
+        return bool(evaluator.finished(0.0))
+
     with pytest.raises(FrontrunnerError, match="ended before it was ready"):
-        wait_for(lambda: evaluator.finished(0.2))
+        wait_for(killed_again)
     evaluator.close()
 
 
