@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from parsl.executors import MPIExecutor
     from parsl.jobs.states import JobStatus
 
-LOGGER = logging.getLogger(__name__)
+LOGGER = logging.getLogger("parsl.frontrunner")
+"""Into the log of Parsl, whose trouble it is; the terminal gets one sentence."""
 WISH_S = 0.2
 STATUS_S = 4.0
 """How often the batch system is asked for news, and Parsl for its workers."""

@@ -6,7 +6,6 @@ system for news but once a minute.
 
 from __future__ import annotations
 
-import logging
 import shlex
 import shutil
 import sys
@@ -47,7 +46,6 @@ def make_executor(source: NodeSource, name: str, folder: Path) -> MPIExecutor:
     """
     from parsl.executors import MPIExecutor
 
-    logging.getLogger("parsl").propagate = False  # it has a log of its own: nothing of it is for the terminal
     executor = MPIExecutor(
         label=name,
         provider=make_provider(source, folder),

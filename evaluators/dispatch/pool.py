@@ -47,7 +47,9 @@ class Pool:
         folder.mkdir(parents=True, exist_ok=True)
         self._handler = logging.FileHandler(folder / "parsl.log")
         self._handler.setFormatter(logging.Formatter("%(asctime)s %(threadName)s %(levelname)s %(message)s"))
-        logging.getLogger("parsl").addHandler(self._handler)
+        logger = logging.getLogger("parsl")
+        logger.addHandler(self._handler)
+        logger.propagate = False  # nothing of it is for the terminal
         self._allocations: list[HeldAllocation] = []
         self._let_go: list[HeldAllocation] = []
         self._steps: list[Placed] = []

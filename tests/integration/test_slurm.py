@@ -180,3 +180,11 @@ def test_a_refused_request_pauses_the_campaign_with_slurms_words(tmp_path: Path)
     assert done.returncode == 6
     assert "invalid partition" in done.stderr
     assert "frontrunner resume tiny" in done.stderr
+
+
+def test_a_setup_that_fails_everywhere_pauses_the_campaign_with_its_last_words(tmp_path: Path) -> None:
+    name = campaign(tmp_path, dispatch={"worker_init": ["echo no module named rocm >&2", "exit 3"]})
+    done = frontrunner("launch", name, cwd=tmp_path)
+    assert done.returncode == 6
+    assert "no module named rocm" in done.stderr
+    assert "Traceback" not in done.stderr

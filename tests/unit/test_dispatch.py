@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -151,3 +153,13 @@ def test_schedulers_that_are_not_there_say_nothing(monkeypatch: pytest.MonkeyPat
     for scheduler in ("slurm", "pbs", "lsf", "flux"):
         assert why_ended(scheduler, "1") is None
         assert seconds_left(scheduler, "1") is None
+
+
+def test_a_node_needs_no_more_than_the_trainer_does() -> None:
+    program = (
+        "import sys; import frontrunner.evaluators.dispatch.agent, frontrunner.evaluators.dispatch.launching; "
+        "print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
+    heavy = {"numpy", "pandas", "pydantic", "sqlalchemy", "parsl", "optuna", "click", "rich", "torch"}
+    assert not heavy & set(done.stdout.split())
