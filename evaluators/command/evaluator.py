@@ -35,9 +35,8 @@ class CommandEvaluator:
         if isinstance(found, Reason):
             self._refuse(order, FailureKind.ILLEGAL_FOR_ENGINE, found.text)
             return
-        folder = settings.start_folder
-        write_run(order.run_folder, found, environment_of(found, request, settings), folder)
-        stated = stated_before(found.arguments, folder)
+        write_run(order.run_folder, found, environment_of(found, request, settings), settings)
+        stated = stated_before(found.arguments, settings.start_folder)
         doubt = why_disagreeing(stated, order.recipe, self._setup.problem)
         if doubt is not None:
             self._refuse(order, FailureKind.IMPLAUSIBLE, doubt)

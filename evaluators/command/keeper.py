@@ -8,7 +8,7 @@ keeper.
 
 In the run folder:
 
-    command.json     in: {"arguments": [...], "environment": {...}, "folder": path}
+    command.json     in: {"arguments": [...], "passed": [names], "environment": {...}, "folder": path}
     command.log      out: what the command printed, stdout and stderr together
     arrivals.txt     out: a line for each part that came: bytes of the log so far, seconds since the start
     ended.json       out: {"status": exit code or minus the signal, "seconds": s, "peak_resident_bytes": of one process}
@@ -38,6 +38,8 @@ LOG = "command.log"
 ARRIVALS = "arrivals.txt"
 ORDER = "command.json"
 ENDED = "ended.json"
+UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
+"""Without it a Python program's lines come in lumps, long after what they tell of."""
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -67,7 +69,7 @@ class Keeper:
             process = subprocess.Popen(
                 order["arguments"],
                 cwd=order["folder"],
-                env=order["environment"],
+                env=UNBUFFERED | {name: os.environ[name] for name in order["passed"]} | order["environment"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -32,8 +32,6 @@ from frontrunner.results.outcome import FailureKind
 
 RUN_VARIABLE = "FRONTRUNNER_RUN"
 """Environment variable that marks every process of a command, with its run folder."""
-UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
-"""Without it a Python program's lines come in lumps, long after what they tell of."""
 KEEPER_LOG = "keeper.log"
 KEEPER_GRACE_S = GRACE_S + KILL_S + 5.0
 """What a keeper may take to end its command."""
@@ -172,21 +170,25 @@ def is_finite(step: TimedStep) -> bool:
 
 
 def environment_of(command: Command, request: CommandRequest, settings: CommandSettings) -> dict[str, str]:
-    """What the campaign passes of the driver's environment, what the command sets, and what the campaign sets."""
+    """What is set for the command, beside the variables that it gets of the driver's environment."""
     fields = field_values(request)
     own = {name: filled_text(value, fields) for name, value in settings.environment.items()}
-    return UNBUFFERED | settings.passed(os.environ) | dict(command.environment) | own
+    return dict(command.environment) | own
 
 
-def write_run(run_folder: Path, command: Command, environment: Mapping[str, str], folder: Path) -> None:
-    """Write the command's files and the keeper's order, to start in `folder`."""
+def write_run(run_folder: Path, command: Command, environment: Mapping[str, str], settings: CommandSettings) -> None:
+    """Write the command's files and the keeper's order.
+
+    Of the driver's variables it holds names alone: their values may be secrets.
+    """
     run_folder.mkdir(parents=True, exist_ok=True)
     for name, text in command.files.items():
         write_text(run_folder / Path(name).name, text)
     order: dict[str, Any] = {
         "arguments": list(command.arguments),
         "environment": {**environment, RUN_VARIABLE: str(run_folder)},
-        "folder": str(folder),
+        "passed": sorted(settings.passed(os.environ)),
+        "folder": str(settings.start_folder),
     }
     write_json(run_folder / ORDER, order)
 

@@ -15,16 +15,15 @@ from frontrunner.evaluators.formats import script
 from frontrunner.evaluators.formats.export import Export, launch_of, why_no_launch, why_unsaid
 from frontrunner.evaluators.formats.given import (
     Given,
-    embedded_files,
     flag_in,
     number,
     number_in,
-    options,
     recipe_of,
     refuse_other_problem,
     table_in,
 )
 from frontrunner.evaluators.formats.parsed import yaml_table, yaml_text
+from frontrunner.evaluators.formats.shell import embedded_files, options
 from frontrunner.spaces.errors import InvalidInput, bad_value
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.reasons import Reason

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -13,15 +11,10 @@ from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe, Sharding
 from frontrunner.spaces.wording import shown, shown_key
 
-MOST_CHARACTERS = 1_000_000
+MOST_CHARACTERS = 256 * 1024
 STATED = (*(f.name for f in fields(Recipe) if f.name != "layers_per_stage"),)
 """What may be said beside a configuration that leaves it out; sharding by its name."""
 _LARGEST = 2**31 - 1
-_ASSIGNMENT = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(\"[^\"$`]*\"|'[^']*'|[^\s;()\"'$`]*)\s*(?:#.*)?")
-_OPTIONS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=(?=.*--)")
-"""A variable that is given options in quotes."""
-_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)(?::?-([^}$`]*))?\}|([A-Za-z_][A-Za-z0-9_]*))")
-_HEREDOC = re.compile(r"^cat > (\S+) <<'?(\w+)'?\n(.*?)^\2$", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,61 +39,10 @@ class Given:
                 )
 
 
-def embedded_files(text: str) -> dict[str, str]:
-    """The files that a shell script writes by `cat > NAME <<WORD`, by name."""
-    return {found[1]: found[3] for found in _HEREDOC.finditer(text)}
-
-
-def options(text: str) -> dict[str, tuple[str, ...]]:
-    """The options of a launch script or an argument file, `--name` -> the words that follow it; the last one wins.
-
-    Nothing is run: variables count as far as the text itself gives them a plain value. Words that hold any other
-    variable are kept as they stand, and refused by whoever needs them.
-    """
-    variables: dict[str, str] = {}
-    found: dict[str, tuple[str, ...]] = {}
-    name: str | None = None
-    for written in _HEREDOC.sub("", text).replace("\\\n", " ").splitlines():
-        line = _substituted(written, variables)
-        assignment = _ASSIGNMENT.fullmatch(line)
-        if assignment:
-            variables[assignment[1]] = assignment[2].strip("\"'")
-            continue
-        for word in _words(line):
-            key, equals, value = word.partition("=")
-            if word.startswith("--") and len(word) > 2:
-                name = key.replace("_", "-")
-                found[name] = (value,) if equals else ()
-            elif name is not None and not found[name][:1]:
-                found[name] = (word,)
-    return found
-
-
-def _substituted(line: str, variables: Mapping[str, str]) -> str:
-    def value(match: re.Match[str]) -> str:
-        known = variables.get(match[1] or match[3])
-        return match[0] if known is None and match[2] is None else (known or match[2] or "")
-
-    return _VARIABLE.sub(value, line)
-
-
-def _words(line: str) -> list[str]:
-    """The words of a line of shell, the parentheses of arrays left out."""
-    lexer = shlex.shlex(line, posix=True, punctuation_chars=False)
-    lexer.whitespace_split = True
-    lexer.commenters = "#"
-    try:
-        words = list(lexer)
-    except ValueError:  # a quotation that spans lines holds no option of ours
-        return []
-    parts = (part for word in words for part in (_OPTIONS.sub("", word).split() if _OPTIONS.match(word) else [word]))
-    return [part for part in (part.removeprefix("(").removesuffix(")") for part in parts) if part]
-
-
 def number(key: str, words: Sequence[str]) -> int:
     """The whole number of at least 1 that an option has; raises `InvalidInput`."""
     text = words[0] if words else ""
-    if not (text.isdecimal() and text.isascii() and 1 <= int(text[:12]) <= _LARGEST):
+    if not (text.isdecimal() and text.isascii() and len(text) <= 10 and 1 <= int(text) <= _LARGEST):
         raise bad_value(key, text, "a whole number of at least 1", hint="write the number in place of a variable")
     return int(text)
 

@@ -12,8 +12,9 @@ from dataclasses import replace
 
 from frontrunner.evaluators.formats import deepspeed, megatron, megatron_lm, script
 from frontrunner.evaluators.formats.export import Export, launch_of, why_no_launch, why_unsaid
-from frontrunner.evaluators.formats.given import Given, embedded_files, options, recipe_of
+from frontrunner.evaluators.formats.given import Given, recipe_of
 from frontrunner.evaluators.formats.parsed import json_table
+from frontrunner.evaluators.formats.shell import embedded_files, options
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.reasons import Reason

@@ -13,10 +13,11 @@ from typing import Any
 
 from frontrunner.evaluators.formats import megatron, script
 from frontrunner.evaluators.formats.export import Export, launch_of, why_no_launch, why_unsaid
-from frontrunner.evaluators.formats.given import Given, number, options, recipe_of
+from frontrunner.evaluators.formats.given import Given, number, recipe_of
 from frontrunner.evaluators.formats.megatron import Options
+from frontrunner.evaluators.formats.megatron_model import model_arguments
+from frontrunner.evaluators.formats.shell import options
 from frontrunner.spaces.errors import bad_value
-from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.reasons import Reason
 from frontrunner.spaces.recipe import Recipe
@@ -27,7 +28,6 @@ SAYS = frozenset({
     "sequence_parallel", "optimizer_state", "layers_per_stage", "rank_order",
 })  # fmt: skip
 FSDP = {"zero-2": "optim_grads", "zero-3": "optim_grads_params"}
-ATTENTIONS = {"flash": "flash", "math": "unfused"}
 REFUSED = {
     "--expert-model-parallel-size": "experts",
     "--num-experts": "experts",
@@ -108,37 +108,6 @@ def notes(recipe: Recipe, tool: str) -> tuple[str, ...]:
     if recipe.recompute != "selective":
         return ()
     return (f"note: recompute selective is {tool}'s own, which repeats attention's core; the probed one repeats less",)
-
-
-def model_arguments(problem: Problem, recipe: Recipe) -> tuple[str, ...]:
-    """The model, its sequence length and precision.
-
-    Megatron-LM pads the vocabulary to a multiple of its divisor times tensor_parallel: the divisor is chosen so that
-    it pads as we do.
-    """
-    model = problem.model
-    words = [
-        *("--num-layers", model.layers, "--hidden-size", model.hidden, "--ffn-hidden-size", model.ffn_hidden),
-        *("--num-attention-heads", model.heads, "--seq-length", problem.sequence_length),
-        *("--max-position-embeddings", max(model.max_positions or 0, problem.sequence_length)),
-        *("--make-vocab-size-divisible-by", model.padded_vocabulary // recipe.tensor_parallel),
-        "--disable-bias-linear",
-        *("--attention-backend", ATTENTIONS[model.attention]),
-    ]
-    if model.kv_heads != model.heads:
-        words += ["--group-query-attention", "--num-query-groups", model.kv_heads]
-    words += _form_arguments(model)
-    if problem.precision != "fp32":
-        words.append(f"--{problem.precision}")
-    return tuple(str(word) for word in words)
-
-
-def _form_arguments(model: Model) -> list[str]:
-    words = ["--position-embedding-type", {"rotary": "rope", "learned": "learned_absolute"}[model.positions]]
-    words += ["--normalization", {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}[model.norm]]
-    words += ["--swiglu"] * (model.activation == "swiglu")
-    words += ["--untie-embeddings-and-output-weights"] * (not model.tied_embeddings)
-    return words
 
 
 def _parallel_arguments(problem: Problem, recipe: Recipe) -> tuple[str, ...]:

@@ -13,8 +13,9 @@ from typing import Any
 
 from frontrunner.evaluators.formats import megatron, script
 from frontrunner.evaluators.formats.export import Export, launch_of, why_no_launch, why_unsaid
-from frontrunner.evaluators.formats.given import Given, number, options, recipe_of, refuse_other_problem
+from frontrunner.evaluators.formats.given import Given, number, recipe_of, refuse_other_problem
 from frontrunner.evaluators.formats.megatron_lm import launch_choices
+from frontrunner.evaluators.formats.shell import options
 from frontrunner.spaces.errors import bad_value
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.reasons import Reason

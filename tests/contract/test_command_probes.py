@@ -104,7 +104,10 @@ def test_a_trainer_gets_the_variables_it_was_given_and_no_others(
     folder = order(setup).run_folder
     given = (folder / "command.log").read_text().splitlines()[0].split()[1:]
     assert set(given) - {"LC_CTYPE"} == {"FRONTRUNNER_RUN", "PATH", "PYTHONUNBUFFERED", "RECIPE"}
-    assert json.loads((folder / "command.json").read_text())["environment"]["RECIPE"] == "tp1"
+    written = json.loads((folder / "command.json").read_text())
+    assert written["environment"]["RECIPE"] == "tp1"
+    assert written["passed"] == ["PATH"], "names alone: values may be secrets"
+    assert os.environ["PATH"] not in (folder / "command.json").read_text()
 
 
 @pytest.mark.parametrize(

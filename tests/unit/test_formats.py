@@ -122,6 +122,18 @@ torchrun $DISTRIBUTED_ARGS pretrain_gpt.py $GPT_ARGS --data-path "$DATA"
 """
 
 
+def test_variables_that_grow_without_end_are_not_followed() -> None:
+    lines = ["A=" + "x" * 100, *(f"A=$A$A{n}" for n in range(200)), "--micro-batch-size $A"]
+    with pytest.raises(InvalidInput, match="--micro-batch-size"):
+        names.read("megatron-lm", PROBLEM, Given(text="\n".join(lines)))
+
+
+def test_options_in_quotes_over_lines_are_read() -> None:
+    text = 'A="--tensor-model-parallel-size 2\n --micro-batch-size 4\n --global-batch-size 32"\nB="--bf16"\nrun $A $B\n'
+    read = names.read("megatron-lm", PROBLEM, Given(text=text))
+    assert (read.tensor_parallel, read.micro_batch_seqs, read.accumulation) == (2, 4, 1)
+
+
 def test_a_launch_script_of_another_hand_is_read_without_running_it() -> None:
     assert names.read("megatron-lm", PROBLEM, Given(text=LAUNCH_SCRIPT)) == PIPELINED
 

@@ -1,0 +1,43 @@
+"""A driver that is killed while another trainer runs: nothing stays behind, and the campaign goes on."""
+
+import json
+from pathlib import Path
+
+import psutil
+import pytest
+
+from support.campaigns import frontrunner, is_alive, started, tiny, wait_for, write_toml
+
+TRAINER = Path(__file__).parent.parent / "support" / "fake_trainer.py"
+
+
+@pytest.mark.slow
+def test_a_killed_driver_leaves_no_trainer_and_its_campaign_goes_on(tmp_path: Path) -> None:
+    command = {
+        "arguments": [
+            "{python}",
+            str(TRAINER),
+            "leaves-ranks",
+            "--micro-batch",
+            "{micro_batch_seqs}",
+            "--steps",
+            "{steps}",
+        ],
+        "log_patterns": [r"^step (?P<step>\\d+): (?P<step_time_s>[\\d.]+) s loss (?P<loss>\\S+)"],
+    }
+    space = {"tensor_parallel": [1], "pipeline_parallel": [1], "micro_batch_seqs": [1, 2]}
+    probe = {"measured_steps": 100}
+    campaign = tiny(evaluator="command", command=command, space=space, probe=probe, budget={"probes": 2})
+    write_toml(tmp_path / "c.toml", campaign)
+    with started("launch", "c.toml", cwd=tmp_path) as driver:
+        rank = wait_for(lambda: (tmp_path / "rank.pid").exists() and (tmp_path / "rank.pid").read_text())
+        left = [psutil.Process(int(rank)), *psutil.Process(driver.pid).children(recursive=True)]
+        assert len(left) >= 3, "the rank, the keeper and the trainer"
+        driver.kill()
+        driver.wait()
+    wait_for(lambda: not any(map(is_alive, left)), 20)
+    (folder,) = (tmp_path / "frontrunner-runs" / "tiny").iterdir()
+    assert not (folder / "outcome.json").exists()
+    done = frontrunner("resume", "tiny", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["best"]) == 2
