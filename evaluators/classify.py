@@ -101,8 +101,8 @@ def _overdue(evidence: Evidence) -> Verdict | None:
 def _own_error(evidence: Evidence) -> Verdict | None:
     if not evidence.errors:
         return None
-    culprit = min(evidence.errors, key=lambda error: (_is_about_a_peer(error), error.rank))
-    if _is_about_a_peer(culprit) and (evidence.lost is not None or _ended_without_a_word(evidence)):
+    culprit = min(evidence.errors, key=lambda error: (is_about_a_peer(error), error.rank))
+    if is_about_a_peer(culprit) and (evidence.lost is not None or _ended_without_a_word(evidence)):
         return None  # the peers complain about a rank that was killed, or that crashed without an exception
     illegal = culprit.type in ILLEGAL_TYPES and culprit.phase != "stepping"
     return Verdict(
@@ -143,7 +143,7 @@ def _killed_by_others(evidence: Evidence) -> list[int]:
     return sorted(killed - evidence.killed_by_us)
 
 
-def _is_about_a_peer(error: RankError) -> bool:
+def is_about_a_peer(error: RankError) -> bool:
     """Whether an error only says that another rank has gone."""
     signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
     return error.type == "DistNetworkError" or any(sign in error.message for sign in signs)

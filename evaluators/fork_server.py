@@ -134,6 +134,7 @@ class ForkServer:
 def _run(request: dict[str, Any], rank: int, rendezvous: Path) -> int:
     from frontrunner.evaluators.trainer.entry import run_rank
     from frontrunner.evaluators.trainer.job import Job
+    from frontrunner.evaluators.trainer.local_place import tell_local_place
 
     job = Job.from_json(Path(request["job"]).read_text(encoding="utf-8"))
     init_method, first = f"file://{rendezvous / request['start']}", 0
@@ -141,7 +142,7 @@ def _run(request: dict[str, Any], rank: int, rendezvous: Path) -> int:
         from frontrunner.evaluators.trainer.meeting import meeting_at
 
         init_method, first = meeting_at(Path(request["meeting"])), request["ranks"][0]
-    os.environ["LOCAL_RANK"] = str(rank - first)
+    tell_local_place(rank - first, len(request.get("ranks", range(request["world_size"]))))
     try:
         run_rank(job, rank=rank, world_size=request["world_size"], init_method=init_method, local_rank=rank - first)
     except SystemExit as ending:

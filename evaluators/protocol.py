@@ -8,11 +8,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
+from frontrunner.evaluators.command.settings import CommandSettings
 from frontrunner.evaluators.dispatch.settings import DispatchSettings
 from frontrunner.evaluators.settings import DataSettings, ProbeSettings
 from frontrunner.evaluators.table_settings import TableSettings
 from frontrunner.results.outcome import Failure, Measurement
-from frontrunner.spaces.errors import FrontrunnerError, bad_value, did_you_mean
+from frontrunner.spaces.errors import FrontrunnerError
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 
@@ -42,6 +43,7 @@ class ProbeSetup:
     engines: tuple[str, ...] = ("torch",)
     table: TableSettings = field(default_factory=TableSettings)
     dispatch: DispatchSettings = field(default_factory=DispatchSettings)
+    command: CommandSettings = field(default_factory=CommandSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +55,15 @@ class Finished:
     is_cut: bool = False
 
 
+QUEUED = "waiting for nodes"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a running probe has come: what it does, and the steps it has finished of the most it will run.
+    """How far an order has come: what it does, and the steps it has finished of the most it will run.
 
-    `node_seconds` is what it has spent, where that is less than its nodes since its order: while it waits for nodes.
+    The phase is `QUEUED` as long as it has no nodes: it is then charged nothing. `node_seconds` is what it has spent,
+    where the evaluator knows that better than by the time since it got its nodes.
     """
 
     phase: str
@@ -98,18 +104,22 @@ class Evaluator(Protocol):
 
 EvaluatorFactory = Callable[[ProbeSetup], Evaluator]
 
+COMMAND = "frontrunner.evaluators.command.evaluator:CommandEvaluator"
 EVALUATORS: dict[str, str] = {
     "probe": "frontrunner.evaluators.dispatch.choice:training_probe",
     "simulated": "frontrunner.evaluators.simulated:Simulated",
     "table": "frontrunner.evaluators.table:TableLookup",
+    "command": COMMAND,
 }
-"""Evaluators by name, as import paths."""
+"""The built-in evaluators by name, as import paths; others are plug-ins (`plugins.py`)."""
 
 
 def make_evaluator(name: str, setup: ProbeSetup) -> Evaluator:
-    """The named evaluator; raises `InvalidInput` for an unknown name."""
+    """The named evaluator, built in or a plug-in; raises `InvalidInput` for an unknown name."""
     if name not in EVALUATORS:
-        raise bad_value("evaluator", name, "a known evaluator", hint=did_you_mean(name, EVALUATORS))
+        from frontrunner.evaluators.plugins import made_by_plugin
+
+        return made_by_plugin(name, setup)
     module, factory = EVALUATORS[name].split(":")
     make: EvaluatorFactory = getattr(import_module(module), factory)
     return make(setup)

@@ -21,7 +21,7 @@ from frontrunner.evaluators.dispatch.step import Step, StepFolder
 from frontrunner.evaluators.dispatch.under_way import START_TIMEOUT_S, StepWatch
 from frontrunner.evaluators.jobs import probe_job
 from frontrunner.evaluators.measure import nodes_used
-from frontrunner.evaluators.protocol import Finished, ProbeOrder, ProbeSetup, Progress
+from frontrunner.evaluators.protocol import QUEUED, Finished, ProbeOrder, ProbeSetup, Progress
 from frontrunner.evaluators.training_probe import rank_environment
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.spaces.errors import bad_value
@@ -151,7 +151,7 @@ class DispatchedProbe:
             return replace(watch.progress, node_seconds=nodes * watch.seconds)
         if token in self._queued:
             total = self._setup.probe.most_steps
-            return Progress(phase="waiting for nodes", steps_done=0, steps_total=total, node_seconds=0.0)
+            return Progress(phase=QUEUED, steps_done=0, steps_total=total, node_seconds=0.0)
         return None
 
     def harvest(self, order: ProbeOrder) -> Measurement | Failure | None:

@@ -22,8 +22,9 @@ RECIPES = (
     tiny_recipe(tensor_parallel=2, accumulation=4),
 )
 
-LIVE = [name for name in EVALUATORS if name != "table"]
-"""Those that answer for any recipe; what a table promises is tested in test_table_lookup.py."""
+LIVE = [name for name in EVALUATORS if name not in ("table", "command")]
+"""Those that answer for any recipe by themselves; the others are held to this in test_table_lookup.py and
+test_command_probes.py."""
 
 PARSL = pytest.param("parsl", marks=pytest.mark.slow)
 """The training probe over Parsl, with this machine for its allocation."""
