@@ -93,7 +93,7 @@ class NodeAgent:
     def _peer_failed(self) -> None:
         """Let the other nodes know that a rank has failed."""
         self._peers_failed_s = self._peers_failed_s or time.monotonic()
-        self._folder.peer_failed.touch()
+        self._folder.raise_flag(self._folder.peer_failed)
 
     def _has_ended(self) -> bool:
         if self._wants_end or len(self._report.statuses) == len(self._ranks):
@@ -122,9 +122,9 @@ class NodeAgent:
             return True
         if now - self._looked_s >= LOOK_S:  # each look asks the shared file system
             self._looked_s = now
-            if self._folder.cancel.exists():
+            if self._folder.is_raised(self._folder.cancel):
                 return True
-            if self._peers_failed_s is None and self._folder.peer_failed.exists():
+            if self._peers_failed_s is None and self._folder.is_raised(self._folder.peer_failed):
                 self._peers_failed_s = now
         return self._peers_failed_s is not None and now - self._peers_failed_s > PEER_GRACE_S
 

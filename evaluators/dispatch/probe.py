@@ -106,6 +106,7 @@ class DispatchedProbe:
     def _begin(self, order: ProbeOrder, allocation: HeldAllocation) -> None:
         nodes = nodes_used(order.recipe, self._setup.problem)
         write_job(order, probe_job(self._setup, order.recipe, order.run_folder, self.tokens), self._setup)
+        StepFolder(order.run_folder).prepare(nodes)
         step = self._step(order, nodes)
         step.write()
         expected_end_s = time.monotonic() + self._expected_s

@@ -8,8 +8,11 @@ meeting.json         where rank 0 can be reached, once it can
 node-K.json          how the ranks of node K are, by its agent
 node-K.log           the agent's own output
 launcher.log         the output of what started the agents
-peer-failed          there as soon as a rank on any node has failed
-cancel               there as soon as the driver wants the ranks to end
+peer-failed          a flag: a rank on some node has failed
+cancel               a flag: the driver wants the ranks to end
+
+Files that somebody waits for are there from the beginning, empty: a network file system may remember for a minute that
+a file was missing, but asks anew for what it opens.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ from typing import Any
 from frontrunner.evaluators.files import read_json, write_json
 
 VERSION = 1
+MEETING_FILE = "meeting.json"
+"""As in `evaluators/trainer/meeting.py`, which shares no code with the rest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +103,25 @@ class StepFolder:
         self.cancel = path / "cancel"
         self.peer_failed = path / "peer-failed"
         self.launcher_log = path / "launcher.log"
+
+    def prepare(self, nodes: int) -> None:
+        """Make the files that are waited for, as yet empty."""
+        reports = [self.path / f"node-{node}.json" for node in range(nodes)]
+        for file in (self.cancel, self.peer_failed, self.path / MEETING_FILE, *reports):
+            file.touch()
+
+    @staticmethod
+    def raise_flag(flag: Path) -> None:
+        """Raise `cancel` or `peer_failed`."""
+        flag.write_text("1", encoding="ascii")
+
+    @staticmethod
+    def is_raised(flag: Path) -> bool:
+        """Whether somebody has raised a flag."""
+        try:
+            return bool(flag.read_bytes())
+        except OSError:
+            return False  # the file system is slow to answer: it will be asked again
 
     def node_log(self, node: int) -> Path:
         """The output of one node's agent and fork server."""

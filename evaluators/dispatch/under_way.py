@@ -69,7 +69,7 @@ class StepWatch(Watch):
 
     def cancel(self) -> None:
         """Have every node end its ranks."""
-        self._folder.cancel.touch()
+        self._folder.raise_flag(self._folder.cancel)
 
     def _read_reports(self) -> None:
         for node in range(self._nodes):

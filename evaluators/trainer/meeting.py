@@ -30,7 +30,7 @@ SIOCGIFADDR = 0x8915
 
 
 def meeting_at(folder: Path) -> str:
-    """The `init_method` by which ranks meet in a folder; an earlier meeting's file must not be in it."""
+    """The `init_method` by which ranks meet in a folder, where no earlier meeting has left its file."""
     return f"{SCHEME}://{quote(str(folder.resolve()))}"
 
 
@@ -54,11 +54,11 @@ def _open(file: Path, world_size: int, timeout: timedelta) -> TCPStore:
 def _join(file: Path, world_size: int, timeout: timedelta) -> TCPStore:
     """Another rank's end: the first of rank 0's addresses that answers."""
     end_s = time.monotonic() + timeout.total_seconds()
-    while not file.exists():
+    while not (written := _read(file)):
         if time.monotonic() > end_s:
             raise TimeoutError(f"rank 0 did not open the meeting within {timeout}")
         time.sleep(POLL_S)
-    found = json.loads(file.read_text(encoding="utf-8"))
+    found = json.loads(written)
     port = int(found["port"])
     complaints = []
     for host in found["hosts"]:
@@ -69,6 +69,14 @@ def _join(file: Path, world_size: int, timeout: timedelta) -> TCPStore:
             continue
         return TCPStore(host, port, world_size, is_master=False, timeout=timeout, wait_for_workers=False)
     raise ConnectionError(f"rank 0 cannot be reached on port {port}: {'; '.join(complaints)}")
+
+
+def _read(file: Path) -> str:
+    """The meeting's file; empty as long as rank 0 has not written it."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
 
 
 def _own_hosts(interface: str | None) -> list[str]:

@@ -96,11 +96,13 @@ def test_a_cancelled_step_ends_on_every_node(start: Callable[..., Nodes]) -> Non
     nodes = start()
     processes = nodes.processes()
     assert len(processes) == 4, "a fork server and a rank for each node"
-    nodes.folder.cancel.touch()
+    nodes.folder.raise_flag(nodes.folder.cancel)
     nodes.wait_until_ended()
     assert not any(map(is_alive, processes))
-    assert [report.statuses for report in reports(nodes.step)] == [{0: -9}, {1: -9}]
-    assert [report.killed for report in reports(nodes.step)] == [(0,), (1,)]
+    told = reports(nodes.step)
+    assert [sorted(report.statuses) for report in told] == [[0], [1]]
+    assert (0,) in [report.killed for report in told] or (1,) in [report.killed for report in told]
+    assert all(0 not in report.statuses.values() for report in told), "the first that is killed may fail the other"
 
 
 def test_a_silent_driver_ends_the_ranks(start: Callable[..., Nodes]) -> None:

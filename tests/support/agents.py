@@ -33,6 +33,7 @@ def step_of(one: ProbeOrder, setup: ProbeSetup, *, nodes: int, lifeline: Path, *
         "silence_s": 60.0,
     }
     step = Step(**(values | changes))  # type: ignore[arg-type]
+    StepFolder(one.run_folder).prepare(nodes)
     step.write()
     return step
 

@@ -42,6 +42,7 @@ class Seen:
         self.one = order(setup, tiny_recipe(devices=2))
         self.one.run_folder.mkdir(parents=True)
         self.folder = StepFolder(self.one.run_folder)
+        self.folder.prepare(2)
         self.held = Held()
         self.future: Future[int] = Future()
         placed = Placed(allocation=cast("Any", self.held), nodes=2, expected_end_s=0.0, future=self.future)
@@ -122,7 +123,7 @@ def test_nodes_that_never_begin_are_given_up(seen: Seen, monkeypatch: pytest.Mon
     monkeypatch.setattr(under_way, "START_TIMEOUT_S", -1.0)
     seen.tell(0)
     assert "had not all begun" in seen.failure().message
-    assert seen.folder.cancel.exists()
+    assert seen.folder.is_raised(seen.folder.cancel)
 
 
 def test_out_of_memory_on_one_node_is_told_apart_from_a_kill(seen: Seen) -> None:
@@ -135,7 +136,7 @@ def test_a_deadline_cancels_the_step(tmp_path: Path) -> None:
     seen = Seen(setup_of(tmp_path, cluster={"nodes": 2, "devices_per_node": 1}, probe={"step_deadline_s": 0.01}))
     seen.tell(0)
     seen.tell(1)
-    wait_for(lambda: (seen.watch.follow(), seen.folder.cancel.exists())[1], 5)
+    wait_for(lambda: (seen.watch.follow(), seen.folder.is_raised(seen.folder.cancel))[1], 5)
     seen.tell(0, statuses={0: -9}, killed=(0,), ended=True)
     seen.tell(1, statuses={1: -9}, killed=(1,), ended=True)
     assert seen.failure().kind is FailureKind.HUNG
