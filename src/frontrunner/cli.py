@@ -25,11 +25,14 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "advise": ("planning:advise", "How to begin: does it fit, what then, and why."),
         "calibrate": ("calibrating:calibrate", "Measure this machine into a cluster file."),
         "doctor": ("doctoring:doctor", "Check machine, job and installation; time real ranks."),
-        "import": ("importing:import_", "Keep a table of measured runs, to learn from."),
     },
-    "Exchange": {
+    "Keep and exchange": {
+        "import": ("importing:import_", "Keep a table of measured runs, to learn from."),
         "export": ("travelling:export", "A recipe in the words of another tool."),
         "import-config": ("travelling:import_config", "Another tool's configuration as a recipe."),
+        "store": ("keeping:store", "Check, back up, upgrade, copy and prune stores."),
+        "archive": ("keeping:archive", "A campaign as one portable file."),
+        "unarchive": ("keeping:unarchive", "Add an archived campaign to the store."),
     },
     "Ask": {
         "best": ("questions:best", "The ranking of a campaign's recipes."),
@@ -41,11 +44,6 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "dataframe": ("questions:dataframe", "All attempts as a table file (.csv or .parquet)."),
         "report": ("reporting:report", "A campaign as one HTML page to decide with."),
         "plot": ("reporting:plot", "The report's figures as PNG or SVG."),
-    },
-    "Keep": {
-        "store": ("keeping:store", "Check, back up, upgrade, copy and prune stores."),
-        "archive": ("keeping:archive", "A campaign as one portable file."),
-        "unarchive": ("keeping:unarchive", "Add an archived campaign to the store."),
     },
 }
 """Commands by section of the help page: name -> (module:function under `frontrunner.commands`, one line)."""
