@@ -138,9 +138,10 @@ class CampaignSpec:
         self._check_dispatch()
 
     def _check_dispatch(self) -> None:
-        held, cluster = self.dispatch.nodes_per_allocation, self.problem.cluster
-        if held is not None and held < cluster.nodes:
-            raise bad_value("dispatch.nodes_per_allocation", held, f"at least cluster.nodes = {cluster.nodes}")
+        held, fewer = self.dispatch.nodes_per_allocation, self.search.probe_nodes
+        key, needed = ("cluster.nodes", self.problem.cluster.nodes) if fewer is None else ("search.probe_nodes", fewer)
+        if held is not None and held < needed:
+            raise bad_value("dispatch.nodes_per_allocation", held, f"at least {key} = {needed}")
         least_s = self.probe.deadline_s + SPARE_WALLTIME_S
         if self.dispatch.backend == "parsl" and self.dispatch.walltime_s < least_s:
             expected = f"at least probe.deadline_s + {SPARE_WALLTIME_S:g} s = {least_s:g} s"

@@ -53,6 +53,9 @@ def prepare(spec: CampaignSpec, surveyed: Survey | None = None) -> None:
 
 def why_not_here(spec: CampaignSpec) -> str | None:
     """Why the campaign's probes cannot run on the machines at hand, or None."""
+    held, nodes = spec.dispatch.nodes_per_allocation, spec.problem.cluster.nodes
+    if held is not None and held < nodes:  # enough for search.probe_nodes, which is all that the file had to promise
+        return f"dispatch.nodes_per_allocation = {held}: expected at least cluster.nodes = {nodes}"
     try:
         prepare(spec)
     except InvalidInput as error:

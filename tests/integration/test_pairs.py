@@ -15,6 +15,7 @@ from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.search.driver import Driver
 from frontrunner.spaces.errors import InvalidInput
+from frontrunner.stop_signals import stopped_by_signals
 from support.campaigns import Table, frontrunner, spec_of, tiny, write_toml
 from support.tables import row, write_table
 
@@ -163,8 +164,6 @@ def test_a_table_answers_at_both_scales(tmp_path: Path, store: str) -> None:
 
 
 def test_ctrl_c_stops_whichever_part_runs_and_handlers_are_put_back() -> None:
-    from frontrunner.commands.campaigning import _stopped_by_signals
-
     class Stoppable:
         stopped = 0
 
@@ -176,7 +175,7 @@ def test_ctrl_c_stops_whichever_part_runs_and_handlers_are_put_back() -> None:
 
     before = signal.getsignal(signal.SIGINT)
     small, large = Stoppable(), Stoppable()
-    with _stopped_by_signals() as on_driver:
+    with stopped_by_signals() as on_driver:
         on_driver(small)  # type: ignore[arg-type]
         on_driver(large)  # type: ignore[arg-type]
         signal.raise_signal(signal.SIGINT)

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from frontrunner.campaign_file import parse_campaign
+from frontrunner.evaluators.dispatch.settings import DispatchSettings
 from frontrunner.results.records import Campaign
 from frontrunner.results.states import CampaignState
 from frontrunner.search.small_scale import scale_in_words, small_spec, what_is_left
 from frontrunner.search.spec import Budget, CampaignSpec
 from frontrunner.spaces.errors import InvalidInput
+from frontrunner.starting import why_not_here
 from support.campaigns import Table, spec_of, tiny
 
 
@@ -108,6 +110,15 @@ def test_what_cannot_be_a_pair_is_refused(search: dict[str, Any], key: str) -> N
     with pytest.raises(InvalidInput) as refused:
         spec_of(pair(search=search))
     assert key.replace("'", '"') in str(refused.value).replace("'", '"')
+
+
+def test_an_allocation_need_hold_no_more_than_the_nodes_that_are_probed() -> None:
+    spec = spec_of(pair(search={"probe_nodes": 2}))
+    held = DispatchSettings(backend="parsl", scheduler="slurm", nodes_per_allocation=4, walltime="01:00:00")
+    spec = replace(spec, dispatch=held)
+    assert why_not_here(spec) == "dispatch.nodes_per_allocation = 4: expected at least cluster.nodes = 8"
+    with pytest.raises(InvalidInput, match=r"at least search\.probe_nodes = 2"):
+        replace(spec, dispatch=replace(held, nodes_per_allocation=1))
 
 
 def test_the_small_campaign_leaves_something_for_the_confirmations() -> None:
