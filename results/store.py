@@ -16,24 +16,23 @@ from typing import Self
 from sqlalchemy import Connection, func, insert, select
 
 from frontrunner.results import leases
-from frontrunner.results.clock import Clock, timestamp, utc_now
+from frontrunner.results.clock import Clock, timestamp
 from frontrunner.results.codec import recipe_from_json
 from frontrunner.results.engine import Database
 from frontrunner.results.opening import open_database
 from frontrunner.results.outcome import Outcome
 from frontrunner.results.records import Attempt, Campaign, CampaignSummary, Event, Lease, Trial
 from frontrunner.results.rows import (
-    best_standing,
     final_outcomes,
     outcomes_by_attempt,
     to_attempt,
     to_campaign,
     to_event,
     to_trial,
-    trials_by_state,
 )
 from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, TrialRow
 from frontrunner.results.states import AttemptState, CampaignState
+from frontrunner.results.summaries import summaries
 from frontrunner.results.writer import CampaignWriter
 from frontrunner.spaces.document import canonical_json
 from frontrunner.spaces.errors import InvalidInput, NotFound, bad_value, did_you_mean
@@ -48,12 +47,13 @@ def open_store(
     *,
     create: bool = True,
     read_only: bool = False,
-    clock: Clock = utc_now,
+    clock: Clock | None = None,
     busy_timeout_s: float = BUSY_TIMEOUT_S,
 ) -> Store:
     """Open the store at a path or URL, creating it where `create` is set and nothing is there.
 
-    `busy_timeout_s` is how long to wait for another program's write lock. A read-only store changes no file,
+    `clock` is by default that of the machine that holds the database. `busy_timeout_s` is how long to wait for another
+    program's write lock. A read-only store changes no file,
     except that reading beside a live driver uses the files that SQLite keeps for it.
 
     Raises:
@@ -61,9 +61,8 @@ def open_store(
         NotFound: there is no store, and none is to be created.
         StoreUnusable: what lies there is no store, is damaged, or has another schema version. It is left as it is.
     """
-    return Store(
-        open_database(url, create=create, read_only=read_only, clock=clock, busy_timeout_s=busy_timeout_s), clock
-    )
+    database = open_database(url, create=create, read_only=read_only, clock=clock, busy_timeout_s=busy_timeout_s)
+    return Store(database, clock or database.clock)
 
 
 class Store:
@@ -109,7 +108,7 @@ class Store:
         if not NAME_PATTERN.fullmatch(name):
             raise bad_value("campaign.name", name, "1 to 64 of a-z, 0-9, '.', '_' and '-', beginning with a-z or 0-9")
         now = timestamp(self._clock())
-        with self._database.write() as connection:
+        with self._database.write(whole_store=True) as connection:
             if connection.execute(select(CampaignRow.id).where(CampaignRow.name == name)).first():
                 raise InvalidInput(
                     f"campaign {name!r} exists already in {self.url}",
@@ -136,7 +135,7 @@ class Store:
         """Every campaign, the newest first."""
         with self._database.read() as connection:
             rows = connection.execute(select(CampaignRow).order_by(CampaignRow.id.desc())).all()
-            return [_summary(connection, to_campaign(row)) for row in rows]
+            return summaries(connection, [to_campaign(row) for row in rows])
 
     def trials(self, campaign_id: int) -> list[Trial]:
         """The campaign's trials in the order in which they were proposed."""
@@ -209,20 +208,3 @@ def find_campaign(connection: Connection, name: str | None, *, store: str) -> Ca
     if not known:
         raise NotFound(f"there is no campaign in {store}", hint="start one: frontrunner launch CAMPAIGN.toml")
     raise NotFound(f"there is no campaign {name!r} in {store}", hint=did_you_mean(str(name), known))
-
-
-def _summary(connection: Connection, campaign: Campaign) -> CampaignSummary:
-    best = best_standing(connection, campaign.id)
-    return CampaignSummary(
-        id=campaign.id,
-        name=campaign.name,
-        state=campaign.state,
-        strategy=campaign.strategy,
-        figures=campaign.figures,
-        legal_recipes=campaign.legal_recipes,
-        probes=trials_by_state(connection, campaign.id),
-        best_tokens_per_s=None if best is None else best[1].tokens_per_s,
-        node_seconds_spent=campaign.node_seconds_spent,
-        created_at=campaign.created_at,
-        updated_at=campaign.updated_at,
-    )
