@@ -6,8 +6,11 @@ import re
 import shlex
 from collections.abc import Mapping
 
+from frontrunner.spaces.errors import InvalidInput
+
 LONGEST_VALUE = 200
 """Characters of a variable's value; scripts that repeat longer ones within one another could grow without end."""
+LONGEST_LINE = 64 * 1024
 _ASSIGNMENT = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(\"[^\"$`]*\"|'[^']*'|[^\s;()\"'$`]*)\s*(?:#.*)?")
 _OPTIONS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=(?=.*--)")
 """A variable that is given options in quotes."""
@@ -42,7 +45,8 @@ def options(text: str) -> dict[str, tuple[str, ...]]:
     """The options of a launch script or an argument file, `--name` -> the word that follows it; the last one wins.
 
     Names have dashes for underscores. Nothing is run: variables count as far as the text itself gives them a plain
-    value. Words that hold any other variable are kept as they stand, and refused by whoever needs them.
+    value. Words that hold any other variable are kept as they stand, and refused by whoever needs them. Raises
+    `InvalidInput` for a line that is too long.
     """
     variables: dict[str, str] = {}
     found: dict[str, tuple[str, ...]] = {}
@@ -74,7 +78,10 @@ def _substituted(line: str, variables: Mapping[str, str]) -> str:
         known = variables.get(match[1] or match[3])
         return match[0] if known is None and match[2] is None else (known or match[2] or "")
 
-    return _VARIABLE.sub(value, line)
+    found = _VARIABLE.sub(value, line)
+    if len(found) > LONGEST_LINE:
+        raise InvalidInput(f"a line of {len(found):,} characters: expected at most {LONGEST_LINE:,}")
+    return found
 
 
 def _words(line: str) -> list[str]:
@@ -85,7 +92,9 @@ def _words(line: str) -> list[str]:
     try:
         words = list(lexer)
     except ValueError:  # a quotation that began on an earlier line, or ends on a later one
-        words = [_OPTIONS.sub("", line).replace('"', " ").replace("'", " ").partition(" #")[0]]
+        words = [_OPTIONS.sub("", line, count=1).replace('"', " ").replace("'", " ").partition(" #")[0]]
         return words[0].split()
-    parts = (part for word in words for part in (_OPTIONS.sub("", word).split() if _OPTIONS.match(word) else [word]))
+    parts = (
+        part for word in words for part in (_OPTIONS.sub("", word, count=1).split() if _OPTIONS.match(word) else [word])
+    )
     return [part for part in (part.removeprefix("(").removesuffix(")") for part in parts) if part]
