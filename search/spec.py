@@ -14,8 +14,10 @@ from frontrunner.evaluators.table_settings import TableSettings
 from frontrunner.results.records import IMPORTED
 from frontrunner.search.objectives import TOKENS_ALONE, check_objectives
 from frontrunner.search.strategy import STRATEGIES
-from frontrunner.spaces.errors import bad_value, require_above_zero, require_at_least, require_one_of
+from frontrunner.spaces.errors import InvalidInput, bad_value, require_above_zero, require_at_least, require_one_of
+from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Space, Survey
 
 
@@ -29,7 +31,8 @@ class SearchSettings:
     what is left to gain, the campaign ends when the next probe's expected gain is below `stop_below_improvement`, a
     share of the best tokens/s; 0 never ends it. With `warm_start` such a strategy learns from the store's earlier
     campaigns and imported tables; with `reuse` a recipe that was measured in the same environment not long ago is
-    answered from the store.
+    answered from the store. `baseline` is a recipe to measure first, such as today's configuration; it need not be of
+    the space.
     """
 
     strategy: str = "guided"
@@ -40,6 +43,7 @@ class SearchSettings:
     stop_below_improvement: float = 0.003
     warm_start: bool = True
     reuse: bool = True
+    baseline: Recipe | None = None
 
     def __post_init__(self) -> None:
         require_one_of("search", "strategy", self.strategy, STRATEGIES)
@@ -94,8 +98,24 @@ class CampaignSpec:
         parallel, backend = self.search.parallel_probes, self.problem.cluster.backend
         if self.evaluator == "table" and self.table.path is None:
             raise bad_value("table.path", None, 'the path of a CSV file, for evaluator = "table"')
+        self._check_baseline()
         if parallel > 1 and backend != "cpu" and self.evaluator == "probe":
             raise bad_value("search.parallel_probes", parallel, f"1: probes would share the {backend} devices")
+
+    def _check_baseline(self) -> None:
+        """A probe is made ready for the engines and offloads of the space, and a table holds no other recipe."""
+        baseline = self.search.baseline
+        if baseline is None:
+            return
+        reason = why_illegal(baseline, self.problem)
+        if reason is not None:
+            raise InvalidInput(f"search.baseline: {baseline.describe()} is illegal for this problem: {reason}")
+        if self.evaluator == "table":
+            raise InvalidInput("search.baseline: a campaign on a table measures what the table holds alone")
+        for key in ("engine", "offload"):
+            value, known = getattr(baseline, key), getattr(self.space, key)
+            if value not in known:
+                raise bad_value(f"space.{key}", list(known), f"{value} among them, which search.baseline has")
 
     @property
     def run_folder(self) -> Path:

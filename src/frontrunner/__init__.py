@@ -20,9 +20,7 @@ if TYPE_CHECKING:
         pareto,
         plan_dryrun,
         plan_profile,
-        plan_replay,
         profile,
-        replay,
         resume,
         show,
         status,
@@ -31,8 +29,10 @@ if TYPE_CHECKING:
     from frontrunner.calibration_api import calibrate, fit_campaign, fit_tables
     from frontrunner.import_api import TableForm, import_table
     from frontrunner.planning_api import advise, explain, plan, scaling
+    from frontrunner.replay_api import plan_replay, replay
     from frontrunner.reporting_api import front, plot, report
     from frontrunner.service.client import connect
+    from frontrunner.travel_api import export, import_config, mirror
 
 __version__ = "0.1.0"
 __all__ = [
@@ -45,12 +45,15 @@ __all__ = [
     "dataframe",
     "dryrun",
     "explain",
+    "export",
     "failures",
     "fit_campaign",
     "fit_tables",
     "front",
+    "import_config",
     "import_table",
     "launch",
+    "mirror",
     "pareto",
     "plan",
     "plan_dryrun",
@@ -70,6 +73,8 @@ _ELSEWHERE = (
     dict.fromkeys(("calibrate", "fit_campaign", "fit_tables"), "frontrunner.calibration_api")
     | dict.fromkeys(("advise", "explain", "plan", "scaling"), "frontrunner.planning_api")
     | dict.fromkeys(("front", "plot", "report"), "frontrunner.reporting_api")
+    | dict.fromkeys(("plan_replay", "replay"), "frontrunner.replay_api")
+    | dict.fromkeys(("export", "import_config", "mirror"), "frontrunner.travel_api")
     | dict.fromkeys(("TableForm", "import_table"), "frontrunner.import_api")
     | {"connect": "frontrunner.service.client"}
 )

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from frontrunner.evaluators.dry_run.report import DryRun
     from frontrunner.evaluators.profiling.plan import ProfilePlan, ProfileSettings
     from frontrunner.evaluators.profiling.run import ProfileReport
-    from frontrunner.evaluators.replay import ReplayPlan, ReplaySettings
-    from frontrunner.evaluators.replay_run import ReplayResult
     from frontrunner.results.explain import Explanation
     from frontrunner.results.ranking import RankedRecipe
     from frontrunner.results.records import Campaign, CampaignSummary
@@ -256,37 +254,6 @@ def dataframe(campaign: str | None = None, *, store: str | None = None) -> pd.Da
         return frames.frame(found, campaign)
 
 
-def plan_replay(
-    recipe_id: str, settings: ReplaySettings, *, store: str | None = None, anyway: bool = False
-) -> ReplayPlan:
-    """What a replay would run, checked against this machine; see `replay`.
-
-    The recipe's newest measurement gives the figure to compare with; a simulated one never does.
-    """
-    from frontrunner.evaluators.replay import plan
-
-    explanation = show(recipe_id, store=store)
-    refuse_imported_recipe(explanation)
-    own = [appearance for appearance in explanation.appearances if appearance.campaign.figures != "imported"]
-    ranked = [appearance for appearance in own if appearance.standing is not None]
-    ranked.sort(key=lambda appearance: appearance.campaign.figures == "simulated")  # stable: the newest stay first
-    if not ranked:
-        raise InvalidInput(
-            f"recipe {explanation.recipe_id} was never measured, so there is nothing to replay",
-            hint="`frontrunner best` lists the measured ones",
-        )
-    campaign, standing = ranked[0].campaign, ranked[0].standing
-    spec = stored_spec(campaign)
-    return plan(
-        recipe_id=explanation.recipe_id,
-        recipe=explanation.recipe,
-        setup=spec.probe_setup(),
-        measured_tokens_per_s=standing.tokens_per_s if standing and campaign.figures == "measured" else None,
-        settings=settings,
-        anyway=anyway,
-    )
-
-
 def plan_profile(
     recipe_id: str, settings: ProfileSettings | None = None, *, store: str | None = None, anyway: bool = False
 ) -> ProfilePlan:
@@ -379,22 +346,3 @@ def dryrun(
     from frontrunner.evaluators.dry_run.run import run
 
     return run(plan_dryrun(recipe, campaign=campaign, rank=rank, store=store))
-
-
-def replay(
-    recipe_id: str,
-    *,
-    steps: int,
-    store: str | None = None,
-    anyway: bool = False,
-    settings: ReplaySettings | None = None,
-) -> ReplayResult:
-    """Train with a stored recipe for `steps` steps, going on from the newest checkpoint of an earlier try.
-
-    Raises `InvalidInput` if this machine is not what the recipe was measured on, unless `anyway`.
-    """
-    from frontrunner.evaluators.replay import ReplaySettings as Settings
-    from frontrunner.evaluators.replay_run import run
-
-    chosen = replace(settings, steps=steps) if settings else Settings(steps=steps)
-    return run(plan_replay(recipe_id, chosen, store=store, anyway=anyway))

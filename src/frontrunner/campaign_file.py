@@ -138,7 +138,7 @@ def parse_campaign(table: Table, *, default_name: str, base: Path) -> CampaignFi
         name=name,
         problem=_problem(table, base),
         space=_section(Space, "space", space),
-        search=_section(SearchSettings, "search", table.get("search", {})),
+        search=_search(table.get("search", {}), base),
         budget=_section(Budget, "budget", table.get("budget", {})),
         probe=_section(ProbeSettings, "probe", table.get("probe", {})),
         data=_data(table.get("data", {}), base),
@@ -165,6 +165,19 @@ def _data(table: Table, base: Path) -> DataSettings:
     if not holds(path.is_file):
         raise bad_value("data.path", data.path, f"a file, by its path from {base.absolute()}")
     return DataSettings(path=str(path.resolve()))
+
+
+def _search(table: Table, base: Path) -> SearchSettings:
+    """The section [search], whose baseline is a recipe file."""
+    name = table.get("baseline")
+    if name is None:
+        return _section(SearchSettings, "search", table)
+    if not isinstance(name, str) or not name:
+        raise bad_value("search.baseline", name, "the path of a recipe file")
+    from frontrunner.recipe_file import read
+
+    rest = {key: value for key, value in table.items() if key != "baseline"}
+    return replace(_section(SearchSettings, "search", rest), baseline=read(base / name).recipe)
 
 
 def _measured_table(table: Table, base: Path) -> TableSettings:

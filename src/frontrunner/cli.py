@@ -26,6 +26,10 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "calibrate": ("calibrating:calibrate", "Measure this machine into a cluster file."),
         "import": ("importing:import_", "Keep a table of measured runs, to learn from."),
     },
+    "Exchange": {
+        "export": ("travelling:export", "A recipe in the words of another tool."),
+        "import-config": ("travelling:import_config", "Another tool's configuration as a recipe."),
+    },
     "Ask": {
         "best": ("questions:best", "The ranking of a campaign's recipes."),
         "pareto": ("questions:pareto", "Speed against memory: what nothing else beats."),

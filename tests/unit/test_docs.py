@@ -32,6 +32,7 @@ from frontrunner.spaces.recipe import (
     SYNCHRONISATIONS,
 )
 from frontrunner.spaces.space import Space
+from frontrunner.travel_api import TARGETS
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")}
@@ -109,6 +110,11 @@ def test_every_failure_kind_and_exit_code_is_documented() -> None:
 def test_every_strategy_is_documented() -> None:
     for name in STRATEGIES:
         assert f"| `{name}` |" in DOCS["strategies.md"]
+
+
+def test_every_tool_that_recipes_travel_to_is_documented() -> None:
+    for name in TARGETS:
+        assert f"`{name}`" in section("recipes-travel.md", "To other tools")
 
 
 def test_every_page_is_reached_from_the_readme_and_links_lead_somewhere() -> None:

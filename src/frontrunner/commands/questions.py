@@ -46,6 +46,16 @@ def best(  # noqa: PLR0913 - an option each
         from frontrunner.render import print_ranking
 
         print_ranking(ranking, title=f"best by {by}")
+        _say_baseline(campaign, store)
+
+
+def _say_baseline(campaign: str | None, store: str | None) -> None:
+    """What the best gains over the campaign's baseline, where it has one."""
+    from frontrunner.baseline import baseline
+
+    found = baseline(campaign, store=store)
+    if found is not None:
+        click.echo(found.in_words())
 
 
 @click.command()

@@ -85,7 +85,7 @@ def _driving(driver: Driver, answer: Answer, on_driver: Any) -> None:
 
 
 def _replay(body: dict[str, Any], answer: Answer) -> None:
-    from frontrunner import api
+    from frontrunner import api, replay_api
     from frontrunner.evaluators.files import write_json
     from frontrunner.evaluators.replay import ReplaySettings
     from frontrunner.evaluators.replay_run import run
@@ -95,7 +95,7 @@ def _replay(body: dict[str, Any], answer: Answer) -> None:
     anyway, root = body.pop("anyway"), Path(body.pop("root"))
     recipe_id = api.show(body.pop("recipe_id")).recipe_id
     settings = ReplaySettings(**body, folder=root / recipe_id)
-    planned = api.plan_replay(recipe_id, settings, anyway=anyway)
+    planned = replay_api.plan_replay(recipe_id, settings, anyway=anyway)
     planned.folder.mkdir(parents=True, exist_ok=True)
     write_json(planned.folder / STARTED, started_now(settings.steps))
     answer.give({"recipe_id": recipe_id})
