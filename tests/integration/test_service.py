@@ -112,6 +112,11 @@ def test_the_client_answers_as_the_local_functions_do(service: Served) -> None:
     assert client.failures(name) == frontrunner.failures(name, store=at)
     recipe = client.best(name)[0].recipe_id
     assert client.show(recipe) == frontrunner.show(recipe, store=at)
+    for to in ("megatron-lm", "slurm"):
+        assert _undated(client.export(recipe, to=to)) == _undated(frontrunner.export(recipe, to=to, store=at))
+    for to in ("../../etc/passwd", "optuna", ""):
+        with pytest.raises(InvalidInput):
+            client.export(recipe, to=to)
     assert client.recipes(name, tensor_parallel=2).total >= 1
     assert client.trials(name).total == 3
     assert client.plan(BODY, top=1)["estimates"]
@@ -123,6 +128,10 @@ def test_the_client_answers_as_the_local_functions_do(service: Served) -> None:
         operator.launch(BODY | {"model": BODY["model"] | {"layers": 0}})
     with pytest.raises(frontrunner.spaces.errors.FrontrunnerError, match="a reader's token may look"):
         client.launch(BODY)
+
+
+def _undated(text: str) -> list[str]:
+    return [line for line in text.splitlines() if "written 20" not in line and "written_at" not in line]
 
 
 def test_the_reading_commands_ask_a_service(service: Served) -> None:

@@ -133,6 +133,11 @@ class Client:
         """Everything that the store knows of a recipe, by its id or a unique beginning of it."""
         return self._get(Explanation, f"/recipes/{_part(recipe_id)}")
 
+    def export(self, recipe_id: str, *, to: str) -> str:
+        """A recipe as a text that the tool `to` accepts; as `frontrunner.export`."""
+        path = f"/recipes/{_part(recipe_id)}/export?{urlencode({'to': to})}"
+        return self._connection.ask("GET", path).decode()
+
     def compare(self, first: str, second: str) -> Comparison:
         """Two campaigns side by side."""
         return self._get(Comparison, "/compare", first=first, second=second, page_size=PAGE)

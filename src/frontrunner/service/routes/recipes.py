@@ -16,10 +16,12 @@ from frontrunner.results.ranking import RankBy, RankedRecipe
 from frontrunner.service.answers import AnswersOf, answer
 from frontrunner.service.models import RecipeQuestion
 from frontrunner.service.routes.parameters import CampaignName, RecipeId
-from frontrunner.service.state import StoreOf
+from frontrunner.service.state import ServiceOf, StoreOf
 from frontrunner.starting import stored_spec
+from frontrunner.travel_api import TARGETS, export
 
 router = APIRouter(tags=["recipes"])
+ExportTarget = Annotated[str, Query(json_schema_extra={"enum": list(TARGETS)})]
 MaxMemory = Annotated[float | None, Query(gt=0, le=1e9, description="No rank above so many 1e9 bytes.")]
 
 
@@ -83,3 +85,10 @@ def recipes(
 def one_recipe(store: StoreOf, recipe_id: RecipeId) -> Response:
     """Everything that the store knows of a recipe, and why it ranks where it does."""
     return answer(explain(store, recipe_id))
+
+
+@router.get("/recipes/{recipe_id}/export", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+def exported(service: ServiceOf, recipe_id: RecipeId, to: ExportTarget) -> Response:
+    """A recipe in the words of another tool, as a batch script, or as a recipe file."""
+    text = export(explain(service.store, recipe_id).recipe_id, to=to, store=service.settings.store)
+    return Response(text, media_type="text/plain; charset=utf-8")
