@@ -137,13 +137,14 @@ def _attempts(connection: Connection, trial_id: int) -> tuple[ExplainedAttempt, 
 def _is_faster(row: Row[Any]) -> ColumnElement[bool]:
     """Ranked before `row`: more tokens/s, or as many and a smaller recipe id."""
     speed, name = StandingRow.tokens_per_s, StandingRow.recipe_id
-    return or_(speed > row.tokens_per_s, and_(speed == row.tokens_per_s, name < row.recipe_id))
+    beyond_ties = or_(speed > row.tokens_per_s, name < row.recipe_id)
+    return and_(speed >= row.tokens_per_s, beyond_ties)  # in this form the index by speed is walked from there on
 
 
 def _is_slower(row: Row[Any]) -> ColumnElement[bool]:
     """Ranked after `row`."""
     speed, name = StandingRow.tokens_per_s, StandingRow.recipe_id
-    return or_(speed < row.tokens_per_s, and_(speed == row.tokens_per_s, name > row.recipe_id))
+    return and_(speed <= row.tokens_per_s, or_(speed < row.tokens_per_s, name > row.recipe_id))
 
 
 def _neighbour(connection: Connection, row: Row[Any], *, above: bool) -> Neighbour | None:

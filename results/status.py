@@ -11,6 +11,7 @@ from frontrunner.results import leases
 from frontrunner.results.codec import failure_from_columns
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.outlooks import OUTLOOK, newest_outlooks
+from frontrunner.results.predictions import PREDICTION
 from frontrunner.results.ranking import RankedRecipe, rank, resolve
 from frontrunner.results.records import Campaign, Event, Trial
 from frontrunner.results.rows import to_event, to_trial, trials_by_state
@@ -68,8 +69,10 @@ def status(store: Store, campaign: Campaign | str | None) -> Status:
         )
 
 
-def failures(store: Store, campaign: Campaign | str | None) -> list[FailedTrial]:
-    """The campaign's failed trials, in the order in which they were recorded."""
+def failures(
+    store: Store, campaign: Campaign | str | None, *, limit: int | None = None, offset: int = 0
+) -> list[FailedTrial]:
+    """The campaign's failed trials, in the order in which they were recorded; up to `limit`, after `offset` others."""
     with store.database.read() as connection:
         found = resolve(connection, store, campaign)
         tries = (
@@ -85,6 +88,8 @@ def failures(store: Store, campaign: Campaign | str | None) -> list[FailedTrial]
             .join(FailureRow, FailureRow.attempt_id == tries.c.last)
             .where(TrialRow.campaign_id == found.id, TrialRow.state == TrialState.FAILED)
             .order_by(TrialRow.outcome_number)
+            .limit(limit)
+            .offset(offset)
         )
         return [
             FailedTrial(
@@ -109,6 +114,6 @@ def _failures_by_kind(connection: Connection, campaign_id: int) -> Mapping[Failu
 
 
 def _last_events(connection: Connection, campaign_id: int) -> tuple[Event, ...]:
-    others = (EventRow.campaign_id == campaign_id, EventRow.kind != OUTLOOK)
+    others = (EventRow.campaign_id == campaign_id, EventRow.kind.not_in((OUTLOOK, PREDICTION)))
     newest = select(EventRow).where(*others).order_by(EventRow.id.desc()).limit(LAST_EVENTS)
     return tuple(to_event(row) for row in reversed(connection.execute(newest).all()))

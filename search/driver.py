@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from frontrunner.evaluators.measure import nodes_used
-from frontrunner.evaluators.protocol import ProbeOrder, make_evaluator
+from frontrunner.evaluators.protocol import Finished, NodesUnavailable, ProbeOrder, make_evaluator
 from frontrunner.results.known import REUSED, reused_trials
-from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
+from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.outlooks import OUTLOOK
 from frontrunner.results.provenance import collect
 from frontrunner.results.records import Attempt, Campaign, Trial
@@ -41,6 +41,7 @@ from frontrunner.spaces.space import Survey
 LEASE_S = 30.0
 RENEW_S = 5.0
 TICK_S = 0.25
+PAUSED_BY_REQUEST = "paused by request"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ class Conclusion:
     """How a driver left its campaign, with `measured` recipes.
 
     `last_failure` is set where failures made it pause, `outlook` where the strategy predicts what is left to gain.
-    `limits` are the budget's, `objectives` the search's.
+    `limits` are the budget's, `objectives` the search's; `trainer` is `CampaignSpec.trainer`.
     """
 
     state: CampaignState
@@ -58,10 +59,11 @@ class Conclusion:
     outlook: Outlook | None = None
     limits: tuple[Limit, ...] = ()
     objectives: tuple[str, ...] = TOKENS_ALONE
+    trainer: tuple[str, ...] = ()
 
 
 class Driver:
-    """Drives one campaign. `run` may be called once; `stop` and `kill` may be called from a signal handler."""
+    """Drives one campaign. `run` may be called once; `stop`, `pause` and `kill` may be called from a signal handler."""
 
     def __init__(
         self,
@@ -84,15 +86,26 @@ class Driver:
         self._patience = Patience(spec.search.identical_failures)
         self._stop_rule = StopRule(spec.search.stop_below_improvement)
         self._has_measured = False
-        self._wants_stop = self._wants_kill = self._told_of_stop = False
+        self._wants_stop = self._wants_pause = self._wants_kill = self._told_of_stop = False
+
+    @property
+    def campaign_name(self) -> str:
+        """The name of the campaign that it drives."""
+        return self._campaign.name
 
     def stop(self) -> None:
         """Start nothing more; let running probes finish."""
+        self._wants_stop, self._wants_pause = True, False
+
+    def pause(self) -> None:
+        """As `stop`, but the campaign is left paused, unless it was being stopped already."""
+        self._wants_pause = self._wants_pause or not self._wants_stop
         self._wants_stop = True
 
     def kill(self) -> None:
         """Start nothing more; end running probes, whose trials are tried again on resume."""
         self._wants_stop = self._wants_kill = True
+        self._wants_pause = False
 
     def run(self, *, take_over: bool = False) -> Conclusion:
         """Drive until the budget is used up, little or nothing is left to gain, failures pause it, or it is stopped.
@@ -135,6 +148,8 @@ class Driver:
         self._evaluator = make_evaluator(self._spec.evaluator, self._spec.probe_setup())
         try:
             return self._drive()
+        except NodesUnavailable as error:
+            return self._concluded(CampaignState.PAUSED, f"no nodes: {error.message}")
         finally:
             self._evaluator.close()
             self._give_up_in_flight()
@@ -159,7 +174,7 @@ class Driver:
             if ending is not None and (self._wants_kill or not self._in_flight):
                 return self._concluded(*ending)
             for finished in self._evaluator.finished(TICK_S):
-                self._conclude(self._in_flight.pop(finished.token), finished.outcome)
+                self._conclude(self._in_flight.pop(finished.token), finished)
             if self._wants_stop and not self._told_of_stop:
                 self._told_of_stop = True
                 self._notice("stopping", probes_to_finish=0 if self._wants_kill else len(self._in_flight))
@@ -215,6 +230,7 @@ class Driver:
             outlook=self._view.outlook,
             limits=self._account.limits,
             objectives=self._spec.search.objectives,
+            trainer=self._spec.trainer,
         )
 
     def _recover(self) -> None:
@@ -245,6 +261,8 @@ class Driver:
 
     def _why_end(self) -> tuple[CampaignState, str] | None:
         """The state and the reason for which nothing at all is to be started, or None."""
+        if self._wants_pause:
+            return CampaignState.PAUSED, PAUSED_BY_REQUEST
         if self._wants_stop:
             return CampaignState.STOPPED, "stopped by request"
         if (alike := self._patience.why_pause()) is not None:
@@ -294,9 +312,10 @@ class Driver:
         self._notice("repeat", trial=trial.number, recipe=recipe.describe())
         return self._writer.repeat(trial)
 
-    def _conclude(self, flight: Flight, outcome: Outcome) -> None:
+    def _conclude(self, flight: Flight, finished: Finished) -> None:
         """Store an outcome, then tell the strategy; or queue the trial for another attempt."""
-        trial, will_retry = flight.trial, self._patience.deserves_retry(flight.attempt, outcome)
+        trial, outcome = flight.trial, finished.outcome
+        will_retry = self._patience.deserves_retry(flight.attempt, outcome, is_cut=finished.is_cut)
         self._writer.finish_attempt(flight.attempt, outcome, retry=will_retry)
         self._ledger.node_seconds += outcome.node_seconds
         done = ended(trial, outcome, will_retry=will_retry)
@@ -309,7 +328,8 @@ class Driver:
             self._patience.count(outcome, measured_before=self._has_measured)
             self._has_measured = self._has_measured or isinstance(outcome, Measurement)
             self._look_ahead()
-        self._refresh()
+        self._view.running = tuple(probe for probe in self._view.running if probe.number != trial.number)
+        self._account.refresh_limits(self._in_flight.values())
         self._listener.probe_ended(self._view, done)
 
     def _look_ahead(self) -> None:

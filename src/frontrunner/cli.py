@@ -16,6 +16,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "replay": ("replaying:replay", "Train with a measured recipe: the full run."),
         "profile": ("profiling:profile", "Where the time of a recipe's steps goes."),
         "dryrun": ("dryrunning:dryrun", "A recipe's memory and FLOPs, with no device at hand."),
+        "serve": ("serving:serve", "Open the store to browsers and other machines."),
         "space": ("campaigning:space", "Count a file's recipes: legal, and why not."),
     },
     "Estimate": {
@@ -23,7 +24,15 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "explain": ("planning:explain", "What a recipe's step and memory go to."),
         "advise": ("planning:advise", "How to begin: does it fit, what then, and why."),
         "calibrate": ("calibrating:calibrate", "Measure this machine into a cluster file."),
+        "doctor": ("doctoring:doctor", "Check machine, job and installation; time real ranks."),
+    },
+    "Keep and exchange": {
         "import": ("importing:import_", "Keep a table of measured runs, to learn from."),
+        "export": ("travelling:export", "A recipe in the words of another tool."),
+        "import-config": ("travelling:import_config", "Another tool's configuration as a recipe."),
+        "store": ("keeping:store", "Check, back up, upgrade, copy and prune stores."),
+        "archive": ("keeping:archive", "A campaign as one portable file."),
+        "unarchive": ("keeping:unarchive", "Add an archived campaign to the store."),
     },
     "Ask": {
         "best": ("questions:best", "The ranking of a campaign's recipes."),
@@ -35,11 +44,6 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "dataframe": ("questions:dataframe", "All attempts as a table file (.csv or .parquet)."),
         "report": ("reporting:report", "A campaign as one HTML page to decide with."),
         "plot": ("reporting:plot", "The report's figures as PNG or SVG."),
-    },
-    "Keep": {
-        "store": ("keeping:store", "Check, back up, upgrade, copy and prune stores."),
-        "archive": ("keeping:archive", "A campaign as one portable file."),
-        "unarchive": ("keeping:unarchive", "Add an archived campaign to the store."),
     },
 }
 """Commands by section of the help page: name -> (module:function under `frontrunner.commands`, one line)."""

@@ -88,6 +88,28 @@ MISTAKES: dict[str, tuple[list[str], int, str]] = {
         2,
         "c.toml: it holds",
     ),
+    "a tool that is not known": (["export", "0123", "--to", "megatronlm"], 2, "did you mean 'megatron-lm'"),
+    "a storage for no study": (
+        ["export", "0123", "--to", "nemo", "--storage", "x"],
+        2,
+        '--storage = "x": expected a URL with',
+    ),
+    "no recipe file": (
+        ["export", "none.json", "--to", "nemo"],
+        2,
+        "no recipe file at none.json: there is no such file",
+    ),
+    "no recipe in a file": (["replay", "./c.toml", "--steps", "1"], 2, r"c\.toml: not valid JSON: .* at line"),
+    "no configuration": (
+        ["import-config", "c.toml", "--from", "nemo", "--campaign", "c.toml", "--out", "r.json"],
+        2,
+        "c.toml: not usable YAML: expected a mapping",
+    ),
+    "a choice that there is not": (
+        ["import-config", "c.toml", "--from", "deepspeed", "--campaign", "c.toml", "--set", "device=1"],
+        2,
+        "device = 1: expected a choice of a recipe\nhint: did you mean 'devices'",
+    ),
     "nothing legal": (["launch", "illegal.toml"], 7, "none of the space's 2 points is legal: 2 x global-batch"),
     "unknown store command": (["store", "chekc"], 2, r"no command 'store chekc'\nhint: did you mean 'check'\?"),
     "no archive": (["unarchive", "none.jsonl"], 2, r"no archive at none\.jsonl"),
@@ -124,6 +146,7 @@ MISTAKES: dict[str, tuple[list[str], int, str]] = {
             "calibrate": ["--from-store", "--out", "x.toml"],
             "store": ["check"],
             "archive": ["c", "c.jsonl"],
+            "export": ["0123456789ab", "--to", "nemo"],
         }.items()
     },
 }
@@ -189,7 +212,7 @@ def test_the_version_is_the_package_s(tmp_path: Path) -> None:
 def test_help_fits_a_screen_and_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     frontrunner([command, "--help"], standalone_mode=False)
     text = capsys.readouterr().out
-    assert len(text.splitlines()) <= 40
+    assert len(text.splitlines()) <= 50
     assert max(map(len, text.splitlines())) <= 80
     assert len(re.findall(rf"^\s+frontrunner {command}\b", text, re.MULTILINE)) >= 2
 

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import shlex
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
 
 from frontrunner import api
 from frontrunner.commands.options import json_option, print_json, store_option
+from frontrunner.predictions_api import predictions
 from frontrunner.settings import shown_store, store_url
 from frontrunner.spaces.errors import CampaignFailed, NothingLegal
+from frontrunner.stop_signals import stopped_by_signals
 
 if TYPE_CHECKING:
-    from frontrunner.search.driver import Conclusion, Driver
+    from frontrunner.search.driver import Conclusion
 
 TOP = 10
 INTERRUPTED = 130
-STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @click.command()
@@ -46,7 +43,7 @@ def launch(file: Path, name: str | None, store: str | None, *, as_json: bool) ->
 
     campaign = read_campaign_file(file)
     url = store_url(store, from_file=campaign.store.url)
-    with make_listener(quiet=as_json) as listener, _stopped_by_signals() as on_driver:
+    with make_listener(quiet=as_json) as listener, stopped_by_signals() as on_driver:
         conclusion = api.launch(campaign, store=url, name=name, listener=listener, on_driver=on_driver)
     _finish(conclusion, listener.campaign, url, as_json=as_json)
 
@@ -68,7 +65,7 @@ def resume(campaign: str | None, store: str | None, *, take_over: bool, as_json:
     """
     from frontrunner.live import make_listener
 
-    with make_listener(quiet=as_json) as listener, _stopped_by_signals() as on_driver:
+    with make_listener(quiet=as_json) as listener, stopped_by_signals() as on_driver:
         conclusion = api.resume(campaign, store=store, take_over=take_over, listener=listener, on_driver=on_driver)
     _finish(conclusion, listener.campaign, store, as_json=as_json)
 
@@ -106,31 +103,6 @@ def space(file: Path, *, as_json: bool) -> None:
         raise NothingLegal("no recipe of this space is legal", hint="widen a dimension that the reasons name")
 
 
-@contextmanager
-def _stopped_by_signals() -> Iterator[api.OnDriver]:
-    """Have the first SIGINT, SIGTERM or SIGHUP drain the driver, and the second end its running probes.
-
-    Only flags are set in the handler: the driver says in its own time that it is stopping.
-    """
-    before = {}
-
-    def on_driver(driver: Driver) -> None:
-        steps = iter((driver.stop,))
-
-        def on_signal(_number: int, _frame: FrameType | None) -> None:
-            next(steps, driver.kill)()
-
-        for number in STOPPING_SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, for one, ignores SIGHUP on purpose
-                before[number] = signal.signal(number, on_signal)
-
-    try:
-        yield on_driver
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, as_json: bool) -> None:
     """Print the ranking, and the front of several objectives; raise what the end means for the exit code."""
     from frontrunner.reporting_api import front
@@ -138,11 +110,18 @@ def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, as_json
     ranking = api.best(campaign, top=TOP, store=store) if conclusion.measured else []
     several = len(conclusion.objectives) > 1
     found = front(campaign, objectives=conclusion.objectives, store=store) if several and ranking else ()
+    scale = predictions(campaign, store=store)
     if as_json:
         answer = {"campaign": campaign, "state": conclusion.state, "reason": conclusion.reason, "best": ranking}
         answer_on_front = {"objectives": conclusion.objectives, "front": found} if several else {}
-        print_json(answer | {"outlook": conclusion.outlook, "budget": conclusion.limits} | answer_on_front)
-    elif ranking:
+        small = {} if scale is None else {"small_scale": scale}
+        print_json(answer | {"outlook": conclusion.outlook, "budget": conclusion.limits} | answer_on_front | small)
+        ranking = []
+    elif scale is not None:
+        from frontrunner.render_predictions import print_predictions
+
+        print_predictions(scale)
+    if ranking:
         from frontrunner.render import print_next_commands, print_outlook, print_ranking
 
         measured = " measured" if ranking[0].figures == "measured" else ""  # the table says itself what else they are
@@ -153,19 +132,21 @@ def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, as_json
             print_front(found, conclusion.objectives)
         print_outlook(conclusion.outlook, conclusion.limits)
         named = None if store is None or store == store_url() else shown_store(store)
-        print_next_commands(campaign, ranking[0], named, conclusion.objectives)
-    _raise_unless_done(conclusion, campaign, store)
+        print_next_commands(campaign, ranking[0], named, conclusion.objectives, replays=not conclusion.trainer)
+    is_predicted = scale is not None and bool(scale.predicted)
+    _raise_unless_done(conclusion, campaign, store, has_answer=bool(conclusion.measured) or is_predicted)
 
 
-def _raise_unless_done(conclusion: Conclusion, campaign: str, store: str | None) -> None:
+def _raise_unless_done(conclusion: Conclusion, campaign: str, store: str | None, *, has_answer: bool) -> None:
     from frontrunner.results.states import CampaignState
+    from frontrunner.search.driver import PAUSED_BY_REQUEST
     from frontrunner.settings import DEFAULT_STORE
 
     command = f"frontrunner resume {campaign}" + (
         f" --store {shlex.quote(shown_store(store))}" if store and store != DEFAULT_STORE else ""
     )
-    if conclusion.state is CampaignState.STOPPED:
-        click.echo(f"stopped; go on with: {command}", err=True)
+    if conclusion.state is CampaignState.STOPPED or conclusion.reason == PAUSED_BY_REQUEST:
+        click.echo(f"{conclusion.state}; go on with: {command}", err=True)
         sys.exit(INTERRUPTED)
     if conclusion.state is CampaignState.PAUSED and conclusion.last_failure is not None:
         failure = conclusion.last_failure
@@ -173,7 +154,9 @@ def _raise_unless_done(conclusion: Conclusion, campaign: str, store: str | None)
             f"campaign {campaign} paused: {conclusion.reason}\n{failure.message}\n{failure.log_tail}".rstrip(),
             hint=f"the whole log: {failure.log_path}; once mended: {command}",
         )
-    if not conclusion.measured:
+    if conclusion.state is CampaignState.PAUSED:
+        raise CampaignFailed(f"campaign {campaign} paused: {conclusion.reason}", hint=f"once mended: {command}")
+    if not has_answer:
         raise NothingLegal(
             f"campaign {campaign} ended without one measured recipe: {conclusion.reason}",
             hint=f"frontrunner failures {campaign}",

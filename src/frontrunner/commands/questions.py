@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from frontrunner import api
+from frontrunner.commands.asking import Questions, asked, server_option
 from frontrunner.commands.options import json_option, print_json, store_option
-from frontrunner.spaces.errors import NothingLegal
+from frontrunner.plain_json import as_plain
+from frontrunner.predictions_api import predictions, predictions_of
+from frontrunner.spaces.errors import NotFound, NothingLegal
+
+if TYPE_CHECKING:
+    from frontrunner.results.predictions import SmallScale
 
 
 @click.command()
@@ -17,9 +24,17 @@ from frontrunner.spaces.errors import NothingLegal
 @click.option("--by", default="tokens", show_default=True, help="Order: tokens, tflops, memory or step-time.")
 @click.option("--max-memory-gb", type=float, help="Only recipes with no rank above so many 1e9 bytes.")
 @store_option
+@server_option
 @json_option
-def best(
-    campaign: str | None, top: int, by: str, max_memory_gb: float | None, store: str | None, *, as_json: bool
+def best(  # noqa: PLR0913 - an option each
+    campaign: str | None,
+    top: int,
+    by: str,
+    max_memory_gb: float | None,
+    store: str | None,
+    server: str | None,
+    *,
+    as_json: bool,
 ) -> None:
     """Print the best recipes of CAMPAIGN (default: the newest).
 
@@ -28,23 +43,43 @@ def best(
       frontrunner best
       frontrunner best laptop --top 3 --by memory --json
     """
-    ranking = api.best(campaign, top=top, by=by, max_memory_gb=max_memory_gb, store=store)
+    ranking = asked(store, server).best(campaign, top=top, by=by, max_memory_gb=max_memory_gb)
     if as_json:
         print_json(ranking)
-    elif not ranking:
-        raise NothingLegal("no measured recipe answers this question", hint="see `frontrunner status`")
-    else:
+        return
+    scale = _predicted(campaign, store, server)
+    if ranking:
         from frontrunner.render import print_ranking
 
         print_ranking(ranking, title=f"best by {by}")
+        if server is None:
+            _say_baseline(campaign, store)
+    elif scale is None or not scale.predicted:
+        raise NothingLegal("no measured recipe answers this question", hint="see `frontrunner status`")
+    if scale is not None:
+        from frontrunner.render_predictions import print_predictions
+
+        print_predictions(scale)
+
+
+def _say_baseline(campaign: str | None, store: str | None) -> None:
+    """What the best gains over the campaign's baseline, where it has one."""
+    from frontrunner.baseline import baseline
+
+    found = baseline(campaign, store=store)
+    if found is not None:
+        click.echo(found.in_words())
 
 
 @click.command()
 @click.argument("campaign", required=False)
 @click.option("--objectives", metavar="A,B,...", help="Two or more of tokens, memory, nodes [default: tokens,memory].")
 @store_option
+@server_option
 @json_option
-def pareto(campaign: str | None, objectives: str | None, store: str | None, *, as_json: bool) -> None:
+def pareto(
+    campaign: str | None, objectives: str | None, store: str | None, server: str | None, *, as_json: bool
+) -> None:
     """Print the recipes of CAMPAIGN that no other beats in both speed and peak memory.
 
     With --objectives: in all of speed (tokens), memory headroom (memory) and number of nodes (nodes) that it names.
@@ -55,10 +90,11 @@ def pareto(campaign: str | None, objectives: str | None, store: str | None, *, a
       frontrunner pareto laptop --json
       frontrunner pareto --objectives tokens,memory,nodes
     """
+    questions = asked(store, server)
     if objectives is not None:
-        _front(campaign, [name.strip() for name in objectives.split(",")], store, as_json=as_json)
+        _front(campaign, tuple(name.strip() for name in objectives.split(",")), questions, as_json=as_json)
         return
-    front = api.pareto(campaign, store=store)
+    front = questions.pareto(campaign)
     if as_json:
         print_json(front)
     elif not front:
@@ -69,10 +105,8 @@ def pareto(campaign: str | None, objectives: str | None, store: str | None, *, a
         print_ranking(front, title="speed against memory: what nothing else beats in both")
 
 
-def _front(campaign: str | None, objectives: list[str], store: str | None, *, as_json: bool) -> None:
-    from frontrunner.reporting_api import front
-
-    found = front(campaign, objectives=objectives, store=store)
+def _front(campaign: str | None, objectives: tuple[str, ...], questions: Questions, *, as_json: bool) -> None:
+    found = questions.front(campaign, objectives=objectives)
     if as_json:
         print_json(found)
     elif not found:
@@ -86,8 +120,9 @@ def _front(campaign: str | None, objectives: list[str], store: str | None, *, as
 @click.command()
 @click.argument("recipe_id")
 @store_option
+@server_option
 @json_option
-def show(recipe_id: str, store: str | None, *, as_json: bool) -> None:
+def show(recipe_id: str, store: str | None, server: str | None, *, as_json: bool) -> None:
     """Print everything about RECIPE_ID (or a unique beginning of it), and why it ranks where it does.
 
     \b
@@ -95,20 +130,48 @@ def show(recipe_id: str, store: str | None, *, as_json: bool) -> None:
       frontrunner show 3f9c01d2ab4e
       frontrunner show 3f9c --json
     """
-    explanation = api.show(recipe_id, store=store)
+    try:
+        explanation = asked(store, server).show(recipe_id)
+    except NotFound:
+        if server is not None or not _show_predicted(recipe_id, store, as_json=as_json):
+            raise
+        return
     if as_json:
         print_json(explanation)
     else:
         from frontrunner.render import print_explanation
 
         print_explanation(explanation)
+        _show_predicted(explanation.recipe_id, store, as_json=False)
+
+
+def _predicted(campaign: str | None, store: str | None, server: str | None) -> SmallScale | None:
+    """What a campaign with `search.probe_nodes` predicts; a service is not asked for it."""
+    return predictions(campaign, store=store) if server is None else None
+
+
+def _show_predicted(recipe_id: str, store: str | None, *, as_json: bool) -> bool:
+    """Print what is predicted of a recipe, where anything is."""
+    try:
+        scales = predictions_of(recipe_id, store=store)
+    except NotFound:
+        return False
+    if as_json:
+        print_json({"recipe_id": scales[0].predicted[0].recipe_id, "appearances": [], "predictions": scales})
+        return True
+    from frontrunner.render_predictions import print_prediction
+
+    for scale in scales:
+        print_prediction(scale)
+    return True
 
 
 @click.command()
 @click.argument("campaign", required=False)
 @store_option
+@server_option
 @json_option
-def status(campaign: str | None, store: str | None, *, as_json: bool) -> None:
+def status(campaign: str | None, store: str | None, server: str | None, *, as_json: bool) -> None:
     """Print where CAMPAIGN (default: the newest) stands.
 
     \b
@@ -116,20 +179,26 @@ def status(campaign: str | None, store: str | None, *, as_json: bool) -> None:
       frontrunner status
       frontrunner status laptop --json
     """
-    found = api.status(campaign, store=store)
+    found = asked(store, server).status(campaign)
+    scale = _predicted(found.campaign.name, store, server)
     if as_json:
-        print_json(found)
-    else:
-        from frontrunner.render import print_status
+        print_json(as_plain(found) | ({} if scale is None else {"small_scale": as_plain(scale)}))
+        return
+    from frontrunner.render import print_status
 
-        print_status(found)
+    print_status(found)
+    if scale is not None:
+        from frontrunner.render_predictions import scale_lines
+
+        click.echo("\n".join(scale_lines(scale)))
 
 
 @click.command()
 @click.argument("campaign", required=False)
 @store_option
+@server_option
 @json_option
-def failures(campaign: str | None, store: str | None, *, as_json: bool) -> None:
+def failures(campaign: str | None, store: str | None, server: str | None, *, as_json: bool) -> None:
     """Print what failed in CAMPAIGN (default: the newest), why, and the end of each log.
 
     \b
@@ -137,7 +206,7 @@ def failures(campaign: str | None, store: str | None, *, as_json: bool) -> None:
       frontrunner failures
       frontrunner failures laptop --json
     """
-    found = api.failures(campaign, store=store)
+    found = asked(store, server).failures(campaign)
     if as_json:
         print_json(found)
     elif not found:
@@ -150,8 +219,9 @@ def failures(campaign: str | None, store: str | None, *, as_json: bool) -> None:
 
 @click.command()
 @store_option
+@server_option
 @json_option
-def campaigns(store: str | None, *, as_json: bool) -> None:
+def campaigns(store: str | None, server: str | None, *, as_json: bool) -> None:
     """Print every campaign of the store, the newest first.
 
     \b
@@ -159,7 +229,7 @@ def campaigns(store: str | None, *, as_json: bool) -> None:
       frontrunner campaigns
       frontrunner campaigns --store sweeps.db --json
     """
-    found = api.campaigns(store=store)
+    found = asked(store, server).campaigns()
     if as_json:
         print_json(found)
     elif not found:
