@@ -13,7 +13,13 @@ from sqlalchemy import Connection, func, insert, select, update
 
 from frontrunner.results import leases, standings
 from frontrunner.results.clock import Clock, timestamp
-from frontrunner.results.codec import failure_to_columns, finite_or_none, measurement_to_columns, recipe_to_json
+from frontrunner.results.codec import (
+    failure_to_columns,
+    finite_or_none,
+    measurement_to_columns,
+    recipe_to_json,
+    storable,
+)
 from frontrunner.results.engine import Database
 from frontrunner.results.leased import LeasedWriter, atomic
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
@@ -179,7 +185,7 @@ class CampaignWriter(LeasedWriter):
         now = CampaignState(connection.execute(mine).scalar_one())
         if state is not now and state not in CAMPAIGN_TRANSITIONS[now]:
             raise IllegalTransition(f"campaign {self._lease.campaign_name}: {now} -> {state}")
-        self._change_campaign(connection, state=state, state_reason=reason)
+        self._change_campaign(connection, state=state, state_reason=storable(reason))
 
     def _conclude(self, connection: Connection, trial_id: int, outcome: Outcome, *, retry: bool) -> None:
         """Move the trial on after an attempt, and charge the campaign.

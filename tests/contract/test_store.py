@@ -241,10 +241,11 @@ class TestTrials(StoreContract):
     def test_a_store_of_before_keeps_how_probes_end_once_it_is_written_to(
         self, store: Store, writer: CampaignWriter, campaign: Campaign
     ) -> None:
-        """The first stores of this schema had no table for it."""
+        """The first stores of this schema had no table for it, and no revision."""
         writer.finish_attempt(writer.start_attempt(begin(writer), run_folder="1"), measurement(), retry=False)
         with store.database.write() as connection:
             connection.exec_driver_sql("DROP TABLE endings")
+            connection.exec_driver_sql("DROP TABLE alembic_version")
         assert store.told(campaign.id) == [(RECIPE, measurement())], "a store that may only be read"
         with open_store(store.url) as opened:
             again = opened.drive(
@@ -307,6 +308,17 @@ class TestNumbersThatAreNot(StoreContract):
         with pytest.raises(ValueError, match="step"):
             writer.finish_attempt(attempt, broken, retry=False)
         assert store.open_attempts(campaign.id) == [attempt]
+
+    def test_text_that_a_database_cannot_hold_loses_only_what_it_cannot(
+        self, store: Store, writer: CampaignWriter, campaign: Campaign
+    ) -> None:
+        attempt = writer.start_attempt(begin(writer), run_folder="1")
+        said = replace(failure(), message="a\x00b", log_tail="\x00 gr\u00f6\u00dfe \udcff\n")
+        writer.finish_attempt(attempt, said, retry=False)
+        ((_, outcome),) = store.told(campaign.id)
+        assert outcome == replace(said, message="a\ufffdb", log_tail="\ufffd gr\u00f6\u00dfe ?\n")
+        writer.set_state(CampaignState.RUNNING, reason="\x00")
+        assert store.campaign(None).state_reason == "\ufffd"
 
     def test_an_event_keeps_no_nan(self, store: Store, writer: CampaignWriter, campaign: Campaign) -> None:
         writer.event("probe_finished", tokens_per_s=math.nan, recipe="aaaa", repeats=2, note=None)

@@ -115,6 +115,6 @@ def running_server() -> Iterator[Server]:
         try:
             yield server
         finally:
-            server.stop()
+            server.stop(kill=True)  # nothing of it is needed any more
     finally:
         shutil.rmtree(folder, ignore_errors=True)
