@@ -13,11 +13,10 @@ from frontrunner.results.codec import (
     failure_from_columns,
     measurement_from_columns,
     recipe_from_json,
-    standing_from_columns,
 )
 from frontrunner.results.outcome import Outcome, ProbeEnding
-from frontrunner.results.records import Attempt, Campaign, Event, Standing, Trial
-from frontrunner.results.schema import AttemptRow, EndingRow, FailureRow, MeasurementRow, StandingRow, TrialRow
+from frontrunner.results.records import Attempt, Campaign, Event, Trial
+from frontrunner.results.schema import AttemptRow, EndingRow, FailureRow, MeasurementRow, TrialRow
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
 
 
@@ -112,17 +111,3 @@ def trials_by_state(connection: Connection, campaign_id: int) -> Mapping[TrialSt
         select(TrialRow.state, func.count()).where(TrialRow.campaign_id == campaign_id).group_by(TrialRow.state)
     )
     return dict.fromkeys(TrialState, 0) | {TrialState(state): count for state, count in counted}
-
-
-def best_standing(connection: Connection, campaign_id: int) -> tuple[Trial, Standing] | None:
-    """The recipe with the most tokens/s, ties going to the smaller recipe id; None before the first measurement."""
-    row = connection.execute(
-        select(StandingRow)
-        .where(StandingRow.campaign_id == campaign_id)
-        .order_by(StandingRow.tokens_per_s.desc(), StandingRow.recipe_id)
-        .limit(1)
-    ).first()
-    if row is None:
-        return None
-    trial = connection.execute(select(TrialRow).where(TrialRow.id == row.trial_id)).one()
-    return to_trial(trial), standing_from_columns(row)

@@ -68,8 +68,10 @@ def status(store: Store, campaign: Campaign | str | None) -> Status:
         )
 
 
-def failures(store: Store, campaign: Campaign | str | None) -> list[FailedTrial]:
-    """The campaign's failed trials, in the order in which they were recorded."""
+def failures(
+    store: Store, campaign: Campaign | str | None, *, limit: int | None = None, offset: int = 0
+) -> list[FailedTrial]:
+    """The campaign's failed trials, in the order in which they were recorded; up to `limit`, after `offset` others."""
     with store.database.read() as connection:
         found = resolve(connection, store, campaign)
         tries = (
@@ -85,6 +87,8 @@ def failures(store: Store, campaign: Campaign | str | None) -> list[FailedTrial]
             .join(FailureRow, FailureRow.attempt_id == tries.c.last)
             .where(TrialRow.campaign_id == found.id, TrialRow.state == TrialState.FAILED)
             .order_by(TrialRow.outcome_number)
+            .limit(limit)
+            .offset(offset)
         )
         return [
             FailedTrial(

@@ -23,17 +23,16 @@ from frontrunner.results.opening import open_database
 from frontrunner.results.outcome import Outcome
 from frontrunner.results.records import Attempt, Campaign, CampaignSummary, Event, Lease, Trial
 from frontrunner.results.rows import (
-    best_standing,
     final_outcomes,
     outcomes_by_attempt,
     to_attempt,
     to_campaign,
     to_event,
     to_trial,
-    trials_by_state,
 )
 from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, TrialRow
 from frontrunner.results.states import AttemptState, CampaignState
+from frontrunner.results.summaries import summaries
 from frontrunner.results.writer import CampaignWriter
 from frontrunner.spaces.document import canonical_json
 from frontrunner.spaces.errors import InvalidInput, NotFound, bad_value, did_you_mean
@@ -136,7 +135,7 @@ class Store:
         """Every campaign, the newest first."""
         with self._database.read() as connection:
             rows = connection.execute(select(CampaignRow).order_by(CampaignRow.id.desc())).all()
-            return [_summary(connection, to_campaign(row)) for row in rows]
+            return summaries(connection, [to_campaign(row) for row in rows])
 
     def trials(self, campaign_id: int) -> list[Trial]:
         """The campaign's trials in the order in which they were proposed."""
@@ -209,20 +208,3 @@ def find_campaign(connection: Connection, name: str | None, *, store: str) -> Ca
     if not known:
         raise NotFound(f"there is no campaign in {store}", hint="start one: frontrunner launch CAMPAIGN.toml")
     raise NotFound(f"there is no campaign {name!r} in {store}", hint=did_you_mean(str(name), known))
-
-
-def _summary(connection: Connection, campaign: Campaign) -> CampaignSummary:
-    best = best_standing(connection, campaign.id)
-    return CampaignSummary(
-        id=campaign.id,
-        name=campaign.name,
-        state=campaign.state,
-        strategy=campaign.strategy,
-        figures=campaign.figures,
-        legal_recipes=campaign.legal_recipes,
-        probes=trials_by_state(connection, campaign.id),
-        best_tokens_per_s=None if best is None else best[1].tokens_per_s,
-        node_seconds_spent=campaign.node_seconds_spent,
-        created_at=campaign.created_at,
-        updated_at=campaign.updated_at,
-    )

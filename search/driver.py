@@ -60,7 +60,7 @@ class Conclusion:
 
 
 class Driver:
-    """Drives one campaign. `run` may be called once; `stop` and `kill` may be called from a signal handler."""
+    """Drives one campaign. `run` may be called once; `stop`, `pause` and `kill` may be called from a signal handler."""
 
     def __init__(
         self,
@@ -83,15 +83,26 @@ class Driver:
         self._patience = Patience(spec.search.identical_failures)
         self._stop_rule = StopRule(spec.search.stop_below_improvement)
         self._has_measured = False
-        self._wants_stop = self._wants_kill = self._told_of_stop = False
+        self._wants_stop = self._wants_pause = self._wants_kill = self._told_of_stop = False
+
+    @property
+    def campaign_name(self) -> str:
+        """The name of the campaign that it drives."""
+        return self._campaign.name
 
     def stop(self) -> None:
         """Start nothing more; let running probes finish."""
+        self._wants_stop, self._wants_pause = True, False
+
+    def pause(self) -> None:
+        """As `stop`, but the campaign is left paused, unless it was being stopped already."""
+        self._wants_pause = self._wants_pause or not self._wants_stop
         self._wants_stop = True
 
     def kill(self) -> None:
         """Start nothing more; end running probes, whose trials are tried again on resume."""
         self._wants_stop = self._wants_kill = True
+        self._wants_pause = False
 
     def run(self, *, take_over: bool = False) -> Conclusion:
         """Drive until the budget is used up, little or nothing is left to gain, failures pause it, or it is stopped.
@@ -231,6 +242,8 @@ class Driver:
 
     def _why_end(self) -> tuple[CampaignState, str] | None:
         """The state and the reason for which nothing at all is to be started, or None."""
+        if self._wants_pause:
+            return CampaignState.PAUSED, "paused by request"
         if self._wants_stop:
             return CampaignState.STOPPED, "stopped by request"
         if (alike := self._patience.why_pause()) is not None:

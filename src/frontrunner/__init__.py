@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from frontrunner.import_api import TableForm, import_table
     from frontrunner.planning_api import advise, explain, plan, scaling
     from frontrunner.reporting_api import front, plot, report
+    from frontrunner.service.client import connect
 
 __version__ = "0.1.0"
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "best",
     "calibrate",
     "campaigns",
+    "connect",
     "dataframe",
     "dryrun",
     "explain",
@@ -69,6 +71,7 @@ _ELSEWHERE = (
     | dict.fromkeys(("advise", "explain", "plan", "scaling"), "frontrunner.planning_api")
     | dict.fromkeys(("front", "plot", "report"), "frontrunner.reporting_api")
     | dict.fromkeys(("TableForm", "import_table"), "frontrunner.import_api")
+    | {"connect": "frontrunner.service.client"}
 )
 """The module of what is not in `frontrunner.api`."""
 

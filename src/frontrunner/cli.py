@@ -16,6 +16,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "replay": ("replaying:replay", "Train with a measured recipe: the full run."),
         "profile": ("profiling:profile", "Where the time of a recipe's steps goes."),
         "dryrun": ("dryrunning:dryrun", "A recipe's memory and FLOPs, with no device at hand."),
+        "serve": ("serving:serve", "Open the store to browsers and other machines."),
         "space": ("campaigning:space", "Count a file's recipes: legal, and why not."),
     },
     "Estimate": {

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frontrunner.api import named_recipe, nothing_legal, opened, survey
+from frontrunner.api import named_recipe, nothing_legal, opened
 from frontrunner.campaign_file import read_campaign_file
 from frontrunner.settings import store_url
 from frontrunner.spaces.errors import NotFound
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from frontrunner.evaluators.analytic.estimate import Plan
     from frontrunner.evaluators.analytic.scaling import Scaling
     from frontrunner.results.explain import Explanation
+    from frontrunner.search.spec import CampaignSpec
 
 
 def plan(campaign_file: str | Path) -> Plan:
@@ -24,12 +25,32 @@ def plan(campaign_file: str | Path) -> Plan:
 
     Raises `InvalidInput` for a file that cannot be used and `NothingLegal` for a space without a legal recipe.
     """
+    return plan_of(read_campaign_file(Path(campaign_file)).spec)
+
+
+def plan_of(spec: CampaignSpec) -> Plan:
+    """`plan` of a campaign that was read already."""
     from frontrunner.evaluators.analytic import estimate
 
-    surveyed = survey(campaign_file)
+    surveyed = spec.survey()
     if not surveyed.recipes:
         raise nothing_legal(surveyed)
     return estimate.plan(surveyed.recipes, surveyed.problem)
+
+
+def shown_plan(found: Plan, top: int) -> dict[str, object]:
+    """A plan for programs, with its `top` fastest estimates."""
+    return {
+        "legal": found.legal,
+        "fitting": found.judged.fitting,
+        "not_modelled": found.not_modelled,
+        "memory_limit_bytes": found.memory_limit_bytes,
+        "assumed": found.assumed,
+        "expected_error": found.expected_error,
+        "remarks": found.remarks,
+        "estimates": found.fastest(top),
+        "front": found.front,
+    }
 
 
 def scaling(campaign_file: str | Path, nodes: Sequence[int]) -> Scaling:

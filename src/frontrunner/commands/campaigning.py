@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import shlex
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
@@ -17,13 +13,13 @@ from frontrunner import api
 from frontrunner.commands.options import json_option, print_json, store_option
 from frontrunner.settings import store_url
 from frontrunner.spaces.errors import CampaignFailed, NothingLegal
+from frontrunner.stop_signals import stopped_by_signals
 
 if TYPE_CHECKING:
-    from frontrunner.search.driver import Conclusion, Driver
+    from frontrunner.search.driver import Conclusion
 
 TOP = 10
 INTERRUPTED = 130
-STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @click.command()
@@ -46,7 +42,7 @@ def launch(file: Path, name: str | None, store: str | None, *, as_json: bool) ->
 
     campaign = read_campaign_file(file)
     url = store_url(store, from_file=campaign.store.url)
-    with make_listener(quiet=as_json) as listener, _stopped_by_signals() as on_driver:
+    with make_listener(quiet=as_json) as listener, stopped_by_signals() as on_driver:
         conclusion = api.launch(campaign, store=url, name=name, listener=listener, on_driver=on_driver)
     _finish(conclusion, listener.campaign, url, as_json=as_json)
 
@@ -68,7 +64,7 @@ def resume(campaign: str | None, store: str | None, *, take_over: bool, as_json:
     """
     from frontrunner.live import make_listener
 
-    with make_listener(quiet=as_json) as listener, _stopped_by_signals() as on_driver:
+    with make_listener(quiet=as_json) as listener, stopped_by_signals() as on_driver:
         conclusion = api.resume(campaign, store=store, take_over=take_over, listener=listener, on_driver=on_driver)
     _finish(conclusion, listener.campaign, store, as_json=as_json)
 
@@ -106,31 +102,6 @@ def space(file: Path, *, as_json: bool) -> None:
         raise NothingLegal("no recipe of this space is legal", hint="widen a dimension that the reasons name")
 
 
-@contextmanager
-def _stopped_by_signals() -> Iterator[api.OnDriver]:
-    """Have the first SIGINT, SIGTERM or SIGHUP drain the driver, and the second end its running probes.
-
-    Only flags are set in the handler: the driver says in its own time that it is stopping.
-    """
-    before = {}
-
-    def on_driver(driver: Driver) -> None:
-        steps = iter((driver.stop,))
-
-        def on_signal(_number: int, _frame: FrameType | None) -> None:
-            next(steps, driver.kill)()
-
-        for number in STOPPING_SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, for one, ignores SIGHUP on purpose
-                before[number] = signal.signal(number, on_signal)
-
-    try:
-        yield on_driver
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, as_json: bool) -> None:
     """Print the ranking, and the front of several objectives; raise what the end means for the exit code."""
     from frontrunner.reporting_api import front
@@ -164,8 +135,9 @@ def _raise_unless_done(conclusion: Conclusion, campaign: str, store: str | None)
     command = f"frontrunner resume {campaign}" + (
         f" --store {shlex.quote(store)}" if store not in (None, DEFAULT_STORE) else ""
     )
-    if conclusion.state is CampaignState.STOPPED:
-        click.echo(f"stopped; go on with: {command}", err=True)
+    by_request = conclusion.state is CampaignState.PAUSED and conclusion.last_failure is None
+    if by_request or conclusion.state is CampaignState.STOPPED:
+        click.echo(f"{conclusion.state}; go on with: {command}", err=True)
         sys.exit(INTERRUPTED)
     if conclusion.state is CampaignState.PAUSED and conclusion.last_failure is not None:
         failure = conclusion.last_failure

@@ -43,19 +43,7 @@ def plan(file: Path, top: int | None, nodes: str | None, *, as_json: bool) -> No
 
 def _plan(found: Plan, top: int, file: str, *, as_json: bool) -> None:
     if as_json:
-        print_json(
-            {
-                "legal": found.legal,
-                "fitting": found.judged.fitting,
-                "not_modelled": found.not_modelled,
-                "memory_limit_bytes": found.memory_limit_bytes,
-                "assumed": found.assumed,
-                "expected_error": found.expected_error,
-                "remarks": found.remarks,
-                "estimates": found.fastest(top),
-                "front": found.front,
-            }
-        )
+        print_json(planning_api.shown_plan(found, top))
     else:
         from frontrunner.render_plan import print_plan
 

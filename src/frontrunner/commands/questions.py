@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from frontrunner import api
+from frontrunner.commands.asking import Questions, asked, server_option
 from frontrunner.commands.options import json_option, print_json, store_option
 from frontrunner.spaces.errors import NothingLegal
 
@@ -17,9 +18,17 @@ from frontrunner.spaces.errors import NothingLegal
 @click.option("--by", default="tokens", show_default=True, help="Order: tokens, tflops, memory or step-time.")
 @click.option("--max-memory-gb", type=float, help="Only recipes with no rank above so many 1e9 bytes.")
 @store_option
+@server_option
 @json_option
 def best(
-    campaign: str | None, top: int, by: str, max_memory_gb: float | None, store: str | None, *, as_json: bool
+    campaign: str | None,
+    top: int,
+    by: str,
+    max_memory_gb: float | None,
+    store: str | None,
+    server: str | None,
+    *,
+    as_json: bool,
 ) -> None:
     """Print the best recipes of CAMPAIGN (default: the newest).
 
@@ -28,7 +37,7 @@ def best(
       frontrunner best
       frontrunner best laptop --top 3 --by memory --json
     """
-    ranking = api.best(campaign, top=top, by=by, max_memory_gb=max_memory_gb, store=store)
+    ranking = asked(store, server).best(campaign, top=top, by=by, max_memory_gb=max_memory_gb)
     if as_json:
         print_json(ranking)
     elif not ranking:
@@ -43,8 +52,11 @@ def best(
 @click.argument("campaign", required=False)
 @click.option("--objectives", metavar="A,B,...", help="Two or more of tokens, memory, nodes [default: tokens,memory].")
 @store_option
+@server_option
 @json_option
-def pareto(campaign: str | None, objectives: str | None, store: str | None, *, as_json: bool) -> None:
+def pareto(
+    campaign: str | None, objectives: str | None, store: str | None, server: str | None, *, as_json: bool
+) -> None:
     """Print the recipes of CAMPAIGN that no other beats in both speed and peak memory.
 
     With --objectives: in all of speed (tokens), memory headroom (memory) and number of nodes (nodes) that it names.
@@ -55,10 +67,11 @@ def pareto(campaign: str | None, objectives: str | None, store: str | None, *, a
       frontrunner pareto laptop --json
       frontrunner pareto --objectives tokens,memory,nodes
     """
+    questions = asked(store, server)
     if objectives is not None:
-        _front(campaign, [name.strip() for name in objectives.split(",")], store, as_json=as_json)
+        _front(campaign, tuple(name.strip() for name in objectives.split(",")), questions, as_json=as_json)
         return
-    front = api.pareto(campaign, store=store)
+    front = questions.pareto(campaign)
     if as_json:
         print_json(front)
     elif not front:
@@ -69,10 +82,8 @@ def pareto(campaign: str | None, objectives: str | None, store: str | None, *, a
         print_ranking(front, title="speed against memory: what nothing else beats in both")
 
 
-def _front(campaign: str | None, objectives: list[str], store: str | None, *, as_json: bool) -> None:
-    from frontrunner.reporting_api import front
-
-    found = front(campaign, objectives=objectives, store=store)
+def _front(campaign: str | None, objectives: tuple[str, ...], questions: Questions, *, as_json: bool) -> None:
+    found = questions.front(campaign, objectives=objectives)
     if as_json:
         print_json(found)
     elif not found:
@@ -86,8 +97,9 @@ def _front(campaign: str | None, objectives: list[str], store: str | None, *, as
 @click.command()
 @click.argument("recipe_id")
 @store_option
+@server_option
 @json_option
-def show(recipe_id: str, store: str | None, *, as_json: bool) -> None:
+def show(recipe_id: str, store: str | None, server: str | None, *, as_json: bool) -> None:
     """Print everything about RECIPE_ID (or a unique beginning of it), and why it ranks where it does.
 
     \b
@@ -95,7 +107,7 @@ def show(recipe_id: str, store: str | None, *, as_json: bool) -> None:
       frontrunner show 3f9c01d2ab4e
       frontrunner show 3f9c --json
     """
-    explanation = api.show(recipe_id, store=store)
+    explanation = asked(store, server).show(recipe_id)
     if as_json:
         print_json(explanation)
     else:
@@ -107,8 +119,9 @@ def show(recipe_id: str, store: str | None, *, as_json: bool) -> None:
 @click.command()
 @click.argument("campaign", required=False)
 @store_option
+@server_option
 @json_option
-def status(campaign: str | None, store: str | None, *, as_json: bool) -> None:
+def status(campaign: str | None, store: str | None, server: str | None, *, as_json: bool) -> None:
     """Print where CAMPAIGN (default: the newest) stands.
 
     \b
@@ -116,7 +129,7 @@ def status(campaign: str | None, store: str | None, *, as_json: bool) -> None:
       frontrunner status
       frontrunner status laptop --json
     """
-    found = api.status(campaign, store=store)
+    found = asked(store, server).status(campaign)
     if as_json:
         print_json(found)
     else:
@@ -128,8 +141,9 @@ def status(campaign: str | None, store: str | None, *, as_json: bool) -> None:
 @click.command()
 @click.argument("campaign", required=False)
 @store_option
+@server_option
 @json_option
-def failures(campaign: str | None, store: str | None, *, as_json: bool) -> None:
+def failures(campaign: str | None, store: str | None, server: str | None, *, as_json: bool) -> None:
     """Print what failed in CAMPAIGN (default: the newest), why, and the end of each log.
 
     \b
@@ -137,7 +151,7 @@ def failures(campaign: str | None, store: str | None, *, as_json: bool) -> None:
       frontrunner failures
       frontrunner failures laptop --json
     """
-    found = api.failures(campaign, store=store)
+    found = asked(store, server).failures(campaign)
     if as_json:
         print_json(found)
     elif not found:
@@ -150,8 +164,9 @@ def failures(campaign: str | None, store: str | None, *, as_json: bool) -> None:
 
 @click.command()
 @store_option
+@server_option
 @json_option
-def campaigns(store: str | None, *, as_json: bool) -> None:
+def campaigns(store: str | None, server: str | None, *, as_json: bool) -> None:
     """Print every campaign of the store, the newest first.
 
     \b
@@ -159,7 +174,7 @@ def campaigns(store: str | None, *, as_json: bool) -> None:
       frontrunner campaigns
       frontrunner campaigns --store sweeps.db --json
     """
-    found = api.campaigns(store=store)
+    found = asked(store, server).campaigns()
     if as_json:
         print_json(found)
     elif not found:

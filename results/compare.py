@@ -1,0 +1,86 @@
+"""Two campaigns side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, func, select
+from sqlalchemy.orm import aliased
+
+from frontrunner.results.codec import recipe_from_json
+from frontrunner.results.pages import cut
+from frontrunner.results.ranking import RankedRecipe, rank, resolve
+from frontrunner.results.records import Campaign, CampaignSummary
+from frontrunner.results.schema import StandingRow, TrialRow
+from frontrunner.results.store import Store
+from frontrunner.results.summaries import summaries
+from frontrunner.spaces.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One of the two campaigns, with its best recipe, None before the first measurement."""
+
+    campaign: CampaignSummary
+    best: RankedRecipe | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedRecipe:
+    """A recipe that both campaigns measured. `speed_ratio` is the second's tokens/s over the first's."""
+
+    recipe_id: str
+    recipe: Recipe
+    first_tokens_per_s: float
+    second_tokens_per_s: float
+
+    @property
+    def speed_ratio(self) -> float:
+        """second_tokens_per_s / first_tokens_per_s."""
+        return self.second_tokens_per_s / self.first_tokens_per_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Both campaigns, and a page of the `total` recipes that both measured, the first campaign's fastest first.
+
+    A recipe's id holds its problem, so that campaigns of different problems share none.
+    """
+
+    first: Side
+    second: Side
+    shared: tuple[SharedRecipe, ...]
+    total: int
+
+
+def compare(store: Store, first: str, second: str, *, page: int = 1, page_size: int = 50) -> Comparison:
+    """The two named campaigns; raises `NotFound` where there is no such campaign."""
+    one, other = StandingRow, aliased(StandingRow)
+    with store.database.read() as connection:
+        left, right = resolve(connection, store, first), resolve(connection, store, second)
+        both = (one.campaign_id == left.id, other.campaign_id == right.id, other.recipe_id == one.recipe_id)
+        total = connection.execute(select(func.count()).where(*both)).scalar_one()
+        query = (
+            select(one.recipe_id, one.tokens_per_s, other.tokens_per_s.label("second"), TrialRow.recipe_json)
+            .join(TrialRow, TrialRow.id == one.trial_id)
+            .join(other, other.recipe_id == one.recipe_id)
+            .where(*both)
+            .order_by(one.tokens_per_s.desc(), one.recipe_id)
+        )
+        rows = connection.execute(cut(query, page, page_size)).all()
+        sides = [_side(connection, campaign) for campaign in (left, right)]
+    shared = tuple(
+        SharedRecipe(
+            recipe_id=row.recipe_id,
+            recipe=recipe_from_json(row.recipe_json),
+            first_tokens_per_s=row.tokens_per_s,
+            second_tokens_per_s=row.second,
+        )
+        for row in rows
+    )
+    return Comparison(first=sides[0], second=sides[1], shared=shared, total=total)
+
+
+def _side(connection: Connection, campaign: Campaign) -> Side:
+    fastest = rank(connection, campaign, top=1)
+    return Side(campaign=summaries(connection, [campaign])[0], best=fastest[0] if fastest else None)

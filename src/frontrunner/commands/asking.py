@@ -1,0 +1,95 @@
+"""Whom the reading commands ask: the store at hand, or a service by --server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import click
+
+from frontrunner import api
+from frontrunner.spaces.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from frontrunner.evaluators.insight.objectives import OnFront
+    from frontrunner.results.explain import Explanation
+    from frontrunner.results.ranking import RankedRecipe
+    from frontrunner.results.records import CampaignSummary
+    from frontrunner.results.status import FailedTrial, Status
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Questions(Protocol):
+    """What can be asked of a store, wherever it is; the functions of `frontrunner.api` say what is answered."""
+
+    def campaigns(self) -> list[CampaignSummary]: ...  # noqa: D102 - as in `frontrunner.api`, like those below
+
+    def status(self, campaign: str | None) -> Status: ...  # noqa: D102
+
+    def failures(self, campaign: str | None) -> list[FailedTrial]: ...  # noqa: D102
+
+    def best(  # noqa: D102
+        self, campaign: str | None, *, top: int, by: str, max_memory_gb: float | None
+    ) -> list[RankedRecipe]: ...
+
+    def pareto(self, campaign: str | None) -> list[RankedRecipe]: ...  # noqa: D102
+
+    def front(self, campaign: str | None, *, objectives: tuple[str, ...]) -> tuple[OnFront, ...]: ...  # noqa: D102
+
+    def show(self, recipe_id: str) -> Explanation: ...  # noqa: D102
+
+
+class OwnStore:
+    """The store at hand."""
+
+    def __init__(self, store: str | None) -> None:
+        self._store = store
+
+    def campaigns(self) -> list[CampaignSummary]:
+        """As `api.campaigns`."""
+        return api.campaigns(store=self._store)
+
+    def status(self, campaign: str | None) -> Status:
+        """As `api.status`."""
+        return api.status(campaign, store=self._store)
+
+    def failures(self, campaign: str | None) -> list[FailedTrial]:
+        """As `api.failures`."""
+        return api.failures(campaign, store=self._store)
+
+    def best(self, campaign: str | None, *, top: int, by: str, max_memory_gb: float | None) -> list[RankedRecipe]:
+        """As `api.best`."""
+        return api.best(campaign, top=top, by=by, max_memory_gb=max_memory_gb, store=self._store)
+
+    def pareto(self, campaign: str | None) -> list[RankedRecipe]:
+        """As `api.pareto`."""
+        return api.pareto(campaign, store=self._store)
+
+    def front(self, campaign: str | None, *, objectives: tuple[str, ...]) -> tuple[OnFront, ...]:
+        """As `reporting_api.front`."""
+        from frontrunner.reporting_api import front
+
+        return front(campaign, objectives=objectives, store=self._store)
+
+    def show(self, recipe_id: str) -> Explanation:
+        """As `api.show`."""
+        return api.show(recipe_id, store=self._store)
+
+
+def server_option(function: F) -> F:
+    """--server: ask a service instead of a store."""
+    return click.option(
+        "--server", metavar="URL", help="Ask the service there, with the token of $FRONTRUNNER_TOKEN or the token file."
+    )(function)
+
+
+def asked(store: str | None, server: str | None) -> Questions:
+    """Whoever answers; raises `InvalidInput` where both a store and a service are named."""
+    if server is None:
+        return OwnStore(store)
+    if store is not None:
+        raise InvalidInput(f"--store {store} and --server {server} are both given: expected one of them")
+    from frontrunner.service.client import connect
+
+    return connect(server)

@@ -1,0 +1,83 @@
+"""The command that opens the store to browsers and programs: serve."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from frontrunner.commands.options import store_option
+from frontrunner.settings import store_url
+from frontrunner.spaces.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from frontrunner.service.settings import ServiceSettings
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8787, show_default=True, help="0 takes a free one.")
+@click.option("--allow-host", "allowed", multiple=True, metavar="NAME", help="A name that requests may be sent to.")
+@click.option("--behind-tls", is_flag=True, help="A proxy with TLS is in front: mark cookies as secure.")
+@click.option("--token-file", type=click.Path(path_type=Path), metavar="FILE", help="Where the tokens are kept.")
+@click.option("--max-campaigns", type=click.IntRange(1, 1000), default=4, show_default=True, help="Running at once.")
+@store_option
+def serve(  # noqa: PLR0913 - an option each
+    host: str,
+    port: int,
+    allowed: tuple[str, ...],
+    token_file: Path | None,
+    max_campaigns: int,
+    store: str | None,
+    *,
+    behind_tls: bool,
+) -> None:
+    """Serve the store over HTTP: launch, watch and query campaigns from a browser or another machine.
+
+    Listens on this machine alone; the link that it prints opens one browser once. The drivers that it starts go on
+    when it ends, and are found again.
+
+    \b
+    Examples:
+      frontrunner serve
+      frontrunner serve --store sweeps.db --port 9000
+    """
+    if find_spec("fastapi") is None or find_spec("uvicorn") is None:
+        raise InvalidInput("this needs fastapi and uvicorn", hint="run: pip install 'frontrunner[serve]'")
+    from frontrunner.service.settings import Limits, ServiceSettings
+    from frontrunner.service.tokens import default_token_file
+
+    settings = ServiceSettings(
+        store=store_url(store),
+        token_file=token_file or default_token_file(),
+        host=host,
+        port=port,
+        allowed_hosts=allowed,
+        behind_tls=behind_tls,
+        limits=Limits(running_campaigns=max_campaigns),
+    )
+    _serve(settings)
+
+
+def _serve(settings: ServiceSettings) -> None:
+    from frontrunner.service.app import create_app
+    from frontrunner.service.server import listen, run
+    from frontrunner.service.settings import is_loopback
+    from frontrunner.service.tokens import Role
+
+    with listen(settings) as listener:
+        app = create_app(settings)
+        port = listener.getsockname()[1]
+        name = settings.allowed_hosts[0] if settings.allowed_hosts else "127.0.0.1"
+        code = app.state.service.links.make(Role.OPERATOR)
+        click.echo(f"http://{name}:{port}/login?code={code}")
+        click.echo("the link opens one browser, once, within ten minutes", err=True)
+        click.echo(f"tokens for programs: {settings.token_file}", err=True)
+        if not is_loopback(settings.host):
+            click.echo(
+                "warning: tokens and results cross the network unencrypted unless TLS is in front (docs/service.md)",
+                err=True,
+            )
+        run(app, settings, listener)

@@ -1,0 +1,129 @@
+"""The application: guards around routes, and our errors as answers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import anyio
+import anyio.to_thread
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+
+from frontrunner import __version__
+from frontrunner.results.store import open_store
+from frontrunner.service.access import Access
+from frontrunner.service.drivers import Drivers
+from frontrunner.service.guards import BodyKind, KnownHost, SameOrigin, SecureHeaders
+from frontrunner.service.pressure import BodySize, RequestRate
+from frontrunner.service.refusals import refusal, refusal_of
+from frontrunner.service.replays import Replays
+from frontrunner.service.routes import campaigns, control, events, operations, planning, recipes, replaying
+from frontrunner.service.settings import ServiceSettings
+from frontrunner.service.state import Service
+from frontrunner.service.tokens import OneTimeLinks, make_tokens, read_tokens
+from frontrunner.spaces.errors import FrontrunnerError
+
+API = "/api/v1"
+SLOW_THREADS = 2
+"""How many launches and plans are worked on at a time."""
+ROUTERS = (
+    campaigns.router,
+    recipes.router,
+    events.router,
+    control.router,
+    planning.router,
+    replaying.router,
+    operations.api,
+)
+"""The routes under `API`; `operations.router` holds those beside it."""
+DESCRIPTION = """Campaigns over HTTP. Answers have the shape that the commands print with `--json`; errors are
+`{"error": {"kind", "message", "hint"}}`. Send a token as `Authorization: Bearer TOKEN`."""
+logger = logging.getLogger("frontrunner.service")
+
+
+def create_app(settings: ServiceSettings, *, pages: Sequence[APIRouter] = ()) -> FastAPI:
+    """The service over one store, which is made where there is none.
+
+    `pages` are routers outside of `API`, whose errors browsers see as pages. Raises as `open_store` and `make_tokens`
+    do.
+    """
+    tokens = read_tokens(settings.token_file) if settings.token_file.exists() else make_tokens(settings.token_file)
+    store = open_store(settings.store, create=True)
+    service = Service(
+        settings=settings,
+        tokens=tokens,
+        links=OneTimeLinks(),
+        store=store,
+        drivers=Drivers(store, settings),
+        replays=Replays(store, settings),
+        slow_work=anyio.CapacityLimiter(SLOW_THREADS),
+        streams=anyio.CapacityLimiter(settings.limits.streams),
+    )
+    app = FastAPI(
+        title="frontrunner",
+        version=__version__,
+        description=DESCRIPTION,
+        openapi_url=f"{API}/openapi.json",
+        docs_url=None,  # both load scripts from elsewhere
+        redoc_url=None,
+        lifespan=_lifespan,
+        middleware=_guards(service),
+        redirect_slashes=False,
+    )
+    app.state.service = service
+    for router in ROUTERS:
+        app.include_router(router, prefix=API)
+    for router in (operations.router, *pages):
+        app.include_router(router)
+    _answer_errors(app)
+    return app
+
+
+def _guards(service: Service) -> list[Middleware]:
+    """Outermost first: each sees only what those before it let pass."""
+    settings = service.settings
+    return [
+        Middleware(SecureHeaders),
+        Middleware(KnownHost, names=settings.host_names),
+        Middleware(RequestRate, limits=settings.limits),
+        Middleware(SameOrigin),
+        Middleware(Access, tokens=service.tokens),
+        Middleware(BodySize, limits=settings.limits),
+        Middleware(BodyKind),
+    ]
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    """Answer with few threads, which take turns anyway; close the store at the end, and leave the drivers be."""
+    service: Service = app.state.service
+    anyio.to_thread.current_default_thread_limiter().total_tokens = service.settings.limits.threads
+    try:
+        yield
+    finally:
+        service.store.close()
+
+
+def _answer_errors(app: FastAPI) -> None:
+    @app.exception_handler(FrontrunnerError)
+    async def ours(request: Request, error: FrontrunnerError) -> Response:
+        return refusal_of(request.scope, error)
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> Response:
+        return refusal(request.scope, error.status_code, str(error.detail), headers=error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
+        return refusal(request.scope, 422, f"{where or 'the body'}: {first['msg']}", kind="InvalidInput")
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> Response:
+        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return refusal(request.scope, 500, "the service failed on this request; its log says more")

@@ -1,0 +1,107 @@
+"""What a process does that the service has started: answer on one line what it will do, then do it.
+
+    python -P -m frontrunner.service.child launch | resume CAMPAIGN | replay
+
+The body of the request is on stdin. The answer, or an error, is the only line on stdout; the rest is a log on stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from frontrunner.spaces.errors import FrontrunnerError
+
+if TYPE_CHECKING:
+    from frontrunner.search.driver import Driver
+
+DEFAULT_NAME = "campaign"
+
+
+class Answer:
+    """The one line to the service; whoever waited for it may be gone."""
+
+    def __init__(self) -> None:
+        self.is_given = False
+
+    def give(self, table: Mapping[str, object]) -> None:
+        """Write the line, and have everything after it go to the log."""
+        if self.is_given:
+            return
+        self.is_given = True
+        with contextlib.suppress(BrokenPipeError):
+            os.write(sys.stdout.fileno(), json.dumps(table).encode() + b"\n")
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+
+def main(arguments: list[str]) -> int:
+    """Run one action; the exit status is that of the command of the same name."""
+    answer = Answer()
+    try:
+        body = json.load(sys.stdin)
+        if arguments == ["launch"]:
+            _launch(body, answer)
+        elif arguments[0] == "resume":
+            _resume(arguments[1], answer)
+        else:
+            _replay(body, answer)
+    except FrontrunnerError as error:
+        sys.stderr.write(f"error: {error.message}\n")
+        told = {"kind": type(error).__name__, "message": error.message, "hint": error.hint}
+        answer.give({"error": told})
+        return error.exit_code
+    return 0
+
+
+def _launch(body: dict[str, Any], answer: Answer) -> None:
+    from frontrunner import api
+    from frontrunner.campaign_file import parse_campaign
+    from frontrunner.live import Lines
+    from frontrunner.stop_signals import stopped_by_signals
+
+    file = parse_campaign(body, default_name=DEFAULT_NAME, base=Path.cwd())
+    with stopped_by_signals() as on_driver:
+        api.launch(file, listener=Lines(), on_driver=lambda driver: _driving(driver, answer, on_driver))
+
+
+def _resume(campaign: str, answer: Answer) -> None:
+    from frontrunner import api
+    from frontrunner.live import Lines
+    from frontrunner.stop_signals import stopped_by_signals
+
+    with stopped_by_signals() as on_driver:
+        api.resume(campaign, listener=Lines(), on_driver=lambda driver: _driving(driver, answer, on_driver))
+
+
+def _driving(driver: Driver, answer: Answer, on_driver: Any) -> None:
+    on_driver(driver)  # signals are heard before anybody is told whom to send them to
+    answer.give({"campaign": driver.campaign_name})
+
+
+def _replay(body: dict[str, Any], answer: Answer) -> None:
+    from frontrunner import api
+    from frontrunner.evaluators.files import write_json
+    from frontrunner.evaluators.replay import ReplaySettings
+    from frontrunner.evaluators.replay_run import run
+    from frontrunner.service.replays import STARTED, started_now
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the ranks first, as Ctrl-C does
+    anyway, root = body.pop("anyway"), Path(body.pop("root"))
+    recipe_id = api.show(body.pop("recipe_id")).recipe_id
+    settings = ReplaySettings(**body, folder=root / recipe_id)
+    planned = api.plan_replay(recipe_id, settings, anyway=anyway)
+    planned.folder.mkdir(parents=True, exist_ok=True)
+    write_json(planned.folder / STARTED, started_now(settings.steps))
+    answer.give({"recipe_id": recipe_id})
+    with contextlib.suppress(KeyboardInterrupt):
+        run(planned)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,234 @@
+"""The Python client: the local API's questions and answers, asked of a service on another machine.
+
+    import frontrunner
+
+    team = frontrunner.connect("https://tune.example.org")
+    print(team.best("frontier-22b", top=3))
+
+Answers are the same dataclasses as those of `frontrunner.best` and the others; errors are the same too. Nothing but
+Python's own HTTP is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
+
+from pydantic import TypeAdapter, ValidationError
+
+from frontrunner.evaluators.insight.objectives import OnFront
+from frontrunner.results.compare import Comparison
+from frontrunner.results.driving import DriverSeen
+from frontrunner.results.explain import Explanation
+from frontrunner.results.pages import CampaignPage, RecipePage, TrialPage
+from frontrunner.results.ranking import RankedRecipe
+from frontrunner.results.records import CampaignSummary
+from frontrunner.results.status import FailedTrial, Status
+from frontrunner.service.connection import Connection
+from frontrunner.service.replays import Replay
+from frontrunner.service.tokens import TOKEN_VARIABLE, default_token_file, read_tokens
+from frontrunner.spaces.errors import InvalidInput, NotFound, ServiceUnreachable
+
+T = TypeVar("T")
+
+PAGE = 200
+NOT_FINITE = ("losses", "build_time_s", "first_step_time_s")
+"""Figures of a measurement that JSON tells as null where they were no number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamEvent:
+    """One event of a campaign's stream; `id` is what to go on after."""
+
+    id: str
+    kind: str
+    data: Mapping[str, Any]
+
+
+def connect(url: str, *, token: str | None = None) -> Client:
+    """A client of the service at `url`; nothing is sent yet.
+
+    `token` None means the environment's FRONTRUNNER_TOKEN, else the operator's in this user's token file.
+    Raises `InvalidInput` for an address that is none, and `NotFound` where there is no token.
+    """
+    return Client(Connection(url, token or os.environ.get(TOKEN_VARIABLE) or _token_of_file()))
+
+
+def _token_of_file() -> str:
+    try:
+        return read_tokens(default_token_file()).operator
+    except NotFound as error:
+        raise NotFound(
+            f"no token for the service: {TOKEN_VARIABLE} is not set, and {error.message}",
+            hint=f"ask whoever runs the service, and set {TOKEN_VARIABLE}",
+        ) from None
+
+
+class Client:
+    """One service. `campaign` is a name everywhere; None means the newest."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def campaigns(self) -> list[CampaignSummary]:
+        """Every campaign of the service's store, the newest first."""
+        found: list[CampaignSummary] = []
+        while True:
+            page = self._get(CampaignPage, "/campaigns", page=len(found) // PAGE + 1, page_size=PAGE)
+            found += page.items
+            if len(found) >= page.total or not page.items:
+                return found
+
+    def drivers(self) -> list[DriverSeen]:
+        """Who drives which campaign."""
+        return self._get(list[DriverSeen], "/drivers")
+
+    def status(self, campaign: str | None = None) -> Status:
+        """Where a campaign stands."""
+        return self._get(Status, self._of(campaign))
+
+    def best(
+        self, campaign: str | None = None, *, top: int = 10, by: str = "tokens", max_memory_gb: float | None = None
+    ) -> list[RankedRecipe]:
+        """A campaign's recipes, best first, by tokens, tflops, memory or step-time; at most 1000."""
+        path = self._of(campaign, "/best")
+        return self._get(list[RankedRecipe], path, top=top, by=by, max_memory_gb=max_memory_gb)
+
+    def pareto(self, campaign: str | None = None) -> list[RankedRecipe]:
+        """The recipes that no other beats in both tokens/s and peak memory."""
+        return self._get(list[RankedRecipe], self._of(campaign, "/pareto"))
+
+    def front(
+        self, campaign: str | None = None, *, objectives: tuple[str, ...] = ("tokens", "memory", "nodes")
+    ) -> tuple[OnFront, ...]:
+        """The recipes that no other beats in all the objectives."""
+        return tuple(self._get(list[OnFront], self._of(campaign, "/front"), objective=list(objectives)))
+
+    def recipes(self, campaign: str | None = None, *, page: int = 1, **asked: str | float | bool) -> RecipePage:
+        """A page of a campaign's recipes; `asked` are `by`, `page_size`, `max_memory_gb` and fields of a recipe."""
+        return self._get(RecipePage, self._of(campaign, "/recipes"), page=page, **asked)
+
+    def trials(self, campaign: str | None = None, *, state: str | None = None, page: int = 1) -> TrialPage:
+        """A page of a campaign's trials, with what came of each."""
+        return self._get(TrialPage, self._of(campaign, "/trials"), state=state, page=page, page_size=PAGE)
+
+    def failures(self, campaign: str | None = None) -> list[FailedTrial]:
+        """A campaign's failed trials, with the ends of their logs."""
+        path, found = self._of(campaign, "/failures"), list[FailedTrial]()
+        while True:
+            page = self._get(list[FailedTrial], path, page=len(found) // PAGE + 1, page_size=PAGE)
+            found += page
+            if len(page) < PAGE:
+                return found
+
+    def log(self, campaign: str | None, trial_number: int) -> str:
+        """The end of the log of a failed trial."""
+        return self._connection.ask("GET", self._of(campaign, f"/trials/{int(trial_number)}/log")).decode()
+
+    def show(self, recipe_id: str) -> Explanation:
+        """Everything that the store knows of a recipe, by its id or a unique beginning of it."""
+        return self._get(Explanation, f"/recipes/{_part(recipe_id)}")
+
+    def compare(self, first: str, second: str) -> Comparison:
+        """Two campaigns side by side."""
+        return self._get(Comparison, "/compare", first=first, second=second, page_size=PAGE)
+
+    def plan(self, campaign: Mapping[str, Any], *, top: int = 10) -> dict[str, Any]:
+        """Estimates of a campaign file's recipes, given as its tables; what `frontrunner plan --json` prints."""
+        return self._post(dict[str, Any], "/plan", {**campaign, "top": top})
+
+    def launch(self, campaign: Mapping[str, Any]) -> str:
+        """Start a campaign, given as a campaign file's tables; returns its name."""
+        return str(self._post(dict[str, Any], "/campaigns", campaign)["campaign"])
+
+    def pause(self, campaign: str) -> None:
+        """Let running probes finish, and leave the campaign paused."""
+        self._tell(campaign, "pause")
+
+    def resume(self, campaign: str) -> None:
+        """Go on with a campaign."""
+        self._tell(campaign, "resume")
+
+    def stop(self, campaign: str) -> None:
+        """Let running probes finish, and leave the campaign stopped."""
+        self._tell(campaign, "stop")
+
+    def cancel(self, campaign: str) -> None:
+        """End running probes at once."""
+        self._tell(campaign, "cancel")
+
+    def events(self, campaign: str, *, after: str | None = None) -> Iterator[StreamEvent]:
+        """A campaign's events as they are recorded, from the beginning or after the event of this id; never ends."""
+        for fields in self._connection.stream(self._of(campaign, "/events"), after):
+            yield StreamEvent(id=fields["id"], kind=fields["event"], data=json.loads(fields["data"]))
+
+    def replays(self) -> list[Replay]:
+        """Every replay that the service has started."""
+        return self._get(list[Replay], "/replays")
+
+    def start_replay(self, recipe_id: str, *, steps: int, **settings: float | bool) -> Replay:
+        """Start a full training run of a recipe on the service's machine."""
+        return self._post(Replay, "/replays", {"recipe_id": recipe_id, "steps": steps, **settings})
+
+    def watch_replay(self, recipe_id: str) -> Replay:
+        """How far a replay is."""
+        return self._get(Replay, f"/replays/{_part(recipe_id)}")
+
+    def stop_replay(self, recipe_id: str) -> Replay:
+        """End a replay; its checkpoints stay."""
+        return self._post(Replay, f"/replays/{_part(recipe_id)}/stop", {})
+
+    def _tell(self, campaign: str, word: str) -> None:
+        self._post(dict[str, Any], self._of(campaign, f"/{word}"), {})
+
+    def _of(self, campaign: str | None, rest: str = "") -> str:
+        if campaign is None:
+            newest = self._get(CampaignPage, "/campaigns", page_size=1).items
+            if not newest:
+                raise NotFound(f"there is no campaign at {self._connection.url}")
+            campaign = newest[0].name
+        return f"/campaigns/{_part(campaign)}{rest}"
+
+    def _get(self, kind: type[T], path: str, **question: object) -> T:
+        named = {key: _word(value) for key, value in question.items() if value is not None}
+        return self._read(
+            kind, self._connection.ask("GET", path + (f"?{urlencode(named, doseq=True)}" if named else ""))
+        )
+
+    def _post(self, kind: type[T], path: str, body: Mapping[str, object]) -> T:
+        return self._read(kind, self._connection.ask("POST", path, json.dumps(body).encode()))
+
+    def _read(self, kind: type[T], text: bytes) -> T:
+        try:
+            return TypeAdapter(kind).validate_python(json.loads(text, object_hook=_with_nan))
+        except (ValueError, ValidationError) as error:
+            raise ServiceUnreachable(
+                f"{self._connection.url} answers with what this version cannot read: {str(error)[:200]}",
+                hint="client and service should be of one version",
+            ) from error
+
+
+def _part(name: str) -> str:
+    if name in ("", ".", "..") or "/" in name:
+        raise InvalidInput(f"{name!r} names no campaign and no recipe")
+    return quote(name, safe="")
+
+
+def _word(value: object) -> object:
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def _with_nan(table: dict[str, Any]) -> dict[str, Any]:
+    """A measurement's figures that were told as null, as the NaN that they were."""
+    if "step_times_s" in table:
+        for name in NOT_FINITE:
+            value = table.get(name)
+            if value is None:
+                table[name] = float("nan")
+            elif isinstance(value, list):
+                table[name] = [float("nan") if item is None else item for item in value]
+    return table

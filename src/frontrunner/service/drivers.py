@@ -1,0 +1,85 @@
+"""Drivers of campaigns: started, found again by the store's leases, and told to pause, stop or cancel."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import psutil
+
+from frontrunner.results.driving import DriverSeen, drivers
+from frontrunner.results.store import Store
+from frontrunner.service.errors import Conflict, TooMany
+from frontrunner.service.processes import Starter, our_process
+from frontrunner.service.settings import ServiceSettings
+from frontrunner.settings import run_root
+from frontrunner.stop_signals import CANCEL_SIGNAL, PAUSE_SIGNAL
+
+Word = Literal["pause", "stop", "cancel"]
+SIGNALS: dict[Word, signal.Signals] = {"pause": PAUSE_SIGNAL, "stop": signal.SIGTERM, "cancel": CANCEL_SIGNAL}
+
+
+class Drivers:
+    """The drivers of one store. Nothing is remembered of them but which were started here, to count them."""
+
+    def __init__(self, store: Store, settings: ServiceSettings) -> None:
+        self._store = store
+        self._most = settings.limits.running_campaigns
+        log_folder = run_root(settings.store) / "service"
+        self._starter = Starter(settings.store, log_folder, settings.limits.launch_s)
+        self._starting = threading.Lock()
+
+    def launch(self, body: dict[str, object]) -> dict[str, Any]:
+        """Start the driver of a new campaign, once its file was found good; answers its `campaign` and `pid`."""
+        with self._room():
+            return self._starter.start(["launch"], body)
+
+    def resume(self, campaign: str) -> dict[str, Any]:
+        """Start a driver that goes on with a campaign; raises `Conflict` where one does so already."""
+        name = self._store.campaign(campaign).name
+        seen = self._holder(name)
+        if seen is not None and seen.is_live:
+            raise Conflict(f"campaign {name} is driven by {seen.host}:{seen.pid} since {seen.since}")
+        with self._room():
+            return self._starter.start(["resume", name])
+
+    def tell(self, campaign: str, word: Word) -> dict[str, Any]:
+        """Tell a campaign's driver to pause, stop or cancel.
+
+        Raises `Conflict` where nobody drives it, or a process that is not on this host or not a `frontrunner`.
+        """
+        name = self._store.campaign(campaign).name
+        seen = self._holder(name)
+        if seen is None or not seen.is_live:
+            raise Conflict(f"campaign {name} is not running, so there is nothing to {word}")
+        if seen.host != socket.gethostname():
+            raise Conflict(
+                f"campaign {name} is driven by process {seen.pid} on {seen.host}, which this service cannot reach",
+                hint=f"there: kill -{SIGNALS[word].name.removeprefix('SIG')} {seen.pid}",
+            )
+        process = our_process(seen.pid, since=seen.since)
+        if process is None:
+            raise Conflict(f"process {seen.pid}, which drives campaign {name}, is no frontrunner command of this user")
+        try:
+            process.send_signal(SIGNALS[word])  # psutil looks once more that the id was not given to another
+        except psutil.NoSuchProcess:
+            raise Conflict(f"the driver of campaign {name} has just ended") from None
+        return {"campaign": name, "told": word, "pid": seen.pid}
+
+    def _holder(self, name: str) -> DriverSeen | None:
+        return next((seen for seen in drivers(self._store) if seen.campaign == name), None)
+
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        """Have drivers started one at a time; raises `TooMany` where no more may run."""
+        with self._starting:
+            running = {(seen.host, seen.pid) for seen in drivers(self._store) if seen.is_live}
+            running |= {(socket.gethostname(), pid) for pid in self._starter.running_pids()}
+            if len(running) >= self._most:
+                said = f"{len(running)} campaigns are running: at most {self._most} may"
+                raise TooMany(said, hint="stop one, or wait")
+            yield

@@ -1,0 +1,71 @@
+"""The store's figures in Prometheus' text format (version 0.0.4)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from frontrunner.results.driving import DriverSeen, drivers
+from frontrunner.results.pages import campaign_page
+from frontrunner.results.records import CampaignSummary
+from frontrunner.results.states import CampaignState, TrialState
+from frontrunner.results.store import Store
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MOST_CAMPAIGNS = 200
+"""The newest ones alone: each is a label, and Prometheus keeps a series for each label that it has ever seen."""
+
+Sample = tuple[Mapping[str, str], float]
+Family = tuple[str, str, Sequence[Sample]]
+"""A metric's name, what it is, and its value for each set of labels."""
+
+
+def metrics(store: Store) -> str:
+    """All metrics of a store."""
+    campaigns = campaign_page(store, page_size=MOST_CAMPAIGNS).items
+    families = [*_of_campaigns(campaigns), *_of_drivers(drivers(store))]
+    return "".join(_family(*family) for family in families)
+
+
+def _of_campaigns(campaigns: Sequence[CampaignSummary]) -> list[Family]:
+    in_state = Counter(one.state for one in campaigns)
+    trials = [({"campaign": one.name, "state": state.value}, n) for one in campaigns for state, n in one.probes.items()]
+    queued = sum(one.probes[TrialState.QUEUED] for one in campaigns)
+    best = [({"campaign": one.name}, one.best_tokens_per_s) for one in campaigns if one.best_tokens_per_s is not None]
+    spent = [({"campaign": one.name}, one.node_seconds_spent) for one in campaigns]
+    return [
+        ("campaigns", "Campaigns by state.", [({"state": state.value}, in_state[state]) for state in CampaignState]),
+        ("trials", "Trials of a campaign by state.", trials),
+        ("queue_trials", "Trials that wait for a probe.", [({}, queued)]),
+        ("node_seconds", "Node-seconds spent.", spent),
+        (
+            "best_tokens_per_second",
+            "Tokens/s of the best recipe.",
+            best,
+        ),
+    ]
+
+
+def _of_drivers(held: Sequence[DriverSeen]) -> list[Family]:
+    ages: list[Sample] = [({"campaign": one.campaign}, one.heartbeat_age_s) for one in held]
+    return [
+        ("driver_up", "Whether a campaign's driver runs.", [({"campaign": one.campaign}, one.is_live) for one in held]),
+        ("driver_heartbeat_age_seconds", "Seconds since a campaign's driver last wrote.", ages),
+    ]
+
+
+def _family(name: str, text: str, samples: Sequence[Sample]) -> str:
+    full = f"frontrunner_{name}"
+    lines = [f"# HELP {full} {text}", f"# TYPE {full} gauge"]
+    lines += [f"{full}{_labels(labels)} {float(value)!r}" for labels, value in samples]
+    return "\n".join(lines) + "\n"
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

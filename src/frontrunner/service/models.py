@@ -1,0 +1,150 @@
+"""The typed bodies and questions of the wire. Answers are the dataclasses of the floors below.
+
+No field is a path, a command, an address or a template: what a client may choose is named, counted or measured.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from frontrunner.results.ranking import RankBy
+from frontrunner.spaces.names import CAMPAIGN_NAME
+from frontrunner.spaces.recipe import RECOMPUTES, SCHEDULES
+
+Section = dict[str, JsonValue]
+Degree = Annotated[int | None, Field(ge=1, le=1_000_000)]
+Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]
+
+LAPTOP: dict[str, JsonValue] = {
+    "name": "first-try",
+    "evaluator": "simulated",
+    "model": {"layers": 4, "hidden": 128, "heads": 8, "vocabulary": 257},
+    "cluster": {"device": "example", "backend": "cpu", "devices_per_node": 4, "memory_gib_per_device": 1.0},
+    "problem": {"sequence_length": 128, "global_batch": 16, "precision": "fp32"},
+    "space": {"tensor_parallel": [1, 2, 4], "pipeline_parallel": [1, 2], "micro_batch_seqs": [1, 2]},
+    "budget": {"probes": 8},
+}
+
+
+class Body(BaseModel):
+    """A body: keys that are not known are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class CampaignBody(Body):
+    """A campaign file (docs/campaign-file.md) as JSON, without the sections and keys that name files.
+
+    `evaluator` is a registered one that needs no file; data is the built-in text.
+    """
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [LAPTOP]})
+
+    name: Annotated[str, Field(pattern=f"^{CAMPAIGN_NAME.pattern}$")] | None = None
+    evaluator: Literal["probe", "simulated"] = "probe"
+    model: Section
+    cluster: Section
+    problem: Section
+    space: Section
+    search: Section = {}
+    budget: Section = {}
+    probe: Section = {}
+
+
+class PlanBody(CampaignBody):
+    """A campaign whose recipes are to be estimated; the `top` fastest that fit are answered."""
+
+    top: Annotated[int, Field(ge=1, le=1000)] = 10
+
+
+class ReplayBody(Body):
+    """A full training run of a stored recipe, on the service's machine.
+
+    `anyway` runs it on other hardware than the recipe was measured on.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"recipe_id": "3f9c01d2ab4e", "steps": 200}]}
+    )
+
+    recipe_id: Annotated[str, Field(pattern="^[0-9a-f]{4,64}$")]
+    steps: Steps
+    learning_rate: Annotated[float, Field(gt=0, le=10)] = 3e-4
+    warm_up_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 10
+    evaluate_every: Steps = 50
+    checkpoint_every: Steps | None = None
+    anyway: bool = False
+
+    def settings(self) -> dict[str, object]:
+        """The recipe, `anyway`, and the fields of `ReplaySettings`."""
+        table = self.model_dump()
+        table["evaluation_every_steps"] = table.pop("evaluate_every")
+        table["checkpoint_every_steps"] = table.pop("checkpoint_every")
+        return table
+
+
+class PlanAnswer(BaseModel):
+    """What `frontrunner plan --json` prints: the fastest estimates that fit, and the front of speed against memory."""
+
+    legal: int
+    fitting: int
+    not_modelled: dict[str, int]
+    memory_limit_bytes: int
+    assumed: list[str]
+    expected_error: float
+    remarks: list[str]
+    estimates: list[dict[str, JsonValue]]
+    front: list[dict[str, JsonValue]]
+
+
+class LaunchAnswer(BaseModel):
+    """A campaign that is under way."""
+
+    campaign: str
+    pid: int
+
+
+class SignalAnswer(BaseModel):
+    """A driver that was told something."""
+
+    campaign: str
+    told: Literal["pause", "stop", "cancel"]
+    pid: int
+
+
+class LinkAnswer(BaseModel):
+    """A path that opens a browser's session once, within ten minutes."""
+
+    path: str
+
+
+class RecipeQuestion(Body):
+    """Which recipes of a campaign: each field of a recipe that is named must have the value."""
+
+    by: RankBy = RankBy.TOKENS
+    page: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    page_size: Annotated[int, Field(ge=1, le=200)] = 50
+    max_memory_gb: Annotated[float | None, Field(gt=0, le=1e9)] = None
+    devices: Degree = None
+    tensor_parallel: Degree = None
+    pipeline_parallel: Degree = None
+    context_parallel: Degree = None
+    virtual_stages: Degree = None
+    micro_batch_seqs: Degree = None
+    accumulation: Degree = None
+    schedule: Annotated[str | None, Field(json_schema_extra={"enum": list(SCHEDULES)})] = None
+    recompute: Annotated[str | None, Field(json_schema_extra={"enum": list(RECOMPUTES)})] = None
+    sequence_parallel: bool | None = None
+    engine: Annotated[str | None, Field(max_length=64)] = None
+
+    @property
+    def filters(self) -> dict[str, int | str]:
+        """The fields of a recipe that were named, with their values."""
+        others = {"by", "page", "page_size", "max_memory_gb"}
+        return self.model_dump(exclude_none=True, exclude=others)
+
+
+FORBIDDEN_KEYS = {"cluster": ("file",)}
+"""Keys of a campaign file that name a file, in the sections that `CampaignBody` takes."""

@@ -1,0 +1,66 @@
+"""How the service says no: one JSON document for programs, a plain page for browsers, the same words in both."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Mapping
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Scope
+
+from frontrunner.service.errors import Conflict, Forbidden, TooMany
+from frontrunner.spaces import errors
+
+STATUS_OF: dict[type[errors.FrontrunnerError], int] = {
+    errors.NotFound: 404,
+    errors.InvalidInput: 422,
+    errors.AlreadyDriven: 409,
+    errors.CampaignFailed: 409,
+    errors.NothingLegal: 422,
+    errors.StoreUnusable: 503,
+    errors.ServiceUnreachable: 502,
+    Forbidden: 403,
+    Conflict: 409,
+    TooMany: 429,
+    errors.FrontrunnerError: 500,
+}
+"""The status of each of our errors; `frontrunner.service.client` turns them back."""
+
+CLOSE = {"connection": "close"}
+"""Header of a refusal after which the connection ends: what follows on it is a body that nobody has read."""
+
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{status} - frontrunner</title></head>
+<body><h1>{status}</h1><p>{message}</p><p>{hint}</p></body></html>
+"""
+
+
+def refusal(
+    scope: Scope,
+    status: int,
+    message: str,
+    *,
+    kind: str = "Refused",
+    hint: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """An answer that says no, as the request's Accept header wants it."""
+    if wants_page(scope):
+        page = PAGE.format(status=status, message=html.escape(message), hint=html.escape(hint or ""))
+        return Response(page, status_code=status, media_type="text/html", headers=headers)
+    table = {"error": {"kind": kind, "message": message, "hint": hint}}
+    return Response(json.dumps(table), status_code=status, media_type="application/json", headers=headers)
+
+
+def refusal_of(scope: Scope, error: errors.FrontrunnerError) -> Response:
+    """One of our errors as an answer."""
+    kind = type(error)
+    status = next(STATUS_OF[base] for base in kind.__mro__ if base in STATUS_OF)
+    return refusal(scope, status, error.message, kind=kind.__name__, hint=error.hint)
+
+
+def wants_page(scope: Scope) -> bool:
+    """Whether the request is a browser's for a page: outside the programs' addresses, with HTML accepted by name."""
+    return not str(scope["path"]).startswith("/api/") and "text/html" in Headers(scope=scope).get("accept", "")

@@ -1,0 +1,24 @@
+"""What the formulas say of a campaign that nobody has to run."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from frontrunner.planning_api import plan_of, shown_plan
+from frontrunner.service.answers import answer
+from frontrunner.service.bodies import campaign_from
+from frontrunner.service.models import PlanAnswer, PlanBody
+from frontrunner.service.state import ServiceOf
+
+router = APIRouter(tags=["planning"])
+
+
+@router.post("/plan", response_model=PlanAnswer)
+async def plan(service: ServiceOf, body: PlanBody) -> Response:
+    """Estimate every legal recipe of a campaign by formulas; nothing is run or kept."""
+
+    def planned() -> dict[str, object]:
+        file = campaign_from(body, most_points=service.settings.limits.plan_points)
+        return shown_plan(plan_of(file.spec), body.top)
+
+    return answer(await service.slowly(planned))
