@@ -13,6 +13,7 @@ from frontrunner.text import seconds
 
 WIDTH, LANE_HEIGHT, LANE_GAP, AXIS_HEIGHT = 1120.0, 18.0, 4.0, 24.0
 MOST_SPANS = 400
+"""Of the newest; more would be thinner than can be seen."""
 LONGEST_PAUSE_S = 20.0
 """A longer stretch without a probe is cut out."""
 LEAST_WIDTH = 2.0
@@ -68,9 +69,9 @@ class Timeline:
         return tuple(dict.fromkeys(bar.span.outcome for bar in self.bars))
 
 
-def timeline(spans: Sequence[Span]) -> Timeline | None:
-    """The newest spans in lanes; None without any."""
-    shown = sorted(spans, key=lambda span: (span.started_at, span.ended_at))[-MOST_SPANS:]
+def timeline(spans: Sequence[Span], *, left_out: int = 0) -> Timeline | None:
+    """The spans in lanes; None without any. `left_out` older ones are there, and not given."""
+    shown = sorted(spans, key=lambda span: (span.started_at, span.ended_at))
     if not shown:
         return None
     pauses = _pauses(shown)
@@ -91,7 +92,7 @@ def timeline(spans: Sequence[Span]) -> Timeline | None:
         ticks=_ticks(total),
         cuts=tuple(WIDTH * moments.at(begin) / total for begin, _ in pauses),
         lanes=len(lanes),
-        left_out=len(spans) - len(shown),
+        left_out=left_out,
     )
 
 

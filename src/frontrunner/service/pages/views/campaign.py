@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
 from frontrunner.api import stored_spec
-from frontrunner.results.clock import timestamp
-from frontrunner.results.outcome import Failure
 from frontrunner.results.outlooks import outlook_shares
 from frontrunner.results.pages import TrialPage, trial_page
 from frontrunner.results.pareto import pareto
-from frontrunner.results.probed import probed
 from frontrunner.results.ranking import RankedRecipe, best
+from frontrunner.results.spans import newest_spans
 from frontrunner.results.status import FailedTrial, Status, failures, status
 from frontrunner.results.store import Store
 from frontrunner.search.budget import Limit, Spent, limits
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.search.stopping import outlook_in_words
 from frontrunner.search.strategy import Outlook
-from frontrunner.service.pages.drawings.timeline import Span, Timeline, timeline
+from frontrunner.service.pages.drawings.timeline import MOST_SPANS, Span, Timeline, timeline
 
 TOP = 10
 TRIALS_A_PAGE = 25
 MOST_FAILURES = 40
-MEASURED, RUNNING = "measured", "running"
 NOTICES = {
     "simulated": "Simulated: these figures come from rough formulas. Nothing was trained, nothing was measured.",
     "imported": "Imported: these figures come from a table that was measured elsewhere. This campaign ran nothing.",
@@ -103,39 +99,25 @@ def campaign_view(store: Store, name: str, *, trials_page: int | None = None) ->
         trials_page=page,
         failed=tuple(reversed(failed)),
         failed_in_all=failed_in_all,
-        timeline=timeline(list(_spans(store, campaign.name))),
+        timeline=_timeline(store, found),
     )
 
 
 def moment(store: Store, name: str) -> str:
-    """What changes whenever the page of a campaign would: cheap to ask for, so that a page may ask often."""
-    campaign = store.campaign(name)
-    events = store.events(campaign.id, after=0, limit=1)
-    del events
-    return f"{campaign.state}-{campaign.outcomes}-{campaign.updated_at}"
+    """What changes whenever the page of a campaign may: cheap to ask for, so that a page may ask often."""
+    return store.campaign(name).updated_at
 
 
-def _spans(store: Store, name: str) -> Iterator[Span]:
-    """Every attempt of the campaign, those that run now up to this moment."""
-    campaign = store.campaign(name)
-    trials = {trial.id: trial for trial in store.trials(campaign.id)}
-    for row in probed(store, campaign):
-        outcome = row.outcome
-        yield Span(
-            started_at=datetime.fromisoformat(row.attempt.started_at),
-            ended_at=datetime.fromisoformat(row.attempt.finished_at or row.attempt.started_at),
-            outcome=outcome.kind.value if isinstance(outcome, Failure) else MEASURED,
-            words=f"{row.trial.number}.{row.attempt.number} {row.trial.recipe.describe()}",
-            recipe_id=row.trial.recipe_id,
+def _timeline(store: Store, found: Status) -> Timeline | None:
+    """The newest attempts; one that runs reaches up to this moment, one whose driver is gone has no length."""
+    newest = newest_spans(store, found.campaign.id, MOST_SPANS)
+    now = store.now() if found.driver_is_live else None
+    spans = []
+    for row in newest.items:
+        begun = datetime.fromisoformat(row.started_at)
+        ended = datetime.fromisoformat(row.finished_at) if row.finished_at else max(begun, now or begun)
+        words = f"{row.trial_number}.{row.number} {row.recipe.describe()}"
+        spans.append(
+            Span(started_at=begun, ended_at=ended, outcome=row.ended, words=words, recipe_id=row.recipe_id)
         )
-    now = datetime.fromisoformat(timestamp(store.now()))
-    for attempt in store.open_attempts(campaign.id):
-        trial = trials[attempt.trial_id]
-        begun = datetime.fromisoformat(attempt.started_at)
-        yield Span(
-            started_at=begun,
-            ended_at=max(begun, now) if store_is_driven(store, name) else begun,
-            outcome=RUNNING,
-            words=f"{trial.number}.{attempt.number} {trial.recipe.describe()}",
-            recipe_id=trial.recipe_id,
-        )
+    return timeline(spans, left_out=newest.total - len(spans))
