@@ -20,7 +20,7 @@ from frontrunner.spaces.errors import NothingLegal
 @store_option
 @server_option
 @json_option
-def best(
+def best(  # noqa: PLR0913 - an option each
     campaign: str | None,
     top: int,
     by: str,

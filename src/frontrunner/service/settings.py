@@ -58,7 +58,7 @@ class ServiceSettings:
 
     def __post_init__(self) -> None:
         for name in self.allowed_hosts:
-            if not name or any(character in name for character in "/:@ ") or not name.isascii():
+            if not name or any(character in name for character in "/:@* ") or not name.isascii():
                 raise bad_value("--allow-host", name, "a host's name without scheme and port, as in tune.example.org")
         if not 0 <= self.port <= 65535:
             raise bad_value("--port", self.port, "a port from 0 to 65535; 0 takes one that is free")

@@ -1,0 +1,242 @@
+"""What the service answers: the same as the commands, in pages, as streams, as metrics; and nothing of other files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from support.rankings import measurement, record, start
+from support.services import BODY, bearer, browser, filled, settings, tokens_of
+
+from frontrunner import api
+from frontrunner.plain_json import as_plain
+from frontrunner.results.outcome import Failure, FailureKind
+from frontrunner.results.states import CampaignState
+from frontrunner.results.store import open_store
+from frontrunner.service.logs import read_end
+from frontrunner.service.streams import Cursor, Follower, cursor_from
+from frontrunner.spaces.errors import InvalidInput
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return filled(tmp_path_factory.mktemp("answers"))
+
+
+@pytest.fixture(scope="module")
+def client(store: Path) -> Iterator[TestClient]:
+    chosen = settings(store.parent)
+    with browser(chosen) as found:
+        found.headers.update(bearer(tokens_of(chosen).operator))
+        yield found
+
+
+def ask(client: TestClient, path: str) -> Any:
+    found = client.get(f"/api/v1{path}")
+    assert found.status_code == 200, found.text
+    return found.json()
+
+
+def test_answers_are_what_the_commands_print(client: TestClient, store: Path) -> None:
+    name, at = "first", str(store)
+    assert ask(client, "/campaigns")["items"] == as_plain(api.campaigns(store=at))
+    assert ask(client, f"/campaigns/{name}") == as_plain(api.status(name, store=at))
+    assert ask(client, f"/campaigns/{name}/best?by=memory&top=2") == as_plain(
+        api.best(name, by="memory", top=2, store=at)
+    )
+    assert ask(client, f"/campaigns/{name}/pareto") == as_plain(api.pareto(name, store=at))
+    assert ask(client, f"/campaigns/{name}/failures") == as_plain(api.failures(name, store=at))
+    recipe = api.best(name, store=at)[0].recipe_id
+    assert ask(client, f"/recipes/{recipe}") == as_plain(api.show(recipe, store=at))
+
+
+def test_recipes_come_filtered_and_in_pages_with_their_ranks(client: TestClient) -> None:
+    everything = ask(client, "/campaigns/first/recipes")
+    assert [item["rank"] for item in everything["items"]] == [1, 2, 3]
+    second = ask(client, "/campaigns/first/recipes?page=2&page_size=1")
+    assert second == {"items": everything["items"][1:2], "total": 3}
+    some = ask(client, "/campaigns/first/recipes?micro_batch_seqs=4&tensor_parallel=2&sequence_parallel=false")
+    assert some == {"items": everything["items"][2:], "total": 1}
+    assert ask(client, "/campaigns/first/recipes?tensor_parallel=4") == {"items": [], "total": 0}
+    small = ask(client, "/campaigns/first/recipes?max_memory_gb=0.000004")
+    assert [item["rank"] for item in small["items"]] == [2, 3]
+    by_memory = ask(client, "/campaigns/first/recipes?by=memory&page_size=1")["items"][0]
+    assert (by_memory["rank"], by_memory["gap_percent"]) == (1, 0.0)
+
+
+@pytest.mark.parametrize("question", ["page=0", "page_size=201", "page=x", "by=speed", "tensor_parallel=0", "nonsense=1"])
+def test_questions_out_of_bounds_are_refused(client: TestClient, question: str) -> None:
+    refused = client.get(f"/api/v1/campaigns/first/recipes?{question}")
+    assert refused.status_code == 422
+    assert question.partition("=")[0] in refused.json()["error"]["message"]
+
+
+def test_trials_come_with_what_came_of_them(client: TestClient) -> None:
+    trials = ask(client, "/campaigns/first/trials")
+    assert [item["trial"]["state"] for item in trials["items"]] == ["measured"] * 3 + ["failed"]
+    assert [item["outcome_number"] for item in trials["items"]] == [1, 2, 3, 4]
+    failed = ask(client, "/campaigns/first/trials?state=failed")
+    assert failed["total"] == 1
+    assert failed["items"][0]["outcome"]["kind"] == "crashed"
+
+
+def test_campaigns_are_compared_by_the_recipes_that_both_measured(tmp_path: Path) -> None:
+    filled(tmp_path)
+    with open_store(str(tmp_path / "store.db")) as found:
+        writer = start(found, "second")
+        writer.set_state(CampaignState.RUNNING, reason="")
+        record(writer, f"{1:012x}", measurement((0.25,), 4_000), number=1)
+        record(writer, f"{7:012x}", measurement((9.0,), 4_000), number=7)
+        writer.release(CampaignState.FINISHED, reason="")
+    with browser(settings(tmp_path)) as client:
+        client.headers.update(bearer(tokens_of(settings(tmp_path)).reader))
+        found_by_wire = ask(client, "/compare?first=first&second=second")
+    assert found_by_wire["total"] == 1
+    shared = found_by_wire["shared"][0]
+    assert shared["recipe_id"] == f"{1:012x}"
+    assert shared["speed_ratio"] == pytest.approx(1.05 / 0.25)
+    assert found_by_wire["second"]["best"]["recipe_id"] == f"{1:012x}"
+
+
+def test_a_stream_can_be_taken_up_anywhere(store: Path) -> None:
+    with open_store(str(store)) as found:
+
+        def told(cursor: Cursor, batch: int) -> list[tuple[str, str]]:
+            follower, texts, more = Follower(found, "first", cursor, batch), [], True
+            while more:
+                news, more = follower.news()
+                texts += news
+            pairs = [text.split("\n")[:3] for text in texts]
+            return [(lines[0].removeprefix("id: "), "\n".join(lines[1:])) for lines in pairs]
+
+        whole = told(Cursor(), 200)
+        assert [text.partition("\n")[0] for _, text in whole] == ["event: event"] + ["event: outcome"] * 4 + ["event: state"]
+        assert told(Cursor(), 2)[-1] == whole[-1]
+        assert sorted(text for _, text in told(Cursor(), 2)) == sorted(text for _, text in whole)
+        for cut, (last_id, _) in enumerate(whole[:-1], start=1):
+            rest = told(cursor_from(last_id), 200)
+            assert rest == whole[cut:]
+
+
+@pytest.mark.parametrize("text", ["5", "a-b", "1-2-3", "-1-2", "1-" + "9" * 30])
+def test_the_id_of_no_event_is_refused(client: TestClient, text: str) -> None:
+    with pytest.raises(InvalidInput, match="Last-Event-ID"):
+        cursor_from(text)
+    assert client.get("/api/v1/campaigns/first/events", headers={"last-event-id": text}).status_code == 422
+
+
+def test_the_stream_of_no_campaign_is_no_stream(client: TestClient) -> None:
+    assert client.get("/api/v1/campaigns/none/events").status_code == 404
+
+
+def test_metrics_count_trials_and_tell_the_best(client: TestClient) -> None:
+    answer = client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    lines = answer.text.splitlines()
+    assert 'frontrunner_trials{campaign="first",state="measured"} 3.0' in lines
+    assert 'frontrunner_trials{campaign="first",state="failed"} 1.0' in lines
+    assert 'frontrunner_node_seconds{campaign="first"} 30.0' in lines
+    best = next(line for line in lines if line.startswith("frontrunner_best_tokens_per_second{"))
+    assert float(best.split()[-1]) == pytest.approx(8192 / 0.525)
+    names = [line.split()[2] for line in lines if line.startswith("# TYPE")]
+    assert all(line.startswith("#") or line.split("{")[0].split()[0] in names for line in lines)
+
+
+def test_a_stored_script_stays_text(client: TestClient) -> None:
+    answer = client.get("/api/v1/campaigns/first/failures", headers={"accept": "text/html"})
+    assert "<script>" in answer.text
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+FOREIGN: dict[str, Any] = {
+    "data": {"path": "/etc/passwd"},
+    "table": {"path": "/etc/passwd"},
+    "store": {"url": "sqlite:////tmp/other.db"},
+    "dispatch": {"worker_init": "touch /tmp/x"},
+    "command": {"template": "rm -rf ~"},
+    "run_root": "/tmp",
+    "cluster": {"file": "/etc/passwd"},
+    "evaluator": "command",
+    "name": "../../etc",
+}
+
+
+@pytest.mark.parametrize("key", FOREIGN)
+@pytest.mark.parametrize("path", ["/campaigns", "/plan"])
+def test_no_path_command_or_address_comes_from_the_wire(client: TestClient, path: str, key: str) -> None:
+    refused = client.post(f"/api/v1{path}", json=BODY | {key: FOREIGN[key]})
+    assert refused.status_code == 422
+    assert key in refused.json()["error"]["message"]
+    assert ask(client, "/campaigns")["total"] == 1
+
+
+def test_a_plan_is_the_command_s(client: TestClient) -> None:
+    planned = client.post("/api/v1/plan", json=BODY | {"top": 2}).json()
+    assert planned["legal"] >= planned["fitting"] >= len(planned["estimates"]) == 2
+    wide = BODY | {"space": {"tensor_parallel": list(range(1, 1000)), "micro_batch_seqs": list(range(1, 1000))}}
+    refused = client.post("/api/v1/plan", json=wide)
+    assert refused.status_code == 422
+    assert "998001 points" in refused.json()["error"]["message"]
+
+
+ESCAPES = ["..%2f..%2fetc", "%2e%2e", "..", "first%2f..%2f..", "first%00", "first%5c..%5c", "-x", "first;ls", "FIRST"]
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_names_are_not_paths(client: TestClient, name: str) -> None:
+    for rest in ("", "/best", "/trials/4/log", "/events"):
+        assert client.get(f"/api/v1/campaigns/{name}{rest}").status_code in (404, 422)
+    assert client.get(f"/api/v1/recipes/{name}").status_code in (404, 422)
+    assert client.get(f"/api/v1/replays/{name}").status_code in (404, 422)
+
+
+def test_a_log_is_read_from_its_own_folder_alone(tmp_path: Path) -> None:
+    root, secret = tmp_path / "runs", tmp_path / "secret.log"
+    (root / "00001.1").mkdir(parents=True)
+    secret.write_text("secret")
+    (root / "00001.1" / "rank-0.log").write_text("x" * 100 + "the end")
+    (root / "00001.1" / "linked.log").symlink_to(secret)
+    (root / "linked").symlink_to(tmp_path)
+    os.mkfifo(root / "00001.1" / "pipe.log")
+    assert read_end(root, root / "00001.1" / "rank-0.log", most_bytes=7) == "the end"
+    for path in (
+        secret,
+        root / "00001.1" / "linked.log",
+        root / "linked" / "secret.log",
+        root / ".." / "secret.log",
+        root / "00001.1" / ".." / ".." / "secret.log",
+        root / "00001.1" / "pipe.log",
+        root / "00001.1",
+        Path("/etc/passwd"),
+    ):
+        assert read_end(root, path, most_bytes=100) is None, path
+
+
+def test_the_log_of_a_failure_is_told_whatever_path_the_store_names(tmp_path: Path) -> None:
+    (tmp_path / "secret.log").write_text("secret")
+    spec = {"name": "logged", "search": {"strategy": "random"}}
+    with open_store(str(tmp_path / "store.db")) as found:
+        made = found.create_campaign(name="logged", spec_json=json.dumps(spec), legal_recipes=1, problem_summary={})
+        writer = found.drive(found.acquire_lease(made.id, host="elsewhere.example", pid=1))
+        writer.set_state(CampaignState.RUNNING, reason="")
+        path = str(tmp_path / "secret.log")
+        record(writer, "a" * 12, Failure(kind=FailureKind.CRASHED, message="", log_tail="kept", log_path=path))
+    with browser(settings(tmp_path)) as client:
+        client.headers.update(bearer(tokens_of(settings(tmp_path)).reader))
+        assert client.get("/api/v1/campaigns/logged/trials/1/log").text == "kept"
+        assert client.get("/api/v1/campaigns/logged/trials/2/log").status_code == 404
+
+
+def test_health_tells_of_a_store_that_is_gone(tmp_path: Path) -> None:
+    filled(tmp_path)
+    with browser(settings(tmp_path)) as client:
+        assert client.get("/healthz").status_code == 200
+        (tmp_path / "store.db").write_bytes(b"SQLite format 3\x00" + b"\xff" * 5000)
+        refused = client.get("/healthz")
+    assert refused.status_code == 503

@@ -1,0 +1,132 @@
+"""Tokens: a file that is its owner's alone, links that are good once, and processes that are ours."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from support.services import settings
+
+from frontrunner.results.store import open_store
+from frontrunner.service.drivers import Drivers
+from frontrunner.service.errors import Conflict
+from frontrunner.service.pressure import TokenBucket
+from frontrunner.service.processes import CHILD, our_process
+from frontrunner.service.tokens import MOST_LINKS, OneTimeLinks, Role, make_tokens, read_tokens
+from frontrunner.spaces.errors import InvalidInput, NotFound
+
+
+def test_a_token_file_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "tokens.json"
+    before = os.umask(0)
+    try:
+        made = make_tokens(path)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert [entry.name for entry in path.parent.iterdir()] == ["tokens.json"]
+    assert read_tokens(path) == make_tokens(path) == made
+    assert made.operator != made.reader
+    assert make_tokens(tmp_path / "other.json") != made
+
+
+def test_a_token_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.json"
+    make_tokens(path)
+    for mode in (0o640, 0o604, 0o660):
+        path.chmod(mode)
+        with pytest.raises(InvalidInput, match="can be read by others"):
+            read_tokens(path)
+    path.chmod(0o600)
+    (tmp_path / "link.json").symlink_to(path)
+    with pytest.raises(InvalidInput, match="cannot be opened"):
+        read_tokens(tmp_path / "link.json")
+    os.mkfifo(tmp_path / "pipe.json", 0o600)
+    with pytest.raises(InvalidInput):
+        read_tokens(tmp_path / "pipe.json")
+    with pytest.raises(NotFound):
+        read_tokens(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"operator": "short", "reader": "x"}', '{"operator": 1, "reader": 2}'])
+def test_a_token_file_holds_two_tokens(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "tokens.json"
+    path.touch(mode=0o600)
+    path.write_text(content)
+    with pytest.raises(InvalidInput, match="holds no two tokens"):
+        read_tokens(path)
+
+
+def test_links_end_with_use_with_time_and_with_many_others() -> None:
+    now = [0.0]
+    links = OneTimeLinks(clock=lambda: now[0])
+    code = links.make(Role.READER)
+    assert links.spend(code) is Role.READER
+    assert links.spend(code) is None
+    late = links.make(Role.OPERATOR)
+    now[0] = 601.0
+    assert links.spend(late) is None
+    first = links.make(Role.OPERATOR)
+    for _ in range(MOST_LINKS):
+        links.make(Role.READER)
+    assert links.spend(first) is None
+
+
+def test_a_bucket_fills_again_with_time_for_each_address() -> None:
+    now = [0.0]
+    bucket = TokenBucket(2.0, 3, clock=lambda: now[0])
+    assert [bucket.wait_s("a") for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
+    assert bucket.wait_s("b") == 0.0
+    now[0] = 0.5
+    assert bucket.wait_s("a") == 0.0
+    assert bucket.wait_s("a") > 0.0
+    now[0] = 1e6
+    assert [bucket.wait_s("a") for _ in range(4)][:3] == [0.0] * 3
+
+
+@pytest.fixture
+def sleeper() -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+
+
+def test_only_a_frontrunner_that_was_there_at_the_time_is_ours(sleeper: subprocess.Popen[bytes]) -> None:
+    named = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "-m", CHILD])
+    try:
+        now = datetime.now(UTC)
+        assert our_process(named.pid, since=now.isoformat()) is not None
+        assert our_process(named.pid, since=(now - timedelta(hours=1)).isoformat()) is None  # its id was used before
+        assert our_process(sleeper.pid, since=now.isoformat()) is None
+        assert our_process(2**22 + 1, since=now.isoformat()) is None
+    finally:
+        for process in (named, sleeper):
+            process.kill()
+            process.wait()
+
+
+def test_a_process_that_is_no_driver_is_not_signalled(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+    import socket
+
+    try:
+        with open_store(str(tmp_path / "store.db")) as store:
+            made = store.create_campaign(name="c", spec_json="{}", legal_recipes=1, problem_summary={})
+            drivers = Drivers(store, settings(tmp_path))
+            with pytest.raises(Conflict, match="c is not running, so there is nothing to stop"):
+                drivers.tell("c", "stop")
+            store.acquire_lease(made.id, host=socket.gethostname(), pid=sleeper.pid)
+            with pytest.raises(Conflict, match="is no frontrunner command"):
+                drivers.tell("c", "cancel")
+            store.acquire_lease(made.id, host="elsewhere.example", pid=sleeper.pid, take_over=True)
+            with pytest.raises(Conflict, match=r"on elsewhere\.example, which this service cannot reach") as refused:
+                drivers.tell("c", "pause")
+            assert refused.value.hint == f"there: kill -USR1 {sleeper.pid}"
+            with pytest.raises(Conflict, match="c is driven by"):
+                drivers.resume("c")
+        assert sleeper.poll() is None
+    finally:
+        sleeper.kill()
+        sleeper.wait()
