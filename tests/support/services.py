@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from fastapi.testclient import TestClient
-from support.rankings import measurement, record, start
 
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.states import CampaignState
@@ -22,6 +21,7 @@ from frontrunner.service.client import Client
 from frontrunner.service.connection import Connection
 from frontrunner.service.settings import Limits, ServiceSettings
 from frontrunner.service.tokens import Tokens, read_tokens
+from support.rankings import measurement, record, start
 
 ORIGIN = "http://127.0.0.1:8787"
 UNLIMITED = Limits(requests_per_s=1e6, request_burst=1_000_000)

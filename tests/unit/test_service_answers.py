@@ -69,7 +69,9 @@ def test_recipes_come_filtered_and_in_pages_with_their_ranks(client: TestClient)
     assert (by_memory["rank"], by_memory["gap_percent"]) == (1, 0.0)
 
 
-@pytest.mark.parametrize("question", ["page=0", "page_size=201", "page=x", "by=speed", "tensor_parallel=0", "nonsense=1"])
+@pytest.mark.parametrize(
+    "question", ["page=0", "page_size=201", "page=x", "by=speed", "tensor_parallel=0", "nonsense=1"]
+)
 def test_questions_out_of_bounds_are_refused(client: TestClient, question: str) -> None:
     refused = client.get(f"/api/v1/campaigns/first/recipes?{question}")
     assert refused.status_code == 422
@@ -115,7 +117,9 @@ def test_a_stream_can_be_taken_up_anywhere(store: Path) -> None:
             return [(lines[0].removeprefix("id: "), "\n".join(lines[1:])) for lines in pairs]
 
         whole = told(Cursor(), 200)
-        assert [text.partition("\n")[0] for _, text in whole] == ["event: event"] + ["event: outcome"] * 4 + ["event: state"]
+        assert [text.partition("\n")[0] for _, text in whole] == ["event: event"] + ["event: outcome"] * 4 + [
+            "event: state"
+        ]
         assert told(Cursor(), 2)[-1] == whole[-1]
         assert sorted(text for _, text in told(Cursor(), 2)) == sorted(text for _, text in whole)
         for cut, (last_id, _) in enumerate(whole[:-1], start=1):

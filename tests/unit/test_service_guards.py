@@ -83,7 +83,9 @@ def test_a_cookie_is_good_for_its_role_and_its_time(client: TestClient, tokens: 
     assert client.get(CAMPAIGNS, headers=both).status_code == 401
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.", "", "127.0.0.1@evil", "[::2]:1"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "localhost.", "", "127.0.0.1@evil", "[::2]:1"]
+)
 def test_another_host_name_is_refused(client: TestClient, tokens: Tokens, host: str) -> None:
     headers = bearer(tokens.operator) | {"host": host}
     assert client.get(CAMPAIGNS, headers=headers).status_code == 421
@@ -110,9 +112,7 @@ def test_this_machine_s_names_are_known_whatever_the_port(client: TestClient, to
     ],
     ids=str,
 )
-def test_other_pages_change_nothing(
-    client: TestClient, tokens: Tokens, method: str, sent_from: dict[str, str]
-) -> None:
+def test_other_pages_change_nothing(client: TestClient, tokens: Tokens, method: str, sent_from: dict[str, str]) -> None:
     headers = bearer(tokens.operator) | JSON | sent_from
     assert client.request(method, CAMPAIGNS, headers=headers, content="{}").status_code == 403
 
@@ -148,7 +148,9 @@ def test_a_long_body_is_refused_by_what_it_says_and_by_what_arrives(client: Test
         for _ in range(5):
             yield b" " * 250_000
 
-    assert client.post("/api/v1/plan", headers=headers | {"content-length": "99999999"}, content=b"{}").status_code == 413
+    assert (
+        client.post("/api/v1/plan", headers=headers | {"content-length": "99999999"}, content=b"{}").status_code == 413
+    )
     assert client.post("/api/v1/plan", headers=headers | {"content-length": "-1"}, content=b"{}").status_code == 413
     assert client.post("/api/v1/plan", headers=headers, content=parts()).status_code == 413
 

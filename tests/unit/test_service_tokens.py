@@ -53,7 +53,9 @@ def test_a_token_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
         read_tokens(tmp_path / "none.json")
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"operator": "short", "reader": "x"}', '{"operator": 1, "reader": 2}'])
+@pytest.mark.parametrize(
+    "content", ["", "{}", "[]", '{"operator": "short", "reader": "x"}', '{"operator": 1, "reader": 2}']
+)
 def test_a_token_file_holds_two_tokens(tmp_path: Path, content: str) -> None:
     path = tmp_path / "tokens.json"
     path.touch(mode=0o600)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from functools import cache
 from typing import Any
 
@@ -11,9 +12,35 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from frontrunner import __version__
+from frontrunner.render import batch, layout, options, sharding
+from frontrunner.render_plan import limited_by
+from frontrunner.results.explain import ExplainedAttempt
+from frontrunner.results.outcome import Failure, Measurement, ProbeEnding
+from frontrunner.results.pages import TrialOutcome
 from frontrunner.service.pages.assets import assets
 from frontrunner.text import count, gib, percent, plain, seconds, size, thousands
 
+HTMX = {
+    "allowEval": False,
+    "allowScriptTags": False,
+    "historyCacheSize": 0,
+    "ignoreTitle": True,
+    "includeIndicatorStyles": False,
+    "selfRequestsOnly": True,
+    "responseHandling": [
+        {"code": "204", "swap": False},
+        {"code": "[23]..", "swap": True},
+        {"code": "[45]..", "swap": True, "error": True, "target": "#notice", "swapOverride": "innerHTML"},
+    ],
+}
+"""htmx's settings: it evaluates nothing, keeps nothing, asks this service alone, and shows errors in one place."""
+ENDINGS = {
+    ProbeEnding.KNOWN: "ended when its step time was known well enough",
+    ProbeEnding.SLOWER: "ended early, clearly slower than the best: its figures are rough",
+    ProbeEnding.NOISY: "ended as too noisy to be known better with more steps",
+    ProbeEnding.LIMIT: "ended at its limit of steps or time",
+    ProbeEnding.FIXED: "ran the steps that were asked for",
+}
 
 
 @cache
@@ -38,7 +65,20 @@ def environment() -> Environment:
         "size": size,
         "thousands": thousands,
     }
-    found.globals |= {"assets": assets(), "version": __version__}
+    found.filters |= {
+        "batch": batch,
+        "layout": layout,
+        "limited_by": limited_by,
+        "options": options,
+        "sharding": sharding,
+        "why": why,
+    }
+    found.tests |= {
+        "failure": lambda value: isinstance(value, Failure),
+        "measurement": lambda value: isinstance(value, Measurement),
+    }
+    found.globals |= {"assets": assets(), "version": __version__, "htmx_config": json.dumps(HTMX)}
+    found.globals |= {"seconds": seconds, "size": size}
     return found
 
 
@@ -70,6 +110,14 @@ def minute(moment: str) -> str:
 def node_hours(node_seconds: float) -> str:
     """Seconds of nodes as node-hours: 0.012, 3.4, 12,345."""
     return thousands(node_seconds / 3600)
+
+
+def why(tried: TrialOutcome | ExplainedAttempt) -> str:
+    """Why an attempt ended as it did; empty while it runs, and where nobody knows."""
+    outcome = tried.outcome
+    if isinstance(outcome, Failure):
+        return outcome.message
+    return "" if outcome is None or outcome.ended is None else ENDINGS[outcome.ended]
 
 
 def _shown(value: Any) -> Any:

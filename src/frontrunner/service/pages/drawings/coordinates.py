@@ -80,7 +80,9 @@ def parallels(coordinates: Sequence[Coordinate], recipes: Sequence[tuple[str, st
         height=HEIGHT,
         top=TOP,
         bottom=HEIGHT - BOTTOM,
-        axes=tuple(UprightAxis(x=x, label=axis.label, marks=_marks(axis)) for x, axis in zip(xs, coordinates, strict=True)),
+        axes=tuple(
+            UprightAxis(x=x, label=axis.label, marks=_marks(axis)) for x, axis in zip(xs, coordinates, strict=True)
+        ),
         lines=tuple(lines),
         left_out=len(recipes) - shown,
     )

@@ -6,7 +6,7 @@ each device has the shade of the stages that it holds. Lengths are in SVG's user
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -22,7 +22,9 @@ CELL_WIDTH, CELL_HEIGHT, CELL_GAP = 60, 42, 6
 NODE_PADDING, NODE_GAP, NODE_HEADING = 10, 12, 22
 STRIP_HEIGHT, LEAST_STRIP_WIDTH = 64, 566
 MOST_PARTS_DRAWN = 16
-ROOM_FOR_WORDS, ROOM_FOR_A_NUMBER = 84, 20
+ROOM_FOR_WORDS, ROOM_FOR_A_NUMBER = 112, 20
+AROUND = 2
+"""From a group's devices to its outline."""
 LIGHTEST, DARKEST = 0.14, 0.62
 """Opacities of the first and the last stage: text can be read on all between."""
 
@@ -90,10 +92,15 @@ class CutDrawing:
 def cut_drawing(recipe: Recipe, cluster: Cluster, *, layers: int) -> CutDrawing:
     """The drawing of a legal recipe of a model of so many layers on this cluster."""
     nodes = -(-recipe.devices // cluster.devices_per_node)
-    shown_nodes, shown_devices = min(nodes, MOST_NODES), min(cluster.devices_per_node, MOST_DEVICES_A_NODE)
-    boxes = _nodes(shown_nodes, shown_devices)
+    shown, shown_devices = _shown_nodes(recipe, cluster, nodes), min(cluster.devices_per_node, MOST_DEVICES_A_NODE)
+    boxes = _nodes(shown, shown_devices)
     width = max(LEAST_STRIP_WIDTH, *(box.x + box.width for box in boxes))
-    devices = tuple(_devices(recipe, cluster, boxes, shown_devices))
+    places = [
+        (number * cluster.devices_per_node + place, *_cell(box, place))
+        for number, box in zip(shown, boxes, strict=True)
+        for place in range(shown_devices)
+    ]
+    devices = tuple(_device(recipe, rank, x, y) for rank, x, y in places if rank < recipe.devices)
     return CutDrawing(
         width=width,
         height=max(box.y + box.height for box in boxes),
@@ -103,8 +110,8 @@ def cut_drawing(recipe: Recipe, cluster: Cluster, *, layers: int) -> CutDrawing:
         nodes=boxes,
         devices=devices,
         groups=tuple(_groups(devices, recipe)),
-        idle=tuple(_idle(recipe, cluster, boxes, shown_devices)),
-        nodes_left_out=nodes - shown_nodes,
+        idle=tuple(_idle(x, y) for rank, x, y in places if rank >= recipe.devices),
+        nodes_left_out=nodes - len(shown),
         devices_left_out=cluster.devices_per_node - shown_devices,
         reaches=reaches(recipe, cluster),
     )
@@ -129,7 +136,7 @@ def _stages(recipe: Recipe, layers: int, width: float) -> tuple[Stage, ...]:
     found = []
     for number, count in enumerate(counts):
         rank, size = rank_of_stage(recipe, number), begins[number + 1] - begins[number]
-        words = f"stage {number}: {count}" if size >= ROOM_FOR_WORDS else str(count)
+        words = f"stage {number}: {count} layer{'s' if count > 1 else ''}" if size >= ROOM_FOR_WORDS else str(count)
         found.append(
             Stage(
                 number=number,
@@ -144,19 +151,32 @@ def _stages(recipe: Recipe, layers: int, width: float) -> tuple[Stage, ...]:
     return tuple(found)
 
 
-def _nodes(nodes: int, devices: int) -> tuple[Box, ...]:
+def _shown_nodes(recipe: Recipe, cluster: Cluster, nodes: int) -> list[int]:
+    """All nodes, or of many those on which each stage begins, and then the first ones."""
+    if nodes <= MOST_NODES:
+        return list(range(nodes))
+    stride = recipe.rank_strides["pp"]
+    ranks = range(recipe.pipeline_parallel)
+    begins = list(dict.fromkeys(rank * stride // cluster.devices_per_node for rank in ranks))
+    if len(begins) > MOST_NODES:  # every so many of them, the last included
+        begins = [begins[place * (len(begins) - 1) // (MOST_NODES - 1)] for place in range(MOST_NODES)]
+    others = [node for node in range(2 * MOST_NODES) if node not in begins and node < nodes]
+    return sorted([*begins, *others[: MOST_NODES - len(begins)]])
+
+
+def _nodes(numbers: Sequence[int], devices: int) -> tuple[Box, ...]:
     columns, rows = min(devices, DEVICES_A_ROW), -(-devices // DEVICES_A_ROW)
     width = columns * (CELL_WIDTH + CELL_GAP) - CELL_GAP + 2 * NODE_PADDING
     height = rows * (CELL_HEIGHT + CELL_GAP) - CELL_GAP + NODE_PADDING + NODE_HEADING
     return tuple(
         Box(
-            x=node % NODES_A_ROW * (width + NODE_GAP),
-            y=STRIP_HEIGHT + 2 * NODE_GAP + node // NODES_A_ROW * (height + NODE_GAP),
+            x=place % NODES_A_ROW * (width + NODE_GAP),
+            y=STRIP_HEIGHT + 2 * NODE_GAP + place // NODES_A_ROW * (height + NODE_GAP),
             width=width,
             height=height,
-            words=f"node {node}",
+            words=f"node {number:,}",
         )
-        for node in range(nodes)
+        for place, number in enumerate(numbers)
     )
 
 
@@ -169,34 +189,25 @@ def _cell(node: Box, place: int) -> tuple[float, float]:
     )
 
 
-def _devices(recipe: Recipe, cluster: Cluster, nodes: tuple[Box, ...], shown: int) -> Iterator[Device]:
+def _device(recipe: Recipe, rank: int, x: float, y: float) -> Device:
+    """The device of a rank, by the recipe's own order of ranks."""
     strides = recipe.rank_strides
-    for number, node in enumerate(nodes):
-        for place in range(shown):
-            rank = number * cluster.devices_per_node + place
-            if rank >= recipe.devices:
-                return
-            x, y = _cell(node, place)
-            copy, pipeline = rank // strides["dp"] % recipe.copies, recipe.pipeline_rank(rank)
-            yield Device(
-                rank=rank,
-                x=x,
-                y=y,
-                shade=_shade(pipeline, recipe.pipeline_parallel),
-                pipeline=pipeline,
-                tensor=rank // strides["tp"] % recipe.tensor_parallel,
-                replica=copy // recipe.context_parallel,
-                context=copy % recipe.context_parallel,
-            )
+    copy, pipeline = rank // strides["dp"] % recipe.copies, recipe.pipeline_rank(rank)
+    return Device(
+        rank=rank,
+        x=x,
+        y=y,
+        shade=_shade(pipeline, recipe.pipeline_parallel),
+        pipeline=pipeline,
+        tensor=rank // strides["tp"] % recipe.tensor_parallel,
+        replica=copy // recipe.context_parallel,
+        context=copy % recipe.context_parallel,
+    )
 
 
-def _idle(recipe: Recipe, cluster: Cluster, nodes: tuple[Box, ...], shown: int) -> Iterator[Box]:
-    """Devices of the last node that are left without a rank."""
-    for number, node in enumerate(nodes):
-        for place in range(shown):
-            if number * cluster.devices_per_node + place >= recipe.devices:
-                x, y = _cell(node, place)
-                yield Box(x=x, y=y, width=CELL_WIDTH, height=CELL_HEIGHT, words="idle")
+def _idle(x: float, y: float) -> Box:
+    """A device that is left without a rank."""
+    return Box(x=x, y=y, width=CELL_WIDTH, height=CELL_HEIGHT, words="idle")
 
 
 def _groups(devices: tuple[Device, ...], recipe: Recipe) -> Iterator[Box]:
@@ -211,10 +222,10 @@ def _groups(devices: tuple[Device, ...], recipe: Recipe) -> Iterator[Box]:
         begin = end
         if len(run) > 1:
             yield Box(
-                x=run[0].x - CELL_GAP / 2,
-                y=run[0].y - CELL_GAP / 2,
-                width=run[-1].x - run[0].x + CELL_WIDTH + CELL_GAP,
-                height=CELL_HEIGHT + CELL_GAP,
+                x=run[0].x - AROUND,
+                y=run[0].y - AROUND,
+                width=run[-1].x - run[0].x + CELL_WIDTH + 2 * AROUND,
+                height=CELL_HEIGHT + 2 * AROUND,
             )
 
 

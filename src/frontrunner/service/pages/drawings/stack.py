@@ -43,7 +43,6 @@ class Stack:
     row_height: float
     label_height: float
     rows: tuple[Row, ...]
-    names: tuple[tuple[str, int], ...]
     limit_x: float | None
 
 
@@ -60,7 +59,6 @@ def stack(rows: Sequence[tuple[str, Mapping[str, float]]], *, limit: float | Non
         row_height=ROW_HEIGHT,
         label_height=LABEL_HEIGHT,
         rows=tuple(_row(label, parts, number * step, scale, fills) for number, (label, parts) in enumerate(rows)),
-        names=tuple(fills.items()),
         limit_x=None if limit is None else limit * scale,
     )
 

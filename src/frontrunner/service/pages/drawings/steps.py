@@ -51,6 +51,4 @@ def step_strip(measured: Sequence[tuple[str, Sequence[float]]]) -> StepStrip | N
         )
         for number, (name, steps) in enumerate(measured)
     )
-    return StepStrip(
-        width=WIDTH, height=ROW_HEIGHT * len(rows) + 18, margin=MARGIN, low_s=low, high_s=high, rows=rows
-    )
+    return StepStrip(width=WIDTH, height=ROW_HEIGHT * len(rows) + 18, margin=MARGIN, low_s=low, high_s=high, rows=rows)

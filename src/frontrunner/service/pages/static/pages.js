@@ -5,7 +5,10 @@
 
   htmx.defineExtension("json-body", {
     onEvent(name, event) {
-      if (name === "htmx:configRequest") event.detail.headers["Content-Type"] = "application/json";
+      if (name === "htmx:configRequest") {
+        event.detail.headers["Content-Type"] = "application/json";
+        event.detail.headers.Accept = "text/html"; // errors then come as HTML too
+      }
       return true;
     },
     encodeParameters(_xhr, parameters) {
@@ -25,7 +28,6 @@
 
   // Errors are shown where the page has room for them, and what was done before is no longer said.
   document.body.addEventListener("htmx:beforeRequest", (event) => {
-    const isPoll = event.target.matches("#live, #replay");
-    if (!isPoll) document.getElementById("notice").replaceChildren();
+    if (event.detail.requestConfig.verb !== "get") document.getElementById("notice").replaceChildren();
   });
 })();

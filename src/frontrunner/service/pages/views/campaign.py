@@ -74,13 +74,11 @@ class CampaignView:
         return self.status.campaign.figures != "imported" and not self.status.driver_is_live
 
 
-def campaign_view(store: Store, name: str, *, trials_page: int | None = None) -> CampaignView:
-    """What the page shows; `trials_page` None is the last, where the newest trials are."""
+def campaign_view(store: Store, name: str, *, trials_page: int = 1) -> CampaignView:
+    """What the page shows; the newest trials are on the first of their pages."""
     found = status(store, name)
     campaign = found.campaign
     spec = stored_spec(campaign)
-    last = max(1, -(-sum(found.trials.values()) // TRIALS_A_PAGE))
-    page = last if trials_page is None else trials_page
     failed_in_all = sum(count for state, count in found.trials.items() if state == "failed")
     spent = Spent(
         probes=campaign.outcomes,
@@ -95,8 +93,8 @@ def campaign_view(store: Store, name: str, *, trials_page: int | None = None) ->
         outlook="" if found.outlook is None else outlook_in_words(Outlook(**outlook_shares(found.outlook))),
         ranking=tuple(best(store, campaign, top=TOP)),
         front_ids=frozenset(row.recipe_id for row in pareto(store, campaign)),
-        trials=trial_page(store, name, page=page, page_size=TRIALS_A_PAGE),
-        trials_page=page,
+        trials=trial_page(store, name, newest_first=True, page=trials_page, page_size=TRIALS_A_PAGE),
+        trials_page=trials_page,
         failed=tuple(reversed(failed)),
         failed_in_all=failed_in_all,
         timeline=_timeline(store, found),
@@ -117,7 +115,5 @@ def _timeline(store: Store, found: Status) -> Timeline | None:
         begun = datetime.fromisoformat(row.started_at)
         ended = datetime.fromisoformat(row.finished_at) if row.finished_at else max(begun, now or begun)
         words = f"{row.trial_number}.{row.number} {row.recipe.describe()}"
-        spans.append(
-            Span(started_at=begun, ended_at=ended, outcome=row.ended, words=words, recipe_id=row.recipe_id)
-        )
+        spans.append(Span(started_at=begun, ended_at=ended, outcome=row.ended, words=words, recipe_id=row.recipe_id))
     return timeline(spans, left_out=newest.total - len(spans))

@@ -89,7 +89,9 @@ def _choices(first: Recipe, second: Recipe) -> tuple[Pair, ...]:
     """Every choice of a recipe, and the replicas that follow; those that differ come first."""
     names = [field.name for field in fields(Recipe)]
     names.insert(names.index("context_parallel") + 1, "data_parallel")
-    pairs = [Pair(name=name.replace("_", " "), first=choice(first, name), second=choice(second, name)) for name in names]
+    pairs = [
+        Pair(name=name.replace("_", " "), first=choice(first, name), second=choice(second, name)) for name in names
+    ]
     return tuple(sorted(pairs, key=lambda pair: not pair.differs))
 
 
