@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from frontrunner.evaluators.measure import nodes_used
 from frontrunner.evaluators.protocol import ProbeOrder, make_evaluator
 from frontrunner.results.known import REUSED, reused_trials
+from frontrunner.results.notebook import facts
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.results.outlooks import OUTLOOK
 from frontrunner.results.provenance import collect
@@ -57,6 +58,14 @@ class Conclusion:
     outlook: Outlook | None = None
     limits: tuple[Limit, ...] = ()
     objectives: tuple[str, ...] = TOKENS_ALONE
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        used = ", ".join(str(limit) for limit in self.limits) or "no limit"
+        lines = [("measured", f"{self.measured} recipes"), ("budget", used)]
+        if self.last_failure is not None:
+            lines.append(("last failure", f"{self.last_failure.kind}: {self.last_failure.message}"))
+        return facts(f"{self.state}: {self.reason}", lines)
 
 
 class Driver:

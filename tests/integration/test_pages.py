@@ -92,15 +92,12 @@ def window(service: Served, *, width: int = 1280, scheme: Literal["light", "dark
     assert [error for error in errors if not HARMLESS.search(error)] == []
 
 
-def picture(page: api.Page, name: str, height: int = 860) -> None:
+def picture(page: api.Page, name: str, *, top: int = 0, height: int = 860) -> None:
     folder = os.environ.get("FRONTRUNNER_PICTURES")
     if folder:
-        size = page.viewport_size or {"width": 1280}
-        page.screenshot(
-            path=Path(folder) / f"{name}.png",
-            clip={"x": 0, "y": 0, "width": size["width"], "height": height},
-            full_page=True,
-        )
+        width = page.evaluate("document.documentElement.clientWidth")
+        clip = {"x": 0, "y": top, "width": width, "height": height}
+        page.screenshot(path=Path(folder) / f"{name}.png", clip=clip, full_page=True)
 
 
 def wait_for_figures(page: api.Page) -> None:
@@ -144,21 +141,23 @@ def test_a_campaign_is_launched_watched_and_its_best_recipe_replayed(service: Se
 def test_each_page_fits_its_window_by_day_and_by_night(service: Served, width: int, scheme: Any) -> None:
     with window(service, width=width, scheme=scheme) as page:
         assert fits(page)
-        picture(page, f"campaigns-{scheme}", 420)
+        picture(page, f"campaigns-{scheme}", height=420)
         page.locator("tbody a").last.click()
         wait_for_figures(page)
         assert fits(page)
-        picture(page, f"campaign-{scheme}", 1460)
+        charts = page.evaluate("document.querySelector('.charts').offsetTop")
+        picture(page, f"campaign-{scheme}", height=charts - 8)
+        picture(page, f"figures-{scheme}", top=charts - 16, height=1230)
         page.locator("#ranking tbody a").first.click()
         api.expect(page.get_by_role("heading", name="Where the memory goes")).to_be_visible()
         assert fits(page)
-        picture(page, f"recipe-{scheme}", 1360)
+        picture(page, f"recipe-{scheme}", height=1360)
         page.goto(f"{service.url}/plan?model=frontier-175b&nodes=128&global_batch=1024")
         page.get_by_label("nodes").fill("64")
         page.keyboard.press("Tab")
         api.expect(page.locator("tr.here")).to_contain_text("512")
         assert fits(page)
-        picture(page, f"plan-{scheme}", 1250)
+        picture(page, f"plan-{scheme}", height=1000)
 
 
 def test_a_page_is_worked_by_keys_alone(service: Served) -> None:
