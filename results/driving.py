@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -40,3 +41,18 @@ def drivers(store: Store) -> list[DriverSeen]:
             )
             for row in connection.execute(query)
         ]
+
+
+def stamp(store: Store, names: Sequence[str]) -> tuple[tuple[str, str, bool], ...]:
+    """What changes whenever anything about these campaigns does, or their drivers come and go.
+
+    A driver raises its campaign's row with everything that it writes. Raises `NotFound` for an unknown name.
+    """
+    now = store.now()
+    query = select(CampaignRow).where(CampaignRow.name.in_(names))
+    with store.database.read() as connection:
+        rows = {row.name: row for row in connection.execute(query)}
+    for name in names:
+        if name not in rows:
+            store.campaign(name)  # which says what was meant
+    return tuple((name, rows[name].updated_at, leases.is_held(rows[name], now)) for name in names)

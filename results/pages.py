@@ -28,7 +28,7 @@ from frontrunner.results.rows import outcomes_by_attempt, to_campaign, to_trial
 from frontrunner.results.schema import AttemptRow, CampaignRow, StandingRow, TrialRow
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import Store
-from frontrunner.results.summaries import summaries
+from frontrunner.results.summaries import Known, summaries
 from frontrunner.spaces.errors import bad_value
 from frontrunner.spaces.recipe import Recipe
 
@@ -76,13 +76,13 @@ class TrialPage:
     total: int
 
 
-def campaign_page(store: Store, *, page: int = 1, page_size: int = 50) -> CampaignPage:
-    """One page of the store's campaigns."""
+def campaign_page(store: Store, *, page: int = 1, page_size: int = 50, known: Known | None = None) -> CampaignPage:
+    """One page of the store's campaigns; for `known` see `frontrunner.results.summaries.summaries`."""
     query = select(CampaignRow).order_by(CampaignRow.id.desc())
     with store.database.read() as connection:
         found = [to_campaign(row) for row in connection.execute(cut(query, page, page_size))]
         total = connection.execute(select(func.count()).select_from(CampaignRow)).scalar_one()
-        return CampaignPage(items=tuple(summaries(connection, found)), total=total)
+        return CampaignPage(items=tuple(summaries(connection, found, known)), total=total)
 
 
 def recipe_page(  # noqa: PLR0913 - a question's parts, each by its name

@@ -7,12 +7,29 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, func, select
 
 from frontrunner.results.records import Campaign, CampaignSummary
-from frontrunner.results.schema import StandingRow, TrialRow
+from frontrunner.results.schema import CampaignRow, StandingRow, TrialRow
 from frontrunner.results.states import TrialState
 
+Known = dict[int, CampaignSummary]
+"""Summaries by campaign id, kept by whoever asks often."""
 
-def summaries(connection: Connection, campaigns: Sequence[Campaign]) -> list[CampaignSummary]:
-    """A summary of each campaign, in the given order."""
+
+def summaries(
+    connection: Connection, campaigns: Sequence[Campaign], known: Known | None = None
+) -> list[CampaignSummary]:
+    """A summary of each campaign, in the given order.
+
+    Of a campaign that was not written to since, the one in `known` is taken; new ones are put there.
+    """
+    kept = {} if known is None else known
+    held = {campaign.id: kept.get(campaign.id) for campaign in campaigns}  # others may replace entries meanwhile
+    changed = [one for one in campaigns if (old := held[one.id]) is None or old.updated_at != one.updated_at]
+    for summary in _made(connection, changed):
+        held[summary.id] = kept[summary.id] = summary
+    return [found for campaign in campaigns if (found := held[campaign.id]) is not None]
+
+
+def _made(connection: Connection, campaigns: Sequence[Campaign]) -> list[CampaignSummary]:
     ids = [campaign.id for campaign in campaigns]
     counted = connection.execute(
         select(TrialRow.campaign_id, TrialRow.state, func.count().label("trials"))
@@ -23,8 +40,9 @@ def summaries(connection: Connection, campaigns: Sequence[Campaign]) -> list[Cam
     for row in counted:
         trials[row.campaign_id][TrialState(row.state)] = row.trials
     # A search of the index for each campaign reads one entry; grouping would read them all.
-    fastest = select(func.max(StandingRow.tokens_per_s))
-    best = {id_: connection.execute(fastest.where(StandingRow.campaign_id == id_)).scalar() for id_ in ids}
+    fastest = select(func.max(StandingRow.tokens_per_s)).where(StandingRow.campaign_id == CampaignRow.id)
+    found = select(CampaignRow.id, fastest.scalar_subquery().label("best")).where(CampaignRow.id.in_(ids))
+    best = {row.id: row.best for row in connection.execute(found)}
     return [
         CampaignSummary(
             id=campaign.id,

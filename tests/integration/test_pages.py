@@ -147,7 +147,7 @@ def test_each_page_fits_its_window_by_day_and_by_night(service: Served, width: i
         assert fits(page)
         charts = page.evaluate("document.querySelector('.charts').offsetTop")
         picture(page, f"campaign-{scheme}", height=charts - 8)
-        picture(page, f"figures-{scheme}", top=charts - 16, height=1230)
+        picture(page, f"figures-{scheme}", top=charts - 16, height=952)
         page.locator("#ranking tbody a").first.click()
         api.expect(page.get_by_role("heading", name="Where the memory goes")).to_be_visible()
         assert fits(page)

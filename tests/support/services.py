@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +15,7 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
+from frontrunner.results.driving import drivers
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
@@ -114,6 +117,16 @@ def served(folder: Path) -> Iterator[Served]:
         yield service
     finally:
         service.kill()
+        _kill_drivers(folder / "store.db")
+
+
+def _kill_drivers(path: Path) -> None:
+    """What a test that failed has left running."""
+    if path.exists():
+        with open_store(str(path)) as store:
+            for driver in drivers(store):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(driver.pid, signal.SIGKILL)
 
 
 def wait_for(is_so: Callable[[], bool], *, at_most_s: float = 60.0) -> None:

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from support.rankings import measurement, record, start
-from support.services import BODY, bearer, browser, filled, settings, tokens_of
 
 from frontrunner import api
 from frontrunner.plain_json import as_plain
@@ -21,6 +19,8 @@ from frontrunner.results.store import open_store
 from frontrunner.service.logs import read_end
 from frontrunner.service.streams import Cursor, Follower, cursor_from
 from frontrunner.spaces.errors import InvalidInput
+from support.rankings import measurement, record, start
+from support.services import BODY, bearer, browser, filled, settings, tokens_of
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
-from support.services import BODY, ORIGIN, bearer, browser, filled, settings, tokens_of
 
 from frontrunner.service.guards import COOKIE, SECURITY_HEADERS
 from frontrunner.service.settings import Limits, ServiceSettings
 from frontrunner.service.tokens import Role, Tokens
 from frontrunner.spaces.errors import InvalidInput
+from support.services import BODY, ORIGIN, bearer, browser, filled, settings, tokens_of
 
 CAMPAIGNS = "/api/v1/campaigns"
 JSON = {"content-type": "application/json"}

@@ -9,7 +9,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from support.services import settings
 
 from frontrunner.results.store import open_store
 from frontrunner.service.drivers import Drivers
@@ -18,6 +17,7 @@ from frontrunner.service.pressure import TokenBucket
 from frontrunner.service.processes import CHILD, our_process
 from frontrunner.service.tokens import MOST_LINKS, OneTimeLinks, Role, make_tokens, read_tokens
 from frontrunner.spaces.errors import InvalidInput, NotFound
+from support.services import settings
 
 
 def test_a_token_file_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:

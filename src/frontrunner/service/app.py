@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -16,9 +17,11 @@ from starlette.middleware import Middleware
 from frontrunner import __version__
 from frontrunner.results.store import open_store
 from frontrunner.service.access import Access
+from frontrunner.service.answers import Memory
 from frontrunner.service.drivers import Drivers
 from frontrunner.service.guards import BodyKind, KnownHost, SameOrigin, SecureHeaders
-from frontrunner.service.pressure import BodySize, RequestRate
+from frontrunner.service.models import ErrorAnswer
+from frontrunner.service.pressure import BodySize, HeadSize, RequestRate
 from frontrunner.service.refusals import refusal, refusal_of
 from frontrunner.service.replays import Replays
 from frontrunner.service.routes import campaigns, control, events, operations, planning, recipes, replaying
@@ -40,6 +43,10 @@ ROUTERS = (
     operations.api,
 )
 """The routes under `API`; `operations.router` holds those beside it."""
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorAnswer, "description": "Refused"},
+    "5XX": {"model": ErrorAnswer, "description": "Not possible now"},
+}
 DESCRIPTION = """Campaigns over HTTP. Answers have the shape that the commands print with `--json`; errors are
 `{"error": {"kind", "message", "hint"}}`. Send a token as `Authorization: Bearer TOKEN`."""
 logger = logging.getLogger("frontrunner.service")
@@ -62,6 +69,7 @@ def create_app(settings: ServiceSettings, *, pages: Sequence[APIRouter] = ()) ->
         replays=Replays(store, settings),
         slow_work=anyio.CapacityLimiter(SLOW_THREADS),
         streams=anyio.CapacityLimiter(settings.limits.streams),
+        summaries={},
     )
     app = FastAPI(
         title="frontrunner",
@@ -75,8 +83,9 @@ def create_app(settings: ServiceSettings, *, pages: Sequence[APIRouter] = ()) ->
         redirect_slashes=False,
     )
     app.state.service = service
+    app.state.memory = Memory(settings.limits.remembered_bytes)
     for router in ROUTERS:
-        app.include_router(router, prefix=API)
+        app.include_router(router, prefix=API, responses=REFUSALS)
     for router in (*pages, operations.router):  # the first that knows an address answers
         app.include_router(router)
     _answer_errors(app)
@@ -88,6 +97,7 @@ def _guards(service: Service) -> list[Middleware]:
     settings = service.settings
     return [
         Middleware(SecureHeaders),
+        Middleware(HeadSize, limits=settings.limits),
         Middleware(KnownHost, names=settings.host_names),
         Middleware(RequestRate, limits=settings.limits),
         Middleware(SameOrigin),

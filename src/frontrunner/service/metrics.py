@@ -10,6 +10,7 @@ from frontrunner.results.pages import campaign_page
 from frontrunner.results.records import CampaignSummary
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store
+from frontrunner.results.summaries import Known
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_CAMPAIGNS = 200
@@ -20,9 +21,9 @@ Family = tuple[str, str, Sequence[Sample]]
 """A metric's name, what it is, and its value for each set of labels."""
 
 
-def metrics(store: Store) -> str:
-    """All metrics of a store."""
-    campaigns = campaign_page(store, page_size=MOST_CAMPAIGNS).items
+def metrics(store: Store, known: Known) -> str:
+    """All metrics of a store; for `known` see `frontrunner.results.summaries.summaries`."""
+    campaigns = campaign_page(store, page_size=MOST_CAMPAIGNS, known=known).items
     families = [*_of_campaigns(campaigns), *_of_drivers(drivers(store))]
     return "".join(_family(*family) for family in families)
 

@@ -99,6 +99,20 @@ class PlanAnswer(BaseModel):
     front: list[dict[str, JsonValue]]
 
 
+class ErrorText(BaseModel):
+    """What went wrong, by the name of its class, and the one next step."""
+
+    kind: str
+    message: str
+    hint: str | None
+
+
+class ErrorAnswer(BaseModel):
+    """An answer that says no."""
+
+    error: ErrorText
+
+
 class LaunchAnswer(BaseModel):
     """A campaign that is under way."""
 

@@ -56,6 +56,22 @@ class RequestRate(Guard):
         return refusal(scope, 429, "too many requests", headers={"retry-after": str(int(wait_s) + 1), **CLOSE})
 
 
+class HeadSize(Guard):
+    """Refuses heads that are too long; the protocol's own limit counts only what came without an end."""
+
+    def __init__(self, app: ASGIApp, limits: Limits) -> None:
+        super().__init__(app)
+        self._most = limits.header_bytes
+
+    def refuse(self, scope: Scope) -> Response | None:
+        """431 where target and headers together are longer than the limit."""
+        size = len(scope["raw_path"]) + len(scope["query_string"])
+        size += sum(len(name) + len(value) for name, value in scope["headers"])
+        if size <= self._most:
+            return None
+        return refusal(scope, 431, f"target and headers have at most {self._most:,} bytes", headers=CLOSE)
+
+
 class BodySize:
     """Refuses bodies that are too long, by what they say of themselves and by what arrives, or that arrive too slowly.
 

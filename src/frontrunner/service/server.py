@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from typing import ClassVar
 
 import h11
@@ -45,7 +46,7 @@ class TimedProtocol(H11Protocol):
         """Too much is unread: expect it to be read."""
         super().pause_writing()
         if self._unread_timer is None:
-            self._unread_timer = self.loop.call_later(self.limits.send_s, self.transport.abort)
+            self._unread_timer = self.loop.call_later(self.limits.send_s, self._cut)
 
     def resume_writing(self) -> None:
         """It was read."""
@@ -58,9 +59,16 @@ class TimedProtocol(H11Protocol):
         self._unread_timer = _cancelled(self._unread_timer)
         super().connection_lost(exc)
 
+    def _cut(self) -> None:
+        """Reset the connection: closed, what is unread would wait in the system's buffers for its reader."""
+        found = self.transport.get_extra_info("socket")
+        if found is not None:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
+
     def _expect_head(self) -> None:
         if self._head_timer is None:
-            self._head_timer = self.loop.call_later(self.limits.header_s, self.transport.abort)
+            self._head_timer = self.loop.call_later(self.limits.header_s, self._cut)
 
 
 def _cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
@@ -87,10 +95,10 @@ def listen(settings: ServiceSettings) -> socket.socket:
     return found
 
 
-def run(app: FastAPI, settings: ServiceSettings, listener: socket.socket) -> None:
-    """Serve until a signal asks for the end; open streams are then cut after `GRACE_S`."""
+def config(app: FastAPI, settings: ServiceSettings) -> uvicorn.Config:
+    """Uvicorn's settings: plain HTTP/1.1, nothing trusted that a proxy says, and our limits."""
     limits = settings.limits
-    config = uvicorn.Config(
+    return uvicorn.Config(
         app,
         http=type("Protocol", (TimedProtocol,), {"limits": limits}),
         ws="none",
@@ -103,4 +111,8 @@ def run(app: FastAPI, settings: ServiceSettings, listener: socket.socket) -> Non
         h11_max_incomplete_event_size=limits.header_bytes,
         timeout_graceful_shutdown=GRACE_S,
     )
-    uvicorn.Server(config).run(sockets=[listener])
+
+
+def run(app: FastAPI, settings: ServiceSettings, listener: socket.socket) -> None:
+    """Serve until a signal asks for the end; open streams are then cut after `GRACE_S`."""
+    uvicorn.Server(config(app, settings)).run(sockets=[listener])

@@ -34,6 +34,7 @@ class Limits:
     ranking_size: int = 1000
     events_a_batch: int = 200
     log_bytes: int = 65_536
+    remembered_bytes: int = 32_000_000
     running_campaigns: int = 4
     running_replays: int = 2
     launch_s: float = 120.0

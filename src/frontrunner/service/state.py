@@ -11,6 +11,7 @@ import anyio.to_thread
 from fastapi import Depends, Request
 
 from frontrunner.results.store import Store
+from frontrunner.results.summaries import Known
 from frontrunner.service.access import ROLE
 from frontrunner.service.drivers import Drivers
 from frontrunner.service.errors import Forbidden
@@ -33,6 +34,7 @@ class Service:
     replays: Replays
     slow_work: anyio.CapacityLimiter
     streams: anyio.CapacityLimiter
+    summaries: Known
 
     async def slowly(self, work: Callable[[], T]) -> T:
         """Do what takes seconds on a thread of its own, so that quick questions do not wait for it."""

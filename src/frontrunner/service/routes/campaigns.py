@@ -12,7 +12,7 @@ from frontrunner.results.driving import DriverSeen, drivers
 from frontrunner.results.pages import CampaignPage, TrialPage, campaign_page, trial_page
 from frontrunner.results.states import TrialState
 from frontrunner.results.status import FailedTrial, Status
-from frontrunner.service.answers import answer
+from frontrunner.service.answers import AnswersOf, answer
 from frontrunner.service.logs import log_tail
 from frontrunner.service.routes.parameters import CampaignName, PageNumber, PageSize
 from frontrunner.service.state import ServiceOf, StoreOf
@@ -21,9 +21,9 @@ router = APIRouter(tags=["campaigns"])
 
 
 @router.get("/campaigns", response_model=CampaignPage)
-def all_campaigns(store: StoreOf, page: PageNumber = 1, page_size: PageSize = 50) -> Response:
+def all_campaigns(service: ServiceOf, page: PageNumber = 1, page_size: PageSize = 50) -> Response:
     """The store's campaigns, the newest first."""
-    return answer(campaign_page(store, page=page, page_size=page_size))
+    return answer(campaign_page(service.store, page=page, page_size=page_size, known=service.summaries))
 
 
 @router.get("/drivers", response_model=list[DriverSeen])
@@ -34,6 +34,7 @@ def all_drivers(store: StoreOf) -> Response:
 
 @router.get("/compare", response_model=Comparison)
 def compared(
+    answers: AnswersOf,
     store: StoreOf,
     first: Annotated[str, Query(min_length=1, max_length=64)],
     second: Annotated[str, Query(min_length=1, max_length=64)],
@@ -41,27 +42,35 @@ def compared(
     page_size: PageSize = 50,
 ) -> Response:
     """Two campaigns side by side, and the recipes that both have measured."""
-    return answer(compare(store, first, second, page=page, page_size=page_size))
+    return answers.about((first, second), lambda: compare(store, first, second, page=page, page_size=page_size))
 
 
 @router.get("/campaigns/{name}", response_model=Status)
-def one_campaign(store: StoreOf, name: CampaignName) -> Response:
+def one_campaign(answers: AnswersOf, store: StoreOf, name: CampaignName) -> Response:
     """Where a campaign stands."""
-    return answer(standing.status(store, name))
+    return answers.about((name,), lambda: standing.status(store, name))
 
 
 @router.get("/campaigns/{name}/trials", response_model=TrialPage)
 def trials(
-    store: StoreOf, name: CampaignName, state: TrialState | None = None, page: PageNumber = 1, page_size: PageSize = 50
+    answers: AnswersOf,
+    store: StoreOf,
+    name: CampaignName,
+    state: TrialState | None = None,
+    page: PageNumber = 1,
+    page_size: PageSize = 50,
 ) -> Response:
     """A campaign's trials in the order in which they were proposed, with what came of each."""
-    return answer(trial_page(store, name, state=state, page=page, page_size=page_size))
+    return answers.about((name,), lambda: trial_page(store, name, state=state, page=page, page_size=page_size))
 
 
 @router.get("/campaigns/{name}/failures", response_model=list[FailedTrial])
-def failures(store: StoreOf, name: CampaignName, page: PageNumber = 1, page_size: PageSize = 50) -> Response:
+def failures(
+    answers: AnswersOf, store: StoreOf, name: CampaignName, page: PageNumber = 1, page_size: PageSize = 50
+) -> Response:
     """A campaign's failed trials, with the ends of their logs."""
-    return answer(standing.failures(store, name, limit=page_size, offset=(page - 1) * page_size))
+    offset = (page - 1) * page_size
+    return answers.about((name,), lambda: standing.failures(store, name, limit=page_size, offset=offset))
 
 
 @router.get("/campaigns/{name}/trials/{number}/log", response_class=Response)

@@ -36,9 +36,9 @@ def health(store: StoreOf) -> Response:
 
 
 @router.get("/metrics")
-def prometheus(store: StoreOf) -> Response:
+def prometheus(service: ServiceOf) -> Response:
     """The store's figures for Prometheus, which sends a token as its `authorization` says."""
-    return Response(metrics(store), headers={"content-type": CONTENT_TYPE})
+    return Response(metrics(service.store, service.summaries), headers={"content-type": CONTENT_TYPE})
 
 
 @router.get("/login")

@@ -9,12 +9,12 @@ from fastapi import APIRouter, Query, Response
 from frontrunner.api import stored_spec
 from frontrunner.evaluators.insight import objectives as fronts
 from frontrunner.evaluators.insight.objectives import OnFront
-from frontrunner.results import pareto as answers
+from frontrunner.results import pareto as walked
 from frontrunner.results import ranking
 from frontrunner.results.explain import Explanation, explain
 from frontrunner.results.pages import RecipePage, recipe_page
 from frontrunner.results.ranking import RankBy, RankedRecipe
-from frontrunner.service.answers import answer
+from frontrunner.service.answers import AnswersOf, answer
 from frontrunner.service.models import RecipeQuestion
 from frontrunner.service.routes.parameters import CampaignName, RecipeId
 from frontrunner.service.state import StoreOf
@@ -25,6 +25,7 @@ MaxMemory = Annotated[float | None, Query(gt=0, le=1e9, description="No rank abo
 
 @router.get("/campaigns/{name}/best", response_model=list[RankedRecipe])
 def best(
+    answers: AnswersOf,
     store: StoreOf,
     name: CampaignName,
     top: Annotated[int, Query(ge=1, le=1000)] = 10,
@@ -32,40 +33,50 @@ def best(
     max_memory_gb: MaxMemory = None,
 ) -> Response:
     """A campaign's recipes, best first."""
-    return answer(ranking.best(store, name, top=top, by=by, max_memory_gb=max_memory_gb))
+    return answers.about((name,), lambda: ranking.best(store, name, top=top, by=by, max_memory_gb=max_memory_gb))
 
 
 @router.get("/campaigns/{name}/pareto", response_model=list[RankedRecipe])
-def pareto(store: StoreOf, name: CampaignName) -> Response:
+def pareto(answers: AnswersOf, store: StoreOf, name: CampaignName) -> Response:
     """The recipes that no other beats in both tokens/s and peak memory."""
-    return answer(answers.pareto(store, name))
+    return answers.about((name,), lambda: walked.pareto(store, name))
 
 
 @router.get("/campaigns/{name}/front", response_model=list[OnFront])
 def front(
+    answers: AnswersOf,
     store: StoreOf,
     name: CampaignName,
     objective: Annotated[list[str], Query(min_length=2, max_length=3, examples=[["tokens", "nodes"]])],
 ) -> Response:
     """The recipes that no other beats in all the objectives named: tokens, memory (headroom), nodes."""
     wanted = fronts.checked_objectives(objective)
-    record = store.campaign(name)
-    return answer(fronts.front(ranking.best(store, record, top=None), stored_spec(record).problem, wanted))
+
+    def found() -> object:
+        record = store.campaign(name)
+        return fronts.front(ranking.best(store, record, top=None), stored_spec(record).problem, wanted)
+
+    return answers.about((name,), found)
 
 
 @router.get("/campaigns/{name}/recipes", response_model=RecipePage)
-def recipes(store: StoreOf, name: CampaignName, asked: Annotated[RecipeQuestion, Query()]) -> Response:
+def recipes(
+    answers: AnswersOf, store: StoreOf, name: CampaignName, asked: Annotated[RecipeQuestion, Query()]
+) -> Response:
     """A campaign's measured recipes that pass the filters, best first, with their ranks among all."""
-    found = recipe_page(
-        store,
-        name,
-        by=asked.by,
-        filters=asked.filters,
-        max_memory_gb=asked.max_memory_gb,
-        page=asked.page,
-        page_size=asked.page_size,
-    )
-    return answer(found)
+
+    def found() -> object:
+        return recipe_page(
+            store,
+            name,
+            by=asked.by,
+            filters=asked.filters,
+            max_memory_gb=asked.max_memory_gb,
+            page=asked.page,
+            page_size=asked.page_size,
+        )
+
+    return answers.about((name,), found)
 
 
 @router.get("/recipes/{recipe_id}", response_model=Explanation)

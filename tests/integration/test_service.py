@@ -1,0 +1,287 @@
+"""The service as a process: campaigns that outlive it, its Python client, and clients that are slow on purpose."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import uvicorn
+
+import frontrunner
+from frontrunner.service import server
+from frontrunner.service.app import create_app
+from frontrunner.service.client import Client
+from frontrunner.service.settings import Limits
+from frontrunner.spaces.errors import InvalidInput, NotFound, ServiceUnreachable
+from support.services import BODY, Served, bearer, filled, served, settings, tokens_of, wait_for
+
+LONG = BODY | {
+    "name": "long",
+    "model": {"layers": 48, "hidden": 6144, "heads": 48, "vocabulary": 51200},
+    "cluster": {"preset": "frontier", "nodes": 8},
+    "problem": {"sequence_length": 2048, "global_batch": 512, "precision": "bf16"},
+    "space": {
+        "tensor_parallel": [1, 2, 4, 8],
+        "pipeline_parallel": [1, 2, 4, 8],
+        "micro_batch_seqs": [1, 2, 4, 8],
+        "schedule": ["1f1b", "gpipe"],
+        "sharding": ["none", "zero-1", "zero-2", "zero-3"],
+        "recompute": ["none", "full", "selective"],
+    },
+    "search": {"strategy": "guided", "stop_below_improvement": 0.0},
+    "budget": {},
+}
+"""Some 1,000 recipes, at 20 ms or more each: it does not end while a test looks at it."""
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("served")) as found:
+        yield found
+
+
+def outcomes(client: Client, name: str) -> int:
+    return client.status(name).campaign.outcomes
+
+
+@pytest.mark.slow
+def test_a_campaign_goes_on_while_the_service_is_killed_and_restarted(service: Served) -> None:
+    client = service.start()
+    name = client.launch(LONG)
+    assert name == "long"
+    wait_for(lambda: outcomes(client, name) >= 3)
+    driver = client.drivers()[0]
+    service.kill()
+    with pytest.raises(ServiceUnreachable, match="no service answers"):
+        client.campaigns()
+
+    client = service.start()
+    found = client.drivers()[0]
+    assert (found.pid, found.is_live) == (driver.pid, True)
+    before = outcomes(client, name)
+    wait_for(lambda: outcomes(client, name) > before)
+    assert os.getsid(driver.pid) == driver.pid
+
+    client.pause(name)
+    wait_for(lambda: client.status(name).campaign.state == "paused")
+    assert client.status(name).campaign.state_reason == "paused by request"
+    assert client.drivers() == []
+    paused_at = outcomes(client, name)
+
+    client.resume(name)
+    wait_for(lambda: outcomes(client, name) > paused_at)
+    with pytest.raises(frontrunner.spaces.errors.FrontrunnerError, match="long is driven by"):
+        client.resume(name)
+    client.cancel(name)
+    wait_for(lambda: client.status(name).campaign.state == "stopped")
+    ranking = client.best(name, top=3)
+    assert [row.rank for row in ranking] == [1, 2, 3]
+    kinds = [event.kind for event in takewhile(lambda event: event.kind != "state", client.events(name))]
+    assert kinds.count("outcome") == outcomes(client, name)
+    with pytest.raises(frontrunner.spaces.errors.FrontrunnerError, match="is not running"):
+        client.stop(name)
+
+
+def test_the_client_answers_as_the_local_functions_do(service: Served) -> None:
+    if service.process is None or service.process.poll() is not None:
+        service.start()
+    client = frontrunner.connect(service.url, token=tokens_of(settings(service.folder)).reader)
+    operator = frontrunner.connect(service.url, token=tokens_of(settings(service.folder)).operator)
+    name = operator.launch(BODY)
+    wait_for(lambda: client.status(name).campaign.state == "finished")
+    at = str(service.folder / "store.db")
+    assert client.campaigns() == frontrunner.campaigns(store=at)
+    assert client.status(name) == frontrunner.status(name, store=at)
+    assert client.best(name) == client.best() == frontrunner.best(name, store=at)
+    assert client.pareto(name) == frontrunner.pareto(name, store=at)
+    assert client.front(name) == frontrunner.front(name, store=at)
+    assert client.failures(name) == frontrunner.failures(name, store=at)
+    recipe = client.best(name)[0].recipe_id
+    assert client.show(recipe) == frontrunner.show(recipe, store=at)
+    assert client.recipes(name, tensor_parallel=2).total >= 1
+    assert client.trials(name).total == 3
+    assert client.plan(BODY, top=1)["estimates"]
+    with pytest.raises(NotFound, match="no campaign 'none'"):
+        client.best("none")
+    with pytest.raises(InvalidInput, match="names no campaign"):
+        client.best("../x")
+    with pytest.raises(InvalidInput, match=r"model\.layers = 0"):
+        operator.launch(BODY | {"model": BODY["model"] | {"layers": 0}})
+    with pytest.raises(frontrunner.spaces.errors.FrontrunnerError, match="a reader's token may look"):
+        client.launch(BODY)
+
+
+def test_the_reading_commands_ask_a_service(service: Served) -> None:
+    if service.process is None or service.process.poll() is not None:
+        service.start()
+    at = str(service.folder / "store.db")
+    environment = os.environ | {"FRONTRUNNER_TOKEN": tokens_of(settings(service.folder)).reader, "COLUMNS": "120"}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-P", "-m", "frontrunner.cli", *arguments]
+        return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+    by_wire = run("campaigns", "--json", "--server", service.url)
+    assert by_wire.stdout == run("campaigns", "--json", "--store", at).stdout
+    assert json.loads(by_wire.stdout)
+    both = run("best", "--server", service.url, "--store", at)
+    assert (both.returncode, "are both given" in both.stderr) == (2, True)
+    with pytest.raises(ServiceUnreachable, match="no service answers"):
+        frontrunner.connect("http://127.0.0.1:9", token="x").best()
+
+
+@pytest.fixture
+def impatient(tmp_path: Path) -> Iterator[tuple[str, int]]:
+    """A service inside this process that waits for little; its token, and its port."""
+    filled(tmp_path)
+    limits = Limits(header_s=0.5, body_s=0.5, send_s=0.5, header_bytes=2048, requests_per_s=1e6, request_burst=10**6)
+    chosen = settings(tmp_path, limits, port=0)
+    listener = server.listen(chosen)
+    app = create_app(chosen)
+    uvicorn_server = uvicorn.Server(server.config(app, chosen))
+    thread = threading.Thread(target=uvicorn_server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield tokens_of(chosen).operator, listener.getsockname()[1]
+    finally:
+        uvicorn_server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+def talk(port: int, sent: bytes) -> tuple[bytes, float]:
+    """What comes back until the connection ends, and the seconds that it took."""
+    began = time.monotonic()
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(sent)
+        found = b""
+        try:
+            while part := connection.recv(65536):
+                found += part
+        except ConnectionResetError:
+            pass
+    return found, time.monotonic() - began
+
+
+def test_a_head_that_does_not_end_is_cut(impatient: tuple[str, int]) -> None:
+    _, port = impatient
+    for begun in (b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Slow: "):
+        answer, took_s = talk(port, begun)
+        assert answer == b""
+        assert took_s >= 0.4
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost")
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(65536) in (b"", b'{"status": "ok"}')
+
+
+def test_a_head_that_is_too_long_is_refused(impatient: tuple[str, int]) -> None:
+    _, port = impatient
+    answer, _ = talk(port, b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Long: " + b"x" * 100_000 + b"\r\n\r\n")
+    assert answer == b"" or answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 431"))
+    many = b"".join(b"X-%d: 1\r\n" % number for number in range(1000))
+    answer, _ = talk(port, b"GET / HTTP/1.1\r\nHost: localhost\r\n" + many + b"\r\n")
+    assert answer == b"" or answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 431"))
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: 100\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n"])
+def test_a_body_that_does_not_come_is_not_waited_for(impatient: tuple[str, int], framing: bytes) -> None:
+    token, port = impatient
+    head = f"POST /api/v1/plan HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n".encode()
+    answer, took_s = talk(port, head + b"Content-Type: application/json\r\n" + framing)
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert took_s >= 0.4
+
+
+def test_a_client_that_reads_nothing_is_cut(impatient: tuple[str, int]) -> None:
+    """It asks again and again and leaves the answers: the service must not keep them for ever."""
+    token, port = impatient
+    asked = f"GET /api/v1/openapi.json HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.sendall(asked * 1000)  # whose answers are more than the system's buffers take
+        cut = select.poll()
+        cut.register(connection, select.POLLHUP | select.POLLERR)
+        assert cut.poll(30_000)
+    answer, _ = talk(port, asked.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+    assert answer.startswith(b"HTTP/1.1 200")
+
+
+def test_a_stream_ends_with_its_client(impatient: tuple[str, int]) -> None:
+    token, port = impatient
+    import http.client
+
+    for _ in range(3):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection.request("GET", "/api/v1/campaigns/first/events", headers=bearer(token))
+        answer = connection.getresponse()
+        assert answer.getheader("content-type", "").startswith("text/event-stream")
+        assert answer.readline().startswith(b"retry:")
+        connection.close()
+
+
+def test_no_port_twice_and_no_open_door(tmp_path: Path) -> None:
+    def refused(*arguments: str) -> str:
+        argv = [sys.executable, "-P", "-m", "frontrunner.cli", "serve", "--token-file", "t.json", *arguments]
+        done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode != 0
+        assert done.stdout == ""
+        return done.stderr
+
+    assert "no --allow-host says by which name" in refused("--host", "0.0.0.0")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert "cannot listen on 127.0.0.1" in refused("--port", str(taken.getsockname()[1]))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_real_probes_and_a_replay_by_wire(tmp_path: Path) -> None:
+    body: dict[str, Any] = BODY | {
+        "evaluator": "probe",
+        "cluster": {"preset": "this-machine", "devices_per_node": 2},
+        "model": {"layers": 2, "hidden": 32, "heads": 2, "vocabulary": 257},
+        "problem": {"sequence_length": 32, "global_batch": 4, "precision": "fp32"},
+        "space": {"tensor_parallel": [1, 2]},
+        "budget": {"probes": 2},
+    }
+    with served(tmp_path) as service:
+        client = service.start()
+        name = client.launch(body)
+        wait_for(lambda: client.status(name).campaign.state == "finished", at_most_s=200)
+        best = client.best(name)[0]
+        started = client.start_replay(best.recipe_id, steps=5)
+        assert started.recipe_id == best.recipe_id
+        wait_for(lambda: client.watch_replay(best.recipe_id).state != "running", at_most_s=200)
+        done = client.watch_replay(best.recipe_id)
+        assert (done.state, done.step) == ("finished", 5), done.log_tail
+        endless = client.start_replay(client.best(name)[-1].recipe_id, steps=1_000_000)
+        wait_for(lambda: client.watch_replay(endless.recipe_id).step > 0, at_most_s=200)
+        client.stop_replay(endless.recipe_id)
+        wait_for(lambda: client.watch_replay(endless.recipe_id).state == "ended")
+        assert endless.pid is not None
+        wait_for(lambda: not psutil.pid_exists(endless.pid or 0) or _is_zombie(endless.pid))
+        assert service.process
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(timeout=30) in (0, -signal.SIGTERM)
+
+
+def _is_zombie(pid: int | None) -> bool:
+    return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
