@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from frontrunner.evaluators.corpus import corpus
-from frontrunner.evaluators.here import prepare_recipe_here
+from frontrunner.evaluators.here import Doing, prepare_recipe_here
 from frontrunner.evaluators.jobs import common_job
 from frontrunner.evaluators.measure import tokens_per_step
 from frontrunner.evaluators.protocol import ProbeSetup
@@ -29,7 +29,8 @@ class ReplaySettings:
     """How a replay trains.
 
     The learning rate rises over `warm_up_steps`, then falls along a cosine to `final_learning_rate_fraction`
-    of it. `checkpoint_every_steps` None is a tenth of the run, at least 10 steps.
+    of it. `checkpoint_every_steps` None is a tenth of the run, at least 10 steps. A replay that is `launched` is only
+    made ready here: somebody else's launcher starts it, on each of its nodes.
     """
 
     steps: int
@@ -42,6 +43,7 @@ class ReplaySettings:
     keep_checkpoints: int = 2
     metrics: str = "csv"
     folder: Path | None = None
+    launched: bool = False
 
     def __post_init__(self) -> None:
         require_at_least("replay", 1, steps=self.steps, evaluation_batches=self.evaluation_batches)
@@ -91,9 +93,11 @@ def plan(
     """Prepare a replay in its folder's name; nothing is written but the token file, if it is not there.
 
     Raises `InvalidInput` if this machine differs from the one measured, unless `anyway`, if the recipe needs
-    more than one node, and if its engine is not installed.
+    more than one node, unless they are `settings.launched`, and if its engine is not installed.
     """
-    differences = prepare_recipe_here(recipe_id, recipe, setup.problem.cluster, doing="replay", anyway=anyway)
+    cluster = setup.problem.cluster
+    doing: Doing = "launch" if settings.launched else "replay"
+    differences = prepare_recipe_here(recipe_id, recipe, cluster, doing=doing, anyway=anyway)
     setup.work_folder.mkdir(parents=True, exist_ok=True)
     folder = (settings.folder or setup.work_folder.parent / "replays" / recipe_id).resolve()
     tokens = corpus(setup.data, setup.work_folder, setup.problem)
@@ -106,7 +110,7 @@ def plan(
         folder=folder,
         job=job,
         environment={"PYTHONSAFEPATH": "1", **rank_environment(setup)},
-        argv=torchrun(recipe.devices, folder / "job.json"),
+        argv=torchrun(recipe.devices, cluster.devices_per_node, folder / "job.json"),
         tokens_per_step=tokens_per_step(recipe, setup.problem),
         measured_tokens_per_s=measured_tokens_per_s,
         differences=differences,
@@ -115,13 +119,17 @@ def plan(
 
 def _train(settings: ReplaySettings) -> dict[str, Any]:
     table = asdict(settings)
-    for key in ("folder", "learning_rate"):
+    for key in ("folder", "learning_rate", "launched"):
         del table[key]
     every = settings.checkpoint_every_steps or max(10, settings.steps // 10)
     return table | {"checkpoint_every_steps": every}
 
 
-def torchrun(devices: int, job: Path) -> tuple[str, ...]:
-    """The command that starts the ranks of a one-node run."""
-    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(devices))
-    return (*launcher, "-m", "frontrunner.evaluators.trainer", str(job))
+def torchrun(devices: int, devices_per_node: int, job: Path) -> tuple[str, ...]:
+    """The command that starts the ranks: of one node, or given on each of several, which meet at the host of rank 0."""
+    if devices <= devices_per_node:
+        where: tuple[str, ...] = ("--standalone", "--nproc-per-node", str(devices))
+    else:
+        counts = ("--nnodes", str(devices // devices_per_node), "--nproc-per-node", str(devices_per_node))
+        where = (*counts, "--rdzv-backend", "c10d", "--rdzv-endpoint", "HOST_OF_RANK_0:29500")
+    return (sys.executable, "-m", "torch.distributed.run", *where, "-m", "frontrunner.evaluators.trainer", str(job))

@@ -56,6 +56,7 @@ class Proposals:
         self._waiting: deque[Trial] = deque()
         self._repeating: set[Recipe] = set()
         self._lost_repeats: set[Recipe] = set()
+        self._first = search.baseline
         self._is_fallback = search.strategy == FALLBACK
         self._strategy = self._made(search.strategy)
 
@@ -141,7 +142,11 @@ class Proposals:
             return None
 
     def new(self) -> Recipe | None:
-        """A legal recipe that was not tried, or None when there is none left."""
+        """A legal recipe that was not tried, the baseline before any other, or None when there is none left."""
+        first, self._first = self._first, None
+        if first is not None and not self._was_proposed(first):
+            self._handed_out.add(first)
+            return first
         repeats = 0
         while (recipe := self._ask()) is not None:
             if not self._was_proposed(recipe):

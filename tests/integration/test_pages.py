@@ -6,6 +6,7 @@ campaign of FRONTRUNNER_PICTURED_STORE, where that is set, else of the one that 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -13,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
+from urllib.request import Request, urlopen
 
-import httpx
 import pytest
 
 from frontrunner.service.tokens import read_tokens
@@ -78,7 +79,9 @@ def window(service: Served, *, width: int = 1280, scheme: Literal["light", "dark
     """A browser's window that has followed a one-time link; its errors fail the test."""
     errors: list[str] = []
     headers = {"Authorization": f"Bearer {read_tokens(service.token_file).operator}"}
-    link = httpx.post(f"{service.url}/api/v1/links", headers=headers).json()["path"]
+    asked = Request(f"{service.url}/api/v1/links", method="POST", headers=headers)
+    with urlopen(asked) as answer:
+        link = json.load(answer)["path"]
     with api.sync_playwright() as driver:
         chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = chromium.new_page(viewport={"width": width, "height": 860}, color_scheme=scheme)

@@ -12,6 +12,10 @@ import pytest
 from frontrunner.campaign_file import SECTIONS as FILE_SECTIONS
 from frontrunner.campaign_file import StoreSettings, read_campaign_file
 from frontrunner.cli import SECTIONS, frontrunner
+from frontrunner.evaluators.command.patterns import GROUPS
+from frontrunner.evaluators.command.settings import CommandSettings
+from frontrunner.evaluators.dispatch.settings import DispatchSettings
+from frontrunner.evaluators.formats.names import FORMATS
 from frontrunner.evaluators.protocol import EVALUATORS
 from frontrunner.evaluators.settings import DataSettings, ProbeSettings
 from frontrunner.evaluators.table_settings import TableSettings
@@ -32,6 +36,7 @@ from frontrunner.spaces.recipe import (
     SYNCHRONISATIONS,
 )
 from frontrunner.spaces.space import Space
+from frontrunner.travel_api import TARGETS
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")}
@@ -45,7 +50,9 @@ SETTINGS = {
     "budget": Budget,
     "probe": ProbeSettings,
     "data": DataSettings,
+    "dispatch": DispatchSettings,
     "table": TableSettings,
+    "command": CommandSettings,
     "store": StoreSettings,
 }
 
@@ -63,7 +70,10 @@ def test_every_command_and_option_is_documented(name: str) -> None:
     assert f"frontrunner {name}" in page
     command = frontrunner.get_command(click.Context(frontrunner), name)
     assert command is not None
-    for parameter in command.params:
+    parts = command.commands if isinstance(command, click.Group) else {}
+    for part in parts:
+        assert f"frontrunner {name} {part}" in page
+    for parameter in (parameter for part in (command, *parts.values()) for parameter in part.params):
         if isinstance(parameter, click.Option):
             assert any(option in page for option in parameter.opts), f"{name} {parameter.opts}"
 
@@ -94,6 +104,14 @@ def test_nested_settings_and_words_are_documented() -> None:
         assert f"`{evaluator}`" in section("campaign-file.md", "At the top")
 
 
+def test_every_ready_made_trainer_and_figure_of_a_log_is_documented() -> None:
+    for trainer in FORMATS:
+        assert f"| `{trainer}` |" in section("other-trainers.md", "Ready-made trainers")
+        assert f"`{trainer}`" in section("campaign-file.md", "[command]")
+    for group in GROUPS:
+        assert f"`{group}`" in section("other-trainers.md", "Patterns")
+
+
 def test_every_failure_kind_has_a_policy() -> None:
     assert set(POLICIES) == set(FailureKind)
 
@@ -109,6 +127,11 @@ def test_every_failure_kind_and_exit_code_is_documented() -> None:
 def test_every_strategy_is_documented() -> None:
     for name in STRATEGIES:
         assert f"| `{name}` |" in DOCS["strategies.md"]
+
+
+def test_every_tool_that_recipes_travel_to_is_documented() -> None:
+    for name in TARGETS:
+        assert f"`{name}`" in section("recipes-travel.md", "To other tools")
 
 
 def test_every_page_is_reached_from_the_readme_and_links_lead_somewhere() -> None:

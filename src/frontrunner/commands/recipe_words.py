@@ -17,7 +17,7 @@ ID = re.compile("[0-9a-fA-F]{4,12}")
 def named(words: tuple[str, ...], campaign: Path | None) -> str | Mapping[str, object]:
     """The recipe id, or the choices, that the words are."""
     if campaign is not None and not (len(words) == 1 and ID.fullmatch(words[0])):
-        return _choices(words)
+        return choices(words)
     if len(words) != 1:
         raise InvalidInput(
             f"expected the id of a stored recipe, not {len(words)} words",
@@ -26,7 +26,8 @@ def named(words: tuple[str, ...], campaign: Path | None) -> str | Mapping[str, o
     return words[0]
 
 
-def _choices(words: tuple[str, ...]) -> dict[str, object]:
+def choices(words: tuple[str, ...]) -> dict[str, object]:
+    """The choices that words such as tensor_parallel=8 make; raises `InvalidInput` for other words."""
     found: dict[str, object] = {}
     for key, value in map(_choice, words):
         if key in found:

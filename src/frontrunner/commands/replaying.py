@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from frontrunner import api
 from frontrunner.commands.options import json_option, print_json, store_option
 from frontrunner.text import percent, seconds, thousands
 
@@ -55,6 +54,8 @@ def replay(  # noqa: PLR0913, PLR0917 - an option each
 ) -> None:
     """Train with RECIPE_ID: learning-rate schedule, evaluation, checkpoints, metrics.
 
+    RECIPE_ID is a stored recipe, or the path of a recipe file, for which no store is needed.
+
     Run again after a kill it goes on from the newest checkpoint. At the end its throughput stands beside the
     probe's.
 
@@ -62,9 +63,11 @@ def replay(  # noqa: PLR0913, PLR0917 - an option each
     Examples:
       frontrunner replay 3f9c01d2ab4e --steps 500
       frontrunner replay 3f9c --steps 500 --print-command
+      frontrunner replay recipe.json --steps 500
     """
     from frontrunner.evaluators.replay import ReplaySettings
     from frontrunner.evaluators.replay_run import prepare, run
+    from frontrunner.replay_api import plan_replay
 
     settings = ReplaySettings(
         steps=steps,
@@ -74,8 +77,9 @@ def replay(  # noqa: PLR0913, PLR0917 - an option each
         checkpoint_every_steps=checkpoint_every,
         metrics=metrics,
         folder=folder,
+        launched=print_command,
     )
-    planned = api.plan_replay(recipe_id, settings, store=store, anyway=anyway)
+    planned = plan_replay(recipe_id, settings, store=store, anyway=anyway)
     if print_command:
         prepare(planned)
         click.echo(planned.command)

@@ -6,7 +6,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from frontrunner.api import stored_spec
 from frontrunner.evaluators.insight import objectives as fronts
 from frontrunner.evaluators.insight.objectives import OnFront
 from frontrunner.results import pareto as walked
@@ -18,6 +17,7 @@ from frontrunner.service.answers import AnswersOf, answer
 from frontrunner.service.models import RecipeQuestion
 from frontrunner.service.routes.parameters import CampaignName, RecipeId
 from frontrunner.service.state import StoreOf
+from frontrunner.starting import stored_spec
 
 router = APIRouter(tags=["recipes"])
 MaxMemory = Annotated[float | None, Query(gt=0, le=1e9, description="No rank above so many 1e9 bytes.")]

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from frontrunner.api import nothing_legal
 from frontrunner.campaign_file import parse_campaign
 from frontrunner.evaluators.analytic import estimate
 from frontrunner.evaluators.analytic.estimate import Plan
@@ -15,6 +14,7 @@ from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.cluster import MOST_DEVICES, PRECISIONS
 from frontrunner.spaces.errors import bad_value
 from frontrunner.spaces.presets import cluster_names, model_names
+from frontrunner.starting import nothing_legal
 
 TOP = 12
 FACTORS = (0.25, 0.5, 1, 2, 4)

@@ -1,0 +1,72 @@
+"""JSON and YAML of other tools, read within limits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from frontrunner.spaces.errors import InvalidInput
+
+
+def json_table(text: str) -> dict[str, Any]:
+    """The object that a JSON text holds; raises `InvalidInput` for any other text, and for a key given twice."""
+
+    def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = next(key for place, (key, _) in enumerate(pairs) if key in dict(pairs[:place]))
+            raise InvalidInput(f"the key {twice!r} is given twice")
+        return found
+
+    try:
+        found = json.loads(text, object_pairs_hook=table)
+    except json.JSONDecodeError as error:
+        raise InvalidInput(f"not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
+    except RecursionError:
+        raise InvalidInput("not usable JSON: nested too deeply") from None
+    except InvalidInput:
+        raise
+    except ValueError:  # Python converts no more than 4,300 decimal digits
+        raise InvalidInput("not usable JSON: one of its numbers has thousands of digits") from None
+    if not isinstance(found, dict):
+        raise InvalidInput("not usable JSON: expected a table of keys and values")
+    return found
+
+
+def yaml_table(text: str) -> dict[str, Any]:
+    """The mapping that a YAML text holds; raises `InvalidInput` for any other text. Builds plain values alone."""
+    import yaml
+
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise InvalidInput(f"not valid YAML: {getattr(error, 'problem', None) or 'it cannot be read'}{where}") from None
+    except RecursionError:
+        raise InvalidInput("not usable YAML: nested too deeply") from None
+    except ValueError as error:
+        raise InvalidInput(f"not usable YAML: {error}") from None
+    if not isinstance(found, dict):
+        raise InvalidInput("not usable YAML: expected a mapping")
+    return found
+
+
+def yaml_text(table: Mapping[str, Any], depth: int = 0) -> str:
+    """A table of tables and plain values as YAML; text is written as JSON writes it, which YAML reads."""
+    lines = []
+    for key, value in table.items():
+        if isinstance(value, Mapping) and value:
+            lines.append(f"{'  ' * depth}{key}:\n{yaml_text(value, depth + 1)}")
+        else:
+            lines.append(f"{'  ' * depth}{key}: {_scalar(value)}\n")
+    return "".join(lines)
+
+
+def _scalar(value: object) -> str:
+    """A plain value as JSON writes it; YAML 1.1 takes a number with an exponent for text unless it has a dot."""
+    text = json.dumps(value)
+    if isinstance(value, float) and "e" in text and "." not in text:
+        return text.replace("e", ".0e")
+    return text

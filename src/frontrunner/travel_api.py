@@ -1,0 +1,186 @@
+"""Recipes to other tools and back: exports, imports of their configurations, and campaigns as Optuna studies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from frontrunner import api
+from frontrunner.campaign_file import read_campaign_file
+from frontrunner.evaluators.formats import names
+from frontrunner.evaluators.formats.given import Given
+from frontrunner.evaluators.formats.scripts import SCHEDULERS, batch_script
+from frontrunner.recipe_file import FIGURES, Measured, Origin, RecipeFile, Training, read, to_text
+from frontrunner.replay_api import names_a_file
+from frontrunner.spaces.document import recipe_id
+from frontrunner.spaces.errors import InvalidInput, NotFound, bad_value, did_you_mean
+from frontrunner.spaces.legality import why_illegal
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.starting import stored_spec
+from frontrunner.text import thousands
+from frontrunner.toml_file import holds
+
+if TYPE_CHECKING:
+    from frontrunner.results.explain import Appearance, Explanation
+    from frontrunner.search.mirror import Mirrored
+
+RECIPE_FILE = "recipe"
+TARGETS = (*names.FORMATS, *SCHEDULERS, RECIPE_FILE)
+"""What `export` writes."""
+MOST_BYTES = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportedRecipe:
+    """A configuration read as a recipe; `illegal` says why our trainer cannot run it, None where it can."""
+
+    recipe_id: str
+    recipe: Recipe
+    illegal: str | None
+    file: RecipeFile | None
+
+
+def export(recipe: str, *, to: str, store: str | None = None) -> str:
+    """A recipe, stored or of a recipe file, as a text that the tool `to` accepts as it is.
+
+    `to` is one of `TARGETS`. Raises `InvalidInput`, with the reason, where the tool cannot be told the recipe.
+    """
+    if to not in TARGETS:
+        raise bad_value("--to", to, f"one of {', '.join(TARGETS)}, optuna", hint=did_you_mean(to, (*TARGETS, "optuna")))
+    file = read(Path(recipe)) if names_a_file(recipe) else recipe_file(recipe, store=store)
+    if to == RECIPE_FILE:
+        return to_text(file)
+    if to in SCHEDULERS:
+        return batch_script(to, file.problem, file.recipe, provenance(file), to_text(file))
+    return names.render(to, file.problem, file.recipe, provenance(file))
+
+
+def provenance(file: RecipeFile) -> tuple[str, ...]:
+    """The lines that head an export: which recipe, of which problem, with what figures, by which versions."""
+    problem, measured = file.problem, file.measured
+    lines = [
+        f"frontrunner recipe {file.recipe_id}: {file.recipe.describe()}",
+        f"problem: {problem.model.name} on {problem.cluster.name} ({file.recipe.devices} x {problem.cluster.device}), "
+        f"sequences of {problem.sequence_length} tokens, {problem.precision}",
+    ]
+    if measured is None:
+        lines.append("never measured")
+    else:
+        lines.append(
+            f"{measured.figures} in campaign {measured.campaign}, by frontrunner's {file.recipe.engine} engine: "
+            f"{thousands(measured.tokens_per_s)} tokens/s, {measured.step_time_s_median:.4g} s a step, "
+            f"{measured.model_tflops_per_device:.4g} TFLOPS a device"
+        )
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(file.origin.measured_with.items()))
+    return (
+        *lines,
+        f"versions: {versions or 'not known'}",
+        f"written {file.origin.written_at} by {file.origin.written_by}",
+    )
+
+
+def recipe_file(recipe: str, *, store: str | None = None) -> RecipeFile:
+    """A stored recipe as a recipe file; of several campaigns the newest that measured it, else the newest."""
+    explanation = api.show(recipe, store=store)
+    appearance = _chosen(explanation)
+    spec = stored_spec(appearance.campaign)
+    return RecipeFile(
+        recipe_id=explanation.recipe_id,
+        problem=spec.problem,
+        recipe=explanation.recipe,
+        training=Training(optimizer=spec.probe.optimizer, seed=spec.search.seed),
+        measured=_measured(appearance),
+        origin=_origin(_versions(appearance)),
+    )
+
+
+def _chosen(explanation: Explanation) -> Appearance:
+    """Measured ones before simulated and imported ones, then those without figures; the newest of each stand first."""
+    order = {figures: place for place, figures in enumerate(FIGURES)}
+    return min(
+        explanation.appearances,
+        key=lambda found: len(FIGURES) if found.standing is None else order[found.campaign.figures],
+    )
+
+
+def _measured(appearance: Appearance) -> Measured | None:
+    standing = appearance.standing
+    if standing is None:
+        return None
+    figures: dict[str, Any] = {f.name: getattr(standing, f.name) for f in fields(standing)}
+    return Measured(campaign=appearance.campaign.name, figures=appearance.campaign.figures, **figures)
+
+
+def _versions(appearance: Appearance) -> Mapping[str, str]:
+    known = [attempt.provenance for attempt in appearance.attempts if attempt.provenance is not None]
+    return dict(known[-1].versions) if known else {}
+
+
+def _origin(versions: Mapping[str, str]) -> Origin:
+    from datetime import UTC, datetime
+
+    from frontrunner import __version__
+
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return Origin(written_by=f"frontrunner {__version__}", written_at=now, measured_with=versions)
+
+
+def import_config(
+    path: str | Path, *, tool: str, campaign: str | Path, stated: Mapping[str, object] | None = None
+) -> ImportedRecipe:
+    """Read a launch configuration of another tool as a recipe of the campaign file's problem.
+
+    `stated` says choices that the configuration leaves out, such as `{"micro_batch_seqs": 2, "devices": 16}`. Raises
+    `NotFound` for a file that is not there, and `InvalidInput` for what is no recipe, or one of another problem.
+    """
+    spec = read_campaign_file(Path(campaign)).spec
+    path = Path(path)
+    text = _text(path)
+    try:
+        given = Given(text=text, stated=stated or {}, beside=lambda name: _beside(path, name))
+        recipe = names.read(tool, spec.problem, given)
+    except InvalidInput as error:
+        raise InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
+    reason, identity = why_illegal(recipe, spec.problem), recipe_id(spec.problem, recipe)
+    if reason is not None:
+        return ImportedRecipe(recipe_id=identity, recipe=recipe, illegal=str(reason), file=None)
+    file = RecipeFile(
+        recipe_id=identity,
+        problem=spec.problem,
+        recipe=recipe,
+        training=Training(optimizer=spec.probe.optimizer, seed=spec.search.seed),
+        measured=None,
+        origin=_origin({}),
+    )
+    return ImportedRecipe(recipe_id=identity, recipe=recipe, illegal=None, file=file)
+
+
+def _text(path: Path) -> str:
+    if not holds(path.is_file):
+        why = "it is a folder" if holds(path.is_dir) else "there is no such file"
+        raise NotFound(f"no configuration at {path}: {why}")
+    with path.open("rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise InvalidInput(f"{path} is too long: a configuration has at most {MOST_BYTES:,} bytes")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{path} is not text in UTF-8: byte {error.start + 1} does not fit") from None
+
+
+def _beside(path: Path, name: str) -> str | None:
+    """A file that the configuration names, in its own folder: what it says of other folders may hold there alone."""
+    other = path.parent / Path(name).name
+    return _text(other) if holds(other.is_file) else None
+
+
+def mirror(campaign: str | None = None, *, storage: str, store: str | None = None) -> Mirrored:
+    """Write a campaign's trials into the Optuna study of its name; run again, it adds what is new."""
+    from frontrunner.search.mirror import mirror_campaign
+
+    with api.opened(store) as found:
+        record = found.campaign(campaign)
+        return mirror_campaign(found, record, stored_spec(record), storage)

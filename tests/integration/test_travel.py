@@ -1,0 +1,213 @@
+"""Recipes and campaigns leave frontrunner: recipe files train elsewhere, studies fill up, scripts run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import optuna
+import pytest
+
+import frontrunner
+from frontrunner.campaign_file import parse_cluster
+from frontrunner.evaluators.replay import ReplaySettings
+from frontrunner.recipe_file import Origin, RecipeFile, Training, read, to_text
+from frontrunner.spaces.cluster import Cluster
+from frontrunner.spaces.document import recipe_id
+from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.model import Model
+from frontrunner.spaces.problem import GlobalBatch, Problem
+from frontrunner.spaces.recipe import Recipe
+
+CAMPAIGN = """
+name = "small"
+evaluator = "simulated"
+[model]
+layers = 4
+hidden = 512
+heads = 8
+vocabulary = 1000
+[cluster]
+device = "test"
+backend = "cuda"
+nodes = 2
+devices_per_node = 4
+memory_gib_per_device = 0.2
+[problem]
+sequence_length = 512
+global_batch = 32
+[space]
+tensor_parallel = [1, 2]
+micro_batch_seqs = [1, 4]
+sharding = ["none", "zero-1", "zero-3"]
+recompute = ["none", "full"]
+[search]
+strategy = "exhaustive"
+[budget]
+probes = 12
+"""
+MODEL = Model(name="tiny", layers=2, hidden=32, heads=4, kv_heads=4, ffn_hidden=64, vocabulary=257)
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of a simulated campaign, some of whose recipes failed."""
+    folder = tmp_path_factory.mktemp("campaign")
+    (folder / "small.toml").write_text(CAMPAIGN)
+    frontrunner.launch(folder / "small.toml", store=str(folder / "s.db"))
+    return folder / "s.db"
+
+
+def test_a_campaign_becomes_a_study_once_and_optuna_s_plots_work_on_it(campaign: Path, tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path}/study.db"
+    table = frontrunner.dataframe("small", store=str(campaign))
+    first = frontrunner.mirror("small", storage=storage, store=str(campaign))
+    again = frontrunner.mirror("small", storage=storage, store=str(campaign))
+    assert (first.added, first.trials, first.waiting) == (12, 12, 0)
+    assert (again.added, again.trials) == (0, 12)
+    study = optuna.load_study(study_name="small", storage=storage)
+    assert study.direction == optuna.study.StudyDirection.MAXIMIZE
+    for trial, (_, row) in zip(study.trials, table.iterrows(), strict=True):
+        measured = row["state"] == "measured"
+        assert trial.state == (optuna.trial.TrialState.COMPLETE if measured else optuna.trial.TrialState.FAIL)
+        assert trial.user_attrs["recipe_id"] == row["recipe_id"]
+        assert trial.values == ([row["tokens_per_s"]] if measured else None)
+        assert measured or trial.user_attrs["failure_kind"] == row["failure_kind"]
+        assert trial.params["tensor_parallel"] == row["tensor_parallel"]
+        assert trial.params["sharding"] == row["sharding"]
+        assert trial.datetime_complete is not None
+        assert trial.datetime_complete.astimezone() == row["finished_at"]
+    assert {trial.state.name for trial in study.trials} == {"COMPLETE", "FAIL"}
+    assert study.best_value == table["tokens_per_s"].max()
+    assert set(study.trials[0].params) == {"tensor_parallel", "micro_batch_seqs", "sharding", "recompute"}
+
+
+def test_a_study_that_is_not_the_campaign_s_is_left_alone(campaign: Path, tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path}/study.db"
+    theirs = optuna.create_study(storage=storage, study_name="small")
+    theirs.add_trial(optuna.trial.create_trial(value=1.0))
+    with pytest.raises(InvalidInput, match="the storage holds another study named 'small'"):
+        frontrunner.mirror("small", storage=storage, store=str(campaign))
+    assert len(theirs.trials) == 1
+    assert theirs.user_attrs == {}
+    for url in ("nonsense", "sqlite:////no/such/folder/s.db", "mysql+nothing://u:secret@h/d"):
+        with pytest.raises(InvalidInput, match="Optuna cannot use the storage") as found:
+            frontrunner.mirror("small", storage=url, store=str(campaign))
+        assert "secret" not in found.value.message
+
+
+def test_an_export_names_where_it_comes_from_and_is_read_back(campaign: Path, tmp_path: Path) -> None:
+    best = frontrunner.best("small", top=1, store=str(campaign))[0]
+    text = frontrunner.export(best.recipe_id[:6], to="nemo", store=str(campaign))
+    assert text.startswith(f"# frontrunner recipe {best.recipe_id}: {best.recipe.describe()}\n")
+    assert "simulated in campaign small" in text
+    assert f"{best.standing.tokens_per_s:,.0f} tokens/s" in text
+    (tmp_path / "nemo.yaml").write_text(text)
+    (tmp_path / "small.toml").write_text(CAMPAIGN)
+    back = frontrunner.import_config(tmp_path / "nemo.yaml", tool="nemo", campaign=tmp_path / "small.toml")
+    assert (back.recipe_id, back.illegal) == (best.recipe_id, None)
+    (tmp_path / "r.json").write_text(frontrunner.export(best.recipe_id, to="recipe", store=str(campaign)))
+    file = read(tmp_path / "r.json")
+    assert file.recipe == best.recipe
+    assert file.measured is not None
+    assert file.measured.tokens_per_s == best.standing.tokens_per_s
+    lines, from_file = text.splitlines(), frontrunner.export(str(tmp_path / "r.json"), to="nemo").splitlines()
+    assert [line for line in from_file if "# written" not in line] == [
+        line for line in lines if "# written" not in line
+    ]
+
+
+def recipe_file(cluster: Cluster, folder: Path) -> Path:
+    """The file of a recipe of two plain replicas."""
+    problem = Problem(
+        model=MODEL,
+        cluster=cluster,
+        sequence_length=16,
+        global_batch=GlobalBatch(minimum=4, maximum=4),
+        precision="fp32",
+    )
+    recipe = Recipe(devices=2, micro_batch_seqs=1, accumulation=2)
+    file = RecipeFile(
+        recipe_id=recipe_id(problem, recipe),
+        problem=problem,
+        recipe=recipe,
+        training=Training(optimizer="sgd", seed=1),
+        measured=None,
+        origin=Origin(written_by="test", written_at="2026-01-01T00:00:00+00:00"),
+    )
+    path = folder / "recipe.json"
+    path.write_text(to_text(file))
+    return path
+
+
+def test_a_recipe_file_is_a_plan_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = recipe_file(
+        Cluster(name="c", device="d", backend="cpu", nodes=2, devices_per_node=1, memory_gib_per_device=1.0), tmp_path
+    )
+    launched = ReplaySettings(steps=2, folder=tmp_path / "run", launched=True)
+    plan = frontrunner.plan_replay(str(path), launched, anyway=True)
+    assert (plan.job["optimizer"]["name"], plan.job["seed"]) == ("sgd", 1)
+    assert plan.measured_tokens_per_s is None
+    assert "--nnodes 2 --nproc-per-node 1" in plan.command
+    with pytest.raises(InvalidInput, match="needs 2 devices on nodes of 1"):
+        frontrunner.plan_replay(str(path), ReplaySettings(steps=2), anyway=True)
+
+
+@pytest.mark.slow
+def test_a_recipe_file_trains_without_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    here = parse_cluster({"preset": "this-machine", "devices_per_node": 2})
+    if here.backend != "cpu":
+        pytest.skip("two ranks of one machine, without an accelerator")
+    path = recipe_file(here, tmp_path)
+    settings = ReplaySettings(steps=1, folder=tmp_path / "run", evaluation_every_steps=10)
+    result = frontrunner.replay(str(path), steps=2, settings=settings)
+    assert result.final_step == 2
+    assert result.measured_tokens_per_s is None
+    job = json.loads((tmp_path / "run" / "job.json").read_text())
+    assert (job["optimizer"]["name"], job["seed"]) == ("sgd", 1)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["frontrunner-runs", "recipe.json", "run"]
+
+
+@pytest.mark.parametrize(("scheduler", "nodes"), [("slurm", "#SBATCH --nodes=2"), ("pbs", "#PBS -l select=2:ngpus=4")])
+def test_a_batch_script_is_bash_with_the_recipe_s_counts(campaign: Path, scheduler: str, nodes: str) -> None:
+    best = frontrunner.best("small", top=1, store=str(campaign))[0]
+    script = frontrunner.export(best.recipe_id, to=scheduler, store=str(campaign))
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    assert nodes in script.splitlines()
+    assert "  --nnodes 2 --nproc-per-node 4 \\" in script.splitlines()
+
+
+FAKE_SRUN = """#!/bin/bash
+# Starts the command once for each node, all of which are this machine.
+while [ "$1" != python ]; do [ "$1" = --nodes ] && nodes=$2; shift; done
+pids=()
+for node in $(seq "$nodes"); do "$@" & pids+=($!); done
+for pid in "${pids[@]}"; do wait "$pid" || exit 1; done
+"""
+
+
+@pytest.mark.slow
+def test_a_slurm_script_trains_on_two_nodes(tmp_path: Path) -> None:
+    here = parse_cluster({"preset": "this-machine", "devices_per_node": 1, "nodes": 2})
+    if here.backend != "cpu":
+        pytest.skip("two nodes that are one machine, without an accelerator")
+    script = frontrunner.export(str(recipe_file(here, tmp_path)), to="slurm")
+    (tmp_path / "recipe.sh").write_text(script)
+    programs = {"srun": FAKE_SRUN, "scontrol": "#!/bin/bash\necho 127.0.0.1\n"}
+    programs["python"] = f'#!/bin/bash\nexec {sys.executable} "$@"\n'
+    for name, text in programs.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "STEPS": "3", "FOLDER": str(tmp_path / "f")}
+    environment |= {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-2]", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(
+        ["bash", "recipe.sh"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "f" / "run" / "result.json").read_text())
+    assert (result["status"], result["final_step"]) == ("trained", 3)

@@ -1,0 +1,87 @@
+"""Problems and random legal recipes for the exchange with other tools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from frontrunner.spaces.cluster import Cluster
+from frontrunner.spaces.legality import why_illegal
+from frontrunner.spaces.model import Model
+from frontrunner.spaces.problem import GlobalBatch, Problem
+from frontrunner.spaces.recipe import (
+    ENGINES,
+    LOOPED_SCHEDULES,
+    OFFLOADS,
+    RANK_ORDERS,
+    RECOMPUTES,
+    SCHEDULES,
+    SYNCHRONISATIONS,
+    Recipe,
+    Sharding,
+)
+from frontrunner.spaces.stages import balanced_layers, even_layers
+
+
+def problem(**changes: Any) -> Problem:
+    """A small Llama on 4 nodes of 4 devices; `changes` are fields of the model, the cluster or the problem."""
+    model = {"name": "small", "layers": 12, "hidden": 256, "heads": 8, "kv_heads": 4, "ffn_hidden": 512}
+    model |= {"vocabulary": 1000, "activation": "swiglu", "norm": "rmsnorm"}
+    cluster = {"name": "test", "device": "test", "backend": "cuda", "nodes": 4, "devices_per_node": 4}
+    cluster |= {"memory_gib_per_device": 16.0, "nvme_path": "/fast"}
+    fields: dict[str, Any] = {"sequence_length": 256, "precision": "bf16"}
+    for key, value in changes.items():
+        next(table for table in (model, cluster, fields) if key in table or table is fields)[key] = value
+    return Problem(
+        model=Model(**model), cluster=Cluster(**cluster), global_batch=GlobalBatch(minimum=1, maximum=4096), **fields
+    )
+
+
+@st.composite
+def recipes(draw: Callable[[Any], Any], of: Problem) -> Recipe:
+    """A random legal recipe that uses whole nodes or a part of one."""
+    powers = st.sampled_from([1, 1, 2, 4])
+    tp, pp, cp, dp = draw(powers), draw(powers), draw(powers), draw(powers)
+    schedule = "none" if pp == 1 else draw(st.sampled_from([word for word in SCHEDULES if word != "none"]))
+    virtual = draw(st.sampled_from([2, 2, 3])) if schedule in LOOPED_SCHEDULES else 1
+    copies = dp * cp
+    names = ["none", "zero-1", "zero-1", "zero-2", "zero-3", *(f"hybrid-{k}" for k in (2, 4) if copies % k == 0)]
+    found = Recipe(
+        engine=draw(st.sampled_from(ENGINES)),
+        devices=tp * pp * cp * dp,
+        tensor_parallel=tp,
+        pipeline_parallel=pp,
+        context_parallel=cp,
+        virtual_stages=virtual,
+        schedule=schedule,
+        micro_batch_seqs=draw(st.integers(1, 4)),
+        accumulation=draw(st.sampled_from([1, 4, 8, 12])),
+        sharding=Sharding.named(draw(st.sampled_from(names)), copies),
+        recompute=draw(st.sampled_from(RECOMPUTES)),
+        sequence_parallel=tp > 1 and draw(st.booleans()),
+    )
+    found = _with_levers(draw, found)
+    if draw(st.booleans()) and found.stages <= of.model.layers:
+        balanced = balanced_layers(found, of)
+        even = even_layers(of.model.layers, found.stages)
+        found = replace(found, layers_per_stage=() if balanced == even else balanced)
+    return found if why_illegal(found, of) is None else draw(recipes(of))
+
+
+def _with_levers(draw: Callable[[Any], Any], recipe: Recipe) -> Recipe:
+    """At most one of the levers that few tools have, so that most recipes can travel somewhere."""
+    levers: list[dict[str, Any]] = [
+        {"compile": True},
+        {"loss_chunks": 2},
+        {"feed_forward_tiles": 2},
+        {"optimizer_state": "bf16"},
+        {"activation_offload": True},
+        {"offload": draw(st.sampled_from(OFFLOADS))},
+        {"synchronise": draw(st.sampled_from(SYNCHRONISATIONS))},
+        {"secondary_partition": 2},
+        {"rank_order": draw(st.sampled_from(RANK_ORDERS))},
+    ]
+    return replace(recipe, **draw(st.sampled_from([{}, {}, {}, *levers])))

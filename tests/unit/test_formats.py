@@ -1,0 +1,168 @@
+"""Recipes in other tools' words: what is written is read back to the same recipe, and nothing is dropped."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from frontrunner.evaluators.formats import names
+from frontrunner.evaluators.formats.given import Given
+from frontrunner.evaluators.formats.megatron import layers_of_layout, layout
+from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.recipe import Recipe, Sharding
+from support.formats import problem, recipes
+
+PROBLEM = problem()
+HEADER = ("a recipe of 'x' $(y) `z`", "line\nbreak")
+GENERATED = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def as_read(recipe: Recipe) -> Recipe:
+    """What never travels, at its default."""
+    return replace(recipe, engine="torch", replication="replicate")
+
+
+@pytest.mark.parametrize("name", names.FORMATS)
+@GENERATED
+@given(data=st.data())
+def test_what_can_be_said_is_read_back_to_the_same_recipe(name: str, data: st.DataObject) -> None:
+    recipe = data.draw(recipes(PROBLEM))
+    reason = names.why_not(name, PROBLEM, recipe)
+    if reason is not None:
+        with pytest.raises(InvalidInput, match="cannot be told this recipe"):
+            names.export(name, PROBLEM, recipe)
+        return
+    text = names.render(name, PROBLEM, recipe, HEADER)
+    stated = {"engine": "torch"} | ({"devices": recipe.devices} if name == "nemo" else {})
+    assert names.read(name, PROBLEM, Given(text=text, stated=stated)) == as_read(recipe)
+
+
+PLAIN = Recipe(devices=16, tensor_parallel=2, micro_batch_seqs=2, accumulation=8, sharding=Sharding.named("zero-3", 8))
+PIPELINED = Recipe(
+    devices=16,
+    tensor_parallel=2,
+    pipeline_parallel=2,
+    schedule="1f1b",
+    micro_batch_seqs=2,
+    accumulation=8,
+    sharding=Sharding.named("zero-1", 4),
+    recompute="full",
+    sequence_parallel=True,
+)
+INTERLEAVED = replace(
+    PIPELINED, virtual_stages=2, schedule="interleaved-1f1b", layers_per_stage=(4, 3, 3, 2), rank_order="tp-pp-dp"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [("megatron-lm", INTERLEAVED), ("megatron-deepspeed", PIPELINED), ("torchtitan", PLAIN), ("accelerate", PLAIN)],
+)
+def test_a_script_is_bash_that_sets_the_arguments_and_writes_the_files(
+    name: str, recipe: Recipe, tmp_path: Path
+) -> None:
+    exported = names.export(name, PROBLEM, recipe)
+    (tmp_path / "recipe.sh").write_text(names.render(name, PROBLEM, recipe, HEADER))
+    shell = 'source ./recipe.sh; printf "%s\\n" "${RECIPE_ARGS[@]}"'
+    done = subprocess.run(["bash", "-euc", shell], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == list(exported.arguments)
+    assert done.stderr == ""
+    written = {path.name: path.read_text() for path in tmp_path.iterdir() if path.name != "recipe.sh"}
+    assert written == exported.files
+
+
+REFUSALS = {
+    "megatron-lm": ({"schedule": "gpipe"}, "Megatron-LM runs 1f1b and interleaved-1f1b, not gpipe"),
+    "megatron-deepspeed": ({"rank_order": "tp-pp-dp"}, 'Megatron-DeepSpeed has no setting for rank_order = "tp-pp-dp"'),
+    "deepspeed": ({}, "does not say the stages of a pipeline: the training script does"),
+    "nemo": ({"compile": True}, "Megatron-Bridge has no setting for compile = true"),
+    "torchtitan": ({}, "torchtitan has zero-2, zero-3 and hybrid-K, not zero-1"),
+    "nanotron": ({"recompute": "selective"}, "nanotron recomputes whole layers or none"),
+    "accelerate": ({}, "Accelerate runs pipelines by Megatron-LM alone"),
+}
+
+
+@pytest.mark.parametrize("name", names.FORMATS)
+def test_a_refusal_says_what_the_tool_cannot_be_told(name: str) -> None:
+    changes, reason = REFUSALS[name]
+    with pytest.raises(InvalidInput, match=re.escape(reason)):
+        names.export(name, PROBLEM, replace(PIPELINED, **changes))
+
+
+def test_a_layout_is_read_with_the_repetitions_of_megatron_core() -> None:
+    assert layers_of_layout("Ettt|(tt|)*3tL", "layout") == (3, 2, 2, 2, 1)
+    assert layers_of_layout("E,t*4|t*2,L", "layout") == (4, 2)
+    assert layout((2, 1, 1)) == "Ett|t|tL"
+    for text in ("tt|tL", "Et|t", "Et||tL", "Em|tL", "E(t|)*99999(t)*99999L", "E" + "((t|)*9999)*9999" + "L"):
+        with pytest.raises(InvalidInput, match="layout"):
+            layers_of_layout(text, "layout")
+
+
+LAUNCH_SCRIPT = """#!/bin/bash
+# The 12-layer model on 4 nodes, as a person would write it.
+export GPUS_PER_NODE=4
+NNODES=${SLURM_NNODES:-4}
+TP=2; PP=2
+TP=2
+PP="2"
+DISTRIBUTED_ARGS="--nproc_per_node $GPUS_PER_NODE --nnodes ${NNODES} --master_addr $MASTER_ADDR"
+GPT_ARGS="
+    --tensor-model-parallel-size ${TP} --pipeline-model-parallel-size $PP \\
+    --sequence-parallel --num-layers 12 --hidden-size=256 --seq-length 256 # the model
+    --micro-batch-size 2 --global-batch-size 64 --use-distributed-optimizer --bf16
+    --lr 3e-4 --train-iters 100 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1
+"
+torchrun $DISTRIBUTED_ARGS pretrain_gpt.py $GPT_ARGS --data-path "$DATA"
+"""
+
+
+def test_a_launch_script_of_another_hand_is_read_without_running_it() -> None:
+    assert names.read("megatron-lm", PROBLEM, Given(text=LAUNCH_SCRIPT)) == PIPELINED
+
+
+MISTAKES = {
+    "a variable from elsewhere": (('PP="2"', ""), r"--pipeline-model-parallel-size = .*PP.*: expected a whole number"),
+    "another model": (("--num-layers 12", "--num-layers 48"), r"--num-layers = 48: the campaign file's problem has 12"),
+    "experts": (("--bf16", "--bf16 --num-experts 8"), "no recipe of ours has experts"),
+    "a batch that does not divide": (("size 64", "size 63"), "global batch = 63: expected a multiple"),
+    "a part of the layers": (("uniform", "block"), "expected uniform 1: every layer on its own"),
+    "no micro-batch": (("--micro-batch-size 2", ""), "does not say micro_batch_seqs"),
+    "devices that do not fit": (("GPUS_PER_NODE=4", "GPUS_PER_NODE=3"), r"recipe.devices = 12|multiple"),
+    "another precision": (("--bf16", "--fp16"), 'the campaign file\'s problem has "bf16"'),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_what_is_no_recipe_is_refused_by_name(case: str) -> None:
+    (old, new), message = MISTAKES[case]
+    with pytest.raises(InvalidInput, match=message):
+        names.read("megatron-lm", PROBLEM, Given(text=LAUNCH_SCRIPT.replace(old, new)))
+
+
+def test_sources_that_disagree_are_refused() -> None:
+    script = names.render("megatron-deepspeed", PROBLEM, PIPELINED, ())
+    slips = {
+        "micro_batch_seqs is 1 in the arguments and 2": ("--micro-batch-size 2", "--micro-batch-size 1"),
+        "--zero-stage 2: DeepSpeed's configuration has stage 1": ("--zero-stage 1", "--zero-stage 2"),
+        "no such file beside": ("--deepspeed_config ds_config", "--deepspeed_config other"),
+    }
+    for message, (old, new) in slips.items():
+        with pytest.raises(InvalidInput, match=re.escape(message)):
+            names.read("megatron-deepspeed", PROBLEM, Given(text=script.replace(old, new)))
+    with pytest.raises(InvalidInput, match="micro_batch_seqs = 4 was given, but the configuration says 2"):
+        names.read("megatron-deepspeed", PROBLEM, Given(text=script, stated={"micro_batch_seqs": 4}))
+
+
+@pytest.mark.parametrize("name", names.FORMATS)
+@pytest.mark.parametrize(
+    "text", ["", "{", "[" * 100_000, "a: [b", "{}", "x" * 1000, '{"a": 1, "a": 2}', "!!python/name:os.system"]
+)
+def test_a_text_that_is_no_configuration_is_refused(name: str, text: str) -> None:
+    with pytest.raises(InvalidInput):
+        names.read(name, PROBLEM, Given(text=text))

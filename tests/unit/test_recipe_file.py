@@ -1,0 +1,158 @@
+"""Recipe files: exact round trips, and every malformed one refused by the place that is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from frontrunner import recipe_file
+from frontrunner.recipe_file import Measured, Origin, RecipeFile, Training, content_hash, from_bytes, to_text
+from frontrunner.spaces.cluster import Links
+from frontrunner.spaces.document import recipe_id
+from frontrunner.spaces.errors import InvalidInput, NotFound
+from frontrunner.spaces.recipe import Recipe
+from support.formats import problem, recipes
+
+MACHINE = replace(
+    problem().cluster, links=Links(nic_gb_per_s=25.0), efficiencies={"matmul": 0.8}, source="a 'table' \\ \u00fc"
+)
+PROBLEM = replace(problem(), cluster=MACHINE)
+PLAIN = Recipe(devices=16, tensor_parallel=2, micro_batch_seqs=2, accumulation=8)
+MEASURED = Measured(
+    campaign="llama",
+    figures="measured",
+    repeats=2,
+    step_time_s_median=0.1,
+    step_time_spread=1 / 3,
+    tokens_per_s=1e6 / 7,
+    model_tflops_per_device=100.0,
+    hardware_tflops_per_device=120.0,
+    mfu=None,
+    peak_memory_bytes_max_rank=70 * 2**30,
+)
+SCHEMA = Path(__file__).parent.parent.parent / "docs" / "recipe.schema.json"
+
+
+def made(recipe: Recipe = PLAIN, measured: Measured | None = MEASURED) -> RecipeFile:
+    origin = Origin(written_by="test", written_at="2026-01-01T00:00:00+00:00", measured_with={"torch": "2.13.0"})
+    return RecipeFile(
+        recipe_id=recipe_id(PROBLEM, recipe),
+        problem=PROBLEM,
+        recipe=recipe,
+        training=Training(seed=3),
+        measured=measured,
+        origin=origin,
+    )
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(recipe=recipes(PROBLEM))
+def test_what_is_written_is_read_back_to_the_same_value_and_text(recipe: Recipe) -> None:
+    file = made(recipe)
+    again = from_bytes(to_text(file).encode())
+    assert again == file
+    assert to_text(again) == to_text(file)
+
+
+def test_the_published_schema_is_the_code_s_and_accepts_what_is_written() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    assert schema == recipe_file.schema(), "write docs/recipe.schema.json anew from frontrunner.recipe_file.schema()"
+    for file in (made(), made(measured=None)):
+        jsonschema.validate(json.loads(to_text(file)), schema)
+    document = json.loads(to_text(made()))
+    document["content"]["recipe"]["warp"] = 9
+    with pytest.raises(jsonschema.ValidationError, match="warp"):
+        jsonschema.validate(document, schema)
+
+
+def edited(path: str, value: Any) -> Callable[[], str]:
+    """A file with one value changed and the hash made right again."""
+
+    def text() -> str:
+        document = json.loads(to_text(made()))
+        *parents, key = path.split(".")
+        table = document
+        for parent in parents:
+            table = table[parent]
+        table[key] = value
+        if parents:
+            document["hash"] = content_hash(document["content"])
+        return json.dumps(document)
+
+    return text
+
+
+def with_text(old: str, new: str) -> Callable[[], str]:
+    return lambda: to_text(made()).replace(old, new, 1)
+
+
+MALFORMED: dict[str, tuple[Callable[[], str], str]] = {
+    "nothing": (lambda: "", "not valid JSON: .* at line 1, column 1"),
+    "cut short": (lambda: to_text(made())[:900], r"not valid JSON: .* at line \d+"),
+    "a list": (lambda: "[1]", "expected a table"),
+    "deep": (lambda: "[" * 100_000, "nested more than 8 deep at character 9"),
+    "deep in a value": (edited("content.origin.written_by", [[[[[[[1]]]]]]]), "nested more than 8 deep"),
+    "brackets in text are no depth": (edited("content.origin.written_by", ["[" * 50]), r"content\.origin\.written_by"),
+    "a key twice": (with_text('"version": 1,', '"version": 1, "version": 1,'), "the key 'version' is given twice"),
+    "infinite": (with_text('"repeats": 2', '"repeats": 1e999'), r"content\.measured\.repeats = inf: .* finite number"),
+    "not a number": (with_text('"repeats": 2', '"repeats": NaN'), r"content\.measured\.repeats = nan"),
+    "huge": (with_text('"repeats": 2', '"repeats": ' + "9" * 30), r"content\.measured\.repeats = 9+: .* at most"),
+    "digits": (with_text('"repeats": 2', '"repeats": ' + "9" * 5000), "thousands of digits"),
+    "unknown field": (edited("content.recipe.warp", 9), r"unknown key content\.recipe\.warp = 9"),
+    "unknown at the top": (edited("extra", 9), "unknown key extra"),
+    "wrong hash": (edited("hash", "0" * 64), r'hash = "0+": expected [0-9a-f]{64}: the file was changed'),
+    "no hash": (edited("hash", None), "hash is missing"),
+    "changed after": (with_text('"micro_batch_seqs": 2', '"micro_batch_seqs": 4'), "the file was changed"),
+    "version 99": (edited("version", 99), r"version = 99: expected 1"),
+    "version true": (edited("version", True), r"version = true: expected 1"),
+    "another format": (edited("format", "x"), 'format = "x": expected "frontrunner-recipe"'),
+    "text for a number": (edited("content.recipe.devices", "16"), r'content\.recipe\.devices = "16": .* whole number'),
+    "an unknown word": (edited("content.recipe.schedule", "2f2b"), r'recipe\.schedule = "2f2b": expected one of'),
+    "a missing key": (
+        edited("content.recipe", {"devices": 1}),
+        r"content\.recipe\.micro_batch_seqs is missing",
+    ),
+    "an illegal recipe": (
+        edited("content.recipe.tensor_parallel", 16),
+        "content.recipe is illegal: tensor_parallel 16",
+    ),
+    "another recipe's id": (edited("content.recipe_id", "0123456789ab"), r"content\.recipe_id = .*the id of this"),
+    "a model that cannot be": (edited("content.problem.model.layers", 0), r"model\.layers = 0: expected at least 1"),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_a_malformed_file_is_refused_with_its_place(case: str, tmp_path: Path) -> None:
+    text, message = MALFORMED[case]
+    path = tmp_path / "recipe.json"
+    path.write_text(text(), encoding="utf-8")
+    with pytest.raises(InvalidInput, match=message) as found:
+        recipe_file.read(path)
+    assert found.value.message.startswith(str(path))
+    assert len(found.value.message) < 500
+
+
+def test_a_file_that_is_too_long_or_no_text_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.json"
+    path.write_bytes(b" " * (recipe_file.MOST_BYTES + 1))
+    with pytest.raises(InvalidInput, match="at most 262,144 bytes"):
+        recipe_file.read(path)
+    path.write_bytes(to_text(made()).encode().replace(b"llama", b"ll\xffma"))
+    with pytest.raises(InvalidInput, match="not text in UTF-8: byte"):
+        recipe_file.read(path)
+    for missing in (tmp_path, tmp_path / "none.json", Path("a\0b")):
+        with pytest.raises(NotFound, match=re.escape(f"no recipe file at {missing}")):
+            recipe_file.read(missing)
+
+
+def test_a_file_cannot_be_made_of_an_illegal_recipe() -> None:
+    with pytest.raises(InvalidInput, match="illegal"):
+        made(replace(PLAIN, schedule="1f1b"))
