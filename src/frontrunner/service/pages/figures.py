@@ -7,7 +7,6 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
-from frontrunner.api import stored_spec
 from frontrunner.drawing.catalogue import drawn
 from frontrunner.drawing.chart import Chart
 from frontrunner.drawing.landscape import parallel_chart
@@ -17,6 +16,7 @@ from frontrunner.evaluators.insight.figures import Figures
 from frontrunner.results.store import Store
 from frontrunner.service.pages.drawings.coordinates import Parallels, parallels
 from frontrunner.spaces.space import Survey
+from frontrunner.starting import stored_spec
 
 SHOWN = {
     "history": "Best so far",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from frontrunner.api import stored_spec
 from frontrunner.results.outlooks import outlook_shares
 from frontrunner.results.pages import TrialPage, trial_page
 from frontrunner.results.pareto import pareto
@@ -18,6 +17,7 @@ from frontrunner.search.spec import CampaignSpec
 from frontrunner.search.stopping import outlook_in_words
 from frontrunner.search.strategy import Outlook
 from frontrunner.service.pages.drawings.timeline import MOST_SPANS, Span, Timeline, timeline
+from frontrunner.starting import stored_spec
 
 TOP = 10
 TRIALS_A_PAGE = 25

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from frontrunner.api import stored_spec
 from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured, breakdown
 from frontrunner.render_plan import WORDS
 from frontrunner.results.explain import Appearance, Explanation, explain
@@ -16,6 +15,7 @@ from frontrunner.service.pages.drawings.stack import Stack, stack
 from frontrunner.service.pages.drawings.steps import StepStrip, step_strip
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.problem import Problem
+from frontrunner.starting import stored_spec
 
 MOST_STRIPS = 12
 """Of the newest measurements; the table below lists more."""
