@@ -70,7 +70,7 @@ class TrialOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialPage:
-    """Trials of one campaign, in the order in which they were proposed."""
+    """Trials of one campaign, in the order in which they were proposed, or the last first."""
 
     items: tuple[TrialOutcome, ...]
     total: int
@@ -127,14 +127,20 @@ def recipe_page(  # noqa: PLR0913 - a question's parts, each by its name
 
 
 def trial_page(
-    store: Store, campaign: str | None, *, state: TrialState | None = None, page: int = 1, page_size: int = 50
+    store: Store,
+    campaign: str | None,
+    *,
+    state: TrialState | None = None,
+    newest_first: bool = False,
+    page: int = 1,
+    page_size: int = 50,
 ) -> TrialPage:
-    """One page of a campaign's trials, of one state or of all."""
+    """One page of a campaign's trials, of one state or of all, in the order of their numbers or against it."""
     with store.database.read() as connection:
         found = resolve(connection, store, campaign)
         wanted = [TrialRow.campaign_id == found.id] + ([] if state is None else [TrialRow.state == state])
         total = connection.execute(select(func.count()).select_from(TrialRow).where(*wanted)).scalar_one()
-        query = select(TrialRow).where(*wanted).order_by(TrialRow.number)
+        query = select(TrialRow).where(*wanted).order_by(TrialRow.number.desc() if newest_first else TrialRow.number)
         rows = connection.execute(cut(query, page, page_size)).all()
         return TrialPage(items=_with_outcomes(connection, rows), total=total)
 

@@ -10,6 +10,7 @@ from sqlalchemy import ColumnElement, Connection, select
 from sqlalchemy.orm import InstrumentedAttribute
 
 from frontrunner.results.codec import recipe_from_json, standing_from_columns
+from frontrunner.results.notebook import ranking_html
 from frontrunner.results.records import Campaign, Figures, Standing
 from frontrunner.results.schema import StandingRow, TrialRow
 from frontrunner.results.store import Store, find_campaign
@@ -48,6 +49,17 @@ class RankedRecipe:
     figures: Figures
     standing: Standing
     gap_percent: float
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return ranking_html([self])
+
+
+class Ranking(list[RankedRecipe]):
+    """Ranked recipes as a list that a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        return ranking_html(self)
 
 
 def best(

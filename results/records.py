@@ -51,6 +51,12 @@ class Campaign:
         said = self.problem_summary.get("figures")
         return "simulated" if said == "simulated" else "imported" if said == "imported" else "measured"
 
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        from frontrunner.results.notebook import campaign_html
+
+        return campaign_html(self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class CampaignSummary:

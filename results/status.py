@@ -9,6 +9,7 @@ from sqlalchemy import Connection, func, select
 
 from frontrunner.results import leases
 from frontrunner.results.codec import failure_from_columns
+from frontrunner.results.notebook import status_html
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.outlooks import OUTLOOK, newest_outlooks
 from frontrunner.results.predictions import PREDICTION
@@ -40,6 +41,10 @@ class Status:
     best: RankedRecipe | None
     outlook: Event | None
     last_events: tuple[Event, ...]
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return status_html(self)
 
 
 @dataclass(frozen=True, kw_only=True)

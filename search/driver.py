@@ -15,6 +15,7 @@ from pathlib import Path
 from frontrunner.evaluators.measure import nodes_used
 from frontrunner.evaluators.protocol import Finished, NodesUnavailable, ProbeOrder, make_evaluator
 from frontrunner.results.known import REUSED, reused_trials
+from frontrunner.results.notebook import facts
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.outlooks import OUTLOOK
 from frontrunner.results.provenance import collect
@@ -60,6 +61,14 @@ class Conclusion:
     limits: tuple[Limit, ...] = ()
     objectives: tuple[str, ...] = TOKENS_ALONE
     trainer: tuple[str, ...] = ()
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        used = ", ".join(str(limit) for limit in self.limits) or "no limit"
+        lines = [("measured", f"{self.measured} recipes"), ("budget", used)]
+        if self.last_failure is not None:
+            lines.append(("last failure", f"{self.last_failure.kind}: {self.last_failure.message}"))
+        return facts(f"{self.state}: {self.reason}", lines)
 
 
 class Driver:

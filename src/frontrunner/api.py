@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from frontrunner.evaluators.profiling.run import ProfileReport
     from frontrunner.pairs import Hands
     from frontrunner.results.explain import Explanation
-    from frontrunner.results.ranking import RankedRecipe
+    from frontrunner.results.ranking import Ranking
     from frontrunner.results.records import Campaign, CampaignSummary
     from frontrunner.results.status import FailedTrial, Status
     from frontrunner.results.store import Store
@@ -184,20 +184,21 @@ def best(
     by: str = "tokens",
     max_memory_gb: float | None = None,
     store: str | None = None,
-) -> list[RankedRecipe]:
+) -> Ranking:
     """A campaign's recipes, best first, by tokens, tflops, memory or step-time."""
     from frontrunner.results import ranking
 
     with opened(store) as found:
-        return ranking.best(found, campaign, top=top, by=by, max_memory_gb=max_memory_gb)
+        return ranking.Ranking(ranking.best(found, campaign, top=top, by=by, max_memory_gb=max_memory_gb))
 
 
-def pareto(campaign: str | None = None, *, store: str | None = None) -> list[RankedRecipe]:
+def pareto(campaign: str | None = None, *, store: str | None = None) -> Ranking:
     """The recipes that no other beats in both tokens/s and peak memory."""
     from frontrunner.results import pareto as answers
+    from frontrunner.results import ranking
 
     with opened(store) as found:
-        return answers.pareto(found, campaign)
+        return ranking.Ranking(answers.pareto(found, campaign))
 
 
 def show(recipe_id: str, *, store: str | None = None) -> Explanation:

@@ -44,8 +44,8 @@ def serve(  # noqa: PLR0913 - an option each
       frontrunner serve
       frontrunner serve --store sweeps.db --port 9000
     """
-    if find_spec("fastapi") is None or find_spec("uvicorn") is None:
-        raise InvalidInput("this needs fastapi and uvicorn", hint="run: pip install 'frontrunner[serve]'")
+    if any(find_spec(name) is None for name in ("fastapi", "uvicorn", "jinja2")):
+        raise InvalidInput("this needs fastapi, uvicorn and jinja2", hint="run: pip install 'frontrunner[serve]'")
     from frontrunner.service.settings import Limits, ServiceSettings
     from frontrunner.service.tokens import default_token_file
 
@@ -63,12 +63,13 @@ def serve(  # noqa: PLR0913 - an option each
 
 def _serve(settings: ServiceSettings) -> None:
     from frontrunner.service.app import create_app
+    from frontrunner.service.pages.router import router
     from frontrunner.service.server import listen, run
     from frontrunner.service.settings import is_loopback
     from frontrunner.service.tokens import Role
 
     with listen(settings) as listener:
-        app = create_app(settings)
+        app = create_app(settings, pages=(router,))
         port = listener.getsockname()[1]
         name = settings.allowed_hosts[0] if settings.allowed_hosts else "127.0.0.1"
         code = app.state.service.links.make(Role.OPERATOR)

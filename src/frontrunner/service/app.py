@@ -86,7 +86,7 @@ def create_app(settings: ServiceSettings, *, pages: Sequence[APIRouter] = ()) ->
     app.state.memory = Memory(settings.limits.remembered_bytes)
     for router in ROUTERS:
         app.include_router(router, prefix=API, responses=REFUSALS)
-    for router in (operations.router, *pages):
+    for router in (*pages, operations.router):  # the first that knows an address answers
         app.include_router(router)
     _answer_errors(app)
     return app

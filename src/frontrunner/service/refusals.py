@@ -32,8 +32,9 @@ CLOSE = {"connection": "close"}
 """Header of a refusal after which the connection ends: what follows on it is a body that nobody has read."""
 
 PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{status} - frontrunner</title></head>
-<body><h1>{status}</h1><p>{message}</p><p>{hint}</p></body></html>
+<html lang="en"><head><meta charset="utf-8"><meta name="color-scheme" content="light dark">
+<title>{status} - frontrunner</title></head>
+<body><h1>{status}</h1><p>{message}</p><p>{hint}</p><p class="home"><a href="/">All campaigns</a></p></body></html>
 """
 
 

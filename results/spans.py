@@ -1,0 +1,62 @@
+"""When a campaign's attempts ran, without what they measured: for drawing many of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import func, select
+
+from frontrunner.results.codec import recipe_from_json
+from frontrunner.results.schema import AttemptRow, FailureRow, TrialRow
+from frontrunner.results.store import Store
+from frontrunner.spaces.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptSpan:
+    """One attempt; `ended` is its state, or the kind of its failure; `finished_at` is None while it runs."""
+
+    trial_number: int
+    number: int
+    recipe_id: str
+    recipe: Recipe
+    ended: str
+    started_at: str
+    finished_at: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spans:
+    """The newest attempts of a campaign, oldest first, of `total`."""
+
+    items: tuple[AttemptSpan, ...]
+    total: int
+
+
+def newest_spans(store: Store, campaign_id: int, limit: int) -> Spans:
+    """Up to `limit` attempts of a campaign: those that were begun last."""
+    mine = AttemptRow.campaign_id == campaign_id
+    query = (
+        select(AttemptRow, TrialRow.recipe_id, TrialRow.recipe_json, TrialRow.number.label("trial"), FailureRow.kind)
+        .join(TrialRow, TrialRow.id == AttemptRow.trial_id)
+        .outerjoin(FailureRow, FailureRow.attempt_id == AttemptRow.id)
+        .where(mine)
+        .order_by(AttemptRow.id.desc())
+        .limit(limit)
+    )
+    with store.database.read() as connection:
+        rows = connection.execute(query).all()
+        total = connection.execute(select(func.count()).select_from(AttemptRow).where(mine)).scalar_one()
+    items = tuple(
+        AttemptSpan(
+            trial_number=row.trial,
+            number=row.number,
+            recipe_id=row.recipe_id,
+            recipe=recipe_from_json(row.recipe_json),
+            ended=row.kind or row.state,
+            started_at=row.started_at,
+            finished_at=row.finished_at,
+        )
+        for row in reversed(rows)
+    )
+    return Spans(items=items, total=total)

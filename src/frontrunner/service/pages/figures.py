@@ -1,0 +1,71 @@
+"""The figures of a campaign's page, from one reading of the store for all that are asked for at one moment."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+from frontrunner.drawing.catalogue import drawn
+from frontrunner.drawing.chart import Chart
+from frontrunner.drawing.landscape import parallel_chart
+from frontrunner.drawing.plotly_figure import plotly_figure
+from frontrunner.evaluators.insight.collected import Missing, collect
+from frontrunner.evaluators.insight.figures import Figures
+from frontrunner.results.store import Store
+from frontrunner.service.pages.drawings.coordinates import Parallels, parallels
+from frontrunner.spaces.space import Survey
+from frontrunner.starting import stored_spec
+
+SHOWN = {
+    "history": "Best so far",
+    "speed-memory": "Speed against memory",
+    "feasibility": "What fits and what fails",
+    "sensitivity": "One knob at a time around the best",
+}
+"""The report's figures that the page draws as well: the others take seconds, or are drawn by the page itself."""
+MOST_KEPT = 8
+
+
+@dataclass(kw_only=True)
+class FigureShelf:
+    """What was read last of a few campaigns; a survey of a space stays good as long as its campaign."""
+
+    _figures: OrderedDict[tuple[int, int], Figures] = field(default_factory=OrderedDict)
+    _surveys: OrderedDict[int, Survey] = field(default_factory=OrderedDict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def figures(self, store: Store, name: str) -> Figures:
+        """The figures of a campaign as it is now; raises `NotFound` where there is no such campaign."""
+        campaign = store.campaign(name)
+        key = (campaign.id, campaign.outcomes)
+        with self._lock:  # the page asks for all of its figures at once: one of them reads
+            if key not in self._figures:
+                survey = self._surveys.get(campaign.id) or stored_spec(campaign).survey()
+                _keep(self._surveys, campaign.id, survey)
+                _keep(self._figures, key, Figures(collected=collect(store, campaign, survey)))
+            return self._figures[key]
+
+
+def _keep(shelf: OrderedDict[Any, Any], key: object, value: object) -> None:
+    shelf[key] = value
+    while len(shelf) > MOST_KEPT:
+        shelf.popitem(last=False)
+
+
+def figure(found: Figures, name: str) -> dict[str, Any]:
+    """One of `SHOWN` for the page's script: what to read in it, and Plotly's figure, None where there is none."""
+    chart = drawn(found, name)[0].chart
+    if isinstance(chart, Chart):
+        return {"reading": " ".join((chart.reading, *chart.remarks)), "figure": plotly_figure(chart)}
+    return {"reading": f"Not drawn: {chart.reason}", "figure": None}
+
+
+def coordinates(found: Figures) -> Parallels | Missing:
+    """The parallel coordinates of a campaign."""
+    values = found.parallel
+    if isinstance(values, Missing):
+        return values
+    recipes = [(row.recipe_id, row.recipe.describe()) for row in values.recipes]
+    return parallels(parallel_chart(values).coordinates, recipes)

@@ -1,0 +1,130 @@
+"""The pages that come before a campaign: planning by formulas, and launching."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib.resources import files
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+from markupsafe import Markup
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from frontrunner.service.bodies import campaign_from, campaign_table
+from frontrunner.service.models import CampaignBody
+from frontrunner.service.pages.drawings.cut import cut_drawing
+from frontrunner.service.pages.rendering import page, render
+from frontrunner.service.pages.views.plan import TOP, PlanQuestion, clusters, models, plan_view, precisions
+from frontrunner.service.state import OPERATOR, RoleOf, ServiceOf
+from frontrunner.service.tokens import Role
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
+
+router = APIRouter()
+MOST_CHARACTERS = 100_000
+
+
+class PlanForm(BaseModel):
+    """What the planning page asks."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: Annotated[str, Field(max_length=64)] = PlanQuestion.model
+    cluster: Annotated[str, Field(max_length=64)] = PlanQuestion.cluster
+    nodes: Annotated[int, Field(ge=1, le=1_000_000)] = PlanQuestion.nodes
+    sequence_length: Annotated[int, Field(ge=2, le=1_048_576)] = PlanQuestion.sequence_length
+    global_batch: Annotated[int, Field(ge=1, le=10_000_000)] = PlanQuestion.global_batch
+    precision: Annotated[str, Field(max_length=16)] = PlanQuestion.precision
+
+    def question(self) -> PlanQuestion:
+        """The question that it asks; raises `InvalidInput` for one that cannot be asked."""
+        return PlanQuestion(**self.model_dump())
+
+
+class CampaignText(BaseModel):
+    """A campaign file as text."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    campaign: Annotated[str, Field(max_length=MOST_CHARACTERS)]
+
+    def body(self) -> CampaignBody:
+        """The campaign that the text holds; raises `InvalidInput` for text that is no TOML, or has other keys."""
+        try:
+            return CampaignBody.model_validate(tomllib.loads(self.campaign))
+        except tomllib.TOMLDecodeError as error:
+            raise InvalidInput(f"the campaign file is no TOML: {error}") from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise InvalidInput(f"{where}: {first['msg']}", hint="docs/campaign-file.md lists the keys") from None
+
+
+@router.get("/plan")
+async def plan(service: ServiceOf, form: Annotated[PlanForm, Query()]) -> Response:
+    """The planning page with its first answer."""
+    question = form.question()
+    answer = await service.slowly(lambda: _answered(question))
+    return page(
+        "plan.html",
+        here="/plan",
+        q=question,
+        models=models(),
+        clusters=clusters(),
+        precisions=precisions(),
+        answer=Markup(answer),  # noqa: S704 - what a template has made
+    )
+
+
+@router.get("/plan/answer")
+async def plan_answer(service: ServiceOf, form: Annotated[PlanForm, Query()]) -> Response:
+    """The answer alone."""
+    question = form.question()
+    return Response(await service.slowly(lambda: _answered(question)), media_type="text/html")
+
+
+def _answered(question: PlanQuestion) -> str:
+    """The plan, or why there is none."""
+    try:
+        view = plan_view(question)
+    except FrontrunnerError as error:
+        return render("launch_checked.html", error=error)
+    estimates, problem = view.plan.fastest(TOP), view.spec.problem
+    first = cut_drawing(estimates[0].recipe, problem.cluster, layers=problem.model.layers) if estimates else None
+    return render("plan_answer.html", view=view, estimates=estimates, cut=first)
+
+
+@router.get("/launch")
+def launch_page(role: RoleOf) -> Response:
+    """A campaign file to edit and launch."""
+    text = files("frontrunner.service.pages").joinpath("static", "first-campaign.toml").read_text(encoding="utf-8")
+    return page("launch.html", here="/launch", text=text, may_change=role is Role.OPERATOR)
+
+
+@router.post("/launch/check")
+async def check(service: ServiceOf, given: CampaignText) -> Response:
+    """What is wrong with a campaign file, or how many recipes it searches; nothing is started."""
+
+    def checked() -> dict[str, Any]:
+        try:
+            spec = campaign_from(given.body(), most_points=service.settings.limits.plan_points).spec
+            found = spec.survey()
+        except FrontrunnerError as error:
+            return {"error": error}
+        devices = spec.problem.cluster.devices
+        return {
+            "error": None,
+            "name": spec.name,
+            "legal": len(found.recipes),
+            "points": found.points,
+            "devices": devices,
+        }
+
+    return page("launch_checked.html", **await service.slowly(checked))
+
+
+@router.post("/launch", dependencies=OPERATOR)
+async def launch(service: ServiceOf, given: CampaignText) -> Response:
+    """Start the campaign, and go to its page."""
+    table = campaign_table(given.body())
+    started = await service.slowly(lambda: service.drivers.launch(table))
+    return Response(status_code=204, headers={"HX-Redirect": f"/campaigns/{started['campaign']}"})

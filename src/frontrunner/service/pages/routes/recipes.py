@@ -1,0 +1,120 @@
+"""The pages of recipes: one in full with its replay, and two side by side."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+from markupsafe import Markup
+from pydantic import BaseModel, ConfigDict
+
+from frontrunner.results.compare import compare
+from frontrunner.results.explain import explain
+from frontrunner.results.pages import campaign_page
+from frontrunner.service.models import ReplayBody, Steps
+from frontrunner.service.pages.rendering import page, render
+from frontrunner.service.pages.views.campaign import NOTICES
+from frontrunner.service.pages.views.compare import choice, compare_recipes
+from frontrunner.service.pages.views.recipe import RecipeView, recipe_view
+from frontrunner.service.replays import Replay
+from frontrunner.service.routes.parameters import RecipeId
+from frontrunner.service.state import OPERATOR, RoleOf, Service, ServiceOf, StoreOf
+from frontrunner.service.tokens import Role
+from frontrunner.spaces.errors import NotFound
+from frontrunner.spaces.recipe import Recipe
+
+router = APIRouter()
+MOST_NAMES = 200
+Two = Annotated[list[Annotated[str, Query(max_length=64)]], Query(max_length=MOST_NAMES)]
+
+
+class ReplayForm(BaseModel):
+    """What the replay's form sends."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    steps: Steps
+
+
+@router.get("/recipes/{recipe_id}")
+def one_recipe(service: ServiceOf, role: RoleOf, recipe_id: RecipeId) -> Response:
+    """One recipe in full."""
+    view = recipe_view(service.store, recipe_id)
+    recipe = view.explanation.recipe
+    replay = _replay(service, role, view.explanation.recipe_id, can_be_replayed=view.can_be_replayed)
+    return page(
+        "recipe.html",
+        here=None,
+        view=view,
+        recipe=recipe,
+        notice=NOTICES.get(view.leading.campaign.figures, ""),
+        choices=_choices(view),
+        replay=Markup(replay),  # noqa: S704 - what a template has made
+    )
+
+
+def _choices(view: RecipeView) -> list[tuple[str, str]]:
+    recipe = view.explanation.recipe
+    return [(field.name.replace("_", " "), choice(recipe, field.name)) for field in fields(Recipe)]
+
+
+@router.get("/recipes/{recipe_id}/replay")
+def replay_so_far(service: ServiceOf, role: RoleOf, recipe_id: RecipeId) -> Response:
+    """How far the recipe's replay is."""
+    return _shown(service, role, recipe_id)
+
+
+@router.post("/recipes/{recipe_id}/replay", dependencies=OPERATOR)
+async def start_replay(service: ServiceOf, role: RoleOf, recipe_id: RecipeId, form: ReplayForm) -> Response:
+    """Start a replay, or go on with one."""
+    body = ReplayBody(recipe_id=recipe_id, steps=form.steps)
+    await service.slowly(lambda: service.replays.start(body.settings()))
+    return _shown(service, role, recipe_id)
+
+
+@router.post("/recipes/{recipe_id}/replay/stop", dependencies=OPERATOR)
+def stop_replay(service: ServiceOf, role: RoleOf, recipe_id: RecipeId) -> Response:
+    """End the recipe's replay; its checkpoints stay."""
+    service.replays.stop(recipe_id)
+    return _shown(service, role, recipe_id)
+
+
+def _shown(service: Service, role: Role, recipe_id: str) -> Response:
+    found = explain(service.store, recipe_id)
+    can = any(row.campaign.figures != "imported" and row.standing is not None for row in found.appearances)
+    return Response(_replay(service, role, found.recipe_id, can_be_replayed=can), media_type="text/html")
+
+
+def _replay(service: Service, role: Role, recipe_id: str, *, can_be_replayed: bool) -> str:
+    """The card with the recipe's replay, and the form that starts one."""
+    try:
+        replay: Replay | None = service.replays.one(recipe_id)
+    except NotFound:  # none was ever started
+        replay = None
+    return render(
+        "replay.html",
+        recipe_id=recipe_id,
+        replay=replay,
+        can_be_replayed=can_be_replayed,
+        may_change=role is Role.OPERATOR,
+    )
+
+
+@router.get("/compare")
+def compared(store: StoreOf, campaign: Two = [], recipe: Two = []) -> Response:  # noqa: B006 - FastAPI copies it
+    """Two campaigns, or two recipes, side by side; without either, the forms that ask for them."""
+    names = [row.name for row in campaign_page(store, page_size=MOST_NAMES).items]
+    both = compare(store, *campaign) if len(campaign) == 2 else None
+    pair = compare_recipes(store, *recipe) if len(recipe) == 2 else None
+    is_wrong = len(campaign) not in (0, 2) or len(recipe) not in (0, 2)
+    return page(
+        "compare.html",
+        here="/compare",
+        names=names,
+        chosen=campaign if both else (names * 2)[:2] or ("", ""),
+        recipes=recipe if pair else ("", ""),
+        campaigns=both,
+        pair=pair,
+        problem="Choose two to compare." if is_wrong else "",
+    )

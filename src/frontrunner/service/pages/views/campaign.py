@@ -1,0 +1,119 @@
+"""What the page of one campaign shows: budget, best, trials, failures, and when each probe ran."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from frontrunner.results.outlooks import outlook_shares
+from frontrunner.results.pages import TrialPage, trial_page
+from frontrunner.results.pareto import pareto
+from frontrunner.results.ranking import RankedRecipe, best
+from frontrunner.results.spans import newest_spans
+from frontrunner.results.status import FailedTrial, Status, failures, status
+from frontrunner.results.store import Store
+from frontrunner.search.budget import Limit, Spent, limits
+from frontrunner.search.spec import CampaignSpec
+from frontrunner.search.stopping import outlook_in_words
+from frontrunner.search.strategy import Outlook
+from frontrunner.service.pages.drawings.timeline import MOST_SPANS, Span, Timeline, timeline
+from frontrunner.starting import stored_spec
+
+TOP = 10
+TRIALS_A_PAGE = 25
+MOST_FAILURES = 40
+NOTICES = {
+    "simulated": "Simulated: these figures come from rough formulas. Nothing was trained, nothing was measured.",
+    "imported": "Imported: these figures come from a table that was measured elsewhere. This campaign ran nothing.",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CampaignView:
+    """One campaign at one moment.
+
+    `limits` are those of its budget, with what is used of each; `front_ids` the recipes of the ranking that no other
+    beats in both speed and memory; `failed` the newest failures first, `failed_in_all` how many there are.
+    """
+
+    status: Status
+    spec: CampaignSpec
+    limits: tuple[Limit, ...]
+    outlook: str
+    ranking: tuple[RankedRecipe, ...]
+    front_ids: frozenset[str]
+    trials: TrialPage
+    trials_page: int
+    failed: tuple[FailedTrial, ...]
+    failed_in_all: int
+    timeline: Timeline | None
+
+    @property
+    def name(self) -> str:
+        """The campaign's name."""
+        return self.status.campaign.name
+
+    @property
+    def notice(self) -> str:
+        """What to say of figures that this campaign did not measure; empty where it did."""
+        return NOTICES.get(self.status.campaign.figures, "")
+
+    @property
+    def trial_pages(self) -> int:
+        """Pages of trials, at least 1."""
+        return max(1, -(-self.trials.total // TRIALS_A_PAGE))
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether it counts as running, and nobody drives it."""
+        return self.status.campaign.state == "running" and not self.status.driver_is_live
+
+    @property
+    def can_be_driven(self) -> bool:
+        """Whether a driver could go on with it; a table's rows have none."""
+        return self.status.campaign.figures != "imported" and not self.status.driver_is_live
+
+
+def campaign_view(store: Store, name: str, *, trials_page: int = 1) -> CampaignView:
+    """What the page shows; the newest trials are on the first of their pages."""
+    found = status(store, name)
+    campaign = found.campaign
+    spec = stored_spec(campaign)
+    failed_in_all = sum(count for state, count in found.trials.items() if state == "failed")
+    spent = Spent(
+        probes=campaign.outcomes,
+        driver_seconds=campaign.driver_seconds,
+        node_seconds=campaign.node_seconds_spent,
+    )
+    failed = failures(store, campaign, limit=MOST_FAILURES, offset=max(0, failed_in_all - MOST_FAILURES))
+    return CampaignView(
+        status=found,
+        spec=spec,
+        limits=tuple(limits(spec.budget, spent)),
+        outlook="" if found.outlook is None else outlook_in_words(Outlook(**outlook_shares(found.outlook))),
+        ranking=tuple(best(store, campaign, top=TOP)),
+        front_ids=frozenset(row.recipe_id for row in pareto(store, campaign)),
+        trials=trial_page(store, name, newest_first=True, page=trials_page, page_size=TRIALS_A_PAGE),
+        trials_page=trials_page,
+        failed=tuple(reversed(failed)),
+        failed_in_all=failed_in_all,
+        timeline=_timeline(store, found),
+    )
+
+
+def moment(store: Store, name: str) -> str:
+    """What changes whenever the page of a campaign may: cheap to ask for, so that a page may ask often."""
+    return store.campaign(name).updated_at
+
+
+def _timeline(store: Store, found: Status) -> Timeline | None:
+    """The newest attempts; one that runs reaches up to this moment, one whose driver is gone has no length."""
+    newest = newest_spans(store, found.campaign.id, MOST_SPANS)
+    now = store.now() if found.driver_is_live else None
+    spans = []
+    for row in newest.items:
+        begun = datetime.fromisoformat(row.started_at)
+        ended = datetime.fromisoformat(row.finished_at) if row.finished_at else max(begun, now or begun)
+        words = f"{row.trial_number}.{row.number} {row.recipe.describe()}"
+        spans.append(Span(started_at=begun, ended_at=ended, outcome=row.ended, words=words, recipe_id=row.recipe_id))
+    return timeline(spans, left_out=newest.total - len(spans))

@@ -1,0 +1,174 @@
+"""The pages in a real browser: launch a campaign, see it progress, open its best recipe, replay it.
+
+With FRONTRUNNER_PICTURES set to a folder the pages are pictured there, as docs/pages shows them: those of the newest
+campaign of FRONTRUNNER_PICTURED_STORE, where that is set, else of the one that the test launches.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+from urllib.request import Request, urlopen
+
+import pytest
+
+from frontrunner.service.tokens import read_tokens
+from support.services import Served, served
+
+api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on PATH"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # playwright's own, of asyncio
+]
+PATIENCE_MS = 120_000
+api.expect.set_options(timeout=PATIENCE_MS)
+HARMLESS = re.compile(r"Applying inline style violates")
+"""Plotly brings the style sheet of a map that no page draws; the policy keeps it out."""
+CAMPAIGN = """
+name = "seen"
+
+[model]
+layers = 4
+hidden = 128
+heads = 8
+vocabulary = 257
+
+[cluster]
+preset = "this-machine"
+devices_per_node = 2
+memory_gib_per_device = 1.0
+
+[problem]
+sequence_length = 64
+global_batch = 8
+precision = "fp32"
+
+[space]
+tensor_parallel = [1, 2]
+pipeline_parallel = [1, 2]
+micro_batch_seqs = [1, 2, 4]
+
+[search]
+strategy = "random"
+
+[budget]
+probes = 4
+"""
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("service")
+    if pictured := os.environ.get("FRONTRUNNER_PICTURED_STORE"):
+        shutil.copy(pictured, folder / "store.db")
+    with served(folder) as found:
+        found.start()
+        yield found
+
+
+@contextmanager
+def window(service: Served, *, width: int = 1280, scheme: Literal["light", "dark"] = "light") -> Iterator[api.Page]:
+    """A browser's window that has followed a one-time link; its errors fail the test."""
+    errors: list[str] = []
+    headers = {"Authorization": f"Bearer {read_tokens(service.token_file).operator}"}
+    asked = Request(f"{service.url}/api/v1/links", method="POST", headers=headers)
+    with urlopen(asked) as answer:
+        link = json.load(answer)["path"]
+    with api.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = chromium.new_page(viewport={"width": width, "height": 860}, color_scheme=scheme)
+        page.set_default_timeout(PATIENCE_MS)
+        page.goto(service.url + link)
+        page.wait_for_url(f"{service.url}/")
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
+        yield page
+        chromium.close()
+    assert [error for error in errors if not HARMLESS.search(error)] == []
+
+
+def picture(page: api.Page, name: str, *, top: int = 0, height: int = 860) -> None:
+    folder = os.environ.get("FRONTRUNNER_PICTURES")
+    if folder:
+        width = page.evaluate("document.documentElement.clientWidth")
+        clip = {"x": 0, "y": top, "width": width, "height": height}
+        page.screenshot(path=Path(folder) / f"{name}.png", clip=clip, full_page=True)
+
+
+def wait_for_figures(page: api.Page) -> None:
+    api.expect(page.locator("[data-figure]:not([data-drawn])")).to_have_count(0)
+    api.expect(page.locator("#coordinates > *")).not_to_have_count(0)
+
+
+def fits(page: api.Page) -> bool:
+    """Whether the page is no wider than its window."""
+    return bool(page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"))
+
+
+def test_a_campaign_is_launched_watched_and_its_best_recipe_replayed(service: Served) -> None:
+    with window(service) as page:
+        page.goto(f"{service.url}/launch")
+        page.get_by_label("campaign file").fill(CAMPAIGN.replace("[budget]", "[budgets]"))
+        api.expect(page.locator("#checked")).to_contain_text("budgets")
+        page.get_by_label("campaign file").fill(CAMPAIGN)
+        api.expect(page.locator("#checked")).to_contain_text("are legal recipes")
+        page.get_by_role("button", name="Launch").click()
+        page.wait_for_url(f"{service.url}/campaigns/seen")
+        top = page.evaluate("document.querySelector('.charts').offsetTop")
+
+        api.expect(page.locator("#trials .dot.measured").first).to_be_visible()  # without a reload: it is live
+        api.expect(page.locator("#numbers .state")).to_have_text("finished")
+        api.expect(page.locator("#trials tbody tr")).to_have_count(4)
+        wait_for_figures(page)
+        api.expect(page.locator("[data-figure$=history][data-drawn=yes]")).to_have_count(1)
+        assert page.evaluate("document.querySelector('.charts').offsetTop") >= top
+
+        page.locator("#ranking tbody a").first.click()
+        api.expect(page.get_by_role("heading", name="How the model is cut")).to_be_visible()
+        assert page.locator("svg.cut rect.device").count() == 2
+        page.get_by_label("steps").fill("4")
+        page.get_by_role("button", name="Start a replay").click()
+        api.expect(page.locator("#replay")).to_contain_text("reached its last step")
+        api.expect(page.locator("#replay")).to_contain_text("4 of 4")
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1440, "dark")])
+def test_each_page_fits_its_window_by_day_and_by_night(service: Served, width: int, scheme: Any) -> None:
+    with window(service, width=width, scheme=scheme) as page:
+        assert fits(page)
+        picture(page, f"campaigns-{scheme}", height=420)
+        page.locator("tbody a").last.click()
+        wait_for_figures(page)
+        assert fits(page)
+        charts = page.evaluate("document.querySelector('.charts').offsetTop")
+        picture(page, f"campaign-{scheme}", height=charts - 8)
+        picture(page, f"figures-{scheme}", top=charts - 16, height=952)
+        page.locator("#ranking tbody a").first.click()
+        api.expect(page.get_by_role("heading", name="Where the memory goes")).to_be_visible()
+        assert fits(page)
+        picture(page, f"recipe-{scheme}", height=1360)
+        page.goto(f"{service.url}/plan?model=frontier-175b&nodes=128&global_batch=1024")
+        page.get_by_label("nodes").fill("64")
+        page.keyboard.press("Tab")
+        api.expect(page.locator("tr.here")).to_contain_text("512")
+        assert fits(page)
+        picture(page, f"plan-{scheme}", height=1000)
+
+
+def test_a_page_is_worked_by_keys_alone(service: Served) -> None:
+    with window(service) as page:
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+        for name in ("frontrunner", "Campaigns", "Plan"):
+            page.keyboard.press("Tab")
+            assert page.evaluate("document.activeElement.textContent") == name
+        page.keyboard.press("Enter")
+        page.wait_for_url(re.compile("/plan"))
