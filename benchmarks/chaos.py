@@ -26,7 +26,7 @@ from pathlib import Path
 import psutil
 
 import frontrunner
-from frontrunner.api import problem_summary
+from frontrunner.starting import problem_summary
 from frontrunner.campaign_file import parse_campaign
 from frontrunner.evaluators.fork_client import MARKER
 from frontrunner.evaluators.simulated import simulate

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from frontrunner.api import problem_summary
+from frontrunner.starting import problem_summary
 from frontrunner.evaluators.insight.collected import Collected, collect
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.states import CampaignState

@@ -166,6 +166,7 @@ FOREIGN: dict[str, Any] = {
     "command": {"template": "rm -rf ~"},
     "run_root": "/tmp",
     "cluster": {"file": "/etc/passwd"},
+    "search": {"baseline": "/etc/passwd"},
     "evaluator": "command",
     "name": "../../etc",
 }
