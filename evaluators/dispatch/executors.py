@@ -6,6 +6,7 @@ system for news but once a minute.
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sys
@@ -58,7 +59,8 @@ def make_executor(source: NodeSource, name: str, folder: Path) -> MPIExecutor:
         block_error_handler=False,
         encrypted=True,
     )
-    executor.interchange_launch_cmd = [sys.executable, "-P", "-m", "frontrunner.evaluators.dispatch.interchange"]
+    program = "frontrunner.evaluators.dispatch.interchange"
+    executor.interchange_launch_cmd = [sys.executable, "-P", "-m", program, str(os.getpid())]
     executor.run_dir = str(folder)
     executor.run_id = name
     return executor

@@ -14,9 +14,12 @@ from frontrunner.evaluators.descent import die_with_parent
 
 
 def main() -> None:
-    """Be the interchange; Parsl gives it its settings on stdin."""
+    """Be the interchange of the driver whose process id is the argument; Parsl gives it its settings on stdin."""
+    driver = int(sys.argv.pop(1))
     if sys.platform == "linux":
         die_with_parent()
+    if os.getppid() != driver:  # it was killed while this process began: nobody will end it any more
+        sys.exit(1)
     os.setsid()
     runpy.run_module("parsl.executors.high_throughput.interchange", run_name="__main__", alter_sys=True)
 

@@ -163,3 +163,9 @@ def test_a_node_needs_no_more_than_the_trainer_does() -> None:
     done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
     heavy = {"numpy", "pandas", "pydantic", "sqlalchemy", "parsl", "optuna", "click", "rich", "torch"}
     assert not heavy & set(done.stdout.split())
+
+
+def test_an_interchange_whose_driver_is_gone_already_does_not_stay() -> None:
+    command = [sys.executable, "-P", "-m", "frontrunner.evaluators.dispatch.interchange"]
+    stranger = subprocess.run([*command, "1"], stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=60)
+    assert (stranger.returncode, stranger.stderr) == (1, b"")
