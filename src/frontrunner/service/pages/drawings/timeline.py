@@ -12,7 +12,7 @@ from datetime import datetime
 from frontrunner.text import seconds
 
 WIDTH, LANE_HEIGHT, LANE_GAP, AXIS_HEIGHT = 1120.0, 18.0, 4.0, 24.0
-MOST_SPANS = 400
+MOST_SPANS = 160
 """Of the newest; more would be thinner than can be seen."""
 LONGEST_PAUSE_S = 20.0
 """A longer stretch without a probe is cut out."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from functools import lru_cache
 from importlib.resources import files
 from typing import Annotated, Any
 
@@ -21,6 +22,7 @@ from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 
 router = APIRouter()
 MOST_CHARACTERS = 100_000
+MOST_ANSWERS = 64
 
 
 class PlanForm(BaseModel):
@@ -82,8 +84,9 @@ async def plan_answer(service: ServiceOf, form: Annotated[PlanForm, Query()]) ->
     return Response(await service.slowly(lambda: _answered(question)), media_type="text/html")
 
 
+@lru_cache(maxsize=MOST_ANSWERS)
 def _answered(question: PlanQuestion) -> str:
-    """The plan, or why there is none."""
+    """The plan, or why there is none; the same question has the same answer as long as the service runs."""
     try:
         view = plan_view(question)
     except FrontrunnerError as error:
