@@ -9,7 +9,8 @@ campaign: .venv/.installed
 	$(BIN)/frontrunner launch examples/laptop.toml
 
 test: .venv/.installed-dev
-	$(BIN)/pytest -m "$(MARKS)"
+	$(BIN)/pytest -m "$(MARKS)" -n 2 --dist loadfile tests/unit tests/contract
+	$(BIN)/pytest -m "$(MARKS)" tests/integration tests/faults
 
 slow: .venv/.installed-dev
 	$(BIN)/pytest -m "slow or stress"

@@ -87,8 +87,12 @@ def made(name: str, case: Case, seed: int) -> Strategy:
 
 
 def search(name: str, case: Case, *, seed: int, budget: int, stop: float) -> Run:
+    """A search by a named strategy; see `run_of`."""
+    return run_of(made(name, case, seed), case, budget=budget, stop=stop)
+
+
+def run_of(strategy: Strategy, case: Case, *, budget: int, stop: float) -> Run:
     """Ask, look up and tell until the budget is used up or nothing is left, whatever a forecast says."""
-    strategy = made(name, case, seed)
     shares: list[float] = []
     ask_s: list[float] = []
     failures: list[bool] = []
@@ -106,7 +110,9 @@ def search(name: str, case: Case, *, seed: int, budget: int, stop: float) -> Run
         shares.append(best / case.best)
         if ends is None and _promises_less(strategy, stop):
             ends = len(shares)
-    return Run(shares=tuple(shares), failures=tuple(failures), ends=ends or len(shares), ask_s=statistics.fmean(ask_s))
+    return Run(
+        shares=tuple(shares), failures=tuple(failures), ends=ends or len(shares), ask_s=statistics.fmean(ask_s or [0.0])
+    )
 
 
 def _promises_less(strategy: Strategy, stop: float) -> bool:

@@ -13,16 +13,15 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import time
 from pathlib import Path
 
-from search_runs import CLOSE, CLOSER, Case, Run
+from search_runs import CLOSE, CLOSER, Case, Run, run_of
 
 from frontrunner.evaluators.table_rows import TableProblem, read_problems
 from frontrunner.results.outcome import FailureKind, Measurement, Outcome
 from frontrunner.search.evidence import MOST_EVIDENCE, distance, is_close
 from frontrunner.search.guided.strategy import Guided
-from frontrunner.search.strategy import Evidence, Told
+from frontrunner.search.strategy import Evidence
 
 Figures = dict[str, float | int]
 
@@ -51,20 +50,7 @@ def search(case: Case, evidence: list[Evidence], *, seed: int, budget: int) -> R
     """Ask, look up and tell until the budget is used up or nothing is left."""
     strategy = Guided(case.survey, seed, case.prior)
     strategy.remember(evidence)
-    shares: list[float] = []
-    best, failed, asking = 0.0, 0, 0.0
-    while len(shares) < budget:
-        started = time.perf_counter()
-        asked = strategy.ask(1)
-        asking += time.perf_counter() - started
-        if not asked:
-            break
-        outcome = case.outcomes[asked[0]]
-        strategy.tell(Told(recipe=asked[0], outcome=outcome))
-        failed += not isinstance(outcome, Measurement)
-        best = max(best, outcome.tokens_per_s if isinstance(outcome, Measurement) else 0.0)
-        shares.append(best / case.best)
-    return Run(shares=tuple(shares), failed=failed, ask_s=asking / max(1, len(shares)))
+    return run_of(strategy, case, budget=budget, stop=0.0)
 
 
 def figures(case: Case, evidence: list[Evidence], seeds: int, budget: int) -> Figures:

@@ -41,7 +41,8 @@ class Evidence:
     `statuses` maps rank to exit code, or minus the signal that ended it. `overdue` is the deadline that
     passed and its kind, HUNG or TOO_SLOW, where we killed the ranks for it. `killed_by_us` are the ranks that
     we killed: because of a deadline, or to clear up after another rank had failed. `kernel_oom_kills` counts
-    the processes that the kernel's out-of-memory killer took meanwhile, where the system tells.
+    the processes that the kernel's out-of-memory killer took meanwhile, where the system tells. `lost` says what went
+    and took ranks along, where it is known: a fork server, a node, an allocation.
     """
 
     statuses: dict[int, int]
@@ -50,7 +51,7 @@ class Evidence:
     overdue: tuple[FailureKind, str] | None = None
     killed_by_us: frozenset[int] = frozenset()
     kernel_oom_kills: int = 0
-    server_lost: bool = False
+    lost: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +101,8 @@ def _overdue(evidence: Evidence) -> Verdict | None:
 def _own_error(evidence: Evidence) -> Verdict | None:
     if not evidence.errors:
         return None
-    culprit = min(evidence.errors, key=lambda error: (_is_about_a_peer(error), error.rank))
-    if _is_about_a_peer(culprit) and (evidence.server_lost or _ended_without_a_word(evidence)):
+    culprit = min(evidence.errors, key=lambda error: (is_about_a_peer(error), error.rank))
+    if is_about_a_peer(culprit) and (evidence.lost is not None or _ended_without_a_word(evidence)):
         return None  # the peers complain about a rank that was killed, or that crashed without an exception
     illegal = culprit.type in ILLEGAL_TYPES and culprit.phase != "stepping"
     return Verdict(
@@ -112,8 +113,8 @@ def _own_error(evidence: Evidence) -> Verdict | None:
 
 
 def _killed(evidence: Evidence) -> Verdict | None:
-    if evidence.server_lost:
-        return Verdict(kind=FailureKind.LOST, message="the fork server ended, and the ranks with it", rank=0)
+    if evidence.lost is not None:
+        return Verdict(kind=FailureKind.LOST, message=evidence.lost, rank=0)
     for rank in _killed_by_others(evidence):
         name = SIGNALS_FROM_OUTSIDE[-evidence.statuses[rank]]
         return Verdict(kind=FailureKind.LOST, message=f"rank {rank} was killed from outside ({name})", rank=rank)
@@ -142,7 +143,7 @@ def _killed_by_others(evidence: Evidence) -> list[int]:
     return sorted(killed - evidence.killed_by_us)
 
 
-def _is_about_a_peer(error: RankError) -> bool:
+def is_about_a_peer(error: RankError) -> bool:
     """Whether an error only says that another rank has gone."""
     signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
     return error.type == "DistNetworkError" or any(sign in error.message for sign in signs)

@@ -52,6 +52,24 @@ class ServerLost:
     status: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """Which ranks of a run a server forks: `count` from `first` on of `world_size`.
+
+    Ranks of several nodes meet in the folder `meeting`; None where this server forks them all.
+    """
+
+    world_size: int
+    first: int
+    count: int
+    meeting: Path | None = None
+
+    @classmethod
+    def all_of(cls, world_size: int) -> Ranks:
+        """Every rank of a run on one machine."""
+        return cls(world_size=world_size, first=0, count=world_size)
+
+
 Report = RankExited | RanksStarted | ServerLost
 
 
@@ -90,13 +108,20 @@ class ForkClient:
             raise FrontrunnerError("the fork server has no output")
         return self._process.stdout.fileno()
 
-    def start(self, token: str, *, job: Path, world_size: int, logs: Path, scratch: Path | None = None) -> None:
-        """Ask for the ranks of one probe; returns at once, and the server forks them when it is ready.
+    def start(self, token: str, *, job: Path, ranks: Ranks, logs: Path, scratch: Path | None = None) -> None:
+        """Ask for ranks of one probe; returns at once, and the server forks them when it is ready.
 
         `scratch` is a folder that the server removes if this process ends before the ranks do.
         """
         self._asked_s[token] = time.monotonic()
-        request = {"start": token, "job": str(job), "world_size": world_size, "logs": str(logs)}
+        request: dict[str, Any] = {
+            "start": token,
+            "job": str(job),
+            "world_size": ranks.world_size,
+            "logs": str(logs),
+        }
+        if ranks.meeting is not None:
+            request |= {"ranks": [ranks.first, ranks.count], "meeting": str(ranks.meeting)}
         if scratch is not None:
             request["scratch"] = str(scratch)
         with contextlib.suppress(BrokenPipeError):  # the server has ended: the next reports say so

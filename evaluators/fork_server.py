@@ -3,7 +3,8 @@
 A probe's ranks start warm and start clean: whatever they break ends with them. The server is single-threaded,
 holds no process group and never touches an accelerator, so that forking it is safe. It speaks JSON lines:
 
-    in    {"start": token, "job": path, "world_size": n, "logs": folder, "scratch": folder, if any}
+    in    {"start": token, "job": path, "world_size": n, "logs": folder, "scratch": folder, if any,
+           "ranks": [first, count], "meeting": folder}   these two only where other nodes have more of the ranks
     out   {"ready": pid}   {"started": token, "pids": [...]}   {"exited": token, "rank": r, "status": s}
 
 `status` is as `subprocess` gives it: the exit code, or minus the signal. Ranks die with the server
@@ -85,7 +86,8 @@ class ForkServer:
         if "scratch" in request:
             self.scratch[request["start"]] = Path(request["scratch"])
         pids = []
-        for rank in range(request["world_size"]):
+        first, count = request.get("ranks", (0, request["world_size"]))
+        for rank in range(first, first + count):
             pid = os.fork()
             if pid == 0:
                 self._become_rank(request, rank)
@@ -132,16 +134,17 @@ class ForkServer:
 def _run(request: dict[str, Any], rank: int, rendezvous: Path) -> int:
     from frontrunner.evaluators.trainer.entry import run_rank
     from frontrunner.evaluators.trainer.job import Job
+    from frontrunner.evaluators.trainer.local_place import tell_local_place
 
     job = Job.from_json(Path(request["job"]).read_text(encoding="utf-8"))
+    init_method, first = f"file://{rendezvous / request['start']}", 0
+    if "ranks" in request:
+        from frontrunner.evaluators.trainer.meeting import meeting_at
+
+        init_method, first = meeting_at(Path(request["meeting"])), request["ranks"][0]
+    tell_local_place(rank - first, len(request.get("ranks", range(request["world_size"]))))
     try:
-        run_rank(
-            job,
-            rank=rank,
-            world_size=request["world_size"],
-            init_method=f"file://{rendezvous / request['start']}",
-            local_rank=rank,
-        )
+        run_rank(job, rank=rank, world_size=request["world_size"], init_method=init_method, local_rank=rank - first)
     except SystemExit as ending:
         return ending.code if isinstance(ending.code, int) else 1
     except BaseException:

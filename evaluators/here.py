@@ -7,6 +7,8 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 from frontrunner.evaluators.async_io import prepare_disk
+from frontrunner.evaluators.dispatch.settings import DispatchSettings
+from frontrunner.evaluators.dispatch.sources import node_source
 from frontrunner.evaluators.this_machine import detect
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput, bad_value
@@ -17,11 +19,17 @@ Doing = Literal["replay", "profile", "launch"]
 """Running a recipe here, or only readying it for a launcher of one's own, which may start several nodes."""
 
 
-def prepare_here(problem: Problem, *, engines: Sequence[str], offloads: Sequence[str]) -> None:
+def prepare_here(
+    problem: Problem, dispatch: DispatchSettings, *, engines: Sequence[str], offloads: Sequence[str]
+) -> None:
     """Raise `InvalidInput` if probes of these engines and offloads cannot run here; see the functions below.
 
-    What can be made ready is: an operator that offload to a disk needs is compiled, for minutes, the first time.
+    `dispatch` may send them to other nodes; those are not at hand to be asked. What can be made ready is: an operator
+    that offload to a disk needs is compiled, for minutes, the first time.
     """
+    if node_source(dispatch, problem.cluster) is not None:
+        refuse_missing_engines(engines)
+        return
     refuse_elsewhere(problem)
     refuse_missing_engines(engines)
     prepare_disk(problem.cluster, offloads)
@@ -77,18 +85,11 @@ def refuse_missing_engines(engines: Sequence[str]) -> None:
 
 
 def refuse_elsewhere(problem: Problem) -> None:
-    """Raise `InvalidInput` if the cluster's probes cannot run here: more nodes, other or more devices.
+    """Raise `InvalidInput` if the cluster's probes cannot run on this machine: other or more devices.
 
     A CPU cluster runs anywhere: its devices are processes.
     """
     cluster = problem.cluster
-    if cluster.nodes > 1:
-        raise bad_value(
-            "cluster.nodes",
-            cluster.nodes,
-            "1: probes run on the machine that the driver is on",
-            hint="`frontrunner space` works for any cluster; to probe one node of it, set nodes = 1 there",
-        )
     if cluster.backend == "cpu":
         return
     here = detect()

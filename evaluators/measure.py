@@ -53,9 +53,11 @@ def rates(recipe: Recipe, problem: Problem, step_time_s: float) -> dict[str, flo
 
 
 def measurement(
-    result: Mapping[str, Any], recipe: Recipe, problem: Problem, node_seconds: float
+    result: Mapping[str, Any], recipe: Recipe, problem: Problem, node_seconds: float, *, memory_is_known: bool = True
 ) -> Measurement | Failure:
     """The outcome of a probe that ran to its end, from its `result.json`.
+
+    `memory_is_known` is False where a trainer's log states no peak: its peak is then the one entry 0.
 
     `Failure` of kind NOT_FINITE where the loss was not, IMPLAUSIBLE where the numbers cannot be true: above the
     device's peak, or faster than the formulas can explain (`analytic/doubt.py`).
@@ -86,7 +88,8 @@ def measurement(
     )
     from frontrunner.evaluators.analytic.doubt import why_too_fast  # numpy, which counting alone does not need
 
-    doubt = implausibility(measured, problem.cluster.peak_flops(problem.precision))
+    peak_flops = problem.cluster.peak_flops(problem.precision)
+    doubt = implausibility(measured, peak_flops, memory_is_known=memory_is_known)
     doubt = doubt or why_too_fast(recipe, problem, median)
     if doubt is not None:
         return Failure(kind=FailureKind.IMPLAUSIBLE, message=doubt, node_seconds=node_seconds)

@@ -8,10 +8,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
+from frontrunner.evaluators.command.settings import CommandSettings
+from frontrunner.evaluators.dispatch.settings import DispatchSettings
 from frontrunner.evaluators.settings import DataSettings, ProbeSettings
 from frontrunner.evaluators.table_settings import TableSettings
 from frontrunner.results.outcome import Failure, Measurement
-from frontrunner.spaces.errors import bad_value, did_you_mean
+from frontrunner.spaces.errors import FrontrunnerError
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 
@@ -40,23 +42,38 @@ class ProbeSetup:
     seed: int
     engines: tuple[str, ...] = ("torch",)
     table: TableSettings = field(default_factory=TableSettings)
+    dispatch: DispatchSettings = field(default_factory=DispatchSettings)
+    command: CommandSettings = field(default_factory=CommandSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """An order's outcome."""
+    """An order's outcome; `is_cut` where the machine was taken away under the probe, as at the end of a walltime."""
 
     token: str
     outcome: Measurement | Failure
+    is_cut: bool = False
+
+
+QUEUED = "waiting for nodes"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a running probe has come: what it does, and the steps it has finished of the most it will run."""
+    """How far an order has come: what it does, and the steps it has finished of the most it will run.
+
+    The phase is `QUEUED` as long as it has no nodes: it is then charged nothing. `node_seconds` is what it has spent,
+    where the evaluator knows that better than by the time since it got its nodes.
+    """
 
     phase: str
     steps_done: int
     steps_total: int
+    node_seconds: float | None = None
+
+
+class NodesUnavailable(FrontrunnerError):
+    """There is nothing to run probes on, in the words of whoever was asked; the campaign may be resumed later."""
 
 
 class Evaluator(Protocol):
@@ -70,7 +87,10 @@ class Evaluator(Protocol):
         """Begin an order; returns at once."""
 
     def finished(self, timeout_s: float) -> list[Finished]:
-        """The orders that have ended since the last call, waiting up to `timeout_s` for the first."""
+        """The orders that have ended since the last call, waiting up to `timeout_s` for the first.
+
+        Raises `NodesUnavailable` where those under way have nothing to run on, now and for some time to come.
+        """
 
     def progress(self, token: str) -> Progress | None:
         """How far a running order is; None for one that is not running."""
@@ -84,18 +104,22 @@ class Evaluator(Protocol):
 
 EvaluatorFactory = Callable[[ProbeSetup], Evaluator]
 
+COMMAND = "frontrunner.evaluators.command.evaluator:CommandEvaluator"
 EVALUATORS: dict[str, str] = {
-    "probe": "frontrunner.evaluators.training_probe:TrainingProbe",
+    "probe": "frontrunner.evaluators.dispatch.choice:training_probe",
     "simulated": "frontrunner.evaluators.simulated:Simulated",
     "table": "frontrunner.evaluators.table:TableLookup",
+    "command": COMMAND,
 }
-"""Evaluators by name, as import paths."""
+"""The built-in evaluators by name, as import paths; others are plug-ins (`plugins.py`)."""
 
 
 def make_evaluator(name: str, setup: ProbeSetup) -> Evaluator:
-    """The named evaluator; raises `InvalidInput` for an unknown name."""
+    """The named evaluator, built in or a plug-in; raises `InvalidInput` for an unknown name."""
     if name not in EVALUATORS:
-        raise bad_value("evaluator", name, "a known evaluator", hint=did_you_mean(name, EVALUATORS))
+        from frontrunner.evaluators.plugins import made_by_plugin
+
+        return made_by_plugin(name, setup)
     module, factory = EVALUATORS[name].split(":")
     make: EvaluatorFactory = getattr(import_module(module), factory)
     return make(setup)

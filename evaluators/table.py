@@ -6,6 +6,7 @@ no probe. Where rows repeat, the fastest counts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from frontrunner.evaluators.table_rows import TableProblem, read_problems
 from frontrunner.evaluators.table_settings import TableSettings
 from frontrunner.results.outcome import Failure, FailureKind, Outcome
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
-from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
 
@@ -76,14 +77,37 @@ def chosen_problem(settings: TableSettings, problem: Problem) -> TableProblem:
     )
 
 
+def nearest_batch(settings: TableSettings, problem: Problem) -> GlobalBatch:
+    """The batch at which the table has the problem, by its ratio the nearest to the problem's own.
+
+    A table holds what somebody measured, which need not be the batch that a smaller cluster's share comes to. Raises
+    `InvalidInput` where it has the model at no batch on so many devices.
+    """
+    if settings.path is None:
+        raise bad_value("table.path", None, 'the path of a CSV file, for evaluator = "table"')
+    found = read_problems(Path(settings.path)).problems
+    batches = [one.problem.global_batch for one in found if _is_alike_but_for_batch(one, problem)]
+    if not batches:
+        raise InvalidInput(
+            f"table.path = {settings.path} holds no problem of {problem.model.layers} layers of {problem.model.hidden} "
+            f"on {problem.cluster.devices} devices",
+            hint=f"it holds (model, sequence, batch, hardware, devices) {_some(one.name for one in found)}",
+        )
+    wanted = problem.global_batch.maximum
+    return min(batches, key=lambda batch: abs(math.log(batch.maximum / wanted)))
+
+
 def _is_alike(found: TableProblem, problem: Problem) -> bool:
     """Whether a table's problem is the campaign's; clusters may be named and described differently."""
+    return problem.global_batch == found.problem.global_batch and _is_alike_but_for_batch(found, problem)
+
+
+def _is_alike_but_for_batch(found: TableProblem, problem: Problem) -> bool:
     devices = {row.recipe.devices for row in found.rows}
     own, other = problem.model, found.problem.model
     return (
         (own.layers, own.hidden) == (other.layers, other.hidden)
         and problem.sequence_length == found.problem.sequence_length
-        and problem.global_batch == found.problem.global_batch
         and devices == {problem.cluster.devices}
     )
 

@@ -7,15 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from frontrunner.evaluators.classify import Evidence, classify
+from frontrunner.evaluators.concluding import conclude, harvested, write_job
 from frontrunner.evaluators.corpus import Corpus, corpus
 from frontrunner.evaluators.disk import disk_folder
-from frontrunner.evaluators.files import tail, write_json
-from frontrunner.evaluators.fork_client import ForkClient, RankExited, RanksStarted, Report, ServerLost
-from frontrunner.evaluators.jobs import TORCH_DEVICES, aim_at, probe_job
-from frontrunner.evaluators.measure import measurement, nodes_used, tokens_per_step
+from frontrunner.evaluators.fork_client import ForkClient, RankExited, Ranks, RanksStarted, Report, ServerLost
+from frontrunner.evaluators.jobs import TORCH_DEVICES, probe_job
 from frontrunner.evaluators.protocol import Finished, ProbeOrder, ProbeSetup, Progress
-from frontrunner.evaluators.run_folder import RunFolder
 from frontrunner.evaluators.watch import Watch
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.spaces.recipe import Recipe
@@ -45,17 +42,11 @@ class TrainingProbe:
 
     def start(self, order: ProbeOrder) -> None:
         """Fork the ranks of one probe."""
-        folder = RunFolder(order.run_folder)
-        order.run_folder.mkdir(parents=True, exist_ok=True)
-        job = self._make_job(self._setup, order.recipe, order.run_folder, self.tokens)
-        if order.best_tokens_per_s is not None:
-            best_step_time_s = tokens_per_step(order.recipe, self._setup.problem) / order.best_tokens_per_s
-            aim_at(job, best_step_time_s=best_step_time_s)
-        write_json(folder.job, job)
+        job = write_job(order, self._make_job(self._setup, order.recipe, order.run_folder, self.tokens), self._setup)
         self._running[order.token] = Watch(order, self._setup.probe)
-        world_size = order.recipe.devices
+        ranks = Ranks.all_of(order.recipe.devices)
         scratch = disk_folder(self._setup, order.recipe, order.run_folder)
-        self._client.start(order.token, job=folder.job, world_size=world_size, logs=order.run_folder, scratch=scratch)
+        self._client.start(order.token, job=job, ranks=ranks, logs=order.run_folder, scratch=scratch)
 
     def finished(self, timeout_s: float) -> list[Finished]:
         """Watch the running probes for up to `timeout_s`, or until one of them has ended.
@@ -78,7 +69,7 @@ class TrainingProbe:
     def _hear(self, report: Report) -> None:
         if isinstance(report, ServerLost):
             for probe in self._running.values():
-                probe.server_lost = True
+                probe.lost = "the fork server ended, and the ranks with it"
             self._client.close()
             self._client = self._start_server()
         elif report.token not in self._running:
@@ -91,35 +82,8 @@ class TrainingProbe:
     def _conclude(self, probe: Watch) -> Finished:
         """The outcome, on disk; what the recipe had offloaded there is removed."""
         self._clear(probe.order)
-        folder, order = RunFolder(probe.order.run_folder), probe.order
-        node_seconds = probe.seconds * nodes_used(order.recipe, self._setup.problem)
-        outcome = _from_result(folder, order, self._setup, node_seconds)
-        if outcome is None or (isinstance(outcome, Measurement) and probe.has_failed):
-            outcome = self._failure(probe, folder, node_seconds)
-        folder.write_outcome(outcome)
-        return Finished(token=order.token, outcome=outcome)
-
-    def _failure(self, probe: Watch, folder: RunFolder, node_seconds: float) -> Failure:
-        world_size = probe.order.recipe.devices
-        verdict = classify(
-            Evidence(
-                statuses=probe.statuses,
-                errors=folder.errors(world_size),
-                log_tails=folder.log_tails(world_size),
-                overdue=probe.overdue,
-                killed_by_us=frozenset(probe.killed),
-                kernel_oom_kills=probe.kernel_oom_kills,
-                server_lost=probe.server_lost,
-            )
-        )
-        log = self._setup.work_folder / SERVER_LOG if probe.server_lost else folder.log(verdict.rank)
-        return Failure(
-            kind=verdict.kind,
-            message=verdict.message,
-            log_tail=tail(log),
-            log_path=str(log),
-            node_seconds=node_seconds,
-        )
+        log = self._setup.work_folder / SERVER_LOG if probe.lost else None
+        return conclude(probe, self._setup, log=log)
 
     def progress(self, token: str) -> Progress | None:
         """Phase and steps of a running probe."""
@@ -129,15 +93,7 @@ class TrainingProbe:
     def harvest(self, order: ProbeOrder) -> Measurement | Failure | None:
         """The outcome on disk, or what its ranks had finished measuring when their driver died."""
         self._clear(order)
-        folder = RunFolder(order.run_folder)
-        outcome = folder.outcome()
-        if outcome is not None:
-            return outcome
-        node_seconds = folder.busy_seconds() * nodes_used(order.recipe, self._setup.problem)
-        outcome = _from_result(folder, order, self._setup, node_seconds)
-        if outcome is not None:
-            folder.write_outcome(outcome)
-        return outcome
+        return harvested(order, self._setup)
 
     def close(self) -> None:
         """Kill what still runs and end the fork server."""
@@ -156,27 +112,6 @@ class TrainingProbe:
         if folder is not None:
             self._offloaded.add(folder)
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _from_result(
-    folder: RunFolder, order: ProbeOrder, setup: ProbeSetup, node_seconds: float
-) -> Measurement | Failure | None:
-    """The outcome that follows from `result.json`; None where there is no such file or it is damaged."""
-    try:
-        result = folder.result()
-        outcome = None if result is None else measurement(result, order.recipe, setup.problem, node_seconds)
-    except (KeyError, TypeError, ValueError):
-        return None
-    if not isinstance(outcome, Failure):
-        return outcome
-    log = folder.log(0)
-    return Failure(
-        kind=outcome.kind,
-        message=outcome.message,
-        log_tail=tail(log),
-        log_path=str(log),
-        node_seconds=node_seconds,
-    )
 
 
 def rank_environment(setup: ProbeSetup) -> dict[str, str]:

@@ -22,7 +22,8 @@ class Watch:
     """Follows one probe. Its clock is monotonic and starts when the ranks are forked.
 
     `statuses` maps each rank that has ended to its exit code, or minus its signal; `killed` holds the ranks
-    that were killed from here; `overdue` is the deadline that passed. Whoever holds the watch does the killing.
+    that were killed from here; `overdue` is the deadline that passed; `lost` is to be set to what went and took the
+    ranks along. Whoever holds the watch does the killing.
     """
 
     def __init__(self, order: ProbeOrder, settings: ProbeSettings) -> None:
@@ -30,7 +31,7 @@ class Watch:
         self.statuses: dict[int, int] = {}
         self.killed: set[int] = set()
         self.overdue: tuple[FailureKind, str] | None = None
-        self.server_lost = False
+        self.lost: str | None = None
         self._settings = settings
         self._steps = StepCounter(order.run_folder)
         self._pids: tuple[int, ...] = ()
@@ -57,15 +58,15 @@ class Watch:
 
     @property
     def has_failed(self) -> bool:
-        """Whether any rank ended with an error or by a signal, or all of them with the server."""
-        return self._first_failure_s is not None or self.server_lost
+        """Whether any rank ended with an error or by a signal, or all of them with what is lost."""
+        return self._first_failure_s is not None or self.lost is not None
 
     @property
     def has_ended(self) -> bool:
         """Whether every rank has, or those that are left cannot be killed."""
         if self._first_kill_s is not None and time.monotonic() - self._first_kill_s > KILL_GRACE_S:
             return True
-        return self.server_lost or len(self.statuses) == self.order.recipe.devices
+        return self.lost is not None or len(self.statuses) == self.order.recipe.devices
 
     @property
     def kernel_oom_kills(self) -> int:

@@ -13,7 +13,7 @@ from frontrunner.results.provenance import redact
 from frontrunner.spaces.errors import NotFound, StoreUnusable, bad_value
 
 SQLITE_MAGIC = b"SQLite format 3\x00"
-EXPECTED = "a path, or a URL such as sqlite:///path/to/store.db"
+EXPECTED = "a path, or a URL such as sqlite:///path/to/store.db or postgresql+psycopg://user@host/database"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +55,17 @@ def parse_address(text: str) -> StoreAddress:
         url = make_url(text)
     except (ArgumentError, ValueError) as error:
         raise bad_value("store.url", redact([text])[0], EXPECTED) from error
+    if url.get_backend_name() == "postgresql":
+        return StoreAddress(url=_with_driver(url), path=None)
     if url.get_backend_name() != "sqlite":
-        return StoreAddress(url=url, path=None)
+        raise bad_value("store.url", url.render_as_string(), EXPECTED)
     if not url.database or url.database == ":memory:":
         raise bad_value("store.url", text, "sqlite:///path: a store lives in a file")
     return StoreAddress(url=url, path=Path(url.database).expanduser().absolute())
+
+
+def _with_driver(url: URL) -> URL:
+    return url if "+" in url.drivername else url.set(drivername="postgresql+psycopg")
 
 
 def check_file(path: Path, *, create: bool) -> None:

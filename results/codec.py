@@ -78,8 +78,8 @@ def failure_to_columns(failure: Failure) -> Columns:
     """The columns of `FailureRow`; raises ValueError where the node-seconds are not finite."""
     return {
         "kind": failure.kind.value,
-        "message": failure.message,
-        "log_tail": failure.log_tail,
+        "message": storable(failure.message),
+        "log_tail": storable(failure.log_tail),
         "log_path": failure.log_path,
         "node_seconds": _finite("node_seconds", failure.node_seconds),
     }
@@ -121,6 +121,11 @@ def standing_from_columns(row: Any) -> Standing:
 def finite_or_none(value: float | None) -> float | None:
     """The value, or None where it is NaN or infinite."""
     return value if value is not None and math.isfinite(value) else None
+
+
+def storable(text: str) -> str:
+    """The text without what PostgreSQL, or UTF-8, cannot hold: NUL characters and halves of surrogate pairs."""
+    return text.replace("\x00", "\ufffd").encode(errors="replace").decode()
 
 
 def _nan_if_none(value: float | None) -> float:

@@ -1,8 +1,6 @@
-"""Connections and transactions; whatever differs between databases stays in this file.
+"""Connections and transactions of a store's database, whichever it is.
 
-SQLite runs with a write-ahead log, so that readers never wait for the writer; with synchronous FULL, so
-that a power cut loses nothing acknowledged; and with `BEGIN IMMEDIATE` for each write, since a transaction
-that first reads and then writes fails at once when two do it together, whatever the busy timeout.
+What differs between databases stays in this file and in those it imports: `sqlite`, `server`, `database_errors`.
 """
 
 from __future__ import annotations
@@ -11,18 +9,23 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
 
-from sqlalchemy import Connection, Engine, NullPool, QueuePool, create_engine, event
-from sqlalchemy.exc import DBAPIError, IntegrityError, NoSuchModuleError
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
 from frontrunner.results.address import StoreAddress
-from frontrunner.spaces.errors import StoreUnusable, bad_value
-
-WRITES = "frontrunner_writes"
-"""Execution option that marks a connection whose transaction will write."""
+from frontrunner.results.clock import Clock, utc_now
+from frontrunner.results.database_errors import ConnectionLost, damaged, unusable
+from frontrunner.results.server import READING, WRITING, ServerClock, server_engine
+from frontrunner.results.sqlite import WRITES, file_state, sqlite_engine
+from frontrunner.spaces.errors import StoreUnusable
 
 SWITCH_RETRY_S = 0.02
+RECONNECT_S = 120.0
+"""How long a write waits for a database server that answered before: a restart with its recovery takes less."""
+RECONNECT_PAUSE_S = 0.25
+WHOLE_STORE = 0x66726F6E74
+"""The number of the advisory lock that a write of the whole store holds in PostgreSQL."""
 
 
 class Database:
@@ -33,9 +36,16 @@ class Database:
         self.read_only = read_only
         self._busy_timeout_s = busy_timeout_s
         if address.path is not None:
-            self._engine = _sqlite_engine(address, read_only=read_only, busy_timeout_s=busy_timeout_s)
+            self._engine = sqlite_engine(address, read_only=read_only, busy_timeout_s=busy_timeout_s)
         else:
-            self._engine = _server_engine(address)
+            self._engine = server_engine(address, lock_timeout_s=busy_timeout_s)
+        self.clock: Clock = utc_now if address.path is not None else ServerClock(self._engine)
+        """The time by which leases are judged: that of the machine that holds the database."""
+
+    @property
+    def is_server(self) -> bool:
+        """Whether connections lead over a network, and may break while the database lives on."""
+        return self.address.path is None
 
     def close(self) -> None:
         """Close every connection. SQLite then folds the log into the file, unless others still use it."""
@@ -45,20 +55,29 @@ class Database:
     def read(self) -> Iterator[Connection]:
         """A transaction that sees one state of the store throughout."""
         path = self.address.path if self.read_only and not self.address.has_log else None
-        before = _file_state(path) if path is not None and path.exists() else None
-        with self._translated(), self._engine.connect() as connection, connection.begin():
-            yield connection
-        if path is not None and before is not None and _file_state(path) != before:
+        before = file_state(path) if path is not None and path.exists() else None
+        with self._translated(), self._engine.connect() as connection:
+            marked = connection.execution_options(**READING) if self.is_server else connection
+            with marked.begin():
+                yield marked
+        if path is not None and before is not None and file_state(path) != before:
             raise StoreUnusable(f"{path} was written to while it was read", hint="run the command again")
 
     @contextmanager
-    def write(self) -> Iterator[Connection]:
-        """A transaction that holds the store's only write lock from its start; commits at the end."""
+    def write(self, *, whole_store: bool = False) -> Iterator[Connection]:
+        """A transaction that commits at the end.
+
+        In SQLite it holds the store's only write lock from its start. In PostgreSQL it holds the rows that it locks:
+        a driver's transactions begin with their campaign's row, and thus wait for one another and for nobody else.
+        What writes more than one campaign's rows sets `whole_store`, and then waits for others that did.
+        """
         if self.read_only:
             raise StoreUnusable(f"{self.address} was opened read-only")
-        with self._translated(), self._engine.connect() as connection:
-            marked = connection.execution_options(**{WRITES: True})
+        with self._translated(), self._connected() as connection:
+            marked = connection.execution_options(**(WRITING if self.is_server else {WRITES: True}))
             with marked.begin():
+                if whole_store and self.is_server:
+                    marked.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": WHOLE_STORE})
                 yield marked
 
     def use_log(self) -> None:
@@ -66,7 +85,7 @@ class Database:
 
         SQLite does not apply the busy timeout to the switch, so this waits for other programs itself.
         """
-        if self.address.path is None:
+        if self.is_server:
             return
         give_up = time.monotonic() + self._busy_timeout_s
         with self._translated(), closing(self._engine.raw_connection()) as connection:
@@ -80,6 +99,17 @@ class Database:
                 else:
                     return
 
+    def _connected(self) -> Connection:
+        """A connection. A server that is being restarted is waited for, for `RECONNECT_S`."""
+        give_up = time.monotonic() + RECONNECT_S
+        while True:
+            try:
+                return self._engine.connect()
+            except OperationalError:
+                if not self.is_server or time.monotonic() > give_up:
+                    raise
+                time.sleep(RECONNECT_PAUSE_S)
+
     @contextmanager
     def _translated(self) -> Iterator[None]:
         """Turn what the database says went wrong into `StoreUnusable`; broken constraints are our own fault."""
@@ -88,76 +118,17 @@ class Database:
         except IntegrityError:
             raise
         except (DBAPIError, sqlite3.Error) as error:
-            raise _unusable(error, self.address, self._busy_timeout_s) from error
+            raise unusable(error, self.address, self._busy_timeout_s) from error
 
 
 def quick_check(database: Database) -> None:
     """Read every page of an SQLite store; raises `StoreUnusable` where one is damaged. Other stores pass."""
-    if database.address.path is None:
+    if database.is_server:
         return
     with database.read() as connection:
         finding = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
     if finding != "ok":
-        raise _damaged(database.address, str(finding))
+        raise damaged(database.address, str(finding))
 
 
-def _sqlite_engine(address: StoreAddress, *, read_only: bool, busy_timeout_s: float) -> Engine:
-    def connect() -> sqlite3.Connection:
-        # Reading a log needs files beside the store; without a log they would be made for nothing.
-        mode = "ro" if read_only else "rwc"
-        uri = address.sqlite_uri(mode=mode, immutable=read_only and not address.has_log)
-        # Transactions are begun by the listener below, not by the driver, hence isolation_level None.
-        connection = sqlite3.connect(
-            uri, uri=True, timeout=busy_timeout_s, isolation_level=None, check_same_thread=False
-        )
-        connection.execute("PRAGMA foreign_keys = ON")
-        connection.execute("PRAGMA synchronous = FULL")
-        return connection
-
-    # A reader's connection is opened anew each time, since whether there is a log changes between reads.
-    engine = create_engine("sqlite://", creator=connect, poolclass=NullPool if read_only else QueuePool)
-
-    @event.listens_for(engine, "begin")
-    def begin(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get(WRITES) else "BEGIN")
-
-    return engine
-
-
-def _server_engine(address: StoreAddress) -> Engine:
-    try:
-        return create_engine(address.url, isolation_level="REPEATABLE READ")
-    except (NoSuchModuleError, ModuleNotFoundError) as error:
-        raise bad_value(
-            "store.url", str(address), "a database whose driver is installed", hint=f"{error}; or use sqlite:///path"
-        ) from error
-
-
-def _file_state(path: Path) -> tuple[int, int]:
-    """(size in bytes, time of the last change in ns): what a reader that was promised no writer checks afterwards."""
-    stat = path.stat()
-    return stat.st_size, stat.st_mtime_ns
-
-
-def _unusable(error: DBAPIError | sqlite3.Error, address: StoreAddress, busy_timeout_s: float) -> StoreUnusable:
-    cause = error.orig if isinstance(error, DBAPIError) else error
-    name = getattr(cause, "sqlite_errorname", "")
-    if name.startswith("SQLITE_BUSY"):
-        return StoreUnusable(
-            f"{address}: another program held the write lock for more than {busy_timeout_s:g} s",
-            hint="close the program that has the file open",
-        )
-    if name.startswith(("SQLITE_FULL", "SQLITE_IOERR")):
-        return StoreUnusable(
-            f"{address} cannot be written ({cause}); what was stored before is safe",
-            hint="free some space, then run: frontrunner resume",
-        )
-    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
-        return _damaged(address, str(cause))
-    if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
-        return StoreUnusable(f"{address} cannot be opened: {cause}", hint="check the permissions of file and folder")
-    return StoreUnusable(f"{address}: {cause}")
-
-
-def _damaged(address: StoreAddress, finding: str) -> StoreUnusable:
-    return StoreUnusable(f"{address} is damaged: {finding}", hint="restore a backup; the file was left as it is")
+__all__ = ["RECONNECT_S", "ConnectionLost", "Database", "quick_check"]

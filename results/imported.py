@@ -66,7 +66,7 @@ def add_imported(
     `about` is told by an event of each campaign: the file and what became of its rows. Returns what was kept, under the
     names that the campaigns were given.
     """
-    with store.database.write() as connection:
+    with store.database.write(whole_store=True) as connection:
         taken = set(connection.execute(select(CampaignRow.name)).scalars())
         kept = []
         for campaign in _without_known(connection, campaigns):

@@ -91,6 +91,16 @@ def check(connection: Connection, lease: Lease, *, now: datetime, **changes: obj
         raise _lost(connection, lease)
 
 
+def was_written(connection: Connection, lease: Lease, at: str) -> bool:
+    """Whether the campaign's row was last written under this lease, at this time.
+
+    The row is locked first, so that a transaction of a broken connection which is still under way has ended.
+    """
+    query = select(CampaignRow.epoch, CampaignRow.updated_at).where(CampaignRow.id == lease.campaign_id)
+    row = connection.execute(query.with_for_update()).one()
+    return bool(row.epoch == lease.epoch and row.updated_at == at)
+
+
 def _lost(connection: Connection, lease: Lease) -> AlreadyDriven:
     row = connection.execute(select(CampaignRow).where(CampaignRow.id == lease.campaign_id)).one()
     name = lease.campaign_name

@@ -2,33 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from sqlalchemy import insert, inspect, select
 
 from frontrunner.results.address import check_file, parse_address
 from frontrunner.results.clock import Clock, timestamp
 from frontrunner.results.engine import Database, quick_check
-from frontrunner.results.schema import SCHEMA_VERSION, Base, EndingRow, StoreRow
+from frontrunner.results.file_system import refuse_network
+from frontrunner.results.schema import OLDEST_READABLE_SCHEMA, REVISION, REVISIONS, SCHEMA_VERSION, Base, StoreRow
+from frontrunner.results.upgrading import migrate, revision_of
 from frontrunner.spaces.errors import StoreUnusable
 
+UPGRADE_WAIT_S = 60.0
 
-def open_database(url: str, *, create: bool, read_only: bool, clock: Clock, busy_timeout_s: float) -> Database:
+
+def open_database(url: str, *, create: bool, read_only: bool, clock: Clock | None, busy_timeout_s: float) -> Database:
     """The database of a store of this version; see `frontrunner.results.store.open_store`."""
     create = create and not read_only
     address = parse_address(url)
     if address.path is not None:
         check_file(address.path, create=create)
+        if not read_only:
+            refuse_network(address.path)
     database = Database(address, read_only=read_only, busy_timeout_s=busy_timeout_s)
     try:
         if not read_only:
             quick_check(database)  # reads the whole file, which a question about it should not have to wait for
-        _check_version(database, create=create, clock=clock)
+        _check_version(database, create=create, clock=clock or database.clock)
         if not read_only:
-            _add_endings(database)
+            _add_what_is_new(database)
             database.use_log()  # only now is the file known to be a store, and ours to change
     except BaseException:
         database.close()
         raise
     return database
+
+
+@contextmanager
+def open_to_upgrade(url: str) -> Iterator[Database]:
+    """The database of a store of this version or an earlier one, as it is; see `open_database` for what is refused."""
+    address = parse_address(url)
+    if address.path is not None:
+        check_file(address.path, create=False)
+        refuse_network(address.path)
+    database = Database(address, read_only=False, busy_timeout_s=UPGRADE_WAIT_S)
+    try:
+        quick_check(database)
+        _refuse_other_than(database, oldest=1)
+        yield database
+    finally:
+        database.close()
 
 
 def _check_version(database: Database, *, create: bool, clock: Clock) -> None:
@@ -38,33 +63,44 @@ def _check_version(database: Database, *, create: bool, clock: Clock) -> None:
     if not tables and create:
         _create_tables(database, clock)
         return
-    if StoreRow.__tablename__ not in tables:
-        raise StoreUnusable(f"{database.address} holds no frontrunner store", hint="name another file")
+    _refuse_other_than(database, oldest=OLDEST_READABLE_SCHEMA if database.read_only else SCHEMA_VERSION)
+
+
+def _refuse_other_than(database: Database, *, oldest: int) -> None:
+    """Raise `StoreUnusable` for what is no store, and for schema versions before `oldest` or after this one."""
     with database.read() as connection:
-        version = connection.execute(select(StoreRow.schema_version)).scalar_one()
-    if version == SCHEMA_VERSION:
+        if not inspect(connection).has_table(StoreRow.__tablename__):
+            raise StoreUnusable(f"{database.address} holds no frontrunner store", hint="name another file")
+        versions = connection.execute(select(StoreRow.schema_version)).scalars().all()
+    if len(versions) != 1:
+        raise StoreUnusable(
+            f"{database.address} has {len(versions)} rows about itself, where a store has one",
+            hint="restore a backup: frontrunner store copy BACKUP NEW.db",
+        )
+    (version,) = versions
+    if oldest <= version <= SCHEMA_VERSION:
         return
     older = version < SCHEMA_VERSION
     raise StoreUnusable(
         f"{database.address} has schema {version}, this version needs {SCHEMA_VERSION}",
-        hint=f"run: frontrunner store upgrade {database.address}" if older else "upgrade frontrunner",
+        hint=f"run: frontrunner store upgrade --store {database.address}" if older else "upgrade frontrunner",
     )
 
 
-def _add_endings(database: Database) -> None:
-    """The one table that the first stores of this schema lack; versions that do not know it leave it alone."""
-    table = Base.metadata.tables[EndingRow.__tablename__]
+def _add_what_is_new(database: Database) -> None:
+    """Make the changes that earlier versions of frontrunner do not mind: they leave alone what they do not know."""
     with database.read() as connection:
-        if inspect(connection).has_table(table.name):
+        if revision_of(connection) >= REVISION:
             return
-    with database.write() as connection:
-        table.create(connection, checkfirst=True)
+    migrate(database)
 
 
 def _create_tables(database: Database, clock: Clock) -> None:
     """All tables in one transaction; another process may have made them while this one waited for the lock."""
-    with database.write() as connection:
+    with database.write(whole_store=True) as connection:
         if not inspect(connection).get_table_names():
             Base.metadata.create_all(connection)
+            REVISIONS.create(connection)
+            connection.execute(insert(REVISIONS).values(version_num=REVISION))
             row = insert(StoreRow).values(id=1, schema_version=SCHEMA_VERSION, created_at=timestamp(clock()))
             connection.execute(row)

@@ -1,4 +1,4 @@
-"""The store's tables, schema version 1.
+"""The store's tables, schema version 1, revision 0003.
 
 Timestamps are ISO 8601 text in UTC with offset, JSON columns are text without NaN, and states are guarded by
 CHECK constraints made from the enums in `frontrunner.results.states`.
@@ -8,13 +8,30 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Index, UniqueConstraint, text
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    ForeignKey,
+    Index,
+    MetaData,
+    String,
+    Table,
+    UniqueConstraint,
+    text,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from frontrunner.results.outcome import FailureKind, ProbeEnding
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
 
 SCHEMA_VERSION = 1
+"""Raised by a change that earlier versions of frontrunner could not live with."""
+REVISION = "0003"
+"""Raised by every change; each has a module in `migrations/versions`."""
+FIRST_REVISION = "0001"
+OLDEST_READABLE_SCHEMA = 1
+"""The oldest schema version of which this version can read every table that it knows."""
 
 
 def one_of(column: str, words: type[StrEnum]) -> CheckConstraint:
@@ -25,6 +42,10 @@ def one_of(column: str, words: type[StrEnum]) -> CheckConstraint:
 
 class Base(DeclarativeBase):
     """The tables of one store."""
+
+
+REVISIONS = Table("alembic_version", MetaData(), Column("version_num", String(32), primary_key=True))
+"""Alembic's own table, with the revision of the others; apart from them, since it is not ours to change."""
 
 
 class StoreRow(Base):

@@ -11,6 +11,7 @@ from frontrunner.results import leases
 from frontrunner.results.codec import failure_from_columns
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.outlooks import OUTLOOK, newest_outlooks
+from frontrunner.results.predictions import PREDICTION
 from frontrunner.results.ranking import RankedRecipe, rank, resolve
 from frontrunner.results.records import Campaign, Event, Trial
 from frontrunner.results.rows import to_event, to_trial, trials_by_state
@@ -113,6 +114,6 @@ def _failures_by_kind(connection: Connection, campaign_id: int) -> Mapping[Failu
 
 
 def _last_events(connection: Connection, campaign_id: int) -> tuple[Event, ...]:
-    others = (EventRow.campaign_id == campaign_id, EventRow.kind != OUTLOOK)
+    others = (EventRow.campaign_id == campaign_id, EventRow.kind.not_in((OUTLOOK, PREDICTION)))
     newest = select(EventRow).where(*others).order_by(EventRow.id.desc()).limit(LAST_EVENTS)
     return tuple(to_event(row) for row in reversed(connection.execute(newest).all()))

@@ -16,7 +16,7 @@ from typing import Self
 from sqlalchemy import Connection, func, insert, select
 
 from frontrunner.results import leases
-from frontrunner.results.clock import Clock, timestamp, utc_now
+from frontrunner.results.clock import Clock, timestamp
 from frontrunner.results.codec import recipe_from_json
 from frontrunner.results.engine import Database
 from frontrunner.results.opening import open_database
@@ -47,12 +47,13 @@ def open_store(
     *,
     create: bool = True,
     read_only: bool = False,
-    clock: Clock = utc_now,
+    clock: Clock | None = None,
     busy_timeout_s: float = BUSY_TIMEOUT_S,
 ) -> Store:
     """Open the store at a path or URL, creating it where `create` is set and nothing is there.
 
-    `busy_timeout_s` is how long to wait for another program's write lock. A read-only store changes no file,
+    `clock` is by default that of the machine that holds the database. `busy_timeout_s` is how long to wait for another
+    program's write lock. A read-only store changes no file,
     except that reading beside a live driver uses the files that SQLite keeps for it.
 
     Raises:
@@ -60,9 +61,8 @@ def open_store(
         NotFound: there is no store, and none is to be created.
         StoreUnusable: what lies there is no store, is damaged, or has another schema version. It is left as it is.
     """
-    return Store(
-        open_database(url, create=create, read_only=read_only, clock=clock, busy_timeout_s=busy_timeout_s), clock
-    )
+    database = open_database(url, create=create, read_only=read_only, clock=clock, busy_timeout_s=busy_timeout_s)
+    return Store(database, clock or database.clock)
 
 
 class Store:
@@ -108,7 +108,7 @@ class Store:
         if not NAME_PATTERN.fullmatch(name):
             raise bad_value("campaign.name", name, "1 to 64 of a-z, 0-9, '.', '_' and '-', beginning with a-z or 0-9")
         now = timestamp(self._clock())
-        with self._database.write() as connection:
+        with self._database.write(whole_store=True) as connection:
             if connection.execute(select(CampaignRow.id).where(CampaignRow.name == name)).first():
                 raise InvalidInput(
                     f"campaign {name!r} exists already in {self.url}",

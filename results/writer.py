@@ -1,14 +1,11 @@
 """The write side of a campaign, held by one driver at a time.
 
-Every transaction begins by raising the campaign's row under the lease's epoch. A driver whose lease was
-taken over is therefore refused with `AlreadyDriven`, and nothing of that transaction is written.
+What makes its transactions safe is in `frontrunner.results.leased`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -18,6 +15,7 @@ from frontrunner.results import leases, standings
 from frontrunner.results.clock import Clock, timestamp
 from frontrunner.results.codec import failure_to_columns, finite_or_none, measurement_to_columns, recipe_to_json
 from frontrunner.results.engine import Database
+from frontrunner.results.leased import LeasedWriter, atomic
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.records import Attempt, Lease, Trial
@@ -43,147 +41,133 @@ from frontrunner.spaces.document import canonical_json
 from frontrunner.spaces.recipe import Recipe
 
 
-class CampaignWriter:
+class CampaignWriter(LeasedWriter):
     """Writes to one campaign under one lease. Used by one thread.
 
-    Each method is one transaction, on disk when it returns; inside `together()` they share one.
+    Each method is one transaction, on disk when it returns; inside `atomically` and `together()` they share one.
     Every method raises `AlreadyDriven` once the lease was taken over or released.
     """
 
     def __init__(self, database: Database, lease: Lease, clock: Clock) -> None:
-        self._database = database
-        self._lease = lease
-        self._clock = clock
-        self._shared: Connection | None = None
+        super().__init__(database, lease, clock)
         self._provenance_id: int | None = None
 
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """Make the calls inside one transaction: all of them are written, or, on an exception, none."""
-        with self._transaction() as connection:
-            self._shared = connection
-            try:
-                yield
-            finally:
-                self._shared = None
-
+    @atomic
     def renew(self) -> None:
         """Hold the lease for another of its durations, from now."""
-        with self._transaction() as connection:
-            now = self._clock()
-            leases.check(connection, self._lease, now=now, lease_until=leases.until(self._lease, now))
+        connection = self._connection
+        self._check(connection, lease_until=leases.until(self._lease, self._clock()))
 
+    @atomic
     def release(self, state: CampaignState, *, reason: str) -> None:
         """Leave the campaign in a state that is not `running`, and give the lease back."""
         if state is CampaignState.RUNNING:
             raise IllegalTransition("a running campaign keeps its lease")
-        with self._transaction() as connection:
-            self._change_state(connection, state, reason)
-            free = {"driver_host": None, "driver_pid": None, "driven_since": None, "lease_until": None}
-            leases.check(connection, self._lease, now=self._clock(), **free)
+        connection = self._connection
+        self._change_state(connection, state, reason)
+        free = {"driver_host": None, "driver_pid": None, "driven_since": None, "lease_until": None}
+        self._check(connection, **free)
 
+    @atomic
     def set_state(self, state: CampaignState, *, reason: str) -> None:
         """Change the campaign's state; raises `IllegalTransition` where it may not follow the present one."""
-        with self._transaction() as connection:
-            self._change_state(connection, state, reason)
+        connection = self._connection
+        self._change_state(connection, state, reason)
 
+    @atomic
     def propose(self, recipe_id: str, recipe: Recipe) -> Trial:
         """The campaign's trial of this recipe: a new one in state `queued`, or the one that exists."""
-        with self._transaction() as connection:
-            mine = TrialRow.campaign_id == self._lease.campaign_id
-            known = connection.execute(select(TrialRow).where(mine, TrialRow.recipe_id == recipe_id)).first()
-            if known is not None:
-                return to_trial(known)
-            last = connection.execute(select(func.coalesce(func.max(TrialRow.number), 0)).where(mine)).scalar_one()
-            made = insert(TrialRow).values(
-                campaign_id=self._lease.campaign_id,
-                number=last + 1,
-                recipe_id=recipe_id,
-                recipe_json=recipe_to_json(recipe),
-                state=TrialState.QUEUED,
-            )
-            return to_trial(connection.execute(made.returning(TrialRow)).one())
+        connection = self._connection
+        mine = TrialRow.campaign_id == self._lease.campaign_id
+        known = connection.execute(select(TrialRow).where(mine, TrialRow.recipe_id == recipe_id)).first()
+        if known is not None:
+            return to_trial(known)
+        last = connection.execute(select(func.coalesce(func.max(TrialRow.number), 0)).where(mine)).scalar_one()
+        made = insert(TrialRow).values(
+            campaign_id=self._lease.campaign_id,
+            number=last + 1,
+            recipe_id=recipe_id,
+            recipe_json=recipe_to_json(recipe),
+            state=TrialState.QUEUED,
+        )
+        return to_trial(connection.execute(made.returning(TrialRow)).one())
 
+    @atomic
     def repeat(self, trial: Trial) -> Trial:
         """Queue a measured trial for one more measurement; those that it has stay and rank."""
-        with self._transaction() as connection:
-            _move_trial(connection, trial.id, TrialState.MEASURED, TrialState.QUEUED)
+        connection = self._connection
+        _move_trial(connection, trial.id, TrialState.MEASURED, TrialState.QUEUED)
         return replace(trial, state=TrialState.QUEUED)
 
+    @atomic
     def start_attempt(self, trial: Trial, *, run_folder: str) -> Attempt:
         """Begin a try at a queued trial, which is `running` from then on."""
-        with self._transaction() as connection:
-            _move_trial(connection, trial.id, TrialState.QUEUED, TrialState.RUNNING)
-            tries = select(func.coalesce(func.max(AttemptRow.number), 0)).where(AttemptRow.trial_id == trial.id)
-            made = insert(AttemptRow).values(
-                campaign_id=self._lease.campaign_id,
-                trial_id=trial.id,
-                number=connection.execute(tries).scalar_one() + 1,
-                state=AttemptState.RUNNING,
-                run_folder=run_folder,
-                provenance_id=self._provenance_id,
-                started_at=timestamp(self._clock()),
-            )
-            return to_attempt(connection.execute(made.returning(AttemptRow)).one())
+        connection = self._connection
+        _move_trial(connection, trial.id, TrialState.QUEUED, TrialState.RUNNING)
+        tries = select(func.coalesce(func.max(AttemptRow.number), 0)).where(AttemptRow.trial_id == trial.id)
+        made = insert(AttemptRow).values(
+            campaign_id=self._lease.campaign_id,
+            trial_id=trial.id,
+            number=connection.execute(tries).scalar_one() + 1,
+            state=AttemptState.RUNNING,
+            run_folder=run_folder,
+            provenance_id=self._provenance_id,
+            started_at=timestamp(self._clock()),
+        )
+        return to_attempt(connection.execute(made.returning(AttemptRow)).one())
 
+    @atomic
     def finish_attempt(self, attempt: Attempt, outcome: Outcome, *, retry: bool) -> None:
         """Record what came of an attempt and charge its node-seconds to the campaign.
 
         With `retry` the trial is queued again, else its outcome is final. A second call for the same attempt
         changes nothing. Raises ValueError for a measurement with numbers that cannot be ranked.
         """
-        with self._transaction() as connection:
-            finished = connection.execute(
-                update(AttemptRow)
-                .where(AttemptRow.id == attempt.id, AttemptRow.campaign_id == self._lease.campaign_id)
-                .where(AttemptRow.state == AttemptState.RUNNING)
-                .values(state=_state_after(outcome), finished_at=timestamp(self._clock()))
-            )
-            if finished.rowcount == 0:
-                return
-            if isinstance(outcome, Measurement):
-                columns = measurement_to_columns(outcome)
-                connection.execute(insert(MeasurementRow).values(attempt_id=attempt.id, **columns))
-                if outcome.ended is not None:
-                    connection.execute(insert(EndingRow).values(attempt_id=attempt.id, ended=outcome.ended.value))
-                standings.rewrite(connection, attempt.trial_id)
-            else:
-                connection.execute(insert(FailureRow).values(attempt_id=attempt.id, **failure_to_columns(outcome)))
-            self._conclude(connection, attempt.trial_id, outcome, retry=retry)
+        connection = self._connection
+        finished = connection.execute(
+            update(AttemptRow)
+            .where(AttemptRow.id == attempt.id, AttemptRow.campaign_id == self._lease.campaign_id)
+            .where(AttemptRow.state == AttemptState.RUNNING)
+            .values(state=_state_after(outcome), finished_at=timestamp(self._clock()))
+        )
+        if finished.rowcount == 0:
+            return
+        if isinstance(outcome, Measurement):
+            columns = measurement_to_columns(outcome)
+            connection.execute(insert(MeasurementRow).values(attempt_id=attempt.id, **columns))
+            if outcome.ended is not None:
+                connection.execute(insert(EndingRow).values(attempt_id=attempt.id, ended=outcome.ended.value))
+            standings.rewrite(connection, attempt.trial_id)
+        else:
+            connection.execute(insert(FailureRow).values(attempt_id=attempt.id, **failure_to_columns(outcome)))
+        self._conclude(connection, attempt.trial_id, outcome, retry=retry)
 
+    @atomic
     def event(self, kind: str, **data: str | int | float | None) -> None:
         """Tell the campaign's history of something; numbers that are not finite are kept as None."""
-        with self._transaction() as connection:
-            kept = {key: finite_or_none(value) if isinstance(value, float) else value for key, value in data.items()}
-            values = {"campaign_id": self._lease.campaign_id, "at": timestamp(self._clock()), "kind": kind}
-            connection.execute(insert(EventRow).values(**values, data_json=canonical_json(kept)))
+        connection = self._connection
+        kept = {key: finite_or_none(value) if isinstance(value, float) else value for key, value in data.items()}
+        values = {"campaign_id": self._lease.campaign_id, "at": timestamp(self._clock()), "kind": kind}
+        connection.execute(insert(EventRow).values(**values, data_json=canonical_json(kept)))
 
+    @atomic
     def add_driver_seconds(self, seconds: float) -> None:
         """Charge the driver's own time to the campaign; the sum goes over all its runs."""
         if not seconds >= 0 or math.isinf(seconds):
             raise ValueError(f"seconds = {seconds!r}: expected a finite number of at least 0")
-        with self._transaction() as connection:
-            self._change_campaign(connection, driver_seconds=CampaignRow.driver_seconds + seconds)
+        connection = self._connection
+        self._change_campaign(connection, driver_seconds=CampaignRow.driver_seconds + seconds)
 
+    @atomic
     def record_provenance(self, provenance: Provenance) -> None:
         """Keep what this run of the driver runs with; attempts started from now on refer to it."""
-        with self._transaction() as connection:
-            made = insert(ProvenanceRow).values(
-                campaign_id=self._lease.campaign_id,
-                recorded_at=timestamp(self._clock()),
-                provenance_json=canonical_json(asdict(provenance)),
-            )
-            self._provenance_id = connection.execute(made.returning(ProvenanceRow.id)).scalar_one()
-
-    @contextmanager
-    def _transaction(self) -> Iterator[Connection]:
-        """The shared transaction, or one of its own that begins with the check of the lease."""
-        if self._shared is not None:
-            yield self._shared
-            return
-        with self._database.write() as connection:
-            leases.check(connection, self._lease, now=self._clock())
-            yield connection
+        connection = self._connection
+        made = insert(ProvenanceRow).values(
+            campaign_id=self._lease.campaign_id,
+            recorded_at=timestamp(self._clock()),
+            provenance_json=canonical_json(asdict(provenance)),
+        )
+        self._provenance_id = connection.execute(made.returning(ProvenanceRow.id)).scalar_one()
 
     def _change_campaign(self, connection: Connection, **changes: object) -> Any:
         """Apply the changes to the campaign's row, and return it."""

@@ -40,8 +40,12 @@ class Account:
 
     def refresh(self, flights: Collection[Flight], evaluator: Evaluator) -> None:
         """Bring the view up to date."""
+        self.view.running = running_probes(flights, evaluator)  # first: it notes which flights hold their nodes
+        self.refresh_limits(flights)
+
+    def refresh_limits(self, flights: Collection[Flight]) -> None:
+        """Bring what was spent up to date alone; a look at the evaluator costs more."""
         running = sum(flight.node_seconds for flight in flights)
         spent = self.ledger.spent(node_seconds_in_flight=running)
         self.view.limits = tuple(limits(self._budget, spent))
         self.view.seconds_left = seconds_left(self._budget, spent)
-        self.view.running = running_probes(flights, evaluator)

@@ -10,14 +10,15 @@ import os
 import socket
 import time
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from frontrunner.evaluators.measure import nodes_used
-from frontrunner.evaluators.protocol import ProbeOrder, make_evaluator
+from frontrunner.evaluators.protocol import Finished, NodesUnavailable, ProbeOrder, make_evaluator
 from frontrunner.results.known import REUSED, reused_trials
-from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
+from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.outlooks import OUTLOOK
 from frontrunner.results.provenance import collect
-from frontrunner.results.records import Campaign, Trial
+from frontrunner.results.records import Attempt, Campaign, Trial
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store
 from frontrunner.search.account import Account
@@ -40,6 +41,7 @@ from frontrunner.spaces.space import Survey
 LEASE_S = 30.0
 RENEW_S = 5.0
 TICK_S = 0.25
+PAUSED_BY_REQUEST = "paused by request"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,7 @@ class Conclusion:
     """How a driver left its campaign, with `measured` recipes.
 
     `last_failure` is set where failures made it pause, `outlook` where the strategy predicts what is left to gain.
-    `limits` are the budget's, `objectives` the search's.
+    `limits` are the budget's, `objectives` the search's; `trainer` is `CampaignSpec.trainer`.
     """
 
     state: CampaignState
@@ -57,6 +59,7 @@ class Conclusion:
     outlook: Outlook | None = None
     limits: tuple[Limit, ...] = ()
     objectives: tuple[str, ...] = TOKENS_ALONE
+    trainer: tuple[str, ...] = ()
 
 
 class Driver:
@@ -135,20 +138,30 @@ class Driver:
         return conclusion
 
     def _drive_with_evaluator(self) -> Conclusion:
-        with self._writer.together():
+        provenance = collect(self._spec.problem.cluster.device)
+
+        def began() -> None:
             self._writer.set_state(CampaignState.RUNNING, reason="")
-            self._writer.record_provenance(collect(self._spec.problem.cluster.device))
+            self._writer.record_provenance(provenance)
+
+        self._writer.atomically(began)
         self._evaluator = make_evaluator(self._spec.evaluator, self._spec.probe_setup())
         try:
             return self._drive()
+        except NodesUnavailable as error:
+            return self._concluded(CampaignState.PAUSED, f"no nodes: {error.message}")
         finally:
             self._evaluator.close()
             self._give_up_in_flight()
 
     def _let_go(self, conclusion: Conclusion) -> None:
-        with self._writer.together():
-            self._writer.add_driver_seconds(self._ledger.charge())
+        seconds = self._ledger.charge()
+
+        def let_go() -> None:
+            self._writer.add_driver_seconds(seconds)
             self._writer.release(conclusion.state, reason=conclusion.reason)
+
+        self._writer.atomically(let_go)
 
     def _drive(self) -> Conclusion:
         self._recover()
@@ -161,7 +174,7 @@ class Driver:
             if ending is not None and (self._wants_kill or not self._in_flight):
                 return self._concluded(*ending)
             for finished in self._evaluator.finished(TICK_S):
-                self._conclude(self._in_flight.pop(finished.token), finished.outcome)
+                self._conclude(self._in_flight.pop(finished.token), finished)
             if self._wants_stop and not self._told_of_stop:
                 self._told_of_stop = True
                 self._notice("stopping", probes_to_finish=0 if self._wants_kill else len(self._in_flight))
@@ -193,11 +206,16 @@ class Driver:
         answer = self._gathered.answers.get(its_id)
         if answer is None:
             return False
-        with self._writer.together():
+
+        def answered() -> Trial:
             trial = self._writer.propose(its_id, recipe)
             attempt = self._writer.start_attempt(trial, run_folder=answer.run_folder)
             self._writer.finish_attempt(attempt, answer.outcome, retry=False)
-            self._notice(REUSED, trial=trial.number, recipe=recipe.describe(), **answer.origin)
+            self._writer.event(REUSED, **self._about(trial), **answer.origin)
+            return trial
+
+        trial = self._writer.atomically(answered)
+        self._listener.noticed(self._view, REUSED, {**self._about(trial), **answer.origin})
         self._view.count(ended(trial, answer.outcome, will_retry=False))
         self._proposals.tell(recipe, answer.outcome)
         self._look_ahead()
@@ -212,6 +230,7 @@ class Driver:
             outlook=self._view.outlook,
             limits=self._account.limits,
             objectives=self._spec.search.objectives,
+            trainer=self._spec.trainer,
         )
 
     def _recover(self) -> None:
@@ -243,7 +262,7 @@ class Driver:
     def _why_end(self) -> tuple[CampaignState, str] | None:
         """The state and the reason for which nothing at all is to be started, or None."""
         if self._wants_pause:
-            return CampaignState.PAUSED, "paused by request"
+            return CampaignState.PAUSED, PAUSED_BY_REQUEST
         if self._wants_stop:
             return CampaignState.STOPPED, "stopped by request"
         if (alike := self._patience.why_pause()) is not None:
@@ -253,10 +272,7 @@ class Driver:
 
     def _start(self, chosen: Trial | Recipe) -> None:
         """Start one probe: of a trial that waits, a new recipe, or a measured one again."""
-        with self._writer.together():
-            trial = chosen if isinstance(chosen, Trial) else self._queued(chosen)
-            folder = new_folder(self._spec.run_folder, trial)
-            attempt = self._writer.start_attempt(trial, run_folder=str(folder))
+        trial, folder, attempt = self._writer.atomically(lambda: self._begun(chosen))
         order = ProbeOrder(
             token=folder.name,
             recipe=trial.recipe,
@@ -272,6 +288,12 @@ class Driver:
         )
         self._evaluator.start(order)
         self._listener.probe_began(self._view, trial.number, trial.recipe)
+
+    def _begun(self, chosen: Trial | Recipe) -> tuple[Trial, Path, Attempt]:
+        """The trial's next attempt, with a folder of its own."""
+        trial = chosen if isinstance(chosen, Trial) else self._queued(chosen)
+        folder = new_folder(self._spec.run_folder, trial)
+        return trial, folder, self._writer.start_attempt(trial, run_folder=str(folder))
 
     def _speed_to_beat(self) -> float | None:
         """The best tokens/s so far; None with several objectives, of which a slower recipe may be the best in others.
@@ -290,9 +312,10 @@ class Driver:
         self._notice("repeat", trial=trial.number, recipe=recipe.describe())
         return self._writer.repeat(trial)
 
-    def _conclude(self, flight: Flight, outcome: Outcome) -> None:
+    def _conclude(self, flight: Flight, finished: Finished) -> None:
         """Store an outcome, then tell the strategy; or queue the trial for another attempt."""
-        trial, will_retry = flight.trial, self._patience.deserves_retry(flight.attempt, outcome)
+        trial, outcome = flight.trial, finished.outcome
+        will_retry = self._patience.deserves_retry(flight.attempt, outcome, is_cut=finished.is_cut)
         self._writer.finish_attempt(flight.attempt, outcome, retry=will_retry)
         self._ledger.node_seconds += outcome.node_seconds
         done = ended(trial, outcome, will_retry=will_retry)
@@ -305,7 +328,8 @@ class Driver:
             self._patience.count(outcome, measured_before=self._has_measured)
             self._has_measured = self._has_measured or isinstance(outcome, Measurement)
             self._look_ahead()
-        self._refresh()
+        self._view.running = tuple(probe for probe in self._view.running if probe.number != trial.number)
+        self._account.refresh_limits(self._in_flight.values())
         self._listener.probe_ended(self._view, done)
 
     def _look_ahead(self) -> None:
@@ -326,15 +350,24 @@ class Driver:
             self._writer.finish_attempt(flight.attempt, found or cut, retry=found is None)
         self._in_flight.clear()
 
+    @staticmethod
+    def _about(trial: Trial) -> dict[str, str | int]:
+        """What events say of the trial that they are about."""
+        return {"trial": trial.number, "recipe": trial.recipe.describe()}
+
     def _notice(self, kind: str, **data: str | int | float | None) -> None:
         self._writer.event(kind, **data)
         self._listener.noticed(self._view, kind, data)
 
     def _keep_lease(self) -> None:
         if self._ledger.uncharged_s > RENEW_S:
-            with self._writer.together():
+            seconds = self._ledger.charge()
+
+            def kept() -> None:
                 self._writer.renew()
-                self._writer.add_driver_seconds(self._ledger.charge())
+                self._writer.add_driver_seconds(seconds)
+
+            self._writer.atomically(kept)
 
     def _refresh(self) -> None:
         """Bring the view up to date."""

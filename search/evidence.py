@@ -84,13 +84,17 @@ def gather(store: Store, spec: CampaignSpec, earlier: Iterable[Earlier], here: P
     answers: dict[str, Answer] = {}
     for one in earlier:
         known = known_recipes(store, one.campaign.id)
-        reason = why_no_evidence(one, spec)
+        is_small_self = one.campaign.name == spec.confirms  # made of the same file, for this
+        reason = None if is_small_self else why_no_evidence(one, spec)
+        is_learned_from = spec.search.warm_start or is_small_self
         for recipe in known:
             answer = answer_of(
                 recipe, campaign=one.campaign.name, there=one.spec, spec=spec, here=here, now=store.now()
             )
             if answer is not None:
                 answers[recipe.recipe_id] = answer  # the newest campaign's counts
+            if not is_learned_from:
+                continue
             why = reason or _why_not(recipe, one, spec, here)
             if why is None:
                 found.append((distance(one.spec.problem, spec.problem), _evidence(recipe, one)))
@@ -101,8 +105,8 @@ def gather(store: Store, spec: CampaignSpec, earlier: Iterable[Earlier], here: P
         left_out[f"further away than the nearest {MOST_EVIDENCE}"] = len(found) - MOST_EVIDENCE
     nearest = tuple(evidence for _, evidence in found[:MOST_EVIDENCE])
     return Gathered(
-        evidence=nearest if spec.search.warm_start else (),
-        left_out=left_out if spec.search.warm_start else {},
+        evidence=nearest,
+        left_out=left_out,
         answers=answers if spec.search.reuse else {},
     )
 
@@ -110,18 +114,17 @@ def gather(store: Store, spec: CampaignSpec, earlier: Iterable[Earlier], here: P
 def why_no_evidence(earlier: Earlier, spec: CampaignSpec) -> str | None:
     """Why nothing of an earlier campaign is evidence for one of `spec`, or None."""
     there, ours = earlier.spec.problem, spec.problem
-    if earlier.campaign.figures == "simulated" and spec.evaluator != "simulated":
-        return "simulated"
-    if earlier.spec.evaluator == "table":  # the same row would count again for each campaign that looked it up
-        return "looked up in a table"
-    if _device(there) != _device(ours):
-        return "of another device"
-    if there.precision != ours.precision:
-        return "of another precision"
     same_cluster = earlier.campaign.figures != "imported" and there.cluster.name == ours.cluster.name
-    if not is_close(there.model, ours.model) and not same_cluster:
-        return "of a model of another shape"
-    return None
+    reasons = {
+        "simulated": earlier.campaign.figures == "simulated" and spec.evaluator != "simulated",
+        "of another trainer": earlier.campaign.figures == "measured" and earlier.spec.trainer != spec.trainer,
+        # The same row would count again for each campaign that looked it up.
+        "looked up in a table": earlier.spec.evaluator == "table",
+        "of another device": _device(there) != _device(ours),
+        "of another precision": there.precision != ours.precision,
+        "of a model of another shape": not is_close(there.model, ours.model) and not same_cluster,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def is_close(one: Model, other: Model) -> bool:

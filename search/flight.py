@@ -4,28 +4,48 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from frontrunner.evaluators.protocol import Evaluator, ProbeOrder
+from frontrunner.evaluators.protocol import QUEUED, Evaluator, ProbeOrder, Progress
 from frontrunner.results.records import Attempt, Trial
 from frontrunner.search.listener import RunningProbe
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Flight:
-    """An attempt under way; `started_s` is by the monotonic clock, `nodes` how many it occupies."""
+    """An attempt under way; `started_s` is by the monotonic clock, `nodes` how many it occupies.
+
+    `held_since_s` is when it got its nodes, by the same clock: None while it waits for them, for which nothing is
+    charged. An evaluator that says nothing of waiting has given them at once.
+    """
 
     trial: Trial
     attempt: Attempt
     order: ProbeOrder
     started_s: float
     nodes: int
+    held_since_s: float | None = field(init=False)
+    _told: Progress | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.held_since_s = self.started_s
+
+    def look(self, evaluator: Evaluator) -> Progress | None:
+        """How far it has come; notes whether it holds its nodes."""
+        self._told = progress = evaluator.progress(self.order.token)
+        if progress is not None and progress.phase == QUEUED:
+            self.held_since_s = None
+        elif self.held_since_s is None:
+            self.held_since_s = time.monotonic()
+        return progress
 
     @property
     def node_seconds(self) -> float:
         """What it has spent so far."""
-        return self.nodes * (time.monotonic() - self.started_s)
+        if self._told is not None and self._told.node_seconds is not None:
+            return self._told.node_seconds
+        return 0.0 if self.held_since_s is None else self.nodes * (time.monotonic() - self.held_since_s)
 
 
 def new_folder(root: Path, trial: Trial) -> Path:
@@ -49,7 +69,7 @@ def running_probes(flights: Iterable[Flight], evaluator: Evaluator) -> tuple[Run
             number=flight.trial.number,
             recipe=flight.trial.recipe,
             seconds=now - flight.started_s,
-            progress=evaluator.progress(flight.order.token),
+            progress=flight.look(evaluator),
         )
         for flight in flights
     )

@@ -10,6 +10,9 @@ from frontrunner.results.records import Attempt
 MAX_ATTEMPTS = 8
 """Of one trial, whatever ended them and however many drivers made them: some recipes take their driver along."""
 
+MOST_CUTS = 50
+"""Attempts of one trial where preemption or walltimes end them: more, and it never will be measured there."""
+
 
 class Patience:
     """What one driver remembers of failures."""
@@ -19,12 +22,17 @@ class Patience:
         self._failures_of_trial: Counter[tuple[int, FailureKind]] = Counter()
         self._alike: list[Failure] = []
 
-    def deserves_retry(self, attempt: Attempt, outcome: Outcome) -> bool:
-        """Whether an attempt that came to this is followed by another; failures before a measurement are forgotten."""
+    def deserves_retry(self, attempt: Attempt, outcome: Outcome, *, is_cut: bool = False) -> bool:
+        """Whether an attempt that came to this is followed by another; failures before a measurement are forgotten.
+
+        One that `is_cut` had its nodes taken away: that says nothing of the recipe, and does not count.
+        """
         if isinstance(outcome, Measurement):
             for kind in FailureKind:
                 del self._failures_of_trial[attempt.trial_id, kind]
             return False
+        if is_cut:
+            return attempt.number < MOST_CUTS
         self._failures_of_trial[attempt.trial_id, outcome.kind] += 1
         alike = self._failures_of_trial[attempt.trial_id, outcome.kind]
         return alike < outcome.policy.max_attempts and attempt.number < MAX_ATTEMPTS

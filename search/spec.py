@@ -5,10 +5,13 @@ A spec is stored with its campaign as JSON, so that `resume` needs no file.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from frontrunner.evaluators.protocol import EVALUATORS, ProbeSetup
+from frontrunner.evaluators.command.settings import CommandSettings
+from frontrunner.evaluators.dispatch.settings import SPARE_WALLTIME_S, DispatchSettings
+from frontrunner.evaluators.plugins import commands_of, require_evaluator_name
+from frontrunner.evaluators.protocol import COMMAND, EVALUATORS, ProbeSetup
 from frontrunner.evaluators.settings import DataSettings, ProbeSettings
 from frontrunner.evaluators.table_settings import TableSettings
 from frontrunner.results.records import IMPORTED
@@ -19,6 +22,9 @@ from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Space, Survey
+
+PREDICTING = "guided"
+"""The strategy that says what it expects of recipes that nobody tried (`frontrunner.search.strategy.Predictor`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +39,8 @@ class SearchSettings:
     campaigns and imported tables; with `reuse` a recipe that was measured in the same environment not long ago is
     answered from the store. `baseline` is a recipe to measure first, such as today's configuration; it need not be of
     the space.
+    With `probe_nodes` the campaign is a pair: one whose probes take so many nodes, and this one, of the whole cluster,
+    whose recipes are predicted from the first and confirmed by at most `confirm_probes` probes (`small_scale.py`).
     """
 
     strategy: str = "guided"
@@ -43,6 +51,8 @@ class SearchSettings:
     stop_below_improvement: float = 0.003
     warm_start: bool = True
     reuse: bool = True
+    probe_nodes: int | None = None
+    confirm_probes: int = 3
     baseline: Recipe | None = None
 
     def __post_init__(self) -> None:
@@ -53,6 +63,19 @@ class SearchSettings:
         if not 0 <= self.stop_below_improvement < 1:
             expected = "a share of at least 0 and below 1, as 0.003 for 0.3 %"
             raise bad_value("search.stop_below_improvement", self.stop_below_improvement, expected)
+        self._check_scales()
+
+    def _check_scales(self) -> None:
+        """Only a strategy that predicts can say at one scale what another will do, and of tokens/s alone."""
+        require_at_least("search", 0, confirm_probes=self.confirm_probes)
+        if self.probe_nodes is None:
+            return
+        require_at_least("search", 1, probe_nodes=self.probe_nodes)
+        if self.strategy != PREDICTING:
+            hint = "search.probe_nodes needs a strategy that predicts"
+            raise bad_value("search.strategy", self.strategy, f"{PREDICTING!r} with search.probe_nodes", hint=hint)
+        if self.objectives != TOKENS_ALONE:
+            raise bad_value("search.objectives", list(self.objectives), '["tokens"] with search.probe_nodes')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +99,10 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class CampaignSpec:
-    """One campaign: problem, space, strategy, budget, probe, data, table and evaluator.
+    """One campaign: problem, space, strategy, budget, probe, data, dispatch, table, command and evaluator.
 
-    `run_root` is the folder under which the campaign has one for its probes' files; it is set at launch.
+    `run_root` is the folder under which the campaign has one for its probes' files; it is set at launch. So is
+    `confirms`: the campaign on fewer nodes whose predictions this one confirms.
     """
 
     name: str
@@ -88,19 +112,41 @@ class CampaignSpec:
     budget: Budget = field(default_factory=Budget)
     probe: ProbeSettings = field(default_factory=ProbeSettings)
     data: DataSettings = field(default_factory=DataSettings)
+    dispatch: DispatchSettings = field(default_factory=DispatchSettings)
     table: TableSettings = field(default_factory=TableSettings)
+    command: CommandSettings = field(default_factory=CommandSettings)
     evaluator: str = "probe"
     run_root: str | None = None
+    confirms: str | None = None
 
     def __post_init__(self) -> None:
+        fewer, nodes = self.search.probe_nodes, self.problem.cluster.nodes
+        if fewer is not None and fewer >= nodes:
+            expected = f"fewer than cluster.nodes = {nodes}, or no entry to probe on all of them"
+            raise bad_value("search.probe_nodes", fewer, expected)
         if self.evaluator != IMPORTED:  # rows of a table, which nothing evaluates
-            require_one_of("campaign", "evaluator", self.evaluator, EVALUATORS)
+            require_evaluator_name(self.evaluator)
         parallel, backend = self.search.parallel_probes, self.problem.cluster.backend
         if self.evaluator == "table" and self.table.path is None:
             raise bad_value("table.path", None, 'the path of a CSV file, for evaluator = "table"')
+        if self.evaluator == "command" and not self.command.arguments:
+            raise bad_value("command.arguments", None, 'a list of arguments, for evaluator = "command"')
         self._check_baseline()
-        if parallel > 1 and backend != "cpu" and self.evaluator == "probe":
+        on_this_machine = self.dispatch.backend in (None, "local") and self.problem.cluster.nodes == 1
+        if parallel > 1 and backend != "cpu" and self.evaluator == "probe" and on_this_machine:
             raise bad_value("search.parallel_probes", parallel, f"1: probes would share the {backend} devices")
+        self._check_dispatch()
+
+    def _check_dispatch(self) -> None:
+        held, cluster = self.dispatch.nodes_per_allocation, self.problem.cluster
+        if held is not None and held < cluster.nodes:
+            raise bad_value("dispatch.nodes_per_allocation", held, f"at least cluster.nodes = {cluster.nodes}")
+        least_s = self.probe.deadline_s + SPARE_WALLTIME_S
+        if self.dispatch.backend == "parsl" and self.dispatch.walltime_s < least_s:
+            expected = f"at least probe.deadline_s + {SPARE_WALLTIME_S:g} s = {least_s:g} s"
+            raise bad_value("dispatch.walltime", self.dispatch.walltime, expected)
+        if self.dispatch.backend not in (None, "local") and self.evaluator != "probe":
+            raise bad_value("dispatch.backend", self.dispatch.backend, 'local, or evaluator = "probe"')
 
     def _check_baseline(self) -> None:
         """A probe is made ready for the engines and offloads of the space, and a table holds no other recipe."""
@@ -124,14 +170,43 @@ class CampaignSpec:
             raise bad_value("run_root", None, "a folder for the probes' files")
         return Path(self.run_root) / self.name
 
+    @property
+    def trainer(self) -> tuple[str, ...]:
+        """Whose code trains: a plug-in by its name, or a command; nothing for frontrunner's own trainer."""
+        if self.evaluator == IMPORTED or EVALUATORS.get(self.evaluator, COMMAND) != COMMAND:
+            return ()
+        return self.evaluator, *self.command.arguments
+
     def survey(self) -> Survey:
-        """The space surveyed for the problem; what is not in its table is illegal to a campaign that has one."""
+        """The space surveyed for the problem.
+
+        What is not in its table is illegal to a campaign that has one, and what another trainer cannot be told to a
+        campaign that runs it.
+        """
         found = self.space.survey(self.problem)
+        make = commands_of(self.evaluator, self.command)
+        if make is not None:
+            from frontrunner.evaluators.command.checked import expressible
+
+            return expressible(found, self._setup_before_launch, make)
         if self.evaluator != "table":
             return found
         from frontrunner.evaluators.table import rows_only  # pandas, which no other evaluator's survey needs
 
         return rows_only(found, self.table)
+
+    def check_commands(self, recipe: Recipe) -> None:
+        """Raise `InvalidInput` where the campaign runs another trainer whose program is not here."""
+        make = commands_of(self.evaluator, self.command)
+        if make is not None:
+            from frontrunner.evaluators.command.checked import check_program
+
+            check_program(self._setup_before_launch, make, recipe)
+
+    @property
+    def _setup_before_launch(self) -> ProbeSetup:
+        """What the probes share, without a folder for their files, which the launch gives."""
+        return replace(self, run_root="").probe_setup()
 
     def probe_setup(self) -> ProbeSetup:
         """What this campaign's probes and replays share."""
@@ -143,4 +218,6 @@ class CampaignSpec:
             seed=self.search.seed,
             engines=self.space.engine,
             table=self.table,
+            dispatch=self.dispatch,
+            command=self.command,
         )

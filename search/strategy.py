@@ -92,6 +92,29 @@ class Forecaster(Strategy, Protocol):
         """
 
 
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What a strategy expects of a recipe that was not measured at this scale.
+
+    tokens/s as a median, `low` and `high` the ends of the interval that holds a measurement with a chance of 95 %, as
+    far as the strategy's model is right; `chance` is that of the recipe to run at all.
+    """
+
+    recipe: Recipe
+    tokens_per_s: float
+    low: float
+    high: float
+    chance: float
+
+
+@runtime_checkable
+class Predictor(Forecaster, Protocol):
+    """A forecaster that says what it expects of recipes by name."""
+
+    def forecasts(self, count: int) -> list[Forecast]:
+        """Of the `count` recipes of the highest expected tokens/s; none before any outcome was remembered or told."""
+
+
 StrategyFactory = Callable[..., Strategy]
 """Makes a strategy from the surveyed space and a seed; `objectives` are given to those of `SEEK_MORE` alone."""
 

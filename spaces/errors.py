@@ -5,7 +5,7 @@ FrontrunnerError            1   anything below, caught as one
 |- ServiceUnreachable       3   no service answers at the given address
 |- StoreUnusable            4   a store that this version cannot read or write
 |- AlreadyDriven            5   another driver holds the campaign
-|- CampaignFailed           6   the campaign stopped because its probes fail alike
+|- CampaignFailed           6   the campaign stopped: its probes fail alike, or it has no nodes
 |- NothingLegal             7   no recipe of the space is legal, or none was measured
 |- NotFound                 2   a campaign, recipe or file that is not there
 """
@@ -62,7 +62,7 @@ class AlreadyDriven(FrontrunnerError):
 
 
 class CampaignFailed(FrontrunnerError):
-    """The campaign paused itself because its probes fail alike."""
+    """The campaign paused itself: its probes fail alike, or there is nothing to run them on."""
 
     exit_code = 6
 

@@ -1,9 +1,24 @@
 """What every test relies on, wherever the tests are started from."""
 
 import signal
+from collections.abc import Iterator
+
+import pytest
+
+from support.postgresql import Server, running_server, why_none
 
 # A shell starts background jobs, and nohup its command, with these ignored, and every child inherits that: the
 # programs under test must meet signals as they do in a user's terminal.
 for _number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
+
+
+@pytest.fixture(scope="session")
+def postgresql_server() -> Iterator[Server]:
+    """A PostgreSQL server of the tests' own, with nothing in it."""
+    reason = why_none()
+    if reason is not None:
+        pytest.skip(reason)
+    with running_server() as server:
+        yield server

@@ -40,10 +40,11 @@ PER_LOG_SPEED = 0.3
 LOCAL, LOCAL_STEPS = 0.12, 1.0
 """Of what neighbours have in common, and how many doublings away they are neighbours."""
 OTHER_PROBLEM = 0.3
-"""Of the factor of another problem against this one's."""
-FAR = 1e4
+"""Of the factor of another problem against this one's; not multiplied by an amplitude, since what is learned within one
+problem says little of the next (decision 22)."""
+FAR, APART = 1e4, 1e-6
 AMPLITUDES = {0.5: 0.25, 1.0: 0.4, 2.0: 0.25, 4.0: 0.1}
-"""What all of these but the first are multiplied by -> its chance before any measurement."""
+"""What all of these but the factors of problems are multiplied by -> its chance before any measurement."""
 OF_OTHER_DEVICES = {0.5: 0.1, 1.0: 0.35, 2.0: 0.35, 4.0: 0.2}
 """Likewise where no measurement has judged the formulas."""
 OF_SHARED_PROCESSORS = {2.0: 0.6, 4.0: 0.4}
@@ -78,7 +79,7 @@ class SpeedModel:
         """`amplitudes` are the chances of how wrong the predictions are: see `amplitudes_of`."""
         self._amplitudes = amplitudes
         self._log_speed, self._problem = field.log_speed, field.problem
-        self._inputs, self._lengths = _inputs(field)
+        self._inputs, self._lengths, self._is_problem = _inputs(field)
         self._process: GaussianProcessRegressor | None = None
         self._amplitude, self.noise = max(amplitudes, key=lambda amplitude: amplitudes[amplitude]), 0.03
 
@@ -87,13 +88,13 @@ class SpeedModel:
         kept = self._kept(observations)
         if kept:
             inputs = self._inputs[[seen.row for seen in kept]]
-            structure = self._structure(1.0)(inputs)
+            structure, others = self._structure(1.0)(inputs), self._of_problems()(inputs)
             ratios = np.array([seen.log_ratio for seen in kept])
             spreads = np.array([seen.spread for seen in kept])
 
             def worth(scales: tuple[float, float]) -> float:
                 amplitude, noise = scales
-                covariance = COMMON**2 + amplitude**2 * structure + np.diag(noise**2 + spreads**2)
+                covariance = COMMON**2 + others + amplitude**2 * structure + np.diag(noise**2 + spreads**2)
                 return log_evidence(covariance, ratios) + math.log(self._amplitudes[amplitude] * NOISES[noise])
 
             self._amplitude, self.noise = max(itertools.product(self._amplitudes, NOISES), key=worth)
@@ -119,10 +120,15 @@ class SpeedModel:
         return process.fit(self._inputs[[seen.row for seen in observations]], [seen.log_ratio for seen in observations])
 
     def _kernel(self, amplitude: float) -> Kernel:
-        return ConstantKernel(COMMON**2, "fixed") + self._structure(amplitude)
+        return ConstantKernel(COMMON**2, "fixed") + self._of_problems() + self._structure(amplitude)
+
+    def _of_problems(self) -> Kernel:
+        """The covariance of the problems' own factors: rows of one problem share one, of others' they tell nothing."""
+        lengths = np.where(self._is_problem, APART / 100, FAR)
+        return ConstantKernel(OTHER_PROBLEM**2 / 2, "fixed") * RBF(lengths, "fixed")
 
     def _structure(self, amplitude: float) -> Kernel:
-        """The covariance of what is not common to all recipes."""
+        """The covariance of what is not common to all recipes of a problem."""
         linear = ConstantKernel(amplitude**2, "fixed") * DotProduct(sigma_0=0.0, sigma_0_bounds="fixed")
         near = ConstantKernel((LOCAL * amplitude) ** 2, "fixed") * RBF(self._lengths, "fixed")
         return linear + near
@@ -155,8 +161,11 @@ class SpeedModel:
         return self._log_speed[rows, None] + drawn
 
 
-def _inputs(field: Field) -> tuple[Rows, Rows]:
-    """The process's inputs, scaled so that each has a coefficient of about 1, and their lengths for neighbourhood."""
+def _inputs(field: Field) -> tuple[Rows, Rows, npt.NDArray[np.bool_]]:
+    """The process's inputs, scaled so that each has a coefficient of about 1, and their lengths for neighbourhood.
+
+    Last, which of them do no more than tell problems apart.
+    """
     own = field.problem == 0
     steps = field.features - middle(field.features[own])
     speeds = np.array(field.log_speed)
@@ -167,14 +176,16 @@ def _inputs(field: Field) -> tuple[Rows, Rows]:
         (field.step_shares * PER_SHARE, FAR),
         (steps * PER_STEP, LOCAL_STEPS * PER_STEP),
         (speeds[:, None] * PER_LOG_SPEED, FAR),
-        ((field.problem[:, None] == others) * OTHER_PROBLEM, FAR),
+        ((field.problem[:, None] == others) * APART, FAR),
         (np.zeros((len(field), 1)), FAR),  # so that there is one where all recipes are alike
     ]
     inputs = np.hstack([block for block, _ in blocks])
     lengths = np.concatenate([np.full(block.shape[1], length) for block, length in blocks])
     varies = np.ptp(inputs, axis=0) > 0 if len(field) else np.zeros(len(lengths), dtype=bool)
     varies[-1] = True
-    return inputs[:, varies], lengths[varies]
+    is_problem = np.zeros(len(lengths), dtype=bool)
+    is_problem[len(lengths) - 1 - len(others) : -1] = True
+    return inputs[:, varies], lengths[varies], is_problem[varies]
 
 
 def log_evidence(covariance: Rows, values: Rows) -> float:

@@ -16,11 +16,12 @@ from frontrunner.search.guided.acquisition import mean_loss, node_seconds
 from frontrunner.search.guided.experience import Experience
 from frontrunner.search.guided.feasibility import FeasibilityModel
 from frontrunner.search.guided.field import Field
+from frontrunner.search.guided.forecast import best_forecasts
 from frontrunner.search.guided.front import Allowances, Demands, Front
 from frontrunner.search.guided.prior import Prior, prior_of
 from frontrunner.search.guided.speed import Observation, SpeedModel, amplitudes_of
 from frontrunner.search.objectives import TOKENS_ALONE
-from frontrunner.search.strategy import Evidence, Outlook, Told
+from frontrunner.search.strategy import Evidence, Forecast, Outlook, Told
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
@@ -143,6 +144,17 @@ class Guided:
         gap = max(float(gaps.mean()), 0.0)  # of a small chance of much it is above the percentile
         at_most = max(gap, float(np.quantile(gaps, 0.95)))
         return Outlook(expected_improvement=float(gains.max()), gap=gap, gap_at_most=at_most, of_front=several)
+
+    def forecasts(self, count: int) -> list[Forecast]:
+        """What is expected of the `count` best recipes; none before any outcome was remembered or told."""
+        if not self._experience.observations:
+            return []
+        self._learn()
+        rows = self._promising(np.arange(len(self._nodes)), None)
+        mean, deviation = self._speed.predict(rows)
+        recipes = [self._candidates.recipes[row] for row in rows.tolist()]
+        spread = np.hypot(deviation, self._speed.noise)
+        return best_forecasts(recipes, mean, spread, self._feasible.chance(rows), count)
 
     def worth_repeating(self) -> Recipe | None:
         """The less measured of the two best, where taking one for the other costs more than a probe is to gain.

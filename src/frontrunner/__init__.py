@@ -27,22 +27,40 @@ if TYPE_CHECKING:
         survey,
     )
     from frontrunner.calibration_api import calibrate, fit_campaign, fit_tables
+    from frontrunner.doctor_api import call_ranks, doctor
     from frontrunner.import_api import TableForm, import_table
     from frontrunner.planning_api import advise, explain, plan, scaling
+    from frontrunner.predictions_api import predictions
     from frontrunner.replay_api import plan_replay, replay
     from frontrunner.reporting_api import front, plot, report
     from frontrunner.service.client import connect
+    from frontrunner.store_api import (
+        archive,
+        backup_store,
+        check_store,
+        copy_store,
+        prunable,
+        prune_store,
+        unarchive,
+        upgrade_store,
+    )
     from frontrunner.travel_api import export, import_config, mirror
 
 __version__ = "0.1.0"
 __all__ = [
     "TableForm",
     "advise",
+    "archive",
+    "backup_store",
     "best",
     "calibrate",
+    "call_ranks",
     "campaigns",
+    "check_store",
     "connect",
+    "copy_store",
     "dataframe",
+    "doctor",
     "dryrun",
     "explain",
     "export",
@@ -60,7 +78,10 @@ __all__ = [
     "plan_profile",
     "plan_replay",
     "plot",
+    "predictions",
     "profile",
+    "prunable",
+    "prune_store",
     "replay",
     "report",
     "resume",
@@ -68,14 +89,20 @@ __all__ = [
     "show",
     "status",
     "survey",
+    "unarchive",
+    "upgrade_store",
 ]
 _ELSEWHERE = (
     dict.fromkeys(("calibrate", "fit_campaign", "fit_tables"), "frontrunner.calibration_api")
     | dict.fromkeys(("advise", "explain", "plan", "scaling"), "frontrunner.planning_api")
+    | dict.fromkeys(("predictions",), "frontrunner.predictions_api")
     | dict.fromkeys(("front", "plot", "report"), "frontrunner.reporting_api")
+    | dict.fromkeys(("doctor", "call_ranks"), "frontrunner.doctor_api")
     | dict.fromkeys(("plan_replay", "replay"), "frontrunner.replay_api")
     | dict.fromkeys(("export", "import_config", "mirror"), "frontrunner.travel_api")
     | dict.fromkeys(("TableForm", "import_table"), "frontrunner.import_api")
+    | dict.fromkeys(("archive", "backup_store", "check_store", "copy_store"), "frontrunner.store_api")
+    | dict.fromkeys(("prunable", "prune_store", "unarchive", "upgrade_store"), "frontrunner.store_api")
     | {"connect": "frontrunner.service.client"}
 )
 """The module of what is not in `frontrunner.api`."""

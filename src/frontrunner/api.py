@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frontrunner.campaign_file import CampaignFile, StoreSettings, read_campaign_file
-from frontrunner.earlier import refuse_imported_campaign, refuse_imported_recipe, remembered
+from frontrunner.earlier import refuse_imported_campaign, refuse_recipe_of_others, remembered
 from frontrunner.evaluators.here import prepare_here
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.settings import run_root, store_url
-from frontrunner.spaces.errors import InvalidInput, NothingLegal
+from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.names import require_campaign_name
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
-from frontrunner.validation import dump_json, load_json
+from frontrunner.starting import created, free_name, prepare, runnable, stored_spec
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from frontrunner.evaluators.dry_run.report import DryRun
     from frontrunner.evaluators.profiling.plan import ProfilePlan, ProfileSettings
     from frontrunner.evaluators.profiling.run import ProfileReport
+    from frontrunner.pairs import Hands
     from frontrunner.results.explain import Explanation
     from frontrunner.results.ranking import RankedRecipe
     from frontrunner.results.records import Campaign, CampaignSummary
@@ -44,9 +45,6 @@ if TYPE_CHECKING:
     from frontrunner.search.driver import Conclusion, Driver
     from frontrunner.search.listener import Listener
 
-MAX_NUMBERED_NAMES = 10_000
-FIGURES = {"simulated": "simulated", "imported": "imported", "table": "imported"}
-"""What the outcomes of an evaluator are, where they were not measured here."""
 OnDriver = Callable[["Driver"], None]
 """Called with the driver before it starts, so that a signal handler may stop it."""
 
@@ -84,35 +82,35 @@ def launch(
     file = _campaign_file(campaign)
     spec = file.spec if name is None else replace(file.spec, name=name)
     require_campaign_name("name", spec.name)
-    surveyed = _runnable(spec)
+    surveyed = runnable(spec)
     url = store_url(store, from_file=file.store.url)
     spec = replace(spec, run_root=str(run_root(url, from_file=file.store.run_folder)))
     with opened(url, create=True) as found:
         if name is None and not file.named:
-            spec = replace(spec, name=_free_name(found, spec.name))
-        record = found.create_campaign(
-            name=spec.name,
-            spec_json=dump_json(spec),
-            legal_recipes=len(surveyed.recipes),
-            problem_summary=problem_summary(spec),
-        )
+            spec = replace(spec, name=free_name(found, spec.name))
+        if spec.search.probe_nodes is not None:
+            from frontrunner.pairs import create_pair, run_pair
+
+            return run_pair(found, create_pair(found, spec, surveyed), _hands(found, listener, on_driver))
+        record = created(found, spec, len(surveyed.recipes))
         known = remembered(found, record, spec)
         driver = Driver(store=found, campaign=record, spec=spec, listener=listener, survey=surveyed, gathered=known)
         return _drive(driver, on_driver)
 
 
-def _runnable(spec: CampaignSpec) -> Survey:
-    """The survey of a campaign that can be run on this machine; writes nothing."""
-    surveyed = spec.survey()
-    if not surveyed.recipes:
-        raise nothing_legal(surveyed)
-    if spec.evaluator == "probe":
-        from frontrunner.evaluators.corpus import check_data
+def _hands(found: Store, listener: Listener | None, on_driver: OnDriver | None, *, take_over: bool = False) -> Hands:
+    """What a pair of campaigns needs of this module."""
+    from frontrunner.pairs import Hands
+    from frontrunner.search.driver import Driver
+    from frontrunner.search.listener import Silent
 
-        check_data(spec.data, spec.problem)
-        offloads = {recipe.offload for recipe in surveyed.recipes}
-        prepare_here(spec.problem, engines=spec.space.engine, offloads=tuple(offloads))
-    return surveyed
+    def drive(record: Campaign, spec: CampaignSpec) -> Conclusion:
+        prepare(spec)
+        known = remembered(found, record, spec)
+        driver = Driver(store=found, campaign=record, spec=spec, listener=listener, gathered=known)
+        return _drive(driver, on_driver, take_over=take_over)
+
+    return Hands(drive=drive, listener=listener or Silent(), take_over=take_over)
 
 
 def _campaign_file(campaign: str | Path | CampaignSpec | CampaignFile) -> CampaignFile:
@@ -139,9 +137,13 @@ def resume(
         record = found.campaign(campaign)
         refuse_imported_campaign(record)
         spec = stored_spec(record)
+        if spec.confirms is not None:
+            from frontrunner.pairs import run_pair
+
+            return run_pair(found, record, _hands(found, listener, on_driver, take_over=take_over))
         if spec.evaluator == "probe":
             offloads = spec.space.offload if "deepspeed" in spec.space.engine else ()
-            prepare_here(spec.problem, engines=spec.space.engine, offloads=offloads)
+            prepare_here(spec.problem, spec.dispatch, engines=spec.space.engine, offloads=offloads)
         known = remembered(found, record, spec)
         driver = Driver(store=found, campaign=record, spec=spec, listener=listener, gathered=known)
         return _drive(driver, on_driver, take_over=take_over)
@@ -151,46 +153,6 @@ def _drive(driver: Driver, on_driver: OnDriver | None, *, take_over: bool = Fals
     if on_driver is not None:
         on_driver(driver)
     return driver.run(take_over=take_over)
-
-
-def stored_spec(record: Campaign) -> CampaignSpec:
-    """The specification that a campaign was launched with."""
-    return load_json(CampaignSpec, record.spec_json, what=f"campaign {record.name}")
-
-
-def problem_summary(spec: CampaignSpec) -> dict[str, object]:
-    """What a campaign is about, for lists of campaigns."""
-    problem = spec.problem
-    return {
-        "model": problem.model.name,
-        "parameters": problem.model.parameters,
-        "cluster": problem.cluster.name,
-        "device": problem.cluster.device,
-        "devices": problem.cluster.devices,
-        "sequence_length": problem.sequence_length,
-        "global_batch": str(problem.global_batch),
-        "precision": problem.precision,
-        "figures": FIGURES.get(spec.evaluator, "measured"),
-    }
-
-
-def nothing_legal(surveyed: Survey) -> NothingLegal:
-    """The error for a space without a legal recipe, with the reasons counted."""
-    reasons = "; ".join(f"{count} x {code} ({example})" for code, count, example in surveyed.refused_by_count())
-    return NothingLegal(
-        f"none of the space's {surveyed.points:,} points is legal: {reasons}",
-        hint="`frontrunner space FILE` counts the reasons",
-    )
-
-
-def _free_name(store: Store, wanted: str) -> str:
-    """`wanted`, or the first of wanted-2, wanted-3, ... that no campaign of the store has."""
-    taken = {summary.name for summary in store.campaigns()}
-    for number in range(2, MAX_NUMBERED_NAMES):
-        if wanted not in taken:
-            return wanted
-        wanted = f"{wanted.rsplit('-', 1)[0] if number > 2 else wanted}-{number}"
-    raise InvalidInput(f"{MAX_NUMBERED_NAMES} campaigns have names like {wanted}", hint="give one with --name")
 
 
 def campaigns(*, store: str | None = None) -> list[CampaignSummary]:
@@ -262,7 +224,7 @@ def plan_profile(
     from frontrunner.evaluators.profiling.plan import plan
 
     explanation = show(recipe_id, store=store)
-    refuse_imported_recipe(explanation)
+    refuse_recipe_of_others(explanation)
     probed = [(found, stored_spec(found.campaign)) for found in explanation.appearances]
     probed = [(found, spec) for found, spec in probed if spec.evaluator == "probe"]
     if not probed:

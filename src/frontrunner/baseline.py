@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from frontrunner import api
 from frontrunner.results.ranking import RankedRecipe
+from frontrunner.starting import stored_spec
 from frontrunner.text import thousands
 
 
@@ -32,7 +33,7 @@ class Baseline:
 def baseline(campaign: str | None = None, *, store: str | None = None) -> Baseline | None:
     """The campaign's baseline beside its best; None where it names none, or the baseline was not measured."""
     with api.opened(store) as found:
-        named = api.stored_spec(found.campaign(campaign)).search.baseline
+        named = stored_spec(found.campaign(campaign)).search.baseline
     if named is None:
         return None
     ranked = api.best(campaign, top=None, store=store)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frontrunner.campaign_file import named_cluster, parse_cluster
+from frontrunner.evaluators.job_devices import job_environment
 from frontrunner.evaluators.jobs import TORCH_DEVICES
 from frontrunner.evaluators.this_machine import detect, processors, share_processors
 from frontrunner.spaces.cluster import Cluster, PeakTflops
@@ -97,8 +98,9 @@ def fit_campaign(
 
     `cluster` stands in for the campaign's own, such as a file with this machine's figures in it.
     """
-    from frontrunner.api import opened, stored_spec
+    from frontrunner.api import opened
     from frontrunner.evaluators.calibration.samples import of_outcomes
+    from frontrunner.starting import stored_spec
 
     path = None if out is None else writable(out)
     with opened(store) as found:
@@ -183,9 +185,9 @@ def _refuse_elsewhere(base: Cluster, where: Place) -> None:
     """Raise `InvalidInput` for devices that this machine has not; a CPU cluster's are processes."""
     if base.backend == "cpu":
         return
-    here = detect()
-    if here["backend"] != base.backend:
-        expected = f"{here['backend']}, which is what this machine has ({here['device']})"
+    here = job_environment(os.environ, detect())
+    if here.backend != base.backend:
+        expected = f"{here.backend}, which is what this machine has ({here.device_name})"
         raise bad_value("cluster.backend", base.backend, expected)
-    if where.ranks_per_node > here["devices_per_node"]:
-        raise bad_value("--ranks", where.ranks_per_node, f"at most the {here['devices_per_node']} devices found here")
+    if where.ranks_per_node > here.devices_per_node:
+        raise bad_value("--ranks", where.ranks_per_node, f"at most the {here.devices_per_node} devices found here")

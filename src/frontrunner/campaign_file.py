@@ -1,8 +1,8 @@
 """The campaign file: TOML in, a validated `CampaignSpec` out, or one message that names the key.
 
-Sections: [model] [cluster] [problem] [space] [search] [budget] [probe] [data] [table] [store], and at the top
-`name` and `evaluator`. Types come from the dataclasses of the floors; this module fills in presets and defaults and
-turns every complaint into the file's own words.
+Sections: [model] [cluster] [problem] [space] [search] [budget] [probe] [data] [dispatch] [table] [command] [store],
+and at the top `name` and `evaluator`. Types come from the dataclasses of the floors; this module fills in presets and
+defaults and turns every complaint into the file's own words.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TypeVar, get_type_hints
 
-from frontrunner.evaluators.protocol import EVALUATORS
+from frontrunner.evaluators.command.settings import CommandSettings
+from frontrunner.evaluators.dispatch.settings import DispatchSettings
+from frontrunner.evaluators.plugins import require_evaluator
 from frontrunner.evaluators.settings import DataSettings, ProbeSettings
 from frontrunner.evaluators.table_settings import TableSettings
 from frontrunner.search.spec import Budget, CampaignSpec, SearchSettings
@@ -61,7 +63,9 @@ SECTION_TYPES: dict[str, type] = {
     "budget": Budget,
     "probe": ProbeSettings,
     "data": DataSettings,
+    "dispatch": DispatchSettings,
     "table": TableSettings,
+    "command": CommandSettings,
     "store": StoreSettings,
 }
 SECTIONS = tuple(SECTION_TYPES)
@@ -130,8 +134,7 @@ def parse_campaign(table: Table, *, default_name: str, base: Path) -> CampaignFi
             raise InvalidInput(f"[{section}] is missing", hint="examples/laptop.toml has every section")
     name, evaluator = _text(table, "name", default_name), _text(table, "evaluator", "probe")
     require_campaign_name("name", name)
-    if evaluator not in EVALUATORS:
-        raise bad_value("evaluator", evaluator, "a known evaluator", hint=did_you_mean(evaluator, EVALUATORS))
+    require_evaluator(evaluator)
     _refuse_unknown("space", table["space"], KEYS["space"])
     space = {key: value if isinstance(value, list) else [value] for key, value in table["space"].items()}
     spec = CampaignSpec(
@@ -142,7 +145,9 @@ def parse_campaign(table: Table, *, default_name: str, base: Path) -> CampaignFi
         budget=_section(Budget, "budget", table.get("budget", {})),
         probe=_section(ProbeSettings, "probe", table.get("probe", {})),
         data=_data(table.get("data", {}), base),
+        dispatch=_section(DispatchSettings, "dispatch", table.get("dispatch", {})),
         table=_measured_table(table.get("table", {}), base),
+        command=_command(table.get("command", {}), base),
         evaluator=evaluator,
     )
     return CampaignFile(
@@ -188,6 +193,14 @@ def _measured_table(table: Table, base: Path) -> TableSettings:
     if not holds(path.is_file):
         raise bad_value("table.path", found.path, f"a file, by its path from {base.absolute()}")
     return replace(found, path=str(path.resolve()))
+
+
+def _command(table: Table, base: Path) -> CommandSettings:
+    found = _section(CommandSettings, "command", table)
+    folder = base / (found.folder or "")
+    if found.folder is not None and not holds(folder.is_dir):
+        raise bad_value("command.folder", found.folder, f"a folder, by its path from {base.absolute()}")
+    return replace(found, folder=str(folder.resolve())) if found.arguments else found
 
 
 def _problem(table: Table, base: Path) -> Problem:

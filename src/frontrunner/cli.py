@@ -24,11 +24,15 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "explain": ("planning:explain", "What a recipe's step and memory go to."),
         "advise": ("planning:advise", "How to begin: does it fit, what then, and why."),
         "calibrate": ("calibrating:calibrate", "Measure this machine into a cluster file."),
-        "import": ("importing:import_", "Keep a table of measured runs, to learn from."),
+        "doctor": ("doctoring:doctor", "Check machine, job and installation; time real ranks."),
     },
-    "Exchange": {
+    "Keep and exchange": {
+        "import": ("importing:import_", "Keep a table of measured runs, to learn from."),
         "export": ("travelling:export", "A recipe in the words of another tool."),
         "import-config": ("travelling:import_config", "Another tool's configuration as a recipe."),
+        "store": ("keeping:store", "Check, back up, upgrade, copy and prune stores."),
+        "archive": ("keeping:archive", "A campaign as one portable file."),
+        "unarchive": ("keeping:unarchive", "Add an archived campaign to the store."),
     },
     "Ask": {
         "best": ("questions:best", "The ranking of a campaign's recipes."),

@@ -25,13 +25,24 @@ def refuse_imported_campaign(campaign: Campaign) -> None:
         )
 
 
-def refuse_imported_recipe(explanation: Explanation) -> None:
-    """Raise `InvalidInput` for a recipe that only imported tables know, which do not say how to train it here."""
+def refuse_recipe_of_others(explanation: Explanation) -> None:
+    """Raise `InvalidInput` for a recipe that only imported tables know, or that only other trainers have run.
+
+    Tables do not say how to train it here, and frontrunner's own trainer cannot repeat what another has done.
+    """
     if all(appearance.campaign.figures == "imported" for appearance in explanation.appearances):
         raise InvalidInput(
             f"recipe {explanation.recipe_id} is of an imported table, which does not say how to train it here",
             hint="search its problem by a campaign file, which learns from the table: frontrunner launch FILE",
         )
+    for appearance in explanation.appearances:
+        spec = load_json(CampaignSpec, appearance.campaign.spec_json, what=f"campaign {appearance.campaign.name}")
+        if not spec.trainer:
+            return
+    raise InvalidInput(
+        f"recipe {explanation.recipe_id} was run by another trainer, with evaluator = {spec.evaluator!r}",
+        hint=f"frontrunner export {explanation.recipe_id} --to FORMAT says it in that trainer's words",
+    )
 
 
 def remembered(store: Store, record: Campaign, spec: CampaignSpec) -> Gathered:
@@ -42,7 +53,7 @@ def remembered(store: Store, record: Campaign, spec: CampaignSpec) -> Gathered:
     from frontrunner.results.provenance import collect
     from frontrunner.search.evidence import Earlier, Gathered, gather
 
-    if not (spec.search.warm_start or spec.search.reuse):
+    if not (spec.search.warm_start or spec.search.reuse or spec.confirms):
         return Gathered()
     earlier = []
     for summary in reversed(store.campaigns()):  # the oldest first

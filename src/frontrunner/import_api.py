@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frontrunner.api import opened, problem_summary
+from frontrunner.api import opened
 from frontrunner.campaign_file import named_cluster
 from frontrunner.search.spec import CampaignSpec
-from frontrunner.settings import store_url
+from frontrunner.settings import shown_store, store_url
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.names import campaign_name_from, require_campaign_name
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import DEGREES, Space
+from frontrunner.starting import problem_summary
 from frontrunner.validation import dump_json
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def _kept(found: Reading, campaigns: Sequence[ImportedCampaign], store: str, *, 
     new = _unknown_to(store, campaigns) if preview else _added(found, campaigns, store)
     return Import(
         file=found.file,
-        store=store,
+        store=shown_store(store),
         is_preview=preview,
         rows=found.rows,
         known_rows=sum(len(campaign.outcomes) for campaign in campaigns)

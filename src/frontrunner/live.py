@@ -63,8 +63,11 @@ class Panel(Watcher):
         self._heights = Heights()
 
     def began(self, view: View) -> None:
-        """Draw the first panel."""
+        """Draw the first panel, below that of a campaign before."""
         super().began(view)
+        if not self._live.is_started:
+            self._heights = Heights()
+            self._live.start()
         self._draw(view)
 
     def probe_began(self, view: View, number: int, recipe: Recipe) -> None:

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frontrunner.api import named_recipe, nothing_legal, opened
+from frontrunner.api import named_recipe, opened
 from frontrunner.campaign_file import read_campaign_file
 from frontrunner.settings import store_url
 from frontrunner.spaces.errors import NotFound
+from frontrunner.starting import nothing_legal
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.analytic.advice import Advice

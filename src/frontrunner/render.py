@@ -155,11 +155,16 @@ def print_outlook(outlook: Outlook | None, limits: Sequence[Limit]) -> None:
 
 
 def print_next_commands(
-    campaign: str, winner: RankedRecipe, store: str | None, objectives: Sequence[str] = ("tokens",)
+    campaign: str,
+    winner: RankedRecipe,
+    store: str | None,
+    objectives: Sequence[str] = ("tokens",),
+    *,
+    replays: bool = True,
 ) -> None:
     """What to do next, as commands to copy; `store` where it is not the one that the commands find themselves.
 
-    `objectives` are what the campaign sought.
+    `objectives` are what the campaign sought; it `replays` unless another trainer than frontrunner's ran its probes.
     """
     out = console()
     named = f" --store {shlex.quote(store)}" if store else ""
@@ -169,7 +174,7 @@ def print_next_commands(
         if len(objectives) == 1
         else (f"frontrunner pareto {campaign} --objectives {','.join(objectives)}", "the front"),
     ]
-    if winner.figures != "imported":  # what a table says cannot be replayed
+    if replays and winner.figures != "imported":  # what a table says cannot be replayed
         commands.append((f"frontrunner replay {winner.recipe_id} --steps 200", "train with it"))
     out.print("\nnext:", style="bold")
     for command, what in commands:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frontrunner import api
-from frontrunner.earlier import refuse_imported_recipe
+from frontrunner.earlier import refuse_recipe_of_others
 from frontrunner.settings import run_root, store_url
 from frontrunner.spaces.errors import InvalidInput
+from frontrunner.starting import stored_spec
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.replay import ReplayPlan, ReplaySettings
@@ -34,8 +35,9 @@ def plan_replay(
     if names_a_file(recipe_id):
         return _plan_file(Path(recipe_id), settings, anyway=anyway)
     explanation = api.show(recipe_id, store=store)
-    refuse_imported_recipe(explanation)
+    refuse_recipe_of_others(explanation)
     own = [appearance for appearance in explanation.appearances if appearance.campaign.figures != "imported"]
+    own = [appearance for appearance in own if not stored_spec(appearance.campaign).trainer]
     ranked = [appearance for appearance in own if appearance.standing is not None]
     ranked.sort(key=lambda appearance: appearance.campaign.figures == "simulated")  # stable: the newest stay first
     if not ranked:
@@ -44,7 +46,7 @@ def plan_replay(
             hint="`frontrunner best` lists the measured ones",
         )
     campaign, standing = ranked[0].campaign, ranked[0].standing
-    spec = api.stored_spec(campaign)
+    spec = stored_spec(campaign)
     return plan(
         recipe_id=explanation.recipe_id,
         recipe=explanation.recipe,

@@ -8,9 +8,10 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING
 
-from frontrunner.api import opened, stored_spec
+from frontrunner.api import opened
 from frontrunner.settings import DEFAULT_STORE, store_url
 from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal, bad_value, did_you_mean
+from frontrunner.starting import stored_spec
 
 if TYPE_CHECKING:
     from frontrunner.drawing.catalogue import Drawn

@@ -17,6 +17,13 @@ def store_url(flag: str | None = None, *, from_file: str | None = None) -> str:
     return os.environ.get(STORE_VARIABLE) or from_file or DEFAULT_STORE
 
 
+def shown_store(url: str) -> str:
+    """The store's URL or path as it may be printed: without the password of a database."""
+    from frontrunner.results.provenance import redact
+
+    return redact([url])[0]
+
+
 def run_root(url: str, *, from_file: str | None = None) -> Path:
     """The folder under which each probe and replay has its own: beside an SQLite store, else the working one."""
     chosen = os.environ.get(RUNS_VARIABLE) or from_file

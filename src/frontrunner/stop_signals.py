@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from frontrunner.search.driver import Driver
@@ -27,7 +27,7 @@ def stopped_by_signals() -> Iterator[Callable[[Driver], None]]:
 
     Only flags are set in the handlers: the driver says in its own time that it is stopping.
     """
-    before = {}
+    before: dict[signal.Signals, Any] = {}
 
     def on_driver(driver: Driver) -> None:
         steps = iter((driver.stop,))
@@ -40,7 +40,8 @@ def stopped_by_signals() -> Iterator[Callable[[Driver], None]]:
         handlers[CANCEL_SIGNAL] = lambda _number, _frame: driver.kill()
         for number, handler in handlers.items():
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, for one, ignores SIGHUP on purpose
-                before[number] = signal.signal(number, handler)
+                before.setdefault(number, signal.getsignal(number))  # of several drivers in turn, the first finds it
+                signal.signal(number, handler)
 
     try:
         yield on_driver

@@ -18,6 +18,7 @@ from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput, NotFound, bad_value, did_you_mean
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.recipe import Recipe
+from frontrunner.starting import stored_spec
 from frontrunner.text import thousands
 from frontrunner.toml_file import holds
 
@@ -84,7 +85,7 @@ def recipe_file(recipe: str, *, store: str | None = None) -> RecipeFile:
     """A stored recipe as a recipe file; of several campaigns the newest that measured it, else the newest."""
     explanation = api.show(recipe, store=store)
     appearance = _chosen(explanation)
-    spec = api.stored_spec(appearance.campaign)
+    spec = stored_spec(appearance.campaign)
     return RecipeFile(
         recipe_id=explanation.recipe_id,
         problem=spec.problem,
@@ -182,4 +183,4 @@ def mirror(campaign: str | None = None, *, storage: str, store: str | None = Non
 
     with api.opened(store) as found:
         record = found.campaign(campaign)
-        return mirror_campaign(found, record, api.stored_spec(record), storage)
+        return mirror_campaign(found, record, stored_spec(record), storage)

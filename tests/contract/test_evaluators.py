@@ -3,11 +3,13 @@
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
+from frontrunner.evaluators.dispatch.settings import DispatchSettings
 from frontrunner.evaluators.protocol import EVALUATORS, Evaluator, Finished, ProbeSetup, make_evaluator
 from frontrunner.evaluators.run_folder import RunFolder
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
@@ -20,8 +22,18 @@ RECIPES = (
     tiny_recipe(tensor_parallel=2, accumulation=4),
 )
 
-LIVE = [name for name in EVALUATORS if name != "table"]
-"""Those that answer for any recipe; what a table promises is tested in test_table_lookup.py."""
+LIVE = [name for name in EVALUATORS if name not in ("table", "command")]
+"""Those that answer for any recipe by themselves; the others are held to this in test_table_lookup.py and
+test_command_probes.py."""
+
+PARSL = pytest.param("parsl", marks=pytest.mark.slow)
+"""The training probe over Parsl, with this machine for its allocation."""
+
+
+def made(name: str, setup: ProbeSetup) -> Evaluator:
+    if name == "parsl":
+        return make_evaluator("probe", replace(setup, dispatch=DispatchSettings(backend="allocation")))
+    return make_evaluator(name, setup)
 
 
 @pytest.fixture
@@ -29,11 +41,11 @@ def setup(tmp_path: Path) -> ProbeSetup:
     return setup_of(tmp_path)
 
 
-@pytest.fixture(params=LIVE)
+@pytest.fixture(params=[*LIVE, PARSL])
 def evaluator(request: pytest.FixtureRequest, setup: ProbeSetup) -> Iterator[Evaluator]:
-    made = make_evaluator(request.param, setup)
-    yield made
-    made.close()
+    evaluator = made(request.param, setup)
+    yield evaluator
+    evaluator.close()
 
 
 def collect(evaluator: Evaluator, count: int, timeout_s: float = 60.0) -> list[Finished]:
@@ -66,17 +78,17 @@ def test_every_order_ends_in_one_outcome_that_is_on_disk(evaluator: Evaluator, s
     assert evaluator.progress(orders[0].token) is None
 
 
-def test_a_failure_is_on_disk_too(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [*LIVE, PARSL])
+def test_a_failure_is_on_disk_too(name: str, tmp_path: Path) -> None:
     setup = setup_of(tmp_path, cluster={"memory_gib_per_device": 0.0005})
-    for name in LIVE:
-        evaluator = make_evaluator(name, setup)
-        one = order(setup, token=f"{name}.1")
-        evaluator.start(one)
-        (finished,) = collect(evaluator, 1)
-        evaluator.close()
-        assert isinstance(finished.outcome, Failure)
-        assert finished.outcome.kind is FailureKind.OUT_OF_MEMORY
-        assert RunFolder(one.run_folder).outcome() == finished.outcome
+    evaluator = made(name, setup)
+    one = order(setup, token=f"{name}.1")
+    evaluator.start(one)
+    (finished,) = collect(evaluator, 1)
+    evaluator.close()
+    assert isinstance(finished.outcome, Failure)
+    assert finished.outcome.kind is FailureKind.OUT_OF_MEMORY
+    assert RunFolder(one.run_folder).outcome() == finished.outcome
 
 
 def test_an_outcome_is_harvested_as_it_was_returned(evaluator: Evaluator, setup: ProbeSetup) -> None:

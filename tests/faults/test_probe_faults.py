@@ -11,6 +11,7 @@ import pytest
 
 from frontrunner.evaluators.disk import disk_folder
 from frontrunner.evaluators.files import write_json
+from frontrunner.evaluators.fork_client import Ranks
 from frontrunner.evaluators.jobs import probe_job
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
 from frontrunner.evaluators.run_folder import RunFolder
@@ -234,7 +235,9 @@ def test_the_fork_server_removes_what_was_offloaded_when_its_driver_is_gone(tmp_
     one.run_folder.mkdir()
     scratch.mkdir()
     write_json(RunFolder(one.run_folder).job, probe_job(setup, one.recipe, one.run_folder, evaluator.tokens))
-    evaluator._client.start("1", job=RunFolder(one.run_folder).job, world_size=2, logs=one.run_folder, scratch=scratch)
+    evaluator._client.start(
+        "1", job=RunFolder(one.run_folder).job, ranks=Ranks.all_of(2), logs=one.run_folder, scratch=scratch
+    )
     wait_for(lambda: (evaluator._client.reports(0.02), steps_written(one.run_folder) >= 2)[1])
     assert scratch.is_dir()
     evaluator._client.close()  # its end of the pipe, as when it is killed

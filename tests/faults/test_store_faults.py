@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -266,3 +267,29 @@ class TestDamage:
         content[middle : middle + 64] = b"\xff" * 64
         filled.write_bytes(content)
         self.refused(filled, read_only=False)
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root, to be another user")
+def test_a_store_that_may_not_be_written_is_read_and_refused_for_driving(path: Path) -> None:
+    """As nobody, who may read it and no more; root may write whatever the permissions say."""
+    with open_store(str(path)) as store:
+        fill(drive(store), 2)
+    for folder in (path.parent, *path.parent.parents):
+        if folder.name.startswith("pytest-") or folder == path.parent:
+            folder.chmod(0o755)
+    path.chmod(0o444)
+    as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-P", "-c"]
+    script = "import sys; sys.argv[0] = 'frontrunner'; from frontrunner.cli import main; main()"
+    before = path.read_bytes()
+
+    def asked(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [*as_nobody, script, *arguments, "--store", str(path)]
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
+
+    read = asked("campaigns")
+    assert "faulted" in read.stdout, read.stderr
+    driven = asked("resume", "faulted")
+    assert driven.returncode == 4, driven.stderr
+    assert "cannot be opened" in driven.stderr
+    assert "hint: check the permissions of file and folder" in driven.stderr
+    assert path.read_bytes() == before

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from frontrunner.api import problem_summary
 from frontrunner.evaluators.protocol import Finished, ProbeOrder, ProbeSetup
 from frontrunner.evaluators.run_folder import RunFolder
 from frontrunner.evaluators.simulated import Simulated, simulate
@@ -17,6 +16,7 @@ from frontrunner.search.driver import Driver
 from frontrunner.search.listener import Ended, Silent, View
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.recipe import Recipe
+from frontrunner.starting import problem_summary
 from frontrunner.validation import dump_json
 from support.campaigns import Table, spec_of, tiny
 

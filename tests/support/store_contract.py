@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from frontrunner.results.records import Campaign, Lease, Trial
 from frontrunner.results.store import Store, open_store
 from frontrunner.results.writer import CampaignWriter
 from frontrunner.spaces.recipe import Recipe, Sharding
+from support.postgresql import Server
 
 RECIPE = Recipe(
     devices=8,
@@ -27,8 +28,8 @@ RECIPE = Recipe(
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 FOREIGN_HOST = "another-host.example"
 
-MAKERS: dict[str, Callable[[Path], str]] = {"sqlite": lambda folder: f"sqlite:///{folder / 'store.db'}"}
-"""How to name a fresh, empty store of each kind of database."""
+KINDS = ("sqlite", "postgresql")
+"""The kinds of database that may hold a store."""
 
 
 class SettableClock:
@@ -47,9 +48,13 @@ class SettableClock:
 class StoreContract:
     """Fixtures for test classes that every kind of store must pass."""
 
-    @pytest.fixture(params=list(MAKERS))
+    @pytest.fixture(params=KINDS)
     def url(self, request: pytest.FixtureRequest, tmp_path: Path) -> str:
-        return MAKERS[request.param](tmp_path)
+        """A fresh, empty store's."""
+        if request.param == "sqlite":
+            return f"sqlite:///{tmp_path / 'store.db'}"
+        server: Server = request.getfixturevalue("postgresql_server")
+        return server.new_store()
 
     @pytest.fixture
     def clock(self) -> SettableClock:

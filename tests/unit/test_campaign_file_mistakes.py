@@ -33,7 +33,7 @@ def complaint(path: Path) -> FrontrunnerError:
 CASES: dict[str, tuple[dict[str, str | None], str, str | None]] = {
     # Unknown sections and keys
     "unknown section": ({"modle.x": "1"}, "unknown section [modle]", "did you mean 'model'?"),
-    "unknown section far from any": ({"zzz.x": "1"}, "unknown section [zzz]", "known: budget, cluster, data"),
+    "unknown section far from any": ({"zzz.x": "1"}, "unknown section [zzz]", "known: budget, cluster, command, data"),
     "unknown key at the top": ({"evaluatr": '"probe"'}, 'unknown key evaluatr = "probe"', "did you mean 'evaluator'?"),
     "unknown model key": ({"model.layer": "4"}, "unknown key model.layer = 4", "did you mean 'layers'?"),
     "unknown space key": ({"space.acumulation": "[1]"}, "unknown key space.acumulation = [1]", "'accumulation'"),

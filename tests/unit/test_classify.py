@@ -113,7 +113,11 @@ CASES = {
         0,
     ),
     "the fork server ended": (
-        Evidence(statuses={0: 1}, errors=(error(0, "RuntimeError", PEER),), server_lost=True),
+        Evidence(
+            statuses={0: 1},
+            errors=(error(0, "RuntimeError", PEER),),
+            lost="the fork server ended, and the ranks with it",
+        ),
         FailureKind.LOST,
         0,
     ),

@@ -111,6 +111,23 @@ MISTAKES: dict[str, tuple[list[str], int, str]] = {
         "device = 1: expected a choice of a recipe\nhint: did you mean 'devices'",
     ),
     "nothing legal": (["launch", "illegal.toml"], 7, "none of the space's 2 points is legal: 2 x global-batch"),
+    "unknown store command": (["store", "chekc"], 2, r"no command 'store chekc'\nhint: did you mean 'check'\?"),
+    "no archive": (["unarchive", "none.jsonl"], 2, r"no archive at none\.jsonl"),
+    "an archive that is none": (
+        ["unarchive", "c.toml"],
+        2,
+        r"c\.toml, line 1: this is no line of a frontrunner archive",
+    ),
+    "another database": (
+        ["best", "--store", "mysql://me:hush@h/d"],
+        2,
+        r'store\.url = "mysql://me:\*\*\*@h/d": expected',
+    ),
+    "a server that is not there": (
+        ["best", "--store", "postgresql+psycopg://me:hush@127.0.0.1:1/d"],
+        4,
+        r"postgresql\+psycopg://me:\*\*\*@127\.0\.0\.1:1/d cannot be reached: .*\nhint: check host, port",
+    ),
     **{
         f"no store to {name}": ([name, *more], 2, "there is no store at .*frontrunner.db")
         for name, more in {
@@ -127,6 +144,8 @@ MISTAKES: dict[str, tuple[list[str], int, str]] = {
             "replay": ["0123456789ab", "--steps", "1"],
             "profile": ["0123456789ab"],
             "calibrate": ["--from-store", "--out", "x.toml"],
+            "store": ["check"],
+            "archive": ["c", "c.jsonl"],
             "export": ["0123456789ab", "--to", "nemo"],
         }.items()
     },
@@ -196,6 +215,14 @@ def test_help_fits_a_screen_and_has_examples(command: str, capsys: pytest.Captur
     assert len(text.splitlines()) <= 50
     assert max(map(len, text.splitlines())) <= 80
     assert len(re.findall(rf"^\s+frontrunner {command}\b", text, re.MULTILINE)) >= 2
+
+
+@pytest.mark.parametrize("part", ["check", "backup", "upgrade", "copy", "prune"])
+def test_help_of_a_store_command_fits_a_screen_and_has_examples(part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    frontrunner(["store", part, "--help"], standalone_mode=False)
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert len(re.findall(rf"^\s+frontrunner store {part}\b", text, re.MULTILINE)) >= 2
 
 
 def test_help_of_all_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,10 @@ import pytest
 from frontrunner.campaign_file import SECTIONS as FILE_SECTIONS
 from frontrunner.campaign_file import StoreSettings, read_campaign_file
 from frontrunner.cli import SECTIONS, frontrunner
+from frontrunner.evaluators.command.patterns import GROUPS
+from frontrunner.evaluators.command.settings import CommandSettings
+from frontrunner.evaluators.dispatch.settings import DispatchSettings
+from frontrunner.evaluators.formats.names import FORMATS
 from frontrunner.evaluators.protocol import EVALUATORS
 from frontrunner.evaluators.settings import DataSettings, ProbeSettings
 from frontrunner.evaluators.table_settings import TableSettings
@@ -46,7 +50,9 @@ SETTINGS = {
     "budget": Budget,
     "probe": ProbeSettings,
     "data": DataSettings,
+    "dispatch": DispatchSettings,
     "table": TableSettings,
+    "command": CommandSettings,
     "store": StoreSettings,
 }
 
@@ -64,7 +70,10 @@ def test_every_command_and_option_is_documented(name: str) -> None:
     assert f"frontrunner {name}" in page
     command = frontrunner.get_command(click.Context(frontrunner), name)
     assert command is not None
-    for parameter in command.params:
+    parts = command.commands if isinstance(command, click.Group) else {}
+    for part in parts:
+        assert f"frontrunner {name} {part}" in page
+    for parameter in (parameter for part in (command, *parts.values()) for parameter in part.params):
         if isinstance(parameter, click.Option):
             assert any(option in page for option in parameter.opts), f"{name} {parameter.opts}"
 
@@ -93,6 +102,14 @@ def test_nested_settings_and_words_are_documented() -> None:
         assert f"`{preset}`" in DOCS["campaign-file.md"]
     for evaluator in EVALUATORS:
         assert f"`{evaluator}`" in section("campaign-file.md", "At the top")
+
+
+def test_every_ready_made_trainer_and_figure_of_a_log_is_documented() -> None:
+    for trainer in FORMATS:
+        assert f"| `{trainer}` |" in section("other-trainers.md", "Ready-made trainers")
+        assert f"`{trainer}`" in section("campaign-file.md", "[command]")
+    for group in GROUPS:
+        assert f"`{group}`" in section("other-trainers.md", "Patterns")
 
 
 def test_every_failure_kind_has_a_policy() -> None:

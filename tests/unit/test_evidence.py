@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from frontrunner.api import problem_summary
 from frontrunner.evaluators.simulated import simulate
 from frontrunner.results.known import REUSED, known_recipes
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
@@ -22,6 +21,7 @@ from frontrunner.search.evidence import MOST_EVIDENCE, Earlier, Gathered, gather
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.recipe import Recipe
+from frontrunner.starting import problem_summary
 from frontrunner.validation import dump_json
 from support.campaigns import Table, spec_of, tiny
 from support.store_contract import SettableClock
@@ -169,6 +169,7 @@ def test_a_patch_of_torch_is_evidence_but_no_answer(past: Past) -> None:
 
 OTHER_PROBLEMS: dict[str, dict[str, Any]] = {
     "simulated": {"evaluator": "simulated"},
+    "of another trainer": {"evaluator": "command", "command": {"arguments": ["train"], "log_patterns": ["a"]}},
     "looked up in a table": {"evaluator": "table", "table": {"path": __file__}},
     "of another device": {"cluster": {"device": "other-cpu"}},
     "of another precision": {"problem": {"precision": "bf16"}},

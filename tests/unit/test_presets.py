@@ -76,6 +76,7 @@ def test_the_frontier_study_s_models(name: str, layers: int, hidden: int, heads:
     [
         ("frontier", 8, 64, 191.5, 4 * 25),
         ("polaris", 4, 40, 312, 2 * 25),
+        ("perlmutter", 4, 40, 312, 4 * 25),
         ("dgx-a100-80gb", 8, 79.2, 312, 8 * 25),
         ("dgx-h100", 8, 79.6, 989.4, 8 * 50),
         ("dgx-h200", 8, 140.4, 989.4, 8 * 50),

@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
 
+from frontrunner.results.file_system import OVERRIDE, file_system_of, refuse_network
 from frontrunner.results.schema import Base
 from frontrunner.results.store import open_store
 from frontrunner.spaces.errors import InvalidInput, NotFound, StoreUnusable
@@ -120,6 +121,46 @@ def test_another_schema_version_is_refused_with_both_numbers(tmp_path: Path, ver
         with pytest.raises(StoreUnusable, match=f"schema {version}, this version needs 1") as refused:
             open_store(str(path), read_only=read_only)
         assert str(refused.value.hint).endswith(hint) or hint in str(refused.value.hint)
+
+
+@pytest.mark.parametrize("statement", ["DELETE FROM store", "INSERT INTO store VALUES (2, 1, '')"])
+def test_a_store_without_its_one_row_is_refused(tmp_path: Path, statement: str) -> None:
+    path = make(tmp_path / "store.db", "kept")
+    sqlite_file(path, "PRAGMA ignore_check_constraints = ON", statement)
+    for read_only in (False, True):
+        with pytest.raises(StoreUnusable, match=r"has \d rows about itself|CHECK constraint failed in store"):
+            open_store(str(path), read_only=read_only)
+
+
+MOUNTED = """\
+22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
+31 22 0:44 / {here} rw,relatime - {kind} server:/export rw
+32 22 0:45 / {here}/inner\\040disk rw - xfs /dev/sdb rw
+malformed
+"""
+
+
+@pytest.mark.parametrize(("kind", "is_refused"), [("nfs4", True), ("lustre", True), ("xfs", False), ("overlay", False)])
+def test_a_network_file_system_is_refused_with_reason_and_override(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, is_refused: bool
+) -> None:
+    mounts, path = tmp_path / "mountinfo", tmp_path / "store.db"
+    mounts.write_text(MOUNTED.format(here=tmp_path, kind=kind))
+    assert file_system_of(path, mounts=mounts) == kind
+    refuse_network(tmp_path / "inner disk" / "store.db", mounts=mounts)
+    refuse_network(tmp_path.parent / "store.db", mounts=mounts)
+    if is_refused:
+        with pytest.raises(StoreUnusable, match=rf"network file system \({kind}\): SQLite") as refused:
+            refuse_network(path, mounts=mounts)
+        assert f"{OVERRIDE}=1" in str(refused.value.hint)
+        monkeypatch.setenv(OVERRIDE, "1")
+    refuse_network(path, mounts=mounts)
+
+
+def test_this_machine_tells_its_file_system(tmp_path: Path) -> None:
+    assert file_system_of(tmp_path)
+    assert file_system_of(Path("/proc/self/mountinfo")) == "proc"
+    assert file_system_of(tmp_path, mounts=tmp_path / "absent") is None
 
 
 class TestReadOnly:

@@ -9,13 +9,12 @@ import torch
 import torch.distributed as dist
 
 from frontrunner.evaluators.trainer.calibration.measure import measure
-from frontrunner.evaluators.trainer.calibration.order import Order
+from frontrunner.evaluators.trainer.calibration.order import BACKENDS, Order
 from frontrunner.evaluators.trainer.files import write_json
 from frontrunner.evaluators.trainer.gloo import use_one_thread_per_group
+from frontrunner.evaluators.trainer.local_place import tell_local_place
 from frontrunner.evaluators.trainer.session import describe_software
 
-BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}
-"""By device; ranks agree on times over gloo, so that an accelerator runs nothing but what is measured."""
 COLLECTIVE_TIMEOUT = dt.timedelta(seconds=120)
 
 
@@ -25,12 +24,14 @@ def main() -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     local_rank, per_node = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     use_one_thread_per_group()
+    tell_local_place(local_rank, per_node)
     if order.device == "cpu":
         device = torch.device("cpu")
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     else:
-        device = torch.device(order.device, local_rank)
-        torch.accelerator.set_device_index(local_rank)
+        number = local_rank % torch.accelerator.device_count()  # 0 where the launcher shows each rank its own device
+        device = torch.device(order.device, number)
+        torch.accelerator.set_device_index(number)
     dist.init_process_group(
         BACKENDS[order.device],
         init_method=os.environ.get("FRONTRUNNER_RENDEZVOUS", "env://"),

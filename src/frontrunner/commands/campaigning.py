@@ -11,7 +11,8 @@ import click
 
 from frontrunner import api
 from frontrunner.commands.options import json_option, print_json, store_option
-from frontrunner.settings import store_url
+from frontrunner.predictions_api import predictions
+from frontrunner.settings import shown_store, store_url
 from frontrunner.spaces.errors import CampaignFailed, NothingLegal
 from frontrunner.stop_signals import stopped_by_signals
 
@@ -109,11 +110,18 @@ def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, as_json
     ranking = api.best(campaign, top=TOP, store=store) if conclusion.measured else []
     several = len(conclusion.objectives) > 1
     found = front(campaign, objectives=conclusion.objectives, store=store) if several and ranking else ()
+    scale = predictions(campaign, store=store)
     if as_json:
         answer = {"campaign": campaign, "state": conclusion.state, "reason": conclusion.reason, "best": ranking}
         answer_on_front = {"objectives": conclusion.objectives, "front": found} if several else {}
-        print_json(answer | {"outlook": conclusion.outlook, "budget": conclusion.limits} | answer_on_front)
-    elif ranking:
+        small = {} if scale is None else {"small_scale": scale}
+        print_json(answer | {"outlook": conclusion.outlook, "budget": conclusion.limits} | answer_on_front | small)
+        ranking = []
+    elif scale is not None:
+        from frontrunner.render_predictions import print_predictions
+
+        print_predictions(scale)
+    if ranking:
         from frontrunner.render import print_next_commands, print_outlook, print_ranking
 
         measured = " measured" if ranking[0].figures == "measured" else ""  # the table says itself what else they are
@@ -123,20 +131,21 @@ def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, as_json
 
             print_front(found, conclusion.objectives)
         print_outlook(conclusion.outlook, conclusion.limits)
-        named = None if store == store_url() else store
-        print_next_commands(campaign, ranking[0], named, conclusion.objectives)
-    _raise_unless_done(conclusion, campaign, store)
+        named = None if store is None or store == store_url() else shown_store(store)
+        print_next_commands(campaign, ranking[0], named, conclusion.objectives, replays=not conclusion.trainer)
+    is_predicted = scale is not None and bool(scale.predicted)
+    _raise_unless_done(conclusion, campaign, store, has_answer=bool(conclusion.measured) or is_predicted)
 
 
-def _raise_unless_done(conclusion: Conclusion, campaign: str, store: str | None) -> None:
+def _raise_unless_done(conclusion: Conclusion, campaign: str, store: str | None, *, has_answer: bool) -> None:
     from frontrunner.results.states import CampaignState
+    from frontrunner.search.driver import PAUSED_BY_REQUEST
     from frontrunner.settings import DEFAULT_STORE
 
     command = f"frontrunner resume {campaign}" + (
-        f" --store {shlex.quote(store)}" if store not in (None, DEFAULT_STORE) else ""
+        f" --store {shlex.quote(shown_store(store))}" if store and store != DEFAULT_STORE else ""
     )
-    by_request = conclusion.state is CampaignState.PAUSED and conclusion.last_failure is None
-    if by_request or conclusion.state is CampaignState.STOPPED:
+    if conclusion.state is CampaignState.STOPPED or conclusion.reason == PAUSED_BY_REQUEST:
         click.echo(f"{conclusion.state}; go on with: {command}", err=True)
         sys.exit(INTERRUPTED)
     if conclusion.state is CampaignState.PAUSED and conclusion.last_failure is not None:
@@ -145,7 +154,9 @@ def _raise_unless_done(conclusion: Conclusion, campaign: str, store: str | None)
             f"campaign {campaign} paused: {conclusion.reason}\n{failure.message}\n{failure.log_tail}".rstrip(),
             hint=f"the whole log: {failure.log_path}; once mended: {command}",
         )
-    if not conclusion.measured:
+    if conclusion.state is CampaignState.PAUSED:
+        raise CampaignFailed(f"campaign {campaign} paused: {conclusion.reason}", hint=f"once mended: {command}")
+    if not has_answer:
         raise NothingLegal(
             f"campaign {campaign} ended without one measured recipe: {conclusion.reason}",
             hint=f"frontrunner failures {campaign}",

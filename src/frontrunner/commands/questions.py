@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from frontrunner import api
 from frontrunner.commands.asking import Questions, asked, server_option
 from frontrunner.commands.options import json_option, print_json, store_option
-from frontrunner.spaces.errors import NothingLegal
+from frontrunner.plain_json import as_plain
+from frontrunner.predictions_api import predictions, predictions_of
+from frontrunner.spaces.errors import NotFound, NothingLegal
+
+if TYPE_CHECKING:
+    from frontrunner.results.predictions import SmallScale
 
 
 @click.command()
@@ -40,13 +46,20 @@ def best(  # noqa: PLR0913 - an option each
     ranking = asked(store, server).best(campaign, top=top, by=by, max_memory_gb=max_memory_gb)
     if as_json:
         print_json(ranking)
-    elif not ranking:
-        raise NothingLegal("no measured recipe answers this question", hint="see `frontrunner status`")
-    else:
+        return
+    scale = _predicted(campaign, store, server)
+    if ranking:
         from frontrunner.render import print_ranking
 
         print_ranking(ranking, title=f"best by {by}")
-        _say_baseline(campaign, store)
+        if server is None:
+            _say_baseline(campaign, store)
+    elif scale is None or not scale.predicted:
+        raise NothingLegal("no measured recipe answers this question", hint="see `frontrunner status`")
+    if scale is not None:
+        from frontrunner.render_predictions import print_predictions
+
+        print_predictions(scale)
 
 
 def _say_baseline(campaign: str | None, store: str | None) -> None:
@@ -117,13 +130,40 @@ def show(recipe_id: str, store: str | None, server: str | None, *, as_json: bool
       frontrunner show 3f9c01d2ab4e
       frontrunner show 3f9c --json
     """
-    explanation = asked(store, server).show(recipe_id)
+    try:
+        explanation = asked(store, server).show(recipe_id)
+    except NotFound:
+        if server is not None or not _show_predicted(recipe_id, store, as_json=as_json):
+            raise
+        return
     if as_json:
         print_json(explanation)
     else:
         from frontrunner.render import print_explanation
 
         print_explanation(explanation)
+        _show_predicted(explanation.recipe_id, store, as_json=False)
+
+
+def _predicted(campaign: str | None, store: str | None, server: str | None) -> SmallScale | None:
+    """What a campaign with `search.probe_nodes` predicts; a service is not asked for it."""
+    return predictions(campaign, store=store) if server is None else None
+
+
+def _show_predicted(recipe_id: str, store: str | None, *, as_json: bool) -> bool:
+    """Print what is predicted of a recipe, where anything is."""
+    try:
+        scales = predictions_of(recipe_id, store=store)
+    except NotFound:
+        return False
+    if as_json:
+        print_json({"recipe_id": scales[0].predicted[0].recipe_id, "appearances": [], "predictions": scales})
+        return True
+    from frontrunner.render_predictions import print_prediction
+
+    for scale in scales:
+        print_prediction(scale)
+    return True
 
 
 @click.command()
@@ -140,12 +180,17 @@ def status(campaign: str | None, store: str | None, server: str | None, *, as_js
       frontrunner status laptop --json
     """
     found = asked(store, server).status(campaign)
+    scale = _predicted(found.campaign.name, store, server)
     if as_json:
-        print_json(found)
-    else:
-        from frontrunner.render import print_status
+        print_json(as_plain(found) | ({} if scale is None else {"small_scale": as_plain(scale)}))
+        return
+    from frontrunner.render import print_status
 
-        print_status(found)
+    print_status(found)
+    if scale is not None:
+        from frontrunner.render_predictions import scale_lines
+
+        click.echo("\n".join(scale_lines(scale)))
 
 
 @click.command()

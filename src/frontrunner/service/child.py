@@ -85,17 +85,18 @@ def _driving(driver: Driver, answer: Answer, on_driver: Any) -> None:
 
 
 def _replay(body: dict[str, Any], answer: Answer) -> None:
-    from frontrunner import api, replay_api
+    from frontrunner import api
     from frontrunner.evaluators.files import write_json
     from frontrunner.evaluators.replay import ReplaySettings
     from frontrunner.evaluators.replay_run import run
+    from frontrunner.replay_api import plan_replay
     from frontrunner.service.replays import STARTED, started_now
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the ranks first, as Ctrl-C does
     anyway, root = body.pop("anyway"), Path(body.pop("root"))
     recipe_id = api.show(body.pop("recipe_id")).recipe_id
     settings = ReplaySettings(**body, folder=root / recipe_id)
-    planned = replay_api.plan_replay(recipe_id, settings, anyway=anyway)
+    planned = plan_replay(recipe_id, settings, anyway=anyway)
     planned.folder.mkdir(parents=True, exist_ok=True)
     write_json(planned.folder / STARTED, started_now(settings.steps))
     answer.give({"recipe_id": recipe_id})

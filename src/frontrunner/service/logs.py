@@ -7,10 +7,10 @@ import re
 import stat
 from pathlib import Path
 
-from frontrunner.api import stored_spec
 from frontrunner.results.failed import last_failure
 from frontrunner.results.store import Store
 from frontrunner.spaces.errors import FrontrunnerError, NotFound
+from frontrunner.starting import stored_spec
 
 LOG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\.log")
 

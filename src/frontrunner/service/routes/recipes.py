@@ -6,7 +6,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from frontrunner.api import stored_spec
 from frontrunner.evaluators.insight import objectives as fronts
 from frontrunner.evaluators.insight.objectives import OnFront
 from frontrunner.results import pareto as walked
@@ -18,6 +17,7 @@ from frontrunner.service.answers import AnswersOf, answer
 from frontrunner.service.models import RecipeQuestion
 from frontrunner.service.routes.parameters import CampaignName, RecipeId
 from frontrunner.service.state import ServiceOf, StoreOf
+from frontrunner.starting import stored_spec
 from frontrunner.travel_api import TARGETS, export
 
 router = APIRouter(tags=["recipes"])

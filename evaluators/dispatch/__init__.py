@@ -1,0 +1,1 @@
+"""Probes on more than one machine: which probe runs on which nodes."""

@@ -1,0 +1,191 @@
+"""Packing probes on allocations: which of the probes that wait start now, and where.
+
+The rule is EASY backfilling (Lifka 1995, "The ANL/IBM SP scheduling system"; Mu'alem and Feitelson, IEEE TPDS 12(6),
+2001) over several allocations:
+
+1. Probes start in the order of their arrival as long as the next one fits somewhere now.
+2. The first that fits nowhere now gets a reservation: the allocation and the time at which, by the expected ends of
+   what runs, it can start earliest.
+3. Later probes may pass it. In another allocation they pass freely. In the reserved one they must be expected to end
+   before the reservation begins, or stay on nodes that the reservation leaves over.
+
+Nothing starves behind a stream of smaller probes: a reserved probe waits for probes that were started before its
+reservation, or that end before it begins, and once it has started the next in line gets the reservation. A probe that
+no allocation at hand can hold, for want of nodes or of time, has no reservation and holds up nobody.
+
+All functions are pure. Times are seconds on one clock of the caller's.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+MARGIN_S = 30.0
+"""Assumed: what a probe must leave of its allocation's time, for starting its ranks and for writing its outcome."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """A probe that waits for nodes.
+
+    `expected_s` is how long it will hold them, its deadline where nothing better is known. `arrival` orders the line:
+    the lowest is the first, and the token decides between equals.
+    """
+
+    token: str
+    nodes: int
+    expected_s: float
+    arrival: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Occupied:
+    """Nodes of an allocation that a running probe holds, and when it is expected to give them back."""
+
+    nodes: int
+    expected_end_s: float
+
+
+_EXPECTED_END = attrgetter("expected_end_s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """Nodes that are held until `end_s`, or without an end where it is None.
+
+    `nodes` counts those that work: one that is down is not among them.
+    """
+
+    allocation_id: str
+    nodes: int
+    end_s: float | None = None
+    occupied: tuple[Occupied, ...] = ()
+
+    @property
+    def free_nodes(self) -> int:
+        """`nodes` - those occupied, at least 0."""
+        return max(0, self.nodes - sum(held.nodes for held in self.occupied))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """A probe that starts now, and the allocation whose nodes it gets."""
+
+    token: str
+    allocation_id: str
+    nodes: int
+
+
+def place(
+    waiting: Iterable[Waiting], allocations: Sequence[Allocation], now_s: float, *, margin_s: float = MARGIN_S
+) -> tuple[Placement, ...]:
+    """The probes to start now, in the order in which they are to start; equal arguments give equal answers."""
+    rooms = [_Room.of(allocation, now_s, margin_s) for allocation in allocations]
+    placements: list[Placement] = []
+    reserved = False
+    line = sorted(waiting, key=attrgetter("arrival", "token"))
+    fewest_nodes = min((probe.nodes for probe in line), default=0)
+    for probe in line:
+        if all(room.free < fewest_nodes for room in rooms):
+            break
+        room = min((room for room in rooms if room.takes(probe)), key=_Room.order, default=None)
+        if room is not None:
+            room.occupy(probe)
+            placements.append(
+                Placement(token=probe.token, allocation_id=room.allocation.allocation_id, nodes=probe.nodes)
+            )
+        elif not reserved:
+            reserved = _reserve(probe, rooms)
+    return tuple(placements)
+
+
+def that_no_allocation_holds(
+    waiting: Iterable[Waiting], allocations: Sequence[Allocation], now_s: float, *, margin_s: float = MARGIN_S
+) -> tuple[Waiting, ...]:
+    """The probes that could not start in any of these allocations if all else that runs in them ended as expected.
+
+    They wait for another allocation: of more nodes, or with more time left.
+    """
+    rooms = [_Room.of(allocation, now_s, margin_s) for allocation in allocations]
+    return tuple(probe for probe in waiting if all(math.isinf(room.enough_free_s(probe)) for room in rooms))
+
+
+def _reserve(probe: Waiting, rooms: Sequence[_Room]) -> bool:
+    """Reserve the place where the probe can start earliest; False where there is none."""
+    room = min(rooms, key=lambda room: (room.enough_free_s(probe), room.order()), default=None)
+    if room is None or math.isinf(room.enough_free_s(probe)):
+        return False
+    room.reserve(probe)
+    return True
+
+
+@dataclass(kw_only=True)
+class _Room:
+    """What is left of an allocation while one call of `place` fills it.
+
+    `ends` are what occupies nodes, in the order of its expected end. `free` is below 0 where nodes went down under
+    what runs. From `reserved_from_s` on only `left_over` nodes are free for probes that came after the reserved one.
+    """
+
+    allocation: Allocation
+    now_s: float
+    usable_until_s: float
+    free: int
+    ends: list[Occupied] = field(default_factory=list)
+    reserved_from_s: float = math.inf
+    left_over: int = 0
+
+    @classmethod
+    def of(cls, allocation: Allocation, now_s: float, margin_s: float) -> _Room:
+        """The allocation as it is before anything is placed."""
+        return cls(
+            allocation=allocation,
+            now_s=now_s,
+            usable_until_s=math.inf if allocation.end_s is None else allocation.end_s - margin_s,
+            free=allocation.nodes - sum(held.nodes for held in allocation.occupied),
+            ends=sorted(allocation.occupied, key=_EXPECTED_END),
+        )
+
+    def order(self) -> tuple[float, int, str]:
+        """Of several that take a probe: the one that ends first, then the fullest, so that large holes stay whole."""
+        return self.usable_until_s, self.free, self.allocation.allocation_id
+
+    def takes(self, probe: Waiting) -> bool:
+        """Whether the probe can start now, end in time, and not delay what is reserved."""
+        end_s = self.now_s + probe.expected_s
+        if probe.nodes > self.free or end_s > self.usable_until_s:
+            return False
+        return end_s <= self.reserved_from_s or probe.nodes <= self.left_over
+
+    def occupy(self, probe: Waiting) -> None:
+        """Give the probe its nodes; one that outlasts the reservation's beginning uses up what that leaves over."""
+        end_s = self.now_s + probe.expected_s
+        self.free -= probe.nodes
+        if end_s > self.reserved_from_s:
+            self.left_over -= probe.nodes
+        insort(self.ends, Occupied(nodes=probe.nodes, expected_end_s=end_s), key=_EXPECTED_END)
+
+    def enough_free_s(self, probe: Waiting) -> float:
+        """When enough nodes are expected to be free; infinity where that is never, or too late for it to end in time.
+
+        It lies in the past where that was expected and has not come about. A reservation then stays in the allocation
+        that has kept the probe waiting longest, instead of moving to and fro while others overrun.
+        """
+        enough_s, free = self.now_s, self.free
+        for held in self.ends:
+            if free >= probe.nodes:
+                break
+            enough_s, free = held.expected_end_s, free + held.nodes
+        start_s = max(enough_s, self.now_s)
+        is_in_time = free >= probe.nodes and start_s + probe.expected_s <= self.usable_until_s
+        return enough_s if is_in_time else math.inf
+
+    def reserve(self, probe: Waiting) -> None:
+        """Keep nodes for the probe from its earliest start on; what has outlived its expected end may end any time."""
+        self.reserved_from_s = max(self.now_s, self.enough_free_s(probe))
+        free_then = self.free + sum(held.nodes for held in self.ends if held.expected_end_s <= self.reserved_from_s)
+        self.left_over = free_then - probe.nodes

@@ -1,0 +1,19 @@
+"""How backups of a store are called: beside it, so that they sort by the time they were made."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+MARK = ".backup-"
+
+
+def backup_beside(path: Path, now: datetime) -> Path:
+    """The name of a backup made now: STORE.backup-20260301T120000Z, in UTC."""
+    return path.with_name(f"{path.name}{MARK}{now:%Y%m%dT%H%M%SZ}")
+
+
+def newest_backup(path: Path) -> Path | None:
+    """The newest backup that lies beside a store under such a name, or None."""
+    beside = (entry for entry in path.parent.iterdir() if entry.name.startswith(path.name + MARK))
+    return max(beside, key=lambda entry: entry.name, default=None)

@@ -1,0 +1,110 @@
+"""Before a campaign runs: whether it can, what it is called, and its record in the store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from frontrunner.evaluators.here import prepare_here
+from frontrunner.search.spec import CampaignSpec
+from frontrunner.spaces.errors import InvalidInput, NothingLegal
+from frontrunner.spaces.space import Survey
+from frontrunner.validation import dump_json, load_json
+
+if TYPE_CHECKING:
+    from frontrunner.results.records import Campaign
+    from frontrunner.results.store import Store
+
+MAX_NUMBERED_NAMES = 10_000
+FIGURES = {"simulated": "simulated", "imported": "imported", "table": "imported"}
+"""What the outcomes of an evaluator are, where they were not measured here."""
+NOTHING_MORE: Mapping[str, object] = MappingProxyType({})
+
+
+def runnable(spec: CampaignSpec) -> Survey:
+    """The survey of a campaign that can be run on this machine; writes nothing.
+
+    With `search.probe_nodes` it is its campaign on so many nodes that must run here.
+    """
+    surveyed = spec.survey()
+    if not surveyed.recipes:
+        raise nothing_legal(surveyed)
+    if spec.search.probe_nodes is None:
+        prepare(spec, surveyed)
+        return surveyed
+    from frontrunner.search.small_scale import small_spec
+
+    runnable(small_spec(spec))
+    return surveyed
+
+
+def prepare(spec: CampaignSpec, surveyed: Survey | None = None) -> None:
+    """Raise `InvalidInput` if the campaign's probes cannot run on this machine."""
+    if spec.evaluator == "probe":
+        from frontrunner.evaluators.corpus import check_data
+
+        check_data(spec.data, spec.problem)
+        offloads = {recipe.offload for recipe in (surveyed or spec.survey()).recipes}
+        prepare_here(spec.problem, spec.dispatch, engines=spec.space.engine, offloads=tuple(offloads))
+    else:
+        spec.check_commands((surveyed or spec.survey()).recipes[0])
+
+
+def why_not_here(spec: CampaignSpec) -> str | None:
+    """Why the campaign's probes cannot run on the machines at hand, or None."""
+    try:
+        prepare(spec)
+    except InvalidInput as error:
+        return error.message
+    return None
+
+
+def created(
+    store: Store, spec: CampaignSpec, legal_recipes: int, more: Mapping[str, object] = NOTHING_MORE
+) -> Campaign:
+    """A new campaign of the store, with `more` in its problem summary."""
+    summary = {**problem_summary(spec), **more}
+    return store.create_campaign(
+        name=spec.name, spec_json=dump_json(spec), legal_recipes=legal_recipes, problem_summary=summary
+    )
+
+
+def problem_summary(spec: CampaignSpec) -> dict[str, object]:
+    """What a campaign is about, for lists of campaigns."""
+    problem = spec.problem
+    return {
+        "model": problem.model.name,
+        "parameters": problem.model.parameters,
+        "cluster": problem.cluster.name,
+        "device": problem.cluster.device,
+        "devices": problem.cluster.devices,
+        "sequence_length": problem.sequence_length,
+        "global_batch": str(problem.global_batch),
+        "precision": problem.precision,
+        "figures": FIGURES.get(spec.evaluator, "measured"),
+    }
+
+
+def stored_spec(record: Campaign) -> CampaignSpec:
+    """The specification that a campaign was launched with."""
+    return load_json(CampaignSpec, record.spec_json, what=f"campaign {record.name}")
+
+
+def nothing_legal(surveyed: Survey) -> NothingLegal:
+    """The error for a space without a legal recipe, with the reasons counted."""
+    reasons = "; ".join(f"{count} x {code} ({example})" for code, count, example in surveyed.refused_by_count())
+    return NothingLegal(
+        f"none of the space's {surveyed.points:,} points is legal: {reasons}",
+        hint="`frontrunner space FILE` counts the reasons",
+    )
+
+
+def free_name(store: Store, wanted: str) -> str:
+    """`wanted`, or the first of wanted-2, wanted-3, ... that no campaign of the store has."""
+    taken = {summary.name for summary in store.campaigns()}
+    for number in range(2, MAX_NUMBERED_NAMES):
+        if wanted not in taken:
+            return wanted
+        wanted = f"{wanted.rsplit('-', 1)[0] if number > 2 else wanted}-{number}"
+    raise InvalidInput(f"{MAX_NUMBERED_NAMES} campaigns have names like {wanted}", hint="give one with --name")

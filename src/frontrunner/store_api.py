@@ -1,0 +1,124 @@
+"""The Python API of `frontrunner store`, `archive` and `unarchive`: keeping stores, not questions to them.
+
+`store` is a URL or a path, and None the default one, as in `frontrunner.api`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from frontrunner.api import opened
+from frontrunner.search.spec import CampaignSpec
+from frontrunner.settings import store_url
+from frontrunner.spaces.names import require_campaign_name
+from frontrunner.validation import load_json
+
+if TYPE_CHECKING:
+    from frontrunner.results.archive.reading import Unarchived
+    from frontrunner.results.archive.writing import Archived
+    from frontrunner.results.audit.check import Check
+    from frontrunner.results.copying import Copied
+    from frontrunner.results.pruning import Prunable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upgraded:
+    """A store's revision before and now, and the backup that was made first: None where nothing was to be done."""
+
+    store: str
+    before: str
+    now: str
+    backup: Path | None
+
+
+def check_store(store: str | None = None) -> Check:
+    """Go through what must hold in every store, by plain SQL that shares nothing with the code that writes."""
+    from frontrunner.results.audit.check import check
+
+    with opened(store) as found, found.database.read() as connection:
+        return check(connection, store=found.url)
+
+
+def backup_store(file: str | Path | None = None, *, store: str | None = None) -> Path:
+    """Write what the store holds now to a new file, by default beside it; drivers may go on meanwhile.
+
+    The backup of an SQLite store is a store, that of a PostgreSQL store an archive for pg_restore.
+    """
+    from frontrunner.results.backup import backup
+
+    with opened(store) as found:
+        return backup(found.database, None if file is None else Path(file))
+
+
+def upgrade_store(store: str | None = None) -> Upgraded:
+    """Bring a store of an earlier version up to this one, after a backup beside it.
+
+    Raises `AlreadyDriven` while a driver holds one of its campaigns, and `StoreUnusable` for a later version's.
+    """
+    from frontrunner.results.backup import backup
+    from frontrunner.results.copying import refuse_driven
+    from frontrunner.results.opening import open_to_upgrade
+    from frontrunner.results.schema import REVISION
+    from frontrunner.results.upgrading import migrate, revision_of
+
+    with open_to_upgrade(store_url(store)) as database:
+        with database.read() as connection:
+            before = revision_of(connection)
+            if before >= REVISION:
+                return Upgraded(store=str(database.address), before=before, now=before, backup=None)
+            refuse_driven(connection, database)
+        made = backup(database, None)
+        migrate(database)
+        return Upgraded(store=str(database.address), before=before, now=REVISION, backup=made)
+
+
+def copy_store(source: str, target: str) -> Copied:
+    """Copy every campaign of a store into a new one, which may be in another kind of database."""
+    from frontrunner.results.copying import copy, refuse_driven
+
+    with opened(source) as reading:
+        with reading.database.read() as connection:
+            refuse_driven(connection, reading.database)  # before a store is made to copy to
+        with opened(target, create=True) as writing:
+            return copy(reading.database, writing.database)
+
+
+def prunable(campaign: str | None = None, *, store: str | None = None) -> tuple[Prunable, ...]:
+    """The run folders of finished campaigns, which `prune_store` would remove."""
+    from frontrunner.results import pruning
+
+    with opened(store) as found:
+        return pruning.prunable(found, campaign)
+
+
+def prune_store(campaign: str | None = None, *, store: str | None = None) -> tuple[Prunable, ...]:
+    """Remove the run folders of finished campaigns; every outcome, and the end of every log, stays in the store."""
+    from frontrunner.results import pruning
+
+    found = prunable(campaign, store=store)
+    pruning.prune(found)
+    return found
+
+
+def archive(campaign: str | None, file: str | Path, *, store: str | None = None) -> Archived:
+    """Write a campaign (None: the newest) to one portable file, for `unarchive` elsewhere."""
+    from frontrunner.results.archive.writing import archive as write
+
+    with opened(store) as found:
+        return write(found, campaign, Path(file))
+
+
+def unarchive(file: str | Path, *, name: str | None = None, store: str | None = None) -> Unarchived:
+    """Add the campaign of an archive to the store, as `name` or under its own.
+
+    Raises `InvalidInput`, naming the line, for a file that is damaged or no archive; nothing is written then.
+    """
+    from frontrunner.results.archive import reading, verifying
+
+    if name is not None:
+        require_campaign_name("--name", name)
+    rows = verifying.read_archive(Path(file), check_spec=lambda text: load_json(CampaignSpec, text, what="its spec"))
+    with opened(store, create=True) as found:
+        return reading.unarchive(found, rows, name=name)

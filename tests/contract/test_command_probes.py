@@ -1,0 +1,181 @@
+"""The command evaluator against a trainer that misbehaves in every way that real ones do."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from frontrunner.evaluators.command.evaluator import CommandEvaluator
+from frontrunner.evaluators.command.settings import CommandSettings
+from frontrunner.evaluators.protocol import Finished, ProbeSetup, make_evaluator
+from frontrunner.evaluators.run_folder import RunFolder
+from frontrunner.results.outcome import Failure, FailureKind, Measurement, ProbeEnding
+from support.campaigns import is_alive, order, setup_of, wait_for
+
+TRAINER = Path(__file__).parent.parent / "support" / "fake_trainer.py"
+PATTERNS = (
+    r"^step (?P<step>\d+): (?P<step_time_s>[\d.]+) s loss (?P<loss>\S+) rate (?P<tokens_per_s>[\d.]+)",
+    r"peak (?P<peak_memory_gib>[\d.]+) GiB",
+    r"configured micro batch (?P<micro_batch_seqs>\d+)",
+)
+
+
+def setup_with(folder: Path, behaviour: str, **probe: float) -> ProbeSetup:
+    arguments = ("{python}", str(TRAINER), behaviour, "--micro-batch", "{micro_batch_seqs}", "--steps", "{steps}")
+    command = CommandSettings(
+        arguments=arguments,
+        log_patterns=PATTERNS,
+        folder=str(folder),
+        pass_environment=("PATH",),
+        environment={"RECIPE": "tp{tensor_parallel}"},
+    )
+    return replace(setup_of(folder / "runs", probe={"measured_steps": 3} | probe), command=command)
+
+
+@contextmanager
+def evaluator_of(setup: ProbeSetup) -> Iterator[CommandEvaluator]:
+    made = make_evaluator("command", setup)
+    assert isinstance(made, CommandEvaluator)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def ended(setup: ProbeSetup) -> Finished:
+    """The outcome of one probe, from its order to its end."""
+    with evaluator_of(setup) as evaluator:
+        evaluator.start(order(setup))
+        found: list[Finished] = []
+        wait_for(lambda: found.extend(evaluator.finished(0.25)) or found)
+        return found[0]
+
+
+def failure(setup: ProbeSetup) -> Failure:
+    outcome = ended(setup).outcome
+    assert isinstance(outcome, Failure), outcome
+    return outcome
+
+
+def test_a_log_becomes_a_measurement_and_the_trainer_is_ended(tmp_path: Path) -> None:
+    setup = setup_with(tmp_path, "goes-on")
+    outcome = ended(setup).outcome
+    assert isinstance(outcome, Measurement), outcome
+    assert len(outcome.step_times_s) == 3
+    assert all(0.02 <= seconds < 1 for seconds in outcome.step_times_s)
+    assert outcome.tokens_per_step == 8 * 32
+    assert outcome.tokens_per_s == pytest.approx(8 * 32 / outcome.step_time_s_median)
+    assert outcome.peak_memory_bytes == (2**28,)
+    assert outcome.losses[:2] == (5.0, 2.5)
+    assert outcome.ended is ProbeEnding.FIXED
+    assert 0 < outcome.build_time_s < outcome.node_seconds
+
+
+def test_the_outcome_is_on_disk_and_harvested_as_it_was_returned(tmp_path: Path) -> None:
+    setup = setup_with(tmp_path, "steps")
+    finished = ended(setup)
+    one = order(setup)
+    assert RunFolder(one.run_folder).outcome() == finished.outcome
+    with evaluator_of(setup) as evaluator:
+        assert evaluator.harvest(one) == finished.outcome
+        assert evaluator.harvest(order(setup, token="never-started")) is None
+
+
+def test_an_adaptive_probe_ends_when_its_step_time_is_known(tmp_path: Path) -> None:
+    setup = setup_with(tmp_path, "goes-on")
+    probe = replace(setup.probe, measured_steps=None, precision=0.5, max_steps=1000)
+    outcome = ended(replace(setup, probe=probe)).outcome
+    assert isinstance(outcome, Measurement), outcome
+    assert outcome.ended is ProbeEnding.KNOWN
+
+
+def test_a_trainer_gets_the_variables_it_was_given_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A_SECRET_OF_THE_DRIVER", "1")
+    setup = setup_with(tmp_path, "steps")
+    ended(setup)
+    folder = order(setup).run_folder
+    given = (folder / "command.log").read_text().splitlines()[0].split()[1:]
+    assert set(given) - {"LC_CTYPE"} == {"FRONTRUNNER_RUN", "PATH", "PYTHONUNBUFFERED", "RECIPE"}
+    assert json.loads((folder / "command.json").read_text())["environment"]["RECIPE"] == "tp1"
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "kind", "message"),
+    [
+        ("refuses", FailureKind.ILLEGAL_FOR_ENGINE, "heads are not divisible by 3"),
+        ("no-memory", FailureKind.OUT_OF_MEMORY, "HIP out of memory"),
+        ("crashes", FailureKind.CRASHED, "RuntimeError: a link has failed"),
+        ("is-killed", FailureKind.LOST, "killed from outside"),
+        ("diverges", FailureKind.NOT_FINITE, "not finite at step 4"),
+        ("boasts", FailureKind.IMPLAUSIBLE, "the log says 999999 tokens/s, and its step time gives"),
+        ("mistakes-units", FailureKind.IMPLAUSIBLE, "tokens/s"),
+        ("says-another-batch", FailureKind.IMPLAUSIBLE, "micro_batch_seqs is 2 in the recipe and 5 to the trainer"),
+    ],
+)
+def test_failures_are_classified(tmp_path: Path, behaviour: str, kind: FailureKind, message: str) -> None:
+    found = failure(setup_with(tmp_path, behaviour))
+    assert (found.kind, message in found.message) == (kind, True), found.message
+    assert found.log_path is not None
+    assert Path(found.log_path).name == "command.log"
+    assert found.log_tail
+
+
+def test_a_trainer_that_stops_stepping_is_hung(tmp_path: Path) -> None:
+    found = failure(setup_with(tmp_path, "hangs", step_deadline_s=1.0))
+    assert found.kind is FailureKind.HUNG
+    assert found.message == "no finished step in the log within probe.step_deadline_s = 1 s, after 2 steps"
+
+
+def test_a_trainer_past_its_deadline_is_too_slow(tmp_path: Path) -> None:
+    found = failure(setup_with(tmp_path, "goes-on", measured_steps=100_000, deadline_s=1.0))
+    assert found.kind is FailureKind.TOO_SLOW
+    assert "probe.deadline_s = 1 s" in found.message
+
+
+def test_a_program_that_is_not_there_is_a_failure_that_names_it(tmp_path: Path) -> None:
+    setup = setup_with(tmp_path, "steps")
+    found = failure(replace(setup, command=replace(setup.command, arguments=("no-such-trainer",))))
+    assert (found.kind, found.message) == (FailureKind.CRASHED, "no-such-trainer: No such file or directory")
+
+
+def test_ranks_in_sessions_of_their_own_end_with_the_probe(tmp_path: Path) -> None:
+    ended(setup_with(tmp_path, "leaves-ranks"))
+    assert not psutil.pid_exists(int((tmp_path / "rank.pid").read_text()))
+
+
+@pytest.mark.parametrize("victim", ["driver's end of the lifeline", "keeper"])
+def test_nothing_is_left_when_the_driver_or_the_keeper_dies(tmp_path: Path, victim: str) -> None:
+    setup = setup_with(tmp_path, "leaves-ranks", measured_steps=100_000)
+    with evaluator_of(setup) as evaluator:
+        evaluator.start(order(setup))
+        assert wait_for(lambda: not evaluator.finished(0.05) and evaluator.progress("00001.1").steps_done)  # type: ignore[union-attr]
+        (keeper,) = (p for p in psutil.Process().children() if "frontrunner.evaluators.command.keeper" in p.cmdline())
+        started = [p for p in keeper.children(recursive=True) if is_alive(p)]
+        assert len(started) == 2, "the trainer and its rank"
+        if victim == "keeper":
+            os.kill(keeper.pid, signal.SIGKILL)
+            found = wait_for(lambda: evaluator.finished(0.25))
+            assert found[0].outcome.kind is FailureKind.LOST
+        else:
+            evaluator.close()  # closes the keeper's stdin, as the kernel does when a driver is killed
+        wait_for(lambda: not any(map(is_alive, started)), 10)
+
+
+def test_a_deepspeed_file_that_disagrees_is_found_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": 4, "train_batch_size": "auto"}))
+    setup = setup_with(tmp_path, "steps")
+    arguments = (*setup.command.arguments, "--deepspeed_config", "ds.json")
+    found = failure(replace(setup, command=replace(setup.command, arguments=arguments)))
+    assert found.kind is FailureKind.IMPLAUSIBLE
+    assert found.message == (
+        "micro_batch_seqs is 2 in the recipe and 4 to the trainer: train_micro_batch_size_per_gpu = 4 of ds.json"
+    )
+    assert found.node_seconds == 0

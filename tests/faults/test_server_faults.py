@@ -1,0 +1,197 @@
+"""Real faults of a PostgreSQL store: a server that restarts, drivers that race, sessions that are cut."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from frontrunner.results.audit.check import check
+from frontrunner.results.outcome import Failure, FailureKind
+from frontrunner.results.states import CampaignState, TrialState
+from frontrunner.results.store import Store, open_store
+from frontrunner.results.writer import CampaignWriter
+from frontrunner.spaces.errors import AlreadyDriven, StoreUnusable
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.validation import dump_json
+from support.campaigns import frontrunner, spec_of, started, tiny, wait_for
+from support.cut_proxy import proxy_before
+from support.postgresql import Server, running_server, why_none
+
+PROBES = 60
+WIDE = {
+    "name": "wide",
+    "evaluator": "simulated",
+    "model": {"layers": 16, "heads": 16, "hidden": 64},
+    "cluster": {"devices_per_node": 8},
+    "problem": {"global_batch": 64},
+    "space": {
+        "tensor_parallel": [1, 2, 4, 8],
+        "pipeline_parallel": [1, 2, 4, 8],
+        "micro_batch_seqs": [1, 2, 4, 8],
+        "sharding": ["none", "zero-1", "zero-2", "zero-3"],
+    },
+    "budget": {"probes": PROBES},
+}
+RECIPE = Recipe(devices=1, micro_batch_seqs=1, accumulation=1)
+CRASH = Failure(kind=FailureKind.CRASHED, message="x", node_seconds=1.0)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A server that these tests may stop; the others share one that stays."""
+    reason = why_none()
+    if reason is not None:
+        pytest.skip(reason)
+    with running_server() as running:
+        yield running
+
+
+@pytest.fixture
+def url(server: Server) -> str:
+    return server.new_store()
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    with open_store(url) as opened:
+        opened.create_campaign(name="faulted", spec_json="{}", legal_recipes=1, problem_summary={})
+        yield opened
+
+
+def drive(store: Store, *, pid: int = 1) -> CampaignWriter:
+    writer = store.drive(store.acquire_lease(1, host="another-host.example", pid=pid, take_over=True))
+    writer.set_state(CampaignState.RUNNING, reason="")
+    return writer
+
+
+def cut_sessions(server: Server, url: str, *, when: str) -> None:
+    """End the other sessions of the database that are in a state, as a network or a server would."""
+    with server.connect(url) as connection:
+        ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND state = %s"
+        assert connection.execute(ended, [when]).fetchall()
+
+
+def test_a_session_cut_between_transactions_is_not_noticed(server: Server, url: str, store: Store) -> None:
+    writer = drive(store)
+    cut_sessions(server, url, when="idle")
+    writer.event("after")
+    assert [event.kind for event in store.events(1)] == ["after"]
+
+
+def test_a_transaction_cut_in_its_middle_is_made_again_and_once(server: Server, url: str, store: Store) -> None:
+    writer = drive(store)
+    calls = []
+
+    def work() -> None:
+        attempt = writer.start_attempt(writer.propose("aaaa", RECIPE), run_folder=str(len(calls)))
+        calls.append(attempt)
+        if len(calls) == 1:
+            cut_sessions(server, url, when="idle in transaction")
+        writer.finish_attempt(attempt, CRASH, retry=False)
+
+    writer.atomically(work)
+    assert len(calls) == 2
+    assert [trial.state for trial in store.trials(1)] == [TrialState.FAILED]
+    assert store.campaign(None).node_seconds_spent == 1.0
+    with store.database.read() as connection:
+        assert check(connection, store=url).findings == ()
+
+
+def test_a_commit_whose_answer_was_lost_is_not_made_again(server: Server, url: str, store: Store) -> None:
+    with (
+        tempfile.TemporaryDirectory(prefix="fr-", dir="/tmp") as name,
+        proxy_before(server.folder, Path(name)) as proxy,
+    ):
+        with open_store(url.replace(str(server.folder), name)) as through:
+            writer = drive(through)
+            proxy.cut_next_commit = True
+            writer.event("once")
+            writer.event("after")
+        assert proxy.cuts == 1
+    assert [event.kind for event in store.events(1)] == ["once", "after"]
+
+
+def test_a_driver_that_was_fenced_while_it_was_cut_off_is_refused(server: Server, url: str, store: Store) -> None:
+    writer = drive(store)
+    calls: list[int] = []
+
+    def work() -> None:
+        writer.event("lost")
+        calls.append(1)
+        if len(calls) == 1:
+            cut_sessions(server, url, when="idle in transaction")
+            with open_store(url) as elsewhere:
+                drive(elsewhere, pid=2)
+        writer.event("lost too")
+
+    with pytest.raises(AlreadyDriven, match="taken over by another-host"):
+        writer.atomically(work)
+    assert store.events(1) == []
+
+
+def test_drivers_of_two_campaigns_do_not_wait_for_each_other(url: str, store: Store) -> None:
+    store.create_campaign(name="second", spec_json="{}", legal_recipes=1, problem_summary={})
+    first = drive(store)
+    with open_store(url, busy_timeout_s=0.2) as elsewhere:
+        second = elsewhere.drive(elsewhere.acquire_lease(2, host="a-third.example", pid=1))
+        with first.together():
+            first.event("long")
+            second.event("meanwhile")
+            with pytest.raises(StoreUnusable, match=r"held the write lock for more than 0\.2 s"):
+                drive(elsewhere)
+    assert [event.kind for event in store.events(2)] == ["meanwhile"]
+
+
+def test_a_name_taken_at_the_same_time_is_refused_as_taken(url: str, store: Store) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    def create(number: int) -> str:
+        with open_store(url) as opened:
+            try:
+                opened.create_campaign(name="same", spec_json="{}", legal_recipes=1, problem_summary={})
+            except Exception as error:
+                return type(error).__name__
+        return "made"
+
+    with ThreadPoolExecutor(4) as threads:
+        assert sorted(threads.map(create, range(4))) == ["InvalidInput"] * 3 + ["made"]
+
+
+def test_leases_are_judged_by_the_server_s_clock(server: Server, url: str, store: Store) -> None:
+    with server.connect(url) as connection:
+        (now,) = connection.execute("SELECT clock_timestamp()").fetchone() or ()
+    assert abs((store.now() - now).total_seconds()) < 5  # type: ignore[operator]
+    assert store.now().utcoffset() is not None
+
+
+@pytest.mark.slow
+def test_a_server_that_restarts_again_and_again_costs_a_running_campaign_nothing(
+    server: Server, url: str, tmp_path: Path
+) -> None:
+    spec = spec_of(tiny(**WIDE), run_root=tmp_path / "frontrunner-runs")
+    with open_store(url) as store:
+        store.create_campaign(name="wide", spec_json=dump_json(spec), legal_recipes=1, problem_summary={})
+
+    def finals() -> int:
+        with server.connect(url) as connection:
+            (count,) = connection.execute("SELECT count(*) FROM trials WHERE outcome_number > 0").fetchone() or (0,)
+            return int(str(count))
+
+    with started("resume", "wide", "--store", url, cwd=tmp_path) as driver:
+        for number in range(4):
+            before = finals()
+            wait_for(lambda n=before: finals() >= n + 3)
+            assert driver.poll() is None, (tmp_path / "stderr").read_text()
+            server.stop(kill=number % 2 == 1)
+            server.start()
+        assert driver.wait(timeout=120) == 0, (tmp_path / "stderr").read_text()
+    assert "Traceback" not in (tmp_path / "stderr").read_text()
+    with open_store(url, read_only=True) as store:
+        assert store.campaign("wide").outcomes == PROBES
+        with store.database.read() as connection:
+            assert [f for f in check(connection, store=url).findings if f.is_fault] == []
+    again = frontrunner("status", "wide", "--store", url, cwd=tmp_path)
+    assert again.returncode == 0, again.stderr

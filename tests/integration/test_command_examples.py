@@ -1,0 +1,34 @@
+"""The examples of other people's trainers, run as they are: DeepSpeed and Accelerate on this machine's processors."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from support.campaigns import frontrunner
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+NEEDS = {"command-deepspeed": "deepspeed", "command-accelerate": "accelerate"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NEEDS)
+def test_an_example_measures_another_trainer_s_recipes(tmp_path: Path, name: str) -> None:
+    pytest.importorskip(NEEDS[name])
+    text = (EXAMPLES / f"{name}.toml").read_text()
+    few = re.sub(r"(?m)^probes = \d+", "probes = 2", text)
+    assert few != text
+    campaign = tmp_path / f"{name}.toml"
+    campaign.write_text(few.replace('"command_', f'"{EXAMPLES}/command_'))
+    done = frontrunner("launch", str(campaign), "--json", cwd=tmp_path, timeout_s=200)
+    assert done.returncode == 0, done.stderr
+    ranked = json.loads(done.stdout)["best"]
+    assert len(ranked) == 2, done.stderr
+    for row in ranked:
+        assert 0 < row["standing"]["step_time_s_median"] < 60
+        assert row["standing"]["peak_memory_bytes_max_rank"] > 50e6  # Python with torch
+    recipe_id = ranked[0]["recipe_id"]
+    refused = frontrunner("replay", recipe_id, "--steps", "2", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "was run by another trainer" in refused.stderr

@@ -1,0 +1,190 @@
+"""Campaigns on a real Slurm cluster of two nodes, through Parsl, and what Slurm does to them by ending their jobs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frontrunner.evaluators.dispatch.step import StepFolder
+from frontrunner.evaluators.run_folder import RunFolder
+from frontrunner.results.outcome import Failure, FailureKind
+from support.campaigns import command, frontrunner, started, steps_written, tiny, wait_for, write_toml
+from support.slurm import SlurmCluster, missing_programs, slurm_cluster
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(missing_programs()), reason=f"Slurm is not installed: {', '.join(missing_programs())}"),
+    pytest.mark.timeout(400),
+]
+TWO_NODES = {"tensor_parallel": [1], "pipeline_parallel": [1], "micro_batch_seqs": [2], "devices": [2]}
+ASKED = {
+    "backend": "parsl",
+    "scheduler": "slurm",
+    "walltime": "00:10:00",
+    "network_interface": "lo",
+    "driver_address": "127.0.0.1",
+    "lifeline_s": 10,
+}
+LONG = {"measured_steps": 300, "deadline_s": 120, "step_deadline_s": 60}
+"""Steps enough that a person, or Slurm, can come in between."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    with slurm_cluster(tmp_path_factory.mktemp("slurm")) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def slurm(cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmCluster]:
+    """The cluster, with nothing on it before and after."""
+    for key, value in cluster.environment.items():
+        monkeypatch.setenv(key, value)
+    yield cluster
+    if jobs := cluster.jobs():
+        cluster.run("scancel", *jobs)
+    wait_for(lambda: not cluster.jobs(), 60)
+    wait_for(lambda: _is_usable(cluster), 60)
+
+
+def _is_usable(cluster: SlurmCluster) -> bool:
+    return set(cluster.run("sinfo", "--noheader", "--Node", "--format=%t").split()) == {"idle"}
+
+
+def campaign(folder: Path, **sections: dict[str, Any]) -> str:
+    base: dict[str, Any] = {"cluster": {"nodes": 2, "devices_per_node": 1}, "space": TWO_NODES, "dispatch": ASKED}
+    for name, section in sections.items():
+        base[name] = {**base.get(name, {}), **section}
+    return write_toml(folder / "tiny.toml", tiny(**base)).name
+
+
+def trials(folder: Path) -> list[dict[str, Any]]:
+    found = frontrunner("list", "tiny", "--json", cwd=folder)
+    assert found.returncode == 0, found.stderr
+    return list(json.loads(found.stdout)["recipes"])
+
+
+def run_folders(folder: Path) -> list[Path]:
+    return sorted((folder / "frontrunner-runs" / "tiny").glob("0*"))
+
+
+def outcomes(folder: Path) -> list[Any]:
+    return [RunFolder(path).outcome() for path in run_folders(folder)]
+
+
+def wait_for_stepping(folder: Path) -> Path:
+    """The first run folder whose ranks step on both nodes."""
+    return Path(wait_for(lambda: next((p for p in run_folders(folder) if steps_written(p) > 3), None), 120))
+
+
+def finish(process: subprocess.Popen[str], folder: Path, *, code: int = 0) -> None:
+    assert process.wait(200) == code, (folder / "stderr").read_text()
+
+
+def test_recipes_of_one_and_two_nodes_share_an_allocation(tmp_path: Path, slurm: SlurmCluster) -> None:
+    space = TWO_NODES | {"devices": [1, 2], "micro_batch_seqs": [2, 4]}
+    name = campaign(tmp_path, space=space, search={"parallel_probes": 4}, probe={"measured_steps": 20})
+    done = frontrunner("launch", name, cwd=tmp_path, timeout_s=200)
+    assert done.returncode == 0, done.stderr
+    folders = run_folders(tmp_path)
+    assert len(folders) == 4
+    hosts: dict[int, list[str]] = {1: [], 2: []}
+    for path in folders:
+        found = [StepFolder(path).report(node) for node in range(2)]
+        names = [report.host for report in found if report is not None]
+        assert len(names) == len(set(names))
+        hosts[len(names)] += names
+    assert sorted(hosts[2]) == sorted([*slurm.nodes, *slurm.nodes])
+    assert sorted(hosts[1]) == sorted(slurm.nodes), "side by side, on a node each"
+    assert slurm.run("scontrol", "show", "jobs").count("JobId=") >= 1
+    assert not slurm.jobs(), "the allocation is given back"
+
+
+def test_a_cancelled_job_is_followed_by_another(tmp_path: Path, slurm: SlurmCluster) -> None:
+    name = campaign(tmp_path, probe=LONG)
+    with started("launch", name, cwd=tmp_path) as process:
+        wait_for_stepping(tmp_path)
+        slurm.run("scancel", *slurm.running())
+        finish(process, tmp_path)
+    cut, measured = outcomes(tmp_path)
+    assert isinstance(cut, Failure)
+    assert cut.kind is FailureKind.LOST
+    assert "CANCELLED" in cut.message
+    assert cut.node_seconds > 0
+    assert not isinstance(measured, Failure)
+
+
+def test_a_node_that_goes_down_costs_an_attempt(tmp_path: Path, slurm: SlurmCluster) -> None:
+    name = campaign(tmp_path, probe=LONG)
+    with started("launch", name, cwd=tmp_path) as process:
+        wait_for_stepping(tmp_path)
+        slurm.set_node(slurm.nodes[1], "down")
+        wait_for(lambda: any(isinstance(found, Failure) for found in outcomes(tmp_path)), 60)
+        slurm.set_node(slurm.nodes[1], "resume")
+        finish(process, tmp_path)
+    cut, *_, measured = outcomes(tmp_path)
+    assert cut.kind is FailureKind.LOST
+    assert "NODE_FAIL" in cut.message
+    assert not isinstance(measured, Failure)
+
+
+def test_a_walltime_that_expires_costs_an_attempt(tmp_path: Path, slurm: SlurmCluster) -> None:
+    name = campaign(tmp_path, probe=LONG | {"measured_steps": 3000, "deadline_s": 200})
+    with started("launch", name, cwd=tmp_path) as process:
+        wait_for_stepping(tmp_path)
+        (job,) = slurm.running()
+        slurm.run("scontrol", "update", f"jobid={job}", "timelimit=1")
+        wait_for(lambda: any(isinstance(found, Failure) for found in outcomes(tmp_path)), 120)
+        process.send_signal(signal.SIGINT)  # finish what runs
+        process.wait(200)
+    cut = outcomes(tmp_path)[0]
+    assert cut.kind is FailureKind.LOST
+    assert "TIMEOUT" in cut.message
+
+
+def test_a_killed_driver_leaves_nothing_and_is_followed_by_another(tmp_path: Path, slurm: SlurmCluster) -> None:
+    name = campaign(tmp_path, probe=LONG)
+    with started("launch", name, cwd=tmp_path) as process:
+        folder = wait_for_stepping(tmp_path)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    # The nodes end their ranks by themselves, and Parsl's workers the job.
+    wait_for(lambda: all(report.ended for report in map(StepFolder(folder).report, (0, 1)) if report), 40)
+    wait_for(lambda: not slurm.jobs(), 90)
+    resumed = frontrunner("resume", "tiny", cwd=tmp_path, timeout_s=200)
+    assert resumed.returncode == 0, resumed.stderr
+    assert not isinstance(outcomes(tmp_path)[-1], Failure)
+
+
+def test_a_campaign_within_a_held_job_uses_its_nodes(tmp_path: Path, slurm: SlurmCluster) -> None:
+    name = campaign(tmp_path, dispatch=dict.fromkeys(("backend", "scheduler", "walltime", "driver_address"), ""))
+    text = (tmp_path / name).read_text().splitlines()
+    (tmp_path / name).write_text("\n".join(line for line in text if not line.endswith('= ""')))
+    launch = subprocess.list2cmdline(command("launch", name))
+    slurm.run("sbatch", "-N2", "--exclusive", f"--chdir={tmp_path}", "--output=out", f"--wrap={launch}")
+    wait_for(lambda: not slurm.jobs(), 120)
+    (measured,) = outcomes(tmp_path)
+    assert not isinstance(measured, Failure), (tmp_path / "out").read_text()
+    reports = [StepFolder(run_folders(tmp_path)[0]).report(node) for node in range(2)]
+    assert [report.host for report in reports if report is not None] == list(slurm.nodes)
+
+
+def test_a_refused_request_pauses_the_campaign_with_slurms_words(tmp_path: Path) -> None:
+    done = frontrunner("launch", campaign(tmp_path, dispatch={"queue": "nosuch"}), cwd=tmp_path)
+    assert done.returncode == 6
+    assert "invalid partition" in done.stderr
+    assert "frontrunner resume tiny" in done.stderr
+
+
+def test_a_setup_that_fails_everywhere_pauses_the_campaign_with_its_last_words(tmp_path: Path) -> None:
+    name = campaign(tmp_path, dispatch={"worker_init": ["echo no module named rocm >&2", "exit 3"]})
+    done = frontrunner("launch", name, cwd=tmp_path)
+    assert done.returncode == 6
+    assert "no module named rocm" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,345 @@
+"""Backups, copies, archives and pruning: what is kept is all of it, and what is refused leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from frontrunner import archive, backup_store, check_store, copy_store, prunable, prune_store, unarchive
+from frontrunner.results.archive.lines import END, Chain
+from frontrunner.results.records import Campaign
+from frontrunner.results.schema import Base
+from frontrunner.results.states import CampaignState
+from frontrunner.results.store import Store, open_store
+from frontrunner.spaces.document import canonical_json
+from frontrunner.spaces.errors import AlreadyDriven, FrontrunnerError, InvalidInput, NotFound, StoreUnusable
+from frontrunner.validation import dump_json
+from support.campaigns import spec_of, tiny
+from support.postgresql import Server
+from support.store_contract import KINDS, begin, everything, failure, lease_elsewhere, measurement
+
+
+def made(url: str, *, name: str = "kept", state: CampaignState = CampaignState.FINISHED) -> str:
+    """A store with a campaign of a recipe measured twice, one that failed, and one that was lost."""
+    spec = spec_of(tiny(name=name, evaluator="simulated"), run_root=Path("/nowhere"))
+    with open_store(url) as store:
+        campaign = store.create_campaign(name=name, spec_json=dump_json(spec), legal_recipes=9, problem_summary={})
+        writer = store.drive(lease_elsewhere(store, campaign))
+        writer.set_state(CampaignState.RUNNING, reason="")
+        for recipe_id, outcome in (("aaaa", measurement(0.5)), ("bbbb", failure())):
+            writer.finish_attempt(writer.start_attempt(begin(writer, recipe_id), run_folder="r"), outcome, retry=False)
+        again = writer.repeat(begin(writer, "aaaa"))
+        writer.finish_attempt(writer.start_attempt(again, run_folder="r"), measurement(0.3), retry=False)
+        writer.event("tick", number=1)
+        if state is not CampaignState.RUNNING:
+            writer.release(state, reason="done")
+    return url
+
+
+@pytest.fixture(params=KINDS)
+def fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], str]:
+    """Names new stores of one kind of database."""
+    numbers = iter(range(100))
+    if request.param == "sqlite":
+        return lambda: str(tmp_path / f"s{next(numbers)}.db")
+    server: Server = request.getfixturevalue("postgresql_server")
+    return server.new_store
+
+
+def content(url: str, name: str = "kept") -> tuple[Any, ...]:
+    with open_store(url, read_only=True) as store:
+        return everything(store, store.campaign(name))
+
+
+def tables(store: Store) -> dict[str, list[Any]]:
+    with store.database.read() as connection:
+        return {
+            table.name: [tuple(row) for row in connection.execute(select(table).order_by(*table.primary_key))]
+            for table in Base.metadata.sorted_tables
+            if table.name != "store"
+        }
+
+
+class TestBackup:
+    def test_it_holds_what_the_store_held_while_a_driver_goes_on(self, tmp_path: Path) -> None:
+        url = made(str(tmp_path / "store.db"), state=CampaignState.RUNNING)
+        with open_store(url) as store:
+            writer = store.drive(lease_elsewhere(store, store.campaign("kept"), take_over=True))
+            stop = threading.Event()
+
+            def write() -> None:
+                while not stop.is_set():
+                    with writer.together():
+                        writer.event("first of two")
+                        writer.event("second of two")
+
+            driver = threading.Thread(target=write)
+            driver.start()
+            try:
+                backups = [backup_store(tmp_path / f"b{number}.db", store=url) for number in range(5)]
+            finally:
+                stop.set()
+                driver.join()
+            told = store.events(1, limit=100_000)
+        for path in backups:
+            assert check_store(str(path)).is_sound
+            with open_store(str(path), read_only=True) as kept:
+                events = kept.events(1, limit=100_000)
+            assert events == told[: len(events)]
+            assert len(events) % 2 == 1, "the first event and whole pairs, never half of a transaction"
+
+    def test_by_default_it_lies_beside_the_store_named_by_the_time(self, tmp_path: Path) -> None:
+        url = made(str(tmp_path / "store.db"))
+        path = backup_store(store=url)
+        assert path.parent == tmp_path
+        assert path.name.startswith("store.db.backup-2")
+        assert content(str(path)) == content(url)
+
+    def test_nothing_is_overwritten_and_nothing_half_written_is_left(self, tmp_path: Path) -> None:
+        url = made(str(tmp_path / "store.db"))
+        (tmp_path / "taken").write_text("mine")
+        before = sorted(tmp_path.iterdir())
+        with pytest.raises(InvalidInput, match="exists already"):
+            backup_store(tmp_path / "taken", store=url)
+        with pytest.raises(NotFound, match="no folder"):
+            backup_store(tmp_path / "none" / "b.db", store=url)
+        assert sorted(tmp_path.iterdir()) == before
+        assert (tmp_path / "taken").read_text() == "mine"
+
+    def test_a_damaged_store_is_refused_naming_the_newest_backup_that_restores_it(self, tmp_path: Path) -> None:
+        url = made(str(tmp_path / "store.db"))
+        expected = content(url)
+        backup_store(tmp_path / "store.db.backup-20200101T000000Z", store=url)
+        newest = backup_store(store=url)
+        with (tmp_path / "store.db").open("r+b") as file:
+            file.seek(4096)
+            file.write(b"\xa5" * 8192)
+        damaged = (tmp_path / "store.db").read_bytes()
+        with pytest.raises(StoreUnusable, match="is damaged") as refused:
+            open_store(url)
+        assert f"frontrunner store copy {newest} NEW.db" in str(refused.value.hint)
+        copy_store(str(newest), str(tmp_path / "NEW.db"))
+        assert content(str(tmp_path / "NEW.db")) == expected
+        assert (tmp_path / "store.db").read_bytes() == damaged
+
+    @pytest.mark.skipif(shutil.which("pg_restore") is None, reason="PostgreSQL's client programs are not installed")
+    def test_a_server_s_backup_is_one_that_pg_restore_reads(self, postgresql_server: Server, tmp_path: Path) -> None:
+        import subprocess
+
+        url = made(postgresql_server.new_store())
+        path = backup_store(tmp_path / "kept.dump", store=url)
+        listed = subprocess.run(["pg_restore", "--list", str(path)], capture_output=True, text=True, check=True).stdout
+        assert all(f"TABLE DATA {url.rpartition('%3D')[2]} {table}" in listed for table in ("trials", "measurements"))
+
+
+class TestCopy:
+    def test_both_ways_between_databases_nothing_changes(self, postgresql_server: Server, tmp_path: Path) -> None:
+        first = made(str(tmp_path / "first.db"))
+        made(first, name="second")
+        there, back = postgresql_server.new_store(), str(tmp_path / "back.db")
+        done = copy_store(first, there)
+        assert (done.campaigns, done.rows["attempts"]) == (2, 6)
+        copy_store(there, back)
+        with open_store(first) as one, open_store(there) as two, open_store(back) as three:
+            assert tables(one) == tables(two) == tables(three)
+        assert check_store(there).findings == check_store(back).findings == ()
+
+    def test_the_copy_takes_new_rows(self, fresh: Callable[[], str]) -> None:
+        source, target = made(fresh()), fresh()
+        copy_store(source, target)
+        made(target, name="later")
+        assert check_store(target).findings == ()
+        assert content(target) == content(source)
+
+    def test_a_driven_campaign_and_a_store_with_campaigns_are_refused(self, tmp_path: Path) -> None:
+        driven = made(str(tmp_path / "driven.db"), state=CampaignState.RUNNING)
+        with pytest.raises(AlreadyDriven, match="kept is driven by"):
+            copy_store(driven, str(tmp_path / "new.db"))
+        assert not (tmp_path / "new.db").exists()
+        full = made(str(tmp_path / "full.db"))
+        before = content(full)
+        with pytest.raises(InvalidInput, match="holds campaigns already"):
+            copy_store(made(str(tmp_path / "source.db"), name="other"), full)
+        assert content(full) == before
+
+
+def without_ids(found: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Told outcomes and events without the ids, which belong to a store."""
+    campaign, trials, _, told, events = found
+    assert isinstance(campaign, Campaign)
+    about = (campaign.state, campaign.node_seconds_spent, campaign.outcomes, campaign.created_at, campaign.epoch)
+    return about, [(t.number, t.recipe_id, t.state) for t in trials], told, [(e.at, e.kind, e.data) for e in events]
+
+
+class TestArchive:
+    def test_another_site_reads_what_this_one_wrote(self, fresh: Callable[[], str], tmp_path: Path) -> None:
+        here, there, file = made(fresh()), made(fresh(), name="theirs"), tmp_path / "kept.jsonl"
+        written = archive("kept", file, store=here)
+        done = unarchive(file, store=there)
+        assert (done.rows, done.sha256) == (written.rows, written.sha256)
+        *before, told_here = without_ids(content(here))
+        *after, told_there = without_ids(content(there))
+        assert after == before
+        assert told_there[:-1] == told_here
+        assert told_there[-1][1:] == ("unarchived", {"file": "kept.jsonl", "sha256": done.sha256})
+        assert check_store(there).findings == ()
+
+    def test_a_taken_name_needs_another(self, tmp_path: Path) -> None:
+        url, file = made(str(tmp_path / "store.db")), tmp_path / "kept.jsonl"
+        archive(None, file, store=url)
+        with pytest.raises(InvalidInput, match="exists already"):
+            unarchive(file, store=url)
+        assert unarchive(file, name="twin", store=url).campaign == "twin"
+        *twin, _ = without_ids(content(url, "twin"))
+        *kept, _ = without_ids(content(url))
+        assert twin == kept
+
+    def test_a_driven_campaign_or_a_file_that_exists_is_refused(self, tmp_path: Path) -> None:
+        url = made(str(tmp_path / "store.db"), state=CampaignState.RUNNING)
+        with pytest.raises(AlreadyDriven):
+            archive("kept", tmp_path / "kept.jsonl", store=url)
+        (tmp_path / "mine").write_text("mine")
+        with pytest.raises(InvalidInput, match="exists already"):
+            archive("kept", tmp_path / "mine", store=url)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "store.db"]
+
+
+def changed_at(number: int, change: Callable[[bytes], bytes]) -> Callable[[list[bytes]], list[bytes]]:
+    return lambda lines: [*lines[: number - 1], change(lines[number - 1]), *lines[number:]]
+
+
+def rehashed(change: Callable[[dict[str, Any]], None]) -> Callable[[list[bytes]], list[bytes]]:
+    """Lines whose content was changed by someone who knows how the hashes are made."""
+
+    def rewrite(lines: list[bytes]) -> list[bytes]:
+        chain, out = Chain(), []
+        for raw in lines:
+            said = json.loads(raw)
+            change(said)
+            said["sha256"] = chain.add(said["kind"], said["content"])
+            out.append(canonical_json(said).encode() + b"\n")
+        return out
+
+    return rewrite
+
+
+def of_kind(kind: str, **changes: object) -> Callable[[list[bytes]], list[bytes]]:
+    return rehashed(lambda said: said["content"].update(changes) if said["kind"] == kind else None)
+
+
+DAMAGE: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
+    "a digit": (changed_at(5, lambda line: line.replace(b"1", b"2", 1)), r"line 5: .*hash"),
+    "a line left out": (lambda lines: lines[:3] + lines[4:], r"line 4: .*hash"),
+    "a line twice": (lambda lines: [*lines[:3], lines[2], *lines[3:]], r"line 4: .*hash"),
+    "the end is missing": (lambda lines: lines[:-1], r"line \d+: the file ends before its end"),
+    "half a line": (lambda lines: [*lines[:-1], lines[-1][:20]], r"line \d+: it is cut short"),
+    "something after the end": (lambda lines: [*lines, lines[1]], r"line \d+: it comes after the end"),
+    "nothing": (lambda _: [], "line 1: the file ends before its end"),
+    "another kind of file": (lambda _: [b"[model]\n"], "line 1: this is no line of a frontrunner archive"),
+    "JSON of others": (lambda _: [b'{"kind": 1}\n'], "line 1: this is no line"),
+    "deep JSON": (lambda _: [b"[" * 200_000 + b"\n"], "line 1: this is no line"),
+    "no header": (lambda lines: lines[1:], r"line 1: .*hash"),
+    "a long line": (lambda _: [b"x" * (17 * 2**20) + b"\n"], "line 1: it is longer than"),
+    "no number": (
+        lambda _: [b'{"kind": "header", "content": {"a": 1e999}, "sha256": ""}\n'],
+        "line 1: this is no line",
+    ),
+    "a column more": (of_kind("trials", more=1), r"line \d+: its columns are not those of trials"),
+    "text for a number": (of_kind("trials", number="1"), r"line \d+: number = '1' is not what the column holds"),
+    "nothing for a text": (of_kind("trials", recipe_id=None), r"recipe_id = 'None' is not"),
+    "a reference to nobody": (of_kind("attempts", trial_id=77), "trial_id = 77 refers to a row that is not there"),
+    "a recipe of no kind": (of_kind("trials", recipe_json="{}"), r"line \d+: this version cannot read it"),
+    "a spec of no kind": (of_kind("campaigns", spec_json='{"a": 1}'), "line 2: this version cannot read it"),
+    "a name with a path": (of_kind("campaigns", name="../x"), r'campaign\.name = "\.\./x"'),
+    "a state of no kind": (of_kind("trials", state="asleep"), "does not hold a campaign that a driver wrote"),
+    "an outcome too many": (of_kind("campaigns", node_seconds_spent=1.0), "the sum of its outcomes' node-seconds"),
+    "a flattering standing": (of_kind("standings", tokens_per_s=1e9), "a standing is what its measurements say"),
+    "of another count": (of_kind(END, rows=3), "does not hold one campaign and the rows that it counts"),
+    "of a later version": (of_kind("header", revision="0999"), "was written by a later frontrunner"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_a_damaged_or_foreign_archive_is_refused_by_its_line_and_nothing_is_written(
+    case: str, archived: Path, tmp_path: Path
+) -> None:
+    change, message = DAMAGE[case]
+    file, target = tmp_path / "bad.jsonl", tmp_path / "target.db"
+    file.write_bytes(b"".join(change(archived.read_bytes().splitlines(keepends=True))))
+    shutil.copy(archived.with_name("full.db"), target)
+    before = target.read_bytes()
+    with pytest.raises(FrontrunnerError, match=message) as refused:
+        unarchive(file, store=str(target))
+    assert refused.value.exit_code in (2, 4)
+    assert len(str(refused.value)) < 500
+    with open_store(str(target), read_only=True) as store:
+        assert [summary.name for summary in store.campaigns()] == ["theirs"]
+    assert target.read_bytes() == before
+
+
+@pytest.fixture(scope="module")
+def archived(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An archive, and beside it a store with another campaign."""
+    folder = tmp_path_factory.mktemp("archived")
+    archive("kept", folder / "kept.jsonl", store=made(str(folder / "store.db")))
+    made(str(folder / "full.db"), name="theirs")
+    return folder / "kept.jsonl"
+
+
+class TestPrune:
+    @pytest.fixture
+    def folders(self, tmp_path: Path) -> Path:
+        """A finished and a stopped campaign, whose attempts have run folders, and folders that are nobody's."""
+        runs = tmp_path / "runs"
+        with open_store(str(tmp_path / "store.db")) as store:
+            for name, state in (("done", CampaignState.FINISHED), ("halted", CampaignState.STOPPED)):
+                campaign = store.create_campaign(name=name, spec_json="{}", legal_recipes=1, problem_summary={})
+                writer = store.drive(lease_elsewhere(store, campaign))
+                writer.set_state(CampaignState.RUNNING, reason="")
+                for number in (1, 2):
+                    folder = runs / name / f"0000{number}.1"
+                    folder.mkdir(parents=True)
+                    (folder / "rank-0.log").write_bytes(b"x" * 1000)
+                    attempt = writer.start_attempt(begin(writer, f"{number:04x}"), run_folder=str(folder))
+                    if number == 1:
+                        writer.finish_attempt(attempt, measurement(), retry=False)
+                writer.release(state, reason="")
+            (runs / "done" / "00009.1").mkdir()
+            (runs / "done" / "notes").mkdir()
+        return runs
+
+    def test_it_shows_first_and_then_removes_only_what_the_store_holds(self, folders: Path, tmp_path: Path) -> None:
+        url = str(tmp_path / "store.db")
+        (part,) = prunable(store=url)
+        assert (part.campaign, part.folders, part.bytes) == ("done", (folders / "done" / "00001.1",), 1000)
+        assert part.folders[0].exists()
+        before = content(url, "done")
+        prune_store(store=url)
+        assert sorted(path.name for path in folders.rglob("0*.*")) == ["00001.1", "00002.1", "00002.1", "00009.1"]
+        assert content(url, "done") == before
+        assert prunable(store=url) == ()
+
+    def test_a_campaign_that_is_not_finished_keeps_its_folders(self, folders: Path, tmp_path: Path) -> None:
+        with pytest.raises(InvalidInput, match="halted is stopped"):
+            prune_store("halted", store=str(tmp_path / "store.db"))
+        assert (folders / "halted" / "00001.1").exists()
+
+    def test_a_folder_of_another_name_is_not_touched_whatever_the_store_says(self, tmp_path: Path) -> None:
+        url = str(tmp_path / "store.db")
+        precious = tmp_path / "precious"
+        (precious / "00001.1").mkdir(parents=True)
+        made(url)
+        with closing(sqlite3.connect(url)) as connection, connection:
+            for folder in (str(precious), str(precious / "00001.1"), f"{tmp_path}/kept/../precious/00001.1", "/"):
+                connection.execute("UPDATE attempts SET run_folder = ? WHERE id = 1", (folder,))
+                connection.commit()
+                assert prunable(store=url) == ()

@@ -1,0 +1,168 @@
+"""Stores of every earlier form of the schema: read as they are, upgraded, and equal to a new one after that."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import insert, inspect, text
+
+from frontrunner.results.audit.check import check
+from frontrunner.results.engine import Database
+from frontrunner.results.opening import open_to_upgrade
+from frontrunner.results.outcome import Failure, FailureKind, Measurement
+from frontrunner.results.ranking import best
+from frontrunner.results.schema import FIRST_REVISION, REVISION, SCHEMA_VERSION, Base, StoreRow
+from frontrunner.results.store import Store, open_store
+from frontrunner.results.upgrading import MIGRATIONS, _run_revisions, revision_of
+from frontrunner.spaces.errors import StoreUnusable
+from frontrunner.store_api import upgrade_store
+from support.store_contract import KINDS, begin, measurement
+
+DUMPS = Path(__file__).parent.parent / "stores"
+"""What `sqlite3 store.db .dump` says of a store that each form of the schema wrote, by the code of that time."""
+INDEX_WITH_ORDER = "standings_by_tokens"
+"""Alembic cannot compare it in SQLite; its text is compared instead."""
+INDEXES = {
+    "sqlite": "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL",
+    "postgresql": "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = current_schema()",
+}
+FORMS = ("first", "front-index", "endings")
+
+
+def store_of(form: str, folder: Path) -> Path:
+    path = folder / f"{form}.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript((DUMPS / f"{form}.sql").read_text())
+    return path
+
+
+def what_it_holds(store: Store, form: str) -> None:
+    """The store's content, as it was written; `endings` has one more recipe."""
+    told = [outcome for _, outcome in store.told(1)]
+    kinds = [type(outcome) for outcome in told]
+    assert kinds == [Measurement, Failure, Measurement] + ([Measurement] if form == "endings" else [])
+    assert isinstance(told[1], Failure)
+    assert (told[1].kind, told[1].log_tail) == (FailureKind.OUT_OF_MEMORY, "it's gone")
+    assert [row.recipe_id for row in best(store, None)][:2] == ["000000000003", "000000000001"]
+    assert len(store.open_attempts(1)) == 1
+    assert store.campaign(None).node_seconds_spent == 7.5 + (3.0 if form == "endings" else 0.0)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_earlier_store_is_read_as_it_is(form: str, tmp_path: Path) -> None:
+    path = store_of(form, tmp_path)
+    before = path.read_bytes()
+    with open_store(str(path), read_only=True) as store:
+        what_it_holds(store, form)
+        with store.database.read() as connection:
+            assert check(connection, store=form).findings == ()
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_earlier_store_is_upgraded_after_a_backup(form: str, tmp_path: Path) -> None:
+    path = store_of(form, tmp_path)
+    done = upgrade_store(str(path))
+    assert (done.before, done.now) == (FIRST_REVISION, REVISION)
+    assert done.backup is not None
+    assert done.backup.name.startswith(f"{path.name}.backup-2")
+    with open_to_upgrade(str(done.backup)) as database, database.read() as connection:
+        assert revision_of(connection) == FIRST_REVISION
+    with open_store(str(path)) as store:
+        what_it_holds(store, form)
+        assert differences(store.database) == []
+    again = upgrade_store(str(path))
+    assert (again.backup, again.now) == (None, REVISION)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_driver_goes_on_with_an_earlier_store(form: str, tmp_path: Path) -> None:
+    """Its changes are such as earlier versions do not mind, so opening it makes them."""
+    with open_store(str(store_of(form, tmp_path))) as store:
+        what_it_holds(store, form)
+        writer = store.drive(store.acquire_lease(1, host="here", pid=1, take_over=True))
+        writer.finish_attempt(writer.start_attempt(begin(writer), run_folder="x"), measurement(0.1), retry=False)
+        assert best(store, None)[0].recipe_id == "aaaa00000000"
+        with store.database.read() as connection:
+            assert (revision_of(connection), check(connection, store=form).findings) == (REVISION, ())
+
+
+def test_a_store_of_a_later_revision_is_used_and_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    open_store(str(path)).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript("UPDATE alembic_version SET version_num = '0999'; CREATE TABLE later (x)")
+    with open_store(str(path)) as store, store.database.read() as connection:
+        assert revision_of(connection) == "0999"
+    assert upgrade_store(str(path)).backup is None
+
+
+def test_a_store_of_a_later_schema_is_not_upgraded(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    open_store(str(path)).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(f"UPDATE store SET schema_version = {SCHEMA_VERSION + 1}")
+    before = path.read_bytes()
+    with pytest.raises(StoreUnusable, match="has schema 2, this version needs 1") as refused:
+        upgrade_store(str(path))
+    assert (refused.value.hint, refused.value.exit_code) == ("upgrade frontrunner", 4)
+    assert path.read_bytes() == before
+
+
+@pytest.fixture(params=KINDS)
+def migrated(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    """An empty database that went through every revision."""
+    url = f"sqlite:///{tmp_path / 'm.db'}"
+    if request.param == "postgresql":
+        url = request.getfixturevalue("postgresql_server").new_store()
+    open_store(url).close()
+    with open_to_upgrade(url) as database:
+        with database.write(whole_store=True) as connection:
+            Base.metadata.drop_all(connection)
+            connection.exec_driver_sql("DROP TABLE alembic_version")
+            _run_revisions(connection, FIRST_REVISION)
+            connection.execute(insert(StoreRow).values(id=1, schema_version=SCHEMA_VERSION, created_at=""))
+        yield database
+
+
+def differences(database: Database) -> list[object]:
+    """What Alembic finds to differ between a database and the model; types only where SQLite's do not all mean one."""
+    options = {"compare_type": database.is_server, "include_object": lambda *about: about[1] != INDEX_WITH_ORDER}
+    with database.read() as connection:
+        context = MigrationContext.configure(connection, opts=options)
+        return list(compare_metadata(context, Base.metadata))
+
+
+def indexes_and_checks(database: Database) -> dict[str, object]:
+    """What Alembic does not compare: CHECK constraints, by table, and the text of every index."""
+    kind = "postgresql" if database.is_server else "sqlite"
+    with database.read() as connection:
+        found = inspect(connection)
+        checks: dict[str, object] = {
+            table: {(str(check["name"]), check["sqltext"]) for check in found.get_check_constraints(table)}
+            for table in Base.metadata.tables
+        }
+        return checks | {str(name): sql for name, sql in connection.execute(text(INDEXES[kind])) if name}
+
+
+def test_model_and_migrations_agree(migrated: Database) -> None:
+    assert differences(migrated) == []
+    by_migrations = indexes_and_checks(migrated)
+    with migrated.write(whole_store=True) as connection:
+        Base.metadata.drop_all(connection)
+        Base.metadata.create_all(connection)
+    assert by_migrations == indexes_and_checks(migrated)
+    assert INDEX_WITH_ORDER in by_migrations
+
+
+def test_the_newest_revision_is_the_model_s() -> None:
+    scripts = ScriptDirectory(str(MIGRATIONS))
+    assert scripts.get_current_head() == REVISION
+    assert [script.revision for script in scripts.walk_revisions()][-1] == FIRST_REVISION

@@ -1,0 +1,54 @@
+"""A trainer of another kind, for tests of the command evaluator: it trains nothing and prints a log as trainers do.
+
+    fake_trainer.py BEHAVIOUR --micro-batch N --steps N
+
+It prints a line a step, and what BEHAVIOUR says beside or instead.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+STEP_TIME_S = 0.02
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("behaviour")
+    parser.add_argument("--micro-batch", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    given = parser.parse_args()
+    behave = given.behaviour
+    print("variables " + " ".join(sorted(os.environ)))
+    if behave == "refuses":
+        raise AssertionError("heads are not divisible by 3")
+    if behave == "no-memory":
+        raise RuntimeError("HIP out of memory. Tried to allocate 2.00 GiB")
+    if behave == "leaves-ranks":  # as torchrun does: ranks in sessions of their own
+        rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+        Path("rank.pid").write_text(str(rank.pid))
+    if behave == "says-another-batch":
+        print(f"configured micro batch {given.micro_batch + 3}")
+    for step in range(1, given.steps + 1):
+        began_s = time.perf_counter()
+        time.sleep(STEP_TIME_S)
+        seconds = time.perf_counter() - began_s
+        if behave == "is-killed" and step == 2:
+            os.kill(os.getpid(), 9)
+        if behave == "crashes" and step == 3:
+            raise RuntimeError("a link has failed")
+        loss = "nan" if behave == "diverges" and step == 4 else f"{5 / step:.4f}"
+        shown = seconds * (1e3 if behave == "mistakes-units" else 1)
+        rate = 999_999 if behave == "boasts" else 8 * 32 / seconds
+        print(f"step {step}: {shown:.6f} s loss {loss} rate {rate:.1f} peak 0.25 GiB", flush=True)
+        if behave == "hangs" and step == 2:
+            time.sleep(600)
+    if behave == "goes-on":
+        time.sleep(600)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""Logs of real trainers, as they were published, read by the patterns that ship."""
+
+from pathlib import Path
+
+import pytest
+
+from frontrunner.evaluators.command.keeper import ARRIVALS, LOG
+from frontrunner.evaluators.command.logs import LOG_PATTERNS
+from frontrunner.evaluators.command.patterns import Pattern, number, patterns_of
+from frontrunner.evaluators.command.reading import LogReader
+from frontrunner.spaces.errors import InvalidInput
+
+GIB, MIB = 2**30, 2**20
+
+# https://github.com/NVIDIA/Megatron-LM/issues/756
+MEGATRON_LM = """\
+using world size: 16, data-parallel size: 4, context-parallel size: 1, tensor-model-parallel size: 4, \
+pipeline-model-parallel size: 1
+  global_batch_size ............................... 128
+  micro_batch_size ................................ 1
+ [2024-04-06 02:59:36] iteration       43/     100 | consumed samples:         5504 | elapsed time per iteration (ms): \
+5444.9 | throughput per GPU (TFLOP/s/GPU): 239.8 | learning rate: 8.600000E-06 | global batch size:   128 | \
+lm loss: 1.825991E+00 | loss scale: 1.0 | grad norm: 1.426 | num zeros: 0.0 | number of skipped iterations:   0 | \
+number of nan iterations:   0 |
+[Rank 0] (after 43 iterations) memory (MB) | allocated: 11908.05 | max allocated: 12712.43603515625 | \
+reserved: 12954.0 | max reserved: 12954.0
+ [2024-04-06 02:59:41] iteration       44/     100 | consumed samples:         5632 | elapsed time per iteration (ms): \
+5533.8 | throughput per GPU (TFLOP/s/GPU): 236.0 | learning rate: 8.800000E-06 | global batch size:   128 | \
+lm loss: 1.875063E+00 | loss scale: 1.0 | grad norm: 1.611 | num zeros: 0.0 | number of skipped iterations:   1 | \
+number of nan iterations:   0 |
+"""
+
+# https://github.com/argonne-lcf/Megatron-DeepSpeed, notes of 2024-03-07, and the configuration that DeepSpeed prints
+MEGATRON_DEEPSPEED = """\
+[2024-03-07 14:20:04,390] [INFO] [config.py:1000:print]   train_batch_size ............. 768
+[2024-03-07 14:20:04,390] [INFO] [config.py:1000:print]   train_micro_batch_size_per_gpu  4
+[2024-03-07 15:27:02,646] [INFO] [timer.py:260:stop] epoch=0/micro_step=199/global_step=199, \
+RunningAvgSamplesPerSec=58.730622229657506, CurrSamplesPerSec=61.35304005128382, MemAllocated=6.01GB, \
+MaxMemAllocated=19.52GB
+ iteration      199/  317892 | consumed samples:       152832 | consumed tokens:    625999872 | \
+elapsed time per iteration (ms): 14287.5 | learning rate: 2.407E-04 | global batch size:   768 | \
+lm loss: 5.905366E+00 | loss scale: 8192.0 | actual seqlen:  4096 | number of skipped iterations:   0 | \
+number of nan iterations:   0 | samples per second: 53.753 | tokens per gpu per second (tgs): 1146.733 | TFLOPs: 69.85 |
+"""
+
+# DeepSpeed 0.19.8 with steps_per_print 1: the log of examples/command_deepspeed.py
+DEEPSPEED = """\
+[2026-11-22 03:15:40,422] [INFO] [config.py:678:print]   gradient_accumulation_steps .. 4
+[2026-11-22 03:15:40,422] [INFO] [config.py:678:print]   train_batch_size ............. 8
+[2026-11-22 03:15:40,422] [INFO] [config.py:678:print]   train_micro_batch_size_per_gpu  1
+[2026-11-22 03:15:40,551] [INFO] [logging.py:123:log_dist] [Rank 0] step=3, skipped=0, lr=[0.0003], mom=[(0.9, 0.999)]
+[2026-11-22 03:15:40,564] [INFO] [timer.py:264:stop] epoch=0/micro_step=12/global_step=3, \
+RunningAvgSamplesPerSec=178.53610156324822, CurrSamplesPerSec=178.53211725972082, MemAllocated=0.34GB, \
+MaxMemAllocated=0.34GB
+"""
+
+# deepspeed 0.19, runtime/pipe/engine.py, and https://github.com/deepspeedai/DeepSpeed pipeline examples
+DEEPSPEED_PIPELINE = "steps: 10 loss: 2.3032 iter time (s): 0.123 samples/sec: 65.041\n"
+
+# https://github.com/pytorch/torchtitan/pull/3393 and pull/2389, whose ranks all print
+TORCHTITAN = """\
+[rank0]:[titan] 2026-05-18 16:04:46,338 - root - INFO - step: 14  loss:  3.24405  grad_norm:  0.8319  \
+memory:  9.46GiB(64.99%)  tps: 7,282  tflops: 0.52  mfu: 0.17%
+[rank1]:[titan] 2026-05-18 16:04:46,338 - root - INFO - step: 14  loss:  3.24405  grad_norm:  0.8319  \
+memory:  9.50GiB(64.99%)  tps: 7,281  tflops: 0.52  mfu: 0.17%
+[rank0]:[titan] 2026-05-18 16:04:47,000 - root - INFO - validate step: 14  loss:  3.3  \
+memory:  9.46GiB(64.99%)  tps: 9,000
+[rank0]:\x1b[32m[titan] 2026-05-18 16:04:47,456 - root - INFO - \x1b[31mstep: 15  \x1b[32mloss:  3.10680  \
+\x1b[38;2;180;60;0mgrad_norm:  0.8587  \x1b[38;2;54;234;195mmemory:  9.46GiB(64.99%)  \x1b[34mtps: 7,334  \
+\x1b[36mtflops: 0.52  \x1b[35mmfu: 0.17%\x1b[39m
+"""
+
+# https://github.com/huggingface/nanotron/issues/390 and pull/23
+NANOTRON = """\
+10/17/2025 16:31:56 [INFO|DP=0|PP=0|TP=0]: iteration: 327281 / 378950 | consumed_tokens: 85.8G | \
+elapsed_time_per_iteration_ms: 11.5K | tokens_per_sec: 22.8K | tokens_per_sec_per_gpu: 11.4K | global_batch_size: 64 | \
+lm_loss: 2.38 | lr: 1e-05 | model_tflops_per_gpu: 38.3 | hardware_tflops_per_gpu: 38.3 | grad_norm: 1.25 | \
+cuda_memory_allocated: 90.9M | cuda_max_memory_reserved: 570M | hd_total_memory_tb: 312G
+"""
+
+# https://github.com/NVIDIA-BioNeMo/bionemo-recipes/pull/740
+NEMO = """\
+Training epoch 0, iteration 120/149 | lr: 3e-05 | consumed_samples: 121 | global_batch_size: 1 | global_step: 120 | \
+reduced_train_loss: 1.233 | train_step_timing in s: 0.03146 | val_loss: 4.106
+"""
+
+# https://github.com/NVIDIA-NeMo/Megatron-Bridge/pull/841
+MEGATRON_BRIDGE = """\
+Step Time : 14.26s GPU utilization: 58.2TFLOP/s/GPU
+ [2025-10-02 22:54:30] iteration       20/      50 | consumed samples:        10240 | elapsed time per iteration (ms): \
+14260.3 | learning rate: 2.604594E-04 | global batch size:   512 | lm loss: 8.797448E-02 | loss scale: 1.0 | \
+grad norm: 0.170 | number of skipped iterations:   0 | number of nan iterations:   0 |
+"""
+
+# transformers' Trainer: a progress bar that returns to the beginning of its line, and a log line a step
+TRANSFORMERS = (
+    "Map: 100%|##########| 8/8 [00:00<00:00, 99.0 examples/s]\n"
+    "\r  0%|          | 0/20 [00:00<?, ?it/s]\r  5%|5         | 1/20 [00:02<00:40,  2.16s/it]\n"
+    "{'loss': '83.94', 'grad_norm': '2726', 'learning_rate': '0', 'epoch': '0.5'}\n"
+    "\r 10%|#         | 2/20 [00:03<00:30,  1.70s/it]\n{'loss': 2.3, 'grad_norm': 1.0, 'learning_rate': 5e-05}\n"
+    "{'eval_loss': 2.9, 'eval_runtime': 1.2}\n"
+)
+
+
+def read(folder: Path, text: str, trainer: str) -> LogReader:
+    """The log as it would be read after all of it came at once, a second after the start."""
+    data = text.encode()
+    (folder / LOG).write_bytes(data)
+    (folder / ARRIVALS).write_text(f"{len(data)} 1.0\n")
+    reader = LogReader(folder, patterns_of(LOG_PATTERNS[trainer]))
+    assert reader.advance(to_the_end=True)
+    return reader
+
+
+def stated(reader: LogReader) -> dict[str, float]:
+    return {statement.figure: statement.value for statement in reader.statements}
+
+
+def test_megatron_lm(tmp_path: Path) -> None:
+    reader = read(tmp_path, MEGATRON_LM, "megatron-lm")
+    first, second = reader.steps
+    assert (first.number, first.time_s, first.loss, first.skipped_steps) == (43, 5.4449, 1.825991, 0)
+    assert (second.number, second.time_s, second.skipped_steps) == (44, 5.5338, 1)
+    assert reader.peak_memory_bytes == int(12712.43603515625 * MIB)
+    assert stated(reader) == {
+        "devices": 16,
+        "tensor_parallel": 4,
+        "pipeline_parallel": 1,
+        "global_batch_seqs": 128,
+        "micro_batch_seqs": 1,
+    }
+
+
+def test_megatron_deepspeed(tmp_path: Path) -> None:
+    reader = read(tmp_path, MEGATRON_DEEPSPEED, "megatron-deepspeed")
+    (step,) = reader.steps
+    assert (step.number, step.time_s, step.loss) == (199, 14.2875, 5.905366)
+    assert step.rates == {"tokens_per_s_per_device": 1146.733}
+    assert stated(reader) == {"micro_batch_seqs": 4, "global_batch_seqs": 768}
+
+
+def test_deepspeed(tmp_path: Path) -> None:
+    reader = read(tmp_path, DEEPSPEED, "deepspeed")
+    (step,) = reader.steps
+    assert (step.number, step.time_s) == (3, None)
+    assert step.rates == {"samples_per_s": 178.53211725972082}
+    assert reader.peak_memory_bytes == int(0.34 * GIB)
+    assert stated(reader) == {"accumulation": 4, "micro_batch_seqs": 1, "global_batch_seqs": 8}
+    (piped,) = read(tmp_path, DEEPSPEED_PIPELINE, "deepspeed").steps
+    assert (piped.number, piped.time_s, piped.loss) == (10, 0.123, 2.3032)
+
+
+def test_torchtitan_with_every_rank_s_lines_in_colours(tmp_path: Path) -> None:
+    reader = read(tmp_path, TORCHTITAN, "torchtitan")
+    first, second = reader.steps
+    assert (first.number, first.rates, first.loss) == (14, {"tokens_per_s_per_device": 7282.0}, 3.24405)
+    assert (second.number, second.rates) == (15, {"tokens_per_s_per_device": 7334.0})
+    assert reader.peak_memory_bytes == int(9.5 * GIB)
+
+
+def test_nanotron(tmp_path: Path) -> None:
+    reader = read(tmp_path, NANOTRON, "nanotron")
+    (step,) = reader.steps
+    assert (step.number, step.time_s, step.loss, step.rates) == (327281, 11.5, 2.38, {"tokens_per_s": 22800.0})
+    assert reader.peak_memory_bytes == 570_000_000
+    assert stated(reader) == {"global_batch_seqs": 64}
+
+
+def test_nemo_and_megatron_bridge(tmp_path: Path) -> None:
+    (step,) = read(tmp_path, NEMO, "nemo").steps
+    assert (step.number, step.time_s, step.loss) == (120, 0.03146, 1.233)
+    (step,) = read(tmp_path, MEGATRON_BRIDGE, "nemo").steps
+    assert (step.number, step.loss) == (20, 0.08797448)
+    assert step.time_s == pytest.approx(14.2603)
+
+
+def test_the_transformers_trainer(tmp_path: Path) -> None:
+    reader = read(tmp_path, TRANSFORMERS, "accelerate")
+    assert [(step.number, step.loss) for step in reader.steps if step.number] == [(1, 83.94), (2, 2.3)]
+
+
+def test_every_ready_made_log_marks_steps() -> None:
+    for patterns in LOG_PATTERNS.values():
+        assert any(pattern.marks_a_step for pattern in patterns_of(patterns))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1,234", 1234.0), ("11.5K", 11500.0), ("85.8G", 85.8e9), ("7.03E+03", 7030.0), ("'83.94'", 83.94), ("5.", 5.0),
+     ("-inf", float("-inf")), ("?", None), ("1e", None), ("", None)],
+)  # fmt: skip
+def test_numbers_as_trainers_print_them(text: str, value: float | None) -> None:
+    assert number(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("step (", "a regular expression"),
+        ("step [0-9]+", "a named group"),
+        ("(?P<step_time>.)", "no figure is called step_time"),
+    ],
+)
+def test_patterns_that_find_nothing_known_are_refused(text: str, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        Pattern.of(text)
+
+
+def test_patterns_without_a_step_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="finds a finished step"):
+        patterns_of(["loss (?P<loss>.*)"])
+
+
+def test_a_line_that_is_still_being_written_waits(tmp_path: Path) -> None:
+    reader = LogReader(tmp_path, patterns_of([r"step (?P<step>\d+) took (?P<step_time_s>\S+) s"]))
+    assert not reader.advance()
+    (tmp_path / LOG).write_bytes(b"step 1 took 0.5 s\nstep 2 took 0.")
+    (tmp_path / ARRIVALS).write_text("18 1.5\n32 2.0\n")
+    assert reader.advance()
+    assert [(step.time_s, step.arrival_s) for step in reader.steps] == [(0.5, 1.5)]
+    with (tmp_path / LOG).open("ab") as file:
+        file.write(b"25 s\n")
+    assert not reader.advance()  # not before it is known when that came
+    with (tmp_path / ARRIVALS).open("a") as file:
+        file.write("37 2.5\n")
+    assert reader.advance()
+    assert [(step.number, step.time_s, step.arrival_s) for step in reader.steps] == [(1, 0.5, 1.5), (2, 0.25, 2.5)]

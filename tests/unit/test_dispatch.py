@@ -1,0 +1,165 @@
+"""Where probes run: the keys of [dispatch], the jobs that are at hand, and how agents are started."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from frontrunner.evaluators.dispatch.agent import node_of
+from frontrunner.evaluators.dispatch.launching import launch_command
+from frontrunner.evaluators.dispatch.schedulers import seconds_left, why_ended
+from frontrunner.evaluators.dispatch.sources import node_source
+from frontrunner.evaluators.dispatch.step import Step
+from frontrunner.spaces.errors import InvalidInput
+from support.campaigns import spec_of, tiny
+
+NODES = {"nodes": 2, "devices_per_node": 1}
+SLURM_JOB = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n[1-2]"}
+ASKED = {"backend": "parsl", "scheduler": "slurm", "walltime": "02:00:00"}
+MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown backend": ({"backend": "ray"}, 'dispatch.backend = "ray": expected one of local, allocation, parsl'),
+    "no scheduler": ({"backend": "parsl", "walltime": "01:00:00"}, "dispatch.scheduler is missing"),
+    "unknown scheduler": (ASKED | {"scheduler": "sge"}, 'dispatch.scheduler = "sge": expected one of slurm, pbs, lsf'),
+    "flux": (ASKED | {"scheduler": "flux"}, "start within a Flux job"),
+    "kubernetes": (ASKED | {"scheduler": "kubernetes"}, "pods have none"),
+    "no walltime": ({"backend": "parsl", "scheduler": "slurm"}, "dispatch.walltime is missing"),
+    "seconds": (ASKED | {"walltime": "01:00:30"}, 'dispatch.walltime = "01:00:30": expected "HH:MM:00"'),
+    "too short": (ASKED | {"walltime": "00:02:00"}, "at least probe.deadline_s + 120 s = 180 s"),
+    "a key of another scheduler": (
+        ASKED | {"scheduler": "pbs", "qos": "debug"},
+        'dispatch.qos = "debug": expected a key for pbs: account',
+    ),
+    "a key of another backend": (
+        {"backend": "allocation", "queue": "batch"},
+        'dispatch.queue = "batch": expected no such key unless dispatch.backend = "parsl"',
+    ),
+    "a key that nothing reads": ({"backend": "local", "launcher": "srun"}, "dispatch.launcher"),
+    "a request without a backend": ({"account": "ABC"}, 'dispatch.account = "ABC": expected no such key unless'),
+    "another scheduler's option": (ASKED | {"scheduler_options": ["#PBS -l x"]}, "lines that begin with #SBATCH"),
+    "a shell in a word": (ASKED | {"queue": "batch; rm -rf ~"}, "one word, without blanks"),
+    "a line's end in a word": (ASKED | {"account": "A\n#SBATCH --x"}, "one word, without blanks"),
+    "two lines in one": (ASKED | {"worker_init": ["a\nb"]}, "a list of lines"),
+    "few nodes": (ASKED | {"nodes_per_allocation": 1}, "at least cluster.nodes = 2"),
+    "no nodes": (ASKED | {"nodes_per_allocation": 0}, "dispatch.nodes_per_allocation = 0: expected at least 1"),
+    "unknown launcher": (ASKED | {"launcher": "ssh"}, "one of srun, mpiexec"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_names_key_value_and_what_was_expected(mistake: str) -> None:
+    dispatch, message = MISTAKES[mistake]
+    with pytest.raises(InvalidInput, match=re.escape(message)):
+        spec_of(tiny(cluster=NODES, dispatch=dispatch))
+
+
+def source(dispatch: dict[str, Any], environment: dict[str, str], **cluster: int) -> Any:
+    spec = spec_of(tiny(cluster=NODES | cluster, dispatch=dispatch))
+    return node_source(spec.dispatch, spec.problem.cluster, environment)
+
+
+def test_one_node_without_a_word_is_this_machine() -> None:
+    assert source({}, {}, nodes=1) is None
+    assert source({}, SLURM_JOB, nodes=1) is None
+
+
+def test_several_nodes_are_those_of_the_job_at_hand() -> None:
+    found = source({}, SLURM_JOB)
+    assert (found.scheduler, found.nodes, found.launcher) == ("slurm", 2, "srun")
+    assert found.held.nodes == ("n1", "n2")
+
+
+def test_several_nodes_without_a_job_name_both_ways() -> None:
+    with pytest.raises(InvalidInput, match=r"cluster\.nodes = 2: expected 1") as caught:
+        source({}, {})
+    assert caught.value.hint is not None
+    assert "parsl" in caught.value.hint
+    assert "salloc" in caught.value.hint
+
+
+def test_a_job_of_fewer_nodes_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=re.escape("cluster.nodes = 3: expected at most the 2 of slurm job 12")):
+        source({}, SLURM_JOB, nodes=3)
+
+
+def test_an_allocation_that_is_not_there_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="in no job"):
+        source({"backend": "allocation"}, {})
+
+
+def test_local_probes_do_not_reach_other_nodes() -> None:
+    with pytest.raises(InvalidInput, match=r'dispatch.backend = "local"'):
+        source({"backend": "local"}, SLURM_JOB)
+
+
+def test_an_allocation_of_one_node_without_a_job_is_this_machine() -> None:
+    found = source({"backend": "allocation"}, {}, nodes=1)
+    assert (found.nodes, found.launcher, found.scheduler) == (1, "none", "this-machine")
+
+
+LAUNCHES = {
+    "srun": "srun --nodes 2 --ntasks 2 --ntasks-per-node 1 --nodelist a,b --overlap --cpu-bind=none --mpi=none "
+    "--kill-on-bad-exit=1 -x agent",
+    "mpiexec": "mpiexec -n 2 -ppn 1 -hosts a,b -x agent",
+    "mpirun": "mpirun -np 2 --map-by ppr:1:node --bind-to none --host a,b -x agent",
+    "flux": "flux run -N 2 -n 2 --requires=hosts:a,b -o cpu-affinity=off -x agent",
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHES)
+def test_each_launcher_starts_one_agent_a_node(launcher: str) -> None:
+    assert launch_command(launcher, ["-x"], ["a", "b"], ["agent"]) == LAUNCHES[launcher].split()
+
+
+def test_no_launcher_serves_one_node_alone() -> None:
+    assert launch_command("none", [], ["a"], ["agent"]) == ["agent"]
+    with pytest.raises(ValueError, match="2 nodes need a launcher"):
+        launch_command("none", [], ["a", "b"], ["agent"])
+
+
+def test_agents_know_their_place_by_what_launchers_set() -> None:
+    assert node_of({}, 1) == 0
+    srun = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_STEP_ID": "0"}
+    assert node_of(srun | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2"}, 2) == 1
+    mpiexec = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
+    assert node_of(mpiexec, 2) == 1
+    with pytest.raises(InvalidInput, match="2 processes for a step of 3 nodes"):
+        node_of(mpiexec, 3)
+    with pytest.raises(InvalidInput, match=r"set dispatch\.launcher"):
+        node_of({}, 2)
+
+
+def test_the_last_node_has_the_ranks_that_are_left() -> None:
+    step = Step(
+        token="1",
+        run_folder="/r",
+        world_size=6,
+        nodes=2,
+        ranks_per_node=4,
+        engines=("torch",),
+        environment={},
+        deadline_s=1.0,
+        lifeline="/l",
+        silence_s=1.0,
+    )
+    assert [list(step.ranks_of(node)) for node in range(2)] == [[0, 1, 2, 3], [4, 5]]
+
+
+def test_schedulers_that_are_not_there_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    for scheduler in ("slurm", "pbs", "lsf", "flux"):
+        assert why_ended(scheduler, "1") is None
+        assert seconds_left(scheduler, "1") is None
+
+
+def test_a_node_needs_no_more_than_the_trainer_does() -> None:
+    program = (
+        "import sys; import frontrunner.evaluators.dispatch.agent, frontrunner.evaluators.dispatch.launching; "
+        "print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
+    heavy = {"numpy", "pandas", "pydantic", "sqlalchemy", "parsl", "optuna", "click", "rich", "torch"}
+    assert not heavy & set(done.stdout.split())

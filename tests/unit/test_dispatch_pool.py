@@ -1,0 +1,155 @@
+"""Which allocations a campaign asks for, keeps and lets go of, with allocations that no batch system stands behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frontrunner.evaluators.dispatch import pool as pools
+from frontrunner.evaluators.dispatch.packing import Waiting
+from frontrunner.evaluators.dispatch.pool import NEVER_READY, Pool
+from frontrunner.evaluators.dispatch.settings import DispatchSettings
+from frontrunner.evaluators.dispatch.sources import NodeSource
+from frontrunner.evaluators.job_environment import Allocation
+from frontrunner.evaluators.protocol import NodesUnavailable
+
+SETTINGS = DispatchSettings(backend="parsl", scheduler="slurm", walltime="01:00:00", queue_limit_minutes=1.0)
+SOURCE = NodeSource(scheduler="slurm", nodes=2, allocations=2, launcher="srun", settings=SETTINGS, walltime_s=3600.0)
+
+
+class Imagined:
+    """An allocation whose fate the test decides."""
+
+    def __init__(self, source: NodeSource, name: str, folder: Path) -> None:
+        self.name, self.nodes, self.job_id = name, source.nodes, "7"
+        self.queued_s: float | None = 0.0
+        self.ready_s: float | None = None
+        self.ended_s: float | None = None
+        self.end_s: float | None = None
+        self.why = ""
+        self.is_given_back = False
+
+    def give_back(self) -> None:
+        self.is_given_back = True
+
+    def wait(self, timeout_s: float) -> bool:
+        return self.is_given_back
+
+    def begin(self, *, end_s: float | None = None) -> None:
+        self.ready_s, self.end_s = 1.0, end_s
+
+    def end(self, why: str = "it has ended") -> None:
+        self.ended_s, self.why = 2.0, why
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Imagined]:
+    """Every allocation that was asked for, in order."""
+    found: list[Imagined] = []
+
+    def imagine(source: NodeSource, name: str, folder: Path) -> Imagined:
+        found.append(Imagined(source, name, folder))
+        return found[-1]
+
+    monkeypatch.setattr(pools, "HeldAllocation", imagine)
+    return found
+
+
+@pytest.fixture
+def pool(tmp_path: Path, asked: list[Imagined]) -> Iterator[Pool]:
+    made = Pool(SOURCE, tmp_path / "dispatch")
+    yield made
+    made.close()
+
+
+def waiting(*nodes: int, expected_s: float = 60.0) -> list[Waiting]:
+    return [
+        Waiting(token=f"{place}", nodes=count, expected_s=expected_s, arrival=place)
+        for place, count in enumerate(nodes)
+    ]
+
+
+def placed(pool: Pool, probes: list[Waiting], now_s: float = 5.0) -> dict[str, Any]:
+    return {token: allocation.name for token, allocation in pool.place(probes, now_s).items()}
+
+
+def test_nothing_is_asked_for_before_something_waits(pool: Pool, asked: list[Imagined]) -> None:
+    assert placed(pool, []) == {}
+    assert not asked
+
+
+def test_no_more_is_asked_for_than_what_waits_needs(pool: Pool, asked: list[Imagined]) -> None:
+    for _ in range(3):
+        assert placed(pool, waiting(2)) == {}
+    assert len(asked) == 1
+    for _ in range(3):
+        placed(pool, waiting(2, 2, 2))
+    assert len(asked) == 2, "the source's limit"
+
+
+def test_probes_start_where_there_is_room(pool: Pool, asked: list[Imagined]) -> None:
+    placed(pool, waiting(1, 1))
+    asked[0].begin()
+    assert placed(pool, waiting(1, 1)) == {"0": "frontrunner-1", "1": "frontrunner-1"}
+
+
+def test_an_allocation_near_its_end_is_followed_by_another(pool: Pool, asked: list[Imagined]) -> None:
+    placed(pool, waiting(1))
+    asked[0].begin(end_s=80.0)
+    assert placed(pool, waiting(1), now_s=20.0) == {}
+    assert asked[0].is_given_back
+    assert len(asked) == 2
+    asked[1].begin(end_s=3600.0)
+    assert placed(pool, waiting(1), now_s=25.0) == {"0": "frontrunner-2"}
+
+
+def test_an_allocation_that_has_run_may_end_without_a_word(pool: Pool, asked: list[Imagined]) -> None:
+    placed(pool, waiting(1))
+    asked[0].begin()
+    asked[0].end()
+    assert placed(pool, waiting(1)) == {}
+    assert len(asked) == 2
+
+
+def test_a_refused_request_is_told_in_the_scheduler_s_words(pool: Pool, asked: list[Imagined]) -> None:
+    placed(pool, waiting(1))
+    asked[0].job_id = None  # type: ignore[assignment]
+    asked[0].end("sbatch: error: invalid account")
+    with pytest.raises(NodesUnavailable, match="invalid account"):
+        placed(pool, waiting(1))
+
+
+def test_allocations_that_never_get_ready_are_not_asked_for_for_ever(pool: Pool, asked: list[Imagined]) -> None:
+    placed(pool, waiting(1))
+    for _ in range(NEVER_READY - 1):
+        asked[-1].end()
+        placed(pool, waiting(1))
+    asked[-1].end("worker_init: no module named rocm")
+    with pytest.raises(NodesUnavailable, match="no module"):
+        placed(pool, waiting(1))
+    assert len(asked) == NEVER_READY
+
+
+def test_the_queue_s_time_is_limited_and_the_allocation_s_is_not(pool: Pool, asked: list[Imagined]) -> None:
+    placed(pool, waiting(2), now_s=1.0)
+    asked[0].begin()
+    placed(pool, waiting(2), now_s=3000.0)
+    placed(pool, waiting(2, 2, 2, 2), now_s=3000.0)
+    asked[-1].queued_s, asked[-1].ready_s = 3000.0, None
+    placed(pool, waiting(2), now_s=3050.0)
+    with pytest.raises(NodesUnavailable, match=r"allocation 7 has waited for more than dispatch\.queue_limit_minutes"):
+        placed(pool, waiting(2), now_s=3061.0)
+
+
+def test_a_held_job_is_not_replaced(tmp_path: Path, asked: list[Imagined]) -> None:
+    job = Allocation(scheduler="slurm", job_id="12", nodes=("n1", "n2"))
+    held = Pool(replace(SOURCE, held=job, walltime_s=None, allocations=1), tmp_path / "held")
+    placed(held, waiting(1))
+    asked[0].begin(end_s=40.0)
+    with pytest.raises(NodesUnavailable, match="too little is left of the job's time"):
+        placed(held, waiting(1), now_s=20.0)
+    held.close()

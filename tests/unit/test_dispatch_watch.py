@@ -1,0 +1,181 @@
+"""What a supervisor makes of a step's files, and of what becomes of its allocation."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from frontrunner.evaluators.concluding import conclude
+from frontrunner.evaluators.dispatch import under_way
+from frontrunner.evaluators.dispatch.lifeline import Heart, Listener
+from frontrunner.evaluators.dispatch.pool import Placed
+from frontrunner.evaluators.dispatch.step import NodeReport, StepFolder
+from frontrunner.evaluators.dispatch.under_way import StepWatch
+from frontrunner.evaluators.protocol import ProbeSetup
+from frontrunner.results.outcome import Failure, FailureKind
+from frontrunner.results.records import Attempt
+from frontrunner.results.states import AttemptState
+from frontrunner.search.patience import MAX_ATTEMPTS, MOST_CUTS, Patience
+from support.campaigns import order, setup_of, tiny_recipe, wait_for
+
+RUNNING = {"host": "n", "running": True}
+
+
+@dataclass
+class Held:
+    """As much of an allocation as a watch reads."""
+
+    ended_s: float | None = None
+    why: str = ""
+
+
+class Seen:
+    """A step of two nodes with a rank each, and its watch."""
+
+    def __init__(self, setup: ProbeSetup) -> None:
+        self.setup = setup
+        self.one = order(setup, tiny_recipe(devices=2))
+        self.one.run_folder.mkdir(parents=True)
+        self.folder = StepFolder(self.one.run_folder)
+        self.held = Held()
+        self.future: Future[int] = Future()
+        placed = Placed(allocation=cast("Any", self.held), nodes=2, expected_end_s=0.0, future=self.future)
+        self.watch = StepWatch(self.one, setup.probe, placed, 2)
+
+    def tell(self, node: int, **values: Any) -> None:
+        self.folder.write_report(NodeReport(node=node, **RUNNING | values))
+        self.watch.follow()
+
+    def failure(self) -> Failure:
+        assert self.watch.has_ended
+        outcome = conclude(self.watch, self.setup).outcome
+        assert isinstance(outcome, Failure)
+        return outcome
+
+
+@pytest.fixture
+def seen(tmp_path: Path) -> Seen:
+    return Seen(setup_of(tmp_path, cluster={"nodes": 2, "devices_per_node": 1}))
+
+
+def test_a_step_begins_when_every_node_has_and_spends_from_the_first(seen: Seen) -> None:
+    assert seen.watch.seconds == 0.0
+    assert seen.watch.progress.phase == "starting"
+    seen.tell(0)
+    assert seen.watch.seconds > 0
+    assert seen.watch.progress.phase == "starting"
+    seen.tell(1)
+    assert seen.watch.progress.phase == "building"
+
+
+def test_a_cancelled_allocation_is_named_and_is_a_cut(seen: Seen) -> None:
+    seen.tell(0)
+    seen.tell(1)
+    seen.tell(0, statuses={0: -15}, interrupted="SIGTERM", ended=True)
+    seen.tell(1, statuses={1: 1}, interrupted="SIGTERM", ended=True)
+    assert not seen.watch.has_ended, "the batch system may yet say why"
+    seen.held.why, seen.held.ended_s = "allocation 7 has ended: Slurm: CANCELLED", time.monotonic()
+    seen.watch.follow()
+    failure = seen.failure()
+    assert (failure.kind, failure.message) == (FailureKind.LOST, "allocation 7 has ended: Slurm: CANCELLED")
+    assert seen.watch.is_cut
+
+
+def test_an_interruption_that_nobody_explains_names_its_node(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(under_way, "VERDICT_S", -1.0)
+    seen.tell(0, statuses={0: -15}, interrupted="SIGTERM", ended=True, host="n7")
+    assert seen.failure().message == "node n7 was told to end (SIGTERM)"
+
+
+def test_an_interruption_after_the_last_step_changes_nothing(seen: Seen) -> None:
+    seen.tell(0, statuses={0: 0}, ended=True)
+    seen.tell(1, statuses={1: 0}, ended=True, interrupted="SIGTERM")
+    assert seen.watch.has_ended
+    assert seen.watch.lost is None
+
+
+def test_a_launcher_that_fails_is_told_by_its_last_words(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(under_way, "LAST_WORDS_S", -1.0)
+    seen.folder.launcher_log.write_text("srun: error: Unable to create step\n")
+    seen.future.set_result(1)
+    seen.watch.follow()
+    failure = seen.failure()
+    assert failure.kind is FailureKind.LOST
+    assert failure.message == "the launcher ended with status 1: srun: error: Unable to create step"
+    assert not seen.watch.is_cut
+
+
+def test_an_agent_s_trouble_is_told(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(under_way, "LAST_WORDS_S", -1.0)
+    seen.tell(1, trouble="the fork server was not ready within 120 s", running=False, ended=True)
+    seen.future.set_result(0)
+    seen.watch.follow()
+    assert seen.failure().message == "node n: the fork server was not ready within 120 s"
+
+
+def test_nodes_that_never_begin_are_given_up(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(under_way, "START_TIMEOUT_S", -1.0)
+    seen.tell(0)
+    assert "had not all begun" in seen.failure().message
+    assert seen.folder.cancel.exists()
+
+
+def test_out_of_memory_on_one_node_is_told_apart_from_a_kill(seen: Seen) -> None:
+    seen.tell(0, statuses={0: -9}, killed=(0,), ended=True)
+    seen.tell(1, statuses={1: -9}, oom_kills=1, ended=True)
+    assert seen.failure().kind is FailureKind.OUT_OF_MEMORY
+
+
+def test_a_deadline_cancels_the_step(tmp_path: Path) -> None:
+    seen = Seen(setup_of(tmp_path, cluster={"nodes": 2, "devices_per_node": 1}, probe={"step_deadline_s": 0.01}))
+    seen.tell(0)
+    seen.tell(1)
+    wait_for(lambda: (seen.watch.follow(), seen.folder.cancel.exists())[1], 5)
+    seen.tell(0, statuses={0: -9}, killed=(0,), ended=True)
+    seen.tell(1, statuses={1: -9}, killed=(1,), ended=True)
+    assert seen.failure().kind is FailureKind.HUNG
+
+
+def test_a_report_that_is_half_written_is_not_read(seen: Seen) -> None:
+    (seen.one.run_folder / "node-0.json").write_text('{"node": 0, "host"')
+    seen.watch.follow()
+    assert seen.watch.seconds == 0.0
+
+
+def test_a_heart_is_heard_until_it_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frontrunner.evaluators.dispatch.lifeline.BEAT_S", 0.02)
+    monkeypatch.setattr("frontrunner.evaluators.dispatch.lifeline.LOOK_S", 0.0)
+    heart = Heart(tmp_path / "lifeline")
+    listener = Listener(tmp_path / "lifeline", silence_s=1.0)
+    end_s = time.monotonic() + 1.5
+    while time.monotonic() < end_s:
+        assert not listener.is_silent()
+        time.sleep(0.02)
+    heart.stop()
+    wait_for(listener.is_silent, 5)
+
+
+def test_attempts_that_are_cut_do_not_count() -> None:
+    patience, lost = Patience(5), Failure(kind=FailureKind.LOST, message="allocation 7 has ended")
+
+    def deserves(number: int, *, is_cut: bool) -> bool:
+        attempt = Attempt(
+            id=number,
+            campaign_id=1,
+            trial_id=1,
+            number=number,
+            state=AttemptState.RUNNING,
+            run_folder="",
+            started_at="",
+            finished_at=None,
+        )
+        return patience.deserves_retry(attempt, lost, is_cut=is_cut)
+
+    assert all(deserves(number, is_cut=True) for number in range(1, MAX_ATTEMPTS + 5))
+    assert not deserves(MOST_CUTS, is_cut=True)
+    assert [deserves(number, is_cut=False) for number in range(1, 5)] == [True, True, True, False]

@@ -1,0 +1,28 @@
+"""A rank's place within its node, in everybody's words."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from frontrunner.evaluators.job_environment import launched_rank
+from frontrunner.evaluators.trainer.local_place import tell_local_place
+
+PALS = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMIX_RANK": "1", "PALS_LOCAL_RANKID": "0", "CCL_PROCESS_LAUNCHER": "pmix"}
+"""What mpiexec gives to an agent that it started as the only process of the second node."""
+
+
+def test_the_launcher_s_words_for_an_agent_do_not_reach_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "CCL_LOCAL_RANK", "CCL_LOCAL_SIZE"):
+        monkeypatch.setenv(name, "stale")
+    for name, value in PALS.items():
+        monkeypatch.setenv(name, value)
+    tell_local_place(7, 12)
+    assert {name: os.environ[name] for name in ("CCL_PROCESS_LAUNCHER", "CCL_LOCAL_RANK", "CCL_LOCAL_SIZE")} == {
+        "CCL_PROCESS_LAUNCHER": "none", "CCL_LOCAL_RANK": "7", "CCL_LOCAL_SIZE": "12",
+    }  # fmt: skip
+    told = {name: os.environ[name] for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE")}
+    place = launched_rank(told | {"RANK": "19", "WORLD_SIZE": "24", "MASTER_ADDR": "h", "MASTER_PORT": "1"})
+    assert place is not None
+    assert (place.local_rank, place.local_world_size) == (7, 12)
