@@ -160,5 +160,5 @@ class RecipeQuestion(Body):
         return self.model_dump(exclude_none=True, exclude=others)
 
 
-FORBIDDEN_KEYS = {"cluster": ("file",)}
-"""Keys of a campaign file that name a file, in the sections that `CampaignBody` takes."""
+FORBIDDEN_KEYS = {"cluster": ("file", "nvme_path")}
+"""Keys of a campaign file that name a file or a folder, in the sections that `CampaignBody` takes."""
