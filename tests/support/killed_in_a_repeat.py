@@ -13,7 +13,7 @@ from types import ModuleType
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from frontrunner.api import stored_spec
+from frontrunner.starting import stored_spec
 from frontrunner.evaluators.protocol import EVALUATORS, ProbeOrder
 from frontrunner.evaluators.simulated import Simulated
 from frontrunner.results.store import open_store

@@ -12,11 +12,13 @@ import pytest
 from fastapi.testclient import TestClient
 
 from frontrunner import api
+from frontrunner.campaign_file import KEYS
 from frontrunner.plain_json import as_plain
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.service.logs import read_end
+from frontrunner.service.models import FORBIDDEN_KEYS, CampaignBody
 from frontrunner.service.streams import Cursor, Follower, cursor_from
 from frontrunner.spaces.errors import InvalidInput
 from support.rankings import measurement, record, start
@@ -181,6 +183,13 @@ def test_no_path_command_or_address_comes_from_the_wire(client: TestClient, path
     assert ask(client, "/campaigns")["total"] == 1
 
 
+def test_a_folder_for_offload_does_not_come_from_the_wire(client: TestClient) -> None:
+    cluster = BODY["cluster"] | {"nvme_path": "/etc"}
+    refused = client.post("/api/v1/plan", json=BODY | {"cluster": cluster})
+    assert refused.status_code == 422
+    assert "cluster.nvme_path" in refused.json()["error"]["message"]
+
+
 def test_a_plan_is_the_command_s(client: TestClient) -> None:
     planned = client.post("/api/v1/plan", json=BODY | {"top": 2}).json()
     assert planned["legal"] >= planned["fitting"] >= len(planned["estimates"]) == 2
@@ -188,6 +197,13 @@ def test_a_plan_is_the_command_s(client: TestClient) -> None:
     refused = client.post("/api/v1/plan", json=wide)
     assert refused.status_code == 422
     assert "998001 points" in refused.json()["error"]["message"]
+
+
+def test_no_section_of_the_wire_has_a_key_for_a_path_that_is_not_refused() -> None:
+    for section in set(CampaignBody.model_fields) & set(KEYS):
+        for key in KEYS[section]:
+            if any(word in key for word in ("path", "file", "folder", "url", "command", "init", "environment")):
+                assert key in FORBIDDEN_KEYS.get(section, ()), f"{section}.{key}"
 
 
 ESCAPES = ["..%2f..%2fetc", "%2e%2e", "..", "first%2f..%2f..", "first%00", "first%5c..%5c", "-x", "first;ls", "FIRST"]

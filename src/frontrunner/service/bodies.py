@@ -19,7 +19,7 @@ def campaign_table(body: CampaignBody) -> dict[str, object]:
     for section, keys in FORBIDDEN_KEYS.items():
         for key in keys:
             if key in table[section]:
-                raise bad_value(f"{section}.{key}", table[section][key], "no path: a service opens no named file")
+                raise bad_value(f"{section}.{key}", table[section][key], "no path from the wire, in a service")
     return table
 
 
