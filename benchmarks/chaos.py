@@ -26,7 +26,6 @@ from pathlib import Path
 import psutil
 
 import frontrunner
-from frontrunner.starting import problem_summary
 from frontrunner.campaign_file import parse_campaign
 from frontrunner.evaluators.fork_client import MARKER
 from frontrunner.evaluators.simulated import simulate
@@ -37,6 +36,7 @@ from frontrunner.results.store import Store, open_store
 from frontrunner.search.listener import Ended, Silent, View
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.recipe import Recipe
+from frontrunner.starting import problem_summary
 from frontrunner.validation import dump_json
 
 PROBES = {"simulated": 60, "probe": 8}

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from frontrunner.starting import problem_summary
 from frontrunner.evaluators.insight.collected import Collected, collect
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.states import CampaignState
@@ -15,6 +14,7 @@ from frontrunner.results.store import open_store
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.recipe import Recipe
+from frontrunner.starting import problem_summary
 from frontrunner.validation import dump_json
 from support.campaigns import spec_of, tiny
 

@@ -13,12 +13,12 @@ from types import ModuleType
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from frontrunner.starting import stored_spec
 from frontrunner.evaluators.protocol import EVALUATORS, ProbeOrder
 from frontrunner.evaluators.simulated import Simulated
 from frontrunner.results.store import open_store
 from frontrunner.search.driver import Driver
 from frontrunner.search.strategy import STRATEGIES
+from frontrunner.starting import stored_spec
 from support.forecasters import Forecaster, measured_twice
 
 
