@@ -134,6 +134,11 @@ def test_a_campaign_is_launched_watched_and_its_best_recipe_replayed(service: Se
         page.locator("#ranking tbody a").first.click()
         api.expect(page.get_by_role("heading", name="How the model is cut")).to_be_visible()
         assert page.locator("svg.cut rect.device").count() == 2
+        with page.expect_download() as begun:
+            page.locator("a[download$='.recipe.txt']").click()
+        exported = json.loads(begun.value.path().read_text(encoding="utf-8"))
+        assert page.url.endswith(exported["content"]["recipe_id"])
+
         page.get_by_label("steps").fill("4")
         page.get_by_role("button", name="Start a replay").click()
         api.expect(page.locator("#replay")).to_contain_text("reached its last step")

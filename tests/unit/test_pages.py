@@ -134,7 +134,7 @@ def test_a_campaign_file_is_checked_before_it_is_launched(client: TestClient) ->
         return client.post("/launch/check", json={"campaign": text}).text
 
     assert "is no TOML" in said("[model")
-    assert "no path: a service opens no named file" in said(
+    assert "expected no path from the wire" in said(
         "[model]\npreset='gpt2-small'\n[cluster]\nfile='/etc/passwd'\n[problem]\n[space]\n"
     )
     assert "extra" in said("[data]\npath='/etc/passwd'\n[model]\n[cluster]\n[problem]\n[space]\n").lower()

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured, breakdown
+from frontrunner.evaluators.formats import names
 from frontrunner.render_plan import WORDS
 from frontrunner.results.explain import Appearance, Explanation, explain
 from frontrunner.results.outcome import Measurement
@@ -15,10 +16,20 @@ from frontrunner.service.pages.drawings.stack import Stack, stack
 from frontrunner.service.pages.drawings.steps import StepStrip, step_strip
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.recipe import Recipe
 from frontrunner.starting import stored_spec
+from frontrunner.travel_api import TARGETS
 
 MOST_STRIPS = 12
 """Of the newest measurements; the table below lists more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportTarget:
+    """What a recipe can be exported to; `refused` says why it cannot, None where it can."""
+
+    name: str
+    refused: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +48,7 @@ class RecipeView:
     step: Stack | None
     memory: Stack | None
     strip: StepStrip | None
+    exports: tuple[ExportTarget, ...]
 
     @property
     def can_be_replayed(self) -> bool:
@@ -66,7 +78,13 @@ def recipe_view(store: Store, recipe_id: str) -> RecipeView:
         step=None if parts is None else _step(parts),
         memory=None if parts is None else _memory(parts),
         strip=step_strip(_step_times(found.appearances)[:MOST_STRIPS]),
+        exports=tuple(_export_target(name, problem, found.recipe) for name in TARGETS),
     )
+
+
+def _export_target(name: str, problem: Problem, recipe: Recipe) -> ExportTarget:
+    reason = names.why_not(name, problem, recipe) if name in names.FORMATS else None
+    return ExportTarget(name=name, refused=None if reason is None else str(reason))
 
 
 def _measured(row: Appearance) -> Measured | None:
