@@ -180,7 +180,8 @@ class Driver:
             self._notice("evidence", **self._gathered.counts(used=self._proposals.remembers))
         while True:
             ending = self._start_what_fits()
-            if ending is not None and (self._wants_kill or not self._in_flight):
+            is_over = not self._in_flight or self._wants_kill or self._account.must_cut(self._in_flight.values())
+            if ending is not None and is_over:
                 return self._concluded(*ending)
             for finished in self._evaluator.finished(TICK_S):
                 self._conclude(self._in_flight.pop(finished.token), finished)

@@ -56,6 +56,7 @@ def _small_budget(spec: CampaignSpec) -> Budget:
         probes=None if whole.probes is None else max(1, whole.probes - kept),
         minutes=None if whole.minutes is None else SHARE * whole.minutes,
         node_hours=None if whole.node_hours is None else SHARE * whole.node_hours,
+        hard=whole.hard,
     )
 
 
@@ -73,7 +74,7 @@ def what_is_left(budget: Budget, small: Campaign, confirm_probes: int) -> Budget
     probes = confirm_probes if left["probes"] is None else min(confirm_probes, int(left["probes"]))
     if any(value is not None and value <= 0 for value in (probes, left["minutes"], left["node_hours"])):
         return None
-    return Budget(probes=probes, minutes=left["minutes"], node_hours=left["node_hours"])
+    return Budget(probes=probes, minutes=left["minutes"], node_hours=left["node_hours"], hard=budget.hard)
 
 
 def scale_in_words(small: Problem, large: Problem) -> str:

@@ -83,18 +83,22 @@ class Budget:
     """What the campaign may spend; it ends when the first of them is used up. None is no limit.
 
     `probes` counts outcomes, failures and repeated measurements included; `minutes` the driver's own time, over all
-    its runs.
+    its runs. What runs when it is used up runs to its end, unless it is `hard`: then probes are ended early enough for
+    no limit to be passed.
     """
 
     probes: int | None = None
     minutes: float | None = None
     node_hours: float | None = None
+    hard: bool = False
 
     def __post_init__(self) -> None:
         for key in ("probes", "minutes", "node_hours"):
             value = getattr(self, key)
             if value is not None:
                 require_above_zero(f"budget.{key}", value, "a number above 0, or no entry")
+        if self.hard and self.minutes is None and self.node_hours is None:
+            raise bad_value("budget.hard", self.hard, "budget.minutes or budget.node_hours beside it")
 
 
 @dataclass(frozen=True, kw_only=True)

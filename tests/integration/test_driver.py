@@ -104,6 +104,21 @@ def test_the_budget_of_minutes_is_the_drivers_time_over_all_its_runs(campaigns: 
     assert again.measured == conclusion.measured, "resumed with nothing left to spend, it starts nothing"
 
 
+def test_a_hard_budget_of_node_hours_is_never_passed(
+    campaigns: Campaigns, scripted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted(lambda recipe, attempt: None, seconds=600)
+    monkeypatch.setattr("frontrunner.search.account.CUT_S", 0.5)
+    allowed_s = 2.0
+    budget = {"node_hours": allowed_s / 3600, "hard": True}
+    record, spec = campaigns.create("scripted", budget=budget, search={"parallel_probes": 2})
+    conclusion = campaigns.driver(record, spec).run()
+    assert "node-hours" in conclusion.reason
+    assert conclusion.state is CampaignState.FINISHED
+    assert 0 < campaigns.store.campaign(record.name).node_seconds_spent < allowed_s
+    assert campaigns.states(record) == {TrialState.QUEUED: 2}, "cut off, not failed"
+
+
 def test_failed_attempts_are_tried_again_as_their_kind_says(campaigns: Campaigns, scripted: Any) -> None:
     kinds = (FailureKind.CRASHED, FailureKind.OUT_OF_MEMORY, FailureKind.LOST)
     spec = spec_of(tiny())
