@@ -31,6 +31,7 @@ CLOSE_PARAMETERS = 4.0
 CLOSE_HIDDEN = 2.0
 """A model of close shape has at most so many times the parameters and the hidden size of the other, and as many
 matrices in its feed-forward parts. Assumed: the matrix products' shapes, and with them their rates, change slowly."""
+OTHER_DRIVER = "of another driver version"
 MOST_EVIDENCE = 200
 """Outcomes that are handed on, the nearest problems' first. A Gaussian process takes the cube of their number at each
 ask, and this many are what asking within half a second is promised for."""
@@ -140,7 +141,9 @@ def _why_not(known: KnownRecipe, earlier: Earlier, spec: CampaignSpec, here: Pro
     """Why one recipe of a campaign that is evidence is none, or None."""
     if earlier.campaign.figures == "measured":
         different = _other_software(known.provenance, here)
-        if different is not None:
+        # A pair's first campaign may run on a machine of its own: its evidence is what the second is for.
+        is_own = earlier.campaign.name == spec.confirms and different == OTHER_DRIVER
+        if different is not None and not is_own:
             return different
     if isinstance(known.outcomes, Failure):
         lasting = known.outcomes.kind is FailureKind.OUT_OF_MEMORY or _is_same(earlier.spec.problem, spec.problem)
@@ -157,7 +160,7 @@ def _other_software(there: Provenance | None, here: Provenance) -> str | None:
     if _minor(there) != _minor(here):
         return "of another torch"
     if [there.versions.get(name) for name in VERSION_FILES] != [here.versions.get(name) for name in VERSION_FILES]:
-        return "of another driver version"
+        return OTHER_DRIVER
     return None
 
 

@@ -41,7 +41,7 @@ def small_spec(spec: CampaignSpec, *, confirmable: bool = True) -> CampaignSpec:
         spec,
         name=f"{spec.name[: MOST_CHARACTERS - len(SUFFIX)]}{SUFFIX}",
         space=space,
-        search=replace(spec.search, probe_nodes=None),
+        search=replace(spec.search, probe_nodes=None, baseline=None),  # a baseline is of the whole cluster
         budget=_small_budget(spec) if confirmable else spec.budget,
         table=replace(spec.table, problem=None),
     )
@@ -60,10 +60,13 @@ def _small_budget(spec: CampaignSpec) -> Budget:
     )
 
 
-def what_is_left(budget: Budget, small: Campaign, confirm_probes: int) -> Budget | None:
-    """What the confirmation may spend after the small campaign, of the pair's budget; None where that is nothing."""
+def what_is_left(budget: Budget, small: Campaign, confirm_probes: int, *, reused: int = 0) -> Budget | None:
+    """What the confirmation may spend after the small campaign, of the pair's budget; None where that is nothing.
+
+    `reused` of the small campaign's outcomes were answers of the store, which take no probe.
+    """
     used = {
-        "probes": small.outcomes,
+        "probes": small.outcomes - reused,
         "minutes": small.driver_seconds / 60,
         "node_hours": small.node_seconds_spent / 3600,
     }

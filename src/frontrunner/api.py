@@ -141,11 +141,14 @@ def resume(
             from frontrunner.pairs import run_pair
 
             return run_pair(found, record, _hands(found, listener, on_driver, take_over=take_over))
+        surveyed = spec.survey()
         if spec.evaluator == "probe":
             offloads = spec.space.offload if "deepspeed" in spec.space.engine else ()
             prepare_here(spec.problem, spec.dispatch, engines=spec.space.engine, offloads=offloads)
+        else:
+            spec.check_commands(surveyed.recipes[0])
         known = remembered(found, record, spec)
-        driver = Driver(store=found, campaign=record, spec=spec, listener=listener, gathered=known)
+        driver = Driver(store=found, campaign=record, spec=spec, listener=listener, survey=surveyed, gathered=known)
         return _drive(driver, on_driver, take_over=take_over)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from frontrunner.earlier import remembered
+from frontrunner.results.known import reused_trials
 from frontrunner.results.predictions import SMALL_CAMPAIGN, SMALL_SCALE, small_scale
 from frontrunner.results.states import CampaignState
 from frontrunner.search.small_scale import scale_in_words, small_spec, what_is_left
@@ -48,15 +49,20 @@ def create_pair(store: Store, spec: CampaignSpec, survey: Survey) -> Campaign:
 
 def run_pair(store: Store, record: Campaign, hands: Hands) -> Conclusion:
     """Go on with a pair wherever it stands: measure small, predict large, confirm. `record` is the large campaign."""
+    from frontrunner.search.driver import Conclusion
+
     spec = stored_spec(record)
     small = store.campaign(spec.confirms)
     if small.state is not CampaignState.FINISHED:
         conclusion = hands.drive(small, stored_spec(small))
         if conclusion.state is not CampaignState.FINISHED or not conclusion.measured:
             return conclusion
+    elif not _measured(store, small):
+        return Conclusion(state=CampaignState.FINISHED, reason=f"{small.name} measured nothing", measured=0)
     survey = spec.survey()
     _predict(store, record, spec, survey, hands)
-    left = what_is_left(spec.budget, store.campaign(small.name), spec.search.confirm_probes)
+    reused = len(reused_trials(store, small.id))
+    left = what_is_left(spec.budget, store.campaign(small.name), spec.search.confirm_probes, reused=reused)
     why_not = why_not_here(spec)
     if left is None or why_not is not None:
         spent = "search.confirm_probes is 0" if not spec.search.confirm_probes else "the budget is used up"
@@ -77,15 +83,20 @@ def _predict(store: Store, record: Campaign, spec: CampaignSpec, survey: Survey,
 
 def _unconfirmed(store: Store, record: Campaign, legal_recipes: int, reason: str, hands: Hands) -> Conclusion:
     """End the large campaign without a probe, told like any other end."""
-    from frontrunner.results import status
     from frontrunner.search.driver import Conclusion
     from frontrunner.search.listener import View
     from frontrunner.search.predicting import keep_conclusion
 
-    measured = status.status(store, record).trials
     view = View(name=record.name, strategy=record.strategy, legal_recipes=legal_recipes, figures=record.figures)
-    view.measured = next((count for state, count in measured.items() if state == "measured"), 0)
+    view.measured = _measured(store, record)
     hands.listener.began(view)
     keep_conclusion(store, record, reason, take_over=hands.take_over)
     hands.listener.ended(view, CampaignState.FINISHED, reason)
     return Conclusion(state=CampaignState.FINISHED, reason=reason, measured=view.measured)
+
+
+def _measured(store: Store, record: Campaign) -> int:
+    """The recipes that a campaign has measured."""
+    from frontrunner.results import status
+
+    return next((count for state, count in status.status(store, record).trials.items() if state == "measured"), 0)

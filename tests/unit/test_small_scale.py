@@ -149,3 +149,16 @@ def ended(outcomes: int, node_hours: float) -> Campaign:
 )
 def test_confirmations_get_what_is_left(budget: Budget, outcomes: int, left: Budget | None) -> None:
     assert what_is_left(budget, ended(outcomes, node_hours=0.5), confirm_probes=3) == left
+
+
+def test_answers_of_the_store_take_nothing_of_the_confirmations() -> None:
+    small = ended(12, node_hours=0.1)
+    assert what_is_left(Budget(probes=12), small, confirm_probes=3) is None
+    assert what_is_left(Budget(probes=12), small, confirm_probes=3, reused=11) == Budget(probes=3)
+
+
+def test_a_baseline_is_left_to_the_campaign_of_the_whole_cluster() -> None:
+    spec = spec_of(pair())
+    whole = spec.survey().recipes[0]
+    small = small_spec(replace(spec, search=replace(spec.search, baseline=whole)))
+    assert small.search.baseline is None
