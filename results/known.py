@@ -11,6 +11,7 @@ from sqlalchemy import select
 from frontrunner.results.codec import recipe_from_json
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.results.provenance import Provenance
+from frontrunner.results.records import Campaign
 from frontrunner.results.rows import outcomes_by_attempt
 from frontrunner.results.schema import AttemptRow, EventRow, ProvenanceRow, TrialRow
 from frontrunner.results.states import AttemptState, TrialState
@@ -66,6 +67,14 @@ def reused_trials(store: Store, campaign_id: int) -> set[int]:
     query = select(EventRow.data_json).where(EventRow.campaign_id == campaign_id, EventRow.kind == REUSED)
     with store.database.read() as connection:
         return {int(json.loads(text)["trial"]) for text in connection.execute(query).scalars()}
+
+
+def probes_made(store: Store, campaign: Campaign) -> int:
+    """The outcomes that count against a budget of probes: all but those of earlier campaigns.
+
+    `campaign` is as it was read; what was recorded since is not counted.
+    """
+    return max(0, campaign.outcomes - len(reused_trials(store, campaign.id)))
 
 
 def _columns() -> tuple[Any, ...]:

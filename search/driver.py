@@ -14,7 +14,7 @@ from pathlib import Path
 
 from frontrunner.evaluators.measure import nodes_used
 from frontrunner.evaluators.protocol import Finished, NodesUnavailable, ProbeOrder, make_evaluator
-from frontrunner.results.known import REUSED, reused_trials
+from frontrunner.results.known import REUSED, probes_made, reused_trials
 from frontrunner.results.notebook import facts
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.outlooks import OUTLOOK
@@ -265,7 +265,7 @@ class Driver:
         take_in_trials(now, told, proposals=self._proposals, view=self._view)
         take_in_outlooks(self._store, campaign_id, rule=self._stop_rule, view=self._view)
         reused = reused_trials(self._store, campaign_id)
-        self._ledger.probes = self._store.campaign(self._campaign.name).outcomes - len(reused)
+        self._ledger.probes = probes_made(self._store, self._store.campaign(self._campaign.name))
         # An answer of an earlier campaign does not say that anything runs here.
         self._has_measured = any(trial.state is TrialState.MEASURED and trial.number not in reused for trial in now)
 

@@ -30,15 +30,22 @@ def read_toml(path: Path, what: str, hint: str) -> Table:
     if len(content) > MAX_FILE_BYTES:
         raise InvalidInput(f"{path} is too long: a {what} has at most {MAX_FILE_BYTES:,} bytes")
     try:
-        return tomllib.loads(content.decode("utf-8-sig"))
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidInput(f"{path} is not valid TOML: {error}") from None
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{path} is not text in UTF-8: byte {error.start + 1} does not fit") from None
+    return parse_toml(text, str(path))
+
+
+def parse_toml(text: str, name: str) -> Table:
+    """What a text holds; `name` is what messages call it. Raises `InvalidInput` for one that is no usable TOML."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidInput(f"{name} is not valid TOML: {error}") from None
     except RecursionError:
-        raise InvalidInput(f"{path} is not usable TOML: its lists or tables are nested too deeply") from None
+        raise InvalidInput(f"{name} is not usable TOML: its lists or tables are nested too deeply") from None
     except ValueError:  # Python converts no more than 4,300 decimal digits
-        raise InvalidInput(f"{path} is not usable TOML: one of its numbers has thousands of digits") from None
+        raise InvalidInput(f"{name} is not usable TOML: one of its numbers has thousands of digits") from None
 
 
 def holds(question: Callable[[], bool]) -> bool:

@@ -147,6 +147,12 @@ def test_the_reading_commands_ask_a_service(service: Served) -> None:
     by_wire = run("campaigns", "--json", "--server", service.url)
     assert by_wire.stdout == run("campaigns", "--json", "--store", at).stdout
     assert json.loads(by_wire.stdout)
+    recipe = frontrunner.best(store=at)[0].recipe_id
+    exported = run("export", recipe, "--to", "nemo", "--server", service.url)
+    assert _undated(exported.stdout) == _undated(run("export", recipe, "--to", "nemo", "--store", at).stdout)
+    assert exported.returncode == 0
+    file = run("export", "recipe.json", "--to", "nemo", "--server", service.url)
+    assert (file.returncode, "a RECIPE_ID with it" in file.stderr) == (2, True)
     both = run("best", "--server", service.url, "--store", at)
     assert (both.returncode, "are both given" in both.stderr) == (2, True)
     with pytest.raises(ServiceUnreachable, match="no service answers"):

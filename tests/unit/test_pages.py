@@ -6,13 +6,20 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
 
+from frontrunner.results.known import REUSED, probes_made
+from frontrunner.results.states import CampaignState
+from frontrunner.results.store import open_store
 from frontrunner.service.app import create_app
+from frontrunner.service.pages.figures import Editions
 from frontrunner.service.pages.router import router
+from frontrunner.service.pages.views.campaign import campaign_view, moment
 from support.page_stores import SCRIPT, page_store
 from support.services import ORIGIN, bearer, settings, tokens_of
 
@@ -104,6 +111,53 @@ def test_only_the_pieces_that_changed_are_sent(client: TestClient) -> None:
     assert answer.text.count("<section") == 6
 
 
+@pytest.mark.parametrize("seen", ["", "x", "x" * 500])
+def test_a_page_that_cannot_say_what_it_has_seen_is_refused(client: TestClient, seen: str) -> None:
+    assert client.get(f"/campaigns/first/live?seen={seen}").status_code == 422
+
+
+def test_a_page_hears_that_its_driver_died_without_a_word(tmp_path: Path) -> None:
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    page_store(tmp_path)
+    with open_store(str(tmp_path / "store.db"), clock=lambda: start) as store:
+        name = store.campaigns()[-1].name
+        store.acquire_lease(store.campaign(name).id, host="gone", pid=1, duration_s=30)
+        driven = moment(store, name)
+        assert campaign_view(store, name).status.driver_is_live
+        assert moment(store, name) == driven
+    with open_store(str(tmp_path / "store.db"), clock=lambda: start + timedelta(seconds=31)) as store:
+        assert moment(store, name) != driven
+        view = campaign_view(store, name)
+        assert (view.status.driver_is_live, view.can_be_driven) == (False, True)
+
+
+def test_the_budget_s_meter_counts_what_the_driver_counts(tmp_path: Path) -> None:
+    page_store(tmp_path)
+    with open_store(str(tmp_path / "store.db")) as store:
+        campaign = store.campaign("first")
+        assert [limit.used for limit in campaign_view(store, "first").limits] == [4]
+        writer = store.drive(store.acquire_lease(campaign.id, host="h", pid=1))
+        writer.event(REUSED, trial=2, recipe="", campaign="second")
+        writer.release(CampaignState.FINISHED, reason="")
+        assert [limit.used for limit in campaign_view(store, "first").limits] == [3]
+        assert probes_made(store, store.campaign("first")) == 3
+
+
+def test_figures_of_a_driven_campaign_change_every_15_seconds_at_most(tmp_path: Path) -> None:
+    now_s = 0.0
+    editions = Editions(clock=lambda: now_s)
+    page_store(tmp_path)
+    with open_store(str(tmp_path / "store.db")) as store:
+        campaign = store.campaign("first")
+    later = replace(campaign, outcomes=9)
+    assert editions.of(campaign, is_live=True) == 4
+    now_s = 14.9
+    assert editions.of(later, is_live=True) == 4
+    now_s = 15.0
+    assert editions.of(later, is_live=True) == 9
+    assert editions.of(replace(campaign, outcomes=10), is_live=False) == 10  # its end shows at once
+
+
 def test_figures_come_as_json_and_others_are_refused(client: TestClient) -> None:
     found = client.get("/campaigns/first/figures/speed-memory").json()
     assert found["figure"]["data"]
@@ -133,12 +187,21 @@ def test_a_campaign_file_is_checked_before_it_is_launched(client: TestClient) ->
     def said(text: str) -> str:
         return client.post("/launch/check", json={"campaign": text}).text
 
-    assert "is no TOML" in said("[model")
+    assert "is not valid TOML" in said("[model")
     assert "expected no path from the wire" in said(
         "[model]\npreset='gpt2-small'\n[cluster]\nfile='/etc/passwd'\n[problem]\n[space]\n"
     )
     assert "extra" in said("[data]\npath='/etc/passwd'\n[model]\n[cluster]\n[problem]\n[space]\n").lower()
     assert client.post("/launch", json={"campaign": "[model"}).status_code == 422
+
+
+@pytest.mark.parametrize("value", ["[" * 50_000, "1" * 5_000, "0x" + "f" * 50_000], ids=["deep", "long", "long hex"])
+def test_toml_that_python_cannot_take_in_is_one_message(client: TestClient, value: str) -> None:
+    text = f"[cluster]\n[problem]\n[space]\n[model]\nlayers = {value}\n"
+    checked = client.post("/launch/check", json={"campaign": text})
+    assert checked.status_code == 200
+    assert "layers" in checked.text or "not usable TOML" in checked.text
+    assert client.post("/launch", json={"campaign": text}).status_code == 422
 
 
 def test_a_plan_that_cannot_be_made_says_why_in_its_place(client: TestClient) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from fastapi.testclient import TestClient
@@ -81,6 +83,33 @@ def test_a_cookie_is_good_for_its_role_and_its_time(client: TestClient, tokens: 
         assert client.get(CAMPAIGNS, headers={"cookie": f"{COOKIE}={cookie}"}).status_code == status
     both = bearer("wrong") | {"cookie": f"{COOKIE}={good}"}
     assert client.get(CAMPAIGNS, headers=both).status_code == 401
+
+
+@pytest.mark.parametrize("other", ['other={"a":1}', "other=[1,2]", "a b=c", "=", 'x="'])
+def test_cookies_of_other_programs_on_this_host_keep_nobody_out(client: TestClient, tokens: Tokens, other: str) -> None:
+    ours = f"{COOKIE}={tokens.session(Role.READER, now_s=time.time())}"
+    for cookies in (f"{other}; {ours}", f"{ours}; {other}"):
+        assert client.get(CAMPAIGNS, headers={"cookie": cookies}).status_code == 200, cookies
+
+
+@pytest.mark.parametrize(
+    ("chosen", "address"),
+    [
+        ({}, "http://127.0.0.1:9"),
+        ({"host": "localhost"}, "http://localhost:9"),
+        ({"host": "127.0.0.2"}, "http://127.0.0.2:9"),
+        ({"host": "::1"}, "http://[::1]:9"),
+        ({"host": "0:0:0:0:0:0:0:1"}, "http://[::1]:9"),
+        ({"host": "0.0.0.0", "allowed_hosts": ("tune.example.org",)}, "http://tune.example.org:9"),
+        ({"allowed_hosts": ("tune.example.org", "other")}, "http://tune.example.org:9"),
+        ({"allowed_hosts": ("tune.example.org",), "behind_tls": True}, "https://tune.example.org"),
+    ],
+    ids=str,
+)
+def test_the_link_leads_to_an_address_that_is_answered(tmp_path: Path, chosen: dict[str, Any], address: str) -> None:
+    found = settings(tmp_path, **chosen)
+    assert found.address(9) == address
+    assert urlsplit(address).netloc.removesuffix(":9") in found.host_names
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,8 @@ class Questions(Protocol):
 
     def show(self, recipe_id: str) -> Explanation: ...  # noqa: D102
 
+    def export(self, recipe: str, *, to: str) -> str: ...  # noqa: D102
+
 
 class OwnStore:
     """The store at hand."""
@@ -75,6 +77,12 @@ class OwnStore:
     def show(self, recipe_id: str) -> Explanation:
         """As `api.show`."""
         return api.show(recipe_id, store=self._store)
+
+    def export(self, recipe: str, *, to: str) -> str:
+        """As `travel_api.export`."""
+        from frontrunner.travel_api import export
+
+        return export(recipe, to=to, store=self._store)
 
 
 def server_option(function: F) -> F:

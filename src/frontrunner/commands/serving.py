@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8787, show_default=True, help="0 takes a free one.")
 @click.option("--allow-host", "allowed", multiple=True, metavar="NAME", help="A name that requests may be sent to.")
-@click.option("--behind-tls", is_flag=True, help="A proxy with TLS is in front: mark cookies as secure.")
+@click.option("--behind-tls", is_flag=True, help="A proxy with TLS is in front: https links, secure cookies.")
 @click.option("--token-file", type=click.Path(path_type=Path), metavar="FILE", help="Where the tokens are kept.")
 @click.option("--max-campaigns", type=click.IntRange(1, 1000), default=4, show_default=True, help="Running at once.")
 @store_option
@@ -70,10 +70,8 @@ def _serve(settings: ServiceSettings) -> None:
 
     with listen(settings) as listener:
         app = create_app(settings, pages=(router,))
-        port = listener.getsockname()[1]
-        name = settings.allowed_hosts[0] if settings.allowed_hosts else "127.0.0.1"
         code = app.state.service.links.make(Role.OPERATOR)
-        click.echo(f"http://{name}:{port}/login?code={code}")
+        click.echo(f"{settings.address(listener.getsockname()[1])}/login?code={code}")
         click.echo("the link opens one browser, once, within ten minutes", err=True)
         click.echo(f"tokens for programs: {settings.token_file}", err=True)
         if not is_loopback(settings.host):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from frontrunner.commands.asking import asked, server_option
 from frontrunner.commands.options import json_option, print_json, store_option
 from frontrunner.commands.recipe_words import choices
 from frontrunner.spaces.errors import InvalidInput, NothingLegal, bad_value
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Where to write it [default: stdout].")
 @click.option("--storage", metavar="URL", help="With --to optuna: the study's database, as sqlite:///study.db.")
 @store_option
-def export(name: str, to: str, out: Path | None, storage: str | None, store: str | None) -> None:
+@server_option
+def export(name: str, to: str, out: Path | None, storage: str | None, store: str | None, server: str | None) -> None:
     """Write RECIPE_ID, or a recipe file, in the words of another tool.
 
     TOOL is megatron-lm, megatron-deepspeed, deepspeed, nemo, torchtitan, nanotron or accelerate; slurm or pbs for a
@@ -38,12 +40,14 @@ def export(name: str, to: str, out: Path | None, storage: str | None, store: str
     """
     if (to == "optuna") != (storage is not None):
         raise bad_value("--storage", storage, "a URL with --to optuna, and with nothing else")
+    from frontrunner.replay_api import names_a_file
+
+    if server is not None and (storage is not None or names_a_file(name)):
+        raise bad_value("--server", server, "a RECIPE_ID with it: files and studies are exported without a service")
     if storage is not None:
         _mirror(name, storage, store, out)
         return
-    from frontrunner.travel_api import export as exported
-
-    text = exported(name, to=to, store=store)
+    text = asked(store, server).export(name, to=to)
     if out is None:
         click.echo(text, nl=False)
     else:

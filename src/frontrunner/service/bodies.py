@@ -23,9 +23,14 @@ def campaign_table(body: CampaignBody) -> dict[str, object]:
     return table
 
 
+def parsed(table: dict[str, object]) -> CampaignFile:
+    """The campaign of such a table; raises `InvalidInput` for what is no campaign."""
+    return parse_campaign(table, default_name=FALLBACK, base=Path.cwd())
+
+
 def campaign_from(body: CampaignBody, *, most_points: int) -> CampaignFile:
     """The campaign of a body; raises `InvalidInput` for a space of more than `most_points` points."""
-    file = parse_campaign(campaign_table(body), default_name=FALLBACK, base=Path.cwd())
+    file = parsed(campaign_table(body))
     dimensions = file.spec.space.dimensions(file.spec.problem.cluster)
     points = math.prod(len(values) for values in dimensions.values())
     if points > most_points:

@@ -133,9 +133,9 @@ class Client:
         """Everything that the store knows of a recipe, by its id or a unique beginning of it."""
         return self._get(Explanation, f"/recipes/{_part(recipe_id)}")
 
-    def export(self, recipe_id: str, *, to: str) -> str:
-        """A recipe as a text that the tool `to` accepts; as `frontrunner.export`."""
-        path = f"/recipes/{_part(recipe_id)}/export?{urlencode({'to': to})}"
+    def export(self, recipe: str, *, to: str) -> str:
+        """A recipe, by its id, as a text that the tool `to` accepts; as `frontrunner.export`, but of no file."""
+        path = f"/recipes/{_part(recipe)}/export?{urlencode({'to': to})}"
         return self._connection.ask("GET", path).decode()
 
     def compare(self, first: str, second: str) -> Comparison:

@@ -6,10 +6,10 @@ who sent it (`access`, 401), how long its body is (413), and of what kind (415).
 
 from __future__ import annotations
 
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -116,12 +116,11 @@ def has_body(headers: Headers) -> bool:
 
 
 def session_cookie(headers: Headers) -> str | None:
-    """The value of our cookie, or None."""
-    try:
-        found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-    except CookieError:
-        return None
-    return None if found is None else found.value
+    """The value of our cookie, or None.
+
+    A browser sends the cookies of all programs on this host, whatever their form, to each of them.
+    """
+    return cookie_parser(headers.get("cookie", "")).get(COOKIE)
 
 
 def _without_port(host: str) -> str:

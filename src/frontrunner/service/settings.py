@@ -69,10 +69,21 @@ class ServiceSettings:
                 hint="add --allow-host NAME and put TLS in front (docs/service.md); or tunnel with ssh -L",
             )
 
+    def address(self, port: int) -> str:
+        """What browsers put before a path, where the service listens on `port`."""
+        name = self.allowed_hosts[0] if self.allowed_hosts else _in_address(self.host)
+        return f"https://{name}" if self.behind_tls else f"http://{name}:{port}"
+
     @property
     def host_names(self) -> frozenset[str]:
         """Every name that a Host header may hold, in small letters, without the port."""
-        return frozenset(name.lower() for name in (*LOOPBACK_NAMES, *self.allowed_hosts))
+        own = (_in_address(self.host),) if is_loopback(self.host) else ()
+        return frozenset(name.lower() for name in (*LOOPBACK_NAMES, *own, *self.allowed_hosts))
+
+
+def _in_address(host: str) -> str:
+    """A host as browsers write it: IPv6 shortened, in brackets."""
+    return f"[{ipaddress.IPv6Address(host)}]" if ":" in host else host
 
 
 def is_loopback(host: str) -> bool:

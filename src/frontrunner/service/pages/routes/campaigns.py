@@ -25,6 +25,8 @@ router = APIRouter()
 shelf = FigureShelf()
 PAGE_SIZE = 50
 Asked = Annotated[PageNumber, Query(alias="page")]
+Seen = Annotated[str, Query(max_length=400, pattern="~")]
+"""What a page has seen: the campaign's moment, the edition of its figures, and each part's digest, with ~ between."""
 PARTS = ("numbers", "ranking", "trials", "timeline", "failures", "events")
 """The pieces of a campaign's page that change as it goes on, in their order on the page."""
 TOLD = {
@@ -44,10 +46,10 @@ class Part:
 
 @router.get("/")
 def all_campaigns(
-    store: StoreOf, role: RoleOf, page_number: Annotated[PageNumber, Query(alias="page")] = 1
+    service: ServiceOf, role: RoleOf, page_number: Annotated[PageNumber, Query(alias="page")] = 1
 ) -> Response:
     """The store's campaigns, the newest first."""
-    found = campaign_page(store, page=page_number, page_size=PAGE_SIZE)
+    found = campaign_page(service.store, page=page_number, page_size=PAGE_SIZE, known=service.summaries)
     pages = max(1, -(-found.total // PAGE_SIZE))
     return page("campaigns.html", here="/", found=found, page=page_number, pages=pages, may_change=_may_change(role))
 
@@ -69,17 +71,17 @@ def one_campaign(store: StoreOf, role: RoleOf, name: CampaignName) -> Response:
 
 
 @router.get("/campaigns/{name}/live")
-def live(store: StoreOf, role: RoleOf, name: CampaignName, seen: Annotated[str, Query(max_length=400)]) -> Response:
+def live(store: StoreOf, role: RoleOf, name: CampaignName, seen: Seen) -> Response:
     """The pieces that changed since the page saw them last; nothing (204) where nothing was written."""
     now = moment(store, name)
-    was, outcomes, *digests = seen.split("~")
+    was, edition, *digests = seen.split("~")
     if was == now:
         return Response(status_code=204)
     view = campaign_view(store, name)
     parts = _parts(view, role)
     old = dict(zip(PARTS, digests, strict=False))
     changed = [part.html for part in parts if old.get(part.name) != digest(part.html)]
-    news = {} if outcomes == str(view.status.campaign.outcomes) else {"HX-Trigger": "outcomes"}
+    news = {} if edition == _edition(view) else {"HX-Trigger": "outcomes"}
     return HTMLResponse("".join([_live(view, now, parts), *changed]), headers=news)
 
 
@@ -130,8 +132,12 @@ def _parts(view: CampaignView, role: Role) -> tuple[Part, ...]:
 
 def _live(view: CampaignView, now: str, parts: tuple[Part, ...]) -> str:
     """The element that asks again, with what the page has seen."""
-    seen = "~".join([now, str(view.status.campaign.outcomes), *(digest(part.html) for part in parts)])
+    seen = "~".join([now, _edition(view), *(digest(part.html) for part in parts)])
     return render("campaign_live.html", view=view, seen=seen)
+
+
+def _edition(view: CampaignView) -> str:
+    return str(shelf.editions.of(view.status.campaign, is_live=view.status.driver_is_live))
 
 
 def _may_change(role: Role) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from functools import lru_cache
 from importlib.resources import files
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ from fastapi import APIRouter, Query, Response
 from markupsafe import Markup
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from frontrunner.service.bodies import campaign_from, campaign_table
+from frontrunner.service.bodies import campaign_from, campaign_table, parsed
 from frontrunner.service.models import CampaignBody
 from frontrunner.service.pages.drawings.cut import cut_drawing
 from frontrunner.service.pages.rendering import page, render
@@ -19,6 +18,7 @@ from frontrunner.service.pages.views.plan import TOP, PlanQuestion, clusters, mo
 from frontrunner.service.state import OPERATOR, RoleOf, ServiceOf
 from frontrunner.service.tokens import Role
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
+from frontrunner.toml_file import parse_toml
 
 router = APIRouter()
 MOST_CHARACTERS = 100_000
@@ -52,9 +52,7 @@ class CampaignText(BaseModel):
     def body(self) -> CampaignBody:
         """The campaign that the text holds; raises `InvalidInput` for text that is no TOML, or has other keys."""
         try:
-            return CampaignBody.model_validate(tomllib.loads(self.campaign))
-        except tomllib.TOMLDecodeError as error:
-            raise InvalidInput(f"the campaign file is no TOML: {error}") from None
+            return CampaignBody.model_validate(parse_toml(self.campaign, "the campaign file"))
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
@@ -128,6 +126,11 @@ async def check(service: ServiceOf, given: CampaignText) -> Response:
 @router.post("/launch", dependencies=OPERATOR)
 async def launch(service: ServiceOf, given: CampaignText) -> Response:
     """Start the campaign, and go to its page."""
-    table = campaign_table(given.body())
-    started = await service.slowly(lambda: service.drivers.launch(table))
+
+    def begun() -> dict[str, Any]:
+        table = campaign_table(given.body())
+        parsed(table)  # TOML has numbers that no campaign has, and that cannot be told to a driver
+        return service.drivers.launch(table)
+
+    started = await service.slowly(begun)
     return Response(status_code=204, headers={"HX-Redirect": f"/campaigns/{started['campaign']}"})

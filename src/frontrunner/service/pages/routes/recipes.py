@@ -19,7 +19,7 @@ from frontrunner.service.pages.views.compare import choice, compare_recipes
 from frontrunner.service.pages.views.recipe import RecipeView, recipe_view
 from frontrunner.service.replays import Replay
 from frontrunner.service.routes.parameters import RecipeId
-from frontrunner.service.state import OPERATOR, RoleOf, Service, ServiceOf, StoreOf
+from frontrunner.service.state import OPERATOR, RoleOf, Service, ServiceOf
 from frontrunner.service.tokens import Role
 from frontrunner.spaces.errors import NotFound
 from frontrunner.spaces.recipe import Recipe
@@ -102,9 +102,11 @@ def _replay(service: Service, role: Role, recipe_id: str, *, can_be_replayed: bo
 
 
 @router.get("/compare")
-def compared(store: StoreOf, campaign: Two = [], recipe: Two = []) -> Response:  # noqa: B006 - FastAPI copies it
+def compared(service: ServiceOf, campaign: Two = [], recipe: Two = []) -> Response:  # noqa: B006 - FastAPI copies it
     """Two campaigns, or two recipes, side by side; without either, the forms that ask for them."""
-    names = [row.name for row in campaign_page(store, page_size=MOST_NAMES).items]
+    store = service.store
+    known = campaign_page(store, page_size=MOST_NAMES, known=service.summaries)
+    names = [row.name for row in known.items]
     both = compare(store, *campaign) if len(campaign) == 2 else None
     pair = compare_recipes(store, *recipe) if len(recipe) == 2 else None
     is_wrong = len(campaign) not in (0, 2) or len(recipe) not in (0, 2)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from frontrunner.results.driving import stamp
+from frontrunner.results.known import probes_made
 from frontrunner.results.outlooks import outlook_shares
 from frontrunner.results.pages import TrialPage, trial_page
 from frontrunner.results.pareto import pareto
@@ -81,7 +83,7 @@ def campaign_view(store: Store, name: str, *, trials_page: int = 1) -> CampaignV
     spec = stored_spec(campaign)
     failed_in_all = sum(count for state, count in found.trials.items() if state == "failed")
     spent = Spent(
-        probes=campaign.outcomes,
+        probes=probes_made(store, campaign),
         driver_seconds=campaign.driver_seconds,
         node_seconds=campaign.node_seconds_spent,
     )
@@ -102,8 +104,12 @@ def campaign_view(store: Store, name: str, *, trials_page: int = 1) -> CampaignV
 
 
 def moment(store: Store, name: str) -> str:
-    """What changes whenever the page of a campaign may: cheap to ask for, so that a page may ask often."""
-    return store.campaign(name).updated_at
+    """What changes whenever the page of a campaign may: cheap to ask for, so that a page may ask often.
+
+    A driver that is killed writes nothing more: the page changes when its lease runs out.
+    """
+    ((_, written_at, is_driven),) = stamp(store, (name,))
+    return f"{written_at} {'driven' if is_driven else 'left'}"
 
 
 def _timeline(store: Store, found: Status) -> Timeline | None:
