@@ -10,9 +10,8 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from frontrunner.results.provenance import redact
-from frontrunner.spaces.errors import NotFound, StoreUnusable, bad_value
+from frontrunner.spaces.errors import bad_value
 
-SQLITE_MAGIC = b"SQLite format 3\x00"
 EXPECTED = "a path, or a URL such as sqlite:///path/to/store.db or postgresql+psycopg://user@host/database"
 
 
@@ -66,30 +65,3 @@ def parse_address(text: str) -> StoreAddress:
 
 def _with_driver(url: URL) -> URL:
     return url if "+" in url.drivername else url.set(drivername="postgresql+psycopg")
-
-
-def check_file(path: Path, *, create: bool) -> None:
-    """Refuse a path that cannot be an SQLite store, before SQLite touches it.
-
-    Raises `NotFound` where the file (or, to create it, its folder) is missing, and `StoreUnusable` where
-    something else than an SQLite file lies there. An empty file may become a store.
-    """
-    try:
-        exists = path.exists()
-    except OSError as error:  # a name too long for the file system
-        raise StoreUnusable(f"{str(path)[:60]}... cannot be a store: {error.strerror}") from error
-    if not exists:
-        if not create:
-            raise NotFound(f"there is no store at {path}", hint="name another one, or launch a campaign to create it")
-        if not path.parent.is_dir():
-            raise NotFound(f"there is no folder {path.parent} to create the store in", hint="create it first")
-        return
-    if not path.is_file():
-        raise StoreUnusable(f"{path} is not a file, so it cannot be a store")
-    try:
-        with path.open("rb") as file:
-            head = file.read(len(SQLITE_MAGIC))
-    except OSError as error:
-        raise StoreUnusable(f"{path} cannot be read: {error.strerror}") from error
-    if head and head != SQLITE_MAGIC:
-        raise StoreUnusable(f"{path} is not an SQLite file, so it cannot be a store", hint="name another file")

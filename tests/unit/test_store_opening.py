@@ -113,6 +113,23 @@ def test_an_empty_file_becomes_a_store_only_where_one_may_be_made(tmp_path: Path
     make(path, "kept")
 
 
+@pytest.mark.parametrize("beside", ["-wal", ".backup-20260301T120000Z"])
+@pytest.mark.parametrize(("head", "said"), [(None, "it is empty"), (b"\0" * 4096, "does not begin as")])
+def test_a_file_that_was_a_store_is_not_replaced(tmp_path: Path, beside: str, head: bytes | None, said: str) -> None:
+    path = make(tmp_path / "store.db", "kept")
+    (tmp_path / f"store.db{beside}").write_bytes(b"x" * 8192)
+    if head is None:
+        os.truncate(path, 0)
+    else:
+        path.write_bytes(head + path.read_bytes()[len(head) :])
+    before = files(tmp_path)
+    for wanted in ({"create": True}, {"create": False}, {"read_only": True}):
+        with pytest.raises(StoreUnusable, match=rf"is damaged: .*{said}") as refused:
+            open_store(str(path), **wanted)
+        assert ("frontrunner store copy" in str(refused.value.hint)) == beside.startswith(".backup")
+    assert files(tmp_path) == before
+
+
 @pytest.mark.parametrize(("version", "hint"), [(0, "frontrunner store upgrade"), (2, "upgrade frontrunner")])
 def test_another_schema_version_is_refused_with_both_numbers(tmp_path: Path, version: int, hint: str) -> None:
     path = make(tmp_path / "store.db")
