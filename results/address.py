@@ -12,19 +12,25 @@ from sqlalchemy.exc import ArgumentError
 from frontrunner.results.provenance import redact
 from frontrunner.spaces.errors import bad_value
 
+KEY_PASSWORD = "sslpassword"  # noqa: S105 - the name of libpq's parameter
 EXPECTED = "a path, or a URL such as sqlite:///path/to/store.db or postgresql+psycopg://user@host/database"
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreAddress:
-    """A parsed address. `path` is the SQLite file, absolute; None for another database."""
+    """A parsed address, whose password is `url.password` wherever it was written. `path` is the SQLite file, absolute; None for another database."""
 
     url: URL
     path: Path | None
 
     def __str__(self) -> str:
-        """The file's path, or the URL with its password hidden."""
-        return str(self.path) if self.path is not None else self.url.render_as_string(hide_password=True)
+        """The file's path, or the URL with its password, and that of its key, hidden."""
+        if self.path is not None:
+            return str(self.path)
+        shown = self.url
+        if KEY_PASSWORD in shown.query:
+            shown = shown.update_query_dict({KEY_PASSWORD: "***"})
+        return shown.render_as_string(hide_password=True)
 
     def sqlite_uri(self, *, mode: str, immutable: bool = False) -> str:
         """The file as an SQLite URI; `mode` is ro, rw or rwc.
@@ -55,9 +61,9 @@ def parse_address(text: str) -> StoreAddress:
     except (ArgumentError, ValueError) as error:
         raise bad_value("store.url", redact([text])[0], EXPECTED) from error
     if url.get_backend_name() == "postgresql":
-        return StoreAddress(url=_with_driver(url), path=None)
+        return StoreAddress(url=_with_password_in_its_place(_with_driver(url)), path=None)
     if url.get_backend_name() != "sqlite":
-        raise bad_value("store.url", url.render_as_string(), EXPECTED)
+        raise bad_value("store.url", redact([text])[0], EXPECTED)
     if not url.database or url.database == ":memory:":
         raise bad_value("store.url", text, "sqlite:///path: a store lives in a file")
     return StoreAddress(url=url, path=Path(url.database).expanduser().absolute())
@@ -65,3 +71,12 @@ def parse_address(text: str) -> StoreAddress:
 
 def _with_driver(url: URL) -> URL:
     return url if "+" in url.drivername else url.set(drivername="postgresql+psycopg")
+
+
+def _with_password_in_its_place(url: URL) -> URL:
+    """The URL with `?password=` moved to where it is hidden; libpq takes it before one that precedes the host."""
+    given = url.query.get("password")
+    if given is None:
+        return url
+    password = given if isinstance(given, str) else given[-1]
+    return url.difference_update_query(["password"]).set(password=password)

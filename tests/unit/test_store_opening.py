@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
 
+from frontrunner.results.address import parse_address
 from frontrunner.results.file_system import OVERRIDE, file_system_of, refuse_network
 from frontrunner.results.schema import Base
 from frontrunner.results.store import open_store
@@ -64,6 +65,15 @@ def test_a_database_that_cannot_be_reached_is_named_without_its_password(url: st
     with pytest.raises(InvalidInput, match=r"://me:[^h]+@db/x") as refused:
         open_store(url)
     assert "hush" not in f"{refused.value} {refused.value.hint}"
+
+
+@pytest.mark.parametrize("query", ["password=hush", "user=me&password=hush", "sslpassword=hush", "sslmode=require"])
+def test_a_password_is_hidden_wherever_the_url_has_it(query: str) -> None:
+    address = parse_address(f"postgresql://me:hush@db/x?{query}")
+    assert "hush" not in str(address)
+    assert address.url.password == "hush"
+    assert "password" not in address.url.query
+    assert parse_address("postgresql://me@db/x?password=a%40b").url.password == "a@b"
 
 
 def test_the_tables_can_be_made_in_postgresql() -> None:
