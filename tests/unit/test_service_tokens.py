@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -111,8 +113,6 @@ def test_only_a_frontrunner_that_was_there_at_the_time_is_ours(sleeper: subproce
 
 
 def test_a_process_that_is_no_driver_is_not_signalled(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
-    import socket
-
     try:
         with open_store(str(tmp_path / "store.db")) as store:
             made = store.create_campaign(name="c", spec_json="{}", legal_recipes=1, problem_summary={})
@@ -132,3 +132,19 @@ def test_a_process_that_is_no_driver_is_not_signalled(tmp_path: Path, sleeper: s
     finally:
         sleeper.kill()
         sleeper.wait()
+
+
+def test_a_driver_is_told_though_the_store_s_clock_is_not_this_host_s(tmp_path: Path) -> None:
+    def behind() -> datetime:
+        return datetime.now(UTC) - timedelta(hours=1)
+
+    driver = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "-m", CHILD])
+    try:
+        with open_store(str(tmp_path / "store.db"), clock=behind) as store:
+            made = store.create_campaign(name="c", spec_json="{}", legal_recipes=1, problem_summary={})
+            store.acquire_lease(made.id, host=socket.gethostname(), pid=driver.pid)
+            assert Drivers(store, settings(tmp_path)).tell("c", "pause")["pid"] == driver.pid
+        assert driver.wait(30) == -signal.SIGUSR1
+    finally:
+        driver.kill()
+        driver.wait()
