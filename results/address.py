@@ -10,22 +10,27 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from frontrunner.results.provenance import redact
-from frontrunner.spaces.errors import NotFound, StoreUnusable, bad_value
+from frontrunner.spaces.errors import bad_value
 
-SQLITE_MAGIC = b"SQLite format 3\x00"
+KEY_PASSWORD = "sslpassword"  # noqa: S105 - the name of libpq's parameter
 EXPECTED = "a path, or a URL such as sqlite:///path/to/store.db or postgresql+psycopg://user@host/database"
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreAddress:
-    """A parsed address. `path` is the SQLite file, absolute; None for another database."""
+    """A parsed address, whose password is `url.password` wherever it was written. `path` is the SQLite file, absolute; None for another database."""
 
     url: URL
     path: Path | None
 
     def __str__(self) -> str:
-        """The file's path, or the URL with its password hidden."""
-        return str(self.path) if self.path is not None else self.url.render_as_string(hide_password=True)
+        """The file's path, or the URL with its password, and that of its key, hidden."""
+        if self.path is not None:
+            return str(self.path)
+        shown = self.url
+        if KEY_PASSWORD in shown.query:
+            shown = shown.update_query_dict({KEY_PASSWORD: "***"})
+        return shown.render_as_string(hide_password=True)
 
     def sqlite_uri(self, *, mode: str, immutable: bool = False) -> str:
         """The file as an SQLite URI; `mode` is ro, rw or rwc.
@@ -56,9 +61,9 @@ def parse_address(text: str) -> StoreAddress:
     except (ArgumentError, ValueError) as error:
         raise bad_value("store.url", redact([text])[0], EXPECTED) from error
     if url.get_backend_name() == "postgresql":
-        return StoreAddress(url=_with_driver(url), path=None)
+        return StoreAddress(url=_with_password_in_its_place(_with_driver(url)), path=None)
     if url.get_backend_name() != "sqlite":
-        raise bad_value("store.url", url.render_as_string(), EXPECTED)
+        raise bad_value("store.url", redact([text])[0], EXPECTED)
     if not url.database or url.database == ":memory:":
         raise bad_value("store.url", text, "sqlite:///path: a store lives in a file")
     return StoreAddress(url=url, path=Path(url.database).expanduser().absolute())
@@ -68,28 +73,10 @@ def _with_driver(url: URL) -> URL:
     return url if "+" in url.drivername else url.set(drivername="postgresql+psycopg")
 
 
-def check_file(path: Path, *, create: bool) -> None:
-    """Refuse a path that cannot be an SQLite store, before SQLite touches it.
-
-    Raises `NotFound` where the file (or, to create it, its folder) is missing, and `StoreUnusable` where
-    something else than an SQLite file lies there. An empty file may become a store.
-    """
-    try:
-        exists = path.exists()
-    except OSError as error:  # a name too long for the file system
-        raise StoreUnusable(f"{str(path)[:60]}... cannot be a store: {error.strerror}") from error
-    if not exists:
-        if not create:
-            raise NotFound(f"there is no store at {path}", hint="name another one, or launch a campaign to create it")
-        if not path.parent.is_dir():
-            raise NotFound(f"there is no folder {path.parent} to create the store in", hint="create it first")
-        return
-    if not path.is_file():
-        raise StoreUnusable(f"{path} is not a file, so it cannot be a store")
-    try:
-        with path.open("rb") as file:
-            head = file.read(len(SQLITE_MAGIC))
-    except OSError as error:
-        raise StoreUnusable(f"{path} cannot be read: {error.strerror}") from error
-    if head and head != SQLITE_MAGIC:
-        raise StoreUnusable(f"{path} is not an SQLite file, so it cannot be a store", hint="name another file")
+def _with_password_in_its_place(url: URL) -> URL:
+    """The URL with `?password=` moved to where it is hidden; libpq takes it before one that precedes the host."""
+    given = url.query.get("password")
+    if given is None:
+        return url
+    password = given if isinstance(given, str) else given[-1]
+    return url.difference_update_query(["password"]).set(password=password)

@@ -14,6 +14,9 @@ def backup_beside(path: Path, now: datetime) -> Path:
 
 
 def newest_backup(path: Path) -> Path | None:
-    """The newest backup that lies beside a store under such a name, or None."""
-    beside = (entry for entry in path.parent.iterdir() if entry.name.startswith(path.name + MARK))
+    """The newest backup that lies beside a store under such a name; None too where the folder may not be listed."""
+    try:
+        beside = [entry for entry in path.parent.iterdir() if entry.name.startswith(path.name + MARK)]
+    except PermissionError:
+        return None
     return max(beside, key=lambda entry: entry.name, default=None)

@@ -7,11 +7,12 @@ from contextlib import contextmanager
 
 from sqlalchemy import insert, inspect, select
 
-from frontrunner.results.address import check_file, parse_address
+from frontrunner.results.address import parse_address
 from frontrunner.results.clock import Clock, timestamp
 from frontrunner.results.engine import Database, quick_check
 from frontrunner.results.file_system import refuse_network
 from frontrunner.results.schema import OLDEST_READABLE_SCHEMA, REVISION, REVISIONS, SCHEMA_VERSION, Base, StoreRow
+from frontrunner.results.store_file import check_file
 from frontrunner.results.upgrading import migrate, revision_of
 from frontrunner.spaces.errors import StoreUnusable
 
@@ -23,7 +24,7 @@ def open_database(url: str, *, create: bool, read_only: bool, clock: Clock | Non
     create = create and not read_only
     address = parse_address(url)
     if address.path is not None:
-        check_file(address.path, create=create)
+        check_file(address, address.path, create=create)
         if not read_only:
             refuse_network(address.path)
     database = Database(address, read_only=read_only, busy_timeout_s=busy_timeout_s)
@@ -45,7 +46,7 @@ def open_to_upgrade(url: str) -> Iterator[Database]:
     """The database of a store of this version or an earlier one, as it is; see `open_database` for what is refused."""
     address = parse_address(url)
     if address.path is not None:
-        check_file(address.path, create=False)
+        check_file(address, address.path, create=False)
         refuse_network(address.path)
     database = Database(address, read_only=False, busy_timeout_s=UPGRADE_WAIT_S)
     try:

@@ -22,6 +22,7 @@ GIT_TIMEOUT_S = 10.0
 REDACTED = "[redacted]"
 SECRET_WORDS = re.compile(r"(token|secret|passw|api[-_]?key|credential|private[-_]?key|auth)", re.IGNORECASE)
 URL_PASSWORD = re.compile(r"(?P<before>[a-z][a-z0-9+.-]*://[^\s/:@]*:)[^\s/@]+(?=@)", re.IGNORECASE)
+QUERY_PASSWORD = re.compile(r"(?P<before>[?&](?:ssl)?password=)[^&#\s]+", re.IGNORECASE)
 TOKEN_SHAPES = re.compile(r"^(hf_|ghp_|gho_|glpat-|github_pat_|sk-|xox[abp]-|AKIA|eyJ)[A-Za-z0-9_.-]{8,}$")
 
 
@@ -86,11 +87,18 @@ def redact(arguments: Sequence[str]) -> tuple[str, ...]:
         if (hide_next and not argument.startswith("--")) or TOKEN_SHAPES.match(argument):
             shown.append(REDACTED)
         elif equals and SECRET_WORDS.search(name):
-            shown.append(f"{name}={REDACTED}")
+            shown.append(f"{_without_passwords(name)}={REDACTED}")
         else:
-            shown.append(URL_PASSWORD.sub(rf"\g<before>{REDACTED}", argument))
+            shown.append(_without_passwords(argument))
         hide_next = argument.startswith("-") and not equals and SECRET_WORDS.search(argument) is not None
     return tuple(shown)
+
+
+def _without_passwords(argument: str) -> str:
+    """A URL's password, before its host or among its parameters, replaced."""
+    for pattern in (URL_PASSWORD, QUERY_PASSWORD):
+        argument = pattern.sub(rf"\g<before>{REDACTED}", argument)
+    return argument
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

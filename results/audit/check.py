@@ -50,7 +50,8 @@ class Check:
 def check(connection: Connection, *, store: str, campaign_id: int | None = None) -> Check:
     """Go through every rule within one transaction; reads the whole store.
 
-    With `campaign_id`, only what is wrong with that campaign is among the findings.
+    With `campaign_id`, findings of other campaigns are left out; damage of the file and rows of no campaign stay, since
+    they may be that campaign's.
     """
     tables = set(inspect(connection).get_table_names())
     rules = [rule for rule in RULES if not ("endings" in rule.name and "endings" not in tables)]
@@ -58,7 +59,7 @@ def check(connection: Connection, *, store: str, campaign_id: int | None = None)
     broken |= {READABLE: list(broken_json(connection)), POOLED: list(broken_standings(connection))}
     broken |= {UNDAMAGED: _damage(connection)}
     if campaign_id is not None:
-        broken = {rule: [row for row in rows if _campaign_of(row) == campaign_id] for rule, rows in broken.items()}
+        broken = {rule: [row for row in rows if _campaign_of(row) in (None, campaign_id)] for rule, rows in broken.items()}
     return Check(
         store=store,
         rules=len(broken),

@@ -22,6 +22,8 @@ JSON_COLUMNS: dict[str, tuple[str, str, type]] = {
     "measurements.losses_json": (OF_ATTEMPT, "attempt_id", list),
 }
 """Table and column -> what its campaign's id is, what its row's, and the type that its text holds."""
+NEVER_EMPTY = frozenset({"measurements.step_times_s_json", "measurements.peak_memory_bytes_json"})
+"""Columns whose lists hold a figure or more: those that standings are pooled from."""
 
 POOLED = """
 SELECT s.*, m.step_times_s_json, m.peak_memory_bytes_json, m.tokens_per_s AS measured_tokens_per_s,
@@ -38,16 +40,19 @@ def broken_json(connection: Connection) -> Iterator[dict[str, Any]]:
         table, column = name.split(".")
         query = f"SELECT {campaign} AS campaign, {row_id} AS row, {column} AS held FROM {table}"  # noqa: S608 - constants
         for row in connection.execute(text(query)).mappings():
-            if (wrong := _why_broken(row["held"], expected)) is not None:
+            wrong = _why_broken(row["held"], expected, may_be_empty=name not in NEVER_EMPTY)
+            if wrong is not None:
                 yield {"campaign": row["campaign"], "column": name, "row": row["row"], "why": wrong}
 
 
-def _why_broken(held: str, expected: type) -> str | None:
+def _why_broken(held: str, expected: type, *, may_be_empty: bool) -> str | None:
     try:
         found = json.loads(held, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         return str(error)
-    return None if isinstance(found, expected) else f"it holds a {type(found).__name__}"
+    if not isinstance(found, expected):
+        return f"it holds a {type(found).__name__}"
+    return None if found or may_be_empty else f"it holds an empty {expected.__name__}"
 
 
 def _refuse(word: str) -> float:
@@ -55,16 +60,27 @@ def _refuse(word: str) -> float:
 
 
 def broken_standings(connection: Connection) -> Iterator[dict[str, Any]]:
-    """The standings that are not the median, or the largest memory, of their trial's measurements."""
+    """The standings that are not the median, or the largest memory, of their trial's measurements.
+
+    Those of measurements that cannot be pooled, since their text is broken, are among them.
+    """
     by_trial: dict[int, list[Any]] = {}
     for row in connection.execute(text(POOLED)).mappings():
         by_trial.setdefault(row["trial_id"], []).append(row)
     for trial_id, rows in by_trial.items():
-        for column, expected in _pooled(rows).items():
-            held = float(rows[0][column])
-            if not math.isclose(held, expected, rel_tol=TOLERANCE):
-                campaign = rows[0]["campaign_id"]
-                yield {"campaign": campaign, "trial": trial_id, "column": column, "held": held, "should_be": expected}
+        about = {"campaign": rows[0]["campaign_id"], "trial": trial_id}
+        try:
+            yield from [about | found for found in _differences(rows)]
+        except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
+            yield about | {"why": f"its measurements cannot be pooled: {error}"}
+
+
+def _differences(rows: list[Any]) -> Iterator[dict[str, Any]]:
+    """The columns of one trial's standing that are not what its measurements, one a row, say together."""
+    for column, expected in _pooled(rows).items():
+        held = float(rows[0][column])
+        if not math.isclose(held, expected, rel_tol=TOLERANCE):
+            yield {"column": column, "held": held, "should_be": expected}
 
 
 def _pooled(rows: list[Any]) -> dict[str, float]:

@@ -25,26 +25,40 @@ CANCEL_SIGNAL = signal.SIGUSR2
 def stopped_by_signals() -> Iterator[Callable[[Driver], None]]:
     """Give out the function that lets signals stop a driver; the handlers before are back at the end.
 
+    What was said to one driver holds for the next: a signal that comes between two campaigns of a pair is not lost.
     Only flags are set in the handlers: the driver says in its own time that it is stopping.
     """
     before: dict[signal.Signals, Any] = {}
+    driving: list[Driver] = []
+    said: list[signal.Signals] = []
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        said.append(signal.Signals(number))
+        _tell(driving[-1], said)
 
     def on_driver(driver: Driver) -> None:
-        steps = iter((driver.stop,))
-
-        def on_stop(_number: int, _frame: FrameType | None) -> None:
-            next(steps, driver.kill)()
-
-        handlers = dict.fromkeys(STOP_SIGNALS, on_stop)
-        handlers[PAUSE_SIGNAL] = lambda _number, _frame: driver.pause()
-        handlers[CANCEL_SIGNAL] = lambda _number, _frame: driver.kill()
-        for number, handler in handlers.items():
+        driving.append(driver)  # from here on signals reach it; one that comes meanwhile is told twice, which is once
+        _tell(driver, said)
+        for number in (*STOP_SIGNALS, PAUSE_SIGNAL, CANCEL_SIGNAL):
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, for one, ignores SIGHUP on purpose
                 before.setdefault(number, signal.getsignal(number))  # of several drivers in turn, the first finds it
-                signal.signal(number, handler)
+                signal.signal(number, on_signal)
 
     try:
         yield on_driver
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _tell(driver: Driver, said: list[signal.Signals]) -> None:
+    """Tell a driver all that was said so far, in order; hearing it again changes nothing for it."""
+    has_stopped = False
+    for number in tuple(said):
+        if number == PAUSE_SIGNAL:
+            driver.pause()
+        elif number == CANCEL_SIGNAL or has_stopped:
+            driver.kill()
+        else:
+            driver.stop()
+            has_stopped = True

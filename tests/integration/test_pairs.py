@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -181,3 +182,29 @@ def test_ctrl_c_stops_whichever_part_runs_and_handlers_are_put_back() -> None:
         signal.raise_signal(signal.SIGINT)
     assert (small.stopped, large.stopped) == (0, 1)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize(
+    ("said", "heard"),
+    [
+        ([signal.SIGINT], ["stop"]),
+        ([signal.SIGTERM, signal.SIGINT], ["stop", "kill"]),
+        ([signal.SIGUSR1], ["pause"]),
+        ([signal.SIGUSR2], ["kill"]),
+    ],
+)
+def test_what_is_said_between_two_parts_holds_for_the_second(said: list[signal.Signals], heard: list[str]) -> None:
+    class Listening:
+        def __init__(self) -> None:
+            self.heard: list[str] = []
+
+        def __getattr__(self, word: str) -> Callable[[], None]:
+            return lambda: self.heard.append(word)
+
+    small, large = Listening(), Listening()
+    with stopped_by_signals() as on_driver:
+        on_driver(small)  # type: ignore[arg-type]
+        for number in said:
+            signal.raise_signal(number)
+        on_driver(large)  # type: ignore[arg-type]
+    assert large.heard == heard

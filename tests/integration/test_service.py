@@ -22,11 +22,15 @@ import pytest
 import uvicorn
 
 import frontrunner
+from frontrunner.results.store import open_store
 from frontrunner.service import server
 from frontrunner.service.app import create_app
 from frontrunner.service.client import Client
+from frontrunner.service.processes import CHILD
 from frontrunner.service.settings import Limits
 from frontrunner.spaces.errors import InvalidInput, NotFound, ServiceUnreachable
+from frontrunner.starting import created
+from support.campaigns import spec_of, tiny
 from support.services import BODY, Served, bearer, filled, served, settings, tokens_of, wait_for
 
 LONG = BODY | {
@@ -94,6 +98,19 @@ def test_a_campaign_goes_on_while_the_service_is_killed_and_restarted(service: S
     assert kinds.count("outcome") == outcomes(client, name)
     with pytest.raises(frontrunner.spaces.errors.FrontrunnerError, match="is not running"):
         client.stop(name)
+
+
+def test_a_driver_that_is_refused_is_answered_as_that(tmp_path: Path) -> None:
+    """Two resumes at once, of which one has the lease: the other's answer is no success."""
+    url = str(tmp_path / "store.db")
+    with open_store(url) as store:
+        record = created(store, spec_of(tiny(evaluator="simulated"), tmp_path), 9)
+        store.acquire_lease(record.id, host="elsewhere.example", pid=1)
+    command = [sys.executable, "-P", "-m", CHILD, "resume", "tiny"]
+    environment = os.environ | {"FRONTRUNNER_STORE": url}
+    done = subprocess.run(command, input=b"{}", env=environment, capture_output=True, check=False)
+    (line,) = done.stdout.splitlines()
+    assert (json.loads(line)["error"]["kind"], done.returncode) == ("AlreadyDriven", 5)
 
 
 def test_the_client_answers_as_the_local_functions_do(service: Served) -> None:

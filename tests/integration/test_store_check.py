@@ -53,6 +53,11 @@ TAMPERING: dict[str, tuple[str, str]] = {
     "an orphan": ("DELETE FROM trials WHERE recipe_id = 'bbbb'", "attempts.trial_id"),
     "a time of nowhere": ("UPDATE events SET at = '2026-03-01 12:00:00'", "events.at"),
     "NaN in a text": ("UPDATE measurements SET losses_json = '[NaN]'", "text is JSON"),
+    "times cut short": ("UPDATE measurements SET step_times_s_json = '[1,'", "text is JSON"),
+    "no times": ("UPDATE measurements SET step_times_s_json = '[]'", "text is JSON"),
+    "times under names": ("UPDATE measurements SET step_times_s_json = '{}'", "standings pool"),
+    "no memory": ("UPDATE measurements SET peak_memory_bytes_json = '[]'", "text is JSON"),
+    "memory in words": ("UPDATE measurements SET peak_memory_bytes_json = '[\"much\", 1]'", "standings pool"),
     "half a text": ("UPDATE trials SET recipe_json = substr(recipe_json, 1, 20)", "text is JSON"),
 }
 """What is done to a store past our code, and the rule that has to name it."""

@@ -263,6 +263,7 @@ DAMAGE: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
     "a state of no kind": (of_kind("trials", state="asleep"), "does not hold a campaign that a driver wrote"),
     "an outcome too many": (of_kind("campaigns", node_seconds_spent=1.0), "the sum of its outcomes' node-seconds"),
     "a flattering standing": (of_kind("standings", tokens_per_s=1e9), "a standing is what its measurements say"),
+    "times cut short": (of_kind("measurements", step_times_s_json="[1,"), "every column of JSON can be read"),
     "of another count": (of_kind(END, rows=3), "does not hold one campaign and the rows that it counts"),
     "of a later version": (of_kind("header", revision="0999"), "was written by a later frontrunner"),
 }

@@ -254,10 +254,13 @@ def test_the_log_of_a_failure_is_told_whatever_path_the_store_names(tmp_path: Pa
         assert client.get("/api/v1/campaigns/logged/trials/2/log").status_code == 404
 
 
-def test_health_tells_of_a_store_that_is_gone(tmp_path: Path) -> None:
+def test_health_tells_of_a_store_that_is_gone_and_not_where_it_was(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     filled(tmp_path)
     with browser(settings(tmp_path)) as client:
         assert client.get("/healthz").status_code == 200
         (tmp_path / "store.db").write_bytes(b"SQLite format 3\x00" + b"\xff" * 5000)
         refused = client.get("/healthz")
-    assert refused.status_code == 503
+    assert (refused.status_code, refused.json()) == (503, {"status": "store not readable"})
+    assert str(tmp_path) in caplog.text

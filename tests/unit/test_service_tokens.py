@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -11,11 +13,20 @@ from pathlib import Path
 import pytest
 
 from frontrunner.results.store import open_store
+from frontrunner.service.client import PLAIN_HTTP_VARIABLE, connect
 from frontrunner.service.drivers import Drivers
 from frontrunner.service.errors import Conflict
 from frontrunner.service.pressure import TokenBucket
 from frontrunner.service.processes import CHILD, our_process
-from frontrunner.service.tokens import MOST_LINKS, OneTimeLinks, Role, make_tokens, read_tokens
+from frontrunner.service.tokens import (
+    MOST_LINKS,
+    TOKEN_FILE_VARIABLE,
+    TOKEN_VARIABLE,
+    OneTimeLinks,
+    Role,
+    make_tokens,
+    read_tokens,
+)
 from frontrunner.spaces.errors import InvalidInput, NotFound
 from support.services import settings
 
@@ -111,8 +122,6 @@ def test_only_a_frontrunner_that_was_there_at_the_time_is_ours(sleeper: subproce
 
 
 def test_a_process_that_is_no_driver_is_not_signalled(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
-    import socket
-
     try:
         with open_store(str(tmp_path / "store.db")) as store:
             made = store.create_campaign(name="c", spec_json="{}", legal_recipes=1, problem_summary={})
@@ -132,3 +141,40 @@ def test_a_process_that_is_no_driver_is_not_signalled(tmp_path: Path, sleeper: s
     finally:
         sleeper.kill()
         sleeper.wait()
+
+
+def test_a_driver_is_told_though_the_store_s_clock_is_not_this_host_s(tmp_path: Path) -> None:
+    def behind() -> datetime:
+        return datetime.now(UTC) - timedelta(hours=1)
+
+    driver = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "-m", CHILD])
+    try:
+        with open_store(str(tmp_path / "store.db"), clock=behind) as store:
+            made = store.create_campaign(name="c", spec_json="{}", legal_recipes=1, problem_summary={})
+            store.acquire_lease(made.id, host=socket.gethostname(), pid=driver.pid)
+            assert Drivers(store, settings(tmp_path)).tell("c", "pause")["pid"] == driver.pid
+        assert driver.wait(30) == -signal.SIGUSR1
+    finally:
+        driver.kill()
+        driver.wait()
+
+
+def test_the_operator_s_token_goes_to_this_machine_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_FILE_VARIABLE, str(tmp_path / "tokens.json"))
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    make_tokens(tmp_path / "tokens.json")
+    for here in ("http://127.0.0.1:8787", "http://localhost:8787", "http://[::1]:8787", "https://localhost"):
+        connect(here)
+    for elsewhere in ("https://tune.example.org", "http://localhost.example.org:8787", "http://10.0.0.1:8787"):
+        with pytest.raises(NotFound, match="is for this machine alone"):
+            connect(elsewhere)
+
+
+def test_a_token_crosses_a_network_unencrypted_only_where_that_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PLAIN_HTTP_VARIABLE, raising=False)
+    connect("https://tune.example.org", token="given")
+    connect("http://127.0.0.1:8787", token="given")
+    with pytest.raises(InvalidInput, match="neither https nor this machine"):
+        connect("http://tune.example.org", token="given")
+    monkeypatch.setenv(PLAIN_HTTP_VARIABLE, "1")
+    connect("http://tune.example.org", token="given")

@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
 
+from frontrunner.results.address import parse_address
 from frontrunner.results.file_system import OVERRIDE, file_system_of, refuse_network
 from frontrunner.results.schema import Base
 from frontrunner.results.store import open_store
@@ -66,6 +67,15 @@ def test_a_database_that_cannot_be_reached_is_named_without_its_password(url: st
     assert "hush" not in f"{refused.value} {refused.value.hint}"
 
 
+@pytest.mark.parametrize("query", ["password=hush", "user=me&password=hush", "sslpassword=hush", "sslmode=require"])
+def test_a_password_is_hidden_wherever_the_url_has_it(query: str) -> None:
+    address = parse_address(f"postgresql://me:hush@db/x?{query}")
+    assert "hush" not in str(address)
+    assert address.url.password == "hush"
+    assert "password" not in address.url.query
+    assert parse_address("postgresql://me@db/x?password=a%40b").url.password == "a@b"
+
+
 def test_the_tables_can_be_made_in_postgresql() -> None:
     """Only compiled, not run: it shows that no column type or constraint is SQLite's own."""
     for table in Base.metadata.sorted_tables:
@@ -111,6 +121,23 @@ def test_an_empty_file_becomes_a_store_only_where_one_may_be_made(tmp_path: Path
     with pytest.raises(StoreUnusable, match="holds no frontrunner store"):
         open_store(str(path), create=False)
     make(path, "kept")
+
+
+@pytest.mark.parametrize("beside", ["-wal", ".backup-20260301T120000Z"])
+@pytest.mark.parametrize(("head", "said"), [(None, "it is empty"), (b"\0" * 4096, "does not begin as")])
+def test_a_file_that_was_a_store_is_not_replaced(tmp_path: Path, beside: str, head: bytes | None, said: str) -> None:
+    path = make(tmp_path / "store.db", "kept")
+    (tmp_path / f"store.db{beside}").write_bytes(b"x" * 8192)
+    if head is None:
+        os.truncate(path, 0)
+    else:
+        path.write_bytes(head + path.read_bytes()[len(head) :])
+    before = files(tmp_path)
+    for wanted in ({"create": True}, {"create": False}, {"read_only": True}):
+        with pytest.raises(StoreUnusable, match=rf"is damaged: .*{said}") as refused:
+            open_store(str(path), **wanted)
+        assert ("frontrunner store copy" in str(refused.value.hint)) == beside.startswith(".backup")
+    assert files(tmp_path) == before
 
 
 @pytest.mark.parametrize(("version", "hint"), [(0, "frontrunner store upgrade"), (2, "upgrade frontrunner")])

@@ -24,6 +24,13 @@ from frontrunner.results.provenance import REDACTED, collect, git_state, redact
         (["hf_abcdefghijklmnop"], [REDACTED]),
         (["--store", "postgresql://me:pass@db/x"], ["--store", f"postgresql://me:{REDACTED}@db/x"]),
         (["--store=postgresql://me:pass@db/x"], [f"--store=postgresql://me:{REDACTED}@db/x"]),
+        (["postgresql://h/x?password=hush"], [f"postgresql://h/x?password={REDACTED}"]),
+        (["postgresql://me:pass@h/x?password=hush"], [f"postgresql://me:{REDACTED}@h/x?password={REDACTED}"]),
+        (["postgresql://h/x?user=me&password=hush"], [f"postgresql://h/x?user=me&password={REDACTED}"]),
+        (
+            ["--store=postgresql://h/x?password=hush&sslmode=require"],
+            [f"--store=postgresql://h/x?password={REDACTED}&sslmode=require"],
+        ),
         (["https://example.org/a:b@c"], ["https://example.org/a:b@c"]),
     ],
 )

@@ -14,12 +14,12 @@ import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from frontrunner.live import Lines
+from frontrunner.results.states import CampaignState
+from frontrunner.search.listener import View
 from frontrunner.spaces.errors import FrontrunnerError
-
-if TYPE_CHECKING:
-    from frontrunner.search.driver import Driver
 
 DEFAULT_NAME = "campaign"
 
@@ -38,6 +38,23 @@ class Answer:
         with contextlib.suppress(BrokenPipeError):
             os.write(sys.stdout.fileno(), json.dumps(table).encode() + b"\n")
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+
+class Answering(Lines):
+    """Answers once the driver holds the campaign: until then it may be refused, since another one does."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+
+    def began(self, view: View) -> None:
+        """Answer with the campaign's name."""
+        super().began(view)
+        self._answer.give({"campaign": view.name})
+
+    def ended(self, view: View, state: CampaignState, reason: str) -> None:
+        """Answer where the campaign was paused, for want of nodes, before it began."""
+        super().ended(view, state, reason)
+        self._answer.give({"campaign": view.name})
 
 
 def main(arguments: list[str]) -> int:
@@ -62,26 +79,19 @@ def main(arguments: list[str]) -> int:
 def _launch(body: dict[str, Any], answer: Answer) -> None:
     from frontrunner import api
     from frontrunner.campaign_file import parse_campaign
-    from frontrunner.live import Lines
     from frontrunner.stop_signals import stopped_by_signals
 
     file = parse_campaign(body, default_name=DEFAULT_NAME, base=Path.cwd())
     with stopped_by_signals() as on_driver:
-        api.launch(file, listener=Lines(), on_driver=lambda driver: _driving(driver, answer, on_driver))
+        api.launch(file, listener=Answering(answer), on_driver=on_driver)
 
 
 def _resume(campaign: str, answer: Answer) -> None:
     from frontrunner import api
-    from frontrunner.live import Lines
     from frontrunner.stop_signals import stopped_by_signals
 
     with stopped_by_signals() as on_driver:
-        api.resume(campaign, listener=Lines(), on_driver=lambda driver: _driving(driver, answer, on_driver))
-
-
-def _driving(driver: Driver, answer: Answer, on_driver: Any) -> None:
-    on_driver(driver)  # signals are heard before anybody is told whom to send them to
-    answer.give({"campaign": driver.campaign_name})
+        api.resume(campaign, listener=Answering(answer), on_driver=on_driver)
 
 
 def _replay(body: dict[str, Any], answer: Answer) -> None:

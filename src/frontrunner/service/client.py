@@ -28,14 +28,17 @@ from frontrunner.results.pages import CampaignPage, RecipePage, TrialPage
 from frontrunner.results.ranking import RankedRecipe
 from frontrunner.results.records import CampaignSummary
 from frontrunner.results.status import FailedTrial, Status
-from frontrunner.service.connection import Connection
+from frontrunner.service.connection import Connection, address_of
 from frontrunner.service.replays import Replay
+from frontrunner.service.settings import is_loopback
 from frontrunner.service.tokens import TOKEN_VARIABLE, default_token_file, read_tokens
 from frontrunner.spaces.errors import InvalidInput, NotFound, ServiceUnreachable
 
 T = TypeVar("T")
 
 PAGE = 200
+PLAIN_HTTP_VARIABLE = "FRONTRUNNER_PLAIN_HTTP"
+"""Environment variable that, set to 1, lets tokens go unencrypted to other machines."""
 NOT_FINITE = ("losses", "build_time_s", "first_step_time_s")
 """Figures of a measurement that JSON tells as null where they were no number."""
 
@@ -52,13 +55,28 @@ class StreamEvent:
 def connect(url: str, *, token: str | None = None) -> Client:
     """A client of the service at `url`; nothing is sent yet.
 
-    `token` None means the environment's FRONTRUNNER_TOKEN, else the operator's in this user's token file.
-    Raises `InvalidInput` for an address that is none, and `NotFound` where there is no token.
+    `token` None means the environment's FRONTRUNNER_TOKEN, else, for a service on this machine, the operator's in this
+    user's token file. Raises `InvalidInput` for an address that is none, or that the token would reach unencrypted over
+    a network, and `NotFound` where there is no token.
     """
-    return Client(Connection(url, token or os.environ.get(TOKEN_VARIABLE) or _token_of_file()))
+    address = address_of(url)
+    is_here = is_loopback(address.host)
+    given = token or os.environ.get(TOKEN_VARIABLE) or _token_of_file(url, is_here=is_here)
+    if not (is_here or address.is_tls or os.environ.get(PLAIN_HTTP_VARIABLE) == "1"):
+        raise InvalidInput(
+            f"--server {url} is neither https nor this machine: whoever listens on the way would have the token",
+            hint=f"use https or a tunnel (ssh -L), or, on a network that you trust, set {PLAIN_HTTP_VARIABLE}=1",
+        )
+    return Client(Connection(url, given))
 
 
-def _token_of_file() -> str:
+def _token_of_file(url: str, *, is_here: bool) -> str:
+    """The operator's token, which is only for services of this machine: any other may be anybody's."""
+    if not is_here:
+        raise NotFound(
+            f"no token for {url}: {TOKEN_VARIABLE} is not set, and this user's token file is for this machine alone",
+            hint=f"ask whoever runs the service, and set {TOKEN_VARIABLE}",
+        )
     try:
         return read_tokens(default_token_file()).operator
     except NotFound as error:

@@ -6,6 +6,7 @@ import json
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from urllib.parse import urlsplit
 
@@ -19,24 +20,42 @@ STREAM_TIMEOUT_S = 60.0
 MOST_ANSWER_BYTES = 200_000_000
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServiceAddress:
+    """A service's URL in parts; `port` None is the scheme's own."""
+
+    host: str
+    port: int | None
+    prefix: str
+    is_tls: bool
+
+
+def address_of(url: str) -> ServiceAddress:
+    """Raises `InvalidInput` for a URL that is not http(s)://HOST[:PORT][/PREFIX]."""
+    expected = "http://HOST:PORT, or https://HOST"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise bad_value("--server", url, expected) from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
+        raise bad_value("--server", url, expected)
+    return ServiceAddress(
+        host=parts.hostname, port=port, prefix=parts.path.rstrip("/"), is_tls=parts.scheme == "https"
+    )
+
+
 class Connection:
     """Where a service is, and the token to show it."""
 
     def __init__(self, url: str, token: str) -> None:
-        """Raises `InvalidInput` for a URL that is not http(s)://HOST[:PORT][/PREFIX], or a token that is no text."""
-        expected = "http://HOST:PORT, or https://HOST"
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError:
-            raise bad_value("--server", url, expected) from None
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
-            raise bad_value("--server", url, expected)
+        """Raises `InvalidInput` where `address_of` does, and for a token that is no text."""
+        address = address_of(url)
         if not token.isascii() or not token.isprintable():
             raise bad_value("the token", "...", "the characters of a token file")
         self.url = url.rstrip("/")
-        self._host, self._port, self._is_tls = parts.hostname, port, parts.scheme == "https"
-        self._prefix = parts.path.rstrip("/") + API
+        self._host, self._port, self._is_tls = address.host, address.port, address.is_tls
+        self._prefix = address.prefix + API
         self._headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
 
     def ask(self, method: str, path: str, body: bytes | None = None) -> bytes:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import signal
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from datetime import datetime
 from typing import Any, Literal
 
 import psutil
 
+from frontrunner.results.clock import utc_now
 from frontrunner.results.driving import DriverSeen, drivers
 from frontrunner.results.store import Store
 from frontrunner.service.errors import Conflict, TooMany
@@ -32,19 +32,22 @@ class Drivers:
         log_folder = run_root(settings.store) / "service"
         self._starter = Starter(settings.store, log_folder, settings.limits.launch_s)
         self._starting = threading.Lock()
+        """Held until a driver that was started holds its campaign, so that the next request finds it."""
 
     def launch(self, body: dict[str, object]) -> dict[str, Any]:
         """Start the driver of a new campaign, once its file was found good; answers its `campaign` and `pid`."""
-        with self._room():
+        with self._starting:
+            self._require_room()
             return self._starter.start(["launch"], body)
 
     def resume(self, campaign: str) -> dict[str, Any]:
         """Start a driver that goes on with a campaign; raises `Conflict` where one does so already."""
         name = self._store.campaign(campaign).name
-        seen = self._holder(name)
-        if seen is not None and seen.is_live:
-            raise Conflict(f"campaign {name} is driven by {seen.host}:{seen.pid} since {seen.since}")
-        with self._room():
+        with self._starting:
+            seen = self._holder(name)
+            if seen is not None and seen.is_live:
+                raise Conflict(f"campaign {name} is driven by {seen.host}:{seen.pid} since {seen.since}")
+            self._require_room()
             return self._starter.start(["resume", name])
 
     def tell(self, campaign: str, word: Word) -> dict[str, Any]:
@@ -61,7 +64,7 @@ class Drivers:
                 f"campaign {name} is driven by process {seen.pid} on {seen.host}, which this service cannot reach",
                 hint=f"there: kill -{SIGNALS[word].name.removeprefix('SIG')} {seen.pid}",
             )
-        process = our_process(seen.pid, since=seen.since)
+        process = our_process(seen.pid, since=self._by_this_clock(seen.since))
         if process is None:
             raise Conflict(f"process {seen.pid}, which drives campaign {name}, is no frontrunner command of this user")
         try:
@@ -70,16 +73,16 @@ class Drivers:
             raise Conflict(f"the driver of campaign {name} has just ended") from None
         return {"campaign": name, "told": word, "pid": seen.pid}
 
+    def _by_this_clock(self, at: str) -> str:
+        """A time of the store's clock, which may be a database server's, as this host's own clock tells it."""
+        return (datetime.fromisoformat(at) + (utc_now() - self._store.now())).isoformat()
+
     def _holder(self, name: str) -> DriverSeen | None:
         return next((seen for seen in drivers(self._store) if seen.campaign == name), None)
 
-    @contextmanager
-    def _room(self) -> Iterator[None]:
-        """Have drivers started one at a time; raises `TooMany` where no more may run."""
-        with self._starting:
-            running = {(seen.host, seen.pid) for seen in drivers(self._store) if seen.is_live}
-            running |= {(socket.gethostname(), pid) for pid in self._starter.running_pids()}
-            if len(running) >= self._most:
-                said = f"{len(running)} campaigns are running: at most {self._most} may"
-                raise TooMany(said, hint="stop one, or wait")
-            yield
+    def _require_room(self) -> None:
+        """Raise `TooMany` where no more drivers may run; called while nobody else starts one."""
+        running = {(seen.host, seen.pid) for seen in drivers(self._store) if seen.is_live}
+        running |= {(socket.gethostname(), pid) for pid in self._starter.running_pids()}
+        if len(running) >= self._most:
+            raise TooMany(f"{len(running)} campaigns are running: at most {self._most} may", hint="stop one, or wait")

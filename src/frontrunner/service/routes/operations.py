@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Annotated
 
@@ -16,9 +17,11 @@ from frontrunner.service.metrics import CONTENT_TYPE, metrics
 from frontrunner.service.models import LinkAnswer
 from frontrunner.service.state import RoleOf, ServiceOf, StoreOf
 from frontrunner.service.tokens import SESSION_S
+from frontrunner.spaces.errors import FrontrunnerError
 
 router = APIRouter(include_in_schema=False)
 api = APIRouter(tags=["operations"])
+logger = logging.getLogger("frontrunner.service")
 
 HOME = "/api/v1/campaigns"
 """Where a browser goes first while no page is served."""
@@ -31,7 +34,11 @@ COME_IN = """<!doctype html>
 @router.get("/healthz")
 def health(store: StoreOf) -> Response:
     """Whether the service lives and can read its store; open to all, and silent about everything else."""
-    campaign_page(store, page_size=1)
+    try:
+        campaign_page(store, page_size=1)
+    except FrontrunnerError as error:  # which names the store's path, or the database's host and user
+        logger.warning("/healthz: %s", error.message)
+        return answer({"status": "store not readable"}, status=503)
     return answer({"status": "ok"})
 
 
