@@ -16,7 +16,7 @@ from frontrunner.evaluators.formats.export import Export, launch_of, why_no_laun
 from frontrunner.evaluators.formats.given import Given, number, recipe_of, refuse_other_problem
 from frontrunner.evaluators.formats.megatron_lm import launch_choices
 from frontrunner.evaluators.formats.shell import options
-from frontrunner.spaces.errors import bad_value
+from frontrunner.spaces.errors import InvalidInput, bad_value
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.reasons import Reason
 from frontrunner.spaces.recipe import LOOPED_SCHEDULES, Recipe, Sharding
@@ -43,12 +43,20 @@ CONFIGS = {
 }
 """Layers, hidden, heads, kv heads, feed-forward width and vocabulary of torchtitan's Llama 3 models."""
 RECOMPUTES = {"none": "none", "selective": "selective", "full": "full"}
+PRECISIONS = {"bf16": "bfloat16", "fp32": "float32"}
+REFUSED = {
+    "--parallelism.expert-parallel-degree": "experts",
+    "--model.converters": "converted layers, as of 8-bit arithmetic",
+}
+QUANTISED = ("--quantize.", "--float8.", "--mx.")
 VERSION_NOTE = "note: for torchtitan 0.3, where training.local_batch_size and global_batch_size count sequences"
 LOSS_NOTE = "note: the loss is cut into chunks as the torchtitan config of the model says"
 
 
 def why_not(problem: Problem, recipe: Recipe) -> Reason | None:
     """Why torchtitan cannot be told this recipe."""
+    if problem.precision not in PRECISIONS:
+        return Reason("precision-unsaid", f"{TOOL} trains in bf16 and fp32, not {problem.precision}")
     return (
         why_unsaid(recipe, TOOL, SAYS)
         or why_no_launch(problem, recipe)
@@ -100,6 +108,7 @@ def export(problem: Problem, recipe: Recipe) -> Export:
         "training.seq_len": problem.sequence_length,
         "training.local_batch_size": recipe.micro_batch_seqs * (recipe.accumulation if recipe.stages > 1 else 1),
         "training.global_batch_size": recipe.global_batch_seqs,
+        "training.mixed_precision_param": PRECISIONS[problem.precision],
     }
     words = [word for key, value in found.items() for word in (f"--{key}", str(value))]
     words.append(f"--parallelism.{'' if recipe.sequence_parallel else 'no-'}enable_sequence_parallel")
@@ -154,9 +163,7 @@ def render(problem: Problem, recipe: Recipe, header: Sequence[str]) -> str:
 def read(problem: Problem, given: Given) -> Recipe:
     """The recipe of a launch script or a file of arguments of torchtitan 0.3."""
     said = options(given.text)
-    megatron.refuse(said, {"--parallelism.expert-parallel-degree": "experts"})
-    length = "--training.seq-len"
-    refuse_other_problem({length: (number(length, said[length]), problem.sequence_length)} if length in said else {})
+    _refuse_other_run(problem, said)
     found: dict[str, Any] = {
         key: _degree(said, f"--parallelism.{name}-parallel-degree") or 1
         for key, name in {
@@ -184,6 +191,25 @@ def read(problem: Problem, given: Given) -> Recipe:
             "--training.local-batch-size", batch, "a step's sequences of a replica: global batch / replicas"
         )
     return recipe
+
+
+def _refuse_other_run(problem: Problem, said: megatron.Options) -> None:
+    """Raise `InvalidInput` for another length or precision, and for what no recipe has.
+
+    `training.dtype` is that of the weights and states, which a recipe keeps in fp32.
+    """
+    megatron.refuse(said, REFUSED)
+    for name, words in said.items():
+        if name.startswith(QUANTISED) and words[:1] not in (("False",), ("false",)) and ".no-enable" not in name:
+            raise InvalidInput(f"{name}: no recipe of ours has 8-bit arithmetic")
+    length, weights, computed = "--training.seq-len", "--training.dtype", "--training.mixed-precision-param"
+    refuse_other_problem({length: (number(length, said[length]), problem.sequence_length)} if length in said else {})
+    if said.get(weights, ("float32",)) != ("float32",):
+        raise bad_value(
+            weights, " ".join(said[weights]), "float32: weights and states in less than that are no recipe's"
+        )
+    precision = " ".join(said.get(computed, ("bfloat16",)))
+    refuse_other_problem({computed: (precision, PRECISIONS.get(problem.precision))})
 
 
 def _degree(said: megatron.Options, name: str) -> int | None:

@@ -168,6 +168,22 @@ def test_a_campaign_file_s_command_starts_in_its_folder(tmp_path: Path) -> None:
         read_campaign_file(path)
 
 
+@pytest.mark.parametrize("trainer", ["deepspeed", "megatron-deepspeed"])
+@pytest.mark.parametrize("offload", ["optimizer", "optimizer+parameters"])
+def test_offload_on_one_replica_does_not_disagree_with_its_own_export(
+    tmp_path: Path, trainer: str, offload: str
+) -> None:
+    asked = request(tmp_path, tiny_recipe(devices=1, engine="deepspeed", offload=offload))
+    found = command(CommandSettings(trainer=trainer, arguments=("x", "{trainer_arguments}")), asked)
+    for name, text in found.files.items():
+        (tmp_path / name).write_text(text)
+    stage = json.loads(found.files["ds_config.json"])["zero_optimization"]["stage"]
+    assert field_values(asked)["zero_stage"] == str(stage)
+    statements = list(stated_before(found.arguments, tmp_path))
+    assert stage in [statement.value for statement in statements if statement.figure == "zero_stage"]
+    assert why_disagreeing(statements, asked.recipe, asked.problem) is None
+
+
 def test_the_frontier_study_s_log_is_found_out(tmp_path: Path) -> None:
     """The command line says micro-batch 1, DeepSpeed's JSON says 4: gpt175b_megatron_16N of the study's repository."""
     (tmp_path / "ds_config.json").write_text('{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 0}}')
