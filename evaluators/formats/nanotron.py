@@ -163,7 +163,9 @@ def _refuse_other_model(problem: Problem, table: Mapping[str, Any]) -> None:
         "intermediate_size": model.ffn_hidden,
         "tie_word_embeddings": model.tied_embeddings,
     }
-    said = {f"model.model_config.{key}": (config.get(key), value) for key, value in sizes.items()}
+    said: dict[str, tuple[object, object]] = {
+        f"model.model_config.{key}": (config.get(key), value) for key, value in sizes.items()
+    }
     if config.get("num_key_value_heads") is None:  # as many as there are heads
         said["model.model_config.num_key_value_heads"] = (config.get("num_attention_heads"), model.kv_heads)
     said["tokens.sequence_length"] = (tokens.get("sequence_length"), problem.sequence_length)

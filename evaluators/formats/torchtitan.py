@@ -13,10 +13,11 @@ from typing import Any
 
 from frontrunner.evaluators.formats import megatron, script
 from frontrunner.evaluators.formats.export import Export, launch_of, why_no_launch, why_unsaid
-from frontrunner.evaluators.formats.given import Given, number, recipe_of, refuse_other_problem
+from frontrunner.evaluators.formats.given import Given, number, recipe_of
 from frontrunner.evaluators.formats.megatron_lm import launch_choices
 from frontrunner.evaluators.formats.shell import options
-from frontrunner.spaces.errors import InvalidInput, bad_value
+from frontrunner.evaluators.formats.torchtitan_refusals import PRECISIONS, VERSION, refuse_other_run, refuse_tokens
+from frontrunner.spaces.errors import bad_value
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.reasons import Reason
 from frontrunner.spaces.recipe import LOOPED_SCHEDULES, Recipe, Sharding
@@ -43,13 +44,7 @@ CONFIGS = {
 }
 """Layers, hidden, heads, kv heads, feed-forward width and vocabulary of torchtitan's Llama 3 models."""
 RECOMPUTES = {"none": "none", "selective": "selective", "full": "full"}
-PRECISIONS = {"bf16": "bfloat16", "fp32": "float32"}
-REFUSED = {
-    "--parallelism.expert-parallel-degree": "experts",
-    "--model.converters": "converted layers, as of 8-bit arithmetic",
-}
-QUANTISED = ("--quantize.", "--float8.", "--mx.")
-VERSION_NOTE = "note: for torchtitan 0.3, where training.local_batch_size and global_batch_size count sequences"
+VERSION_NOTE = f"note: for torchtitan {VERSION}, where training.local_batch_size and global_batch_size count sequences"
 LOSS_NOTE = "note: the loss is cut into chunks as the torchtitan config of the model says"
 
 
@@ -163,7 +158,7 @@ def render(problem: Problem, recipe: Recipe, header: Sequence[str]) -> str:
 def read(problem: Problem, given: Given) -> Recipe:
     """The recipe of a launch script or a file of arguments of torchtitan 0.3."""
     said = options(given.text)
-    _refuse_other_run(problem, said)
+    refuse_other_run(problem, said)
     found: dict[str, Any] = {
         key: _degree(said, f"--parallelism.{name}-parallel-degree") or 1
         for key, name in {
@@ -185,31 +180,13 @@ def read(problem: Problem, given: Given) -> Recipe:
     found["compile"] = _flag(said, "--compile.", "enable", default=False)
     found["recompute"] = _recompute(given.text)
     found["engine"] = given.stated.get("engine", "torch")
+    refuse_tokens(problem, batch, found["global_batch_seqs"])
     recipe = recipe_of(problem, found, given)
     if recipe.stages > 1 and batch is not None and batch != recipe.micro_batch_seqs * recipe.accumulation:
         raise bad_value(
             "--training.local-batch-size", batch, "a step's sequences of a replica: global batch / replicas"
         )
     return recipe
-
-
-def _refuse_other_run(problem: Problem, said: megatron.Options) -> None:
-    """Raise `InvalidInput` for another length or precision, and for what no recipe has.
-
-    `training.dtype` is that of the weights and states, which a recipe keeps in fp32.
-    """
-    megatron.refuse(said, REFUSED)
-    for name, words in said.items():
-        if name.startswith(QUANTISED) and words[:1] not in (("False",), ("false",)) and ".no-enable" not in name:
-            raise InvalidInput(f"{name}: no recipe of ours has 8-bit arithmetic")
-    length, weights, computed = "--training.seq-len", "--training.dtype", "--training.mixed-precision-param"
-    refuse_other_problem({length: (number(length, said[length]), problem.sequence_length)} if length in said else {})
-    if said.get(weights, ("float32",)) != ("float32",):
-        raise bad_value(
-            weights, " ".join(said[weights]), "float32: weights and states in less than that are no recipe's"
-        )
-    precision = " ".join(said.get(computed, ("bfloat16",)))
-    refuse_other_problem({computed: (precision, PRECISIONS.get(problem.precision))})
 
 
 def _degree(said: megatron.Options, name: str) -> int | None:

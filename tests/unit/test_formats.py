@@ -196,6 +196,7 @@ OTHERS = {
     ),
     "torchtitan": (
         ("mixed_precision_param bfloat16", "mixed_precision_param float32", "mixed-precision-param"),
+        ("local_batch_size 2", "local_batch_size 512", "local-batch-size = 512: expected at most 128 sequences"),
         ("--training.seq_len 256", "--training.seq_len 256 --training.dtype bfloat16", "--training.dtype"),
         ("--training.seq_len 256", "--training.seq_len 256 --quantize.linear.float8.enable", "8-bit arithmetic"),
     ),
