@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from frontrunner.evaluators.command.fields import zero_stage
 from frontrunner.evaluators.command.reading import Statement
+from frontrunner.evaluators.formats.deepspeed import zero_stage
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 
@@ -87,7 +87,8 @@ def why_disagreeing(statements: Iterable[Statement], recipe: Recipe, problem: Pr
         "pipeline_parallel": recipe.pipeline_parallel,
         "context_parallel": recipe.context_parallel,
         "data_parallel": recipe.data_parallel,
-        "zero_stage": zero_stage(recipe),
+        # One copy has nothing to shard: trainers choose the stage by what else they need of it.
+        "zero_stage": zero_stage(recipe) if recipe.copies > 1 else None,
     }
     for statement in statements:
         ours = expected[statement.figure]

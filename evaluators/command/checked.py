@@ -6,10 +6,12 @@ import os
 import shutil
 from collections import Counter
 from dataclasses import fields, replace
+from importlib import metadata
 from pathlib import Path
 
 from frontrunner.evaluators.command.command import Command, MakeCommand, request_of
 from frontrunner.evaluators.command.run import environment_of
+from frontrunner.evaluators.formats.torchtitan_refusals import VERSION as TORCHTITAN
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.spaces.errors import InvalidInput, bad_value
 from frontrunner.spaces.reasons import Reason
@@ -55,6 +57,23 @@ def _same_command(one: Recipe, other: Recipe) -> InvalidInput:
     )
 
 
+def check_version(distribution: str, version: str, command: Command, path: str) -> None:
+    """Raise `InvalidInput` where the command's Python environment has another version than the arguments are for.
+
+    An environment is known by a program of its bin folder among the arguments, such as torchrun; what is installed is
+    read from its metadata, and nothing is run. Without metadata, as in a checkout, nothing is known.
+    """
+    programs = (shutil.which(argument, path=path) for argument in command.arguments if "=" not in argument)
+    for program in filter(None, programs):
+        folders = [str(one) for one in Path(program).parent.parent.glob("lib/python3*/site-packages")]
+        for found in metadata.distributions(name=distribution, path=folders):
+            if found.version != version and not found.version.startswith(f"{version}."):
+                raise InvalidInput(
+                    f"{distribution} {found.version} is installed beside {program}: the arguments are for {version}",
+                    hint=f"pip install '{distribution}=={version}.*', or write command.arguments without the trainer",
+                )
+
+
 def check_program(setup: ProbeSetup, make: MakeCommand, recipe: Recipe) -> None:
     """Raise `InvalidInput` where the program or the start folder of a recipe's command is not there."""
     command = make(request_of(setup, recipe, ANYWHERE))
@@ -65,6 +84,8 @@ def check_program(setup: ProbeSetup, make: MakeCommand, recipe: Recipe) -> None:
         raise bad_value("command.folder", str(folder), "a folder")
     program = command.arguments[0]
     path = setup.command.passed(os.environ).get("PATH", os.defpath)
+    if setup.command.trainer == "torchtitan":
+        check_version("torchtitan", TORCHTITAN, command, path)
     found = shutil.which(folder / program) if "/" in program else shutil.which(program, path=path)
     if not found:
         where = f"in {folder}" if "/" in program else f"on the PATH {path[:60]}"

@@ -6,9 +6,10 @@ import sys
 from dataclasses import fields
 
 from frontrunner.evaluators.command.command import CommandRequest
+from frontrunner.evaluators.formats.deepspeed import zero_stage
 from frontrunner.evaluators.measure import nodes_used
 from frontrunner.spaces.model import Model
-from frontrunner.spaces.recipe import SHARDING_NAMES, Recipe
+from frontrunner.spaces.recipe import Recipe
 
 OF_RECIPE = tuple(f.name for f in fields(Recipe) if f.name not in ("sharding", "layers_per_stage"))
 OF_MODEL = tuple(f.name for f in fields(Model) if f.name != "name")
@@ -44,12 +45,6 @@ def field_values(request: CommandRequest) -> dict[str, str]:
         "python": sys.executable,
     }
     return {name: _text(value) for name, value in values.items()}
-
-
-def zero_stage(recipe: Recipe) -> int | None:
-    """DeepSpeed's stage of the recipe's sharding, 0 to 3; None where it has none."""
-    name = recipe.sharding_name
-    return SHARDING_NAMES.index(name) if name in SHARDING_NAMES else None
 
 
 def _text(value: object) -> str:

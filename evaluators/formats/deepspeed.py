@@ -11,7 +11,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from frontrunner.evaluators.formats.export import Export, why_unsaid
-from frontrunner.evaluators.formats.given import Given, flag_in, number_in, recipe_of, refuse_other_problem, table_in
+from frontrunner.evaluators.formats.given import (
+    Given,
+    flag_in,
+    number_in,
+    recipe_of,
+    refuse_other_default,
+    refuse_other_problem,
+    table_in,
+)
 from frontrunner.evaluators.formats.parsed import json_table
 from frontrunner.spaces.errors import InvalidInput, bad_value
 from frontrunner.spaces.problem import Problem
@@ -48,16 +56,17 @@ def why_no_zero(problem: Problem, recipe: Recipe) -> Reason | None:
     return None
 
 
-def stage_of(recipe: Recipe) -> int:
-    """The ZeRO stage: that of the sharding, and over one replica the one that has the recipe's offload."""
-    if recipe.data_parallel > 1:
-        return SHARDING_NAMES.index(recipe.sharding_name)
+def zero_stage(recipe: Recipe) -> int | None:
+    """The ZeRO stage of the sharding, 0 to 3, and over one copy the one that has the recipe's offload; else None."""
+    name = recipe.sharding_name
+    if recipe.copies > 1:
+        return SHARDING_NAMES.index(name) if name in SHARDING_NAMES else None
     return {"none": 0, "optimizer": 1}.get(recipe.offload, 3)
 
 
 def configuration(problem: Problem, recipe: Recipe) -> dict[str, Any]:
     """The recipe in DeepSpeed's keys."""
-    zero: dict[str, Any] = {"stage": stage_of(recipe)}
+    zero: dict[str, Any] = {"stage": zero_stage(recipe)}
     device = "nvme" if recipe.offload == "nvme" else "cpu"
     place = {"device": device} | ({"nvme_path": problem.cluster.nvme_path} if device == "nvme" else {})
     if recipe.offload != "none":
@@ -118,9 +127,7 @@ def choices(problem: Problem, table: Mapping[str, Any]) -> dict[str, Any]:
     for key, what in REFUSED.items():
         if zero.get(key) not in (None, False, -1):
             raise InvalidInput(f"zero_optimization.{key}: no recipe of ours has {what}")
-    for precision in ("bf16", "fp16"):
-        if flag_in(table_in(table, precision, precision), "enabled", f"{precision}.enabled"):
-            refuse_other_problem({f"{precision}.enabled": (precision, problem.precision)})
+    _refuse_other_precision(problem, table)
     parallel = table_in(table, "tensor_parallel", "tensor_parallel")
     batch = {
         "global_batch_seqs": "train_batch_size",
@@ -134,6 +141,26 @@ def choices(problem: Problem, table: Mapping[str, Any]) -> dict[str, Any]:
         "offload": _offload(zero),
         "secondary_partition": number_in(zero, "zero_hpz_partition_size", "zero_hpz_partition_size") or 1,
     }
+
+
+def _refuse_other_precision(problem: Problem, table: Mapping[str, Any]) -> None:
+    """Raise `InvalidInput` for another precision; DeepSpeed trains in fp32 where none is enabled.
+
+    "auto" leaves it to the script that fills the configuration in.
+    """
+    if flag_in(table_in(table, "torch_autocast", "torch_autocast"), "enabled", "torch_autocast.enabled"):
+        raise InvalidInput("torch_autocast: no recipe of ours computes by autocast")
+    sections = {key: table_in(table, key, key) for key in ("bf16", "bfloat16", "fp16")}
+    left_open = [key for key, section in sections.items() if section.get("enabled") == "auto"]
+    enabled = [
+        key
+        for key, section in sections.items()
+        if key not in left_open and flag_in(section, "enabled", f"{key}.enabled")
+    ]
+    for key in enabled:
+        refuse_other_problem({f"{key}.enabled": ("bf16" if key == "bfloat16" else key, problem.precision)})
+    if not enabled and not left_open:
+        refuse_other_default("neither bf16.enabled nor fp16.enabled is there", "fp32", problem.precision)
 
 
 def _sharding(zero: Mapping[str, Any]) -> str:

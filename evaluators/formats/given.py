@@ -14,6 +14,7 @@ from frontrunner.spaces.wording import shown, shown_key
 MOST_CHARACTERS = 256 * 1024
 STATED = (*(f.name for f in fields(Recipe) if f.name != "layers_per_stage"),)
 """What may be said beside a configuration that leaves it out; sharding by its name."""
+OTHER_PROBLEM = "give the campaign file of this configuration's model, sequence length, precision and batch"
 _LARGEST = 2**31 - 1
 
 
@@ -79,8 +80,27 @@ def refuse_other_problem(said: Mapping[str, tuple[object, object]]) -> None:
         if found is not None and found != wanted:
             raise InvalidInput(
                 f"{shown_key(key)} = {shown(found)}: the campaign file's problem has {shown(wanted)}",
-                hint="give the campaign file of this configuration's model, sequence length and batch",
+                hint=OTHER_PROBLEM,
             )
+
+
+def refuse_other_default(unsaid: str, found: object, wanted: object) -> None:
+    """Raise `InvalidInput` where what a configuration leaves out stands for another problem; `unsaid` says what."""
+    if found != wanted:
+        raise InvalidInput(
+            f"{unsaid}, which stands for {shown(found)}: the campaign file's problem has {shown(wanted)}",
+            hint=OTHER_PROBLEM,
+        )
+
+
+def refuse_other_vocabulary(problem: Problem, key: str, found: int | None) -> None:
+    """Raise `InvalidInput` for a vocabulary that, padded as the problem's is, has another number of rows."""
+    model = problem.model
+    if found is None:
+        return
+    rows = -(-found // model.vocabulary_multiple) * model.vocabulary_multiple
+    if rows != model.padded_vocabulary:
+        refuse_other_problem({key: (found, model.vocabulary)})
 
 
 def recipe_of(problem: Problem, found: Mapping[str, Any], given: Given) -> Recipe:

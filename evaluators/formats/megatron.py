@@ -6,8 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from frontrunner.evaluators.formats.given import number, refuse_other_problem
+from frontrunner.evaluators.formats.given import (
+    number,
+    refuse_other_default,
+    refuse_other_problem,
+    refuse_other_vocabulary,
+)
 from frontrunner.spaces.errors import InvalidInput, bad_value
+from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.reasons import Reason
 from frontrunner.spaces.recipe import Recipe
@@ -15,6 +21,8 @@ from frontrunner.spaces.stages import even_layers
 
 Options = Mapping[str, tuple[str, ...]]
 MOST_STAGES = 100_000
+QUERY_GROUPS = "--num-query-groups"
+"""Megatron-LM's number of key and value heads, of which it takes notice with --group-query-attention alone."""
 _REPEATED_GROUP = re.compile(r"\(([^()]*)\)\*([0-9]{1,5})")
 _REPEATED = re.compile(r"(.)\*([0-9]{1,5})")
 
@@ -98,17 +106,43 @@ def refuse(options: Options, refused: Mapping[str, str]) -> None:
             raise InvalidInput(f"{name} {value}".strip() + f": no recipe of ours has {why}")
 
 
-def refuse_other_model(problem: Problem, options: Options) -> None:
-    """Raise `InvalidInput` where the options describe another model than the problem's."""
+def refuse_other_model(problem: Problem, options: Options, *, kv_heads: str) -> None:
+    """Raise `InvalidInput` where the options describe another model, sequence length or precision than the problem's.
+
+    `kv_heads` is the option of that number. Where the options give a hidden size they describe a model, so that those
+    that are absent stand for their defaults; a model that comes from elsewhere is not compared.
+    """
     model = problem.model
     said = {
         "--num-layers": model.layers,
         "--hidden-size": model.hidden,
         "--num-attention-heads": model.heads,
+        "--kv-channels": model.head_dim,
         "--ffn-hidden-size": model.ffn_hidden,
+        kv_heads: model.kv_heads,
         "--seq-length": problem.sequence_length,
     }
     refuse_other_problem({key: (number(key, options[key]), value) for key, value in said.items() if key in options})
-    for precision in ("bf16", "fp16"):
-        if f"--{precision}" in options:
-            refuse_other_problem({f"--{precision}": (precision, problem.precision)})
+    for key in ("--vocab-size", "--padded-vocab-size"):
+        if key in options:
+            refuse_other_vocabulary(problem, key, number(key, options[key]))
+    precisions = {f"--{name}": name for name in ("bf16", "fp16") if f"--{name}" in options}
+    refuse_other_problem({key: (precision, problem.precision) for key, precision in precisions.items()})
+    if not precisions:
+        refuse_other_default("neither --bf16 nor --fp16 is there", "fp32", problem.precision)
+    if "--hidden-size" in options:
+        _refuse_other_defaults(problem.model, options, kv_heads)
+
+
+def _refuse_other_defaults(model: Model, options: Options, kv_heads: str) -> None:
+    """Raise `InvalidInput` where what the options leave to their defaults is another model's."""
+    activation = "swiglu" if "--swiglu" in options else "gelu"
+    width = int(4 * model.hidden * 2 / 3) // 64 * 64 if activation == "swiglu" else 4 * model.hidden
+    grouped = "--group-query-attention" in options or (kv_heads != QUERY_GROUPS and kv_heads in options)
+    what = f"--swiglu is {'' if '--swiglu' in options else 'not '}there"
+    refuse_other_default(what, activation, model.activation)
+    if "--ffn-hidden-size" not in options:
+        refuse_other_default("--ffn-hidden-size is not there", width, model.ffn_hidden)
+    if "--num-attention-heads" in options and not grouped:
+        what = f"{'--group-query-attention' if kv_heads == QUERY_GROUPS else kv_heads} is not there"
+        refuse_other_default(what, model.heads, model.kv_heads)

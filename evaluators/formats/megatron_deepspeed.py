@@ -106,7 +106,7 @@ def _parallel_arguments(recipe: Recipe) -> tuple[str, ...]:
     words += ["--no-pipeline-parallel"] * (recipe.pipeline_parallel == 1)
     words += megatron_lm.recompute_arguments(recipe)
     words += ["--deepspeed-activation-checkpointing"] * (recipe.recompute == "full")
-    words += ["--deepspeed", "--deepspeed_config", deepspeed.FILE, "--zero-stage", deepspeed.stage_of(recipe)]
+    words += ["--deepspeed", "--deepspeed_config", deepspeed.FILE, "--zero-stage", deepspeed.zero_stage(recipe)]
     return tuple(str(word) for word in words)
 
 
@@ -117,7 +117,7 @@ def read(problem: Problem, given: Given) -> Recipe:
     """
     said = options(given.text)
     megatron.refuse(said, REFUSED)
-    megatron.refuse_other_model(problem, said)
+    megatron.refuse_other_model(problem, said, kv_heads="--num-key-value-heads")
     found = megatron_lm.parallel_choices(problem, said) | megatron_lm.launch_choices(said)
     found["recompute"] = "full" if "--checkpoint-activations" in said else megatron_lm.recompute_of(said)
     configured = deepspeed.choices(problem, json_table(_configuration(said, given)))

@@ -32,7 +32,10 @@ REFUSED = {
     "--expert-model-parallel-size": "experts",
     "--num-experts": "experts",
     "--use-torch-fsdp2": "Megatron-LM's wrapper of FSDP2: give --use-megatron-fsdp",
+    "--use-custom-fsdp": "this older name: give --use-megatron-fsdp",
     "--fp8-format": "8-bit arithmetic",
+    "--fp8-hybrid": "8-bit arithmetic",
+    "--fp8-e4m3": "8-bit arithmetic",
     "--fp4-format": "4-bit arithmetic",
     "--cpu-offloading": "activations offloaded by whole layers",
     "--optimizer-cpu-offload": "a part of the optimizer offloaded",
@@ -149,7 +152,7 @@ def read(problem: Problem, given: Given) -> Recipe:
     """The recipe of a launch script or a file of arguments."""
     said = options(given.text)
     megatron.refuse(said, REFUSED)
-    megatron.refuse_other_model(problem, said)
+    megatron.refuse_other_model(problem, said, kv_heads=megatron.QUERY_GROUPS)
     found = parallel_choices(problem, said) | launch_choices(said)
     found |= {"sharding": _sharding(said), "recompute": recompute_of(said), "optimizer_state": _states(said)}
     found["rank_order"] = "tp-pp-dp" if "--use-tp-pp-dp-mapping" in said else "tp-dp-pp"

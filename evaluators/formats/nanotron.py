@@ -11,7 +11,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from frontrunner.evaluators.formats.export import Export, why_unsaid
-from frontrunner.evaluators.formats.given import Given, flag_in, number_in, recipe_of, refuse_other_problem, table_in
+from frontrunner.evaluators.formats.given import (
+    Given,
+    flag_in,
+    number_in,
+    recipe_of,
+    refuse_other_problem,
+    refuse_other_vocabulary,
+    table_in,
+)
 from frontrunner.evaluators.formats.parsed import yaml_table, yaml_text
 from frontrunner.evaluators.formats.script import comments
 from frontrunner.spaces.errors import InvalidInput, bad_value
@@ -142,12 +150,29 @@ def read(problem: Problem, given: Given) -> Recipe:
 
 
 def _refuse_other_model(problem: Problem, table: Mapping[str, Any]) -> None:
-    config = table_in(table_in(table, "model", "model"), "model_config", "model.model_config")
-    tokens = table_in(table, "tokens", "tokens")
+    described, tokens = table_in(table, "model", "model"), table_in(table, "tokens", "tokens")
+    config = table_in(described, "model_config", "model.model_config")
+    if config.get("moe_config") is not None:
+        raise InvalidInput("model.model_config.moe_config: no recipe of ours has experts")
     model = problem.model
-    sizes = {"num_hidden_layers": model.layers, "hidden_size": model.hidden, "num_attention_heads": model.heads}
-    said = {f"model.model_config.{key}": (config.get(key), value) for key, value in sizes.items()}
-    refuse_other_problem(said | {"tokens.sequence_length": (tokens.get("sequence_length"), problem.sequence_length)})
+    sizes = {
+        "num_hidden_layers": model.layers,
+        "hidden_size": model.hidden,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "intermediate_size": model.ffn_hidden,
+        "tie_word_embeddings": model.tied_embeddings,
+    }
+    said: dict[str, tuple[object, object]] = {
+        f"model.model_config.{key}": (config.get(key), value) for key, value in sizes.items()
+    }
+    if config.get("num_key_value_heads") is None:  # as many as there are heads
+        said["model.model_config.num_key_value_heads"] = (config.get("num_attention_heads"), model.kv_heads)
+    said["tokens.sequence_length"] = (tokens.get("sequence_length"), problem.sequence_length)
+    said["model.dtype"] = (described.get("dtype") or "bfloat16", DTYPES[problem.precision])
+    refuse_other_problem(said)
+    vocabulary = number_in(config, "vocab_size", "model.model_config.vocab_size")
+    refuse_other_vocabulary(problem, "model.model_config.vocab_size", vocabulary)
 
 
 def _schedule(engine: object) -> str:

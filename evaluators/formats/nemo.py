@@ -13,7 +13,15 @@ from typing import Any
 
 from frontrunner.evaluators.formats import megatron, megatron_lm
 from frontrunner.evaluators.formats.export import Export, why_unsaid
-from frontrunner.evaluators.formats.given import Given, flag_in, number_in, recipe_of, refuse_other_problem, table_in
+from frontrunner.evaluators.formats.given import (
+    Given,
+    flag_in,
+    number_in,
+    recipe_of,
+    refuse_other_problem,
+    refuse_other_vocabulary,
+    table_in,
+)
 from frontrunner.evaluators.formats.parsed import yaml_table, yaml_text
 from frontrunner.evaluators.formats.script import comments
 from frontrunner.spaces.errors import InvalidInput, bad_value
@@ -26,7 +34,7 @@ SAYS = megatron_lm.SAYS - {"optimizer_state"}
 MODEL_NOTE = (
     "note: the model, its sequence length and precision are those of the Bridge recipe that this is merged into"
 )
-REFUSED = ("expert_model_parallel_size", "num_moe_experts", "cpu_offloading", "fp8")
+REFUSED = ("expert_model_parallel_size", "num_moe_experts", "cpu_offloading")
 
 
 def why_not(problem: Problem, recipe: Recipe) -> Reason | None:
@@ -95,6 +103,7 @@ def read(problem: Problem, given: Given) -> Recipe:
     for key in REFUSED:
         if model.get(key) not in (None, False, 1):
             raise InvalidInput(f"model.{key} = {model[key]}: no recipe of ours has this")
+    _refuse_other_precision(problem, table, model)
     found = _model_choices(problem, model)
     found["micro_batch_seqs"] = number_in(sections["train"], "micro_batch_size", "train.micro_batch_size")
     found["global_batch_seqs"] = number_in(sections["train"], "global_batch_size", "train.global_batch_size")
@@ -105,13 +114,40 @@ def read(problem: Problem, given: Given) -> Recipe:
     return recipe_of(problem, found, given)
 
 
+def _refuse_other_precision(problem: Problem, table: Mapping[str, Any], model: Mapping[str, Any]) -> None:
+    """Raise `InvalidInput` for another precision; where the file says none it is the Bridge recipe's.
+
+    `mixed_precision` is the name of a set of settings (`bf16_mixed`), or these settings.
+    """
+    found = table.get("mixed_precision")
+    if isinstance(found, str):
+        plain = {"bf16_mixed": "bf16", "fp16_mixed": "fp16"}
+        name = found.replace("-", "_")
+        if name not in plain:
+            raise bad_value("mixed_precision", found, "bf16_mixed or fp16_mixed")
+        refuse_other_problem({"mixed_precision": (plain[name], problem.precision)})
+        found = None
+    for path, settings in (("mixed_precision", found), ("model", model)):
+        section = table_in({path: settings}, path, path)
+        if any(section.get(key) not in (None, False) for key in ("fp8", "fp4")):
+            raise InvalidInput(f"{path}.fp8, {path}.fp4: no recipe of ours has this")
+        for precision in ("bf16", "fp16"):
+            if flag_in(section, precision, f"{path}.{precision}"):
+                refuse_other_problem({f"{path}.{precision}": (precision, problem.precision)})
+
+
 def _model_choices(problem: Problem, model: Mapping[str, Any]) -> dict[str, Any]:
     sizes = {
         "num_layers": problem.model.layers,
         "hidden_size": problem.model.hidden,
+        "num_attention_heads": problem.model.heads,
+        "num_query_groups": problem.model.kv_heads,
+        "kv_channels": problem.model.head_dim,
+        "ffn_hidden_size": problem.model.ffn_hidden,
         "seq_length": problem.sequence_length,
     }
     refuse_other_problem({f"model.{key}": (model.get(key), value) for key, value in sizes.items()})
+    refuse_other_vocabulary(problem, "model.vocab_size", number_in(model, "vocab_size", "model.vocab_size"))
     degrees = {name: number_in(model, f"{name[:-9]}_model_parallel_size", f"model.{name[:-9]}_model_parallel_size")
                for name in ("tensor_parallel", "pipeline_parallel")}  # fmt: skip
     found: dict[str, Any] = {key: value or 1 for key, value in degrees.items()}

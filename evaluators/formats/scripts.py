@@ -21,7 +21,7 @@ YOURS = "Account, queue, time and STEPS are yours to set; run it where python -m
 
 _BODY = """\
 set -euo pipefail
-STEPS="${{STEPS:-1000}}"
+{start_folder}STEPS="${{STEPS:-1000}}"
 FOLDER="${{FOLDER:-$PWD/frontrunner-{recipe_id}}}"
 
 mkdir -p "$FOLDER"
@@ -38,12 +38,14 @@ python -m frontrunner.cli replay "$FOLDER/recipe.json" --steps "$STEPS" --folder
 """
 _MASTER = {
     "slurm": 'MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"',
-    "pbs": 'cd "$PBS_O_WORKDIR"\nMASTER_ADDR="$(head -n 1 "$PBS_NODEFILE")"',
+    "pbs": 'MASTER_ADDR="$(head -n 1 "$PBS_NODEFILE")"',
 }
 _START = {
     "slurm": "srun --nodes {nodes} --ntasks {nodes} --ntasks-per-node 1",
     "pbs": "mpiexec -n {nodes} --ppn 1",
 }
+_START_FOLDER = {"slurm": "", "pbs": 'cd "$PBS_O_WORKDIR"\n'}
+"""PBS starts jobs in the home folder, Slurm where they were submitted."""
 _JOB_ID = {"slurm": "SLURM_JOB_ID", "pbs": "PBS_JOBID"}
 
 
@@ -56,6 +58,7 @@ def batch_script(scheduler: str, problem: Problem, recipe: Recipe, header: Seque
     directives = _directives(scheduler, problem, launch, identity)
     body = _BODY.format(
         recipe_id=identity,
+        start_folder=_START_FOLDER[scheduler],
         end=END_OF_FILE,
         recipe_file=recipe_file,
         master=_MASTER[scheduler],

@@ -13,9 +13,10 @@ from typing import Any
 
 from frontrunner.evaluators.formats import megatron, script
 from frontrunner.evaluators.formats.export import Export, launch_of, why_no_launch, why_unsaid
-from frontrunner.evaluators.formats.given import Given, number, recipe_of, refuse_other_problem
+from frontrunner.evaluators.formats.given import Given, number, recipe_of
 from frontrunner.evaluators.formats.megatron_lm import launch_choices
 from frontrunner.evaluators.formats.shell import options
+from frontrunner.evaluators.formats.torchtitan_refusals import PRECISIONS, VERSION, refuse_other_run, refuse_tokens
 from frontrunner.spaces.errors import bad_value
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.reasons import Reason
@@ -43,12 +44,14 @@ CONFIGS = {
 }
 """Layers, hidden, heads, kv heads, feed-forward width and vocabulary of torchtitan's Llama 3 models."""
 RECOMPUTES = {"none": "none", "selective": "selective", "full": "full"}
-VERSION_NOTE = "note: for torchtitan 0.3, where training.local_batch_size and global_batch_size count sequences"
+VERSION_NOTE = f"note: for torchtitan {VERSION}, where training.local_batch_size and global_batch_size count sequences"
 LOSS_NOTE = "note: the loss is cut into chunks as the torchtitan config of the model says"
 
 
 def why_not(problem: Problem, recipe: Recipe) -> Reason | None:
     """Why torchtitan cannot be told this recipe."""
+    if problem.precision not in PRECISIONS:
+        return Reason("precision-unsaid", f"{TOOL} trains in bf16 and fp32, not {problem.precision}")
     return (
         why_unsaid(recipe, TOOL, SAYS)
         or why_no_launch(problem, recipe)
@@ -100,6 +103,7 @@ def export(problem: Problem, recipe: Recipe) -> Export:
         "training.seq_len": problem.sequence_length,
         "training.local_batch_size": recipe.micro_batch_seqs * (recipe.accumulation if recipe.stages > 1 else 1),
         "training.global_batch_size": recipe.global_batch_seqs,
+        "training.mixed_precision_param": PRECISIONS[problem.precision],
     }
     words = [word for key, value in found.items() for word in (f"--{key}", str(value))]
     words.append(f"--parallelism.{'' if recipe.sequence_parallel else 'no-'}enable_sequence_parallel")
@@ -154,9 +158,7 @@ def render(problem: Problem, recipe: Recipe, header: Sequence[str]) -> str:
 def read(problem: Problem, given: Given) -> Recipe:
     """The recipe of a launch script or a file of arguments of torchtitan 0.3."""
     said = options(given.text)
-    megatron.refuse(said, {"--parallelism.expert-parallel-degree": "experts"})
-    length = "--training.seq-len"
-    refuse_other_problem({length: (number(length, said[length]), problem.sequence_length)} if length in said else {})
+    refuse_other_run(problem, said)
     found: dict[str, Any] = {
         key: _degree(said, f"--parallelism.{name}-parallel-degree") or 1
         for key, name in {
@@ -178,6 +180,7 @@ def read(problem: Problem, given: Given) -> Recipe:
     found["compile"] = _flag(said, "--compile.", "enable", default=False)
     found["recompute"] = _recompute(given.text)
     found["engine"] = given.stated.get("engine", "torch")
+    refuse_tokens(problem, batch, found["global_batch_seqs"])
     recipe = recipe_of(problem, found, given)
     if recipe.stages > 1 and batch is not None and batch != recipe.micro_batch_seqs * recipe.accumulation:
         raise bad_value(

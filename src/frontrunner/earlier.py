@@ -10,6 +10,7 @@ from frontrunner.spaces.errors import InvalidInput
 from frontrunner.validation import load_json
 
 if TYPE_CHECKING:
+    from frontrunner.recipe_file import RecipeFile
     from frontrunner.results.explain import Explanation
     from frontrunner.results.records import Campaign
     from frontrunner.results.store import Store
@@ -42,6 +43,22 @@ def refuse_recipe_of_others(explanation: Explanation) -> None:
     raise InvalidInput(
         f"recipe {explanation.recipe_id} was run by another trainer, with evaluator = {spec.evaluator!r}",
         hint=f"frontrunner export {explanation.recipe_id} --to FORMAT says it in that trainer's words",
+    )
+
+
+def refuse_file_of_others(file: RecipeFile) -> None:
+    """Raise `InvalidInput`, as `refuse_recipe_of_others` does, for a recipe file with figures of others."""
+    measured = file.measured
+    if measured is None or measured.is_ours:
+        return
+    if measured.trainer is None:
+        raise InvalidInput(
+            f"recipe {file.recipe_id} is of an imported table, which does not say how to train it here",
+            hint="search its problem by a campaign file: frontrunner launch FILE",
+        )
+    raise InvalidInput(
+        f"recipe {file.recipe_id} was run by another trainer, with evaluator = {measured.trainer!r}",
+        hint="frontrunner export FILE --to FORMAT says it in that trainer's words",
     )
 
 

@@ -49,6 +49,7 @@ class Measured:
     """What a campaign says of the recipe; the fields are those of a `Standing`.
 
     `figures` says where the numbers come from: real training, a rehearsal's formulas, or a table of others' training.
+    `trainer` names the evaluator that ran another trainer than frontrunner's own, None for our own.
     """
 
     campaign: str
@@ -61,12 +62,18 @@ class Measured:
     hardware_tflops_per_device: float
     mfu: float | None
     peak_memory_bytes_max_rank: int
+    trainer: str | None = None
 
     def __post_init__(self) -> None:
         require_one_of("measured", "figures", self.figures, FIGURES)
         require_at_least("measured", 1, repeats=self.repeats)
         require_above_zero("measured.tokens_per_s", self.tokens_per_s, "a rate above 0")
         require_above_zero("measured.step_time_s_median", self.step_time_s_median, "a time above 0 in seconds")
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether frontrunner's own trainer ran the recipe, or its formulas stood for it."""
+        return self.trainer is None and self.figures != "imported"
 
 
 @dataclass(frozen=True, kw_only=True)

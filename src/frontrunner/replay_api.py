@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frontrunner import api
-from frontrunner.earlier import refuse_recipe_of_others
+from frontrunner.earlier import refuse_file_of_others, refuse_recipe_of_others
 from frontrunner.settings import run_root, store_url
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.starting import stored_spec
@@ -64,6 +64,7 @@ def _plan_file(path: Path, settings: ReplaySettings, *, anyway: bool) -> ReplayP
     from frontrunner.recipe_file import read
 
     file = read(path)
+    refuse_file_of_others(file)
     was_measured = file.measured is not None and file.measured.figures == "measured"
     return plan(
         recipe_id=file.recipe_id,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from frontrunner import api
 from frontrunner.campaign_file import read_campaign_file
+from frontrunner.earlier import refuse_file_of_others
 from frontrunner.evaluators.formats import names
 from frontrunner.evaluators.formats.given import Given
 from frontrunner.evaluators.formats.scripts import SCHEDULERS, batch_script
@@ -53,6 +54,7 @@ def export(recipe: str, *, to: str, store: str | None = None) -> str:
     if to == RECIPE_FILE:
         return to_text(file)
     if to in SCHEDULERS:
+        refuse_file_of_others(file)
         return batch_script(to, file.problem, file.recipe, provenance(file), to_text(file))
     return names.render(to, file.problem, file.recipe, provenance(file))
 
@@ -69,7 +71,7 @@ def provenance(file: RecipeFile) -> tuple[str, ...]:
         lines.append("never measured")
     else:
         lines.append(
-            f"{measured.figures} in campaign {measured.campaign}, by frontrunner's {file.recipe.engine} engine: "
+            f"{measured.figures} in campaign {measured.campaign}, {_by_whom(file.recipe, measured)}: "
             f"{thousands(measured.tokens_per_s)} tokens/s, {measured.step_time_s_median:.4g} s a step, "
             f"{measured.model_tflops_per_device:.4g} TFLOPS a device"
         )
@@ -81,8 +83,14 @@ def provenance(file: RecipeFile) -> tuple[str, ...]:
     )
 
 
+def _by_whom(recipe: Recipe, measured: Measured) -> str:
+    if measured.trainer is not None:
+        return f"by another trainer (evaluator {measured.trainer})"
+    return f"by frontrunner's {recipe.engine} engine" if measured.is_ours else "from a table of others' training"
+
+
 def recipe_file(recipe: str, *, store: str | None = None) -> RecipeFile:
-    """A stored recipe as a recipe file; of several campaigns the newest that measured it, else the newest."""
+    """A stored recipe as a recipe file; of several campaigns the newest that measured it by our own trainer first."""
     explanation = api.show(recipe, store=store)
     appearance = _chosen(explanation)
     spec = stored_spec(appearance.campaign)
@@ -97,12 +105,15 @@ def recipe_file(recipe: str, *, store: str | None = None) -> RecipeFile:
 
 
 def _chosen(explanation: Explanation) -> Appearance:
-    """Measured ones before simulated and imported ones, then those without figures; the newest of each stand first."""
-    order = {figures: place for place, figures in enumerate(FIGURES)}
-    return min(
-        explanation.appearances,
-        key=lambda found: len(FIGURES) if found.standing is None else order[found.campaign.figures],
-    )
+    """Those that our own trainer measured before those of others, simulated and imported ones, and ones without
+    figures; the newest of each stand first.
+    """
+
+    def place(found: Appearance) -> tuple[int, bool]:
+        figures = len(FIGURES) if found.standing is None else FIGURES.index(found.campaign.figures)
+        return figures, bool(stored_spec(found.campaign).trainer)
+
+    return min(explanation.appearances, key=place)
 
 
 def _measured(appearance: Appearance) -> Measured | None:
@@ -110,7 +121,10 @@ def _measured(appearance: Appearance) -> Measured | None:
     if standing is None:
         return None
     figures: dict[str, Any] = {f.name: getattr(standing, f.name) for f in fields(standing)}
-    return Measured(campaign=appearance.campaign.name, figures=appearance.campaign.figures, **figures)
+    campaign = appearance.campaign
+    spec = stored_spec(campaign)
+    trainer = spec.evaluator if spec.trainer else None
+    return Measured(campaign=campaign.name, figures=campaign.figures, trainer=trainer, **figures)
 
 
 def _versions(appearance: Appearance) -> Mapping[str, str]:

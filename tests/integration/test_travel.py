@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
@@ -14,7 +15,7 @@ import pytest
 import frontrunner
 from frontrunner.campaign_file import parse_cluster
 from frontrunner.evaluators.replay import ReplaySettings
-from frontrunner.recipe_file import Origin, RecipeFile, Training, read, to_text
+from frontrunner.recipe_file import Measured, Origin, RecipeFile, Training, read, to_text
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput
@@ -120,7 +121,15 @@ def test_an_export_names_where_it_comes_from_and_is_read_back(campaign: Path, tm
     ]
 
 
-def recipe_file(cluster: Cluster, folder: Path) -> Path:
+def figures(**changes: Any) -> Measured:
+    """What another campaign says of a recipe."""
+    given = {"campaign": "theirs", "figures": "measured", "repeats": 1, "step_time_s_median": 0.1}
+    given |= {"step_time_spread": 0.0, "tokens_per_s": 640.0, "model_tflops_per_device": 1.0}
+    given |= {"hardware_tflops_per_device": 1.0, "mfu": None, "peak_memory_bytes_max_rank": 0}
+    return Measured(**given | changes)
+
+
+def recipe_file(cluster: Cluster, folder: Path, measured: Measured | None = None) -> Path:
     """The file of a recipe of two plain replicas."""
     problem = Problem(
         model=MODEL,
@@ -135,7 +144,7 @@ def recipe_file(cluster: Cluster, folder: Path) -> Path:
         problem=problem,
         recipe=recipe,
         training=Training(optimizer="sgd", seed=1),
-        measured=None,
+        measured=measured,
         origin=Origin(written_by="test", written_at="2026-01-01T00:00:00+00:00"),
     )
     path = folder / "recipe.json"
@@ -155,6 +164,39 @@ def test_a_recipe_file_is_a_plan_of_its_own(tmp_path: Path, monkeypatch: pytest.
     assert "--nnodes 2 --nproc-per-node 1" in plan.command
     with pytest.raises(InvalidInput, match="needs 2 devices on nodes of 1"):
         frontrunner.plan_replay(str(path), ReplaySettings(steps=2), anyway=True)
+
+
+@pytest.mark.parametrize(
+    ("measured", "headed", "refused"),
+    [
+        (figures(trainer="command"), "by another trainer (evaluator command)", "was run by another trainer"),
+        (figures(figures="imported"), "from a table of others' training", "is of an imported table"),
+    ],
+)
+def test_what_our_trainer_did_not_measure_is_headed_so_and_not_replayed(
+    measured: Measured, headed: str, refused: str, tmp_path: Path
+) -> None:
+    machine = Cluster(name="c", device="d", backend="cpu", nodes=1, devices_per_node=2, memory_gib_per_device=1.0)
+    path = str(recipe_file(machine, tmp_path, measured))
+    assert f"in campaign theirs, {headed}: 640 tokens/s" in frontrunner.export(path, to="deepspeed")
+    with pytest.raises(InvalidInput, match=refused):
+        frontrunner.plan_replay(path, ReplaySettings(steps=2), anyway=True)
+    with pytest.raises(InvalidInput, match=refused):
+        frontrunner.export(path, to="slurm")
+
+
+def test_a_pbs_script_works_where_it_was_submitted(tmp_path: Path) -> None:
+    machine = Cluster(name="c", device="d", backend="cpu", nodes=2, devices_per_node=1, memory_gib_per_device=1.0)
+    script = frontrunner.export(str(recipe_file(machine, tmp_path)), to="pbs")
+    head, rest, _ = script.partition("MASTER_ADDR=")
+    assert rest
+    home, submitted = tmp_path / "home", tmp_path / "submitted"
+    home.mkdir()
+    submitted.mkdir()
+    environment = {"PATH": os.environ["PATH"], "HOME": str(home), "PBS_O_WORKDIR": str(submitted)}
+    subprocess.run(["bash"], input=head, text=True, check=True, cwd=home, env=environment)
+    assert list(home.iterdir()) == []
+    assert [path.name for path in submitted.glob("frontrunner-*/*")] == ["recipe.json"]
 
 
 @pytest.mark.slow

@@ -168,6 +168,42 @@ def test_a_campaign_file_s_command_starts_in_its_folder(tmp_path: Path) -> None:
         read_campaign_file(path)
 
 
+@pytest.mark.parametrize("trainer", ["deepspeed", "megatron-deepspeed"])
+@pytest.mark.parametrize("offload", ["optimizer", "optimizer+parameters"])
+def test_offload_on_one_replica_does_not_disagree_with_its_own_export(
+    tmp_path: Path, trainer: str, offload: str
+) -> None:
+    asked = request(tmp_path, tiny_recipe(devices=1, engine="deepspeed", offload=offload))
+    found = command(CommandSettings(trainer=trainer, arguments=("x", "{trainer_arguments}")), asked)
+    for name, text in found.files.items():
+        (tmp_path / name).write_text(text)
+    stage = json.loads(found.files["ds_config.json"])["zero_optimization"]["stage"]
+    assert field_values(asked)["zero_stage"] == str(stage)
+    statements = list(stated_before(found.arguments, tmp_path))
+    assert stage in [statement.value for statement in statements if statement.figure == "zero_stage"]
+    assert why_disagreeing(statements, asked.recipe, asked.problem) is None
+
+
+@pytest.mark.parametrize(("version", "passes"), [("0.3.0", True), ("0.4.1", False), (None, True)])
+def test_another_version_of_torchtitan_is_refused_before_a_campaign(
+    tmp_path: Path, version: str | None, passes: bool
+) -> None:
+    program, packages = tmp_path / "bin" / "torchrun", tmp_path / "lib" / "python3.11" / "site-packages"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    if version is not None:
+        (packages / f"torchtitan-{version}.dist-info").mkdir(parents=True)
+        metadata = f"Metadata-Version: 2.1\nName: torchtitan\nVersion: {version}\n"
+        (packages / f"torchtitan-{version}.dist-info" / "METADATA").write_text(metadata)
+    spec = campaign(trainer="torchtitan", arguments=["env", str(program), "{trainer_arguments}"])
+    if passes:
+        spec.check_commands(tiny_recipe())
+        return
+    with pytest.raises(InvalidInput, match=r"torchtitan 0\.4\.1 is installed .* the arguments are for 0\.3"):
+        spec.check_commands(tiny_recipe())
+
+
 def test_the_frontier_study_s_log_is_found_out(tmp_path: Path) -> None:
     """The command line says micro-batch 1, DeepSpeed's JSON says 4: gpt175b_megatron_16N of the study's repository."""
     (tmp_path / "ds_config.json").write_text('{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 0}}')

@@ -115,6 +115,7 @@ DISTRIBUTED_ARGS="--nproc_per_node $GPUS_PER_NODE --nnodes ${NNODES} --master_ad
 GPT_ARGS="
     --tensor-model-parallel-size ${TP} --pipeline-model-parallel-size $PP \\
     --sequence-parallel --num-layers 12 --hidden-size=256 --seq-length 256 # the model
+    --ffn-hidden-size 512 --swiglu --num-attention-heads 8 --group-query-attention --num-query-groups 4
     --micro-batch-size 2 --global-batch-size 64 --use-distributed-optimizer --bf16
     --lr 3e-4 --train-iters 100 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1
 "
@@ -123,7 +124,7 @@ torchrun $DISTRIBUTED_ARGS pretrain_gpt.py $GPT_ARGS --data-path "$DATA"
 
 
 def test_variables_that_grow_without_end_are_not_followed() -> None:
-    lines = ["A=" + "x" * 100, *(f"A=$A$A{n}" for n in range(200)), "--micro-batch-size $A"]
+    lines = ["A=" + "x" * 100, *(f"A=$A$A{n}" for n in range(200)), "--bf16 --micro-batch-size $A"]
     with pytest.raises(InvalidInput, match="--micro-batch-size"):
         names.read("megatron-lm", PROBLEM, Given(text="\n".join(lines)))
 
@@ -147,6 +148,19 @@ MISTAKES = {
     "no micro-batch": (("--micro-batch-size 2", ""), "does not say micro_batch_seqs"),
     "devices that do not fit": (("GPUS_PER_NODE=4", "GPUS_PER_NODE=3"), r"recipe.devices = 12|multiple"),
     "another precision": (("--bf16", "--fp16"), 'the campaign file\'s problem has "bf16"'),
+    "no precision": (("--bf16", ""), 'neither --bf16 nor --fp16 is there, .* "fp32": .* has "bf16"'),
+    "other kv heads": (("groups 4", "groups 2"), "--num-query-groups = 2: the campaign file's problem has 4"),
+    "kv heads that are not used": (
+        ("--group-query-attention", ""),
+        "--group-query-attention is not there, which stands for 8: .* has 4",
+    ),
+    "another activation": (("--swiglu", ""), '--swiglu is not there, which stands for "gelu": .* has "swiglu"'),
+    "another width by default": (
+        ("--ffn-hidden-size 512", ""),
+        "--ffn-hidden-size is not there, which stands for 640: .* has 512",
+    ),
+    "another vocabulary": (("--bf16", "--bf16 --vocab-size 1100"), "--vocab-size = 1100: .* has 1000"),
+    "an older name": (("--bf16", "--bf16 --use-custom-fsdp"), "give --use-megatron-fsdp"),
 }
 
 
@@ -155,6 +169,62 @@ def test_what_is_no_recipe_is_refused_by_name(case: str) -> None:
     (old, new), message = MISTAKES[case]
     with pytest.raises(InvalidInput, match=message):
         names.read("megatron-lm", PROBLEM, Given(text=LAUNCH_SCRIPT.replace(old, new)))
+
+
+OTHERS = {
+    "deepspeed": (
+        ('"bf16": {', '"bf": {', "neither bf16.enabled nor fp16.enabled"),
+        ('"bf16": {', '"torch_autocast": {', "torch_autocast"),
+    ),
+    "megatron-deepspeed": (
+        ("--bf16", "", "neither --bf16 nor"),
+        ("--num-key-value-heads 4", "", "--num-key-value-heads is not there"),
+        ('"bf16": {', '"fp16": {', "fp16.enabled"),
+    ),
+    "nanotron": (
+        ("bfloat16", "float32", 'model.dtype = "float32"'),
+        ("vocab_size: 1024", "vocab_size: 99", "vocab_size = 99"),
+        ("intermediate_size: 512", "intermediate_size: 7", "intermediate_size = 7"),
+        ("num_key_value_heads: 4", "num_key_value_heads: null", "num_key_value_heads = 8"),
+    ),
+    "nemo": (
+        ("model:", "mixed_precision: fp16_mixed\nmodel:", 'mixed_precision = "fp16"'),
+        ("model:", "mixed_precision: bf16_with_fp8_current_scaling_mixed\nmodel:", "expected bf16_mixed or fp16"),
+        ("model:", "mixed_precision:\n  fp8: hybrid\nmodel:", "mixed_precision.fp8"),
+        ("model:", "model:\n  num_attention_heads: 16", "num_attention_heads = 16"),
+        ("model:", "model:\n  vocab_size: 99", "vocab_size = 99"),
+    ),
+    "torchtitan": (
+        ("mixed_precision_param bfloat16", "mixed_precision_param float32", "mixed-precision-param"),
+        ("local_batch_size 2", "local_batch_size 512", "local-batch-size = 512: expected at most 128 sequences"),
+        ("--training.seq_len 256", "--training.seq_len 256 --training.dtype bfloat16", "--training.dtype"),
+        ("--training.seq_len 256", "--training.seq_len 256 --quantize.linear.float8.enable", "8-bit arithmetic"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_configuration_of_another_model_or_precision_is_refused(name: str) -> None:
+    recipe = replace(PLAIN, sharding=Sharding.named("zero-1" if name == "nanotron" else "zero-2", 8))
+    text = names.render(name, PROBLEM, recipe, ())
+    for old, new, message in OTHERS[name]:
+        assert old in text
+        with pytest.raises(InvalidInput, match=re.escape(message)):
+            names.read(name, PROBLEM, Given(text=text.replace(old, new, 1)))
+
+
+def test_a_precision_that_deepspeed_s_file_leaves_open_is_the_script_s() -> None:
+    text = names.render("deepspeed", PROBLEM, PLAIN, ()).replace("true", '"auto"')
+    assert names.read("deepspeed", PROBLEM, Given(text=text)) == replace(PLAIN, engine="deepspeed")
+
+
+def test_torchtitan_is_told_the_precision() -> None:
+    whole = problem(precision="fp32")
+    text = names.render("torchtitan", whole, PLAIN, ())
+    assert "--training.mixed_precision_param float32" in text
+    assert names.read("torchtitan", whole, Given(text=text)) == PLAIN
+    with pytest.raises(InvalidInput, match="torchtitan trains in bf16 and fp32, not fp16"):
+        names.export("torchtitan", problem(precision="fp16"), PLAIN)
 
 
 def test_sources_that_disagree_are_refused() -> None:
