@@ -6,6 +6,7 @@
 Each driver is a process of its own; with real probes its fork server and ranks are killed as well. What a person would
 restart is restarted, by `resume`. Then each campaign's store is gone through by the rules of `frontrunner store check`
 and held against what its drivers had said was stored. `--store URL` puts the campaigns into one PostgreSQL store.
+Left over processes, files and shared memory are looked for; ports that are still bound are not.
 """
 
 from __future__ import annotations
@@ -43,21 +44,28 @@ PROBES = {"simulated": 60, "probe": 8}
 GRACE_S = 10.0
 """How long processes may outlive the driver that started them."""
 LONGEST_RUN_S = 600.0
+"""How long a campaign may take with all its drivers; one that hangs is killed then, and counts as unfinished."""
 
 
 @dataclass(kw_only=True)
 class Tally:
-    """What happened, and what is wrong: all from `lost` on should be 0."""
+    """What happened, and what is wrong: all from `lost` on should be 0.
+
+    A driver whose helpers were killed may end with an error (`failed_after_a_kill`); one that nobody touched may not
+    (`failed_unkilled`).
+    """
 
     campaigns: int = 0
     kills: int = 0
     drivers: int = 0
     outcomes: int = 0
+    failed_after_a_kill: int = 0
     lost: int = 0
     doubled: int = 0
     misattributed: int = 0
     over_budget: int = 0
     unfinished: int = 0
+    failed_unkilled: int = 0
     broken_rules: int = 0
     orphans: int = 0
     unheard_outcome_files: int = 0
@@ -65,7 +73,7 @@ class Tally:
 
     @property
     def is_clean(self) -> bool:
-        counted = {"campaigns", "kills", "drivers", "outcomes"}
+        counted = {"campaigns", "kills", "drivers", "outcomes", "failed_after_a_kill"}
         return not any(value for name, value in asdict(self).items() if name not in counted)
 
 
@@ -148,7 +156,7 @@ class Chaos:
         """After `most_kills` a campaign is let run to its end: on a slow machine it would never reach it."""
         self._random = random.Random(seed)
         self._mean_wait_s = 60.0 / kills_per_minute
-        self._most_kills = most_kills
+        self._most_kills = self._kills_left = most_kills
         self.tally = Tally()
 
     def campaign(self, url: str, spec: CampaignSpec, folder: Path) -> None:
@@ -161,25 +169,40 @@ class Chaos:
         acknowledged.touch()
         give_up = time.monotonic() + LONGEST_RUN_S
         self._kills_left = self._most_kills
-        while time.monotonic() < give_up:
+        has_ended_well = False
+        while not has_ended_well and time.monotonic() < give_up:
             pid = start_driver(url, spec.name, acknowledged)
             drivers.add(pid)
-            if self._ended_by_itself(pid):
-                break
+            has_ended_well = self.watch(pid, give_up)
         self.tally.drivers += len(drivers)
         self._audit_processes(drivers)
         with open_store(url, read_only=True) as store:
-            self._audit(store, spec, set(acknowledged.read_text().split()))
+            self._audit(store, spec, set(acknowledged.read_text().split()), has_ended_well=has_ended_well)
 
-    def _ended_by_itself(self, driver: int) -> bool:
-        """Kill one process of the driver's after another until it ends; whether it ended with its campaign."""
-        kill_at = time.monotonic() + self._random.expovariate(1 / self._mean_wait_s)
+    def watch(self, driver: int, give_up: float) -> bool:
+        """Kill one process of the driver's after another until it ends; whether it ended with its campaign.
+
+        At `give_up`, of the monotonic clock, the driver itself is killed.
+        """
+        kills_before = self.tally.kills
+        kill_at = self._next_kill()
         while (code := has_ended(driver)) is None:
+            if time.monotonic() >= give_up:
+                os.kill(driver, signal.SIGKILL)
+                os.waitpid(driver, 0)
+                return False
             if self._kills_left and time.monotonic() >= kill_at:
                 self._kill_one(driver)
-                kill_at = time.monotonic() + self._random.expovariate(1 / self._mean_wait_s)
+                kill_at = self._next_kill()
             time.sleep(0.002)
+        if self.tally.kills == kills_before:
+            self.tally.failed_unkilled += code != 0
+        else:
+            self.tally.failed_after_a_kill += code not in (0, -signal.SIGKILL)
         return code == 0
+
+    def _next_kill(self) -> float:
+        return time.monotonic() + self._random.expovariate(1 / self._mean_wait_s)
 
     def _kill_one(self, driver: int) -> None:
         victim = self._random.choice([driver, *(process.pid for process in processes_of({driver}))])
@@ -196,7 +219,7 @@ class Chaos:
             time.sleep(0.05)
         self.tally.orphans += len(left)
 
-    def _audit(self, store: Store, spec: CampaignSpec, acknowledged: set[str]) -> None:
+    def _audit(self, store: Store, spec: CampaignSpec, acknowledged: set[str], *, has_ended_well: bool) -> None:
         tally, record = self.tally, store.campaign(spec.name)
         trials = {trial.recipe: trial.recipe_id for trial in store.trials(record.id)}
         told = store.told(record.id)
@@ -207,7 +230,7 @@ class Chaos:
         tally.doubled += sum(count - 1 for count in counted.values())
         tally.misattributed += sum(not belongs(recipe, outcome, spec) for recipe, outcome in told)
         tally.over_budget += max(0, record.outcomes - PROBES[spec.evaluator])
-        tally.unfinished += record.state is not CampaignState.FINISHED
+        tally.unfinished += not has_ended_well or record.state is not CampaignState.FINISHED
         with store.database.read() as connection:
             found = check(connection, store=store.url, campaign_id=record.id)
         tally.broken_rules += sum(finding.is_fault for finding in found.findings)

@@ -18,7 +18,10 @@ EXPECTED = "a path, or a URL such as sqlite:///path/to/store.db or postgresql+ps
 
 @dataclass(frozen=True, kw_only=True)
 class StoreAddress:
-    """A parsed address, whose password is `url.password` wherever it was written. `path` is the SQLite file, absolute; None for another database."""
+    """A parsed address, whose password is `url.password` wherever it was written.
+
+    `path` is the SQLite file, absolute; None for another database.
+    """
 
     url: URL
     path: Path | None

@@ -14,12 +14,12 @@ from sqlalchemy.exc import DataError, IntegrityError
 from frontrunner.results.archive.lines import Line
 from frontrunner.results.archive.verifying import REFERENCES, ArchiveRows
 from frontrunner.results.archive.writing import TABLES
-from frontrunner.results.audit.check import check
+from frontrunner.results.audit.check import campaign_of, check
 from frontrunner.results.clock import timestamp
 from frontrunner.results.schema import Base, CampaignRow, EventRow
 from frontrunner.results.store import NAME_PATTERN, Store
 from frontrunner.spaces.document import canonical_json
-from frontrunner.spaces.errors import InvalidInput, bad_value
+from frontrunner.spaces.errors import InvalidInput, StoreUnusable, bad_value
 
 UNARCHIVED = "unarchived"
 """The event of a campaign that came from an archive; its data names the file and its hash."""
@@ -92,10 +92,19 @@ def _insert(
 
 
 def _refuse_unsound(connection: Connection, campaign_id: int, path: Path, store: str) -> None:
-    """Raise where the checker of stores finds that the rows contradict one another, and so undo the transaction."""
+    """Raise where the checker of stores finds that the rows contradict one another, and so undo the transaction.
+
+    Damage that belongs to no campaign was in the store before.
+    """
     for finding in check(connection, store=store, campaign_id=campaign_id).findings:
-        if finding.is_fault:
+        if not finding.is_fault:
+            continue
+        if any(campaign_of(row) == campaign_id for row in finding.rows):
             raise _impossible(path, f"{finding.count} rows break that {finding.says}")
+        raise StoreUnusable(
+            f"{store} is broken, so nothing is added to it: {finding.count} rows break that {finding.says}",
+            hint=f"run: frontrunner store check --store {store}",
+        )
 
 
 def _impossible(path: Path, why: str) -> InvalidInput:

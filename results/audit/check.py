@@ -59,7 +59,9 @@ def check(connection: Connection, *, store: str, campaign_id: int | None = None)
     broken |= {READABLE: list(broken_json(connection)), POOLED: list(broken_standings(connection))}
     broken |= {UNDAMAGED: _damage(connection)}
     if campaign_id is not None:
-        broken = {rule: [row for row in rows if _campaign_of(row) in (None, campaign_id)] for rule, rows in broken.items()}
+        broken = {
+            rule: [row for row in rows if campaign_of(row) in (None, campaign_id)] for rule, rows in broken.items()
+        }
     return Check(
         store=store,
         rules=len(broken),
@@ -69,7 +71,8 @@ def check(connection: Connection, *, store: str, campaign_id: int | None = None)
     )
 
 
-def _campaign_of(row: Mapping[str, Any]) -> Any:
+def campaign_of(row: Mapping[str, Any]) -> Any:
+    """The id of the campaign that a row of a finding belongs to; None for what belongs to none."""
     return row.get("campaign", row.get("campaign_id"))
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -35,3 +39,25 @@ def test_killed_at_random_nothing_is_lost_doubled_or_left(evaluator: str, campai
     tally = json.loads(done.stdout)
     assert tally["campaigns"] == campaigns
     assert tally["outcomes"] >= campaigns * 8
+
+
+@pytest.fixture
+def chaos(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("chaos", CHAOS)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "chaos", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_driver_that_hangs_is_ended_and_one_that_fails_untouched_is_counted(chaos: ModuleType) -> None:
+    audit = chaos.Chaos(kills_per_minute=1.0, most_kills=0, seed=1)
+    hung = os.posix_spawnp("sleep", ["sleep", "60"], os.environ)
+    assert not audit.watch(hung, give_up=time.monotonic())
+    assert not Path(f"/proc/{hung}").exists()
+    assert not audit.watch(os.posix_spawnp("false", ["false"], os.environ), give_up=time.monotonic() + 60)
+    assert audit.watch(os.posix_spawnp("true", ["true"], os.environ), give_up=time.monotonic() + 60)
+    assert audit.tally.failed_unkilled == 1
+    assert not audit.tally.is_clean

@@ -104,6 +104,14 @@ class TestEveryStore(StoreContract):
         assert [finding.rule for finding in checked(store, 1).findings] == ["node-seconds add up"]
         assert checked(store, 2).findings == ()
 
+    def test_rows_of_no_campaign_are_found_with_each(self, tmp_path: Path) -> None:
+        with open_store(str(tmp_path / "store.db")) as store:
+            fill(store)
+        with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as connection:
+            connection.execute("DELETE FROM attempts WHERE campaign_id = 1")
+        with open_store(str(tmp_path / "store.db"), read_only=True) as store:
+            assert "measurements.attempt_id" in [finding.rule for finding in checked(store, 2).findings]
+
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -287,6 +287,18 @@ def test_a_damaged_or_foreign_archive_is_refused_by_its_line_and_nothing_is_writ
     assert target.read_bytes() == before
 
 
+def test_a_broken_store_is_named_and_not_the_archive_that_was_to_be_added(archived: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target.db"
+    shutil.copy(archived.with_name("full.db"), target)
+    with closing(sqlite3.connect(target, isolation_level=None)) as connection:
+        connection.execute("INSERT INTO failures VALUES (999, 'crashed', '', '', NULL, 0)")
+    with pytest.raises(StoreUnusable, match=r"target\.db is broken, so nothing is added to it") as refused:
+        unarchive(archived, store=str(target))
+    assert "frontrunner store check" in str(refused.value.hint)
+    with open_store(str(target), read_only=True) as store:
+        assert [summary.name for summary in store.campaigns()] == ["theirs"]
+
+
 @pytest.fixture(scope="module")
 def archived(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An archive, and beside it a store with another campaign."""

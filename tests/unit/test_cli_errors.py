@@ -121,7 +121,7 @@ MISTAKES: dict[str, tuple[list[str], int, str]] = {
     "another database": (
         ["best", "--store", "mysql://me:hush@h/d"],
         2,
-        r'store\.url = "mysql://me:\*\*\*@h/d": expected',
+        r'store\.url = "mysql://me:\[redacted\]@h/d": expected',
     ),
     "a server that is not there": (
         ["best", "--store", "postgresql+psycopg://me:hush@127.0.0.1:1/d"],

@@ -88,7 +88,9 @@ class OwnStore:
 def server_option(function: F) -> F:
     """--server: ask a service instead of a store."""
     return click.option(
-        "--server", metavar="URL", help="Ask the service there, with the token of $FRONTRUNNER_TOKEN or the token file."
+        "--server",
+        metavar="URL",
+        help="Ask the service there, with the token of $FRONTRUNNER_TOKEN or, on this machine, the token file.",
     )(function)
 
 

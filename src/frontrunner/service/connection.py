@@ -40,9 +40,7 @@ def address_of(url: str) -> ServiceAddress:
         raise bad_value("--server", url, expected) from None
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
         raise bad_value("--server", url, expected)
-    return ServiceAddress(
-        host=parts.hostname, port=port, prefix=parts.path.rstrip("/"), is_tls=parts.scheme == "https"
-    )
+    return ServiceAddress(host=parts.hostname, port=port, prefix=parts.path.rstrip("/"), is_tls=parts.scheme == "https")
 
 
 class Connection:
