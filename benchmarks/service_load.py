@@ -3,8 +3,9 @@
     python benchmarks/service_load.py [--campaigns 100] [--measurements 100000] [--clients 20] [--seconds 15]
 
 Builds a store, serves it from a process of its own, has another write 50 outcomes a second to one more campaign, and
-asks from as many clients at once, each one question after the other without a pause. Prints the median and the 99th
-percentile of each question, what the driver wrote and what the store holds of it, and what an idle live stream costs.
+asks from as many clients at once, each one question after the other without a pause: of the API, and pages, live ones
+as if all of their parts had changed. Prints the median and the 99th percentile of each question, what the driver wrote
+and what the store holds of it, and what an idle live stream costs.
 """
 
 from __future__ import annotations
@@ -28,17 +29,32 @@ import psutil
 from sqlalchemy import insert
 from store_queries import rows, sample
 
+from frontrunner.campaign_file import parse_campaign
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.service.app import create_app
+from frontrunner.service.pages.router import router
 from frontrunner.service.server import listen, run
 from frontrunner.service.settings import Limits, ServiceSettings
 from frontrunner.service.tokens import make_tokens
 from frontrunner.spaces.recipe import Recipe
+from frontrunner.validation import dump_json
 
 OUTCOMES_PER_S = 50
 WARM_UP_S = 2.0
 API = "/api/v1"
+CAMPAIGN = {
+    "model": {"preset": "frontier-22b"},
+    "cluster": {"preset": "frontier", "nodes": 1},
+    "problem": {"sequence_length": 2048, "global_batch": 32},
+    "space": {"tensor_parallel": [2], "micro_batch_seqs": [1, 2, 4, 8]},
+    "budget": {"probes": 100_000},
+}
+
+
+def spec_json(name: str) -> str:
+    """What the store keeps of a campaign file, as its page reads it."""
+    return dump_json(parse_campaign(CAMPAIGN, default_name=name, base=Path()).spec)
 
 
 def build(path: Path, campaigns: int, measurements: int) -> str:
@@ -46,7 +62,8 @@ def build(path: Path, campaigns: int, measurements: int) -> str:
     each = measurements // campaigns
     with open_store(str(path)) as store:
         for place in range(campaigns):
-            made = store.create_campaign(name=f"c{place}", spec_json="{}", legal_recipes=each, problem_summary={})
+            name = f"c{place}"
+            made = store.create_campaign(name=name, spec_json=spec_json(name), legal_recipes=each, problem_summary={})
             for tables in rows(made.id, each, 1):
                 with store.database.write() as connection:
                     for table, values in tables.items():
@@ -75,14 +92,16 @@ def serve(folder: Path) -> None:
     )
     with listen(settings) as listener:
         (folder / "port").write_text(str(listener.getsockname()[1]))
-        run(create_app(settings), settings, listener)
+        run(create_app(settings, pages=(router,)), settings, listener)
 
 
 def drive(path: Path, seconds: float) -> None:
     """Write outcomes at a steady rate, as a driver does, and print how many and how late the latest was."""
     dice, written, latest_s = random.Random(1), 0, 0.0
     with open_store(str(path)) as store:
-        campaign = store.create_campaign(name="driven", spec_json="{}", legal_recipes=1, problem_summary={})
+        campaign = store.create_campaign(
+            name="driven", spec_json=spec_json("driven"), legal_recipes=1, problem_summary={}
+        )
         lease = store.acquire_lease(campaign.id, host=socket.gethostname(), pid=os.getpid(), duration_s=3600)
         writer = store.drive(lease)
         writer.set_state(CampaignState.RUNNING, reason="")
@@ -115,7 +134,9 @@ def questions(recipe: str) -> list[str]:
         )
     ]
     whole = [f"{API}/campaigns", f"{API}/compare?first=c2&second=c3", f"{API}/recipes/{recipe}", "/metrics", "/healthz"]
-    return [*campaigns, *whole, f"{API}/campaigns/driven", f"{API}/campaigns/driven/best"]
+    driven = [f"{API}/campaigns/driven", f"{API}/campaigns/driven/best"]
+    pages = ["/", "/compare", "/campaigns/c7", "/campaigns/driven", "/campaigns/driven/live?seen=earlier~0"]
+    return [*campaigns, *whole, *driven, *pages]
 
 
 def client(port: int, token: str, asked: list[str], until: float, times_s: dict[str, list[float]]) -> None:
