@@ -21,7 +21,7 @@ from frontrunner.starting import created, free_name, stored_spec, why_not_here
 if TYPE_CHECKING:
     from frontrunner.results.records import Campaign
     from frontrunner.results.store import Store
-    from frontrunner.search.driver import Conclusion
+    from frontrunner.search.conclusion import Conclusion
     from frontrunner.search.listener import Listener
 
 
@@ -78,7 +78,7 @@ def _predict(store: Store, record: Campaign, spec: CampaignSpec, survey: Survey,
 def _unconfirmed(store: Store, record: Campaign, legal_recipes: int, reason: str, hands: Hands) -> Conclusion:
     """End the large campaign without a probe, told like any other end."""
     from frontrunner.results import status
-    from frontrunner.search.driver import Conclusion
+    from frontrunner.search.conclusion import Conclusion
     from frontrunner.search.listener import View
     from frontrunner.search.predicting import keep_conclusion
 
