@@ -48,8 +48,8 @@ class RunFolder:
     def busy_seconds(self) -> float:
         """Wall seconds from the order to the newest file: what an attempt took whose driver did not live to tell.
 
-        A wait for the fork server to warm up is in it, and the flag of a later driver that ends its ranks is not; 0 where
-        the folder holds no order.
+        A wait for the fork server to warm up is in it, and the flag by which a later driver ends ranks is not.
+        0 where the folder holds no order.
         """
         written = [path.stat().st_mtime for path in self.path.glob("*") if path.is_file() and path.name != CANCEL]
         if not written or not self.job.exists():
