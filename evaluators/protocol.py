@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from frontrunner.evaluators.command.settings import CommandSettings
 from frontrunner.evaluators.dispatch.settings import DispatchSettings
@@ -100,6 +100,14 @@ class Evaluator(Protocol):
 
     def close(self) -> None:
         """End whatever still runs, and every process behind it."""
+
+
+@runtime_checkable
+class Queueing(Protocol):
+    """What an `Evaluator` whose orders may wait for nodes has besides."""
+
+    def withdraw(self, token: str) -> bool:
+        """Take back an order that waits for nodes, as if it had never been given; False for any other."""
 
 
 EvaluatorFactory = Callable[[ProbeSetup], Evaluator]

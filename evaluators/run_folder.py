@@ -19,6 +19,9 @@ from frontrunner.evaluators.classify import RankError
 from frontrunner.evaluators.files import read_json, tail, write_json
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, ProbeEnding
 
+CANCEL = "cancel"
+"""A flag beside those files, where ranks are on other nodes: see `dispatch/step.py`."""
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -45,9 +48,10 @@ class RunFolder:
     def busy_seconds(self) -> float:
         """Wall seconds from the order to the newest file: what an attempt took whose driver did not live to tell.
 
-        A wait for the fork server to warm up is in it; 0 where the folder holds no order.
+        A wait for the fork server to warm up is in it, and the flag by which a later driver ends ranks is not.
+        0 where the folder holds no order.
         """
-        written = [path.stat().st_mtime for path in self.path.glob("*") if path.is_file()]
+        written = [path.stat().st_mtime for path in self.path.glob("*") if path.is_file() and path.name != CANCEL]
         if not written or not self.job.exists():
             return 0.0
         return max(0.0, max(written) - self.job.stat().st_mtime)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,10 @@ from frontrunner.spaces.recipe import Recipe
 
 REUSED = "reused"
 """The event of a trial whose outcome is an earlier campaign's; its data names the `trial` by its number."""
+
+
+CUT = "cut"
+"""The event of an attempt whose nodes were taken away, or not had yet; its data names the `trial` by its number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +69,18 @@ def known_recipes(store: Store, campaign_id: int) -> list[KnownRecipe]:
 
 def reused_trials(store: Store, campaign_id: int) -> set[int]:
     """The numbers of the campaign's trials whose outcomes are those of earlier campaigns."""
-    query = select(EventRow.data_json).where(EventRow.campaign_id == campaign_id, EventRow.kind == REUSED)
+    return set(_trials_of_events(store, campaign_id, REUSED))
+
+
+def cuts_by_trial(store: Store, campaign_id: int) -> Counter[int]:
+    """How many attempts of each of the campaign's trials, by number, were cut."""
+    return Counter(_trials_of_events(store, campaign_id, CUT))
+
+
+def _trials_of_events(store: Store, campaign_id: int, kind: str) -> list[int]:
+    query = select(EventRow.data_json).where(EventRow.campaign_id == campaign_id, EventRow.kind == kind)
     with store.database.read() as connection:
-        return {int(json.loads(text)["trial"]) for text in connection.execute(query).scalars()}
+        return [int(json.loads(text)["trial"]) for text in connection.execute(query).scalars()]
 
 
 def probes_made(store: Store, campaign: Campaign) -> int:

@@ -19,6 +19,12 @@ RECENT = timedelta(days=7)
 CHOOSING = frozenset({"deephyper", "optuna", "sqlalchemy"})
 """Packages whose versions change which recipe is tried, and nothing of how it runs."""
 
+SHAPES_A_STEP = (
+    "backend", "scheduler", "queue", "constraint", "scheduler_options", "select_options", "launcher",
+    "launcher_options", "worker_init", "network_interface",
+)  # fmt: skip
+"""Keys of [dispatch] that choose a probe's nodes, and what its ranks find there; the others say how nodes are had."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
@@ -78,7 +84,8 @@ def answer_of(
 def _conditions(spec: CampaignSpec, recipe: Recipe) -> tuple[object, ...]:
     """What a campaign adds to a recipe's identity that its probe's times hang on."""
     disk = spec.problem.cluster.nvme_path if recipe.offload == "nvme" else None
-    return spec.probe.optimizer, spec.search.parallel_probes, disk
+    steps = tuple(getattr(spec.dispatch, key) for key in SHAPES_A_STEP)
+    return spec.probe.optimizer, spec.search.parallel_probes, disk, steps
 
 
 def _outcome(known: KnownRecipe, there: CampaignSpec, spec: CampaignSpec) -> Outcome | None:

@@ -9,31 +9,37 @@ from __future__ import annotations
 import os
 import socket
 import time
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from frontrunner.evaluators.measure import nodes_used
 from frontrunner.evaluators.protocol import Finished, NodesUnavailable, ProbeOrder, make_evaluator
-from frontrunner.results.known import REUSED, probes_made, reused_trials
-from frontrunner.results.notebook import facts
-from frontrunner.results.outcome import Failure, FailureKind, Measurement
+from frontrunner.results.known import CUT, REUSED, cuts_by_trial, probes_made, reused_trials
+from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.results.outlooks import OUTLOOK
 from frontrunner.results.provenance import collect
 from frontrunner.results.records import Attempt, Campaign, Trial
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store
 from frontrunner.search.account import Account
-from frontrunner.search.budget import Limit
+from frontrunner.search.conclusion import Conclusion
 from frontrunner.search.evidence import Gathered
-from frontrunner.search.flight import Flight, new_folder
+from frontrunner.search.flight import Flight, new_folder, withdrawn
 from frontrunner.search.listener import Listener, Silent
 from frontrunner.search.objectives import TOKENS_ALONE
 from frontrunner.search.patience import Patience
 from frontrunner.search.proposals import Proposals
-from frontrunner.search.recovery import ended, harvest, take_in_outlooks, take_in_trials
+from frontrunner.search.recovery import (
+    ended,
+    harvest,
+    take_in_outlooks,
+    take_in_trials,
+    wait_for_old_ranks,
+    was_cut,
+)
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.search.stopping import StopRule
-from frontrunner.search.strategy import Outlook
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import FrontrunnerError
 from frontrunner.spaces.recipe import Recipe
@@ -43,32 +49,6 @@ LEASE_S = 30.0
 RENEW_S = 5.0
 TICK_S = 0.25
 PAUSED_BY_REQUEST = "paused by request"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Conclusion:
-    """How a driver left its campaign, with `measured` recipes.
-
-    `last_failure` is set where failures made it pause, `outlook` where the strategy predicts what is left to gain.
-    `limits` are the budget's, `objectives` the search's; `trainer` is `CampaignSpec.trainer`.
-    """
-
-    state: CampaignState
-    reason: str
-    measured: int
-    last_failure: Failure | None = None
-    outlook: Outlook | None = None
-    limits: tuple[Limit, ...] = ()
-    objectives: tuple[str, ...] = TOKENS_ALONE
-    trainer: tuple[str, ...] = ()
-
-    def _repr_html_(self) -> str:
-        """For notebooks."""
-        used = ", ".join(str(limit) for limit in self.limits) or "no limit"
-        lines = [("measured", f"{self.measured} recipes"), ("budget", used)]
-        if self.last_failure is not None:
-            lines.append(("last failure", f"{self.last_failure.kind}: {self.last_failure.message}"))
-        return facts(f"{self.state}: {self.reason}", lines)
 
 
 class Driver:
@@ -180,6 +160,8 @@ class Driver:
             self._notice("evidence", **self._gathered.counts(used=self._proposals.remembers))
         while True:
             ending = self._start_what_fits()
+            if ending is not None:
+                self._withdraw_queued()
             is_over = not self._in_flight or self._wants_kill or self._account.must_cut(self._in_flight.values())
             if ending is not None and is_over:
                 return self._concluded(*ending)
@@ -194,7 +176,8 @@ class Driver:
 
     def _start_what_fits(self) -> tuple[CampaignState, str] | None:
         """Start probes while there is room; the state and the reason for which nothing more is to be started."""
-        while (ending := self._why_end()) is None and len(self._in_flight) < self._spec.search.parallel_probes:
+        flights, most = self._in_flight, self._spec.search.parallel_probes
+        while (ending := self._why_end(flights.values())) is None and len(flights) < most:
             if (again := self._proposals.again()) is not None:
                 self._start(again)
                 continue
@@ -206,6 +189,16 @@ class Driver:
                 self._start(new)
             self._keep_lease()  # answers may follow one another for longer than a lease lasts
         return ending
+
+    def _withdraw_queued(self) -> None:
+        """Take back the probes that wait for nodes, where even those that have theirs leave room for no other.
+
+        A budget of probes leaves room for all that were ordered.
+        """
+        with_nodes = [flight for flight in self._in_flight.values() if flight.held_since_s is not None]
+        if self._why_end(with_nodes) is not None:
+            for finished in withdrawn(self._in_flight.values(), self._evaluator):
+                self._conclude(self._in_flight.pop(finished.token), finished)
 
     def _answered(self, recipe: Recipe) -> bool:
         """Make what an earlier campaign measured of a new recipe its outcome, where there is such an answer.
@@ -247,11 +240,14 @@ class Driver:
         """Take in what earlier drivers left: stored outcomes, and those that lie finished in run folders."""
         campaign_id = self._campaign.id
         trials = {trial.id: trial for trial in self._store.trials(campaign_id)}
-        for attempt in self._store.open_attempts(campaign_id):
+        cuts = cuts_by_trial(self._store, campaign_id)
+        self._patience.remember_cuts({trial.id: cuts[trial.number] for trial in trials.values()})
+        left_open = self._store.open_attempts(campaign_id)
+        wait_for_old_ranks(left_open, self._keep_lease)
+        for attempt in left_open:
             trial = trials[attempt.trial_id]
             event, outcome = harvest(self._evaluator, attempt, trial, self._spec.problem)
-            self._writer.finish_attempt(attempt, outcome, retry=self._patience.deserves_retry(attempt, outcome))
-            self._ledger.node_seconds += outcome.node_seconds
+            self._finish(attempt, trial, outcome, is_cut=was_cut(attempt, outcome))
             self._notice(event, trial=trial.number, recipe=trial.recipe.describe())
         told = self._store.told(campaign_id)
         self._proposals = Proposals(
@@ -269,15 +265,15 @@ class Driver:
         # An answer of an earlier campaign does not say that anything runs here.
         self._has_measured = any(trial.state is TrialState.MEASURED and trial.number not in reused for trial in now)
 
-    def _why_end(self) -> tuple[CampaignState, str] | None:
-        """The state and the reason for which nothing at all is to be started, or None."""
+    def _why_end(self, flights: Collection[Flight]) -> tuple[CampaignState, str] | None:
+        """The state and the reason for which nothing at all is to be started beside these flights, or None."""
         if self._wants_pause:
             return CampaignState.PAUSED, PAUSED_BY_REQUEST
         if self._wants_stop:
             return CampaignState.STOPPED, "stopped by request"
         if (alike := self._patience.why_pause()) is not None:
             return CampaignState.PAUSED, alike
-        used_up = self._account.used_up(self._in_flight.values())
+        used_up = self._account.used_up(flights)
         return None if used_up is None else (CampaignState.FINISHED, f"the budget is used up: {used_up}")
 
     def _start(self, chosen: Trial | Recipe) -> None:
@@ -322,12 +318,23 @@ class Driver:
         self._notice("repeat", trial=trial.number, recipe=recipe.describe())
         return self._writer.repeat(trial)
 
+    def _finish(self, attempt: Attempt, trial: Trial, outcome: Outcome, *, is_cut: bool) -> bool:
+        """Store what an attempt came to; whether its trial is queued for another."""
+        will_retry = self._patience.deserves_retry(attempt, outcome, is_cut=is_cut)
+
+        def finished() -> None:
+            self._writer.finish_attempt(attempt, outcome, retry=will_retry)
+            if is_cut:
+                self._writer.event(CUT, **self._about(trial))
+
+        self._writer.atomically(finished)
+        self._ledger.node_seconds += outcome.node_seconds
+        return will_retry
+
     def _conclude(self, flight: Flight, finished: Finished) -> None:
         """Store an outcome, then tell the strategy; or queue the trial for another attempt."""
         trial, outcome = flight.trial, finished.outcome
-        will_retry = self._patience.deserves_retry(flight.attempt, outcome, is_cut=finished.is_cut)
-        self._writer.finish_attempt(flight.attempt, outcome, retry=will_retry)
-        self._ledger.node_seconds += outcome.node_seconds
+        will_retry = self._finish(flight.attempt, trial, outcome, is_cut=finished.is_cut)
         done = ended(trial, outcome, will_retry=will_retry)
         self._view.count(done)
         if will_retry:
@@ -358,6 +365,8 @@ class Driver:
             )
             found = self._evaluator.harvest(flight.order)
             self._writer.finish_attempt(flight.attempt, found or cut, retry=found is None)
+            if found is None and flight.held_since_s is None:
+                self._writer.event(CUT, **self._about(flight.trial))
         self._in_flight.clear()
 
     @staticmethod

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from frontrunner.evaluators.protocol import QUEUED, Evaluator, ProbeOrder, Progress
+from frontrunner.evaluators.protocol import QUEUED, Evaluator, Finished, ProbeOrder, Progress, Queueing
+from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.records import Attempt, Trial
 from frontrunner.search.listener import RunningProbe
 
@@ -46,6 +47,15 @@ class Flight:
         if self._told is not None and self._told.node_seconds is not None:
             return self._told.node_seconds
         return 0.0 if self.held_since_s is None else self.nodes * (time.monotonic() - self.held_since_s)
+
+
+def withdrawn(flights: Iterable[Flight], evaluator: Evaluator) -> list[Finished]:
+    """Take back the flights that wait for nodes: each has lost its turn, which says nothing of its recipe."""
+    if not isinstance(evaluator, Queueing):
+        return []
+    lost = Failure(kind=FailureKind.LOST, message="withdrawn while it waited for nodes", node_seconds=0.0)
+    waiting = [flight.order.token for flight in flights if flight.held_since_s is None]
+    return [Finished(token=token, outcome=lost, is_cut=True) for token in waiting if evaluator.withdraw(token)]
 
 
 def new_folder(root: Path, trial: Trial) -> Path:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.results.records import Attempt
 
 MAX_ATTEMPTS = 8
-"""Of one trial, whatever ended them and however many drivers made them: some recipes take their driver along."""
+"""Of one trial, however many drivers made them, without those that were cut: some recipes take their driver along."""
 
 MOST_CUTS = 50
-"""Attempts of one trial where preemption or walltimes end them: more, and it never will be measured there."""
+"""Attempts of one trial with those that preemption or walltimes cut: more, and it never will be measured there."""
 
 
 class Patience:
@@ -20,7 +21,12 @@ class Patience:
     def __init__(self, identical_failures: int) -> None:
         self._identical_failures = identical_failures
         self._failures_of_trial: Counter[tuple[int, FailureKind]] = Counter()
+        self._cuts_of_trial: Counter[int] = Counter()
         self._alike: list[Failure] = []
+
+    def remember_cuts(self, cuts_of_trial: Mapping[int, int]) -> None:
+        """Take in how many attempts of each trial, by its id, earlier drivers found to be cut."""
+        self._cuts_of_trial.update(cuts_of_trial)
 
     def deserves_retry(self, attempt: Attempt, outcome: Outcome, *, is_cut: bool = False) -> bool:
         """Whether an attempt that came to this is followed by another; failures before a measurement are forgotten.
@@ -32,10 +38,12 @@ class Patience:
                 del self._failures_of_trial[attempt.trial_id, kind]
             return False
         if is_cut:
+            self._cuts_of_trial[attempt.trial_id] += 1
             return attempt.number < MOST_CUTS
         self._failures_of_trial[attempt.trial_id, outcome.kind] += 1
         alike = self._failures_of_trial[attempt.trial_id, outcome.kind]
-        return alike < outcome.policy.max_attempts and attempt.number < MAX_ATTEMPTS
+        uncut = attempt.number - self._cuts_of_trial[attempt.trial_id]
+        return alike < outcome.policy.max_attempts and uncut < MAX_ATTEMPTS and attempt.number < MOST_CUTS
 
     def count(self, outcome: Outcome, *, measured_before: bool) -> None:
         """Follow the failures of one kind since this driver began, until anything else happens."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Collection
 from pathlib import Path
 
+from frontrunner.evaluators.dispatch.left_behind import LeftBehind, was_interrupted
 from frontrunner.evaluators.measure import nodes_used
 from frontrunner.evaluators.protocol import Evaluator, ProbeOrder
 from frontrunner.evaluators.run_folder import RunFolder
@@ -18,6 +21,25 @@ from frontrunner.search.stopping import IN_A_ROW, StopRule
 from frontrunner.search.strategy import Outlook
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
+
+LOOK_S = 0.25
+
+
+def wait_for_old_ranks(attempts: Collection[Attempt], meanwhile: Callable[[], None]) -> None:
+    """End what an earlier driver's attempts still run on nodes, and wait for it: they are needed, and so is its word.
+
+    `meanwhile` is called several times a second.
+    """
+    left = LeftBehind(Path(attempt.run_folder) for attempt in attempts)
+    while not left.have_ended():
+        time.sleep(LOOK_S)
+        meanwhile()
+
+
+def was_cut(attempt: Attempt, outcome: Outcome) -> bool:
+    """Whether an attempt whose driver is gone was lost because its nodes were taken away."""
+    is_lost = isinstance(outcome, Failure) and outcome.kind is FailureKind.LOST
+    return is_lost and was_interrupted(Path(attempt.run_folder))
 
 
 def harvest(evaluator: Evaluator, attempt: Attempt, trial: Trial, problem: Problem) -> tuple[str, Outcome]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from frontrunner.evaluators.dispatch.executors import make_executor
 from frontrunner.evaluators.dispatch.launching import run_step
-from frontrunner.evaluators.dispatch.schedulers import why_ended
+from frontrunner.evaluators.dispatch.schedulers import seconds_left, why_ended
 from frontrunner.evaluators.dispatch.sources import NodeSource
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class HeldAllocation:
         self.ready_s: float | None = None
         self.ended_s: float | None = None
         self.why = ""
+        self._told_end_s: float | None = None
         self._source = source
         self._folder = folder
         self._wishes: queue.SimpleQueue[tuple[Path, int, Future[int]]] = queue.SimpleQueue()
@@ -62,9 +63,11 @@ class HeldAllocation:
         if self._source.held is not None:
             left = self._source.seconds_left
             return None if left is None else self.asked_s + left
+        if self._told_end_s is not None:
+            return self._told_end_s
         if self.ready_s is None or self._source.walltime_s is None:
             return None
-        # It began some time before its workers were seen.
+        # It began some time before its workers were seen, for how long only the batch system could tell.
         return self.ready_s - STATUS_S + self._source.walltime_s
 
     def start(self, step: Path, nodes: int) -> Future[int]:
@@ -122,9 +125,18 @@ class HeldAllocation:
         if status is not None and status.terminal:
             self._note_end(self._words(status))
         elif workers and self.ready_s is None:
+            self._ask_for_its_end()
             self.ready_s = time.monotonic()
         elif self.ready_s is not None and not workers:
             self._note_end(f"{self._called} has lost touch with its first node")
+
+    def _ask_for_its_end(self) -> None:
+        """Workers may take minutes to report, of a walltime that has begun."""
+        if self._source.held is not None or self.job_id is None:
+            return
+        asked_s = time.monotonic()
+        left = seconds_left(self._source.scheduler, self.job_id)
+        self._told_end_s = None if left is None else asked_s + left
 
     @property
     def _called(self) -> str:

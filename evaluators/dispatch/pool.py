@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from frontrunner.evaluators.dispatch.allocations import HeldAllocation
+from frontrunner.evaluators.dispatch.allocations import LOGGER, HeldAllocation
 from frontrunner.evaluators.dispatch.packing import (
     Allocation,
     Occupied,
@@ -54,6 +54,7 @@ class Pool:
         self._let_go: list[HeldAllocation] = []
         self._steps: list[Placed] = []
         self._count = self._never_ready = 0
+        self._at_a_time = source.allocations
 
     def place(self, waiting: Sequence[Waiting], now_s: float) -> dict[str, HeldAllocation]:
         """The allocation in which each probe that can start now is to start.
@@ -80,6 +81,11 @@ class Pool:
         self._steps.append(placed)
         return placed
 
+    def forgo(self) -> None:
+        """Take back the requests for nodes that have not been had yet: nothing waits for them any more."""
+        for allocation in [one for one in self._allocations if one.ready_s is None]:
+            self._part_with(allocation)
+
     def close(self) -> None:
         """Give every allocation back."""
         kept = [*self._allocations, *self._let_go]
@@ -103,21 +109,45 @@ class Pool:
         )
 
     def _drop_ended(self, now_s: float) -> None:
+        """Part with allocations that have ended, or waited for too long.
+
+        Raises `NodesUnavailable` where no other is left to go on with.
+        """
         self._steps = [step for step in self._steps if not step.future.done()]
         for allocation in [one for one in self._allocations if one.ended_s is not None]:
-            self._allocations.remove(allocation)
-            self._let_go.append(allocation)
-            self._never_ready = self._never_ready + 1 if allocation.ready_s is None else 0
+            self._part_with(allocation)
+            if allocation.ready_s is None:
+                self._never_ready += 1
+            else:  # what it leaves behind may be had now
+                self._never_ready, self._at_a_time = 0, self._source.allocations
             was_refused = allocation.job_id is None or self._never_ready >= NEVER_READY
             if was_refused or self._source.held is not None:
-                raise NodesUnavailable(allocation.why, hint=f"see {self._folder}")
-        limit = self._source.settings.queue_limit_minutes
-        for allocation in self._allocations:
-            waits_since_s = allocation.queued_s if allocation.ready_s is None else None
-            if limit is not None and waits_since_s is not None and now_s - waits_since_s > 60 * limit:
-                told = f"more than dispatch.queue_limit_minutes = {limit:g}"
-                raise NodesUnavailable(f"allocation {allocation.job_id} has waited for {told}")
+                others = [one for one in self._allocations if one.ended_s is None]
+                self._do_with(others, allocation.why)
+        for allocation in [one for one in self._allocations if self._is_late(one, now_s)]:
+            limit = self._source.settings.queue_limit_minutes
+            why = f"allocation {allocation.job_id} has waited for more than dispatch.queue_limit_minutes = {limit:g}"
+            self._part_with(allocation)
+            self._do_with([one for one in self._allocations if one.ready_s is not None], why)
         self._let_go = [one for one in self._let_go if not one.wait(0)]
+
+    def _is_late(self, allocation: HeldAllocation, now_s: float) -> bool:
+        limit = self._source.settings.queue_limit_minutes
+        if limit is None or allocation.queued_s is None or allocation.ready_s is not None:
+            return False
+        return now_s - allocation.queued_s > 60 * limit
+
+    def _part_with(self, allocation: HeldAllocation) -> None:
+        allocation.give_back()
+        self._allocations.remove(allocation)
+        self._let_go.append(allocation)
+
+    def _do_with(self, others: Collection[HeldAllocation], why: str) -> None:
+        """Ask for no more than these from now on; raises `NodesUnavailable` where there are none."""
+        if not others:
+            raise NodesUnavailable(why, hint=f"see {self._folder}")
+        self._at_a_time = len(others)
+        LOGGER.warning("%s; going on with %d allocations at a time", why, self._at_a_time)
 
     def _replace_the_spent(self, left: Sequence[Waiting], ready: Collection[HeldAllocation], now_s: float) -> None:
         """Give back what has too little time left for every probe that waits, and runs nothing more."""
@@ -127,14 +157,12 @@ class Pool:
                 continue
             if self._source.held is not None:
                 raise NodesUnavailable("too little is left of the job's time for the probes that wait")
-            allocation.give_back()
-            self._allocations.remove(allocation)
-            self._let_go.append(allocation)
+            self._part_with(allocation)
 
     def _ask_for_more(self, left: Sequence[Waiting]) -> None:
         """Ask for another allocation where those that are yet to come do not hold what waits."""
         coming = sum(one.nodes for one in self._allocations if one.ready_s is None)
-        if len(self._allocations) >= self._source.allocations or coming >= sum(probe.nodes for probe in left):
+        if len(self._allocations) >= self._at_a_time or coming >= sum(probe.nodes for probe in left):
             return
         self._count += 1
         name = f"frontrunner-{self._count}"

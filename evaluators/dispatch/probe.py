@@ -154,6 +154,14 @@ class DispatchedProbe:
             return Progress(phase=QUEUED, steps_done=0, steps_total=total, node_seconds=0.0)
         return None
 
+    def withdraw(self, token: str) -> bool:
+        """Take an order back that waits for nodes; with the last of them go the requests for more nodes."""
+        if self._queued.pop(token, None) is None:
+            return False
+        if not self._queued:
+            self._pool.forgo()
+        return True
+
     def harvest(self, order: ProbeOrder) -> Measurement | Failure | None:
         """The outcome on disk, or what its ranks had finished measuring when their driver died."""
         return harvested(order, self._setup)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from frontrunner.evaluators.files import read_json, write_json
+from frontrunner.evaluators.run_folder import CANCEL
 
 VERSION = 1
 MEETING_FILE = "meeting.json"
@@ -100,7 +101,7 @@ class StepFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.cancel = path / "cancel"
+        self.cancel = path / CANCEL
         self.peer_failed = path / "peer-failed"
         self.launcher_log = path / "launcher.log"
 

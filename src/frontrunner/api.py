@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from frontrunner.results.records import Campaign, CampaignSummary
     from frontrunner.results.status import FailedTrial, Status
     from frontrunner.results.store import Store
-    from frontrunner.search.driver import Conclusion, Driver
+    from frontrunner.search.conclusion import Conclusion
+    from frontrunner.search.driver import Driver
     from frontrunner.search.listener import Listener
 
 OnDriver = Callable[["Driver"], None]

@@ -22,7 +22,7 @@ from frontrunner.starting import created, free_name, stored_spec, why_not_here
 if TYPE_CHECKING:
     from frontrunner.results.records import Campaign
     from frontrunner.results.store import Store
-    from frontrunner.search.driver import Conclusion
+    from frontrunner.search.conclusion import Conclusion
     from frontrunner.search.listener import Listener
 
 
@@ -49,7 +49,7 @@ def create_pair(store: Store, spec: CampaignSpec, survey: Survey) -> Campaign:
 
 def run_pair(store: Store, record: Campaign, hands: Hands) -> Conclusion:
     """Go on with a pair wherever it stands: measure small, predict large, confirm. `record` is the large campaign."""
-    from frontrunner.search.driver import Conclusion
+    from frontrunner.search.conclusion import Conclusion
 
     spec = stored_spec(record)
     small = store.campaign(spec.confirms)
@@ -83,7 +83,7 @@ def _predict(store: Store, record: Campaign, spec: CampaignSpec, survey: Survey,
 
 def _unconfirmed(store: Store, record: Campaign, legal_recipes: int, reason: str, hands: Hands) -> Conclusion:
     """End the large campaign without a probe, told like any other end."""
-    from frontrunner.search.driver import Conclusion
+    from frontrunner.search.conclusion import Conclusion
     from frontrunner.search.listener import View
     from frontrunner.search.predicting import keep_conclusion
 

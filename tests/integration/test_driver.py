@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from frontrunner.evaluators.protocol import EVALUATORS
+from frontrunner.evaluators.protocol import EVALUATORS, QUEUED, Finished, ProbeOrder, ProbeSetup, Progress
 from frontrunner.evaluators.run_folder import RunFolder
 from frontrunner.evaluators.simulated import simulate
 from frontrunner.results.outcome import FailureKind, Outcome
@@ -26,6 +26,8 @@ from frontrunner.spaces.errors import AlreadyDriven, FrontrunnerError
 from frontrunner.spaces.recipe import Recipe
 from support.campaigns import spec_of, tiny
 from support.drivers import LEGAL, Campaigns, Recorder, Scripted, failure
+
+STATE_AFTER = {"stop": CampaignState.STOPPED, "pause": CampaignState.PAUSED}
 
 
 @pytest.fixture
@@ -43,8 +45,10 @@ def campaigns(store: Store, tmp_path: Path) -> Campaigns:
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., type[Scripted]]:
     """Register an evaluator named `scripted` that follows a script."""
 
-    def register(script: Callable[[Recipe, int], Outcome | None], seconds: float = 0.0) -> type[Scripted]:
-        made = type("Mine", (Scripted,), {"script": staticmethod(script), "seconds": seconds})
+    def register(
+        script: Callable[[Recipe, int], Outcome | None], seconds: float = 0.0, base: type[Scripted] = Scripted
+    ) -> type[Scripted]:
+        made = type("Mine", (base,), {"script": staticmethod(script), "seconds": seconds})
         module = ModuleType("scripted_evaluators")
         vars(module)["make"] = made
         monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -81,6 +85,62 @@ def test_probes_in_flight_count_against_the_budget(campaigns: Campaigns, scripte
     conclusion = campaigns.driver(record, spec).run()
     assert made.most_at_a_time == 3
     assert conclusion.measured == campaigns.store.campaign(record.name).outcomes == 5
+
+
+class NoRoom(Scripted):
+    """Has nodes for one order at a time; the others wait."""
+
+    seconds = 0.3
+    withdrawn = 0
+
+    def __init__(self, setup: ProbeSetup) -> None:
+        super().__init__(setup)
+        self._line: list[ProbeOrder] = []
+        type(self).withdrawn = 0
+
+    def start(self, order: ProbeOrder) -> None:
+        self._line.append(order)
+
+    def finished(self, timeout_s: float) -> list[Finished]:
+        if not self._running and self._line:
+            super().start(self._line.pop(0))
+        return super().finished(timeout_s)
+
+    def progress(self, token: str) -> Progress | None:
+        if token not in [order.token for order in self._line]:
+            return None
+        return Progress(phase=QUEUED, steps_done=0, steps_total=1, node_seconds=0.0)
+
+    def withdraw(self, token: str) -> bool:
+        before = len(self._line)
+        self._line = [order for order in self._line if order.token != token]
+        type(self).withdrawn += before - len(self._line)
+        return len(self._line) < before
+
+
+@pytest.mark.parametrize("ask", ["stop", "pause", "hours"])
+def test_probes_that_wait_for_nodes_are_withdrawn_when_no_more_may_begin(
+    campaigns: Campaigns, scripted: Any, ask: str
+) -> None:
+    made = scripted(lambda recipe, attempt: failure(FailureKind.OUT_OF_MEMORY, node_seconds=9.0), base=NoRoom)
+    budget = {"node_hours": 0.001} if ask == "hours" else {}
+    record, spec = campaigns.create("scripted", budget=budget, search={"parallel_probes": 4})
+    heard = Recorder(lambda view, ended: None if ask == "hours" else getattr(driver, ask)())
+    driver = campaigns.driver(record, spec, heard)
+    conclusion = driver.run()
+    assert conclusion.state is (CampaignState.FINISHED if ask == "hours" else STATE_AFTER[ask])
+    assert sum(made.attempts.values()) + made.withdrawn >= 4
+    assert sum(made.attempts.values()) <= 2, "the one that ran, and one that was about to"
+    states = campaigns.states(record)
+    assert states[TrialState.QUEUED] == made.withdrawn > 0
+    assert campaigns.store.campaign(record.name).node_seconds_spent <= 18.0
+
+
+def test_a_budget_of_probes_is_used_by_those_that_wait_for_nodes(campaigns: Campaigns, scripted: Any) -> None:
+    made = scripted(lambda recipe, attempt: None, base=NoRoom, seconds=0.02)
+    record, spec = campaigns.create("scripted", budget={"probes": 5}, search={"parallel_probes": 4})
+    assert campaigns.driver(record, spec).run().measured == 5
+    assert made.withdrawn == 0
 
 
 def test_the_budget_of_node_hours_counts_failures_too(campaigns: Campaigns, scripted: Any) -> None:

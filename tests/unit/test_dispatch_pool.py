@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,9 @@ class Imagined:
         self.end_s: float | None = None
         self.why = ""
         self.is_given_back = False
+
+    def start(self, step: Path, nodes: int) -> Future[int]:
+        return Future()
 
     def give_back(self) -> None:
         self.is_given_back = True
@@ -143,6 +147,49 @@ def test_the_queue_s_time_is_limited_and_the_allocation_s_is_not(pool: Pool, ask
     placed(pool, waiting(2), now_s=3050.0)
     with pytest.raises(NodesUnavailable, match=r"allocation 7 has waited for more than dispatch\.queue_limit_minutes"):
         placed(pool, waiting(2), now_s=3061.0)
+
+
+def busy_first_and_second_to_come(pool: Pool, asked: list[Imagined]) -> None:
+    """Two allocations, of which the first is had and wholly taken."""
+    for _ in range(2):
+        placed(pool, waiting(2, 2))
+    asked[0].begin()
+    (allocation,) = pool.place(waiting(2), 5.0).values()
+    pool.start(Path("step"), allocation, nodes=2, expected_end_s=3600.0)
+
+
+def refuse(allocation: Imagined) -> None:
+    allocation.job_id = None  # type: ignore[assignment]
+    allocation.end("QOSMaxSubmitJobPerUserLimit")
+
+
+def test_a_refused_second_allocation_leaves_the_first_its_probes(pool: Pool, asked: list[Imagined]) -> None:
+    busy_first_and_second_to_come(pool, asked)
+    refuse(asked[1])
+    placed(pool, waiting(2, 2))
+    assert (len(asked), asked[0].is_given_back) == (2, False), "and no second one is asked for again"
+    asked[0].end()
+    for _ in range(2):
+        placed(pool, waiting(2, 2))
+    assert len(asked) == 4, "once the first has ended there may be room for two"
+    refuse(asked[2])
+    placed(pool, waiting(2, 2))
+    refuse(asked[3])
+    with pytest.raises(NodesUnavailable, match="QOSMaxSubmit"):
+        placed(pool, waiting(2, 2))
+
+
+def test_a_second_allocation_that_waits_too_long_is_given_back(pool: Pool, asked: list[Imagined]) -> None:
+    busy_first_and_second_to_come(pool, asked)
+    for _ in range(2):
+        placed(pool, waiting(2), now_s=61.0)
+    assert [one.is_given_back for one in asked] == [False, True]
+
+
+def test_nodes_that_nothing_waits_for_any_more_are_not_asked_for(pool: Pool, asked: list[Imagined]) -> None:
+    busy_first_and_second_to_come(pool, asked)
+    pool.forgo()
+    assert [one.is_given_back for one in asked] == [False, True]
 
 
 def test_a_held_job_is_not_replaced(tmp_path: Path, asked: list[Imagined]) -> None:

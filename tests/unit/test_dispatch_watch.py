@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -11,12 +12,14 @@ from typing import Any, cast
 import pytest
 
 from frontrunner.evaluators.concluding import conclude
-from frontrunner.evaluators.dispatch import under_way
+from frontrunner.evaluators.dispatch import left_behind, under_way
+from frontrunner.evaluators.dispatch.left_behind import LeftBehind, was_interrupted
 from frontrunner.evaluators.dispatch.lifeline import Heart, Listener
 from frontrunner.evaluators.dispatch.pool import Placed
-from frontrunner.evaluators.dispatch.step import NodeReport, StepFolder
+from frontrunner.evaluators.dispatch.step import NodeReport, Step, StepFolder
 from frontrunner.evaluators.dispatch.under_way import StepWatch
 from frontrunner.evaluators.protocol import ProbeSetup
+from frontrunner.evaluators.run_folder import RunFolder
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.records import Attempt
 from frontrunner.results.states import AttemptState
@@ -180,3 +183,59 @@ def test_attempts_that_are_cut_do_not_count() -> None:
     assert all(deserves(number, is_cut=True) for number in range(1, MAX_ATTEMPTS + 5))
     assert not deserves(MOST_CUTS, is_cut=True)
     assert [deserves(number, is_cut=False) for number in range(1, 5)] == [True, True, True, False]
+    patience = Patience(5)
+    patience.remember_cuts({1: MAX_ATTEMPTS})  # by earlier drivers
+    assert deserves(MAX_ATTEMPTS + 1, is_cut=False)
+    assert not deserves(2 * MAX_ATTEMPTS, is_cut=False)
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> StepFolder:
+    """The folder of a step of two nodes whose driver is gone, and whose nodes have not heard of it."""
+    step = Step(
+        token="00001.1",
+        run_folder=str(tmp_path),
+        world_size=2,
+        nodes=2,
+        ranks_per_node=1,
+        engines=("torch",),
+        environment={},
+        deadline_s=60.0,
+        lifeline=str(tmp_path / "lifeline"),
+        silence_s=10.0,
+    )
+    folder = StepFolder(tmp_path)
+    folder.prepare(2)
+    step.write()
+    folder.write_report(NodeReport(node=0, host="n1", running=True))
+    return folder
+
+
+def test_ranks_without_a_driver_are_ended_and_waited_for(left: StepFolder) -> None:
+    (left.path / "job.json").write_text("{}")
+    for file in left.path.iterdir():
+        os.utime(file, (time.time() - 1000, time.time() - 1000))
+    steps = LeftBehind([left.path])
+    assert left.is_raised(left.cancel)
+    assert RunFolder(left.path).busy_seconds() < 1, "the flag is no work of the ranks"
+    assert not steps.have_ended()
+    left.write_report(NodeReport(node=0, host="n1", ended=True))
+    assert not steps.have_ended(), "the second node may be about to begin"
+    left.write_report(NodeReport(node=1, host="n2", ended=True, interrupted="SIGTERM"))
+    assert steps.have_ended()
+    assert was_interrupted(left.path)
+
+
+def test_a_node_that_is_gone_is_not_waited_for_beyond_its_lifeline(
+    left: StepFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = LeftBehind([left.path])
+    monkeypatch.setattr(left_behind, "LAST_END_S", -10.0)
+    assert steps.have_ended()
+    assert not was_interrupted(left.path)
+
+
+def test_what_is_long_over_or_was_never_a_step_is_not_waited_for(left: StepFolder, tmp_path: Path) -> None:
+    assert LeftBehind([tmp_path / "gone"]).have_ended()
+    os.utime(left.path / "step.json", (0, 0))
+    assert LeftBehind([left.path]).have_ended()

@@ -237,6 +237,7 @@ def test_only_what_is_recent_steady_and_equal_answers(past: Past, clock: Settabl
     assert past.gather(here=replace(HERE, versions=HERE.versions | {"optuna": "6.0"})).answers
     assert not past.gather(probe={"optimizer": "sgd"}).answers
     assert not past.gather(search={"parallel_probes": 2}).answers
+    assert not past.gather(dispatch={"backend": "allocation", "network_interface": "hsn0"}).answers
     assert not past.gather(cluster={"memory_gib_per_device": 0.000001}).answers
     assert not past.gather(evaluator="simulated").answers
     clock.move(RECENT.total_seconds() + 1)

@@ -7,7 +7,7 @@ from pathlib import Path
 import frontrunner
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.states import CampaignState
-from frontrunner.search.driver import Conclusion
+from frontrunner.search.conclusion import Conclusion
 from support.page_stores import SCRIPT, page_store
 
 

@@ -17,7 +17,7 @@ from frontrunner.spaces.errors import CampaignFailed, NothingLegal
 from frontrunner.stop_signals import stopped_by_signals
 
 if TYPE_CHECKING:
-    from frontrunner.search.driver import Conclusion
+    from frontrunner.search.conclusion import Conclusion
 
 TOP = 10
 INTERRUPTED = 130
