@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 MARKS := not slow and not stress
+NUMERICS := tests/integration/test_numerics.py tests/integration/test_numerics_deepspeed.py
 
 .PHONY: campaign test slow check links format clean
 
@@ -13,7 +14,8 @@ test: .venv/.installed-dev
 	$(BIN)/pytest -m "$(MARKS)" tests/integration tests/faults
 
 slow: .venv/.installed-dev
-	$(BIN)/pytest -m "slow or stress"
+	$(BIN)/pytest -m "slow or stress" -n 2 --dist loadfile $(NUMERICS)
+	$(BIN)/pytest -m "slow or stress" $(NUMERICS:%=--ignore=%)
 
 check: .venv/.installed-dev links
 	$(BIN)/ruff check .
