@@ -175,17 +175,26 @@ class _Room:
         It lies in the past where that was expected and has not come about. A reservation then stays in the allocation
         that has kept the probe waiting longest, instead of moving to and fro while others overrun.
         """
-        enough_s, free = self.now_s, self.free
-        for held in self.ends:
-            if free >= probe.nodes:
-                break
-            enough_s, free = held.expected_end_s, free + held.nodes
+        enough_s, free = self._first_enough(probe)
         start_s = max(enough_s, self.now_s)
         is_in_time = free >= probe.nodes and start_s + probe.expected_s <= self.usable_until_s
         return enough_s if is_in_time else math.inf
 
     def reserve(self, probe: Waiting) -> None:
-        """Keep nodes for the probe from its earliest start on; what has outlived its expected end may end any time."""
-        self.reserved_from_s = max(self.now_s, self.enough_free_s(probe))
-        free_then = self.free + sum(held.nodes for held in self.ends if held.expected_end_s <= self.reserved_from_s)
+        """Keep nodes for the probe from its earliest start on.
+
+        It waits for the first to end that together give enough, and what is left over is counted from those alone:
+        of several probes that have outlived their expected end, none may be counted on to give its nodes to others.
+        """
+        enough_s, free_then = self._first_enough(probe)
+        self.reserved_from_s = max(self.now_s, enough_s)
         self.left_over = free_then - probe.nodes
+
+    def _first_enough(self, probe: Waiting) -> tuple[float, int]:
+        """The expected end of the last that the probe must wait for, and the nodes that are free by then."""
+        enough_s, free = self.now_s, self.free
+        for held in self.ends:
+            if free >= probe.nodes:
+                break
+            enough_s, free = held.expected_end_s, free + held.nodes
+        return enough_s, free
