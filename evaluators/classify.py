@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from frontrunner.evaluators.room import FULL_SIGNS
 from frontrunner.results.outcome import FailureKind
 
 OUT_OF_MEMORY_SIGNS = re.compile(
@@ -42,7 +43,8 @@ class Evidence:
     passed and its kind, HUNG or TOO_SLOW, where we killed the ranks for it. `killed_by_us` are the ranks that
     we killed: because of a deadline, or to clear up after another rank had failed. `kernel_oom_kills` counts
     the processes that the kernel's out-of-memory killer took meanwhile, where the system tells. `lost` says what went
-    and took ranks along, where it is known: a fork server, a node, an allocation.
+    and took ranks along, where it is known: a fork server, a node, an allocation. `no_room` says that the disk of the
+    run folder is full: ranks that cannot write to it end without being able to say why.
     """
 
     statuses: dict[int, int]
@@ -52,6 +54,7 @@ class Evidence:
     killed_by_us: frozenset[int] = frozenset()
     kernel_oom_kills: int = 0
     lost: str | None = None
+    no_room: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +72,7 @@ def classify(evidence: Evidence) -> Verdict:
     Memory comes first: one rank that could not allocate makes its peers fail in ways that look like
     crashes of the network. A rank's own error outweighs its peers' complaints about a lost connection.
     """
-    for find in (_out_of_memory, _overdue, _own_error, _killed, _crashed):
+    for find in (_out_of_memory, _overdue, _own_error, _no_room, _killed, _crashed):
         verdict = find(evidence)
         if verdict is not None:
             return verdict
@@ -104,12 +107,23 @@ def _own_error(evidence: Evidence) -> Verdict | None:
     culprit = min(evidence.errors, key=lambda error: (is_about_a_peer(error), error.rank))
     if is_about_a_peer(culprit) and (evidence.lost is not None or _ended_without_a_word(evidence)):
         return None  # the peers complain about a rank that was killed, or that crashed without an exception
+    if culprit.type == "OSError" and any(sign in culprit.message for sign in FULL_SIGNS):
+        message = f"rank {culprit.rank} could not write to its run folder: {first_line(culprit.message)}"
+        return Verdict(kind=FailureKind.LOST, message=message, rank=culprit.rank)
     illegal = culprit.type in ILLEGAL_TYPES and culprit.phase != "stepping"
     return Verdict(
         kind=FailureKind.ILLEGAL_FOR_ENGINE if illegal else FailureKind.CRASHED,
         message=f"rank {culprit.rank} while {culprit.phase}: {culprit.type}: {first_line(culprit.message)}",
         rank=culprit.rank,
     )
+
+
+def _no_room(evidence: Evidence) -> Verdict | None:
+    """A full disk, where a rank that was not killed could not say more."""
+    silent = _ended_without_a_word(evidence)
+    if evidence.no_room is None or not silent or evidence.statuses[silent[0]] < 0:
+        return None
+    return Verdict(kind=FailureKind.LOST, message=evidence.no_room, rank=silent[0])
 
 
 def _killed(evidence: Evidence) -> Verdict | None:

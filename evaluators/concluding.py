@@ -11,9 +11,10 @@ from frontrunner.evaluators.files import tail, write_json
 from frontrunner.evaluators.jobs import aim_at
 from frontrunner.evaluators.measure import measurement, nodes_used, tokens_per_step
 from frontrunner.evaluators.protocol import Finished, ProbeOrder, ProbeSetup
+from frontrunner.evaluators.room import is_full, why_no_room
 from frontrunner.evaluators.run_folder import RunFolder
-from frontrunner.evaluators.watch import Watch
-from frontrunner.results.outcome import Failure, Measurement
+from frontrunner.evaluators.watch import KILL_GRACE_S, Watch
+from frontrunner.results.outcome import Failure, FailureKind, Measurement
 
 
 def write_job(order: ProbeOrder, job: dict[str, Any], setup: ProbeSetup) -> Path:
@@ -34,8 +35,7 @@ def conclude(probe: Watch, setup: ProbeSetup, *, log: Path | None = None) -> Fin
     outcome = _from_result(folder, order, setup, node_seconds)
     if outcome is None or (isinstance(outcome, Measurement) and probe.has_failed):
         outcome = _failure(probe, folder, node_seconds, log)
-    folder.write_outcome(outcome)
-    return Finished(token=order.token, outcome=outcome)
+    return Finished(token=order.token, outcome=_kept(folder, outcome))
 
 
 def _failure(probe: Watch, folder: RunFolder, node_seconds: float, log: Path | None) -> Failure:
@@ -49,16 +49,23 @@ def _failure(probe: Watch, folder: RunFolder, node_seconds: float, log: Path | N
             killed_by_us=frozenset(probe.killed),
             kernel_oom_kills=probe.kernel_oom_kills,
             lost=probe.lost,
+            no_room=why_no_room(folder.path),
         )
     )
     log = log or folder.log(verdict.rank)
     return Failure(
         kind=verdict.kind,
-        message=verdict.message,
+        message=verdict.message + _what_stays(probe),
         log_tail=tail(log),
         log_path=str(log),
         node_seconds=node_seconds,
     )
+
+
+def _what_stays(probe: Watch) -> str:
+    if probe.lost is not None or not probe.unended:
+        return ""
+    return f"; killed, and not ended within {KILL_GRACE_S:g} s: process {', '.join(map(str, probe.unended))}"
 
 
 def harvested(order: ProbeOrder, setup: ProbeSetup) -> Measurement | Failure | None:
@@ -69,18 +76,36 @@ def harvested(order: ProbeOrder, setup: ProbeSetup) -> Measurement | Failure | N
         return outcome
     node_seconds = folder.busy_seconds() * nodes_used(order.recipe, setup.problem)
     outcome = _from_result(folder, order, setup, node_seconds)
-    if outcome is not None:
+    return None if outcome is None else _kept(folder, outcome)
+
+
+def _kept(folder: RunFolder, outcome: Measurement | Failure) -> Measurement | Failure:
+    """The outcome, written down where there is room for it; a crash where there is none is nothing of the recipe's.
+
+    On a full disk nothing is lost without the file: a measurement follows from `result.json`, which is there, and a
+    failure that its driver does not live to store is one of an attempt that was lost.
+    """
+    try:
         folder.write_outcome(outcome)
+    except OSError as error:
+        if not is_full(error):
+            raise
+        if isinstance(outcome, Failure) and outcome.kind is FailureKind.CRASHED:
+            message = f"{outcome.message}; its run folder is full: {error}"
+            return replace(outcome, kind=FailureKind.LOST, message=message)
     return outcome
 
 
 def _from_result(
     folder: RunFolder, order: ProbeOrder, setup: ProbeSetup, node_seconds: float
 ) -> Measurement | Failure | None:
-    """The outcome that follows from `result.json`; None where there is no such file or it is damaged."""
+    """The outcome that follows from `result.json`; None where there is none, or it is damaged or of another attempt."""
     try:
         result = folder.result()
-        outcome = None if result is None else measurement(result, order.recipe, setup.problem, node_seconds)
+        is_own = result is not None and folder.is_of_its_job(result)
+        outcome = (
+            None if result is None or not is_own else measurement(result, order.recipe, setup.problem, node_seconds)
+        )
     except (KeyError, TypeError, ValueError):
         return None
     if not isinstance(outcome, Failure):

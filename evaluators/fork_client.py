@@ -28,6 +28,8 @@ MOST_STARTS = 3
 """Servers in a row that may be killed before they are ready; one that ends of its own accord is the last."""
 MARKER = "FRONTRUNNER_DRIVER"
 """Environment variable that marks every process of a driver, so that stragglers can be found."""
+FOLDER_PREFIX = "frontrunner-ranks-"
+"""Names of the folders in which ranks meet go on with the process namespace and the id of their driver."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,15 @@ class Ranks:
 Report = RankExited | RanksStarted | ServerLost
 
 
+def pid_namespace(pid: int | None = None) -> int:
+    """The number of the namespace in which a process (by default this one) has its id; 0 where there are none.
+
+    Raises `OSError` for a process that is gone, or of somebody else.
+    """
+    folder = Path("/proc/self/ns/pid") if pid is None else Path(f"/proc/{pid}/ns/pid")
+    return folder.stat().st_ino if Path("/proc/self/ns").exists() else 0
+
+
 class ForkClient:
     """One fork server process. Used by one thread."""
 
@@ -83,7 +94,7 @@ class ForkClient:
         self._log_path = log
         self._environment = {**os.environ, **environment, MARKER: str(os.getpid())}
         self._engines = tuple(engines)
-        self._rendezvous = tempfile.mkdtemp(prefix="frontrunner-")
+        self._rendezvous = tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{pid_namespace()}-{os.getpid()}-")
         self._starts = 0
         self._unanswered: dict[str, bytes] = {}
         self._asked_s: dict[str, float] = {}  # when each of them was sent

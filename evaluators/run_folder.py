@@ -11,6 +11,7 @@ outcome.json         the outcome, as it is handed to the driver
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,12 @@ class RunFolder:
         if found is not None and not isinstance(found, dict):
             raise ValueError(f"{self.path / 'result.json'} holds no table")
         return found
+
+    def is_of_its_job(self, result: Mapping[str, Any]) -> bool:
+        """Whether a result names the run folder that the job beside it names; those of earlier versions name none."""
+        job = read_json(self.job)
+        named = result.get("run_folder")
+        return named is None or not isinstance(job, dict) or named == job.get("run_folder")
 
     def busy_seconds(self) -> float:
         """Wall seconds from the order to the newest file: what an attempt took whose driver did not live to tell.

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from frontrunner.evaluators.concluding import conclude, harvested, write_job
 from frontrunner.evaluators.corpus import Corpus, corpus
 from frontrunner.evaluators.disk import disk_folder
 from frontrunner.evaluators.fork_client import ForkClient, RankExited, Ranks, RanksStarted, Report, ServerLost
 from frontrunner.evaluators.jobs import TORCH_DEVICES, probe_job
-from frontrunner.evaluators.protocol import Finished, ProbeOrder, ProbeSetup, Progress
+from frontrunner.evaluators.protocol import QUEUED, Finished, ProbeOrder, ProbeSetup, Progress
+from frontrunner.evaluators.stragglers import cannot_be_ended, processes, still_running
 from frontrunner.evaluators.watch import Watch
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.spaces.recipe import Recipe
@@ -22,6 +26,8 @@ MakeJob = Callable[[ProbeSetup, Recipe, Path, Corpus], dict[str, Any]]
 
 POLL_S = 0.1
 SERVER_LOG = "fork-server.log"
+STUCK_S = 60.0
+"""How long a probe waits for ranks of another to end that were killed and did not; the campaign is paused then."""
 
 
 class TrainingProbe:
@@ -35,13 +41,29 @@ class TrainingProbe:
         self.tokens = corpus(setup.data, setup.work_folder, setup.problem)
         self._running: dict[str, Watch] = {}
         self._offloaded: set[Path] = set()
+        self._stuck: list[psutil.Process] = []
+        self._waiting: dict[str, tuple[ProbeOrder, float]] = {}  # for them to end, since when
         self._client = self._start_server()
 
     def _start_server(self) -> ForkClient:
         return ForkClient(self._setup.work_folder / SERVER_LOG, rank_environment(self._setup), self._setup.engines)
 
     def start(self, order: ProbeOrder) -> None:
-        """Fork the ranks of one probe."""
+        """Fork the ranks of one probe, once no rank of an earlier one is left that could not be ended."""
+        self._waiting[order.token] = order, time.monotonic()
+        self._start_waiting()
+
+    def _start_waiting(self) -> None:
+        """Raises `NodesUnavailable` where an order has waited for `STUCK_S`."""
+        self._stuck = still_running(self._stuck)
+        if not self._stuck:
+            for order, _ in self._waiting.values():
+                self._fork(order)
+            self._waiting.clear()
+        elif any(time.monotonic() - since_s > STUCK_S for _, since_s in self._waiting.values()):
+            raise cannot_be_ended(self._stuck)
+
+    def _fork(self, order: ProbeOrder) -> None:
         job = write_job(order, self._make_job(self._setup, order.recipe, order.run_folder, self.tokens), self._setup)
         self._running[order.token] = Watch(order, self._setup.probe)
         ranks = Ranks.all_of(order.recipe.devices)
@@ -51,8 +73,10 @@ class TrainingProbe:
     def finished(self, timeout_s: float) -> list[Finished]:
         """Watch the running probes for up to `timeout_s`, or until one of them has ended.
 
-        Raises `FrontrunnerError` if the fork server cannot be started.
+        Raises `FrontrunnerError` if the fork server cannot be started, and `NodesUnavailable` where ranks that were
+        killed have kept orders waiting for too long.
         """
+        self._start_waiting()
         waited_s = 0.0
         while True:
             poll_s = min(POLL_S, timeout_s - waited_s)
@@ -82,11 +106,19 @@ class TrainingProbe:
     def _conclude(self, probe: Watch) -> Finished:
         """The outcome, on disk; what the recipe had offloaded there is removed."""
         self._clear(probe.order)
+        if probe.lost is None:
+            self._stuck += processes(probe.unended)
         log = self._setup.work_folder / SERVER_LOG if probe.lost else None
         return conclude(probe, self._setup, log=log)
 
+    def withdraw(self, token: str) -> bool:
+        """Take back an order that waits for another's ranks to end."""
+        return self._waiting.pop(token, None) is not None
+
     def progress(self, token: str) -> Progress | None:
-        """Phase and steps of a running probe."""
+        """Phase and steps of a running probe; `QUEUED` for one that waits for another's ranks to end."""
+        if token in self._waiting:
+            return Progress(phase=QUEUED, steps_done=0, steps_total=self._setup.probe.most_steps)
         probe = self._running.get(token)
         return None if probe is None else probe.progress
 

@@ -69,6 +69,11 @@ class Watch:
         return self.lost is not None or len(self.statuses) == self.order.recipe.devices
 
     @property
+    def unended(self) -> list[int]:
+        """The process ids of the ranks that were killed from here and have not ended."""
+        return [pid for rank, pid in enumerate(self._pids) if rank in self.killed and rank not in self.statuses]
+
+    @property
     def kernel_oom_kills(self) -> int:
         """Processes that the kernel killed for memory since the probe was ordered, on the whole machine."""
         return kernel_oom_kills() - self._oom_kills_before

@@ -48,7 +48,7 @@ def copy(source: Database, target: Database) -> Copied:
 def refuse_driven(connection: Connection, database: Database, name: str | None = None) -> None:
     """Raise `AlreadyDriven` where a live driver holds the named campaign, or (None) any."""
     for row in connection.execute(select(CampaignRow)):
-        if name in (None, row.name) and leases.is_held(row, database.clock()):
+        if name in (None, row.name) and leases.is_held(row, database.clock(), file=database.address.path):
             raise AlreadyDriven(
                 f"campaign {row.name} is driven by {row.driver_host}:{row.driver_pid}",
                 hint="stop that driver first: Ctrl-C, or SIGTERM",

@@ -36,7 +36,7 @@ def drivers(store: Store) -> list[DriverSeen]:
                 host=row.driver_host,
                 pid=row.driver_pid,
                 since=row.driven_since,
-                is_live=leases.is_held(row, now),
+                is_live=leases.is_held(row, now, file=store.database.address.path),
                 heartbeat_age_s=max(0.0, (now - datetime.fromisoformat(row.updated_at)).total_seconds()),
             )
             for row in connection.execute(query)
@@ -48,11 +48,11 @@ def stamp(store: Store, names: Sequence[str]) -> tuple[tuple[str, str, bool], ..
 
     A driver raises its campaign's row with everything that it writes. Raises `NotFound` for an unknown name.
     """
-    now = store.now()
+    now, file = store.now(), store.database.address.path
     query = select(CampaignRow).where(CampaignRow.name.in_(names))
     with store.database.read() as connection:
         rows = {row.name: row for row in connection.execute(query)}
     for name in names:
         if name not in rows:
             store.campaign(name)  # which says what was meant
-    return tuple((name, rows[name].updated_at, leases.is_held(rows[name], now)) for name in names)
+    return tuple((name, rows[name].updated_at, leases.is_held(rows[name], now, file=file)) for name in names)

@@ -65,7 +65,7 @@ def status(store: Store, campaign: Campaign | str | None) -> Status:
         fastest = rank(connection, found, top=1)
         return Status(
             campaign=found,
-            driver_is_live=leases.is_held(lease, store.now()),
+            driver_is_live=leases.is_held(lease, store.now(), file=store.database.address.path),
             trials=trials_by_state(connection, found.id),
             failures=_failures_by_kind(connection, found.id),
             best=fastest[0] if fastest else None,

@@ -39,7 +39,8 @@ from frontrunner.spaces.errors import InvalidInput, NotFound, bad_value, did_you
 from frontrunner.spaces.recipe import Recipe
 
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-BUSY_TIMEOUT_S = 60.0
+BUSY_TIMEOUT_S = 90.0
+"""A program that holds an SQLite store's lock for a minute, as to copy it, is waited for."""
 
 
 def open_store(
@@ -187,11 +188,14 @@ class Store:
         """Become the campaign's one driver; a holder before is fenced: its next write is refused.
 
         A lease is free when it was released, when its time is over, or when its holder ran on this host and
-        is gone. Raises `AlreadyDriven` where another holds it, unless `take_over` is set.
+        is gone. An SQLite store's time is this host's, so there a holder on this host that still runs keeps its lease
+        beyond that time. Raises `AlreadyDriven` where another holds it, unless `take_over` is set.
         """
         with self._database.write() as connection:
             wanted = leases.Wanted(campaign_id=campaign_id, host=host, pid=pid, duration_s=duration_s)
-            return leases.acquire(connection, wanted, now=self._clock(), take_over=take_over)
+            return leases.acquire(
+                connection, wanted, now=self._clock(), take_over=take_over, file=self._database.address.path
+            )
 
     def drive(self, lease: Lease) -> CampaignWriter:
         """The write side of the lease's campaign. Used by one thread."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from frontrunner.evaluators.measure import nodes_used
 from frontrunner.evaluators.protocol import Finished, NodesUnavailable, ProbeOrder, make_evaluator
+from frontrunner.evaluators.room import is_full, why_no_room
 from frontrunner.results.known import CUT, REUSED, cuts_by_trial, probes_made, reused_trials
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.results.outlooks import OUTLOOK
@@ -139,6 +140,10 @@ class Driver:
             return self._drive()
         except NodesUnavailable as error:
             return self._concluded(CampaignState.PAUSED, f"no nodes: {error.message}")
+        except OSError as error:
+            if not is_full(error):
+                raise
+            return self._concluded(CampaignState.PAUSED, f"a disk is full: {error}")
         finally:
             self._evaluator.close()
             self._give_up_in_flight()
@@ -178,6 +183,8 @@ class Driver:
         """Start probes while there is room; the state and the reason for which nothing more is to be started."""
         flights, most = self._in_flight, self._spec.search.parallel_probes
         while (ending := self._why_end(flights.values())) is None and len(flights) < most:
+            if (full := why_no_room(self._spec.run_folder)) is not None:
+                return CampaignState.PAUSED, full
             if (again := self._proposals.again()) is not None:
                 self._start(again)
                 continue

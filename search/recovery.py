@@ -10,6 +10,7 @@ from frontrunner.evaluators.dispatch.left_behind import LeftBehind, was_interrup
 from frontrunner.evaluators.measure import nodes_used
 from frontrunner.evaluators.protocol import Evaluator, ProbeOrder
 from frontrunner.evaluators.run_folder import RunFolder
+from frontrunner.evaluators.stragglers import Orphans
 from frontrunner.results.outcome import Failure, FailureKind, Outcome
 from frontrunner.results.outlooks import newest_outlooks, outlook_shares
 from frontrunner.results.records import Attempt, Trial
@@ -28,10 +29,11 @@ LOOK_S = 0.25
 def wait_for_old_ranks(attempts: Collection[Attempt], meanwhile: Callable[[], None]) -> None:
     """End what an earlier driver's attempts still run on nodes, and wait for it: they are needed, and so is its word.
 
-    `meanwhile` is called several times a second.
+    So is what any driver that is gone still runs on this host. `meanwhile` is called several times a second. Raises
+    `NodesUnavailable` where something of it cannot be ended.
     """
-    left = LeftBehind(Path(attempt.run_folder) for attempt in attempts)
-    while not left.have_ended():
+    left, orphans = LeftBehind(Path(attempt.run_folder) for attempt in attempts), Orphans()
+    while not (orphans.have_ended() and left.have_ended()):
         time.sleep(LOOK_S)
         meanwhile()
 

@@ -13,6 +13,7 @@ from frontrunner.evaluators.command.run import CommandRun, End, is_finite, read_
 from frontrunner.evaluators.files import tail
 from frontrunner.evaluators.measure import measurement, nodes_used
 from frontrunner.evaluators.protocol import ProbeSetup
+from frontrunner.evaluators.room import why_no_room
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome, ProbeEnding
 
 TAIL_LINES = 400
@@ -111,7 +112,8 @@ def command_verdict(text: str, run: CommandRun, *, status: int, phase: str, lost
     if foreign is not None:
         return Verdict(kind=FailureKind.OUT_OF_MEMORY, message=first_line(foreign), rank=0)
     if lost:
-        return Verdict(kind=FailureKind.LOST, message="its keeper was killed, and the command with it", rank=0)
+        why = why_no_room(run.order.run_folder) or "its keeper was killed, and the command with it"
+        return Verdict(kind=FailureKind.LOST, message=why, rank=0)
     if status == NOT_STARTED and not errors:
         return Verdict(kind=FailureKind.CRASHED, message=first_line(text), rank=0)
     verdict = classify(evidence)

@@ -10,15 +10,21 @@ from typing import Any, Self
 def write_json(path: Path, document: dict[str, Any]) -> None:
     """Write `document` to a temporary name, force it to disk and rename it to `path`.
 
+    Nothing is left under the temporary name if the disk is full.
+
     Raises:
         ValueError: a number is not finite: JSON has no word for it, write null instead.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(document, file, indent=1, allow_nan=False)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(document, file, indent=1, allow_nan=False)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 class ProgressLog:

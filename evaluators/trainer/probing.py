@@ -42,6 +42,7 @@ def run_probe(session: Session, probe: Probe) -> int:
     result: dict[str, Any] = {
         "version": RESULT_VERSION,
         "status": "measured" if finite and measured else "not-finite",
+        "run_folder": session.job.run_folder,
         "ended": judge.ended,
         "step_times_s": measured,
         "warm_up_times_s": steps.times_s[: judge.warm_up_steps],

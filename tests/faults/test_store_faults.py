@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import sqlalchemy
 
+from frontrunner.results.clock import utc_now
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.ranking import best
+from frontrunner.results.status import status
 from frontrunner.results.store import Store, open_store
 from frontrunner.results.writer import CampaignWriter
-from frontrunner.spaces.errors import StoreUnusable
+from frontrunner.spaces.errors import AlreadyDriven, StoreUnusable
 from frontrunner.spaces.recipe import Recipe
 
 # A driver that records one outcome after another and says so on stdout after each is acknowledged.
@@ -141,6 +145,29 @@ def test_of_two_drivers_that_race_one_gets_the_lease(path: Path) -> None:
         assert said[1].startswith("refused campaign faulted is driven by ")
         for racer in racers:
             racer.communicate("done\n")
+
+
+@pytest.mark.parametrize("jump", [timedelta(hours=1), timedelta(hours=-1)])
+def test_a_clock_that_jumps_an_hour_takes_the_lease_from_no_live_driver(path: Path, jump: timedelta) -> None:
+    """The driver was told the time before the jump, and has not renewed its lease since."""
+    driver = child(LEASER, path)
+    try:
+        assert driver.stdin is not None
+        assert driver.stdout is not None
+        driver.stdin.write("go\n")
+        driver.stdin.flush()
+        assert [driver.stdout.readline(), driver.stdout.readline()] == ["ready\n", "epoch 1\n"]
+        with open_store(str(path), clock=lambda: utc_now() + jump) as store:
+            with pytest.raises(AlreadyDriven, match=f":{driver.pid} since"):
+                store.acquire_lease(1, host=socket.gethostname(), pid=os.getpid())
+            assert status(store, None).driver_is_live
+            driver.kill()
+            driver.wait()
+            assert not status(store, None).driver_is_live
+            assert store.acquire_lease(1, host=socket.gethostname(), pid=os.getpid()).epoch == 2
+    finally:
+        driver.kill()
+        driver.communicate()
 
 
 def test_processes_that_create_one_store_at_once_share_it(tmp_path: Path) -> None:

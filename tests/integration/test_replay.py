@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
@@ -125,10 +126,37 @@ def strike_everything_but_ranks(folder: Path, command: subprocess.Popen[str]) ->
     torchrun.kill()
 
 
+def strike_between_the_parts_of_a_checkpoint(folder: Path, command: subprocess.Popen[str]) -> None:
+    """Kill everything while a checkpoint has the part of a rank and not yet what makes it whole."""
+    ranks = ranks_in(folder)
+    for _ in range(100):
+        wait_for(lambda: parts_without_a_whole(folder), pause_s=0.0)
+        for rank in ranks:
+            os.kill(rank.pid, signal.SIGSTOP)
+        if parts_without_a_whole(folder):
+            break
+        for rank in ranks:  # too late: it was whole before they stood still
+            os.kill(rank.pid, signal.SIGCONT)
+    assert parts_without_a_whole(folder), "no checkpoint was caught while it was written"
+    for process in (*ranks, command, *marked(MARKER, str(folder))):
+        process.kill()
+
+
+def parts_without_a_whole(folder: Path) -> list[Path]:
+    """The files of a checkpoint that is being written, before the one that says what they hold."""
+    for partial in (folder / "checkpoints").glob(".step-*.partial"):
+        with contextlib.suppress(FileNotFoundError):  # renamed meanwhile: it is whole
+            parts = sorted(partial.iterdir())
+            if parts and not (partial / ".metadata").exists():
+                return parts
+    return []
+
+
 @pytest.mark.parametrize(
     ("strike", "status"),
     [
         (strike_rank, 1),
+        pytest.param(strike_between_the_parts_of_a_checkpoint, -signal.SIGKILL, marks=pytest.mark.slow),
         pytest.param(strike_torchrun, 1, marks=pytest.mark.slow),
         (strike_command_line, -signal.SIGKILL),
         pytest.param(strike_everything_but_ranks, -signal.SIGKILL, marks=pytest.mark.slow),

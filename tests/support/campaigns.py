@@ -112,12 +112,12 @@ def started(*arguments: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
         process.wait()
 
 
-def wait_for(condition: Callable[[], Any], timeout_s: float = 40.0) -> Any:
+def wait_for(condition: Callable[[], Any], timeout_s: float = 40.0, pause_s: float = 0.02) -> Any:
     """The condition's first true value; fails the test where there is none in time."""
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
         assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
+        time.sleep(pause_s)
     return found
 
 
