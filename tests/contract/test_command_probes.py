@@ -12,11 +12,12 @@ import psutil
 import pytest
 
 from frontrunner.evaluators.command.evaluator import CommandEvaluator
+from frontrunner.evaluators.command.run import RUN_VARIABLE
 from frontrunner.evaluators.command.settings import CommandSettings
 from frontrunner.evaluators.protocol import Finished, ProbeSetup, make_evaluator
 from frontrunner.evaluators.run_folder import RunFolder
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, ProbeEnding
-from support.campaigns import is_alive, order, setup_of, wait_for
+from support.campaigns import is_alive, marked, order, setup_of, wait_for
 
 TRAINER = Path(__file__).parent.parent / "support" / "fake_trainer.py"
 PATTERNS = (
@@ -135,6 +136,16 @@ def test_a_trainer_that_stops_stepping_is_hung(tmp_path: Path) -> None:
     found = failure(setup_with(tmp_path, "hangs", step_deadline_s=1.0))
     assert found.kind is FailureKind.HUNG
     assert found.message == "no finished step in the log within probe.step_deadline_s = 1 s, after 2 steps"
+
+
+@pytest.mark.slow
+def test_a_trainer_in_an_endless_loop_that_ignores_signals_is_ended(tmp_path: Path) -> None:
+    """It is asked to end, and killed five seconds later."""
+    setup = setup_with(tmp_path, "ignores-signals", step_deadline_s=5.0)
+    found = failure(setup)
+    assert found.kind is FailureKind.HUNG
+    assert found.message.endswith("after 2 steps")
+    assert marked(RUN_VARIABLE, str(order(setup).run_folder)) == []
 
 
 def test_a_trainer_past_its_deadline_is_too_slow(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Real faults in real probes: what each is taken for, and that nothing is left behind."""
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -280,6 +281,21 @@ def test_a_damaged_result_is_not_taken_for_a_measurement(bench: Bench) -> None:
     (one.run_folder / "result.json").write_text('{"status": "measured", "step_times_s": [0.1')
     assert bench.evaluator.harvest(one) is None
     assert RunFolder(one.run_folder).outcome() is None
+
+
+def has_outcome(one: ProbeOrder) -> bool:
+    return isinstance(RunFolder(one.run_folder).outcome(), Measurement)
+
+
+def test_a_foreign_or_late_result_changes_nothing(bench: Bench) -> None:
+    first, second = (bench.start(setup_of(bench.folder)) for _ in range(2))
+    wait_for(lambda: bench.evaluator.finished(0.2) is not None and all(map(has_outcome, (first, second))))
+    (second.run_folder / "outcome.json").unlink()
+    shutil.copy(first.run_folder / "result.json", second.run_folder / "result.json")
+    assert bench.evaluator.harvest(second) is None, "it is of another attempt"
+    lost = Failure(kind=FailureKind.LOST, message="judged before the result came", node_seconds=1.0)
+    RunFolder(first.run_folder).write_outcome(lost)
+    assert bench.evaluator.harvest(first) == lost, "an outcome is never replaced"
 
 
 def test_a_result_of_another_problem_is_judged_by_this_one(bench: Bench) -> None:

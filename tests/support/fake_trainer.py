@@ -7,6 +7,7 @@ It prints a line a step, and what BEHAVIOUR says beside or instead.
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -30,6 +31,9 @@ def main() -> None:
     if behave == "leaves-ranks":  # as torchrun does: ranks in sessions of their own
         rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
         Path("rank.pid").write_text(str(rank.pid))
+    if behave == "ignores-signals":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     if behave == "says-another-batch":
         print(f"configured micro batch {given.micro_batch + 3}")
     for step in range(1, given.steps + 1):
@@ -46,6 +50,8 @@ def main() -> None:
         print(f"step {step}: {shown:.6f} s loss {loss} rate {rate:.1f} peak 0.25 GiB", flush=True)
         if behave == "hangs" and step == 2:
             time.sleep(600)
+        while behave == "ignores-signals" and step == 2:
+            pass
     if behave == "goes-on":
         time.sleep(600)
 
