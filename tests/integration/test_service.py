@@ -101,6 +101,21 @@ def test_a_campaign_goes_on_while_the_service_is_killed_and_restarted(service: S
         client.stop(name)
 
 
+@pytest.mark.slow
+def test_two_services_on_one_store_see_and_stop_one_driver(tmp_path: Path) -> None:
+    with served(tmp_path) as one, served(tmp_path) as other:
+        first, second = one.start(), other.start()
+        name = first.launch(LONG)
+        wait_for(lambda: outcomes(second, name) >= 1)
+        assert [driver.pid for driver in second.drivers()] == [driver.pid for driver in first.drivers()]
+        with pytest.raises(frontrunner.spaces.errors.FrontrunnerError, match="long is driven by"):
+            second.resume(name)
+        with pytest.raises(InvalidInput, match="exists already"):
+            second.launch(LONG)
+        second.cancel(name)
+        wait_for(lambda: first.status(name).campaign.state == "stopped")
+
+
 def test_a_driver_that_is_refused_is_answered_as_that(tmp_path: Path) -> None:
     """Two resumes at once, of which one has the lease: the other's answer is no success."""
     url = str(tmp_path / "store.db")

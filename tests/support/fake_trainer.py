@@ -31,9 +31,6 @@ def main() -> None:
     if behave == "leaves-ranks":  # as torchrun does: ranks in sessions of their own
         rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
         Path("rank.pid").write_text(str(rank.pid))
-    if behave == "ignores-signals":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
     if behave == "says-another-batch":
         print(f"configured micro batch {given.micro_batch + 3}")
     for step in range(1, given.steps + 1):
@@ -48,12 +45,20 @@ def main() -> None:
         shown = seconds * (1e3 if behave == "mistakes-units" else 1)
         rate = 999_999 if behave == "boasts" else 8 * 32 / seconds
         print(f"step {step}: {shown:.6f} s loss {loss} rate {rate:.1f} peak 0.25 GiB", flush=True)
-        if behave == "hangs" and step == 2:
-            time.sleep(600)
-        while behave == "ignores-signals" and step == 2:
-            pass
+        if behave in ("hangs", "ignores-signals") and step == 2:
+            stand_still(awake=behave == "ignores-signals")
     if behave == "goes-on":
         time.sleep(600)
+
+
+def stand_still(*, awake: bool) -> None:
+    """Do no further step: asleep, or in a loop without an end that hears no signal that can be ignored."""
+    if not awake:
+        time.sleep(600)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while True:
+        pass
 
 
 if __name__ == "__main__":

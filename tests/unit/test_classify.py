@@ -5,6 +5,7 @@ import pytest
 from frontrunner.evaluators.classify import Evidence, RankError, classify
 from frontrunner.results.outcome import FailureKind
 
+NO_SPACE = "[Errno 28] No space left on device"
 PEER = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:34567"
 
 
@@ -96,6 +97,26 @@ CASES = {
         Evidence(statuses={0: 1, 1: 120}, errors=(error(0, "RuntimeError", PEER),)),
         FailureKind.CRASHED,
         1,
+    ),
+    "a disk that is full, said": (
+        Evidence(statuses={0: 1, 1: 1}, errors=(error(0, "OSError", NO_SPACE), error(1, "RuntimeError", PEER))),
+        FailureKind.LOST,
+        0,
+    ),
+    "a disk that is full, and no room to say so": (
+        Evidence(statuses={0: 1, 1: 1}, errors=(error(1, "RuntimeError", PEER),), no_room="full"),
+        FailureKind.LOST,
+        0,
+    ),
+    "another error on a disk that is nearly full": (
+        Evidence(statuses={0: 1}, errors=(error(0, "KeyError", "'w'"),), no_room="full"),
+        FailureKind.CRASHED,
+        0,
+    ),
+    "a segmentation fault on a disk that is nearly full": (
+        Evidence(statuses={0: -11}, no_room="full"),
+        FailureKind.CRASHED,
+        0,
     ),
     "all ranks complain about the network and none was killed": (
         Evidence(statuses={0: 1, 1: 1}, errors=(error(0, "RuntimeError", PEER), error(1, "RuntimeError", PEER))),
