@@ -23,10 +23,10 @@ def why_no_room(folder: Path) -> str | None:
     A used up quota does not show here: writing then fails with an error that `is_full` knows.
     """
     there = next(place for place in (folder, *folder.parents) if place.exists())
-    free = shutil.disk_usage(there).free
-    if free >= LEAST_FREE_BYTES:
+    disk = shutil.disk_usage(there)
+    if disk.free >= LEAST_FREE_BYTES or disk.total == 0:  # some file systems do not tell
         return None
-    return f"the disk of the run folder {folder} is full: {free / 2**20:.1f} MiB are free"
+    return f"the disk of the run folder {folder} is full: {disk.free / 2**20:.1f} MiB are free"
 
 
 def is_full(error: OSError) -> bool:

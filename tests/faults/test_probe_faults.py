@@ -19,6 +19,7 @@ from frontrunner.evaluators.run_folder import RunFolder
 from frontrunner.evaluators.training_probe import TrainingProbe
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.spaces.errors import FrontrunnerError
+from support.benches import ENDLESS, Bench
 from support.campaigns import (
     is_alive,
     order,
@@ -26,46 +27,10 @@ from support.campaigns import (
     ranks_of,
     setup_of,
     steps_written,
-    tiny_recipe,
     wait_for,
 )
 
-ENDLESS = {"measured_steps": 1_000_000}
 ME = os.getpid()
-
-
-class Bench:
-    """One evaluator whose settings a test may change between probes, so that torch is imported once."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.evaluator = TrainingProbe(setup_of(folder))
-        self._count = 0
-
-    def use(self, setup: ProbeSetup) -> None:
-        self.evaluator._setup = setup
-
-    def start(self, setup: ProbeSetup, **recipe: object) -> ProbeOrder:
-        self.use(setup)
-        self._count += 1
-        one = order(setup, tiny_recipe(**recipe), f"{self._count:05d}.1")
-        self.evaluator.start(one)
-        return one
-
-    def outcome(self, timeout_s: float = 40.0) -> Failure | Measurement:
-        (finished,) = wait_for(lambda: self.evaluator.finished(0.2), timeout_s)
-        found: Failure | Measurement = finished.outcome
-        return found
-
-    def failure(self) -> Failure:
-        found = self.outcome()
-        assert isinstance(found, Failure)
-        return found
-
-    def is_stepping(self, one: ProbeOrder) -> bool:
-        assert self.evaluator.finished(0.02) == []
-        progress = self.evaluator.progress(one.token)
-        return progress is not None and progress.steps_done >= 2
 
 
 @pytest.fixture(scope="module")
