@@ -116,7 +116,7 @@ class Lock:
         self._connection.close()
 
 
-@pytest.mark.parametrize("seconds", [1.5, pytest.param(60.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [0.8, pytest.param(60.0, marks=pytest.mark.slow)])
 def test_a_running_driver_waits_for_another_programs_lock(tmp_path: Path, seconds: float) -> None:
     assert BUSY_TIMEOUT_S > 60.0
     with campaigns_in(tmp_path, tmp_path / "runs") as campaigns:
@@ -131,7 +131,7 @@ def test_a_running_driver_waits_for_another_programs_lock(tmp_path: Path, second
 def test_a_lock_held_for_too_long_stops_the_driver_and_loses_no_outcome(tmp_path: Path) -> None:
     with campaigns_in(tmp_path, tmp_path / "runs", busy_timeout_s=0.3) as campaigns:
         record, spec = campaigns.create()
-        with closing(Lock(tmp_path / "store.db", 1.5)) as lock:
+        with closing(Lock(tmp_path / "store.db", 1.0)) as lock:
             with pytest.raises(StoreUnusable, match="another program held the write lock"):
                 campaigns.driver(record, spec, after_outcomes(3, lock.take)).run()
             assert len(campaigns.store.told(record.id)) == 3

@@ -6,7 +6,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,16 +14,13 @@ import psutil
 import pytest
 
 from frontrunner.evaluators.fork_client import FOLDER_PREFIX
-from frontrunner.evaluators.protocol import ProbeOrder
-from frontrunner.evaluators.training_probe import TrainingProbe
 from frontrunner.evaluators.watch import Watch
+from support.benches import Bench
 from support.campaigns import (
     frontrunner,
     is_alive,
-    order,
     processes_of,
     ranks_of,
-    setup_of,
     started,
     steps_written,
     tiny,
@@ -71,13 +68,6 @@ def check_gone(held: Holdings, began_s: float) -> None:
     wait_for(lambda: not held.left(), GRACE_S - (time.monotonic() - began_s))
 
 
-@pytest.fixture(scope="module")
-def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainingProbe]:
-    made = TrainingProbe(setup_of(tmp_path_factory.mktemp("left")))
-    yield made
-    made.close()
-
-
 def by_its_deadline(probe: Watch) -> None:
     probe._settings = replace(probe._settings, deadline_s=0.5)
 
@@ -98,22 +88,18 @@ def by_a_kill_of_the_fork_server(_: Watch) -> None:
 @pytest.mark.parametrize(
     "end",
     [
-        by_its_deadline,
+        pytest.param(by_its_deadline, marks=pytest.mark.slow),
         by_a_kill_of_one_rank,
         pytest.param(by_a_stopped_rank, marks=pytest.mark.slow),
-        by_a_kill_of_the_fork_server,
+        pytest.param(by_a_kill_of_the_fork_server, marks=pytest.mark.slow),
     ],
 )
-def test_an_attempt_leaves_nothing(evaluator: TrainingProbe, end: Callable[[Watch], None], tmp_path: Path) -> None:
-    setup = setup_of(tmp_path, probe={"measured_steps": 1_000_000, "deadline_s": 200, "step_deadline_s": 100})
-    evaluator._setup = setup
-    one = ProbeOrder(token=end.__name__, recipe=order(setup).recipe, run_folder=tmp_path / "1")
-    evaluator.start(one)
-    wait_for(lambda: evaluator.finished(0.02) == [] and steps_written(one.run_folder) >= 2, timeout_s=120)
+def test_an_attempt_leaves_nothing(bench: Bench, end: Callable[[Watch], None]) -> None:
+    one = bench.stepping()
     held = Holdings.of(ranks_of(ME))
     assert len(held.processes) == 2
-    end(evaluator._running[one.token])
-    wait_for(lambda: evaluator.finished(0.1))
+    end(bench.evaluator._running[one.token])
+    bench.failure()
     check_gone(held, time.monotonic())
 
 

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,14 +30,6 @@ from support.campaigns import (
 )
 
 ME = os.getpid()
-
-
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    made = Bench(tmp_path_factory.mktemp("probes"))
-    yield made
-    made.evaluator.close()
-    wait_for(lambda: not processes_of(ME), 5)
 
 
 def running_setup(bench: Bench, **probe: object) -> ProbeSetup:

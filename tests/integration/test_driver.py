@@ -371,12 +371,12 @@ def _attempts(store: Store, record: Campaign) -> list[Any]:
 
 
 def test_an_evaluator_that_fails_leaves_a_campaign_that_can_be_resumed(campaigns: Campaigns, scripted: Any) -> None:
-    def full_disk(recipe: Recipe, attempt: int) -> Outcome | None:
-        raise OSError(28, "No space left on device")
+    def broken_disk(recipe: Recipe, attempt: int) -> Outcome | None:
+        raise OSError(5, "Input/output error")
 
-    scripted(full_disk)
+    scripted(broken_disk)
     record, spec = campaigns.create("scripted")
-    with pytest.raises(FrontrunnerError, match="No space left on device") as caught:
+    with pytest.raises(FrontrunnerError, match="Input/output error") as caught:
         campaigns.driver(record, spec).run()
     assert "frontrunner resume tiny" in str(caught.value.hint)
     stored = campaigns.store.campaign(record.name)
