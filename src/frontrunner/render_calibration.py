@@ -12,7 +12,7 @@ from frontrunner.evaluators.calibration.lines import Line
 from frontrunner.evaluators.calibration.step_fit import Constant, StepFit
 from frontrunner.render import console
 from frontrunner.spaces.cluster import PRECISIONS
-from frontrunner.text import percent, plain, seconds, thousands
+from frontrunner.text import latency, percent, plain, thousands
 
 NOISY = 0.3
 """Relative error of a line above which its figures are marked: timings that other work disturbed, or no line."""
@@ -68,8 +68,8 @@ def _collectives(lines: tuple[Line, ...]) -> Table:
     for line in lines:
         rate = "-" if line.bytes_per_s is None else thousands(line.bytes_per_s / 1e9)
         off = percent(line.residual, 0) + (" !" if line.residual > NOISY else "")
-        latency, sizes = _duration(line.latency_s), str(line.points)
-        table.add_row(line.collective, line.level, str(line.ranks), latency, rate, sizes, off)
+        cells = (str(line.ranks), latency(line.latency_s), rate, str(line.points), off)
+        table.add_row(line.collective, line.level, *cells)
     return table
 
 
@@ -108,8 +108,4 @@ def _constants(constants: tuple[Constant, ...]) -> Table:
 
 
 def _amount(name: str, value: float) -> str:
-    return _duration(value) if name.endswith("_s") else f"{value:.3g}"
-
-
-def _duration(value_s: float) -> str:
-    return f"{1e6 * value_s:.3g} us" if value_s < 0.9995e-3 else seconds(value_s)
+    return latency(value) if name.endswith("_s") else f"{value:.3g}"
