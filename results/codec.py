@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import lru_cache
 from typing import Any
 
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
@@ -16,6 +17,8 @@ from frontrunner.spaces.errors import StoreUnusable
 from frontrunner.spaces.recipe import Recipe, Sharding
 
 Columns = dict[str, Any]
+RECIPES_KEPT = 8192
+"""Recipes that are not read again from the same text: about 1 KiB each."""
 
 
 def recipe_to_json(recipe: Recipe) -> str:
@@ -23,6 +26,7 @@ def recipe_to_json(recipe: Recipe) -> str:
     return canonical_json(asdict(recipe))
 
 
+@lru_cache(maxsize=RECIPES_KEPT)
 def recipe_from_json(text: str) -> Recipe:
     """The recipe that `recipe_to_json` wrote; `StoreUnusable` where a later version wrote fields unknown here."""
     fields = json.loads(text)

@@ -88,20 +88,20 @@ def complete_id(connection: Connection, prefix: str) -> str:
     """The one stored recipe id that begins with `prefix`."""
     if len(prefix) < MIN_PREFIX:
         raise bad_value("recipe id", prefix, f"at least the first {MIN_PREFIX} characters of one")
-    begins = select(TrialRow.recipe_id).where(_begins(prefix)).distinct()
-    found = connection.execute(begins.order_by(TrialRow.recipe_id).limit(MOST_CANDIDATES)).scalars().all()
+    alike = select(TrialRow.recipe_id).where(begins(prefix)).distinct()
+    found = connection.execute(alike.order_by(TrialRow.recipe_id).limit(MOST_CANDIDATES)).scalars().all()
     if len(found) == 1 or prefix in found:
         return prefix if prefix in found else found[0]
     if found:
         raise NotFound(f"more than one recipe id begins with {prefix!r}", hint=f"one of: {', '.join(found)}")
     # Only ids that begin alike are compared: comparing 100,000 would take longer than any answer is worth.
-    alike = select(TrialRow.recipe_id).where(_begins(prefix[:2])).distinct()
+    alike = select(TrialRow.recipe_id).where(begins(prefix[:2])).distinct()
     close = difflib.get_close_matches(prefix, connection.execute(alike.limit(1000)).scalars(), n=3)
     hint = f"did you mean {' or '.join(close)}?" if close else "list the measured ones: frontrunner best"
     raise NotFound(f"no recipe id begins with {prefix!r}", hint=hint)
 
 
-def _begins(prefix: str) -> ColumnElement[bool]:
+def begins(prefix: str) -> ColumnElement[bool]:
     """Whether a trial's recipe id begins like this. SQLite walks no index for LIKE alone, but it does for the bounds.
 
     "z" comes after every hexadecimal digit in the order of any database.

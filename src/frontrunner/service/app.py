@@ -83,7 +83,7 @@ def create_app(settings: ServiceSettings, *, pages: Sequence[APIRouter] = ()) ->
         redirect_slashes=False,
     )
     app.state.service = service
-    app.state.memory = Memory(settings.limits.remembered_bytes)
+    app.state.memory = Memory(most_bytes=settings.limits.remembered_bytes)
     for router in ROUTERS:
         app.include_router(router, prefix=API, responses=REFUSALS)
     for router in (*pages, operations.router):  # the first that knows an address answers
