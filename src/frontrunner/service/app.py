@@ -24,7 +24,7 @@ from frontrunner.service.models import ErrorAnswer
 from frontrunner.service.pressure import BodySize, HeadSize, RequestRate
 from frontrunner.service.refusals import refusal, refusal_of
 from frontrunner.service.replays import Replays
-from frontrunner.service.routes import campaigns, control, events, operations, planning, recipes, replaying
+from frontrunner.service.routes import campaigns, control, events, operations, planning, recipes, replaying, reports
 from frontrunner.service.settings import ServiceSettings
 from frontrunner.service.state import Service
 from frontrunner.service.tokens import OneTimeLinks, make_tokens, read_tokens
@@ -36,6 +36,7 @@ SLOW_THREADS = 2
 ROUTERS = (
     campaigns.router,
     recipes.router,
+    reports.router,
     events.router,
     control.router,
     planning.router,
@@ -84,6 +85,7 @@ def create_app(settings: ServiceSettings, *, pages: Sequence[APIRouter] = ()) ->
     )
     app.state.service = service
     app.state.memory = Memory(settings.limits.remembered_bytes)
+    app.state.last_reported = reports.LastReported()
     for router in ROUTERS:
         app.include_router(router, prefix=API, responses=REFUSALS)
     for router in (*pages, operations.router):  # the first that knows an address answers

@@ -99,6 +99,12 @@ class PlanAnswer(BaseModel):
     front: list[dict[str, JsonValue]]
 
 
+class FrameAnswer(BaseModel):
+    """The columns of a table, all of one length; null where a cell is missing, times in ISO 8601."""
+
+    columns: dict[str, list[JsonValue]]
+
+
 class ErrorText(BaseModel):
     """What went wrong, by the name of its class, and the one next step."""
 
