@@ -88,9 +88,9 @@ class Served:
     def token_file(self) -> Path:
         return self.folder / "tokens" / "tokens.json"
 
-    def start(self) -> Client:
-        """Start it, and wait for the link that it prints."""
-        arguments = ["serve", "--port", "0", "--store", "store.db", "--token-file", str(self.token_file)]
+    def start(self, *more: str) -> Client:
+        """Start it, with `more` options, and wait for the link that it prints."""
+        arguments = ["serve", "--port", "0", "--store", "store.db", "--token-file", str(self.token_file), *more]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("FRONTRUNNER_")}
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "frontrunner.cli", *arguments],

@@ -105,3 +105,7 @@ class Reports:
         from frontrunner.baseline import Baseline
 
         return self._get(Baseline | None, self._of(campaign, "/baseline"))  # type: ignore[arg-type]
+
+    def registered(self) -> dict[str, dict[str, str]]:
+        """What a launch may name: kind (site, trainer, data, table) -> name -> what it is."""
+        return self._get(dict[str, dict[str, str]], "/registered")
