@@ -15,6 +15,7 @@ from frontrunner.service.models import CampaignBody
 from frontrunner.service.pages.drawings.cut import cut_drawing
 from frontrunner.service.pages.rendering import page, render
 from frontrunner.service.pages.views.plan import TOP, PlanQuestion, clusters, models, plan_view, precisions
+from frontrunner.service.registered import KINDS
 from frontrunner.service.state import OPERATOR, RoleOf, ServiceOf
 from frontrunner.service.tokens import Role
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
@@ -23,6 +24,8 @@ from frontrunner.toml_file import parse_toml
 router = APIRouter()
 MOST_CHARACTERS = 100_000
 MOST_ANSWERS = 64
+ABSENT = {"site": "this machine", "trainer": "frontrunner's own", "data": "the built-in text", "table": "none"}
+"""What a campaign has where no registered name is chosen."""
 
 
 class PlanForm(BaseModel):
@@ -43,16 +46,25 @@ class PlanForm(BaseModel):
 
 
 class CampaignText(BaseModel):
-    """A campaign file as text."""
+    """A campaign file as text, and the registered names that were chosen beside it; empty where none was."""
 
     model_config = ConfigDict(extra="forbid")
 
     campaign: Annotated[str, Field(max_length=MOST_CHARACTERS)]
+    site: Annotated[str, Field(max_length=64)] = ""
+    trainer: Annotated[str, Field(max_length=64)] = ""
+    data: Annotated[str, Field(max_length=64)] = ""
+    table: Annotated[str, Field(max_length=64)] = ""
 
     def body(self) -> CampaignBody:
         """The campaign that the text holds; raises `InvalidInput` for text that is no TOML, or has other keys."""
+        table = parse_toml(self.campaign, "the campaign file")
+        for kind in KINDS:
+            chosen = getattr(self, kind)
+            if chosen and table.setdefault(kind, chosen) != chosen:
+                raise InvalidInput(f"{kind} = {chosen!r} was chosen, and the campaign file says another {kind}")
         try:
-            return CampaignBody.model_validate(parse_toml(self.campaign, "the campaign file"))
+            return CampaignBody.model_validate(table)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
@@ -95,10 +107,12 @@ def _answered(question: PlanQuestion) -> str:
 
 
 @router.get("/launch")
-def launch_page(role: RoleOf) -> Response:
+def launch_page(service: ServiceOf, role: RoleOf) -> Response:
     """A campaign file to edit and launch."""
     text = files("frontrunner.service.pages").joinpath("static", "first-campaign.toml").read_text(encoding="utf-8")
-    return page("launch.html", here="/launch", text=text, may_change=role is Role.OPERATOR)
+    offered = {kind: names for kind, names in service.settings.registered.about().items() if names}
+    may_change = role is Role.OPERATOR
+    return page("launch.html", here="/launch", text=text, offered=offered, absent=ABSENT, may_change=may_change)
 
 
 @router.post("/launch/check")
@@ -107,7 +121,9 @@ async def check(service: ServiceOf, given: CampaignText) -> Response:
 
     def checked() -> dict[str, Any]:
         try:
-            spec = campaign_from(given.body(), most_points=service.settings.limits.plan_points).spec
+            settings = service.settings
+            file = campaign_from(given.body(), settings.registered, most_points=settings.limits.plan_points)
+            spec = file.spec
             found = spec.survey()
         except FrontrunnerError as error:
             return {"error": error}
@@ -128,7 +144,7 @@ async def launch(service: ServiceOf, given: CampaignText) -> Response:
     """Start the campaign, and go to its page."""
 
     def begun() -> dict[str, Any]:
-        table = campaign_table(given.body())
+        table = campaign_table(given.body(), service.settings.registered)
         parsed(table)  # TOML has numbers that no campaign has, and that cannot be told to a driver
         return service.drivers.launch(table)
 
