@@ -1,8 +1,8 @@
 """Few rows of many that hold every pair of values that any row holds: pairwise testing, for rows with rules.
 
-Nearly all faults of combinations need two values to meet (Kuhn, Wallace and Gallo, IEEE TSE 30(6), 2004). Generators
-of such rows take the factors and a rule that refuses rows, and cannot know which pairs the rule leaves possible. Here
-the rows that the rules allow are all there already, so that what can be covered is covered.
+Most faults of combinations need no more than two values to meet (Kuhn, Wallace and Gallo, IEEE TSE 30(6), 2004).
+Generators of such rows take the factors and a rule that refuses rows, and cannot know which pairs the rule leaves
+possible. Here the rows that the rules allow are all there already, so that what can be covered is covered.
 """
 
 import itertools

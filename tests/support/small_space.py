@@ -21,7 +21,6 @@ _FACTORS = (
     "tensor_parallel",
     "sequence_parallel",
     "context_parallel",
-    "data_parallel",
     "schedule",
     "micro_batch_seqs",
     "recompute",
@@ -83,10 +82,13 @@ def _pairs(recipes: Iterable[job.Recipe]) -> set[Any]:
 
 
 def factors(recipe: job.Recipe) -> Row:
-    """The choices whose pairs are to be covered. Sharding counts by how far each part is spread, not by degrees."""
+    """The choices whose pairs are to be covered.
+
+    Four replicas stand for more. Sharding counts by how far each part is spread, not by degrees.
+    """
     row = {name: getattr(recipe, name) for name in _FACTORS}
     split = "by hand" if recipe.layers_per_stage else "even"
-    return row | {"layers": split, "sharding": _spread(recipe)}
+    return row | {"replicas": min(recipe.data_parallel, 4), "layers": split, "sharding": _spread(recipe)}
 
 
 def _spread(recipe: job.Recipe) -> str:
