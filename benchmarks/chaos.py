@@ -87,6 +87,8 @@ class Chaos:
         with open_store(url, read_only=True) as store:
             for campaign in campaigns:
                 self._audit(store, campaign)
+        self.faults += [("not_fenced", what) for what in self.counts.not_fenced]
+        self.counts.not_fenced.clear()
         shutil.rmtree(folder)
         self.figures["campaigns"] += count
         self._tell()
@@ -142,7 +144,7 @@ class Chaos:
     def report(self) -> dict[str, Any]:
         """Everything that was counted; `faults` are 0 each where nothing is wrong."""
         found = Counter(kind for kind, _ in self.faults)
-        found.update(failed_untouched=self.counts.failed_untouched, not_fenced=self.counts.not_fenced)
+        found.update(failed_untouched=self.counts.failed_untouched)
         return {
             **{name: self.figures[name] for name in ("campaigns", "outcomes", "reused", "sockets_seen")},
             "drivers": self.counts.drivers,

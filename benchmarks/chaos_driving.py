@@ -24,7 +24,9 @@ import psutil
 from chaos_audit import fingerprint
 
 import frontrunner
+from frontrunner.results.driving import drivers
 from frontrunner.results.states import CampaignState
+from frontrunner.results.store import open_store
 from frontrunner.search.listener import Ended, Silent, View
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import AlreadyDriven
@@ -106,7 +108,7 @@ class Counts:
     disturbances: Counter[str] = field(default_factory=Counter)
     failed_after_a_kill: int = 0
     failed_untouched: int = 0
-    not_fenced: int = 0
+    not_fenced: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,10 +162,9 @@ class Campaign:
         for pid in [pid for pid, at in self._frozen.items() if at <= now]:
             self._thaw(pid)
         for pid in [pid for pid, at in self._superseded.items() if at <= now]:
-            self._counts.not_fenced += 1
-            self._superseded[pid] = math.inf
-            os.kill(pid, signal.SIGKILL)
+            self._is_late(pid)
         if now > self._give_up_at:
+            self._was_touched = True
             for pid in self.drivers:
                 os.kill(pid, signal.SIGKILL)
         elif self._driver is None and not self.has_finished and now >= self._start_at:
@@ -188,6 +189,20 @@ class Campaign:
             self._start_at = time.monotonic() + RETRY_S
         self._counts.failed_after_a_kill += code == FAILED and self._was_touched
         self._counts.failed_untouched += code != FINISHED and not self._was_touched
+
+    def _is_late(self, pid: int) -> None:
+        """End a driver that should have found itself taken over, unless it holds the campaign by right.
+
+        Its successor may have been killed before it took over.
+        """
+        with open_store(self._url, read_only=True) as store:
+            holders = [driver.pid for driver in drivers(store) if driver.campaign == self.spec.name]
+        if pid in holders:
+            self._superseded[pid] += FENCED_S
+            return
+        self._counts.not_fenced.append(f"{self.spec.name}: driver {pid} beside {holders}")
+        self._superseded[pid] = math.inf
+        os.kill(pid, signal.SIGKILL)
 
     def _next(self) -> float:
         return time.monotonic() + self._draw.expovariate(self._limits.per_minute / 60)

@@ -46,9 +46,9 @@ class Left:
 class Surroundings:
     """Looks at what the drivers of this process hold while they run, and for what they leave afterwards."""
 
-    def __init__(self, temporary: Path) -> None:
+    def __init__(self, temporary: Path, grace_s: float = GRACE_S) -> None:
         """`temporary` is an empty folder that all temporary files from now on go to."""
-        self._temporary = temporary
+        self._temporary, self._grace_s = temporary, grace_s
         self._before = dict[str, str | None]()
         self._sockets = dict[int, str]()
         self._ended_drivers = dict[str, float]()
@@ -70,7 +70,7 @@ class Surroundings:
             os.environ["TMPDIR"] = self._before["TMPDIR"]
 
     def driver_ended(self, pid: int) -> None:
-        """From now on the processes that this driver marked have `GRACE_S` to end."""
+        """From now on the processes that this driver marked have `grace_s` to end."""
         self._ended_drivers[str(pid)] = time.monotonic()
 
     def look(self, drivers: set[int]) -> None:
@@ -82,12 +82,12 @@ class Surroundings:
             for inode in _socket_inodes(process.pid) & open_sockets.keys():
                 self._sockets[inode] = open_sockets[inode]
             ended_s = self._ended_drivers.get(_driver_of(process))
-            if ended_s is not None and time.monotonic() - ended_s > GRACE_S:
+            if ended_s is not None and time.monotonic() - ended_s > self._grace_s:
                 self._outlived[process.pid] = _describe(process)
 
     def left(self) -> Left:
-        """What is there after all drivers have ended, waiting up to `GRACE_S` for it to go; it is then cleared away."""
-        deadline = time.monotonic() + GRACE_S
+        """What is there after all drivers have ended, waiting up to `grace_s` for it to go; it is then cleared away."""
+        deadline = time.monotonic() + self._grace_s
         while self._has_more() and time.monotonic() < deadline:
             time.sleep(0.05)
         self.look(set())
