@@ -11,6 +11,7 @@ outcome.json         the outcome, as it is handed to the driver
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from frontrunner.evaluators.classify import RankError
 from frontrunner.evaluators.files import read_json, tail, write_json
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, ProbeEnding
 
+UNFINISHED = re.compile(r"\..+\.json\.\d+")
+"""What a JSON file is called until it is whole: `evaluators/files.py` and the trainer's own `files.py`."""
 CANCEL = "cancel"
 """A flag beside those files, where ranks are on other nodes: see `dispatch/step.py`."""
 
@@ -71,6 +74,12 @@ class RunFolder:
             except (ValueError, KeyError, TypeError):
                 continue  # written while the disk was full: the log and the exit status remain
         return tuple(found)
+
+    def clear(self) -> None:
+        """Remove what processes of an attempt that is over were killed in writing: files not yet renamed."""
+        for path in self.path.glob(".*"):
+            if UNFINISHED.fullmatch(path.name):
+                path.unlink(missing_ok=True)
 
     def write_outcome(self, outcome: Measurement | Failure) -> None:
         """Put the outcome on disk before anybody is told of it."""
