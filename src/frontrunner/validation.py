@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Mapping
@@ -38,7 +39,7 @@ def validate(cls: type[T], table: Mapping[str, Any], *, prefix: str) -> T:
     `prefix.key`.
     """
     try:
-        return TypeAdapter(cls).validate_json(json.dumps(table, default=lambda _: _OF_NO_TYPE), strict=True)
+        return _adapter(cls).validate_json(json.dumps(table, default=lambda _: _OF_NO_TYPE), strict=True)
     except ValidationError as error:
         raise _in_our_words(error, prefix, table) from None
 
@@ -59,6 +60,12 @@ def refuse_unusable_values(table: Mapping[str, Any]) -> None:
             raise bad_value(path, value, "a finite number")
         elif isinstance(value, int | float) and abs(value) > LARGEST_NUMBER:
             raise bad_value(path, value, f"a number of at most {LARGEST_NUMBER}")
+
+
+@functools.cache
+def _adapter(cls: type[T]) -> TypeAdapter[T]:
+    """Making one takes a hundred times as long as using it."""
+    return TypeAdapter(cls)
 
 
 def _in_our_words(error: ValidationError, prefix: str, table: Mapping[str, Any]) -> InvalidInput:
@@ -86,12 +93,12 @@ def _given(complaint: Any, table: Mapping[str, Any]) -> object:
 
 def dump_json(value: object) -> str:
     """A dataclass as JSON; `load_json` reads it back to an equal value."""
-    return TypeAdapter(type(value)).dump_json(value).decode()
+    return _adapter(type(value)).dump_json(value).decode()
 
 
 def load_json(cls: type[T], text: str, *, what: str) -> T:
     """The dataclass that `dump_json` wrote; raises `InvalidInput` naming `what` where it does not fit."""
     try:
-        return TypeAdapter(cls).validate_json(text)
+        return _adapter(cls).validate_json(text)
     except ValidationError as error:
         raise _in_our_words(error, what, {}) from None
