@@ -7,7 +7,8 @@ probes leave, logs of trainers and bodies of requests. Each input is a good one 
 in another encoding, with NUL, BOM and bidirectional marks, duplicate and unknown keys, NaN and 1e999, wrong types,
 names of 64 kB, a million levels deep, megabytes too long. Some are still good: what is accepted must be written and
 read again as the same value. All others must be refused by one of the project's own errors that says where and what
-next, within a second of processor time and 512 MiB, with nothing written. Exit code 1 where anything else happened.
+next, within a second of processor time (long ones: one more for each 256 KiB) and 512 MiB, with nothing written. Exit
+code 1 where anything else happened.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from fuzz_kinds import Kind, kinds
 from frontrunner.spaces.errors import FrontrunnerError
 
 LONGEST_S = 1.0
+"""Of processor time, and as much again for every `LARGE_BYTES`: reading a long table row by row takes what it takes."""
+LARGE_BYTES = 256 * 1024
 GIVE_UP_S = 10.0
 """Of processor time: after this an input is given up."""
 MORE_MEMORY_BYTES = 512 * 2**20
@@ -113,7 +116,7 @@ class Fuzzer:
         took = time.process_time() - began
         tally.cpu_s += took
         tally.longest_s = max(tally.longest_s, took)
-        if finding is None and took > LONGEST_S:
+        if finding is None and took > LONGEST_S * (1 + len(content) / LARGE_BYTES):
             finding = "took longer than a second"
         if finding is not None:
             tally.findings[finding] += 1
