@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 
 from frontrunner.results.driving import Stamp
 from frontrunner.results.known import probes_made
@@ -19,6 +20,7 @@ from frontrunner.search.spec import CampaignSpec
 from frontrunner.search.stopping import outlook_in_words
 from frontrunner.search.strategy import Outlook
 from frontrunner.service.pages.drawings.timeline import MOST_SPANS, Span, Timeline, timeline
+from frontrunner.spaces.recipe import Recipe
 from frontrunner.starting import stored_spec
 
 TOP = 10
@@ -131,6 +133,12 @@ def moment(now: Stamp) -> str:
     return f"{now.version} {'driven' if now.is_driven else 'left'}"
 
 
+@lru_cache(maxsize=4096)
+def _described(recipe: Recipe) -> str:
+    """A recipe on one line; a page that is live draws the same recipes again and again."""
+    return recipe.describe()
+
+
 def _timeline(store: Store, found: Status) -> Timeline | None:
     """The newest attempts; one that runs reaches up to this moment, one whose driver is gone has no length."""
     newest = newest_spans(store, found.campaign.id, MOST_SPANS)
@@ -139,6 +147,6 @@ def _timeline(store: Store, found: Status) -> Timeline | None:
     for row in newest.items:
         begun = datetime.fromisoformat(row.started_at)
         ended = datetime.fromisoformat(row.finished_at) if row.finished_at else max(begun, now or begun)
-        words = f"{row.trial_number}.{row.number} {row.recipe.describe()}"
+        words = f"{row.trial_number}.{row.number} {_described(row.recipe)}"
         spans.append(Span(started_at=begun, ended_at=ended, outcome=row.ended, words=words, recipe_id=row.recipe_id))
     return timeline(spans, left_out=newest.total - len(spans))
