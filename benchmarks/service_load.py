@@ -32,6 +32,7 @@ from service_store import build, drive
 
 from frontrunner.results.store import open_store
 from frontrunner.service.app import create_app
+from frontrunner.service.pages.pieces import POLL_DRIVEN_S
 from frontrunner.service.pages.router import router
 from frontrunner.service.server import listen, run
 from frontrunner.service.settings import Limits, ServiceSettings
@@ -39,9 +40,7 @@ from frontrunner.service.tokens import make_tokens
 
 WARM_UP_S = 2.0
 ASKED_ALONE = 60
-WATCHED_S = 20.0
-POLL_S = 2.0
-"""How often a page of a campaign that is driven asks, as `frontrunner.service.pages.pieces` has it."""
+WATCHED_S = 30.0
 API = "/api/v1"
 LIVE = re.compile(r'hx-get="(/campaigns/driven/live[^"]+)"')
 
@@ -135,8 +134,8 @@ def share_of_core(server: psutil.Process, wait: Callable[[], object]) -> float:
 def watch(asker: Asker) -> None:
     """Look at the page of the driven campaign for `WATCHED_S`, as a browser does."""
     seen = asker.ask("/campaigns/driven")
-    for _ in range(int(WATCHED_S / POLL_S)):
-        time.sleep(POLL_S)
+    for _ in range(int(WATCHED_S / POLL_DRIVEN_S)):
+        time.sleep(POLL_DRIVEN_S)
         seen = asker.ask(unescape(LIVE.findall(seen)[0])) or seen
 
 
@@ -176,12 +175,6 @@ def show_alone(asker: Asker, server: psutil.Process, asked: list[str]) -> None:
         print(f"{question:62s} {1e3 * (processor_s(server) - before_s) / ASKED_ALONE:6.1f} ms of the service alone")
 
 
-def wait_for_driver(path: Path) -> None:
-    with open_store(str(path), create=False, read_only=True) as store:
-        while "driven" not in {campaign.name for campaign in store.campaigns()}:
-            time.sleep(0.1)
-
-
 def measure(folder: Path, options: argparse.Namespace, recipe: str) -> None:
     me = [sys.executable, __file__, "--folder", str(folder)]
     server = subprocess.Popen([*me, "--part", "serve"])
@@ -191,7 +184,7 @@ def measure(folder: Path, options: argparse.Namespace, recipe: str) -> None:
             time.sleep(0.1)
         port, token = int((folder / "port").read_text()), make_tokens(folder / "tokens.json").operator
         driver = subprocess.Popen([*me, "--part", "drive"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        wait_for_driver(folder / "load.db")
+        driver.stdout.readline()  # it says when it has begun
         asked, process = questions(recipe), psutil.Process(server.pid)
 
         def connect() -> Asker:
@@ -201,7 +194,7 @@ def measure(folder: Path, options: argparse.Namespace, recipe: str) -> None:
         show_load(connect, process, asked, options)
         show_alone(connect(), process, asked)
         page = share_of_core(process, lambda: watch(connect()))
-        written, latest_s = driver.communicate("")[0].split()
+        written, latest_s = driver.communicate()[0].split()
         with open_store(str(folder / "load.db"), create=False, read_only=True) as store:
             kept = store.campaign("driven").outcomes
         print(f"the driver wrote {written} outcomes, at most {latest_s} s late; the store holds {kept}")

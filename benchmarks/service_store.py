@@ -62,7 +62,7 @@ def moved(row: dict[str, Any], place: int, each: int) -> dict[str, Any]:
 def drive(path: Path) -> None:
     """Write outcomes at a steady rate, as a driver does, until stdin ends.
 
-    Prints how many there were, and how late the latest was in seconds.
+    Prints a line when it begins, and then how many there were, and how late the latest was in seconds.
     """
     asked_to_end = threading.Event()
 
@@ -79,6 +79,7 @@ def drive(path: Path) -> None:
         lease = store.acquire_lease(campaign.id, host=socket.gethostname(), pid=os.getpid(), duration_s=3600)
         writer = store.drive(lease)
         writer.set_state(CampaignState.RUNNING, reason="")
+        print("begun", flush=True)
         began = time.monotonic()
         while not asked_to_end.is_set():
             now = time.monotonic() - began

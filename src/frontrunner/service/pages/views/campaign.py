@@ -11,7 +11,7 @@ from frontrunner.results.known import probes_made
 from frontrunner.results.outlooks import outlook_shares
 from frontrunner.results.pages import TrialPage, trial_page
 from frontrunner.results.pareto import pareto
-from frontrunner.results.ranking import RankedRecipe, best
+from frontrunner.results.ranking import RankedRecipe, rank
 from frontrunner.results.spans import newest_spans
 from frontrunner.results.status import FailedTrial, Status, failures, status
 from frontrunner.results.store import Store
@@ -108,7 +108,8 @@ def _view(store: Store, name: str) -> CampaignView:
         driver_seconds=campaign.driver_seconds,
         node_seconds=campaign.node_seconds_spent,
     )
-    ranking = best(store, campaign, top=TOP)
+    with store.database.read() as connection:
+        ranking = rank(connection, campaign, top=TOP)
     front = pareto(store, campaign, least_tokens_per_s=ranking[-1].standing.tokens_per_s) if ranking else []
     failed = failures(store, campaign, limit=MOST_FAILURES, offset=max(0, failed_in_all - MOST_FAILURES))
     return CampaignView(
