@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import bindparam, select
 
 from frontrunner.results import leases
-from frontrunner.results.explain import begins
+from frontrunner.results.explain import begins, checked_prefix
 from frontrunner.results.schema import CampaignRow, TrialRow
 from frontrunner.results.store import Store
 
@@ -88,8 +88,9 @@ def stamp(store: Store, names: Sequence[str]) -> tuple[Stamp, ...]:
 
 
 def stamp_of_recipe(store: Store, recipe_id: str) -> tuple[Stamp, ...]:
-    """The stamps of the campaigns that tried a recipe with this id, or with one that begins like it."""
-    tried = select(TrialRow.campaign_id).where(begins(recipe_id))
+    """The stamps of the campaigns that tried a recipe with this id, or with one that begins like it, as `explain` reads
+    it; raises `InvalidInput` as that does."""
+    tried = select(TrialRow.campaign_id).where(begins(checked_prefix(recipe_id)))
     query = STAMPED.where(CampaignRow.id.in_(tried)).order_by(CampaignRow.id)
     now = store.now()
     with store.database.read() as connection:

@@ -19,8 +19,8 @@ PARTS = ("numbers", "ranking", "trials", "timeline", "failures", "events")
 LIVE_S = 1.0
 """A live page may be sent pieces that are so many seconds old: while a driver writes, they are made once in that time,
 whoever looks."""
-POLL_S, POLL_DRIVEN_S = 5, 2
-"""How often a live page asks."""
+POLL_S, POLL_DRIVEN_S = 5, 3
+"""How often a live page asks, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 
 from frontrunner.results.driving import Stamp
 from frontrunner.results.known import probes_made
 from frontrunner.results.outlooks import outlook_shares
 from frontrunner.results.pages import TrialPage, trial_page
 from frontrunner.results.pareto import pareto
-from frontrunner.results.ranking import RankedRecipe, best
+from frontrunner.results.ranking import RankedRecipe, rank
 from frontrunner.results.spans import newest_spans
 from frontrunner.results.status import FailedTrial, Status, failures, status
 from frontrunner.results.store import Store
@@ -19,6 +20,7 @@ from frontrunner.search.spec import CampaignSpec
 from frontrunner.search.stopping import outlook_in_words
 from frontrunner.search.strategy import Outlook
 from frontrunner.service.pages.drawings.timeline import MOST_SPANS, Span, Timeline, timeline
+from frontrunner.spaces.recipe import Recipe
 from frontrunner.starting import stored_spec
 
 TOP = 10
@@ -106,7 +108,8 @@ def _view(store: Store, name: str) -> CampaignView:
         driver_seconds=campaign.driver_seconds,
         node_seconds=campaign.node_seconds_spent,
     )
-    ranking = best(store, campaign, top=TOP)
+    with store.database.read() as connection:
+        ranking = rank(connection, campaign, top=TOP)
     front = pareto(store, campaign, least_tokens_per_s=ranking[-1].standing.tokens_per_s) if ranking else []
     failed = failures(store, campaign, limit=MOST_FAILURES, offset=max(0, failed_in_all - MOST_FAILURES))
     return CampaignView(
@@ -131,6 +134,12 @@ def moment(now: Stamp) -> str:
     return f"{now.version} {'driven' if now.is_driven else 'left'}"
 
 
+@lru_cache(maxsize=4096)
+def _described(recipe: Recipe) -> str:
+    """A recipe on one line; a page that is live draws the same recipes again and again."""
+    return recipe.describe()
+
+
 def _timeline(store: Store, found: Status) -> Timeline | None:
     """The newest attempts; one that runs reaches up to this moment, one whose driver is gone has no length."""
     newest = newest_spans(store, found.campaign.id, MOST_SPANS)
@@ -139,6 +148,6 @@ def _timeline(store: Store, found: Status) -> Timeline | None:
     for row in newest.items:
         begun = datetime.fromisoformat(row.started_at)
         ended = datetime.fromisoformat(row.finished_at) if row.finished_at else max(begun, now or begun)
-        words = f"{row.trial_number}.{row.number} {row.recipe.describe()}"
+        words = f"{row.trial_number}.{row.number} {_described(row.recipe)}"
         spans.append(Span(started_at=begun, ended_at=ended, outcome=row.ended, words=words, recipe_id=row.recipe_id))
     return timeline(spans, left_out=newest.total - len(spans))
