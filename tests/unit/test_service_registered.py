@@ -106,9 +106,9 @@ REFUSED = [
     ({"evaluator": "table"}, "table is missing: expected a registered table .runs."),
     ({"trainer": "accelerate", "table": "runs"}, "table = .runs.: expected no entry beside trainer"),
     ({"data": "../../etc/passwd"}, "expected one of pile"),
-    ({"data": {"path": "/etc/passwd"}}, r"\[data\] is not taken from the wire: name a registered data instead"),
-    ({"dispatch": {"worker_init": ["x"]}}, r"\[dispatch\] is not taken .* name a registered site instead"),
-    ({"command": {"arguments": ["x"]}}, r"\[command\] is not taken .* name a registered trainer instead"),
+    ({"data": {"path": "/etc/passwd"}}, r"\[data\] is not taken from the wire: expected data = a registered name"),
+    ({"dispatch": {"worker_init": ["x"]}}, r"\[dispatch\] is not taken .* expected site = a registered name"),
+    ({"command": {"arguments": ["x"]}}, r"\[command\] is not taken .* expected trainer = a registered name"),
 ]
 
 

@@ -70,7 +70,7 @@ class CampaignBody(Body):
             if isinstance(given, dict) and isinstance(given.get(section), dict):
                 told = {"section": section, "name": name}
                 raise PydanticCustomError(
-                    "registered", "[{section}] is not taken from the wire: name a registered {name} instead", told
+                    "registered", "[{section}] is not taken from the wire: expected {name} = a registered name", told
                 )
         return given
 

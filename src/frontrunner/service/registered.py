@@ -1,7 +1,7 @@
 """Names for what may not come from the wire: files that whoever runs the service names when it starts.
 
 A site is the [cluster] and [dispatch] of a file, a trainer its [command]; data and tables are a file's [data] and
-[table], or the training text and the CSV file themselves. A launch says a name and gets what it stands for.
+[table], or the training text and the CSV file themselves. A launch says a name, and gets what it stands for.
 """
 
 from __future__ import annotations
