@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frontrunner.api import opened
-from frontrunner.campaign_file import named_cluster
+from frontrunner.cluster_file import named_cluster
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.settings import shown_store, store_url
 from frontrunner.spaces.cluster import Cluster

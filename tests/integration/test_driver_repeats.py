@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from frontrunner.evaluators.protocol import EVALUATORS, ProbeOrder
-from frontrunner.render import print_status
+from frontrunner.render_campaigns import print_status
 from frontrunner.results.outcome import FailureKind, Measurement, Outcome
 from frontrunner.results.outlooks import OUTLOOK
 from frontrunner.results.ranking import best
