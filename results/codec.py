@@ -13,7 +13,8 @@ from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.records import Standing
 from frontrunner.spaces.document import canonical_json
 from frontrunner.spaces.errors import StoreUnusable
-from frontrunner.spaces.recipe import Recipe, Sharding
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.sharding import Sharding
 
 Columns = dict[str, Any]
 
