@@ -14,7 +14,8 @@ from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outco
 from frontrunner.results.records import Standing
 from frontrunner.spaces.document import canonical_json
 from frontrunner.spaces.errors import StoreUnusable
-from frontrunner.spaces.recipe import Recipe, Sharding
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.sharding import Sharding
 
 Columns = dict[str, Any]
 RECIPES_KEPT = 8192

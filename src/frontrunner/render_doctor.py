@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from frontrunner.evaluators.doctor.checks import Check, Status
 from frontrunner.evaluators.doctor.findings import Bandwidth
-from frontrunner.render import console
+from frontrunner.render import console, titled_table
 from frontrunner.text import latency, plain, thousands, wrapped
 
 STYLES = {Status.OK: "green", Status.NOTE: "cyan", Status.WARNING: "yellow", Status.PROBLEM: "bold red"}
@@ -53,7 +52,7 @@ def _line(check: Check, width: int) -> Text:
 
 def _bandwidths(rows: Sequence[Bandwidth]) -> Table:
     title = f"all-reduce over {rows[0].ranks} ranks"
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = titled_table(title)
     for name in ("size", "time", "algorithm GB/s", "bus GB/s"):
         table.add_column(name, justify="right")
     for row in rows:
