@@ -14,6 +14,7 @@ from frontrunner.evaluators.protocol import Finished, ProbeOrder, ProbeSetup
 from frontrunner.evaluators.room import is_full, why_no_room
 from frontrunner.evaluators.run_folder import RunFolder
 from frontrunner.evaluators.watch import KILL_GRACE_S, Watch
+from frontrunner.results.codec import refuse_unstorable
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 
 
@@ -31,6 +32,7 @@ def write_job(order: ProbeOrder, job: dict[str, Any], setup: ProbeSetup) -> Path
 def conclude(probe: Watch, setup: ProbeSetup, *, log: Path | None = None) -> Finished:
     """The outcome of a probe that has ended, on disk; `log` tells more of its failure than the ranks' own do."""
     folder, order = RunFolder(probe.order.run_folder), probe.order
+    folder.clear()
     node_seconds = probe.seconds * nodes_used(order.recipe, setup.problem)
     outcome = _from_result(folder, order, setup, node_seconds)
     if outcome is None or (isinstance(outcome, Measurement) and probe.has_failed):
@@ -71,6 +73,7 @@ def _what_stays(probe: Watch) -> str:
 def harvested(order: ProbeOrder, setup: ProbeSetup) -> Measurement | Failure | None:
     """The outcome on disk, or what the order's ranks had finished measuring when their driver died."""
     folder = RunFolder(order.run_folder)
+    folder.clear()
     outcome = folder.outcome()
     if outcome is not None:
         return outcome
@@ -102,11 +105,11 @@ def _from_result(
     """The outcome that follows from `result.json`; None where there is none, or it is damaged or of another attempt."""
     try:
         result = folder.result()
-        is_own = result is not None and folder.is_of_its_job(result)
-        outcome = (
-            None if result is None or not is_own else measurement(result, order.recipe, setup.problem, node_seconds)
-        )
-    except (KeyError, TypeError, ValueError):
+        if result is None or not folder.is_of_its_job(result):
+            return None
+        outcome = measurement(result, order.recipe, setup.problem, node_seconds)
+        refuse_unstorable(outcome)
+    except (KeyError, TypeError, ValueError, OverflowError, IndexError, AttributeError):
         return None
     if not isinstance(outcome, Failure):
         return outcome
