@@ -21,6 +21,7 @@ from frontrunner.evaluators.analytic.tables import BATCH_TOLERANCE, GPT2_VOCABUL
 from frontrunner.evaluators.csv_file import csv_bytes, csv_table
 from frontrunner.evaluators.measure import rates, tokens_per_step
 from frontrunner.evaluators.table_shapes import cluster_of, model_of
+from frontrunner.results.codec import refuse_unstorable
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.spaces.cluster import PRECISIONS
 from frontrunner.spaces.errors import InvalidInput
@@ -210,7 +211,7 @@ def outcome_of(row: pd.Series, recipe: Recipe, problem: Problem) -> Outcome:
         raise ValueError(f"step time {seconds:g} s")
     found = rates(recipe, problem, seconds)
     peak = float(row.peak_mem_gb) if row.peak_mem_gb > 0 and math.isfinite(row.peak_mem_gb) else 0.0
-    return Measurement(
+    measured = Measurement(
         step_times_s=(seconds,),
         tokens_per_step=tokens_per_step(recipe, problem),
         tokens_per_s=found["tokens_per_s"] or 0.0,
@@ -223,6 +224,8 @@ def outcome_of(row: pd.Series, recipe: Recipe, problem: Problem) -> Outcome:
         build_time_s=0.0,
         first_step_time_s=seconds,
     )
+    refuse_unstorable(measured)
+    return measured
 
 
 def _count(row: pd.Series, name: str) -> int:

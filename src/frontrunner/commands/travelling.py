@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ import click
 from frontrunner.commands.asking import asked, server_option
 from frontrunner.commands.options import json_option, print_json, store_option
 from frontrunner.commands.recipe_words import choices
+from frontrunner.evaluators.files import write_text
 from frontrunner.spaces.errors import InvalidInput, NothingLegal, bad_value
 
 if TYPE_CHECKING:
@@ -68,14 +68,10 @@ def _write(path: Path, text: str) -> None:
     """Write the file whole or not at all; raises `InvalidInput` for a place that cannot be written to."""
     if not path.absolute().parent.is_dir() or path.is_dir():
         raise bad_value("--out", str(path), "a file in a folder that exists")
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(path)
+        write_text(path, text)
     except OSError as error:
         raise InvalidInput(f"{path} cannot be written: {error.strerror}") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 @click.command("import-config")
