@@ -4,7 +4,7 @@ BIN := .venv/bin
 MARKS := not slow and not stress
 NUMERICS := tests/integration/test_numerics.py tests/integration/test_numerics_deepspeed.py
 
-.PHONY: campaign test slow check links format clean
+.PHONY: campaign test slow check links format audit clean
 
 campaign: .venv/.installed
 	$(BIN)/frontrunner launch examples/laptop.toml
@@ -22,6 +22,10 @@ check: .venv/.installed-dev links
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy .links/frontrunner
 	PYTHONPATH=.links $(BIN)/lint-imports
+
+# Known weaknesses of the pinned packages, as far as this machine's index tells any.
+audit:
+	$(PYTHON) .ci/audit
 
 format: .venv/.installed-dev
 	$(BIN)/ruff check --fix .

@@ -134,7 +134,7 @@ def _problem(part: pd.DataFrame, name: str, left_out: Counter[str]) -> TableProb
         try:
             recipe = recipe_of(row, problem.model.layers)
             made.append(TableRow(number=int(str(number)), recipe=recipe, outcome=outcome_of(row, recipe, problem)))
-        except (InvalidInput, ValueError) as error:
+        except (InvalidInput, ValueError, OverflowError) as error:
             left_out[str(error)] += 1
     if not made:
         return None
@@ -144,7 +144,7 @@ def _problem(part: pd.DataFrame, name: str, left_out: Counter[str]) -> TableProb
 def _problem_or_reason(row: pd.Series) -> Problem | str:
     try:
         return _problem_of(row)
-    except (InvalidInput, ValueError) as error:
+    except (InvalidInput, ValueError, OverflowError) as error:
         return str(error)
 
 

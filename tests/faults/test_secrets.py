@@ -23,6 +23,7 @@ SECRETS = {
     "FRONTRUNNER_TOKEN": "planted0service0token00000000000000000000",
 }
 PLANTED = b"planted0"
+ONE_CHOICE = {"tensor_parallel": [1], "pipeline_parallel": [1], "micro_batch_seqs": [1, 2]}
 TELLTALE = """
 import os, sys
 print("started with " + repr(dict(os.environ)), flush=True)
@@ -48,6 +49,7 @@ def campaign(**sections: object) -> dict[str, object]:
     return tiny(budget={"probes": 1}, **sections)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_trainer_that_prints_its_environment_tells_nobody_but_its_own_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,7 +59,7 @@ def test_a_trainer_that_prints_its_environment_tells_nobody_but_its_own_log(
         "pass_environment": ["PATH", *SECRETS],
         "log_patterns": ["step (?P<step>[0-9]+)"],
     }
-    write_toml(tmp_path / "t.toml", {"evaluator": "command", **campaign(command=section)})
+    write_toml(tmp_path / "t.toml", {"evaluator": "command", **campaign(command=section, space=ONE_CHOICE)})
     said = [run(tmp_path, "launch", "t.toml")]
     for asked in (
         ("status",), ("failures",), ("campaigns",), ("store", "check"), ("archive", "tiny", "t.jsonl"),
@@ -83,6 +85,7 @@ def test_a_trainer_that_prints_its_environment_tells_nobody_but_its_own_log(
         assert PLANTED not in asking.get("/metrics", headers=headers).content
 
 
+@pytest.mark.slow
 def test_a_real_probe_leaves_no_secret_anywhere(tmp_path: Path) -> None:
     write_toml(tmp_path / "t.toml", campaign())
     done = run(tmp_path, "launch", "t.toml")
@@ -93,6 +96,7 @@ def test_a_real_probe_leaves_no_secret_anywhere(tmp_path: Path) -> None:
     assert holding(tmp_path, but="") == []
 
 
+@pytest.mark.slow
 def test_a_database_s_password_is_in_no_file_and_no_answer(postgresql_server: Server, tmp_path: Path) -> None:
     url = postgresql_server.new_store().replace("@", f":{SECRETS['SOME_PASSWORD']}@")
     write_toml(tmp_path / "t.toml", {"evaluator": "simulated", **campaign()})

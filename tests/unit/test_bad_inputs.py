@@ -65,6 +65,7 @@ class TestTables:
         [
             ("a,b\n1,2,3,4\n5,6,7,8\n", "more cells than its header"),
             (",".join(f"k{n}" for n in range(5000)) + "\n1\n", "5,000 columns"),
+            ("a,b\n" + "1," * 4999 + "1\n", "5,000 columns"),
             (f"model,seq\n{'x' * 65_536},1\n", "a cell of model has more than"),
         ],
     )
