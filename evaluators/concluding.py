@@ -31,6 +31,7 @@ def write_job(order: ProbeOrder, job: dict[str, Any], setup: ProbeSetup) -> Path
 def conclude(probe: Watch, setup: ProbeSetup, *, log: Path | None = None) -> Finished:
     """The outcome of a probe that has ended, on disk; `log` tells more of its failure than the ranks' own do."""
     folder, order = RunFolder(probe.order.run_folder), probe.order
+    folder.clear()
     node_seconds = probe.seconds * nodes_used(order.recipe, setup.problem)
     outcome = _from_result(folder, order, setup, node_seconds)
     if outcome is None or (isinstance(outcome, Measurement) and probe.has_failed):
@@ -65,6 +66,7 @@ def _failure(probe: Watch, folder: RunFolder, node_seconds: float, log: Path | N
 def harvested(order: ProbeOrder, setup: ProbeSetup) -> Measurement | Failure | None:
     """The outcome on disk, or what the order's ranks had finished measuring when their driver died."""
     folder = RunFolder(order.run_folder)
+    folder.clear()
     outcome = folder.outcome()
     if outcome is not None:
         return outcome

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ from frontrunner.evaluators.files import parsed_json, read_json, tail, write_jso
 from frontrunner.results.codec import refuse_unstorable
 from frontrunner.results.outcome import Failure, Measurement, Outcome
 
+UNFINISHED = re.compile(r"\..+\.json\.\d+")
+"""What a JSON file is called until it is whole: `evaluators/files.py` and the trainer's own `files.py`."""
 CANCEL = "cancel"
 """A flag beside those files, where ranks are on other nodes: see `dispatch/step.py`."""
 
@@ -78,6 +81,12 @@ class RunFolder:
                 continue  # written while the disk was full: the log and the exit status remain
         return tuple(found)
 
+    def clear(self) -> None:
+        """Remove what processes of an attempt that is over were killed in writing: files not yet renamed."""
+        for path in self.path.glob(".*"):
+            if UNFINISHED.fullmatch(path.name):
+                path.unlink(missing_ok=True)
+
     def write_outcome(self, outcome: Outcome) -> None:
         """Put the outcome on disk before anybody is told of it."""
         kind = "measurement" if isinstance(outcome, Measurement) else "failure"
@@ -93,8 +102,9 @@ class RunFolder:
 
 
 @functools.cache
-def _adapter(kind: type[Outcome]) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+def _adapter(kind: str) -> TypeAdapter[Any]:
+    """Made when it is first needed: importing this must stay fast."""
+    return TypeAdapter(Failure if kind == "failure" else Measurement)
 
 
 def _text(value: object) -> str:
@@ -105,8 +115,7 @@ def _text(value: object) -> str:
 
 def _outcome_of(found: Mapping[str, Any]) -> Outcome:
     """The outcome of a parsed `outcome.json`; raises ValueError, KeyError or TypeError for any other content."""
-    kind: type[Failure | Measurement] = Failure if found["kind"] == "failure" else Measurement
-    outcome: Outcome = _adapter(kind).validate_json(json.dumps(found["outcome"]), strict=True)
+    outcome: Outcome = _adapter(str(found["kind"])).validate_json(json.dumps(found["outcome"]), strict=True)
     refuse_unstorable(outcome)
     return outcome
 

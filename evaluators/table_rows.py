@@ -26,7 +26,8 @@ from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outco
 from frontrunner.spaces.cluster import PRECISIONS
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.problem import GlobalBatch, Problem
-from frontrunner.spaces.recipe import RECOMPUTES, Recipe, Sharding
+from frontrunner.spaces.recipe import RECOMPUTES, Recipe
+from frontrunner.spaces.sharding import Sharding
 
 PROBLEM_COLUMNS = ("model", "seq", "gbs", "hardware", "gpus", "attention_kernel", "precision")
 """What the rows of one problem have in common."""

@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import lru_cache
 from typing import Any
 
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
@@ -14,9 +15,12 @@ from frontrunner.results.records import Standing
 from frontrunner.results.secret_values import without_secrets
 from frontrunner.spaces.document import canonical_json
 from frontrunner.spaces.errors import StoreUnusable
-from frontrunner.spaces.recipe import Recipe, Sharding
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.sharding import Sharding
 
 Columns = dict[str, Any]
+RECIPES_KEPT = 8192
+"""Recipes that are not read again from the same text: about 1 KiB each."""
 LARGEST = 2**63 - 1
 """The largest whole number of a column."""
 
@@ -26,6 +30,7 @@ def recipe_to_json(recipe: Recipe) -> str:
     return canonical_json(asdict(recipe))
 
 
+@lru_cache(maxsize=RECIPES_KEPT)
 def recipe_from_json(text: str) -> Recipe:
     """The recipe that `recipe_to_json` wrote; `StoreUnusable` where a later version wrote fields unknown here."""
     fields = json.loads(text)

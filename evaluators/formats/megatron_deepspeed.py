@@ -18,7 +18,8 @@ from frontrunner.evaluators.formats.shell import embedded_files, options
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.reasons import Reason
-from frontrunner.spaces.recipe import SHARDING_NAMES, Recipe
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.sharding import SHARDING_NAMES
 from frontrunner.spaces.wording import shown_key
 
 TOOL = "Megatron-DeepSpeed"

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frontrunner.api import opened
-from frontrunner.campaign_file import named_cluster
+from frontrunner.cluster_file import named_cluster
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.settings import shown_store, store_url
+from frontrunner.spaces.choices import DEGREES
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.names import campaign_name_from, require_campaign_name
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.spaces.space import DEGREES, Space
+from frontrunner.spaces.space import Space
 from frontrunner.starting import problem_summary
 from frontrunner.validation import dump_json
 

@@ -10,7 +10,6 @@ import click
 from frontrunner.commands.asking import asked, server_option
 from frontrunner.commands.options import json_option, print_json, store_option
 from frontrunner.commands.recipe_words import choices
-from frontrunner.evaluators.files import write_text
 from frontrunner.spaces.errors import InvalidInput, NothingLegal, bad_value
 
 if TYPE_CHECKING:
@@ -68,6 +67,8 @@ def _write(path: Path, text: str) -> None:
     """Write the file whole or not at all; raises `InvalidInput` for a place that cannot be written to."""
     if not path.absolute().parent.is_dir() or path.is_dir():
         raise bad_value("--out", str(path), "a file in a folder that exists")
+    from frontrunner.evaluators.files import write_text
+
     try:
         write_text(path, text)
     except OSError as error:
