@@ -7,7 +7,7 @@ TIMED := tests/faults tests/integration/test_calibrate.py tests/integration/test
   tests/integration/test_doctor_slurm.py tests/integration/test_service.py
 TWO := -n 2 --dist loadfile --no-loadscope-reorder $(TIMED:%=--ignore=%)
 
-.PHONY: campaign test slow every-recipe check links format clean
+.PHONY: campaign test slow every-recipe check links format audit clean
 
 campaign: .venv/.installed
 	$(BIN)/frontrunner launch examples/laptop.toml
@@ -30,6 +30,10 @@ check: .venv/.installed-dev links
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy .links/frontrunner
 	PYTHONPATH=.links $(BIN)/lint-imports
+
+# Known weaknesses of the pinned packages, as far as this machine's index tells any.
+audit:
+	$(PYTHON) .ci/audit
 
 format: .venv/.installed-dev
 	$(BIN)/ruff check --fix .

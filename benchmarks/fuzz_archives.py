@@ -64,7 +64,7 @@ def rechained(lines: list[dict[str, Any]], rng: random.Random) -> bytes:
             case 2:
                 other = rng.randrange(len(lines))
                 lines[place], lines[other] = lines[other], lines[place]
-            case 3 | 4 | 5:
+            case 3 | 4 | 5 if isinstance(lines[place], dict) and lines[place].get("content"):
                 _damage_inside(lines[place]["content"], rng)
             case _:
                 lines[place] = tree_damaged(lines[place], rng)

@@ -16,7 +16,8 @@ from typing import Any
 
 from fuzz_damage import damaged, tree_damaged
 
-from frontrunner.campaign_file import parse_campaign, read_campaign_file, read_cluster_file
+from frontrunner.campaign_file import parse_campaign, read_campaign_file
+from frontrunner.cluster_file import read_cluster_file
 from frontrunner.evaluators.concluding import harvested
 from frontrunner.evaluators.formats import names
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup

@@ -36,7 +36,8 @@ def csv_table(path: Path, content: bytes, *, as_text: bool = False) -> pd.DataFr
     Raises `InvalidInput`, naming the file, for what is none, and for one of more columns or longer cells than a person
     would write.
     """
-    columns = content[: content.find(b"\n")].count(b",") + 1
+    lines = content.splitlines() or [b""]
+    columns = max(line.count(b",") for line in lines) + 1  # a row may be longer than the header
     if columns > MOST_COLUMNS:
         raise InvalidInput(f"{path} has {columns:,} columns: a table has at most {MOST_COLUMNS:,}")
     try:

@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from frontrunner.results.secret_values import without_secrets
+
 MOST_JSON_BYTES = 64 * 2**20
 """What ranks write of ten thousands of ranks and steps is shorter."""
 
@@ -67,7 +69,10 @@ def parsed_json(content: bytes) -> Any:
 
 
 def tail(path: Path, lines: int = 15, max_bytes: int = 16_384) -> str:
-    """The last lines of a log, without terminal control characters; empty where there is no log."""
+    """The last lines of a log, without terminal control characters and the environment's secrets.
+
+    Empty where there is no log.
+    """
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)
@@ -76,4 +81,4 @@ def tail(path: Path, lines: int = 15, max_bytes: int = 16_384) -> str:
     except FileNotFoundError:
         return ""
     kept = ["".join(c for c in line if c.isprintable() or c == "\t") for line in text.splitlines()]
-    return "\n".join(line for line in kept[-lines:])
+    return without_secrets("\n".join(line for line in kept[-lines:]))

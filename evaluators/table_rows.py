@@ -21,6 +21,7 @@ from frontrunner.evaluators.analytic.tables import BATCH_TOLERANCE, GPT2_VOCABUL
 from frontrunner.evaluators.csv_file import csv_bytes, csv_table
 from frontrunner.evaluators.measure import rates, tokens_per_step
 from frontrunner.evaluators.table_shapes import cluster_of, model_of
+from frontrunner.results.codec import refuse_unstorable
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.spaces.cluster import PRECISIONS
 from frontrunner.spaces.errors import InvalidInput
@@ -134,7 +135,7 @@ def _problem(part: pd.DataFrame, name: str, left_out: Counter[str]) -> TableProb
         try:
             recipe = recipe_of(row, problem.model.layers)
             made.append(TableRow(number=int(str(number)), recipe=recipe, outcome=outcome_of(row, recipe, problem)))
-        except (InvalidInput, ValueError) as error:
+        except (InvalidInput, ValueError, OverflowError) as error:
             left_out[str(error)] += 1
     if not made:
         return None
@@ -144,7 +145,7 @@ def _problem(part: pd.DataFrame, name: str, left_out: Counter[str]) -> TableProb
 def _problem_or_reason(row: pd.Series) -> Problem | str:
     try:
         return _problem_of(row)
-    except (InvalidInput, ValueError) as error:
+    except (InvalidInput, ValueError, OverflowError) as error:
         return str(error)
 
 
@@ -211,7 +212,7 @@ def outcome_of(row: pd.Series, recipe: Recipe, problem: Problem) -> Outcome:
         raise ValueError(f"step time {seconds:g} s")
     found = rates(recipe, problem, seconds)
     peak = float(row.peak_mem_gb) if row.peak_mem_gb > 0 and math.isfinite(row.peak_mem_gb) else 0.0
-    return Measurement(
+    measured = Measurement(
         step_times_s=(seconds,),
         tokens_per_step=tokens_per_step(recipe, problem),
         tokens_per_s=found["tokens_per_s"] or 0.0,
@@ -224,6 +225,8 @@ def outcome_of(row: pd.Series, recipe: Recipe, problem: Problem) -> Outcome:
         build_time_s=0.0,
         first_step_time_s=seconds,
     )
+    refuse_unstorable(measured)
+    return measured
 
 
 def _count(row: pd.Series, name: str) -> int:

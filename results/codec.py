@@ -12,6 +12,7 @@ from typing import Any
 
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.results.records import Standing
+from frontrunner.results.secret_values import without_secrets
 from frontrunner.spaces.document import canonical_json
 from frontrunner.spaces.errors import StoreUnusable
 from frontrunner.spaces.recipe import Recipe
@@ -98,8 +99,8 @@ def failure_to_columns(failure: Failure) -> Columns:
     """The columns of `FailureRow`; raises ValueError where the node-seconds are not finite."""
     return {
         "kind": failure.kind.value,
-        "message": storable(failure.message),
-        "log_tail": storable(failure.log_tail),
+        "message": storable(without_secrets(failure.message)),
+        "log_tail": storable(without_secrets(failure.log_tail)),
         "log_path": failure.log_path,
         "node_seconds": _finite("node_seconds", failure.node_seconds),
     }

@@ -170,11 +170,11 @@ def _deepspeed(plugin: Mapping[str, Any]) -> dict[str, Any]:
     if plugin.get("deepspeed_config_file") is not None:
         raise InvalidInput("deepspeed_config.deepspeed_config_file: give that file with --from deepspeed")
     stage = plugin.get("zero_stage", 2)
-    if isinstance(stage, bool) or stage not in range(4):
+    if isinstance(stage, bool) or not isinstance(stage, int) or stage not in range(4):
         raise bad_value("deepspeed_config.zero_stage", stage, "0 to 3")
     where = tuple(plugin.get(f"offload_{what}_device") or "none" for what in ("optimizer", "param"))
     words = {("none", "none"): "none", ("cpu", "none"): "optimizer", ("cpu", "cpu"): "optimizer+parameters"}
-    if where not in words:
+    if where not in list(words):  # compared, for a list has no hash
         raise bad_value("deepspeed_config.offload_optimizer_device, offload_param_device", where, "none or cpu")
     key = "gradient_accumulation_steps"
     accumulation = None if plugin.get(key) == "auto" else number_in(plugin, key, f"deepspeed_config.{key}")

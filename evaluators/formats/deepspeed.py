@@ -166,7 +166,7 @@ def _refuse_other_precision(problem: Problem, table: Mapping[str, Any]) -> None:
 
 def _sharding(zero: Mapping[str, Any]) -> str:
     stage = zero.get("stage", 0)
-    if isinstance(stage, bool) or stage not in range(4):
+    if isinstance(stage, bool) or not isinstance(stage, int) or stage not in range(4):
         raise bad_value("zero_optimization.stage", stage, "0 to 3")
     return SHARDING_NAMES[int(stage)]
 
@@ -178,7 +178,7 @@ def _offload(zero: Mapping[str, Any]) -> str:
         devices.append("none" if device is None else device)
     words = {("none", "none"): "none", ("cpu", "none"): "optimizer", ("cpu", "cpu"): "optimizer+parameters"}
     words[("nvme", "nvme")] = "nvme"
-    if tuple(devices) not in words:
+    if tuple(devices) not in list(words):  # compared, for a list has no hash
         expected = "the optimizer on cpu, or optimizer and parameters both on cpu or both on nvme"
         raise bad_value("zero_optimization.offload_optimizer, offload_param", devices, expected)
     return words[devices[0], devices[1]]

@@ -178,9 +178,9 @@ def _refuse_other_model(problem: Problem, table: Mapping[str, Any]) -> None:
 
 def _schedule(engine: object) -> str:
     names = {theirs: ours for ours, theirs in ENGINES.items()}
-    if engine not in names:
+    if not isinstance(engine, str) or engine not in names:
         raise bad_value("parallelism.pp_engine", engine, "1f1b or afab")
-    return names[str(engine)]
+    return names[engine]
 
 
 def _is_reduce_scatter(mode: object) -> bool:

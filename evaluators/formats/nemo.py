@@ -183,7 +183,7 @@ def _sharding(sections: Mapping[str, Mapping[str, Any]]) -> str:
     strategy = ddp.get("data_parallel_sharding_strategy", "no_shard")
     if flag_in(ddp, "use_megatron_fsdp", "ddp.use_megatron_fsdp"):
         names = {"no_shard": "none", "optim": "zero-1"} | {word: name for name, word in megatron_lm.FSDP.items()}
-        if strategy not in names:
+        if not isinstance(strategy, str) or strategy not in names:
             raise bad_value("ddp.data_parallel_sharding_strategy", strategy, f"one of {', '.join(names)}")
         return names[strategy]
     key = "use_distributed_optimizer"

@@ -12,6 +12,7 @@ from frontrunner.results.archive.writing import TABLES
 from frontrunner.results.codec import recipe_from_json, storable
 from frontrunner.results.schema import REVISION, Base
 from frontrunner.spaces.errors import FrontrunnerError, StoreUnusable
+from frontrunner.spaces.wording import shown
 
 REFERENCES = {
     "campaign_id": "campaigns",
@@ -76,7 +77,7 @@ def _check_header(path: Path, line: Line | None) -> None:
     if line is None or line.kind != HEADER or said.get("format") != FORMAT:
         raise broken(path, 1, "this is no frontrunner archive")
     if said.get("version") != VERSION or str(said.get("revision", "")) > REVISION:
-        versions = f"version {said.get('version')}, revision {said.get('revision')}"
+        versions = f"version {shown(said.get('version'))}, revision {shown(said.get('revision'))}"
         raise StoreUnusable(f"{path} was written by a later frontrunner: {versions}", hint="upgrade frontrunner")
 
 

@@ -17,6 +17,7 @@ from frontrunner.evaluators.plugins import require_evaluator
 from frontrunner.evaluators.settings import DataSettings, ProbeSettings
 from frontrunner.evaluators.table_settings import TableSettings
 from frontrunner.file_sections import KEYS, SECTIONS, StoreSettings, refuse_unknown_keys, section_of
+from frontrunner.results.secret_values import looks_secret
 from frontrunner.search.spec import Budget, CampaignSpec, SearchSettings
 from frontrunner.spaces.errors import InvalidInput, bad_value
 from frontrunner.spaces.model import Model
@@ -132,6 +133,12 @@ def _measured_table(table: Table, base: Path) -> TableSettings:
 
 def _command(table: Table, base: Path) -> CommandSettings:
     found = section_of(CommandSettings, "command", table)
+    for name, value in found.environment.items():
+        if looks_secret(name, value):  # the store keeps the campaign file's content
+            raise InvalidInput(
+                f"command.environment.{name} looks like a secret, which would be stored: expected other variables",
+                hint=f'set it where the driver is started, and pass_environment = ["{name}", ...] hands it on',
+            )
     folder = base / (found.folder or "")
     if found.folder is not None and not holds(folder.is_dir):
         raise bad_value("command.folder", found.folder, f"a folder, by its path from {base.absolute()}")

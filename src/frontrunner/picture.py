@@ -9,6 +9,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from frontrunner.evaluators.analytic.breakdown import Breakdown
+from frontrunner.evaluators.files import write_text
 from frontrunner.render_plan import WORDS
 from frontrunner.text import gib, percent, plain, seconds, thousands
 
@@ -52,7 +53,7 @@ class _Sheet:
 
 def write_picture(found: Breakdown, path: Path) -> None:
     """Write the picture; an `OSError` says why it cannot be written."""
-    path.write_text(picture(found), encoding="utf-8")
+    write_text(path, picture(found))
 
 
 def picture(found: Breakdown) -> str:

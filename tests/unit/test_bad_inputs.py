@@ -17,6 +17,8 @@ from frontrunner.evaluators.command.reading import Arrivals, LogReader
 from frontrunner.evaluators.command.run import read_end
 from frontrunner.evaluators.concluding import harvested
 from frontrunner.evaluators.csv_file import csv_bytes, csv_table
+from frontrunner.evaluators.formats import names
+from frontrunner.evaluators.formats.given import Given
 from frontrunner.evaluators.formats.parsed import json_table, yaml_table
 from frontrunner.evaluators.run_folder import RunFolder, StepCounter
 from frontrunner.evaluators.simulated import simulate
@@ -26,6 +28,7 @@ from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.toml_file import parse_toml
 from support.campaigns import environment, order, setup_of, tiny_recipe
+from support.formats import problem
 from support.tables import row, write_table
 
 FUZZ = Path(__file__).parents[2] / "benchmarks" / "fuzz_inputs.py"
@@ -62,6 +65,7 @@ class TestTables:
         [
             ("a,b\n1,2,3,4\n5,6,7,8\n", "more cells than its header"),
             (",".join(f"k{n}" for n in range(5000)) + "\n1\n", "5,000 columns"),
+            ("a,b\n" + "1," * 4999 + "1\n", "5,000 columns"),
             (f"model,seq\n{'x' * 65_536},1\n", "a cell of model has more than"),
         ],
     )
@@ -73,6 +77,10 @@ class TestTables:
 
     def test_whole_numbers_beyond_every_float_are_left_out(self, tmp_path: Path) -> None:
         found = read_problems(write_table(tmp_path / "t.csv", row(gbs="9" * 400), row()))
+        assert sum(len(problem.rows) for problem in found.problems) == 1
+
+    def test_a_step_too_short_for_any_rate_is_left_out(self, tmp_path: Path) -> None:
+        found = read_problems(write_table(tmp_path / "t.csv", row(step_time_s="5e-324"), row()))
         assert sum(len(problem.rows) for problem in found.problems) == 1
 
     def test_unknown_columns_are_named_shortly_with_the_file(self, tmp_path: Path) -> None:
@@ -92,6 +100,23 @@ def test_a_toml_key_of_thousands_of_parts_is_refused_before_it_is_parsed() -> No
 
 
 class TestOtherTools:
+    @pytest.mark.parametrize(
+        ("tool", "text"),
+        [
+            ("nemo", "ddp: {use_megatron_fsdp: true, data_parallel_sharding_strategy: {a: 1}}"),
+            ("nanotron", "parallelism: {dp: 2, tp: 1, pp: 2, pp_engine: [1f1b]}"),
+            ("deepspeed", '{"zero_optimization": {"stage": 1.0}}'),
+            ("deepspeed", '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": ["cpu"]}}}'),
+            (
+                "accelerate",
+                "{distributed_type: DEEPSPEED, deepspeed_config: {zero_stage: 2, offload_param_device: []}}",
+            ),
+        ],
+    )
+    def test_values_of_other_kinds_are_refused(self, tool: str, text: str) -> None:
+        with pytest.raises(InvalidInput):
+            names.read(tool, problem(), Given(text=text, stated={"micro_batch_seqs": 1, "accumulation": 1}))
+
     def test_a_key_given_twice_among_thousands_is_found_quickly(self) -> None:
         keys = ", ".join(f'"k{number}": 1' for number in [*range(20_000), 19_999])
         begin = time.process_time()

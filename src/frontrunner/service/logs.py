@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 from frontrunner.results.failed import last_failure
+from frontrunner.results.secret_values import without_secrets
 from frontrunner.results.store import Store
 from frontrunner.spaces.errors import FrontrunnerError, NotFound
 from frontrunner.starting import stored_spec
@@ -30,7 +31,7 @@ def log_tail(store: Store, campaign: str, trial_number: int, *, most_bytes: int)
         found = read_end(root, Path(failure.log_path), most_bytes=most_bytes)
     if found is None and not failure.log_tail:
         raise NotFound(f"trial {trial_number} of campaign {campaign} left no log")
-    return failure.log_tail if found is None else found
+    return failure.log_tail if found is None else without_secrets(found)
 
 
 def read_end(root: Path, path: Path, *, most_bytes: int) -> str | None:
