@@ -29,12 +29,13 @@ from pathlib import Path
 from typing import Any
 
 from chaos_audit import Fault, faults, outcomes_of
-from chaos_campaigns import PROBES, spec_of
+from chaos_campaigns import PROBES, STRATEGIES, spec_of
 from chaos_driving import Campaign, Counts, Limits
 from chaos_leftovers import Surroundings
 
+import frontrunner
 from frontrunner.results.store import Store, open_store
-from frontrunner.search.strategy import STRATEGIES
+from frontrunner.search.strategy import STRATEGIES as KNOWN
 from frontrunner.starting import created
 
 FAULTS = (
@@ -114,7 +115,7 @@ class Chaos:
             if time.monotonic() >= look_at:
                 self._surroundings.look({pid for campaign in campaigns for pid in campaign.drivers})
                 look_at = time.monotonic() + LOOK_S
-            time.sleep(0.002)
+            time.sleep(0.004)
 
     def _look_for_leftovers(self, folder: Path) -> None:
         left = self._surroundings.left()
@@ -167,14 +168,24 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def warm_up(folder: Path) -> None:
+    """Drive a campaign undisturbed here, and import every strategy: drivers are forked with what this leaves behind."""
+    url = str(folder / "warm-up.db")
+    spec = spec_of("warm-up", "simulated", folder, random.Random(0))
+    with open_store(url) as store:
+        created(store, spec, 1)
+    frontrunner.resume(spec.name, store=url)
+    for strategy in STRATEGIES:
+        import_module(KNOWN[strategy].partition(":")[0])
+
+
 def main() -> int:
     asked, began_s = arguments(), time.monotonic()
-    for place in STRATEGIES.values():
-        import_module(place.partition(":")[0])  # once, instead of in each driver
     with tempfile.TemporaryDirectory(prefix="chaos-") as name:
         folder, temporary = Path(name) / "c", Path(name) / "t"
         folder.mkdir()
         temporary.mkdir()
+        warm_up(folder)
         with Surroundings(temporary) as surroundings:
             chaos = Chaos(asked, folder, surroundings)
             chaos.run()
