@@ -13,6 +13,7 @@ from frontrunner.evaluators.measure import measurement, nodes_used, tokens_per_s
 from frontrunner.evaluators.protocol import Finished, ProbeOrder, ProbeSetup
 from frontrunner.evaluators.run_folder import RunFolder
 from frontrunner.evaluators.watch import Watch
+from frontrunner.results.codec import refuse_unstorable
 from frontrunner.results.outcome import Failure, Measurement
 
 
@@ -83,7 +84,9 @@ def _from_result(
     try:
         result = folder.result()
         outcome = None if result is None else measurement(result, order.recipe, setup.problem, node_seconds)
-    except (KeyError, TypeError, ValueError):
+        if outcome is not None:
+            refuse_unstorable(outcome)
+    except (KeyError, TypeError, ValueError, OverflowError, IndexError, AttributeError):
         return None
     if not isinstance(outcome, Failure):
         return outcome
