@@ -24,17 +24,19 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from chaos_audit import Fault, faults, outcomes_of
-from chaos_campaigns import PROBES, spec_of
+from chaos_campaigns import PROBES, STRATEGIES, spec_of
 from chaos_driving import Campaign, Counts, Limits
 from chaos_leftovers import Surroundings
 
+import frontrunner
 from frontrunner.results.store import Store, open_store
-from frontrunner.search.strategy import STRATEGIES
+from frontrunner.search.strategy import STRATEGIES as KNOWN
 from frontrunner.starting import created
 
 FAULTS = (
@@ -69,10 +71,11 @@ class Chaos:
         self.faults: list[Fault] = []
         self._told = 0
 
-    def run(self) -> None:
-        """Run as many campaigns as were asked for."""
+    def run(self) -> Iterator[dict[str, Any]]:
+        """Run as many campaigns as were asked for; the report so far after each group."""
         while (left := self._asked.campaigns - self.figures["campaigns"]) > 0:
             self._group(min(left, self._draw.randint(1, MOST_AT_ONCE)))
+            yield self._report()
 
     def _group(self, count: int) -> None:
         first = self.figures["campaigns"]
@@ -114,7 +117,7 @@ class Chaos:
             if time.monotonic() >= look_at:
                 self._surroundings.look({pid for campaign in campaigns for pid in campaign.drivers})
                 look_at = time.monotonic() + LOOK_S
-            time.sleep(0.002)
+            time.sleep(0.004)
 
     def _look_for_leftovers(self, folder: Path) -> None:
         left = self._surroundings.left()
@@ -141,7 +144,7 @@ class Chaos:
             sys.stderr.write(f"{kind}: {what}\n")
         self._told = len(self.faults)
 
-    def report(self) -> dict[str, Any]:
+    def _report(self) -> dict[str, Any]:
         """Everything that was counted; `faults` are 0 each where nothing is wrong."""
         found = Counter(kind for kind, _ in self.faults)
         found.update(failed_untouched=self.counts.failed_untouched)
@@ -163,33 +166,40 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--evaluator", choices=sorted(PROBES), default="simulated")
     parser.add_argument("--store", help="one store for all campaigns, such as a PostgreSQL URL [default: a file each]")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write what was counted to this file as well")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="keep what was counted so far in this file")
     return parser.parse_args()
+
+
+def warm_up(folder: Path) -> None:
+    """Drive a campaign undisturbed here, and import every strategy: drivers are forked with what this leaves behind."""
+    url = str(folder / "warm-up.db")
+    spec = spec_of("warm-up", "simulated", folder, random.Random(0))
+    with open_store(url) as store:
+        created(store, spec, 1)
+    frontrunner.resume(spec.name, store=url)
+    for strategy in STRATEGIES:
+        import_module(KNOWN[strategy].partition(":")[0])
 
 
 def main() -> int:
     asked, began_s = arguments(), time.monotonic()
-    for place in STRATEGIES.values():
-        import_module(place.partition(":")[0])  # once, instead of in each driver
+    about = {
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        **{key: value for key, value in vars(asked).items() if key not in ("json", "store")},
+        "database": "sqlite" if asked.store is None else asked.store.partition(":")[0],
+    }
+    report: dict[str, Any] = {"faults": {}}
     with tempfile.TemporaryDirectory(prefix="chaos-") as name:
         folder, temporary = Path(name) / "c", Path(name) / "t"
         folder.mkdir()
         temporary.mkdir()
+        warm_up(folder)
         with Surroundings(temporary) as surroundings:
-            chaos = Chaos(asked, folder, surroundings)
-            chaos.run()
-    about = {key: value for key, value in vars(asked).items() if key not in ("json", "store")}
-    report = {
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        **about,
-        "database": "sqlite" if asked.store is None else asked.store.partition(":")[0],
-        **chaos.report(),
-        "seconds": round(time.monotonic() - began_s, 1),
-    }
-    text = json.dumps(report, indent=2)
-    if asked.json is not None:
-        asked.json.write_text(f"{text}\n")
-    print(text)
+            for so_far in Chaos(asked, folder, surroundings).run():
+                report = {**about, **so_far, "seconds": round(time.monotonic() - began_s, 1)}
+                if asked.json is not None:
+                    asked.json.write_text(f"{json.dumps(report, indent=2)}\n")
+    print(json.dumps(report, indent=2))
     return 1 if any(report["faults"].values()) else 0
 
 

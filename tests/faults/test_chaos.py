@@ -34,7 +34,7 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(filter(None, [str(BENCHMARKS), os.environ.get("PYTHONPATH")]))
     asked = [sys.executable, "-P", *map(str, command)]
     env = environment() | {"PYTHONPATH": path}
-    return subprocess.run(asked, env=env, capture_output=True, text=True, timeout=280, check=False)
+    return subprocess.run(asked, env=env, capture_output=True, text=True, timeout=900, check=False)
 
 
 @pytest.mark.slow
