@@ -1,7 +1,8 @@
 """Names for what may not come from the wire: files that whoever runs the service names when it starts.
 
-A site is the [cluster] and [dispatch] of a file, and where its nodes see the probes' files; a trainer its [command]; data and tables are a file's [data] and
-[table], or the training text and the CSV file themselves. A launch says a name, and gets what it stands for.
+A site is the [cluster] and [dispatch] of a file, and where its nodes see the probes' files; a trainer is its [command];
+data and tables are a file's [data] and [table], or the training text and the CSV file themselves. A launch says a name,
+and gets what it stands for.
 """
 
 from __future__ import annotations
