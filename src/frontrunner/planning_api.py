@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frontrunner.api import named_recipe, opened
+from frontrunner.api import opened
 from frontrunner.campaign_file import read_campaign_file
+from frontrunner.dryrun_api import named_recipe
 from frontrunner.settings import store_url
 from frontrunner.spaces.errors import NotFound
 from frontrunner.starting import nothing_legal, stored_spec

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from frontrunner.evaluators.simulated import simulate
 from frontrunner.results.known import REUSED, known_recipes, reused_trials
 from frontrunner.results.outcome import Measurement
 from frontrunner.results.states import CampaignState
-from frontrunner.results.store import Store, open_store
+from frontrunner.results.store import Store
 from frontrunner.search.answers import Answer
 from frontrunner.search.driver import Driver
 from frontrunner.search.evidence import Gathered
@@ -61,12 +60,6 @@ def test_a_table_is_imported_and_a_campaign_begins_with_it(tmp_path: Path) -> No
     assert "evidence" not in frontrunner("launch", "cold.toml", cwd=tmp_path).stderr
     shown = frontrunner("best", "sweep-llama-1b-8x-s2048-b64", cwd=tmp_path).stdout
     assert "imported: a table says so" in shown.replace("\n", " ")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(str(tmp_path / "store.db")) as opened:
-        yield opened
 
 
 def test_an_answer_takes_no_probe_and_nothing_of_the_budget(store: Store, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
+from frontrunner.results.driving import stamp
 from frontrunner.results.known import REUSED, probes_made
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
@@ -123,11 +124,11 @@ def test_a_page_hears_that_its_driver_died_without_a_word(tmp_path: Path) -> Non
     with open_store(str(tmp_path / "store.db"), clock=lambda: start) as store:
         name = store.campaigns()[-1].name
         store.acquire_lease(store.campaign(name).id, host="gone", pid=1, duration_s=30)
-        driven = moment(store, name)
+        driven = moment(*stamp(store, (name,)))
         assert campaign_view(store, name).status.driver_is_live
-        assert moment(store, name) == driven
+        assert moment(*stamp(store, (name,))) == driven
     with open_store(str(tmp_path / "store.db"), clock=lambda: start + timedelta(seconds=31)) as store:
-        assert moment(store, name) != driven
+        assert moment(*stamp(store, (name,))) != driven
         view = campaign_view(store, name)
         assert (view.status.driver_is_live, view.can_be_driven) == (False, True)
 

@@ -12,7 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from frontrunner import api
-from frontrunner.campaign_file import KEYS
+from frontrunner.file_sections import KEYS
 from frontrunner.plain_json import as_plain
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.states import CampaignState

@@ -44,7 +44,7 @@ def best(  # noqa: PLR0913 - an option each
         return
     scale = questions.predictions(campaign)
     if ranking:
-        from frontrunner.render import print_ranking
+        from frontrunner.render_ranking import print_ranking
 
         print_ranking(ranking, title=f"best by {by}")
         _say_baseline(campaign, questions)
@@ -92,7 +92,7 @@ def pareto(
     elif not front:
         raise NothingLegal("no recipe was measured", hint="see `frontrunner status`")
     else:
-        from frontrunner.render import print_ranking
+        from frontrunner.render_ranking import print_ranking
 
         print_ranking(front, title="speed against memory: what nothing else beats in both")
 
@@ -132,7 +132,7 @@ def show(recipe_id: str, store: str | None, server: str | None, *, as_json: bool
     if as_json:
         print_json(explanation)
     else:
-        from frontrunner.render import print_explanation
+        from frontrunner.render_recipe import print_explanation
 
         print_explanation(explanation)
         _show_predicted(explanation.recipe_id, questions, as_json=False)
@@ -173,7 +173,7 @@ def status(campaign: str | None, store: str | None, server: str | None, *, as_js
     if as_json:
         print_json(as_plain(found) | ({} if scale is None else {"small_scale": as_plain(scale)}))
         return
-    from frontrunner.render import print_status
+    from frontrunner.render_campaigns import print_status
 
     print_status(found)
     if scale is not None:
@@ -201,7 +201,7 @@ def failures(campaign: str | None, store: str | None, server: str | None, *, as_
     elif not found:
         click.echo("nothing failed")
     else:
-        from frontrunner.render import print_failures
+        from frontrunner.render_campaigns import print_failures
 
         print_failures(found)
 
@@ -224,7 +224,7 @@ def campaigns(store: str | None, server: str | None, *, as_json: bool) -> None:
     elif not found:
         click.echo("no campaign yet: frontrunner launch FILE")
     else:
-        from frontrunner.render import print_campaigns
+        from frontrunner.render_campaigns import print_campaigns
 
         print_campaigns(found)
 

@@ -85,7 +85,7 @@ def create_app(settings: ServiceSettings, *, pages: Sequence[APIRouter] = ()) ->
         redirect_slashes=False,
     )
     app.state.service = service
-    app.state.memory = Memory(settings.limits.remembered_bytes)
+    app.state.memory = Memory(most_bytes=settings.limits.remembered_bytes)
     app.state.last_reported = reports.LastReported()
     for router in ROUTERS:
         app.include_router(router, prefix=API, responses=REFUSALS)

@@ -22,9 +22,9 @@ router = APIRouter(tags=["campaigns"])
 
 
 @router.get("/campaigns", response_model=CampaignPage)
-def all_campaigns(service: ServiceOf, page: PageNumber = 1, page_size: PageSize = 50) -> Response:
+def all_campaigns(answers: AnswersOf, service: ServiceOf, page: PageNumber = 1, page_size: PageSize = 50) -> Response:
     """The store's campaigns, the newest first."""
-    return answer(campaign_page(service.store, page=page, page_size=page_size, known=service.summaries))
+    return answers.of_now(lambda: campaign_page(service.store, page=page, page_size=page_size, known=service.summaries))
 
 
 @router.get("/drivers", response_model=list[DriverSeen])
