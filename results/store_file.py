@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from frontrunner.results.address import StoreAddress
@@ -10,6 +13,8 @@ from frontrunner.results.database_errors import damaged
 from frontrunner.spaces.errors import NotFound, StoreUnusable
 
 SQLITE_MAGIC = b"SQLite format 3\x00"
+OWN_HANDLES = Path("/dev/fd")
+"""Where Linux and macOS list the descriptors of the process that asks."""
 
 
 def check_file(address: StoreAddress, path: Path, *, create: bool) -> None:
@@ -49,8 +54,27 @@ def _was_a_store(address: StoreAddress, path: Path) -> bool:
 
 
 def _head(path: Path) -> bytes:
+    """The file's first bytes, by a descriptor that this process has of it already, where it has one.
+
+    By POSIX, closing any descriptor of a file drops all locks that the process has on it. Those of a store that is open
+    here would go with them: other processes would take it for unused, and delete its log.
+    """
     try:
+        for handle in _own_handles(path):
+            with suppress(OSError):  # of one that was opened to write alone
+                return os.pread(handle, len(SQLITE_MAGIC), 0)
         with path.open("rb") as file:
             return file.read(len(SQLITE_MAGIC))
     except OSError as error:
         raise StoreUnusable(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _own_handles(path: Path) -> Iterator[int]:
+    """The descriptors that this process has of a file."""
+    wanted = path.stat()
+    for entry in list(OWN_HANDLES.iterdir()):
+        handle = int(entry.name)
+        with suppress(OSError):  # of the listing itself, which is closed by now
+            found = os.fstat(handle)
+            if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
+                yield handle

@@ -38,6 +38,7 @@ def report(campaign: str | None = None, *, out: str | Path | None = None, store:
     `out` is CAMPAIGN.html in the working directory by default. Raises `InvalidInput` where Plotly is not installed, or
     for a name that does not end with .html, and `NotFound` for a folder that is not there.
     """
+    from frontrunner import __version__
     from frontrunner import reporting_pieces as pieces
     from frontrunner.drawing.head import Elsewhere
     from frontrunner.evaluators.files import write_text
@@ -49,7 +50,8 @@ def report(campaign: str | None = None, *, out: str | Path | None = None, store:
     with opened(store) as found:
         path = pieces.report_place(out, found.campaign(campaign).name)
         read = pieces.reported(found, campaign)
-    write_text(path, pieces.report_text(read, Elsewhere(store=None if url == DEFAULT_STORE else url)))
+    elsewhere = Elsewhere(store=None if url == DEFAULT_STORE else url)
+    write_text(path, pieces.report_text(read, elsewhere, version=__version__))
     return path
 
 

@@ -45,15 +45,17 @@ def reported(store: Store, campaign: str | None) -> Reported:
     return Reported(figures=Figures(collected=collect(store, record, spec.space.survey(spec.problem))), spec=spec)
 
 
-def report_text(found: Reported, elsewhere: Elsewhere) -> str:
-    """A campaign as one HTML page that needs nothing else; raises `InvalidInput` where Plotly is not installed."""
-    from frontrunner import __version__
+def report_text(found: Reported, elsewhere: Elsewhere, *, version: str) -> str:
+    """A campaign as one HTML page that needs nothing else, of this `version` of frontrunner.
+
+    Raises `InvalidInput` where Plotly is not installed.
+    """
     from frontrunner.drawing.page import page
 
     plotly_js = _plotly_js()
     collected = found.figures.collected
     top = head(collected, found.spec, elsewhere)
-    return page(top, drawn(found.figures), collected.failed, plotly_js=plotly_js, version=__version__)
+    return page(top, drawn(found.figures), collected.failed, plotly_js=plotly_js, version=version)
 
 
 def picture(found: Reported, figure: str, kind: str) -> bytes | Missing:

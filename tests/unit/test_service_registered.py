@@ -89,6 +89,15 @@ def test_a_site_without_a_cluster_goes_with_any(known: Registered) -> None:
     assert asdict(found.problem.cluster)["device"] == "test-cpu"
 
 
+def test_a_site_says_where_its_nodes_see_the_probes_files(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    text = f'[dispatch]\nbackend = "allocation"\n[store]\nurl = "sqlite:///x.db"\nrun_folder = "{shared}"\n'
+    (tmp_path / "site.toml").write_text(text)
+    found = register({"site": [f"here={tmp_path / 'site.toml'}"]})
+    file = parsed(campaign_table(CampaignBody.model_validate(PROBED | {"site": "here"}), found))
+    assert (file.store.run_folder, file.store.url) == (str(shared), None)
+
+
 def test_a_rehearsal_takes_the_site_s_machine_alone(known: Registered) -> None:
     found = resolved(known, site="slurm", cluster={}, evaluator="simulated")
     assert found.problem.cluster == read_campaign_file(SITE).spec.problem.cluster

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -241,3 +243,27 @@ class TestReadOnly:
             make(path, "second")  # opens, writes, and folds the log into the file
         with open_store(str(path), read_only=True) as viewer:
             assert viewer.campaign(None).name == "second"
+
+
+def test_a_store_that_is_opened_twice_in_one_process_is_still_seen_to_be_in_use(tmp_path: Path) -> None:
+    """By POSIX a process that closes any descriptor of a file loses all of its locks on it, also those of SQLite.
+
+    Another process would then take itself for the last one, and delete the log that this one still reads and writes.
+    """
+    path = tmp_path / "store.db"
+    adding = (
+        "import sys\n"
+        "from frontrunner.results.store import open_store\n"
+        "with open_store(sys.argv[1]) as store:\n"
+        "    store.create_campaign(name='other', spec_json='{}', legal_recipes=1, problem_summary={})\n"
+    )
+    with open_store(str(path)) as first:
+        assert first.campaigns() == []
+        with open_store(str(path), read_only=True, create=False) as second:
+            assert second.campaigns() == []
+        subprocess.run([sys.executable, "-P", "-c", adding, str(path)], check=True)
+        assert Path(f"{path}-wal").exists(), "the other process took the store for unused, and its log for its own"
+        assert [campaign.name for campaign in first.campaigns()] == ["other"]
+        first.create_campaign(name="own", spec_json="{}", legal_recipes=1, problem_summary={})
+    with open_store(str(path), read_only=True, create=False) as after:
+        assert [campaign.name for campaign in after.campaigns()] == ["own", "other"]

@@ -19,8 +19,15 @@ Degree = Annotated[int | None, Field(ge=1, le=1_000_000)]
 RegisteredName = Annotated[str | None, Field(max_length=64)]
 Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
-NAMED_INSTEAD = {"dispatch": "site", "command": "trainer", "data": "data", "table": "table"}
-"""Section of a campaign file -> the key of a body that names a registered one."""
+NAMED = "expected {} = a registered name (GET /api/v1/registered)"
+TAKEN_INSTEAD = {
+    "dispatch": NAMED.format("site"),
+    "command": NAMED.format("trainer"),
+    "data": NAMED.format("data"),
+    "table": NAMED.format("table"),
+    "store": "the service has a store of its own",
+}
+"""Section of a campaign file -> what a body says instead."""
 LAPTOP: dict[str, JsonValue] = {
     "name": "first-try",
     "evaluator": "simulated",
@@ -65,13 +72,11 @@ class CampaignBody(Body):
     @model_validator(mode="before")
     @classmethod
     def names_in_place_of_sections(cls, given: object) -> object:
-        """Say which name stands in place of a section that is not taken."""
-        for section, name in NAMED_INSTEAD.items():
+        """Say what stands in place of a section that is not taken."""
+        for section, instead in TAKEN_INSTEAD.items():
             if isinstance(given, dict) and isinstance(given.get(section), dict):
-                told = {"section": section, "name": name}
-                raise PydanticCustomError(
-                    "registered", "[{section}] is not taken from the wire: expected {name} = a registered name", told
-                )
+                told = {"section": section, "instead": instead}
+                raise PydanticCustomError("registered", "[{section}] is not taken from the wire: {instead}", told)
         return given
 
 

@@ -1,7 +1,8 @@
 """Names for what may not come from the wire: files that whoever runs the service names when it starts.
 
-A site is the [cluster] and [dispatch] of a file, a trainer its [command]; data and tables are a file's [data] and
-[table], or the training text and the CSV file themselves. A launch says a name, and gets what it stands for.
+A site is the [cluster] and [dispatch] of a file, and where its nodes see the probes' files; a trainer is its [command];
+data and tables are a file's [data] and [table], or the training text and the CSV file themselves. A launch says a name,
+and gets what it stands for.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from frontrunner.campaign_file import parse_campaign
+from frontrunner.campaign_file import CampaignFile, parse_campaign
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, bad_value, did_you_mean
@@ -95,11 +96,13 @@ def register(words: Mapping[str, Iterable[str]]) -> Registered:
 def _entry(kind: str, word: str, path: Path) -> Entry:
     try:
         given = _given(kind, path)
-        spec = _checked(kind, given, path.parent)
+        file = _checked(kind, given, path.parent)
     except FrontrunnerError as error:
         raise type(error)(f"--{kind} {word}: {error.message}", hint=error.hint) from None
-    about = {"site": _site, "trainer": _trainer, "data": _data, "table": _table}[kind](given, spec)
-    sections = asdict(spec) | {"cluster": asdict(spec.problem.cluster)}
+    about = {"site": _site, "trainer": _trainer, "data": _data, "table": _table}[kind](given, file.spec)
+    sections = asdict(file.spec) | {"cluster": asdict(file.spec.problem.cluster)}
+    if file.store.run_folder is not None:
+        sections["store"] = {"run_folder": str(Path(file.store.run_folder).resolve())}
     return Entry(about=about, sections={section: sections[section] for section in given})
 
 
@@ -112,13 +115,15 @@ def _given(kind: str, path: Path) -> dict[str, Any]:
     if not given:
         expected = " or ".join(f"[{section}]" for section in SECTIONS[kind])
         raise InvalidInput(f"{path} has no section {expected}")
+    if kind == "site" and "run_folder" in (store := table.get("store", {})):
+        given["store"] = {"run_folder": store["run_folder"]}
     return given
 
 
-def _checked(kind: str, given: Mapping[str, Any], base: Path) -> CampaignSpec:
+def _checked(kind: str, given: Mapping[str, Any], base: Path) -> CampaignFile:
     """The sections as a campaign file's, with paths made whole."""
     evaluator = EVALUATOR_OF.get(kind, "probe")
-    return parse_campaign({**AROUND, **given, "evaluator": evaluator}, default_name=FALLBACK, base=base).spec
+    return parse_campaign({**AROUND, **given, "evaluator": evaluator}, default_name=FALLBACK, base=base)
 
 
 def _site(given: Mapping[str, Any], spec: CampaignSpec) -> str:

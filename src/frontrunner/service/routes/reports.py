@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import StreamingResponse
 
+from frontrunner import __version__
 from frontrunner.baseline import Baseline, baseline_of
 from frontrunner.drawing.catalogue import FIGURES
 from frontrunner.drawing.head import Elsewhere
@@ -68,7 +69,7 @@ def _reported(request: Request, service: Service, name: str) -> Reported:
 async def report(request: Request, service: ServiceOf, name: CampaignName) -> Response:
     """A campaign as one HTML page to decide with, which needs no other file."""
     elsewhere = Elsewhere(server=_address(request, service))
-    text = await service.slowly(lambda: report_text(_reported(request, service, name), elsewhere))
+    text = await service.slowly(lambda: report_text(_reported(request, service, name), elsewhere, version=__version__))
     headers = {"content-disposition": f'attachment; filename="{name}.html"'}
     return StreamingResponse(_pieces(text.encode()), media_type="text/html; charset=utf-8", headers=headers)
 
