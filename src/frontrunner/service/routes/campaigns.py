@@ -15,6 +15,7 @@ from frontrunner.results.status import FailedTrial, Status
 from frontrunner.service.answers import AnswersOf, answer
 from frontrunner.service.logs import log_tail
 from frontrunner.service.routes.parameters import CampaignName, PageNumber, PageSize
+from frontrunner.service.secrets import status_told
 from frontrunner.service.state import ServiceOf, StoreOf
 
 router = APIRouter(tags=["campaigns"])
@@ -48,7 +49,7 @@ def compared(
 @router.get("/campaigns/{name}", response_model=Status)
 def one_campaign(answers: AnswersOf, store: StoreOf, name: CampaignName) -> Response:
     """Where a campaign stands."""
-    return answers.about((name,), lambda: standing.status(store, name))
+    return answers.about((name,), lambda: status_told(standing.status(store, name)))
 
 
 @router.get("/campaigns/{name}/trials", response_model=TrialPage)
