@@ -2,9 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 MARKS := not slow and not stress
-# These watch how long things take, or processes that must hear of one another in time: one test at a time.
-TIMED := tests/faults tests/integration/test_calibrate.py tests/integration/test_doctor.py \
-  tests/integration/test_doctor_slurm.py tests/integration/test_service.py
+# These watch how long things take, or wait only so long for processes to come or to go: one test at a time.
+TIMED := tests/faults $(addprefix tests/integration/test_,calibrate.py campaign.py doctor.py doctor_slurm.py \
+  profile.py replay.py service.py)
 TWO := -n 2 --dist loadfile --no-loadscope-reorder $(TIMED:%=--ignore=%)
 
 .PHONY: campaign test slow every-recipe check links format audit clean
