@@ -2,20 +2,28 @@
 PYTHON ?= python3
 BIN := .venv/bin
 MARKS := not slow and not stress
-NUMERICS := tests/integration/test_numerics.py tests/integration/test_numerics_deepspeed.py
+# These watch how long things take, or processes that must hear of one another in time: one test at a time.
+TIMED := tests/faults tests/integration/test_calibrate.py tests/integration/test_doctor.py \
+  tests/integration/test_doctor_slurm.py tests/integration/test_service.py
+TWO := -n 2 --dist loadfile --no-loadscope-reorder $(TIMED:%=--ignore=%)
 
-.PHONY: campaign test slow check links format clean
+.PHONY: campaign test slow every-recipe check links format clean
 
 campaign: .venv/.installed
 	$(BIN)/frontrunner launch examples/laptop.toml
 
 test: .venv/.installed-dev
-	$(BIN)/pytest -m "$(MARKS)" -n 2 --dist loadfile tests/unit tests/contract
-	$(BIN)/pytest -m "$(MARKS)" tests/integration tests/faults
+	$(BIN)/pytest -m "$(MARKS)" $(TWO)
+	$(BIN)/pytest -m "$(MARKS)" $(TIMED)
 
 slow: .venv/.installed-dev
-	$(BIN)/pytest -m "slow or stress" -n 2 --dist loadfile $(NUMERICS)
-	$(BIN)/pytest -m "slow or stress" $(NUMERICS:%=--ignore=%)
+	$(BIN)/pytest -m "slow or stress" $(TWO)
+	$(BIN)/pytest -m "slow or stress" $(TIMED)
+
+# Every legal recipe of two spaces of the trainer, not only the chosen ones: hours.
+every-recipe: .venv/.installed-dev
+	FRONTRUNNER_TEST_EVERY_RECIPE=1 $(BIN)/pytest -n 2 --dist load -k test_each_two_choices_together \
+	  tests/integration/test_numerics.py tests/integration/test_numerics_deepspeed.py
 
 check: .venv/.installed-dev links
 	$(BIN)/ruff check .

@@ -209,7 +209,7 @@ def show(recipe_id: str, *, store: str | None = None) -> Explanation:
 
 
 def dataframe(campaign: str | None = None, *, store: str | None = None) -> pd.DataFrame:
-    """One row a finished attempt, of one campaign or (None) of the whole store."""
+    """One row a finished attempt of a campaign."""
     from frontrunner.results import frames
 
     with opened(store) as found:

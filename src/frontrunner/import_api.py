@@ -97,7 +97,12 @@ def import_table(
         require_campaign_name("--name", name)
     form = form or TableForm()
     said = parse_columns(_pairs(form.columns), _pairs(form.constants), form.ignore)
-    found = read(Path(table), said, named_cluster(cluster) if isinstance(cluster, str) else cluster)
+    machine = named_cluster(cluster) if isinstance(cluster, str) else cluster
+    try:
+        found = read(Path(table), said, machine)
+    except InvalidInput as error:
+        named = error.message if str(table) in error.message else f"{table}: {error.message}"
+        raise InvalidInput(named, hint=error.hint) from None
     campaigns = [_campaign(problem, found, _name(problem, found, name)) for problem in found.problems]
     if not campaigns:
         reasons = "; ".join(f"{left.rows} x {left.reason}" for left in found.left_out[:4])

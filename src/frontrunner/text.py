@@ -9,6 +9,8 @@ import textwrap
 
 def plain(text: str) -> str:
     """Text from outside, safe to print: control characters, line breaks but, are shown as escapes."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 

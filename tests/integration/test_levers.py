@@ -148,14 +148,12 @@ def test_states_in_bf16_follow_those_in_fp32(recipe: dict[str, Any], tmp_path: P
     "recipe",
     [
         pytest.param({"recompute": "full"} | PIECES, id="one-rank-full-pieces"),
-        pytest.param(ZERO_3 | {"recompute": "full"}, id="dp2-zero3-full"),
         pytest.param({"data_parallel": 2, "replication": "ddp"}, id="dp2-ddp"),
-        pytest.param(LEVELS, id="dp4-levels"),
-        pytest.param(_looped("interleaved-1f1b"), id="pp2-interleaved"),
+        pytest.param(LEVELS | {"recompute": "full"}, id="dp4-levels-full"),
+        pytest.param(SEQUENCE_PARALLEL | _looped("interleaved-1f1b"), id="tp2-sp-pp2-interleaved"),
         pytest.param(CONTEXT | {"recompute": "full"}, id="cp2-full"),
         pytest.param({"tensor_parallel": 4}, id="tp4-replicated-heads"),
         pytest.param(SEQUENCE_PARALLEL | ZERO_3 | PIECES, id="tp2-sp-dp2-zero3-pieces"),
-        pytest.param(SEQUENCE_PARALLEL | ONE_F_ONE_B, id="tp2-sp-pp2"),
         pytest.param(SEQUENCE_PARALLEL | CONTEXT, id="tp2-sp-cp2"),
     ],
 )

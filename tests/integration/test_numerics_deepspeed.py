@@ -5,21 +5,16 @@ a version of DeepSpeed that has mended one of them fails its test.
 """
 
 import importlib.util
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from frontrunner.evaluators.trainer.job import Job
-from frontrunner.spaces.cluster import Cluster
-from frontrunner.spaces.model import Model
-from frontrunner.spaces.problem import GlobalBatch, Problem
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.evaluators.trainer.job import Job, Probe
 from frontrunner.spaces.space import Space
+from support.small_space import covering_recipes, pairs_left_out
 from support.trainer_runs import (
-    GLOBAL_BATCH_SEQS,
-    SEQUENCE_LENGTH,
     read_progress,
     reference_losses,
     run_job,
@@ -33,6 +28,8 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, r
 
 TOLERANCE = 1e-5
 CLIP_NORM = 0.2
+THREE_STEPS = Probe(warm_up_steps=1, measured_steps=2)
+ENGINE = {"engine": "deepspeed"}
 GPT2 = {"positions": "learned", "activation": "gelu", "norm": "layernorm"}
 WHOLE, ZERO_1, ZERO_2, ZERO_3 = (1, 1, 1), (1, 1, 2), (1, 2, 2), (2, 2, 2)
 TENSOR = {"tensor_parallel": 2}
@@ -50,9 +47,9 @@ class Case:
     clip_norm: float | None = CLIP_NORM
 
     def job(self, folder: Path) -> Job:
-        recipe = small_recipe(**({"engine": "deepspeed"} | self.recipe))
+        recipe = small_recipe(**(ENGINE | self.recipe))
         job = small_job(folder, recipe=recipe, model=small_model(**self.model))
-        return replace(job, optimizer=replace(job.optimizer, gradient_clip_norm=self.clip_norm))
+        return replace(job, optimizer=replace(job.optimizer, gradient_clip_norm=self.clip_norm), probe=THREE_STEPS)
 
 
 def _data(sharding: tuple[int, int, int], **more: Any) -> dict[str, Any]:
@@ -100,43 +97,34 @@ def test_losses_equal_one_process(case: Case, tmp_path: Path) -> None:
     assert losses == pytest.approx(reference_losses(job), abs=TOLERANCE)
 
 
-def _every_legal_recipe() -> tuple[Recipe, ...]:
-    """All that legality admits on 1 to 8 ranks, with two micro-batches a replica; under 1F1B as many as it leaves."""
-    shape = small_model()
-    names = ("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "positions", "activation", "norm", "attention")
-    model = Model(name="small", vocabulary=shape.vocabulary, **{name: getattr(shape, name) for name in names})
-    cluster = Cluster(name="small", device="cpu", backend="cpu", nodes=1, devices_per_node=8, memory_gib_per_device=8.0)
-    problem = Problem(
-        model=model,
-        cluster=cluster,
-        sequence_length=SEQUENCE_LENGTH,
-        global_batch=GlobalBatch(minimum=GLOBAL_BATCH_SEQS, maximum=GLOBAL_BATCH_SEQS),
-        precision="fp32",
-    )
-    space = Space(
-        engine=("deepspeed",),
-        devices=(1, 2, 4, 8),
-        tensor_parallel=(1, 2),
-        pipeline_parallel=(1, 2),
-        micro_batch_seqs=(1,),
-        sharding=("none", "zero-1", "zero-2", "zero-3"),
-        recompute=("none", "selective", "full"),
-        offload=("none", "optimizer", "optimizer+parameters"),
-        secondary_partition=(1, 2),
-    )
-    return space.survey(problem).recipes
+SPACE = Space(
+    engine=("deepspeed",),
+    devices=(1, 2, 4, 8),
+    tensor_parallel=(1, 2),
+    pipeline_parallel=(1, 2),
+    micro_batch_seqs=(1, 2),
+    schedule=("1f1b",),
+    sharding=("none", "zero-1", "zero-2", "zero-3"),
+    recompute=("none", "selective", "full"),
+    offload=("none", "optimizer", "optimizer+parameters"),
+    secondary_partition=(1, 2),
+)
+NAMED = [small_recipe(**(ENGINE | case.recipe)) for case in CASES]
+CHOSEN = covering_recipes(SPACE, run_anyway=NAMED)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", [pytest.param(recipe, id=recipe.describe()) for recipe in _every_legal_recipe()])
-def test_every_legal_recipe_trains_the_right_model(recipe: Recipe, tmp_path: Path) -> None:
-    choices = asdict(recipe) | {"data_parallel": recipe.data_parallel, "sharding": recipe.sharding.degrees}
-    del choices["devices"]
-    job = Case(name="legal", recipe=choices).job(tmp_path / "run")
+@pytest.mark.parametrize("recipe", CHOSEN.values(), ids=CHOSEN)
+def test_each_two_choices_together_train_the_right_model(recipe: dict[str, Any], tmp_path: Path) -> None:
+    job = Case(name="chosen", recipe=recipe).job(tmp_path / "run")
 
-    losses = run_job(job)["losses"]
+    assert run_job(job)["losses"] == pytest.approx(reference_losses(job), abs=TOLERANCE)
 
-    assert losses == pytest.approx(reference_losses(job), abs=TOLERANCE)
+
+def test_each_two_legal_choices_meet_in_a_case() -> None:
+    run = [*NAMED, *(small_recipe(**recipe) for recipe in CHOSEN.values())]
+
+    assert pairs_left_out(SPACE, run) == set()
 
 
 WRONG = [

@@ -115,8 +115,10 @@ def prepare(job: Job) -> Path:
     return path
 
 
-def reference_losses(job: Job, *, steps: int = 5, learning_rate_scale: float = 1.0) -> list[float]:
-    """The job's losses by one process: a plain model, the whole global batch at once, torch's own optimizer."""
+def reference_losses(job: Job, *, learning_rate_scale: float = 1.0) -> list[float]:
+    """The probe's losses by one process: a plain model, the whole global batch at once, torch's own optimizer."""
+    assert job.probe is not None
+    steps = job.probe.warm_up_steps + job.probe.measured_steps
     torch.set_num_threads(1)
     model = Gpt(job.model, sequence_length=job.sequence_length, layers=range(job.model.layers))
     initialise(model.named_parameters(), seed=job.seed, layers=job.model.layers)

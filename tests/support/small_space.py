@@ -1,0 +1,98 @@
+"""Every legal recipe of a space for the small model, as the trainer's recipes, and the few that stand for them."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from frontrunner.evaluators.trainer import job
+from frontrunner.spaces.cluster import Cluster
+from frontrunner.spaces.model import Model
+from frontrunner.spaces.problem import GlobalBatch, Problem
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.space import Space
+from support.covering import Row, covering
+from support.trainer_runs import GLOBAL_BATCH_SEQS, SEQUENCE_LENGTH, small_model, small_recipe
+
+EVERY = "FRONTRUNNER_TEST_EVERY_RECIPE"
+"""The environment variable that, set to anything, has every legal recipe trained instead of the chosen ones: hours."""
+
+_FACTORS = (
+    "tensor_parallel",
+    "sequence_parallel",
+    "context_parallel",
+    "schedule",
+    "micro_batch_seqs",
+    "recompute",
+    "replication",
+    "synchronise",
+    "offload",
+    "secondary_partition",
+)
+
+
+def small_problem(*, layers: int = 4) -> Problem:
+    """`trainer_runs.small_model` in fp32 on a node of eight ranks."""
+    shape = small_model(layers=layers)
+    names = ("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "positions", "activation", "norm", "attention")
+    model = Model(name="small", vocabulary=shape.vocabulary, **{name: getattr(shape, name) for name in names})
+    cluster = Cluster(name="small", device="cpu", backend="cpu", nodes=1, devices_per_node=8, memory_gib_per_device=8.0)
+    batch = GlobalBatch(minimum=GLOBAL_BATCH_SEQS, maximum=GLOBAL_BATCH_SEQS)
+    return Problem(model=model, cluster=cluster, sequence_length=SEQUENCE_LENGTH, global_batch=batch, precision="fp32")
+
+
+def choices_of(recipe: Recipe) -> dict[str, Any]:
+    """What `trainer_runs.small_recipe` takes, for the same recipe."""
+    choices = asdict(recipe) | {"data_parallel": recipe.data_parallel, "sharding": recipe.sharding.degrees}
+    del choices["devices"]
+    return choices
+
+
+def legal_recipes(space: Space) -> dict[str, dict[str, Any]]:
+    """All legal recipes of the space: a name, and what `trainer_runs.small_recipe` takes."""
+    return {recipe.describe(): choices_of(recipe) for recipe in space.survey(small_problem()).recipes}
+
+
+def covering_recipes(space: Space, *, run_anyway: Iterable[job.Recipe] = ()) -> dict[str, dict[str, Any]]:
+    """Those of `legal_recipes` that hold, together with `run_anyway`, each pair of choices that is legal.
+
+    All of them where the environment says so: see `EVERY`.
+    """
+    recipes = legal_recipes(space)
+    if os.environ.get(EVERY):
+        return recipes
+    rows = [factors(small_recipe(**recipe)) for recipe in recipes.values()]
+    chosen = set(covering(rows, covered=[factors(recipe) for recipe in run_anyway]))
+    return {name: recipe for position, (name, recipe) in enumerate(recipes.items()) if position in chosen}
+
+
+def pairs_left_out(space: Space, run: Iterable[job.Recipe]) -> set[Any]:
+    """The legal pairs of choices that none of the recipes in `run` holds."""
+    legal = _pairs(small_recipe(**recipe) for recipe in legal_recipes(space).values())
+    return legal - _pairs(run)
+
+
+def _pairs(recipes: Iterable[job.Recipe]) -> set[Any]:
+    """Each two choices that one of the recipes holds: two loops, and nothing of `covering`."""
+    found = set()
+    for row in map(factors, recipes):
+        for one in row.items():
+            found |= {frozenset((one, other)) for other in row.items() if other != one}
+    return found
+
+
+def factors(recipe: job.Recipe) -> Row:
+    """The choices whose pairs are to be covered.
+
+    Four replicas stand for more. Sharding counts by how far each part is spread, not by degrees.
+    """
+    row = {name: getattr(recipe, name) for name in _FACTORS}
+    split = "by hand" if recipe.layers_per_stage else "even"
+    return row | {"replicas": min(recipe.data_parallel, 4), "layers": split, "sharding": _spread(recipe)}
+
+
+def _spread(recipe: job.Recipe) -> str:
+    """Parameters, gradients and optimizer's states over one, some or all copies of the model, as in "one some all"."""
+    copies = recipe.data_parallel * recipe.context_parallel
+    words = {1: "one", copies: "all"} if copies > 1 else {1: "one"}
+    return " ".join(words.get(degree, "some") for degree in asdict(recipe.sharding).values())
