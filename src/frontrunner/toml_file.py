@@ -43,7 +43,7 @@ def read_toml(path: Path, what: str, hint: str) -> Table:
 def parse_toml(text: str, name: str) -> Table:
     """What a text holds; `name` is what messages call it. Raises `InvalidInput` for one that is no usable TOML."""
     if _LONG_KEY.search(text):
-        raise InvalidInput(f"{name} is not usable TOML: a key of more than {MOST_PARTS} parts")
+        raise InvalidInput(f"{name} is not usable TOML: a key of more than {MOST_PARTS} parts, nested more than 8 deep")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
