@@ -1,282 +1,196 @@
-"""Campaigns whose processes are killed at moments that nobody chose, and an audit of what is left.
+"""Campaigns whose processes are disturbed at moments that nobody chose, and an audit of what is left.
 
-    python benchmarks/chaos.py --campaigns 40 --kills-per-minute 120 --seed 1
+    python benchmarks/chaos.py --campaigns 200 --kills-per-minute 300 --seed 1
     python benchmarks/chaos.py --campaigns 10 --kills-per-minute 12 --seed 1 --evaluator probe
 
-Each driver is a process of its own; with real probes its fork server and ranks are killed as well. What a person would
-restart is restarted, by `resume`. Then each campaign's store is gone through by the rules of `frontrunner store check`
-and held against what its drivers had said was stored. `--store URL` puts the campaigns into one PostgreSQL store.
-Left over processes, files and shared memory are looked for; ports that are still bound are not.
+Each driver is a process of its own. It, its fork server and its ranks are killed, stopped, paused and made to stand
+still while others take their place (`chaos_driving.py`); what a person would restart is restarted. Up to three
+campaigns share a store: simulated ones are driven at once, real ones one after another, so that later ones are answered
+by earlier ones. They differ in strategy, budget and more (`chaos_campaigns.py`). `--store URL` puts all into one
+PostgreSQL store.
+
+In the end each store is gone through by the rules of `frontrunner store check` and held against what its drivers had
+said was stored (`chaos_audit.py`), and processes, ports, files and shared memory are looked for (`chaos_leftovers.py`).
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import json
-import os
 import random
-import signal
+import shutil
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-import psutil
+from chaos_audit import Fault, faults, outcomes_of
+from chaos_campaigns import PROBES, spec_of
+from chaos_driving import Campaign, Counts, Limits
+from chaos_leftovers import Surroundings
 
-import frontrunner
-from frontrunner.campaign_file import parse_campaign
-from frontrunner.evaluators.fork_client import MARKER
-from frontrunner.evaluators.simulated import simulate
-from frontrunner.results.audit.check import check
-from frontrunner.results.outcome import Measurement
-from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store, open_store
-from frontrunner.search.listener import Ended, Silent, View
-from frontrunner.search.spec import CampaignSpec
-from frontrunner.spaces.recipe import Recipe
-from frontrunner.starting import problem_summary
-from frontrunner.validation import dump_json
+from frontrunner.search.strategy import STRATEGIES
+from frontrunner.starting import created
 
-PROBES = {"simulated": 60, "probe": 8}
-GRACE_S = 10.0
-"""How long processes may outlive the driver that started them."""
-LONGEST_RUN_S = 600.0
-"""How long a campaign may take with all its drivers; one that hangs is killed then, and counts as unfinished."""
-
-
-@dataclass(kw_only=True)
-class Tally:
-    """What happened, and what is wrong: all from `lost` on should be 0.
-
-    A driver whose helpers were killed may end with an error (`failed_after_a_kill`); one that nobody touched may not
-    (`failed_unkilled`).
-    """
-
-    campaigns: int = 0
-    kills: int = 0
-    drivers: int = 0
-    outcomes: int = 0
-    failed_after_a_kill: int = 0
-    lost: int = 0
-    doubled: int = 0
-    misattributed: int = 0
-    over_budget: int = 0
-    unfinished: int = 0
-    failed_unkilled: int = 0
-    broken_rules: int = 0
-    orphans: int = 0
-    unheard_outcome_files: int = 0
-    shared_memory_left: int = 0
-
-    @property
-    def is_clean(self) -> bool:
-        counted = {"campaigns", "kills", "drivers", "outcomes", "failed_after_a_kill"}
-        return not any(value for name, value in asdict(self).items() if name not in counted)
-
-
-class Acknowledging(Silent):
-    """Writes the recipe of each stored outcome to a file, past every buffer that a kill would empty."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-
-    def probe_ended(self, view: View, ended: Ended) -> None:
-        del view
-        if not ended.will_retry:
-            os.write(self._file, f"{ended.recipe_id}\n".encode())
-
-
-def spec_of(name: str, evaluator: str, folder: Path, seed: int) -> CampaignSpec:
-    wide = evaluator == "simulated"
-    table = {
-        "evaluator": evaluator,
-        "model": {"layers": 16 if wide else 2, "hidden": 64, "heads": 16 if wide else 4, "vocabulary": 257},
-        "cluster": {
-            "device": "chaos",
-            "backend": "cpu",
-            "devices_per_node": 8 if wide else 2,
-            "memory_gib_per_device": 2.0,
-        },
-        "problem": {"sequence_length": 32, "global_batch": 64 if wide else 8, "precision": "fp32"},
-        "space": {
-            "tensor_parallel": [1, 2, 4, 8] if wide else [1, 2],
-            "pipeline_parallel": [1, 2, 4, 8] if wide else [1, 2],
-            "micro_batch_seqs": [1, 2, 4],
-            "sharding": ["none", "zero-1", "zero-2", "zero-3"] if wide else ["none"],
-        },
-        "search": {"strategy": "random", "seed": seed, "identical_failures": 100},
-        "budget": {"probes": PROBES[evaluator]},
-        "probe": {"warm_up_steps": 1, "measured_steps": 2, "deadline_s": 60, "step_deadline_s": 30},
-        "store": {"run_folder": str(folder / "runs")},
-    }
-    return CampaignSpec(
-        **{**vars(parse_campaign(table, default_name=name, base=folder).spec), "run_root": str(folder / "runs")}
-    )
-
-
-def start_driver(url: str, name: str, acknowledged: Path) -> int:
-    """A driver as a forked process, warm with what this one has imported; its exit code is 0 for a campaign's end."""
-    sys.stdout.flush()
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        frontrunner.resume(name, store=url, listener=Acknowledging(acknowledged))
-        code = 0
-    except Exception as error:
-        sys.stderr.write(f"driver of {name}: {error}\n")
-    finally:
-        os._exit(code)
-
-
-def has_ended(pid: int) -> int | None:
-    ended, status = os.waitpid(pid, os.WNOHANG)
-    return os.waitstatus_to_exitcode(status) if ended else None
-
-
-def processes_of(drivers: set[int]) -> Iterator[psutil.Process]:
-    """Live processes that carry the mark of one of these drivers."""
-    marks = {str(pid) for pid in drivers}
-    for process in psutil.process_iter():
-        try:
-            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARKER) in marks:
-                yield process
-        except psutil.Error:
-            continue
+FAULTS = (
+    "lost",
+    "doubled",
+    "misattributed",
+    "over_budget",
+    "unfinished",
+    "failed_untouched",
+    "not_fenced",
+    "broken_rules",
+    "unheard_outcome_files",
+    "orphans",
+    "ports_left",
+    "files_left",
+    "shared_memory_left",
+)
+"""What is counted, and should be 0."""
+MOST_AT_ONCE = 3
+LOOK_S = 0.2
+"""Between two looks at the processes and their sockets."""
 
 
 class Chaos:
-    """Drives campaigns one by one and kills at random: exponential waits, so that no moment is spared."""
+    """Runs campaigns, a group with one store at a time, and keeps count of what happened and what is wrong."""
 
-    def __init__(self, *, kills_per_minute: float, most_kills: int, seed: int) -> None:
-        """After `most_kills` a campaign is let run to its end: on a slow machine it would never reach it."""
-        self._random = random.Random(seed)
-        self._mean_wait_s = 60.0 / kills_per_minute
-        self._most_kills = self._kills_left = most_kills
-        self.tally = Tally()
+    def __init__(self, asked: argparse.Namespace, folder: Path, surroundings: Surroundings) -> None:
+        self._asked, self._folder, self._surroundings = asked, folder, surroundings
+        self._draw = random.Random(asked.seed)
+        self.counts = Counts()
+        self.figures = Counter[str]()
+        self.faults: list[Fault] = []
+        self._told = 0
 
-    def campaign(self, url: str, spec: CampaignSpec, folder: Path) -> None:
-        """Create a campaign, drive it to its end through the kills, and audit it."""
-        with open_store(url) as store:
-            store.create_campaign(
-                name=spec.name, spec_json=dump_json(spec), legal_recipes=1, problem_summary=problem_summary(spec)
-            )
-        acknowledged, drivers = folder / "acknowledged", set[int]()
-        acknowledged.touch()
-        give_up = time.monotonic() + LONGEST_RUN_S
-        self._kills_left = self._most_kills
-        has_ended_well = False
-        while not has_ended_well and time.monotonic() < give_up:
-            pid = start_driver(url, spec.name, acknowledged)
-            drivers.add(pid)
-            has_ended_well = self.watch(pid, give_up)
-        self.tally.drivers += len(drivers)
-        self._audit_processes(drivers)
+    def run(self) -> None:
+        """Run as many campaigns as were asked for."""
+        while (left := self._asked.campaigns - self.figures["campaigns"]) > 0:
+            self._group(min(left, self._draw.randint(1, MOST_AT_ONCE)))
+
+    def _group(self, count: int) -> None:
+        first = self.figures["campaigns"]
+        folder = self._folder / str(first)
+        folder.mkdir()
+        url = self._asked.store or str(folder / "store.db")
+        campaigns = [self._campaign(url, folder, first + number, is_alone=count == 1) for number in range(count)]
+        together = [campaigns] if self._asked.evaluator == "simulated" else [[campaign] for campaign in campaigns]
+        for group in together:
+            self._drive(group)
+        self._look_for_leftovers(folder)
         with open_store(url, read_only=True) as store:
-            self._audit(store, spec, set(acknowledged.read_text().split()), has_ended_well=has_ended_well)
+            for campaign in campaigns:
+                self._audit(store, campaign)
+        self.faults += [("not_fenced", what) for what in self.counts.not_fenced]
+        self.counts.not_fenced.clear()
+        shutil.rmtree(folder)
+        self.figures["campaigns"] += count
+        self._tell()
 
-    def watch(self, driver: int, give_up: float) -> bool:
-        """Kill one process of the driver's after another until it ends; whether it ended with its campaign.
+    def _campaign(self, url: str, folder: Path, number: int, *, is_alone: bool) -> Campaign:
+        draw = random.Random(f"{self._asked.seed} {number}")
+        spec = spec_of(f"chaos-{self._asked.seed}-{number}", self._asked.evaluator, folder, draw)
+        with open_store(url) as store:
+            created(store, spec, len(spec.survey().recipes))
+        its_folder = folder / spec.name
+        its_folder.mkdir()
+        limits = Limits(
+            per_minute=self._asked.kills_per_minute, most_disturbances=self._asked.most_kills, may_outwait=is_alone
+        )
+        return Campaign(url, spec, its_folder, limits=limits, draw=draw, counts=self.counts)
 
-        At `give_up`, of the monotonic clock, the driver itself is killed.
-        """
-        kills_before = self.tally.kills
-        kill_at = self._next_kill()
-        while (code := has_ended(driver)) is None:
-            if time.monotonic() >= give_up:
-                os.kill(driver, signal.SIGKILL)
-                os.waitpid(driver, 0)
-                return False
-            if self._kills_left and time.monotonic() >= kill_at:
-                self._kill_one(driver)
-                kill_at = self._next_kill()
+    def _drive(self, campaigns: list[Campaign]) -> None:
+        """Drive campaigns at once until each has ended."""
+        look_at = 0.0
+        while any(not campaign.has_ended for campaign in campaigns):
+            for campaign in campaigns:
+                campaign.step(self._surroundings.driver_ended)
+            if time.monotonic() >= look_at:
+                self._surroundings.look({pid for campaign in campaigns for pid in campaign.drivers})
+                look_at = time.monotonic() + LOOK_S
             time.sleep(0.002)
-        if self.tally.kills == kills_before:
-            self.tally.failed_unkilled += code != 0
-        else:
-            self.tally.failed_after_a_kill += code not in (0, -signal.SIGKILL)
-        return code == 0
 
-    def _next_kill(self) -> float:
-        return time.monotonic() + self._random.expovariate(1 / self._mean_wait_s)
+    def _look_for_leftovers(self, folder: Path) -> None:
+        left = self._surroundings.left()
+        self.faults += [("orphans", process) for process in left.processes]
+        self.faults += [("ports_left", port) for port in left.ports]
+        self.faults += [("files_left", file) for file in left.files]
+        self.faults += [("shared_memory_left", name) for name in left.shared_memory]
+        self.faults += [("files_left", str(path)) for path in folder.glob("store.db?*")]
+        self.figures["sockets_seen"] += left.sockets_seen
 
-    def _kill_one(self, driver: int) -> None:
-        victim = self._random.choice([driver, *(process.pid for process in processes_of({driver}))])
-        try:
-            os.kill(victim, signal.SIGKILL)
-        except ProcessLookupError:  # it ended in between
-            return
-        self.tally.kills += 1
-        self._kills_left -= 1
+    def _audit(self, store: Store, campaign: Campaign) -> None:
+        spec, errors = campaign.spec, campaign.folder / "errors"
+        outcomes, reused = outcomes_of(store, spec.name)
+        self.figures.update(outcomes=outcomes, reused=reused, **{f"strategy {spec.search.strategy}": 1})
+        found = list(faults(store, spec, campaign.folder / "acknowledged", was_taken_over=campaign.was_taken_over))
+        if not campaign.has_finished:
+            found.append(("unfinished", store.campaign(spec.name).state))
+        self.faults += [(kind, f"{spec.name}: {what}") for kind, what in found]
+        if errors.exists():
+            sys.stderr.write(errors.read_text())
 
-    def _audit_processes(self, drivers: set[int]) -> None:
-        deadline = time.monotonic() + GRACE_S
-        while (left := list(processes_of(drivers))) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        self.tally.orphans += len(left)
+    def _tell(self) -> None:
+        for kind, what in self.faults[self._told :]:
+            sys.stderr.write(f"{kind}: {what}\n")
+        self._told = len(self.faults)
 
-    def _audit(self, store: Store, spec: CampaignSpec, acknowledged: set[str], *, has_ended_well: bool) -> None:
-        tally, record = self.tally, store.campaign(spec.name)
-        trials = {trial.recipe: trial.recipe_id for trial in store.trials(record.id)}
-        told = store.told(record.id)
-        counted = Counter(trials[recipe] for recipe, _ in told)
-        tally.campaigns += 1
-        tally.outcomes += len(told)
-        tally.lost += len(acknowledged - set(counted))
-        tally.doubled += sum(count - 1 for count in counted.values())
-        tally.misattributed += sum(not belongs(recipe, outcome, spec) for recipe, outcome in told)
-        tally.over_budget += max(0, record.outcomes - PROBES[spec.evaluator])
-        tally.unfinished += not has_ended_well or record.state is not CampaignState.FINISHED
-        with store.database.read() as connection:
-            found = check(connection, store=store.url, campaign_id=record.id)
-        tally.broken_rules += sum(finding.is_fault for finding in found.findings)
-        tally.unheard_outcome_files += self._unheard(store, spec)
-
-    @staticmethod
-    def _unheard(store: Store, spec: CampaignSpec) -> int:
-        """Outcomes on the disk in folders that the store has no attempt for."""
-        table = frontrunner.dataframe(spec.name, store=store.url)
-        known = set(table["run_folder"])
-        return sum(str(path.parent) not in known for path in spec.run_folder.glob("*/outcome.json"))
+    def report(self) -> dict[str, Any]:
+        """Everything that was counted; `faults` are 0 each where nothing is wrong."""
+        found = Counter(kind for kind, _ in self.faults)
+        found.update(failed_untouched=self.counts.failed_untouched)
+        return {
+            **{name: self.figures[name] for name in ("campaigns", "outcomes", "reused", "sockets_seen")},
+            "drivers": self.counts.drivers,
+            "disturbances": dict(sorted(self.counts.disturbances.items())),
+            "failed_after_a_kill": self.counts.failed_after_a_kill,
+            "strategies": {key.split()[1]: n for key, n in sorted(self.figures.items()) if key.startswith("strategy ")},
+            "faults": {name: found[name] for name in FAULTS},
+        }
 
 
-def belongs(recipe: Recipe, outcome: object, spec: CampaignSpec) -> bool:
-    """Whether an outcome can be that recipe's: the very one where it is simulated, else one of its ranks and tokens."""
-    if spec.evaluator == "simulated":
-        return outcome == simulate(recipe, spec.probe_setup())
-    if not isinstance(outcome, Measurement):
-        return True
-    tokens = recipe.global_batch_seqs * spec.problem.sequence_length
-    return outcome.tokens_per_step == tokens and len(outcome.peak_memory_bytes) == recipe.devices
-
-
-def main() -> int:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--campaigns", type=int, default=40)
-    parser.add_argument("--kills-per-minute", type=float, default=120.0)
+    parser.add_argument("--kills-per-minute", type=float, default=300.0, help="disturbances of other kinds included")
     parser.add_argument("--most-kills", type=int, default=40, help="in one campaign [default: 40]")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--evaluator", choices=sorted(PROBES), default="simulated")
     parser.add_argument("--store", help="one store for all campaigns, such as a PostgreSQL URL [default: a file each]")
-    asked = parser.parse_args()
-    chaos = Chaos(kills_per_minute=asked.kills_per_minute, most_kills=asked.most_kills, seed=asked.seed)
-    shared_memory = Path("/dev/shm")
-    before = {path.name for path in shared_memory.glob("*")}
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory() as name:
-        for number in range(asked.campaigns):
-            folder = Path(name) / str(number)
-            folder.mkdir()
-            spec = spec_of(f"chaos-{asked.seed}-{number}", asked.evaluator, folder, seed=asked.seed + number)
-            chaos.campaign(asked.store or str(folder / "store.db"), spec, folder)
-    mine = (path for path in shared_memory.glob("*") if path.name not in before and path.owner() == Path.home().owner())
-    chaos.tally.shared_memory_left = sum(1 for path in mine if "torch" in path.name or "frontrunner" in path.name)
-    print(json.dumps({**asdict(chaos.tally), "seconds": round(time.monotonic() - began, 1)}, indent=2))
-    return 0 if chaos.tally.is_clean else 1
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write what was counted to this file as well")
+    return parser.parse_args()
+
+
+def main() -> int:
+    asked, began_s = arguments(), time.monotonic()
+    for place in STRATEGIES.values():
+        import_module(place.partition(":")[0])  # once, instead of in each driver
+    with tempfile.TemporaryDirectory(prefix="chaos-") as name:
+        folder, temporary = Path(name) / "c", Path(name) / "t"
+        folder.mkdir()
+        temporary.mkdir()
+        with Surroundings(temporary) as surroundings:
+            chaos = Chaos(asked, folder, surroundings)
+            chaos.run()
+    about = {key: value for key, value in vars(asked).items() if key not in ("json", "store")}
+    report = {
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        **about,
+        "database": "sqlite" if asked.store is None else asked.store.partition(":")[0],
+        **chaos.report(),
+        "seconds": round(time.monotonic() - began_s, 1),
+    }
+    text = json.dumps(report, indent=2)
+    if asked.json is not None:
+        asked.json.write_text(f"{text}\n")
+    print(text)
+    return 1 if any(report["faults"].values()) else 0
 
 
 if __name__ == "__main__":

@@ -34,7 +34,8 @@ from frontrunner.spaces.cluster import Cluster, Links, PeakTflops
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.presets import cluster_preset, model_preset
 from frontrunner.spaces.problem import GlobalBatch, Problem
-from frontrunner.spaces.recipe import Recipe, Sharding
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.sharding import Sharding
 
 STUDY_BAR, LEVELS_BAR = 0.10, 0.15
 NEOX_20B = Model(

@@ -13,6 +13,7 @@ from frontrunner.evaluators.measure import measurement, nodes_used, tokens_per_s
 from frontrunner.evaluators.protocol import Finished, ProbeOrder, ProbeSetup
 from frontrunner.evaluators.run_folder import RunFolder
 from frontrunner.evaluators.watch import Watch
+from frontrunner.results.codec import refuse_unstorable
 from frontrunner.results.outcome import Failure, Measurement
 
 
@@ -30,6 +31,7 @@ def write_job(order: ProbeOrder, job: dict[str, Any], setup: ProbeSetup) -> Path
 def conclude(probe: Watch, setup: ProbeSetup, *, log: Path | None = None) -> Finished:
     """The outcome of a probe that has ended, on disk; `log` tells more of its failure than the ranks' own do."""
     folder, order = RunFolder(probe.order.run_folder), probe.order
+    folder.clear()
     node_seconds = probe.seconds * nodes_used(order.recipe, setup.problem)
     outcome = _from_result(folder, order, setup, node_seconds)
     if outcome is None or (isinstance(outcome, Measurement) and probe.has_failed):
@@ -64,6 +66,7 @@ def _failure(probe: Watch, folder: RunFolder, node_seconds: float, log: Path | N
 def harvested(order: ProbeOrder, setup: ProbeSetup) -> Measurement | Failure | None:
     """The outcome on disk, or what the order's ranks had finished measuring when their driver died."""
     folder = RunFolder(order.run_folder)
+    folder.clear()
     outcome = folder.outcome()
     if outcome is not None:
         return outcome
@@ -81,7 +84,9 @@ def _from_result(
     try:
         result = folder.result()
         outcome = None if result is None else measurement(result, order.recipe, setup.problem, node_seconds)
-    except (KeyError, TypeError, ValueError):
+        if outcome is not None:
+            refuse_unstorable(outcome)
+    except (KeyError, TypeError, ValueError, OverflowError, IndexError, AttributeError):
         return None
     if not isinstance(outcome, Failure):
         return outcome

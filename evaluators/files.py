@@ -7,6 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+MOST_JSON_BYTES = 64 * 2**20
+"""What ranks write of ten thousands of ranks and steps is shorter."""
+
 
 def write_json(path: Path, value: object) -> None:
     """Write a JSON file so that a reader, or a crash at any moment, sees the old file or the whole new one."""
@@ -14,14 +17,19 @@ def write_json(path: Path, value: object) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file, in UTF-8, so that a reader, or a crash at any moment, sees the old file or the whole new one.
+    """Write a text file, in UTF-8, as `write_bytes` does."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file so that a reader, or a crash at any moment, sees the old file or the whole new one.
 
     Nothing is left aside if the disk is full.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with aside.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with aside.open("wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
@@ -36,11 +44,26 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_json(path: Path) -> Any | None:
-    """The file's content, or None where there is no file; raises ValueError for a file that is not JSON."""
+    """The file's content, or None where there is no file.
+
+    Raises ValueError for a file that is not JSON, is too long, or is nested too deeply.
+    """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            content = file.read(MOST_JSON_BYTES + 1)
     except FileNotFoundError:
         return None
+    if len(content) > MOST_JSON_BYTES:
+        raise ValueError(f"{path} has more than {MOST_JSON_BYTES:,} bytes")
+    return parsed_json(content)
+
+
+def parsed_json(content: bytes) -> Any:
+    """What JSON in UTF-8 holds; raises ValueError for what is none, and for what is nested too deeply."""
+    try:
+        return json.loads(content.decode())
+    except RecursionError:
+        raise ValueError("not usable JSON: nested too deeply") from None
 
 
 def tail(path: Path, lines: int = 15, max_bytes: int = 16_384) -> str:

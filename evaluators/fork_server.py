@@ -19,17 +19,21 @@ import contextlib
 import ctypes
 import json
 import os
+import select
 import selectors
 import shutil
 import signal
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 PR_SET_PDEATHSIG = 1
 START_FAILED = 120
 """Exit status of a rank that could not even read its job."""
+LOOK_S = 1.0
+"""Between two looks for the driver while engines are imported."""
 
 
 class ForkServer:
@@ -180,6 +184,31 @@ def _redirect_output(log: Path) -> None:
     os.close(null_fd)
 
 
+@contextlib.contextmanager
+def _ended_with_driver(requests_fd: int, rendezvous: Path) -> Iterator[None]:
+    """End this process when its driver ends meanwhile: imports take seconds, in which nobody reads requests.
+
+    By a timer's signal: a thread would have to be gone before ranks are forked, and the kernel's order to end with a
+    parent (as in `_die_with_parent`) would leave the folder.
+    """
+    requests = select.poll()
+    requests.register(requests_fd, 0)  # a hang-up is always told
+
+    def look(*_: object) -> None:
+        if requests.poll(0):
+            shutil.rmtree(rendezvous, ignore_errors=True)
+            os._exit(0)
+
+    signal.signal(signal.SIGALRM, look)
+    signal.siginterrupt(signal.SIGALRM, False)  # noqa: FBT003 - no system call of a library is to fail for it
+    signal.setitimer(signal.ITIMER_REAL, LOOK_S, LOOK_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
 def main() -> None:
     """Serve the driver that started this process over duplicates of stdin and stdout.
 
@@ -188,11 +217,12 @@ def main() -> None:
     requests_fd, reports_fd = os.dup(0), os.dup(1)
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what an interrupt means
-    from frontrunner.evaluators.trainer.entry import preload
-
     rendezvous, engines = Path(sys.argv[1]), sys.argv[2:]
     try:
-        preload(engines)
+        with _ended_with_driver(requests_fd, rendezvous):
+            from frontrunner.evaluators.trainer.entry import preload
+
+            preload(engines)
         ForkServer(requests_fd, reports_fd, rendezvous).serve()
     finally:
         shutil.rmtree(rendezvous, ignore_errors=True)

@@ -46,7 +46,9 @@ class Instant(ABC):
 
     def harvest(self, order: ProbeOrder) -> Outcome | None:
         """The outcome on disk, or None."""
-        return RunFolder(order.run_folder).outcome()
+        folder = RunFolder(order.run_folder)
+        folder.clear()
+        return folder.outcome()
 
     def close(self) -> None:
         """Forget what was not handed out."""

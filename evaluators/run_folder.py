@@ -10,15 +10,23 @@ outcome.json         the outcome, as it is handed to the driver
 
 from __future__ import annotations
 
+import functools
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from frontrunner.evaluators.classify import RankError
-from frontrunner.evaluators.files import read_json, tail, write_json
-from frontrunner.results.outcome import Failure, FailureKind, Measurement, ProbeEnding
+from pydantic import TypeAdapter
 
+from frontrunner.evaluators.classify import RankError
+from frontrunner.evaluators.files import parsed_json, read_json, tail, write_json
+from frontrunner.results.codec import refuse_unstorable
+from frontrunner.results.outcome import Failure, Measurement, Outcome
+
+UNFINISHED = re.compile(r"\..+\.json\.\d+")
+"""What a JSON file is called until it is whole: `evaluators/files.py` and the trainer's own `files.py`."""
 CANCEL = "cancel"
 """A flag beside those files, where ranks are on other nodes: see `dispatch/step.py`."""
 
@@ -67,30 +75,49 @@ class RunFolder:
             try:
                 table = read_json(self.path / f"rank-{rank}.error.json")
                 if table is not None:
-                    found.append(RankError(**{key: table[key] for key in ("rank", "type", "message", "phase")}))
+                    words = {key: _text(table[key]) for key in ("type", "message", "phase")}
+                    found.append(RankError(rank=rank, **words))
             except (ValueError, KeyError, TypeError):
                 continue  # written while the disk was full: the log and the exit status remain
         return tuple(found)
 
-    def write_outcome(self, outcome: Measurement | Failure) -> None:
+    def clear(self) -> None:
+        """Remove what processes of an attempt that is over were killed in writing: files not yet renamed."""
+        for path in self.path.glob(".*"):
+            if UNFINISHED.fullmatch(path.name):
+                path.unlink(missing_ok=True)
+
+    def write_outcome(self, outcome: Outcome) -> None:
         """Put the outcome on disk before anybody is told of it."""
         kind = "measurement" if isinstance(outcome, Measurement) else "failure"
         write_json(self.path / "outcome.json", {"kind": kind, "outcome": asdict(outcome)})
 
-    def outcome(self) -> Measurement | Failure | None:
-        """The outcome that `write_outcome` left; None where there is none, or none that can be read."""
+    def outcome(self) -> Outcome | None:
+        """The outcome that `write_outcome` left; None where there is none, or none that a store can hold."""
         try:
             found = read_json(self.path / "outcome.json")
-            if found is None:
-                return None
-            table: dict[str, Any] = found["outcome"]
-            if found["kind"] == "failure":
-                return Failure(**table | {"kind": FailureKind(table["kind"])})
-            values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
-            ended = values.get("ended")
-            return Measurement(**values | {"ended": None if ended is None else ProbeEnding(ended)})
+            return None if found is None else _outcome_of(found)
         except (ValueError, KeyError, TypeError):
             return None
+
+
+@functools.cache
+def _adapter(kind: str) -> TypeAdapter[Any]:
+    """Made when it is first needed: importing this must stay fast."""
+    return TypeAdapter(Failure if kind == "failure" else Measurement)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, not {type(value).__name__}")
+    return value
+
+
+def _outcome_of(found: Mapping[str, Any]) -> Outcome:
+    """The outcome of a parsed `outcome.json`; raises ValueError, KeyError or TypeError for any other content."""
+    outcome: Outcome = _adapter(str(found["kind"])).validate_json(json.dumps(found["outcome"]), strict=True)
+    refuse_unstorable(outcome)
+    return outcome
 
 
 class StepCounter:
@@ -122,7 +149,6 @@ class StepCounter:
 def _event(line: bytes) -> str | None:
     """The event that a line tells of; None for a line that a full disk or a kill has cut short."""
     try:
-        table = json.loads(line)
-        return str(table["event"])
+        return str(parsed_json(line)["event"])
     except (ValueError, KeyError, TypeError):
         return None

@@ -17,14 +17,16 @@ from pathlib import Path
 import pandas as pd
 
 from frontrunner.evaluators.analytic.software import Software
-from frontrunner.evaluators.analytic.tables import BATCH_TOLERANCE, GPT2_VOCABULARY, completed, software_of
+from frontrunner.evaluators.analytic.tables import BATCH_TOLERANCE, GPT2_VOCABULARY, completed, numbers, software_of
+from frontrunner.evaluators.csv_file import csv_bytes, csv_table
 from frontrunner.evaluators.measure import rates, tokens_per_step
 from frontrunner.evaluators.table_shapes import cluster_of, model_of
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.spaces.cluster import PRECISIONS
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.problem import GlobalBatch, Problem
-from frontrunner.spaces.recipe import RECOMPUTES, Recipe, Sharding
+from frontrunner.spaces.recipe import RECOMPUTES, Recipe
+from frontrunner.spaces.sharding import Sharding
 
 PROBLEM_COLUMNS = ("model", "seq", "gbs", "hardware", "gpus", "attention_kernel", "precision")
 """What the rows of one problem have in common."""
@@ -91,13 +93,9 @@ class TableProblems:
 def read_problems(path: Path) -> TableProblems:
     """Every problem of a table, of however few rows.
 
-    Raises `InvalidInput` where the file cannot be read or is not a table.
+    Raises as `csv_table` and `csv_bytes` do where the file cannot be read or is not a table.
     """
-    try:
-        found = pd.read_csv(path)
-    except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
-        raise InvalidInput(f"table {path} cannot be read: {error}", hint="give the path of a CSV file") from error
-    return problems_of(found, path.stem)
+    return problems_of(csv_table(path, csv_bytes(path)), path.stem)
 
 
 def problems_of(found: pd.DataFrame, name: str) -> TableProblems:
@@ -115,7 +113,7 @@ def _with_defaults(found: pd.DataFrame) -> pd.DataFrame:
     """Degrees that the table does not name are 1, and so is what follows from the others."""
     rows = found.rename(columns=str).copy()
     for column in ("tp", "pp"):
-        rows[column] = pd.to_numeric(rows[column], errors="coerce").fillna(1) if column in rows else 1.0
+        rows[column] = numbers(rows[column]).fillna(1) if column in rows else 1.0
     rows = completed(rows)
     rows["mbs"] = rows.mbs.fillna(rows.gbs / (rows.dp * rows.gas))
     rows["gas"] = rows.gas.fillna(rows.gbs / (rows.mbs * rows.dp))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from frontrunner.spaces.choices import Choice
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.spaces.space import Choice, Point, Space, Survey
+from frontrunner.spaces.space import Point, Space, Survey
 
 DIMENSIONS = (
     "tensor_parallel",

@@ -83,3 +83,9 @@ def _with_password_in_its_place(url: URL) -> URL:
         return url
     password = given if isinstance(given, str) else given[-1]
     return url.difference_update_query(["password"]).set(password=password)
+
+
+def is_new(text: str) -> bool:
+    """Whether opening the store at an address would make an SQLite file; raises as `parse_address` does."""
+    path = parse_address(text).path
+    return path is not None and not path.exists()

@@ -7,15 +7,21 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import lru_cache
 from typing import Any
 
-from frontrunner.results.outcome import Failure, FailureKind, Measurement
+from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.results.records import Standing
 from frontrunner.spaces.document import canonical_json
 from frontrunner.spaces.errors import StoreUnusable
-from frontrunner.spaces.recipe import Recipe, Sharding
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.sharding import Sharding
 
 Columns = dict[str, Any]
+RECIPES_KEPT = 8192
+"""Recipes that are not read again from the same text: about 1 KiB each."""
+LARGEST = 2**63 - 1
+"""The largest whole number of a column."""
 
 
 def recipe_to_json(recipe: Recipe) -> str:
@@ -23,6 +29,7 @@ def recipe_to_json(recipe: Recipe) -> str:
     return canonical_json(asdict(recipe))
 
 
+@lru_cache(maxsize=RECIPES_KEPT)
 def recipe_from_json(text: str) -> Recipe:
     """The recipe that `recipe_to_json` wrote; `StoreUnusable` where a later version wrote fields unknown here."""
     fields = json.loads(text)
@@ -72,6 +79,19 @@ def measurement_from_columns(row: Any) -> Measurement:
         build_time_s=_nan_if_none(row.build_time_s),
         first_step_time_s=_nan_if_none(row.first_step_time_s),
     )
+
+
+def refuse_unstorable(outcome: Outcome) -> None:
+    """Raise ValueError for an outcome that the store would not hold, or not as it is."""
+    if isinstance(outcome, Failure):
+        failure_to_columns(outcome)
+        return
+    measurement_to_columns(outcome)
+    figures = (*outcome.losses, outcome.build_time_s, outcome.first_step_time_s, outcome.mfu or 0.0)
+    if not all(map(math.isfinite, figures)):
+        raise ValueError("a loss, a time or the MFU is not finite")
+    if max(outcome.tokens_per_step, *outcome.peak_memory_bytes) > LARGEST or min(outcome.peak_memory_bytes) < 0:
+        raise ValueError(f"tokens of a step or a rank's memory are not in 0..{LARGEST}")
 
 
 def failure_to_columns(failure: Failure) -> Columns:

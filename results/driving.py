@@ -5,12 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 
 from frontrunner.results import leases
-from frontrunner.results.schema import CampaignRow
+from frontrunner.results.explain import begins, checked_prefix
+from frontrunner.results.schema import CampaignRow, TrialRow
 from frontrunner.results.store import Store
+
+STAMPED = select(
+    CampaignRow.name,
+    CampaignRow.updated_at,
+    CampaignRow.epoch,
+    CampaignRow.outcomes,
+    CampaignRow.lease_until,
+    CampaignRow.driver_host,
+    CampaignRow.driver_pid,
+)
+OF_ONE = STAMPED.where(CampaignRow.name == bindparam("name"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,16 +56,52 @@ def drivers(store: Store) -> list[DriverSeen]:
         ]
 
 
-def stamp(store: Store, names: Sequence[str]) -> tuple[tuple[str, str, bool], ...]:
-    """What changes whenever anything about these campaigns does, or their drivers come and go.
+@dataclass(frozen=True, kw_only=True)
+class Stamp:
+    """What changes whenever anything about a campaign does, or its driver comes and goes.
 
-    A driver raises its campaign's row with everything that it writes. Raises `NotFound` for an unknown name.
+    A driver raises its campaign's row with everything that it writes: `written_at` is the time by its clock, `epoch`
+    counts its drivers, `outcomes` its final outcomes.
     """
+
+    campaign: str
+    written_at: str
+    epoch: int
+    outcomes: int
+    is_driven: bool
+
+    @property
+    def version(self) -> str:
+        """What is different after every write."""
+        return f"{self.written_at} {self.epoch} {self.outcomes}"
+
+
+def stamp(store: Store, names: Sequence[str]) -> tuple[Stamp, ...]:
+    """The stamps of these campaigns. Raises `NotFound` for an unknown name."""
     now = store.now()
-    query = select(CampaignRow).where(CampaignRow.name.in_(names))
     with store.database.read() as connection:
-        rows = {row.name: row for row in connection.execute(query)}
-    for name in names:
-        if name not in rows:
+        rows = [connection.execute(OF_ONE, {"name": name}).first() for name in names]
+    for name, row in zip(names, rows, strict=True):
+        if row is None:
             store.campaign(name)  # which says what was meant
-    return tuple((name, rows[name].updated_at, leases.is_held(rows[name], now)) for name in names)
+    return tuple(_stamp(row, now) for row in rows)
+
+
+def stamp_of_recipe(store: Store, recipe_id: str) -> tuple[Stamp, ...]:
+    """The stamps of the campaigns that tried a recipe with this id, or with one that begins like it, as `explain` reads
+    it; raises `InvalidInput` as that does."""
+    tried = select(TrialRow.campaign_id).where(begins(checked_prefix(recipe_id)))
+    query = STAMPED.where(CampaignRow.id.in_(tried)).order_by(CampaignRow.id)
+    now = store.now()
+    with store.database.read() as connection:
+        return tuple(_stamp(row, now) for row in connection.execute(query))
+
+
+def _stamp(row: Any, now: datetime) -> Stamp:
+    return Stamp(
+        campaign=row.name,
+        written_at=row.updated_at,
+        epoch=row.epoch,
+        outcomes=row.outcomes,
+        is_driven=leases.is_held(row, now),
+    )

@@ -6,6 +6,7 @@ What differs between databases stays in this file and in those it imports: `sqli
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -35,6 +36,7 @@ class Database:
         self.address = address
         self.read_only = read_only
         self._busy_timeout_s = busy_timeout_s
+        self._held = threading.local()
         if address.path is not None:
             self._engine = sqlite_engine(address, read_only=read_only, busy_timeout_s=busy_timeout_s)
         else:
@@ -52,8 +54,22 @@ class Database:
         self._engine.dispose()
 
     @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Have every `read` of this thread until the end be the same transaction, and so see the same state."""
+        with self.read() as connection:
+            outer, self._held.connection = self._connection_held(), connection
+            try:
+                yield
+            finally:
+                self._held.connection = outer
+
+    @contextmanager
     def read(self) -> Iterator[Connection]:
         """A transaction that sees one state of the store throughout."""
+        held = self._connection_held()
+        if held is not None:
+            yield held
+            return
         path = self.address.path if self.read_only and not self.address.has_log else None
         before = file_state(path) if path is not None and path.exists() else None
         with self._translated(), self._engine.connect() as connection:
@@ -98,6 +114,11 @@ class Database:
                     time.sleep(SWITCH_RETRY_S)
                 else:
                     return
+
+    def _connection_held(self) -> Connection | None:
+        """The transaction of `reading`, where this thread is within it."""
+        found: Connection | None = getattr(self._held, "connection", None)
+        return found
 
     def _connected(self) -> Connection:
         """A connection. A server that is being restarted is waited for, for `RECONNECT_S`."""

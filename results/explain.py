@@ -78,30 +78,36 @@ def explain(store: Store, recipe_id: str) -> Explanation:
     recipe or more than one begins like this.
     """
     with store.database.read() as connection:
-        full_id = complete_id(connection, recipe_id.strip().lower())
+        full_id = complete_id(connection, checked_prefix(recipe_id))
         query = select(TrialRow).where(TrialRow.recipe_id == full_id).order_by(TrialRow.campaign_id.desc())
         appearances = tuple(_appearance(connection, to_trial(row)) for row in connection.execute(query).all())
     return Explanation(recipe_id=full_id, recipe=appearances[0].trial.recipe, appearances=appearances)
 
 
-def complete_id(connection: Connection, prefix: str) -> str:
-    """The one stored recipe id that begins with `prefix`."""
+def checked_prefix(recipe_id: str) -> str:
+    """A recipe id, or a beginning of one, as it is stored; raises `InvalidInput` where it is too short."""
+    prefix = recipe_id.strip().lower()
     if len(prefix) < MIN_PREFIX:
         raise bad_value("recipe id", prefix, f"at least the first {MIN_PREFIX} characters of one")
-    begins = select(TrialRow.recipe_id).where(_begins(prefix)).distinct()
-    found = connection.execute(begins.order_by(TrialRow.recipe_id).limit(MOST_CANDIDATES)).scalars().all()
+    return prefix
+
+
+def complete_id(connection: Connection, prefix: str) -> str:
+    """The one stored recipe id that begins with `prefix`."""
+    alike = select(TrialRow.recipe_id).where(begins(prefix)).distinct()
+    found = connection.execute(alike.order_by(TrialRow.recipe_id).limit(MOST_CANDIDATES)).scalars().all()
     if len(found) == 1 or prefix in found:
         return prefix if prefix in found else found[0]
     if found:
         raise NotFound(f"more than one recipe id begins with {prefix!r}", hint=f"one of: {', '.join(found)}")
     # Only ids that begin alike are compared: comparing 100,000 would take longer than any answer is worth.
-    alike = select(TrialRow.recipe_id).where(_begins(prefix[:2])).distinct()
+    alike = select(TrialRow.recipe_id).where(begins(prefix[:2])).distinct()
     close = difflib.get_close_matches(prefix, connection.execute(alike.limit(1000)).scalars(), n=3)
     hint = f"did you mean {' or '.join(close)}?" if close else "list the measured ones: frontrunner best"
     raise NotFound(f"no recipe id begins with {prefix!r}", hint=hint)
 
 
-def _begins(prefix: str) -> ColumnElement[bool]:
+def begins(prefix: str) -> ColumnElement[bool]:
     """Whether a trial's recipe id begins like this. SQLite walks no index for LIKE alone, but it does for the bounds.
 
     "z" comes after every hexadecimal digit in the order of any database.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +95,32 @@ def frame(store: Store, campaign: Campaign | str | None) -> pd.DataFrame:
         attempts = connection.execute(select(AttemptRow).where(*finished).order_by(AttemptRow.id)).all()
     rows = [_cells(found, trials[row.trial_id], to_attempt(row), outcomes[row.id]) for row in attempts]
     return pd.DataFrame(rows, columns=list(COLUMN_TYPES)).astype(COLUMN_TYPES)
+
+
+def plain_columns(table: pd.DataFrame) -> dict[str, list[Any]]:
+    """The table's cells by column, as JSON can hold them: None where a cell is missing, times in ISO 8601."""
+    return {name: [_plain_cell(value) for value in table[name].astype(object)] for name in table.columns}
+
+
+def _plain_cell(value: Any) -> Any:
+    import pandas as pd
+
+    if pd.isna(value):
+        return None
+    return value.isoformat() if isinstance(value, pd.Timestamp) else value
+
+
+def from_columns(columns: Mapping[str, Sequence[Any]]) -> pd.DataFrame:
+    """The table that `plain_columns` took apart; raises `ValueError` for columns of another kind of table."""
+    import pandas as pd
+
+    if list(columns) != list(COLUMN_TYPES):
+        raise ValueError(f"columns {', '.join(columns)[:200]}")
+    times = [name for name, kind in COLUMN_TYPES.items() if kind.startswith("datetime")]
+    table = pd.DataFrame({name: list(values) for name, values in columns.items()})
+    for name in times:
+        table[name] = pd.to_datetime(table[name], utc=True, format="ISO8601")
+    return table.astype(COLUMN_TYPES)
 
 
 def write_frame(table: pd.DataFrame, path: Path) -> None:

@@ -24,7 +24,7 @@ from frontrunner.results.ranking import (
     to_ranked,
 )
 from frontrunner.results.records import CampaignSummary, Trial
-from frontrunner.results.rows import outcomes_by_attempt, to_campaign, to_trial
+from frontrunner.results.rows import outcomes_by_attempt, to_trial
 from frontrunner.results.schema import AttemptRow, CampaignRow, StandingRow, TrialRow
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import Store
@@ -78,11 +78,25 @@ class TrialPage:
 
 def campaign_page(store: Store, *, page: int = 1, page_size: int = 50, known: Known | None = None) -> CampaignPage:
     """One page of the store's campaigns; for `known` see `frontrunner.results.summaries.summaries`."""
-    query = select(CampaignRow).order_by(CampaignRow.id.desc())
+    query = select(CampaignRow.id, CampaignRow.updated_at).order_by(CampaignRow.id.desc())
     with store.database.read() as connection:
-        found = [to_campaign(row) for row in connection.execute(cut(query, page, page_size))]
+        found = connection.execute(cut(query, page, page_size)).all()
         total = connection.execute(select(func.count()).select_from(CampaignRow)).scalar_one()
         return CampaignPage(items=tuple(summaries(connection, found, known)), total=total)
+
+
+def any_campaign(store: Store) -> str | None:
+    """The name of one campaign of the store, None where it has none: the smallest question that reads its tables."""
+    with store.database.read() as connection:
+        name: str | None = connection.execute(select(CampaignRow.name).limit(1)).scalar()
+        return name
+
+
+def newest_names(store: Store, limit: int) -> list[str]:
+    """The names of the campaigns that were created last, the newest first."""
+    query = select(CampaignRow.name).order_by(CampaignRow.id.desc()).limit(limit)
+    with store.database.read() as connection:
+        return list(connection.execute(query).scalars())
 
 
 def recipe_page(  # noqa: PLR0913 - a question's parts, each by its name

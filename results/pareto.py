@@ -10,11 +10,14 @@ from frontrunner.results.schema import StandingRow, TrialRow
 from frontrunner.results.store import Store
 
 
-def pareto(store: Store, campaign: Campaign | str | None) -> list[RankedRecipe]:
+def pareto(
+    store: Store, campaign: Campaign | str | None, *, least_tokens_per_s: float | None = None
+) -> list[RankedRecipe]:
     """The front of tokens/s (more is better) against the peak memory of the neediest rank (less is better).
 
     Fastest first, so that memory falls along the list. Of recipes equal in both, the one with the smallest
-    recipe id stands for all.
+    recipe id stands for all. With `least_tokens_per_s` the part of the front that is at least so fast: slower recipes
+    have no say in it.
     """
     memory = StandingRow.peak_memory_bytes_max_rank
     fastest_first = (StandingRow.tokens_per_s.desc(), memory, StandingRow.recipe_id)
@@ -22,9 +25,12 @@ def pareto(store: Store, campaign: Campaign | str | None) -> list[RankedRecipe]:
         found = resolve(connection, store, campaign)
         # Walking from the fastest down, a recipe is on the front if it needs less than all before it.
         least_before = func.min(memory).over(order_by=fastest_first, rows=(None, -1))
+        wanted = [StandingRow.campaign_id == found.id]
+        if least_tokens_per_s is not None:
+            wanted.append(StandingRow.tokens_per_s >= least_tokens_per_s)
         walked = (
             select(StandingRow.trial_id, memory.label("memory"), least_before.label("least_before"))
-            .where(StandingRow.campaign_id == found.id)
+            .where(*wanted)
             .subquery()
         )
         query = (

@@ -19,6 +19,9 @@ from frontrunner.results.records import Attempt, Campaign, Event, Trial
 from frontrunner.results.schema import AttemptRow, EndingRow, FailureRow, MeasurementRow, TrialRow
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
 
+HAS_ENDINGS = "frontrunner_has_endings"
+"""What a connection remembers, once it is so: tables are never taken away."""
+
 
 def to_campaign(row: Any) -> Campaign:
     """A row of `campaigns`."""
@@ -86,8 +89,10 @@ def outcomes_by_attempt(connection: Connection, attempts: Select[int]) -> dict[i
 
 def _endings(connection: Connection, attempts: Select[int]) -> dict[int, ProbeEnding]:
     """How the attempts ended, where that is known. A store of an earlier version that nobody may write has no table."""
-    if not inspect(connection).has_table(EndingRow.__tablename__):
-        return {}
+    if not connection.info.get(HAS_ENDINGS):
+        connection.info[HAS_ENDINGS] = inspect(connection).has_table(EndingRow.__tablename__)
+        if not connection.info[HAS_ENDINGS]:
+            return {}
     rows = connection.execute(select(EndingRow).where(EndingRow.attempt_id.in_(attempts)))
     return {row.attempt_id: ProbeEnding(row.ended) for row in rows}
 

@@ -36,13 +36,22 @@ class Spans:
 def newest_spans(store: Store, campaign_id: int, limit: int) -> Spans:
     """Up to `limit` attempts of a campaign: those that were begun last."""
     mine = AttemptRow.campaign_id == campaign_id
+    newest = select(AttemptRow.id).where(mine).order_by(AttemptRow.id.desc()).limit(limit).subquery()
     query = (
-        select(AttemptRow, TrialRow.recipe_id, TrialRow.recipe_json, TrialRow.number.label("trial"), FailureRow.kind)
+        select(
+            AttemptRow.number,
+            AttemptRow.state,
+            AttemptRow.started_at,
+            AttemptRow.finished_at,
+            TrialRow.recipe_id,
+            TrialRow.recipe_json,
+            TrialRow.number.label("trial"),
+            FailureRow.kind,
+        )
         .join(TrialRow, TrialRow.id == AttemptRow.trial_id)
         .outerjoin(FailureRow, FailureRow.attempt_id == AttemptRow.id)
-        .where(mine)
+        .where(AttemptRow.id.in_(select(newest.c.id)))  # found in an index first: rows of attempts are wide
         .order_by(AttemptRow.id.desc())
-        .limit(limit)
     )
     with store.database.read() as connection:
         rows = connection.execute(query).all()

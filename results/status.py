@@ -80,9 +80,10 @@ def failures(
     """The campaign's failed trials, in the order in which they were recorded; up to `limit`, after `offset` others."""
     with store.database.read() as connection:
         found = resolve(connection, store, campaign)
+        failed = (TrialRow.campaign_id == found.id, TrialRow.state == TrialState.FAILED)
         tries = (
             select(AttemptRow.trial_id, func.max(AttemptRow.id).label("last"), func.count().label("attempts"))
-            .where(AttemptRow.campaign_id == found.id)
+            .where(AttemptRow.trial_id.in_(select(TrialRow.id).where(*failed)))
             .group_by(AttemptRow.trial_id)
             .subquery()
         )
@@ -91,7 +92,7 @@ def failures(
             .join(tries, tries.c.trial_id == TrialRow.id)
             .join(AttemptRow, AttemptRow.id == tries.c.last)
             .join(FailureRow, FailureRow.attempt_id == tries.c.last)
-            .where(TrialRow.campaign_id == found.id, TrialRow.state == TrialState.FAILED)
+            .where(*failed)
             .order_by(TrialRow.outcome_number)
             .limit(limit)
             .offset(offset)

@@ -134,8 +134,8 @@ class Store:
     def campaigns(self) -> list[CampaignSummary]:
         """Every campaign, the newest first."""
         with self._database.read() as connection:
-            rows = connection.execute(select(CampaignRow).order_by(CampaignRow.id.desc())).all()
-            return summaries(connection, [to_campaign(row) for row in rows])
+            query = select(CampaignRow.id, CampaignRow.updated_at).order_by(CampaignRow.id.desc())
+            return summaries(connection, connection.execute(query).all())
 
     def trials(self, campaign_id: int) -> list[Trial]:
         """The campaign's trials in the order in which they were proposed."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from sqlalchemy import Connection, func, select
 
-from frontrunner.results.records import Campaign, CampaignSummary
+from frontrunner.results.records import CampaignSummary
+from frontrunner.results.rows import to_campaign
 from frontrunner.results.schema import CampaignRow, StandingRow, TrialRow
 from frontrunner.results.states import TrialState
 
@@ -14,8 +16,20 @@ Known = dict[int, CampaignSummary]
 """Summaries by campaign id, kept by whoever asks often."""
 
 
+class Stamped(Protocol):
+    """A campaign by its id, and when it was last written to."""
+
+    @property
+    def id(self) -> int:
+        """Its id."""
+
+    @property
+    def updated_at(self) -> str:
+        """When it was last written to."""
+
+
 def summaries(
-    connection: Connection, campaigns: Sequence[Campaign], known: Known | None = None
+    connection: Connection, campaigns: Sequence[Stamped], known: Known | None = None
 ) -> list[CampaignSummary]:
     """A summary of each campaign, in the given order.
 
@@ -23,14 +37,14 @@ def summaries(
     """
     kept = {} if known is None else known
     held = {campaign.id: kept.get(campaign.id) for campaign in campaigns}  # others may replace entries meanwhile
-    changed = [one for one in campaigns if (old := held[one.id]) is None or old.updated_at != one.updated_at]
-    for summary in _made(connection, changed):
+    changed = [one.id for one in campaigns if (old := held[one.id]) is None or old.updated_at != one.updated_at]
+    for summary in _made(connection, changed) if changed else ():
         held[summary.id] = kept[summary.id] = summary
     return [found for campaign in campaigns if (found := held[campaign.id]) is not None]
 
 
-def _made(connection: Connection, campaigns: Sequence[Campaign]) -> list[CampaignSummary]:
-    ids = [campaign.id for campaign in campaigns]
+def _made(connection: Connection, ids: Sequence[int]) -> list[CampaignSummary]:
+    campaigns = [to_campaign(row) for row in connection.execute(select(CampaignRow).where(CampaignRow.id.in_(ids)))]
     counted = connection.execute(
         select(TrialRow.campaign_id, TrialRow.state, func.count().label("trials"))
         .where(TrialRow.campaign_id.in_(ids))

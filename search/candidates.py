@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from frontrunner.spaces.choices import Choice, recipe_at
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.spaces.space import Choice, Survey, recipe_at
+from frontrunner.spaces.space import Survey
 
 Codes = tuple[int, ...]
 """For each searched dimension, the place of the chosen value among the dimension's values."""

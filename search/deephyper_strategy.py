@@ -16,7 +16,8 @@ from deephyper.hpo import CBO, HpProblem
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.search.candidates import Candidates
 from frontrunner.search.learner import Learner
-from frontrunner.spaces.space import Choice, Survey
+from frontrunner.spaces.choices import Choice
+from frontrunner.spaces.space import Survey
 
 MEASUREMENTS_BEFORE_MODEL = 8
 """Measurements of recipes chosen at random before the model chooses. DeepHyper's default is twice the

@@ -22,7 +22,8 @@ from frontrunner.results.trial_history import TrialHistory, trial_histories
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import SHARDING_NAMES, Recipe
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.sharding import SHARDING_NAMES
 
 if TYPE_CHECKING:
     import optuna

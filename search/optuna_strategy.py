@@ -26,7 +26,8 @@ from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.search.candidates import Candidates, Dimension
 from frontrunner.search.learner import Learner
 from frontrunner.search.objectives import TOKENS_ALONE
-from frontrunner.spaces.space import Choice, Survey
+from frontrunner.spaces.choices import Choice
+from frontrunner.spaces.space import Survey
 
 POPULATION = 5
 """NSGA-II's generation. Optuna's default of 50 would make most campaigns a random search."""

@@ -35,6 +35,11 @@ def cluster_names() -> tuple[str, ...]:
     return tuple(_catalogue("clusters"))
 
 
+def device_names() -> tuple[str, ...]:
+    """The devices' keys in devices.toml."""
+    return tuple(_catalogue("devices"))
+
+
 def model_preset(name: object) -> Table:
     """The fields of [model] for a preset, its source left out; raises `InvalidInput` for an unknown name."""
     table = _entry("models", "model.preset", name)

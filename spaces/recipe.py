@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from dataclasses import dataclass
-from typing import Self
 
-from frontrunner.spaces.errors import bad_value, did_you_mean, require_at_least, require_one_of
+from frontrunner.spaces.errors import bad_value, require_at_least, require_one_of
+from frontrunner.spaces.sharding import UNSHARDED, Sharding
 
 ENGINES = ("torch", "deepspeed")
 COUNTS = (
@@ -36,69 +35,6 @@ SYNCHRONISATIONS = ("last", "each")
 LAYER_SPLITS = ("even", "balanced")
 RANK_ORDERS = ("tp-dp-pp", "tp-pp-dp", "dp-tp-pp", "dp-pp-tp", "pp-tp-dp", "pp-dp-tp")
 """Which ranks are neighbours, innermost first; context ranks stand within dp, next to one another."""
-SHARDING_NAMES = ("none", "zero-1", "zero-2", "zero-3")
-_DEGREE = "([1-9][0-9]{0,8})"
-HYBRID = re.compile(f"hybrid-{_DEGREE}", re.ASCII)
-THREE_LEVEL = re.compile(f"3-level-{_DEGREE}/{_DEGREE}(?:/{_DEGREE})?", re.ASCII)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sharding:
-    """Over how many copies of the model the parameters, the gradients and the optimizer's states are each spread.
-
-    The copies are the replicas, or the replicas times `context_parallel`: see `Recipe.copies`. Degrees divide one
-    another and the number N of copies: (1,1,1) is plain data parallelism, (1,1,N) ZeRO-1, (1,N,N) ZeRO-2, (N,N,N)
-    ZeRO-3 / FSDP, (k,k,k) hybrid sharding (arXiv 1910.02054, 2304.11277), (2,8,N) the three-level partitioning for
-    Frontier (arXiv 2501.04266).
-    """
-
-    parameters: int = 1
-    gradients: int = 1
-    optimizer: int = 1
-
-    @classmethod
-    def named(cls, name: str, copies: int) -> Self:
-        """The degrees of a name ("none", "zero-1", "zero-2", "zero-3", "hybrid-K", "3-level-P/G") over the copies.
-
-        hybrid-K spreads all three over K copies; 3-level-P/G parameters over P, gradients over G and the optimizer's
-        states over all; 3-level-P/G/O names all three degrees.
-        With one copy every name gives (1,1,1): there is nothing to spread over.
-        """
-        n = copies
-        hybrid = HYBRID.fullmatch(name)
-        if hybrid:
-            k = int(hybrid[1]) if n > 1 else 1
-            return cls(parameters=k, gradients=k, optimizer=k)
-        levels = THREE_LEVEL.fullmatch(name)
-        if levels:
-            p, g, o = (int(degree) if n > 1 else 1 for degree in (*levels.groups()[:2], levels[3] or str(n)))
-            return cls(parameters=p, gradients=g, optimizer=o)
-        if name not in SHARDING_NAMES:
-            raise bad_value(
-                "space.sharding",
-                name,
-                f"one of {', '.join(SHARDING_NAMES)}, hybrid-K for groups of K replicas, or 3-level-P/G for parameters "
-                "over P and gradients over G of them",
-                hint=did_you_mean(name, (*SHARDING_NAMES, "hybrid-2", "3-level-2/8")),
-            )
-        level = SHARDING_NAMES.index(name)
-        return cls(
-            parameters=n if level >= 3 else 1, gradients=n if level >= 2 else 1, optimizer=n if level >= 1 else 1
-        )
-
-    @property
-    def degrees(self) -> tuple[int, int, int]:
-        """(parameters, gradients, optimizer)."""
-        return self.parameters, self.gradients, self.optimizer
-
-    def name(self, copies: int) -> str:
-        """The common name of these degrees where one exists, else 3-level-p/g/o; `named` reads each back."""
-        n = copies
-        for name in SHARDING_NAMES:
-            if self.degrees == Sharding.named(name, n).degrees:
-                return name
-        p, g, o = self.degrees
-        return f"hybrid-{p}" if p == g == o else f"3-level-{p}/{g}/{o}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +66,7 @@ class Recipe:
     schedule: str = "none"
     micro_batch_seqs: int
     accumulation: int
-    sharding: Sharding = Sharding()
+    sharding: Sharding = UNSHARDED
     recompute: str = "none"
     sequence_parallel: bool = False
     replication: str = "replicate"

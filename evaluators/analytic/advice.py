@@ -9,10 +9,11 @@ from frontrunner.evaluators.analytic import forms
 from frontrunner.evaluators.analytic.estimate import Trust, estimate, trust_in
 from frontrunner.evaluators.analytic.forms import Form
 from frontrunner.evaluators.analytic.judged import Estimate
+from frontrunner.spaces.choices import Choice
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.spaces.space import Choice, Space
+from frontrunner.spaces.space import Space
 
 WORTH_ITS_COMPLEXITY = 0.05
 """A form is taken before a plainer one only if it is faster by more than this share; assumed."""

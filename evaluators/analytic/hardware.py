@@ -22,8 +22,8 @@ PRESETS = {
 """A word of the hardware column, in lower case -> the cluster preset that stands for it; the first that fits."""
 OTHER_BOARDS = re.compile(r"pcie|\bnvl\b")
 """Boards of the same chips with other rates, for which there is no preset."""
-MEMORY = re.compile(r"(\d+) ?gi?b", re.IGNORECASE)
-"""The memory that a device's name states."""
+MEMORY = re.compile(r"(?<!\d)(\d{1,9}) ?gi?b", re.IGNORECASE)
+"""The memory that a device's name states; the look behind keeps a search through thousands of digits short."""
 SAME_MEMORY = 0.02
 """A name states a little more than the driver reports, which is what a preset states."""
 _OTHER_SIZES = {("a100-80gb", "40"): {"memory_gb_per_s": device_preset("a100-40gb")["memory_gb_per_s"]}}

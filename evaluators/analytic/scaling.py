@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 
 from frontrunner.evaluators.analytic.estimate import Plan, Trust, plan, trust_in, why_nothing_legal
 from frontrunner.evaluators.analytic.judged import Estimate
+from frontrunner.spaces.choices import DEGREES
 from frontrunner.spaces.cluster import MOST_DEVICES
 from frontrunner.spaces.errors import bad_value
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.spaces.space import DEGREES, Space, Survey
+from frontrunner.spaces.space import Space, Survey
 
 MOST_COUNTS = 32
 """Node counts of one table; each is a space to look at."""

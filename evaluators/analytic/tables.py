@@ -125,7 +125,7 @@ def read(path: Path, default_cluster: Cluster | None = None) -> Table:
 def completed(found: pd.DataFrame) -> pd.DataFrame:
     """Every column, in its type, and what follows from others."""
     for column in NUMBERS:
-        found[column] = pd.to_numeric(found[column], errors="coerce") if column in found else np.nan
+        found[column] = numbers(found[column]) if column in found else np.nan
     for column in WORDS:
         found[column] = found[column].astype(object).fillna("").astype(str).str.strip() if column in found else ""
     named_gpt = found.model.str.lower().str.startswith("gpt") & found.vocab.isna()
@@ -149,6 +149,14 @@ def completed(found: pd.DataFrame) -> pd.DataFrame:
     measured = found.step_time_s > 0
     found["status"] = found.status.str.lower().mask((found.status == "") & measured, "ok")
     return found
+
+
+def numbers(cells: pd.Series) -> pd.Series:
+    """A column as numbers; a cell that is none is NaN."""
+    try:
+        return pd.to_numeric(cells, errors="coerce")
+    except OverflowError:  # of whole numbers too large for a float, which as text become infinite
+        return pd.to_numeric(cells.astype(str), errors="coerce")
 
 
 def _counted_vocabulary(found: pd.DataFrame) -> pd.Series:

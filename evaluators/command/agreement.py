@@ -61,7 +61,7 @@ def _of_deepspeed(path: Path) -> Iterator[Statement]:
     try:
         with path.open("rb") as file:
             table = json.loads(file.read(MOST_BYTES))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return  # the trainer will say what is wrong with it
     for key, figure in DEEPSPEED_KEYS.items():
         value = _at(table, key.split("."))

@@ -71,7 +71,9 @@ class CommandEvaluator:
 
     def harvest(self, order: ProbeOrder) -> Outcome | None:
         """The outcome on disk. A command dies with its driver: one that was not judged then is lost."""
-        return RunFolder(order.run_folder).outcome()
+        folder = RunFolder(order.run_folder)
+        folder.clear()
+        return folder.outcome()
 
     def close(self) -> None:
         """End what still runs, and every process behind it."""

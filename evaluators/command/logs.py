@@ -23,9 +23,9 @@ MEGATRON_MEMORY = (
 """`report_memory`, whose MB are 2^20 bytes."""
 
 MEGATRON_ARGUMENTS = (
-    r"^\s*(?:\S+:)?\s*micro_batch_size \.{3,} (?P<micro_batch_seqs>\d+)\s*$",
-    r"^\s*(?:\S+:)?\s*global_batch_size \.{3,} (?P<global_batch_seqs>\d+)\s*$",
-    r"^\s*(?:\S+:)?\s*seq_length \.{3,} (?P<sequence_length>\d+)\s*$",
+    r"^\s*(?:\S+:\s*)?micro_batch_size \.{3,} (?P<micro_batch_seqs>\d+)\s*$",
+    r"^\s*(?:\S+:\s*)?global_batch_size \.{3,} (?P<global_batch_seqs>\d+)\s*$",
+    r"^\s*(?:\S+:\s*)?seq_length \.{3,} (?P<sequence_length>\d+)\s*$",
     r"using world size: (?P<devices>\d+),",
     r"using world size: .*tensor-model-parallel size: (?P<tensor_parallel>\d+)",
     r"using world size: .*pipeline-model-parallel size: (?P<pipeline_parallel>\d+)",

@@ -36,7 +36,9 @@ GROUPS = ("step", "loss", *TIMES, *PEAKS, *RATES, *COUNTS, *STATEMENTS)
 MARKS = frozenset(("step", *TIMES, *RATES))
 """A line in which one of these is found tells of a finished step."""
 
-LARGEST = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+LARGEST_FIGURE = 2.0**62
+"""No step, time or memory is larger; what a database holds as a whole number."""
+THOUSANDS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 NUMBER = re.compile(r"([-+]?[0-9][0-9,_]*(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?|[-+]?\.[0-9]+)\s?([KMGBT]?)", re.ASCII)
 NOT_FINITE = {"nan": math.nan, "inf": math.inf, "infinity": math.inf}
 LONGEST_LINE = 4000
@@ -73,13 +75,17 @@ class Pattern:
     def found(self, line: str) -> dict[str, float] | None:
         """The figures of one line, in the units of their names; None where the pattern does not fit.
 
-        A group that holds no number is left out.
+        A group that holds no number is left out, and so is one above `LARGEST_FIGURE`; a loss may be anything.
         """
         match = self.expression.search(line[:LONGEST_LINE])
         if match is None:
             return None
         numbers = {name: number(text) for name, text in match.groupdict().items() if text is not None}
-        return {name: value for name, value in numbers.items() if value is not None}
+        return {
+            name: value
+            for name, value in numbers.items()
+            if value is not None and (name == "loss" or abs(value) <= LARGEST_FIGURE)  # False for NaN
+        }
 
 
 def patterns_of(texts: Iterable[str]) -> tuple[Pattern, ...]:
@@ -100,7 +106,7 @@ def number(text: str) -> float | None:
     match = NUMBER.fullmatch(cleaned)
     if match is None:
         return None
-    return float(match[1].replace(",", "").replace("_", "")) * LARGEST[match[2]]
+    return float(match[1].replace(",", "").replace("_", "")) * THOUSANDS[match[2]]
 
 
 def in_base_units(figures: Mapping[str, float], units: Mapping[str, float]) -> Iterator[float]:

@@ -11,6 +11,10 @@ from frontrunner.evaluators.command.keeper import ARRIVALS, LOG
 from frontrunner.evaluators.command.patterns import COUNTS, PEAKS, RATES, STATEMENTS, TIMES, Pattern, in_base_units
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+CHUNK_BYTES = 2**20
+"""As much is read at a time; a line that is longer is taken for several."""
+LONGEST_LINE = 8_000
+"""Bytes of a line that are looked at: twice what patterns search, for colours are taken out first."""
 
 
 @dataclass(kw_only=True)
@@ -76,20 +80,31 @@ class LogReader:
     def advance(self, *, to_the_end: bool = False) -> bool:
         """Read what is new, `to_the_end` a last line without an end too; whether there was anything."""
         self._arrivals.advance()
+        anything = False
+        while new := self._next():
+            anything = True
+            self._unread += new
+            self._take(self._last_end() if len(self._unread) < CHUNK_BYTES else len(self._unread))
+        if to_the_end:
+            self._take(len(self._unread))
+        return anything
+
+    def _next(self) -> bytes:
+        """What has come and was not read yet, at most a chunk of it; what came later has no moment yet."""
         read = self._offset + len(self._unread)
         try:
             with self._log.open("rb") as file:
                 file.seek(read)
-                new = file.read(max(0, self._arrivals.end - read))  # what came later has no moment yet
+                return file.read(max(0, min(CHUNK_BYTES, self._arrivals.end - read)))
         except FileNotFoundError:
-            return False
-        self._unread += new
-        whole = len(self._unread) if to_the_end else self._last_end()
-        for line in self._unread[:whole].replace(b"\r", b"\n").splitlines(keepends=True):  # progress bars return
+            return b""
+
+    def _take(self, size: int) -> None:
+        """Read the lines in the first `size` bytes."""
+        for line in self._unread[:size].replace(b"\r", b"\n").splitlines(keepends=True):  # progress bars return
             self._offset += len(line)
-            self._read(COLOURS.sub("", line.decode("utf-8", errors="replace").rstrip("\n")))
-        self._unread = self._unread[whole:]
-        return bool(new)
+            self._read(COLOURS.sub("", line[:LONGEST_LINE].decode("utf-8", errors="replace").rstrip("\n")))
+        self._unread = self._unread[size:]
 
     def _last_end(self) -> int:
         return max(self._unread.rfind(b"\n"), self._unread.rfind(b"\r")) + 1
@@ -136,9 +151,14 @@ class Arrivals:
         whole = text[: text.rfind(b"\n") + 1]
         self._read += len(whole)
         for line in whole.splitlines():
-            end, _, seconds = line.partition(b" ")
-            self._ends.append(int(end))
-            self._seconds.append(float(seconds))
+            try:
+                end, seconds = line.split(b" ")
+                at = int(end), float(seconds)
+            except ValueError:
+                continue  # cut short by a full disk, and gone on with: the next line tells of its part of the log
+            if at[0] >= self.end:  # nothing goes back
+                self._ends.append(at[0])
+                self._seconds.append(at[1])
 
     @property
     def end(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -197,8 +196,11 @@ def read_end(run_folder: Path) -> End | None:
     """How the command ended; None where its keeper did not live to tell."""
     try:
         found = read_json(run_folder / ENDED)
-        return None if found is None else End(**found)
-    except (ValueError, TypeError, json.JSONDecodeError):
+        if found is None:
+            return None
+        status, seconds, peak = (found[key] for key in ("status", "seconds", "peak_resident_bytes"))
+        return End(status=int(status), seconds=float(seconds), peak_resident_bytes=int(peak))
+    except (ValueError, TypeError, KeyError, OverflowError):
         return None
 
 

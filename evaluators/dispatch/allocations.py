@@ -110,11 +110,11 @@ class HeldAllocation:
     def _serve(self, executor: MPIExecutor) -> None:
         looked_s = -STATUS_S
         while not self._is_unwanted.is_set() and self.ended_s is None:
-            try:
+            with contextlib.suppress(
+                queue.Empty
+            ):  # no wish for a while is no fault: the nodes are looked at in any case
                 step, nodes, future = self._wishes.get(timeout=WISH_S)
                 _submit(executor, step, nodes, self._source, future)
-            except queue.Empty:
-                pass
             if time.monotonic() - looked_s >= (STATUS_S if self.ready_s is not None else STATUS_S / 4):
                 looked_s = time.monotonic()
                 self._look(executor)

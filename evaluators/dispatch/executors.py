@@ -10,6 +10,7 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,13 +94,8 @@ def _held(source: NodeSource, folder: Path) -> Any:
         raise ValueError("no job is held")
     nodes = folder / "nodes"
     nodes.write_text("".join(f"{node}\n" for node in source.held.nodes), encoding="utf-8")
-    naming = ["unset SLURM_NODELIST", f"export PBS_NODEFILE={shlex.quote(str(nodes))}"]
-    return _providers().LocalProvider(
-        nodes_per_block=source.nodes,
-        launcher=_on_the_first_node(),
-        worker_init="\n".join((*naming, *source.settings.worker_init)),
-        cmd_timeout=COMMAND_TIMEOUT_S,
-    )
+    naming = ("unset SLURM_NODELIST", f"export PBS_NODEFILE={shlex.quote(str(nodes))}")
+    return _providers().LocalProvider(**_shared(source, before=naming))
 
 
 def _slurm(source: NodeSource) -> Any:
@@ -109,14 +105,10 @@ def _slurm(source: NodeSource) -> Any:
         account=settings.account,
         qos=settings.qos,
         constraint=settings.constraint,
-        nodes_per_block=source.nodes,
         cores_per_node=settings.processors_per_node,
-        walltime=settings.walltime,
-        scheduler_options="\n".join(settings.scheduler_options),
-        worker_init="\n".join(settings.worker_init),
         exclusive=True,
-        launcher=_on_the_first_node(),
-        cmd_timeout=COMMAND_TIMEOUT_S,
+        **_asked(source),
+        **_shared(source),
     )
 
 
@@ -125,14 +117,10 @@ def _pbs(source: NodeSource) -> Any:
     return _providers().PBSProProvider(
         account=settings.account,
         queue=settings.queue,
-        nodes_per_block=source.nodes,
         cpus_per_node=settings.processors_per_node or 1,
         select_options=settings.select_options or "",
-        walltime=settings.walltime,
-        scheduler_options="\n".join(settings.scheduler_options),
-        worker_init="\n".join((*settings.worker_init, UNIQUE_PBS_NODES)),
-        launcher=_on_the_first_node(),
-        cmd_timeout=COMMAND_TIMEOUT_S,
+        **_asked(source),
+        **_shared(source, after=(UNIQUE_PBS_NODES,)),
     )
 
 
@@ -141,13 +129,27 @@ def _lsf(source: NodeSource) -> Any:
     return _providers().LSFProvider(
         project=settings.account,
         queue=settings.queue,
-        nodes_per_block=source.nodes,
-        walltime=settings.walltime,
-        scheduler_options="\n".join(settings.scheduler_options),
-        worker_init="\n".join((*settings.worker_init, LSF_NODES)),
-        launcher=_on_the_first_node(),
-        cmd_timeout=COMMAND_TIMEOUT_S,
+        **_asked(source),
+        **_shared(source, after=(LSF_NODES,)),
     )
+
+
+def _asked(source: NodeSource) -> dict[str, Any]:
+    """What every batch system is asked for alike."""
+    return {
+        "walltime": source.settings.walltime,
+        "scheduler_options": "\n".join(source.settings.scheduler_options),
+    }
+
+
+def _shared(source: NodeSource, *, before: Sequence[str] = (), after: Sequence[str] = ()) -> dict[str, Any]:
+    """What every provider is told alike; `before` and `after` are shell lines around the site's own."""
+    return {
+        "nodes_per_block": source.nodes,
+        "launcher": _on_the_first_node(),
+        "worker_init": "\n".join((*before, *source.settings.worker_init, *after)),
+        "cmd_timeout": COMMAND_TIMEOUT_S,
+    }
 
 
 def _worker_pool() -> str:

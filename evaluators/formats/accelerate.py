@@ -27,7 +27,8 @@ from frontrunner.evaluators.formats.shell import embedded_files, options
 from frontrunner.spaces.errors import InvalidInput, bad_value
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.reasons import Reason
-from frontrunner.spaces.recipe import SHARDING_NAMES, Recipe, Sharding
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.sharding import SHARDING_NAMES, Sharding
 
 TOOL = "Accelerate"
 FILE = "accelerate.yaml"

@@ -24,7 +24,8 @@ from frontrunner.evaluators.formats.parsed import json_table
 from frontrunner.spaces.errors import InvalidInput, bad_value
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.reasons import Reason
-from frontrunner.spaces.recipe import SHARDING_NAMES, Recipe
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.sharding import SHARDING_NAMES
 
 TOOL = "DeepSpeed's configuration"
 FILE = "ds_config.json"

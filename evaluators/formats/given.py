@@ -8,7 +8,8 @@ from typing import Any
 
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import Recipe, Sharding
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.sharding import Sharding
 from frontrunner.spaces.wording import shown, shown_key
 
 MOST_CHARACTERS = 256 * 1024

@@ -18,6 +18,7 @@ from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.reasons import Reason
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.stages import even_layers
+from frontrunner.spaces.wording import shown_key
 
 Options = Mapping[str, tuple[str, ...]]
 MOST_STAGES = 100_000
@@ -103,7 +104,7 @@ def refuse(options: Options, refused: Mapping[str, str]) -> None:
     for name, why in refused.items():
         if name in options and options[name][:1] not in (("1",), ("0",), ("none",)):
             value = " ".join(options[name])
-            raise InvalidInput(f"{name} {value}".strip() + f": no recipe of ours has {why}")
+            raise InvalidInput(f"{name} {shown_key(value) if value else ''}".strip() + f": no recipe of ours has {why}")
 
 
 def refuse_other_model(problem: Problem, options: Options, *, kv_heads: str) -> None:

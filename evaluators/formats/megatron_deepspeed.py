@@ -18,7 +18,9 @@ from frontrunner.evaluators.formats.shell import embedded_files, options
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.reasons import Reason
-from frontrunner.spaces.recipe import SHARDING_NAMES, Recipe
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.sharding import SHARDING_NAMES
+from frontrunner.spaces.wording import shown_key
 
 TOOL = "Megatron-DeepSpeed"
 SAYS = frozenset({
@@ -128,7 +130,7 @@ def read(problem: Problem, given: Given) -> Recipe:
             )
     stage, words = SHARDING_NAMES.index(configured["sharding"]), said.get("--zero-stage", ("1",))
     if words != (str(stage),):
-        raise InvalidInput(f"--zero-stage {' '.join(words)}: DeepSpeed's configuration has stage {stage}")
+        raise InvalidInput(f"--zero-stage {shown_key(' '.join(words))}: DeepSpeed's configuration has stage {stage}")
     found |= {key: configured[key] for key in ("sharding", "offload", "secondary_partition", "accumulation")}
     found["engine"] = given.stated.get("engine", "deepspeed")
     return recipe_of(problem, found, given)
@@ -141,5 +143,7 @@ def _configuration(said: megatron.Options, given: Given) -> str:
     text = embedded_files(given.text).get(name)
     text = given.beside(name) if text is None else text
     if text is None:
-        raise InvalidInput(f"--deepspeed_config {name}: no such file beside the configuration", hint="copy it there")
+        raise InvalidInput(
+            f"--deepspeed_config {shown_key(name)}: no such file beside the configuration", hint="copy it there"
+        )
     return text

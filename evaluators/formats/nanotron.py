@@ -26,6 +26,7 @@ from frontrunner.spaces.errors import InvalidInput, bad_value
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.reasons import Reason
 from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.wording import shown
 
 TOOL = "nanotron"
 FILE = "nanotron.yaml"
@@ -130,7 +131,7 @@ def read(problem: Problem, given: Given) -> Recipe:
     _refuse_other_model(problem, table)
     for key in ("expert_parallel_size", "context_parallel_size"):
         if parallel.get(key) not in (None, 1):
-            raise InvalidInput(f"parallelism.{key} = {parallel[key]}: only 1 is read as a recipe")
+            raise InvalidInput(f"parallelism.{key} = {shown(parallel[key])}: only 1 is read as a recipe")
     if flag_in(parallel, "moe_layer_recompute", "parallelism.moe_layer_recompute"):
         raise InvalidInput("parallelism.moe_layer_recompute: no recipe of ours has experts")
     dp, pp, tp = (number_in(parallel, key, f"parallelism.{key}") or 1 for key in ("dp", "pp", "tp"))

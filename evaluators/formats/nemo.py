@@ -28,6 +28,7 @@ from frontrunner.spaces.errors import InvalidInput, bad_value
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.reasons import Reason
 from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.wording import shown
 
 TOOL = "Megatron-Bridge"
 SAYS = megatron_lm.SAYS - {"optimizer_state"}
@@ -102,7 +103,7 @@ def read(problem: Problem, given: Given) -> Recipe:
     model = sections["model"]
     for key in REFUSED:
         if model.get(key) not in (None, False, 1):
-            raise InvalidInput(f"model.{key} = {model[key]}: no recipe of ours has this")
+            raise InvalidInput(f"model.{key} = {shown(model[key])}: no recipe of ours has this")
     _refuse_other_precision(problem, table, model)
     found = _model_choices(problem, model)
     found["micro_batch_seqs"] = number_in(sections["train"], "micro_batch_size", "train.micro_batch_size")

@@ -7,16 +7,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.wording import shown_key
+
+MOST_YAML_CHARACTERS = 64 * 1024
+"""The parser, which is written in Python, takes half a second for so many."""
+MOST_VALUES = 20_000
+DEEPEST = 32
+"""Levels of lists and tables; configurations of these tools have five."""
 
 
 def json_table(text: str) -> dict[str, Any]:
     """The object that a JSON text holds; raises `InvalidInput` for any other text, and for a key given twice."""
 
     def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            twice = next(key for place, (key, _) in enumerate(pairs) if key in dict(pairs[:place]))
-            raise InvalidInput(f"the key {twice!r} is given twice")
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in found:
+                raise InvalidInput(f"the key {shown_key(key)} is given twice")
+            found[key] = value
         return found
 
     try:
@@ -38,6 +46,8 @@ def yaml_table(text: str) -> dict[str, Any]:
     """The mapping that a YAML text holds; raises `InvalidInput` for any other text. Builds plain values alone."""
     import yaml
 
+    if len(text) > MOST_YAML_CHARACTERS:
+        raise InvalidInput(f"not usable YAML: {len(text):,} characters: at most {MOST_YAML_CHARACTERS:,} do")
     try:
         found = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -50,7 +60,23 @@ def yaml_table(text: str) -> dict[str, Any]:
         raise InvalidInput(f"not usable YAML: {error}") from None
     if not isinstance(found, dict):
         raise InvalidInput("not usable YAML: expected a mapping")
+    _refuse_bomb(found)
     return found
+
+
+def _refuse_bomb(table: dict[str, Any]) -> None:
+    """Raise `InvalidInput` for a value that holds itself, or that repeats others until it is huge."""
+    waiting: list[tuple[int, Any]] = [(0, table)]
+    seen = 0
+    while waiting:
+        depth, value = waiting.pop()
+        seen += 1
+        if seen > MOST_VALUES or depth > DEEPEST:
+            raise InvalidInput(f"not usable YAML: nested more than {DEEPEST} deep, or more than {MOST_VALUES:,} values")
+        if isinstance(value, Mapping):
+            waiting += [(depth + 1, item) for item in value.values()]
+        elif isinstance(value, list | tuple | set):
+            waiting += [(depth + 1, item) for item in value]
 
 
 def yaml_text(table: Mapping[str, Any], depth: int = 0) -> str:

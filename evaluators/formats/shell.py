@@ -12,8 +12,8 @@ LONGEST_VALUE = 200
 """Characters of a variable's value; scripts that repeat longer ones within one another could grow without end."""
 LONGEST_LINE = 64 * 1024
 _ASSIGNMENT = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(\"[^\"$`]*\"|'[^']*'|[^\s;()\"'$`]*)\s*(?:#.*)?")
-_OPTIONS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=(?=.*--)")
-"""A variable that is given options in quotes."""
+_OPTIONS = re.compile(r"(?<![A-Za-z0-9_])[A-Za-z_][A-Za-z0-9_]*\+?=(?=.*--)")
+"""A variable that is given options in quotes; the look behind keeps a search through a long word short."""
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)(?::?-([^}$`]*))?\}|([A-Za-z_][A-Za-z0-9_]*))")
 _HEREDOC = re.compile(r"cat > (\S+) <<'?(\w+)'?")
 

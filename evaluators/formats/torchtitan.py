@@ -20,7 +20,8 @@ from frontrunner.evaluators.formats.torchtitan_refusals import PRECISIONS, VERSI
 from frontrunner.spaces.errors import bad_value
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.reasons import Reason
-from frontrunner.spaces.recipe import LOOPED_SCHEDULES, Recipe, Sharding
+from frontrunner.spaces.recipe import LOOPED_SCHEDULES, Recipe
+from frontrunner.spaces.sharding import Sharding
 from frontrunner.spaces.stages import even_layers
 
 TOOL = "torchtitan"

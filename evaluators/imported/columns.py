@@ -9,6 +9,7 @@ import pandas as pd
 
 from frontrunner.evaluators.analytic.tables import NUMBERS, WORDS
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
+from frontrunner.spaces.wording import shown_key
 
 UNITS: dict[str, dict[str, float]] = {
     "step_time_s": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0},
@@ -120,12 +121,13 @@ def _refuse_unknown(own: Sequence[str], columns: Columns) -> None:
         if twice:
             raise InvalidInput(f"--set {twice[0]}: the table has a column {twice[0]}", hint=f"add --ignore {twice[0]}")
         return
-    shown = ", ".join(unknown[:6]) + (f" and {len(unknown) - 6} more" if len(unknown) > 6 else "")
+    shown = ", ".join(map(shown_key, unknown[:6])) + (f" and {len(unknown) - 6} more" if len(unknown) > 6 else "")
+    first = shown_key(unknown[0])
     near = did_you_mean(unknown[0], [name for name in FORM if name not in own])
     alike = near.removeprefix("did you mean ").strip("'?") if near and near.startswith("did") else "NAME"
     raise InvalidInput(
         f"the table has columns that are not of the table form: {shown}",
-        hint=f"say what each is: --column {alike}={unknown[0]}, or leave it out: --ignore {unknown[0]}",
+        hint=f"say what each is: --column {alike}={first}, or leave it out: --ignore {first}",
     )
 
 

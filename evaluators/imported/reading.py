@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 
 import pandas as pd
 
+from frontrunner.evaluators.csv_file import csv_bytes, csv_table
 from frontrunner.evaluators.imported.cells import usable
 from frontrunner.evaluators.imported.columns import Columns, in_form
 from frontrunner.evaluators.imported.judged import LeftOut, Repeats, judged, on_cluster
 from frontrunner.evaluators.imported.slips import refuse_slips
 from frontrunner.evaluators.table_rows import TableProblem, problems_of
 from frontrunner.spaces.cluster import Cluster
-from frontrunner.spaces.errors import InvalidInput, NotFound
+from frontrunner.spaces.errors import InvalidInput
 
-MAX_FILE_BYTES = 200_000_000
 NEEDED = (("gpus",), ("seq",), ("mbs",), ("gbs", "gas"), ("hidden", "n_params_b"), ("step_time_s", "status"))
 """Columns without which no row becomes a recipe with an outcome; of several any one is enough."""
 
@@ -41,7 +40,7 @@ def read(path: Path, columns: Columns, cluster: Cluster | None = None) -> Readin
     such file, and `InvalidInput` for one that is no table, for columns that are unknown or missing, and for units that
     cannot be meant.
     """
-    content = _content(path)
+    content = csv_bytes(path)
     table = _table(path, content)
     form = in_form(table, columns)
     _refuse_missing(form, needs_hardware=cluster is None)
@@ -65,24 +64,8 @@ def read(path: Path, columns: Columns, cluster: Cluster | None = None) -> Readin
     )
 
 
-def _content(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
-    except FileNotFoundError:
-        raise NotFound(f"no table at {path}: there is no such file") from None
-    except (OSError, ValueError) as error:
-        raise InvalidInput(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if len(content) > MAX_FILE_BYTES:
-        raise InvalidInput(f"{path} is too long: a table has at most {MAX_FILE_BYTES:,} bytes")
-    return content
-
-
 def _table(path: Path, content: bytes) -> pd.DataFrame:
-    try:
-        table = pd.read_csv(BytesIO(content), dtype=str, encoding="utf-8-sig", skipinitialspace=True)
-    except ValueError as error:  # of which pandas' own errors are
-        raise InvalidInput(f"{path} is not a CSV table: {str(error).strip()}"[:300]) from None
+    table = csv_table(path, content, as_text=True)
     if table.empty:
         raise InvalidInput(f"{path} has no rows under its header")
     return table.rename(columns=lambda name: str(name).strip())

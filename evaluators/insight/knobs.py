@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from frontrunner.spaces.choices import Choice
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.spaces.space import Choice, Survey
+from frontrunner.spaces.space import Survey
 
 SHORT = {
     "tensor_parallel": "TP",

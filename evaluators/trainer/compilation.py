@@ -6,6 +6,9 @@ from typing import ParamSpec, cast
 import torch
 from torch import Tensor
 
+from frontrunner.evaluators.trainer.job import Job
+from frontrunner.evaluators.trainer.loss import LossFunction, micro_batch_loss
+
 Inputs = ParamSpec("Inputs")
 
 
@@ -41,3 +44,13 @@ def compiled_graphs() -> int:
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])
+
+
+def training_loss(job: Job) -> LossFunction:
+    """The training loss of a micro-batch; compiled, its fp32 copies of the logits are never written to memory.
+
+    Not where the logits are split over the vocabulary: that loss is torch's own for DTensors.
+    """
+    if job.recipe.compile and job.recipe.loss_chunks == 1 and job.recipe.tensor_parallel == 1:
+        return compiled(micro_batch_loss, device_type=job.device)
+    return micro_batch_loss

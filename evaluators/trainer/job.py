@@ -7,11 +7,12 @@ instead of being half understood. Only a key with a default may be missing. This
 
 import dataclasses
 import json
-import types
 import typing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
+
+from frontrunner.evaluators.trainer.strict_json import parsed
 
 VERSION = 1
 
@@ -233,7 +234,7 @@ class Job:
             ValueError: the text is not JSON, a key is unknown or missing, a value has another type, the version is
                 another one, or the section that the mode needs is null.
         """
-        job = _parse(cls, json.loads(text), "job")
+        job = parsed(cls, json.loads(text), "job")
         if job.version != VERSION:
             raise ValueError(f"job.version is {job.version}, this trainer reads version {VERSION}")
         if getattr(job, job.mode) is None:
@@ -253,40 +254,3 @@ class Job:
     def data_path(self) -> Path:
         """The token file's path, resolved against the run folder."""
         return Path(self.run_folder) / self.data.path
-
-
-def _parse(kind: Any, value: Any, name: str) -> Any:
-    """`value` as the annotated type `kind`; `name` is the key's full name, for errors."""
-    if dataclasses.is_dataclass(kind):
-        return _parse_fields(kind, value, name)
-    origin = typing.get_origin(kind)
-    if origin is Literal:
-        choices = typing.get_args(kind)
-        if not isinstance(value, str) or value not in choices:
-            raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, choices))}")
-        return value
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise ValueError(f"{name} is {value!r}, expected a list")
-        return tuple(_parse(typing.get_args(kind)[0], item, f"{name}[{place}]") for place, item in enumerate(value))
-    if origin is types.UnionType:
-        (inner,) = (arm for arm in typing.get_args(kind) if arm is not types.NoneType)
-        return None if value is None else _parse(inner, value, name)
-    accepted = (int, float) if kind is float else kind
-    # bool is an int to Python, and never a number to a person.
-    if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
-        raise ValueError(f"{name} is {value!r}, expected {kind.__name__}")
-    return kind(value)
-
-
-def _parse_fields(kind: Any, value: Any, name: str) -> Any:
-    if not isinstance(value, dict):
-        raise ValueError(f"{name} is {value!r}, expected an object")  # noqa: TRY004 - a person's mistake, not a caller's
-    hints = typing.get_type_hints(kind)
-    for key in value:
-        if key not in hints:
-            raise ValueError(f"{name}.{key} is not a key of a job file; {name} has {', '.join(hints)}")
-    for field in dataclasses.fields(kind):
-        if field.name not in value and field.default is dataclasses.MISSING:
-            raise ValueError(f"{name}.{field.name} is missing")
-    return kind(**{key: _parse(hints[key], item, f"{name}.{key}") for key, item in value.items()})

@@ -21,8 +21,9 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from frontrunner.evaluators.trainer.blocks import Attention, Block
 from frontrunner.evaluators.trainer.job import ModelShape
-from frontrunner.evaluators.trainer.model import Attention, Block, Gpt, TiedHead
+from frontrunner.evaluators.trainer.model import Gpt, TiedHead
 from frontrunner.evaluators.trainer.tensor_layers import (
     ReplicatedHeads,
     SequenceNorm,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from frontrunner.results.archive.lines import END, FORMAT, HEADER, VERSION, Line, broken, read_lines
 from frontrunner.results.archive.writing import TABLES
-from frontrunner.results.codec import recipe_from_json
+from frontrunner.results.codec import recipe_from_json, storable
 from frontrunner.results.schema import REVISION, Base
 from frontrunner.spaces.errors import FrontrunnerError, StoreUnusable
 
@@ -103,12 +104,12 @@ def _fits(value: object, expected: type, *, nullable: bool) -> bool:
     if value is None:
         return nullable
     if expected is str:
-        return isinstance(value, str) and "\x00" not in value
+        return isinstance(value, str) and storable(value) == value
     if isinstance(value, bool):
         return False
     if expected is int:
         return isinstance(value, int) and abs(value) < 2**63
-    return isinstance(value, int | float)
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
 
 
 def _checked(path: Path, line: Line, checker: Callable[[str], object], text: str) -> None:

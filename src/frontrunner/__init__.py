@@ -14,13 +14,9 @@ if TYPE_CHECKING:
         best,
         campaigns,
         dataframe,
-        dryrun,
         failures,
         launch,
         pareto,
-        plan_dryrun,
-        plan_profile,
-        profile,
         resume,
         show,
         status,
@@ -28,9 +24,11 @@ if TYPE_CHECKING:
     )
     from frontrunner.calibration_api import calibrate, fit_campaign, fit_tables
     from frontrunner.doctor_api import call_ranks, doctor
+    from frontrunner.dryrun_api import dryrun, plan_dryrun
     from frontrunner.import_api import TableForm, import_table
     from frontrunner.planning_api import advise, explain, plan, scaling
     from frontrunner.predictions_api import predictions
+    from frontrunner.profiling_api import plan_profile, profile
     from frontrunner.replay_api import plan_replay, replay
     from frontrunner.reporting_api import front, plot, report
     from frontrunner.service.client import connect
@@ -98,6 +96,8 @@ _ELSEWHERE = (
     | dict.fromkeys(("predictions",), "frontrunner.predictions_api")
     | dict.fromkeys(("front", "plot", "report"), "frontrunner.reporting_api")
     | dict.fromkeys(("doctor", "call_ranks"), "frontrunner.doctor_api")
+    | dict.fromkeys(("dryrun", "plan_dryrun"), "frontrunner.dryrun_api")
+    | dict.fromkeys(("plan_profile", "profile"), "frontrunner.profiling_api")
     | dict.fromkeys(("plan_replay", "replay"), "frontrunner.replay_api")
     | dict.fromkeys(("export", "import_config", "mirror"), "frontrunner.travel_api")
     | dict.fromkeys(("TableForm", "import_table"), "frontrunner.import_api")

@@ -1,4 +1,4 @@
-"""The Python API: one function for each command, returning what the command prints.
+"""The Python API of campaigns: one function for each command, returning what the command prints.
 
     import frontrunner
 
@@ -12,30 +12,25 @@ in the working directory. `campaign` is a name; None means the newest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frontrunner.campaign_file import CampaignFile, StoreSettings, read_campaign_file
-from frontrunner.earlier import refuse_imported_campaign, refuse_recipe_of_others, remembered
+from frontrunner.campaign_file import CampaignFile, read_campaign_file
+from frontrunner.earlier import refuse_imported_campaign, remembered
 from frontrunner.evaluators.here import prepare_here
+from frontrunner.file_sections import StoreSettings
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.settings import run_root, store_url
-from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.names import require_campaign_name
-from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
 from frontrunner.starting import created, free_name, prepare, runnable, stored_spec
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from frontrunner.evaluators.dry_run.plan import DryRunPlan
-    from frontrunner.evaluators.dry_run.report import DryRun
-    from frontrunner.evaluators.profiling.plan import ProfilePlan, ProfileSettings
-    from frontrunner.evaluators.profiling.run import ProfileReport
     from frontrunner.pairs import Hands
     from frontrunner.results.explain import Explanation
     from frontrunner.results.ranking import Ranking
@@ -214,102 +209,8 @@ def show(recipe_id: str, *, store: str | None = None) -> Explanation:
 
 
 def dataframe(campaign: str | None = None, *, store: str | None = None) -> pd.DataFrame:
-    """One row a finished attempt, of one campaign or (None) of the whole store."""
+    """One row a finished attempt of a campaign."""
     from frontrunner.results import frames
 
     with opened(store) as found:
         return frames.frame(found, campaign)
-
-
-def plan_profile(
-    recipe_id: str, settings: ProfileSettings | None = None, *, store: str | None = None, anyway: bool = False
-) -> ProfilePlan:
-    """What a profile would run, checked against this machine; see `profile`."""
-    from frontrunner.evaluators.profiling.plan import ProfileSettings as Settings
-    from frontrunner.evaluators.profiling.plan import plan
-
-    explanation = show(recipe_id, store=store)
-    refuse_recipe_of_others(explanation)
-    probed = [(found, stored_spec(found.campaign)) for found in explanation.appearances]
-    probed = [(found, spec) for found, spec in probed if spec.evaluator == "probe"]
-    if not probed:
-        raise InvalidInput(
-            f"recipe {explanation.recipe_id} is of a simulated campaign, so there is no training to profile",
-            hint='launch its campaign file with evaluator = "probe"',
-        )
-    # Of campaigns that measured it the newest, else the newest that tried.
-    appearance, spec = next((pair for pair in probed if pair[0].standing is not None), probed[0])
-    return plan(
-        recipe_id=explanation.recipe_id,
-        recipe=explanation.recipe,
-        setup=spec.probe_setup(),
-        measured_step_time_s=None if appearance.standing is None else appearance.standing.step_time_s_median,
-        settings=settings or Settings(),
-        anyway=anyway,
-    )
-
-
-def profile(
-    recipe_id: str, *, settings: ProfileSettings | None = None, store: str | None = None, anyway: bool = False
-) -> ProfileReport:
-    """Run a probe of a stored recipe whose last steps are traced, and say where their time went.
-
-    Raises `InvalidInput` for a recipe of a simulated campaign, and if this machine is not what the recipe was
-    measured on, unless `anyway`.
-    """
-    from frontrunner.evaluators.profiling.run import run
-
-    return run(plan_profile(recipe_id, settings, store=store, anyway=anyway))
-
-
-def named_recipe(
-    recipe: str | Mapping[str, object], *, campaign: str | Path | None, store: str | None
-) -> tuple[CampaignSpec, Recipe]:
-    """A recipe with the campaign that it is of.
-
-    It is a stored one by its id, or, of the space of a `campaign` file, the one of this id or that choices leave.
-    """
-    from frontrunner.one_recipe import one_recipe, recipe_by_id
-
-    if campaign is not None:
-        spec = read_campaign_file(Path(campaign)).spec
-        return spec, recipe_by_id(spec, recipe) if isinstance(recipe, str) else one_recipe(spec, recipe)
-    if not isinstance(recipe, str):
-        raise InvalidInput("a recipe by its choices needs the campaign file that they are of")
-    explanation = show(recipe, store=store)
-    return stored_spec(explanation.appearances[0].campaign), explanation.recipe
-
-
-def plan_dryrun(
-    recipe: str | Mapping[str, object],
-    *,
-    campaign: str | Path | None = None,
-    rank: int | None = None,
-    store: str | None = None,
-) -> DryRunPlan:
-    """What a dry run would trace; see `dryrun`."""
-    from frontrunner.evaluators.dry_run.plan import plan
-    from frontrunner.spaces.document import recipe_id
-
-    spec, found = named_recipe(recipe, campaign=campaign, store=store)
-    return plan(
-        recipe_id=recipe_id(spec.problem, found), recipe=found, problem=spec.problem, probe=spec.probe, rank=rank
-    )
-
-
-def dryrun(
-    recipe: str | Mapping[str, object],
-    *,
-    campaign: str | Path | None = None,
-    rank: int | None = None,
-    store: str | None = None,
-) -> DryRun:
-    """Trace a recipe's real training step without a device: peak memory by category, and FLOPs.
-
-    The recipe is a stored one by its id, or one of the space of a `campaign` file: by its id, or by choices such as
-    `{"tensor_parallel": 8}` that leave one legal recipe. `rank` None traces the ranks that may need most memory. Raises
-    `InvalidInput` for a recipe that cannot be traced.
-    """
-    from frontrunner.evaluators.dry_run.run import run
-
-    return run(plan_dryrun(recipe, campaign=campaign, rank=rank, store=store))

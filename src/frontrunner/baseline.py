@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from frontrunner import api
-from frontrunner.results.ranking import RankedRecipe
+from frontrunner.results.ranking import RankedRecipe, best
+from frontrunner.results.store import Store
 from frontrunner.starting import stored_spec
 from frontrunner.text import thousands
 
@@ -33,9 +34,15 @@ class Baseline:
 def baseline(campaign: str | None = None, *, store: str | None = None) -> Baseline | None:
     """The campaign's baseline beside its best; None where it names none, or the baseline was not measured."""
     with api.opened(store) as found:
-        named = stored_spec(found.campaign(campaign)).search.baseline
+        return baseline_of(found, campaign)
+
+
+def baseline_of(store: Store, campaign: str | None) -> Baseline | None:
+    """`baseline` in a store that is open."""
+    record = store.campaign(campaign)
+    named = stored_spec(record).search.baseline
     if named is None:
         return None
-    ranked = api.best(campaign, top=None, store=store)
+    ranked = best(store, record, top=None)
     own = next((row for row in ranked if row.recipe == named), None)
     return None if own is None else Baseline(own=own, best=ranked[0])

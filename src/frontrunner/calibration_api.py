@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frontrunner.campaign_file import named_cluster, parse_cluster
+from frontrunner.cluster_file import named_cluster, parse_cluster
 from frontrunner.evaluators.job_devices import job_environment
 from frontrunner.evaluators.jobs import TORCH_DEVICES
 from frontrunner.evaluators.this_machine import detect, processors, share_processors

@@ -7,42 +7,25 @@ defaults and turns every complaint into the file's own words.
 
 from __future__ import annotations
 
-import difflib
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar, get_type_hints
 
+from frontrunner.cluster_file import checked_cluster, cluster_table
 from frontrunner.evaluators.command.settings import CommandSettings
 from frontrunner.evaluators.dispatch.settings import DispatchSettings
 from frontrunner.evaluators.plugins import require_evaluator
 from frontrunner.evaluators.settings import DataSettings, ProbeSettings
 from frontrunner.evaluators.table_settings import TableSettings
+from frontrunner.file_sections import KEYS, SECTIONS, StoreSettings, refuse_unknown_keys, section_of
 from frontrunner.search.spec import Budget, CampaignSpec, SearchSettings
-from frontrunner.spaces.cluster import Cluster
-from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
+from frontrunner.spaces.errors import InvalidInput, bad_value
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.names import campaign_name_from, require_campaign_name
-from frontrunner.spaces.presets import cluster_names, cluster_preset, known_device, model_preset
+from frontrunner.spaces.presets import model_preset
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.space import Space
-from frontrunner.spaces.wording import shown, shown_key
 from frontrunner.toml_file import Table, holds, read_toml
-from frontrunner.validation import refuse_unusable_values, validate
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoreSettings:
-    """Where outcomes are kept: a URL (or a path, for SQLite), and the folder for the probes' own files."""
-
-    url: str | None = None
-    run_folder: str | None = None
-
-    def __post_init__(self) -> None:
-        for key, value in (("url", self.url), ("run_folder", self.run_folder)):
-            if value is not None and (not value.strip() or "\0" in value):
-                raise bad_value(f"store.{key}", value, "a path" + (", or a URL" if key == "url" else ""))
+from frontrunner.validation import refuse_unusable_values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,26 +37,7 @@ class CampaignFile:
     named: bool
 
 
-SECTION_TYPES: dict[str, type] = {
-    "model": Model,
-    "cluster": Cluster,
-    "problem": Problem,
-    "space": Space,
-    "search": SearchSettings,
-    "budget": Budget,
-    "probe": ProbeSettings,
-    "data": DataSettings,
-    "dispatch": DispatchSettings,
-    "table": TableSettings,
-    "command": CommandSettings,
-    "store": StoreSettings,
-}
-SECTIONS = tuple(SECTION_TYPES)
 TOP_LEVEL = (*SECTIONS, "name", "evaluator")
-KEYS = {
-    section: tuple(f.name for f in fields(kind) if f.name not in SECTIONS) for section, kind in SECTION_TYPES.items()
-}
-"""The keys of each section, without `preset`; a problem's model and cluster are sections of their own."""
 
 
 def read_campaign_file(path: Path) -> CampaignFile:
@@ -89,70 +53,41 @@ def read_campaign_file(path: Path) -> CampaignFile:
         raise InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
 
 
-def read_cluster_file(path: Path) -> Cluster:
-    """Read and validate a cluster file: TOML with the section [cluster] alone, as `frontrunner calibrate` writes it.
-
-    Raises as `read_campaign_file` does.
-    """
-    table = read_toml(path, "cluster file", "frontrunner calibrate --out FILE writes one")
-    try:
-        refuse_unusable_values(table)
-        if set(table) != {"cluster"} or not isinstance(table["cluster"], dict):
-            named = ", ".join(shown_key(key) for key in table) or "nothing"
-            raise InvalidInput(f"it holds {named}: expected the section [cluster] alone")
-        if "file" in table["cluster"]:
-            raise bad_value("cluster.file", table["cluster"]["file"], "no such key in a cluster file")
-        return _checked_cluster(_cluster_table(table["cluster"], path.parent))
-    except InvalidInput as error:
-        raise InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
-
-
-def named_cluster(name: str) -> Cluster:
-    """A cluster by the name of a preset, or by the path of a cluster file."""
-    if name == "this-machine" or name in cluster_names():
-        return parse_cluster({"preset": name})
-    if "/" in name or name.endswith(".toml"):
-        return read_cluster_file(Path(name))
-    hint = did_you_mean(name, (*cluster_names(), "this-machine"))
-    raise bad_value("cluster", name, "a known preset, or a cluster file's path", hint=hint)
-
-
-def parse_cluster(table: Table) -> Cluster:
-    """A cluster from the keys of a [cluster] section; a relative `file` is taken from the working directory."""
-    return _checked_cluster(_cluster_table(table, Path()))
-
-
 def parse_campaign(table: Table, *, default_name: str, base: Path) -> CampaignFile:
     """A campaign from its parsed TOML; relative data paths are taken from `base`."""
+    _refuse_wrong_sections(table)
+    name, evaluator = _text(table, "name", default_name), _text(table, "evaluator", "probe")
+    require_campaign_name("name", name)
+    require_evaluator(evaluator)
+    refuse_unknown_keys("space", table["space"], KEYS["space"])
+    space = {key: value if isinstance(value, list) else [value] for key, value in table["space"].items()}
+    spec = CampaignSpec(
+        name=name,
+        problem=_problem(table, base),
+        space=section_of(Space, "space", space),
+        search=_search(table.get("search", {}), base),
+        budget=section_of(Budget, "budget", table.get("budget", {})),
+        probe=section_of(ProbeSettings, "probe", table.get("probe", {})),
+        data=_data(table.get("data", {}), base),
+        dispatch=section_of(DispatchSettings, "dispatch", table.get("dispatch", {})),
+        table=_measured_table(table.get("table", {}), base),
+        command=_command(table.get("command", {}), base),
+        evaluator=evaluator,
+    )
+    return CampaignFile(
+        spec=spec, store=section_of(StoreSettings, "store", table.get("store", {})), named="name" in table
+    )
+
+
+def _refuse_wrong_sections(table: Table) -> None:
     refuse_unusable_values(table)
-    _refuse_unknown("", table, TOP_LEVEL)
+    refuse_unknown_keys("", table, TOP_LEVEL)
     for section in SECTIONS:
         if not isinstance(table.get(section, {}), dict):
             raise bad_value(section, table[section], f"a section: [{section}]")
     for section in ("model", "cluster", "problem", "space"):
         if section not in table:
             raise InvalidInput(f"[{section}] is missing", hint="examples/laptop.toml has every section")
-    name, evaluator = _text(table, "name", default_name), _text(table, "evaluator", "probe")
-    require_campaign_name("name", name)
-    require_evaluator(evaluator)
-    _refuse_unknown("space", table["space"], KEYS["space"])
-    space = {key: value if isinstance(value, list) else [value] for key, value in table["space"].items()}
-    spec = CampaignSpec(
-        name=name,
-        problem=_problem(table, base),
-        space=_section(Space, "space", space),
-        search=_search(table.get("search", {}), base),
-        budget=_section(Budget, "budget", table.get("budget", {})),
-        probe=_section(ProbeSettings, "probe", table.get("probe", {})),
-        data=_data(table.get("data", {}), base),
-        dispatch=_section(DispatchSettings, "dispatch", table.get("dispatch", {})),
-        table=_measured_table(table.get("table", {}), base),
-        command=_command(table.get("command", {}), base),
-        evaluator=evaluator,
-    )
-    return CampaignFile(
-        spec=spec, store=_section(StoreSettings, "store", table.get("store", {})), named="name" in table
-    )
 
 
 def _text(table: Table, key: str, default: str) -> str:
@@ -163,7 +98,7 @@ def _text(table: Table, key: str, default: str) -> str:
 
 
 def _data(table: Table, base: Path) -> DataSettings:
-    data = _section(DataSettings, "data", table)
+    data = section_of(DataSettings, "data", table)
     if data.path is None:
         return data
     path = base / data.path
@@ -176,17 +111,17 @@ def _search(table: Table, base: Path) -> SearchSettings:
     """The section [search], whose baseline is a recipe file."""
     name = table.get("baseline")
     if name is None:
-        return _section(SearchSettings, "search", table)
+        return section_of(SearchSettings, "search", table)
     if not isinstance(name, str) or not name:
         raise bad_value("search.baseline", name, "the path of a recipe file")
     from frontrunner.recipe_file import read
 
     rest = {key: value for key, value in table.items() if key != "baseline"}
-    return replace(_section(SearchSettings, "search", rest), baseline=read(base / name).recipe)
+    return replace(section_of(SearchSettings, "search", rest), baseline=read(base / name).recipe)
 
 
 def _measured_table(table: Table, base: Path) -> TableSettings:
-    found = _section(TableSettings, "table", table)
+    found = section_of(TableSettings, "table", table)
     if found.path is None:
         return found
     path = base / found.path
@@ -196,7 +131,7 @@ def _measured_table(table: Table, base: Path) -> TableSettings:
 
 
 def _command(table: Table, base: Path) -> CommandSettings:
-    found = _section(CommandSettings, "command", table)
+    found = section_of(CommandSettings, "command", table)
     folder = base / (found.folder or "")
     if found.folder is not None and not holds(folder.is_dir):
         raise bad_value("command.folder", found.folder, f"a folder, by its path from {base.absolute()}")
@@ -205,13 +140,13 @@ def _command(table: Table, base: Path) -> CommandSettings:
 
 def _problem(table: Table, base: Path) -> Problem:
     problem = dict(table["problem"])
-    _refuse_unknown("problem", problem, KEYS["problem"])
+    refuse_unknown_keys("problem", problem, KEYS["problem"])
     if "global_batch" in problem:
         problem["global_batch"] = _global_batch(problem["global_batch"])
-    model, cluster = _model_table(table["model"]), _cluster_table(table["cluster"], base)
-    _section(Model, "model", model)  # first on their own, so that a complaint names their section
-    _checked_cluster(cluster)
-    return _section(Problem, "problem", problem | {"model": model, "cluster": cluster})
+    model, cluster = _model_table(table["model"]), cluster_table(table["cluster"], base)
+    section_of(Model, "model", model)  # first on their own, so that a complaint names their section
+    checked_cluster(cluster)
+    return section_of(Problem, "problem", problem | {"model": model, "cluster": cluster})
 
 
 def _global_batch(given: object) -> Table:
@@ -231,84 +166,3 @@ def _model_table(given: Table) -> Table:
     if isinstance(merged.get("hidden"), int):
         merged.setdefault("ffn_hidden", 4 * merged["hidden"])
     return merged
-
-
-def _checked_cluster(table: Table) -> Cluster:
-    cluster = _section(Cluster, "cluster", table)
-    if cluster.efficiencies:
-        from frontrunner.evaluators.analytic.measured import check_efficiencies
-
-        check_efficiencies(cluster.efficiencies)
-    return cluster
-
-
-def _cluster_table(given: Table, base: Path) -> Table:
-    table = dict(given)
-    if "file" in table:
-        return _cluster_of_file(table, base)
-    name = table.pop("preset", None)
-    if name is None:
-        known = known_device(str(table.get("device", ""))) or {}  # so that `device = "mi300x"` says enough
-        return {"name": "custom", "nodes": 1} | known | table
-    if name != "this-machine":
-        return cluster_preset(name) | table
-    from frontrunner.evaluators.this_machine import detect, share_processors
-
-    found = detect()
-    wanted = table.get("devices_per_node", found["devices_per_node"])
-    if found["backend"] == "cpu" and isinstance(wanted, int) and wanted >= 1:
-        found = share_processors(found, wanted)
-    elif isinstance(wanted, int) and wanted > found["devices_per_node"]:
-        raise bad_value("cluster.devices_per_node", wanted, f"at most the {found['devices_per_node']} found here")
-    return found | table
-
-
-def _cluster_of_file(table: Table, base: Path) -> Table:
-    """The fields of a cluster file, by its path from `base`, under those of the campaign file."""
-    name = table.pop("file")
-    if not isinstance(name, str) or not name:
-        raise bad_value("cluster.file", name, "the path of a cluster file")
-    if "preset" in table:
-        raise bad_value("cluster.preset", table["preset"], f"no preset beside cluster.file = {shown(name)}")
-    cluster = read_cluster_file(base / name)
-    wanted = table.get("devices_per_node", cluster.devices_per_node)
-    if cluster.backend == "cpu" and wanted != cluster.devices_per_node:
-        expected = f"{cluster.devices_per_node}: so many ranks shared the processors when {name} was measured"
-        raise bad_value("cluster.devices_per_node", wanted, expected)
-    stated = asdict(cluster)
-    for key, value in table.items():
-        both_tables = isinstance(value, dict) and isinstance(stated.get(key), dict)
-        stated[key] = stated[key] | value if both_tables else value
-    return stated
-
-
-def _section(cls: type[T], name: str, table: Table) -> T:
-    """One section as its dataclass: unknown keys, missing keys and wrong types name `section.key`."""
-    _refuse_unknown_fields(cls, name, table)
-    return validate(cls, table, prefix=name)
-
-
-def _refuse_unknown_fields(cls: type, name: str, table: Table) -> None:
-    hints = get_type_hints(cls)
-    _refuse_unknown(name, table, [f.name for f in fields(cls)])
-    for key, value in table.items():
-        if is_dataclass(hints[key]) and isinstance(value, dict):
-            _refuse_unknown_fields(hints[key], f"{name}.{key}", value)
-
-
-def _refuse_unknown(section: str, table: Table, known: list[str] | tuple[str, ...]) -> None:
-    extra = {"model": ("preset",), "cluster": ("preset", "file")}.get(section, ())
-    for key, value in table.items():
-        if key in (*known, *extra):
-            continue
-        path = f"{section}.{shown_key(key)}" if section else shown_key(key)
-        what = f"section [{path}]" if not section and isinstance(value, dict) else f"key {path} = {shown(value)}"
-        raise InvalidInput(f"unknown {what}", hint=_where(section, key, (*known, *extra)))
-
-
-def _where(section: str, key: str, known: tuple[str, ...]) -> str | None:
-    """The nearest key of this section; else the section that has a key of exactly this name."""
-    owners = [name for name, keys in KEYS.items() if key in keys and name != section]
-    if owners and not difflib.get_close_matches(key, known, n=1):
-        return f"{key} belongs in [{owners[0]}]"
-    return did_you_mean(key, known)

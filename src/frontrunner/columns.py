@@ -24,6 +24,18 @@ class Column(Generic[Row]):
     least: int | None = None
 
 
+def tight_table(title: str | None) -> Table:
+    """A table without a frame, whose columns stand as close as can be read."""
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+
+
 def fitted_table(
     title: str | None, columns: Sequence[Column[Row]], rows: Sequence[Row], *, width: int, bold: Callable[[Row], bool]
 ) -> Table:
@@ -32,14 +44,7 @@ def fitted_table(
     for column in sorted(columns, key=lambda c: c.drop):
         if not column.drop or sum(_width(c, rows) + GAP for c in (*kept, column)) <= width + 1:
             kept.append(column)
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        padding=(0, 1, 0, 0),
-    )
+    table = tight_table(title)
     kept = [column for column in columns if column in kept]
     for column in kept:
         table.add_column(column.title, justify="right" if column.is_number else "left", no_wrap=column.least is None)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from frontrunner.results.records import IMPORTED
-from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import InvalidInput
-from frontrunner.validation import load_json
+from frontrunner.starting import stored_spec
 
 if TYPE_CHECKING:
     from frontrunner.recipe_file import RecipeFile
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from frontrunner.results.records import Campaign
     from frontrunner.results.store import Store
     from frontrunner.search.evidence import Gathered
+    from frontrunner.search.spec import CampaignSpec
 
 
 def refuse_imported_campaign(campaign: Campaign) -> None:
@@ -32,18 +32,12 @@ def refuse_recipe_of_others(explanation: Explanation) -> None:
     Tables do not say how to train it here, and frontrunner's own trainer cannot repeat what another has done.
     """
     if all(appearance.campaign.figures == "imported" for appearance in explanation.appearances):
-        raise InvalidInput(
-            f"recipe {explanation.recipe_id} is of an imported table, which does not say how to train it here",
-            hint="search its problem by a campaign file, which learns from the table: frontrunner launch FILE",
-        )
+        raise _of_a_table(explanation.recipe_id, ", which learns from the table")
     for appearance in explanation.appearances:
-        spec = load_json(CampaignSpec, appearance.campaign.spec_json, what=f"campaign {appearance.campaign.name}")
+        spec = stored_spec(appearance.campaign)
         if not spec.trainer:
             return
-    raise InvalidInput(
-        f"recipe {explanation.recipe_id} was run by another trainer, with evaluator = {spec.evaluator!r}",
-        hint=f"frontrunner export {explanation.recipe_id} --to FORMAT says it in that trainer's words",
-    )
+    raise _of_another_trainer(explanation.recipe_id, spec.evaluator, named=explanation.recipe_id)
 
 
 def refuse_file_of_others(file: RecipeFile) -> None:
@@ -52,13 +46,21 @@ def refuse_file_of_others(file: RecipeFile) -> None:
     if measured is None or measured.is_ours:
         return
     if measured.trainer is None:
-        raise InvalidInput(
-            f"recipe {file.recipe_id} is of an imported table, which does not say how to train it here",
-            hint="search its problem by a campaign file: frontrunner launch FILE",
-        )
-    raise InvalidInput(
-        f"recipe {file.recipe_id} was run by another trainer, with evaluator = {measured.trainer!r}",
-        hint="frontrunner export FILE --to FORMAT says it in that trainer's words",
+        raise _of_a_table(file.recipe_id)
+    raise _of_another_trainer(file.recipe_id, measured.trainer, named="FILE")
+
+
+def _of_a_table(recipe_id: str, learning: str = "") -> InvalidInput:
+    return InvalidInput(
+        f"recipe {recipe_id} is of an imported table, which does not say how to train it here",
+        hint=f"search its problem by a campaign file{learning}: frontrunner launch FILE",
+    )
+
+
+def _of_another_trainer(recipe_id: str, evaluator: str, *, named: str) -> InvalidInput:
+    return InvalidInput(
+        f"recipe {recipe_id} was run by another trainer, with evaluator = {evaluator!r}",
+        hint=f"frontrunner export {named} --to FORMAT says it in that trainer's words",
     )
 
 
@@ -78,8 +80,7 @@ def remembered(store: Store, record: Campaign, spec: CampaignSpec) -> Gathered:
             continue
         campaign = store.campaign(summary.name)
         try:
-            its_spec = load_json(CampaignSpec, campaign.spec_json, what=f"campaign {campaign.name}")
+            earlier.append(Earlier(campaign=campaign, spec=stored_spec(campaign)))
         except InvalidInput:
             continue
-        earlier.append(Earlier(campaign=campaign, spec=its_spec))
     return gather(store, spec, earlier, collect(spec.problem.cluster.device)) if earlier else Gathered()

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frontrunner.api import opened
-from frontrunner.campaign_file import named_cluster
+from frontrunner.cluster_file import named_cluster
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.settings import shown_store, store_url
+from frontrunner.spaces.choices import DEGREES
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.names import campaign_name_from, require_campaign_name
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.spaces.space import DEGREES, Space
+from frontrunner.spaces.space import Space
 from frontrunner.starting import problem_summary
 from frontrunner.validation import dump_json
 
@@ -96,7 +97,12 @@ def import_table(
         require_campaign_name("--name", name)
     form = form or TableForm()
     said = parse_columns(_pairs(form.columns), _pairs(form.constants), form.ignore)
-    found = read(Path(table), said, named_cluster(cluster) if isinstance(cluster, str) else cluster)
+    machine = named_cluster(cluster) if isinstance(cluster, str) else cluster
+    try:
+        found = read(Path(table), said, machine)
+    except InvalidInput as error:
+        named = error.message if str(table) in error.message else f"{table}: {error.message}"
+        raise InvalidInput(named, hint=error.hint) from None
     campaigns = [_campaign(problem, found, _name(problem, found, name)) for problem in found.problems]
     if not campaigns:
         reasons = "; ".join(f"{left.rows} x {left.reason}" for left in found.left_out[:4])

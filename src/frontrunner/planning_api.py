@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frontrunner.api import named_recipe, opened
+from frontrunner.api import opened
 from frontrunner.campaign_file import read_campaign_file
+from frontrunner.dryrun_api import named_recipe
 from frontrunner.settings import store_url
 from frontrunner.spaces.errors import NotFound
-from frontrunner.starting import nothing_legal
+from frontrunner.starting import nothing_legal, stored_spec
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.analytic.advice import Advice
@@ -91,6 +92,14 @@ def explain(
     spec, found = named_recipe(recipe, campaign=campaign, store=store)
     from_file = None if campaign is None else read_campaign_file(Path(campaign)).store.url
     return breakdown(found, spec.problem, _measured(recipe_id(spec.problem, found), store, from_file))
+
+
+def explain_known(explanation: Explanation, *, store: str) -> Breakdown:
+    """`explain` of what a store, named `store`, has told of a recipe."""
+    from frontrunner.evaluators.analytic.breakdown import breakdown
+
+    spec = stored_spec(explanation.appearances[0].campaign)
+    return breakdown(explanation.recipe, spec.problem, _newest(explanation, store))
 
 
 def _measured(recipe_id: str, store: str | None, from_file: str | None) -> Measured | None:

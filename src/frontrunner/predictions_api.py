@@ -9,6 +9,7 @@ from frontrunner.spaces.errors import NotFound
 
 if TYPE_CHECKING:
     from frontrunner.results.predictions import SmallScale
+    from frontrunner.results.store import Store
 
 LEAST_PREFIX = 4
 
@@ -26,10 +27,15 @@ def predictions_of(recipe_id: str, *, store: str | None = None) -> tuple[SmallSc
 
     Raises `NotFound` where no predicted recipe, or more than one, begins like this.
     """
+    with opened(store) as found:
+        return scales_of(found, recipe_id)
+
+
+def scales_of(store: Store, recipe_id: str) -> tuple[SmallScale, ...]:
+    """`predictions_of` in a store that is open."""
     from frontrunner.results.predictions import predicted_ids, scales_that_predict
 
-    with opened(store) as found:
-        alike = [known for known in predicted_ids(found) if known.startswith(recipe_id.strip().lower())]
-        if len(alike) != 1 or len(recipe_id) < LEAST_PREFIX:
-            raise NotFound(f"{len(alike) or 'no'} predicted recipe ids begin with {recipe_id!r}")
-        return scales_that_predict(found, alike[0])
+    alike = [known for known in predicted_ids(store) if known.startswith(recipe_id.strip().lower())]
+    if len(alike) != 1 or len(recipe_id) < LEAST_PREFIX:
+        raise NotFound(f"{len(alike) or 'no'} predicted recipe ids begin with {recipe_id!r}")
+    return scales_that_predict(store, alike[0])

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich import box
 from rich.table import Table
 
 from frontrunner.evaluators.calibration.figures import Calibration, busy
 from frontrunner.evaluators.calibration.lines import Line
 from frontrunner.evaluators.calibration.step_fit import Constant, StepFit
-from frontrunner.render import console
+from frontrunner.render import console, titled_table
 from frontrunner.spaces.cluster import PRECISIONS
-from frontrunner.text import percent, plain, seconds, thousands
+from frontrunner.text import latency, percent, plain, thousands
 
 NOISY = 0.3
 """Relative error of a line above which its figures are marked: timings that other work disturbed, or no line."""
@@ -51,7 +50,7 @@ def _figures(found: Calibration) -> Table:
         ("network port", "links.nic_gb_per_s", links.nic_gb_per_s, "GB/s"),
         ("host memory", "links.host_gb_per_s", links.host_gb_per_s, "GB/s"),
     ]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = titled_table()
     for name in ("a device's, all at work", "", "", "measured as"):
         table.add_column(name, justify="right" if not name and len(table.columns) == 1 else "left")
     for title, key, value, unit in rows:
@@ -61,15 +60,14 @@ def _figures(found: Calibration) -> Table:
 
 
 def _collectives(lines: tuple[Line, ...]) -> Table:
-    table = Table(title="time = latency + bytes over a link / bandwidth", title_justify="left", title_style="bold",
-                  box=box.SIMPLE_HEAD, pad_edge=False)  # fmt: skip
+    table = titled_table("time = latency + bytes over a link / bandwidth")
     for name in ("collective", "level", "ranks", "latency", "GB/s", "sizes", "off by"):
         table.add_column(name, justify="left" if name in ("collective", "level") else "right", no_wrap=True)
     for line in lines:
         rate = "-" if line.bytes_per_s is None else thousands(line.bytes_per_s / 1e9)
         off = percent(line.residual, 0) + (" !" if line.residual > NOISY else "")
-        latency, sizes = _duration(line.latency_s), str(line.points)
-        table.add_row(line.collective, line.level, str(line.ranks), latency, rate, sizes, off)
+        cells = (str(line.ranks), latency(line.latency_s), rate, str(line.points), off)
+        table.add_row(line.collective, line.level, *cells)
     return table
 
 
@@ -79,7 +77,7 @@ def print_fit(found: StepFit, out: Path) -> None:
     how = "whole problems" if found.by_problem else "every fifth row"
     problems = f"{found.problems:,} problem{'' if found.problems == 1 else 's'}"
     shown.print(f"{found.rows:,} rows of {problems}, held back in {found.folds} parts: {how}", soft_wrap=True)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = titled_table()
     for name in ("error of step time", "mean", "median"):
         table.add_column(name, justify="left" if name == "error of step time" else "right")
     table.add_row("before", percent(found.error_before), percent(found.median_error_before))
@@ -97,7 +95,7 @@ def print_fit(found: StepFit, out: Path) -> None:
 
 
 def _constants(constants: tuple[Constant, ...]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = titled_table()
     for name in ("constant", "before", "after", "rows"):
         table.add_column(name, justify="left" if name == "constant" else "right")
     for constant in constants:
@@ -108,8 +106,4 @@ def _constants(constants: tuple[Constant, ...]) -> Table:
 
 
 def _amount(name: str, value: float) -> str:
-    return _duration(value) if name.endswith("_s") else f"{value:.3g}"
-
-
-def _duration(value_s: float) -> str:
-    return f"{1e6 * value_s:.3g} us" if value_s < 0.9995e-3 else seconds(value_s)
+    return latency(value) if name.endswith("_s") else f"{value:.3g}"

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from frontrunner.evaluators.doctor.checks import Check, Status
 from frontrunner.evaluators.doctor.findings import Bandwidth
-from frontrunner.render import console
-from frontrunner.text import plain, seconds, thousands, wrapped
+from frontrunner.render import console, titled_table
+from frontrunner.text import latency, plain, thousands, wrapped
 
 STYLES = {Status.OK: "green", Status.NOTE: "cyan", Status.WARNING: "yellow", Status.PROBLEM: "bold red"}
 WIDEST = 120
@@ -53,19 +52,15 @@ def _line(check: Check, width: int) -> Text:
 
 def _bandwidths(rows: Sequence[Bandwidth]) -> Table:
     title = f"all-reduce over {rows[0].ranks} ranks"
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = titled_table(title)
     for name in ("size", "time", "algorithm GB/s", "bus GB/s"):
         table.add_column(name, justify="right")
     for row in rows:
         rates = (thousands(rate / 1e9) for rate in (row.algorithm_bytes_per_s, row.bus_bytes_per_s))
-        table.add_row(_size(row.bytes), _time(row.time_s), *rates)
+        table.add_row(_size(row.bytes), latency(row.time_s), *rates)
     return table
 
 
 def _size(size_bytes: int) -> str:
     unit, name = next(((unit, name) for unit, name in UNITS if size_bytes >= unit), (1, "B"))
     return f"{size_bytes / unit:.3g} {name}"
-
-
-def _time(value_s: float) -> str:
-    return f"{1e6 * value_s:.3g} us" if value_s < 0.9995e-3 else seconds(value_s)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from frontrunner.evaluators.dry_run.report import DryRun, TracedRank
-from frontrunner.render import console
+from frontrunner.render import console, titled_table
 from frontrunner.text import gib, percent, seconds, thousands
 
 ABSENT = "not in it: the allocator's fragmentation, the collective library's buffers, the device's own context"
@@ -27,7 +26,7 @@ def print_dryrun(found: DryRun) -> None:
 
 
 def _table(found: DryRun) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = titled_table()
     table.add_column("memory at the peak, GiB", no_wrap=True)
     for rank in found.ranks:
         table.add_column(_heading(rank, found), justify="right", no_wrap=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from frontrunner.columns import tight_table
 from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured, PipelineRank
 from frontrunner.evaluators.dry_run.plan import why_untraceable
 from frontrunner.render import console
@@ -82,7 +82,7 @@ def _signed(share: float | None) -> str:
 
 def _step_table(found: Breakdown, out: Console) -> Table:
     parts = {name: time for name, time in found.estimate.step_parts_s.items() if time > 0}
-    table = _table("the step, on the slowest rank of the pipeline" if len(found.ranks) > 1 else "the step")
+    table = tight_table("the step, on the slowest rank of the pipeline" if len(found.ranks) > 1 else "the step")
     for title in ("part", "time", "share"):
         table.add_column(title, justify="left" if title == "part" else "right", no_wrap=True)
     table.add_column("", no_wrap=True)
@@ -103,7 +103,7 @@ def _memory_table(found: Breakdown, out: Console) -> Table:
     """A column a rank; the bars are those of the fullest."""
     ranks, sizes = found.ranks, found.estimate.memory_parts_bytes
     unit, name = (2**30, "GiB") if found.estimate.peak_memory_bytes >= 2**30 else (2**20, "MiB")
-    table = _table(f"memory, {name}")
+    table = tight_table(f"memory, {name}")
     table.add_column("part", no_wrap=True)
     for rank in ranks:
         table.add_column(_heading(rank, len(ranks)), justify="right", no_wrap=True)
@@ -125,17 +125,6 @@ def _memory_table(found: Breakdown, out: Console) -> Table:
 def _heading(rank: PipelineRank, ranks: int) -> str:
     layers = "1 layer" if rank.layers == 1 else f"{rank.layers} layers"
     return f"{rank.holds}\n{layers}" if ranks > 1 else rank.holds
-
-
-def _table(title: str) -> Table:
-    return Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        padding=(0, 1, 0, 0),
-    )
 
 
 def bar_width(width: int, taken: int) -> int:

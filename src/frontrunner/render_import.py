@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.table import Table
 
-from frontrunner.render import console
+from frontrunner.render import console, titled_table
 from frontrunner.text import plain, seconds
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def _recipes(count: int) -> str:
 def _campaigns(problems: tuple[ImportedProblem, ...], *, width: int) -> Table:
     """The campaigns; where there are several their names tell the problem, so a narrow terminal does without it."""
     is_wide = len(problems) == 1 or width >= WIDE
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = titled_table()
     for title in ("campaign", "problem")[: 1 + is_wide]:
         table.add_column(title, overflow="fold")
     for title in ("rows", "recipes", "failed"):

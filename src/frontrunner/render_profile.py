@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from itertools import dropwhile
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from frontrunner.evaluators.profiling.breakdown import Part
 from frontrunner.evaluators.profiling.run import ProfileReport
-from frontrunner.render import console
+from frontrunner.render import console, titled_table
 from frontrunner.text import percent, plain, seconds
 
 ALWAYS = (Part.COMPUTE, Part.OPTIMIZER, Part.DATA)
@@ -49,7 +48,7 @@ def _table(report: ProfileReport) -> Table:
     if 1 < len(report.stages) <= MOST_STAGES:
         columns |= {f"stage {place}": found for place, found in report.stages.items()}
     title = f"a step, mean of {report.steps}, over {ranks} ranks" if ranks > 1 else f"a step, mean of {report.steps}"
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = titled_table(title)
     table.add_column("part", no_wrap=True)
     for name in ("share", *columns):
         table.add_column(name, justify="right", no_wrap=True)

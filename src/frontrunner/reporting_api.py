@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
-from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from frontrunner.api import opened
 from frontrunner.settings import DEFAULT_STORE, store_url
-from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal, bad_value, did_you_mean
 from frontrunner.starting import stored_spec
 
 if TYPE_CHECKING:
     from frontrunner.drawing.catalogue import Drawn
-    from frontrunner.evaluators.insight.figures import Figures
     from frontrunner.evaluators.insight.objectives import OnFront
-    from frontrunner.search.spec import CampaignSpec
-
-FORMATS = ("png", "svg")
-MOST_TITLE = 100
-"""Characters of a picture's title: what fits its width."""
 
 
 def front(
@@ -47,22 +38,18 @@ def report(campaign: str | None = None, *, out: str | Path | None = None, store:
     `out` is CAMPAIGN.html in the working directory by default. Raises `InvalidInput` where Plotly is not installed, or
     for a name that does not end with .html, and `NotFound` for a folder that is not there.
     """
-    from frontrunner import __version__
-    from frontrunner.drawing.catalogue import drawn
-    from frontrunner.drawing.head import head
-    from frontrunner.drawing.page import page
+    from frontrunner import reporting_pieces as pieces
+    from frontrunner.drawing.head import Elsewhere
     from frontrunner.evaluators.files import write_text
 
-    if out is not None and Path(out).suffix != ".html":
-        raise bad_value("--out", str(out), "a name that ends with .html")
-    plotly_js = _plotly_js()
-    found, spec = _figures(campaign, store)
-    path = Path(out if out is not None else f"{found.collected.campaign.name}.html")
-    _require_folder(path)
+    pieces.require_installed("plotly")
+    if out is not None:
+        pieces.report_place(out, "")  # before anything is read
     url = store_url(store)
-    top = head(found.collected, spec, store=None if url == DEFAULT_STORE else url)
-    text = page(top, drawn(found), found.collected.failed, plotly_js=plotly_js, version=__version__)
-    write_text(path, text)
+    with opened(store) as found:
+        path = pieces.report_place(out, found.campaign(campaign).name)
+        read = pieces.reported(found, campaign)
+    write_text(path, pieces.report_text(read, Elsewhere(store=None if url == DEFAULT_STORE else url)))
     return path
 
 
@@ -80,92 +67,10 @@ def plot(
     parent is there and takes one or all of them in `format` (svg by default). Raises `InvalidInput` for what cannot be
     written, or where matplotlib is not installed, and `NothingLegal` where the one figure asked for cannot be drawn.
     """
-    from frontrunner.drawing.catalogue import FIGURES, drawn
-    from frontrunner.drawing.chart import Chart
-    from frontrunner.evaluators.insight.collected import Missing
+    from frontrunner import reporting_pieces as pieces
 
-    path = Path(out)
-    suffix = _suffix(path, figure, format)
-    if figure is not None and figure not in FIGURES:
-        raise bad_value("--figure", figure, f"one of {', '.join(FIGURES)}", hint=did_you_mean(figure, FIGURES))
-    _require_folder(path)
-    _require("matplotlib")
-    from frontrunner.drawing.matplotlib_figure import write_chart
-
-    found, spec = _figures(campaign, store)
-    wanted = drawn(found, figure)
-    absent = [row for row in wanted if isinstance(row.chart, Missing)]
-    if figure is not None and absent:
-        raise NothingLegal(f"figure {figure} cannot be drawn: {_reason(absent[0])}")
-    is_file = path.suffix[1:] in FORMATS
-    if not is_file:
-        path.mkdir(exist_ok=True)
-    written = []
-    for row in wanted:
-        if isinstance(row.chart, Chart):
-            target = path if is_file else path / f"{row.name}.{suffix}"
-            write_chart(row.chart, target, title=_titled(row.title, found, spec))
-            written.append(target)
-    return written, absent
-
-
-def _suffix(path: Path, figure: str | None, wanted: str | None) -> str:
-    """The format to write; refuses names and formats that do not go together."""
-    if wanted is not None and wanted not in FORMATS:
-        raise bad_value("--format", wanted, f"one of {', '.join(FORMATS)}")
-    named = path.suffix[1:] if path.suffix[1:] in FORMATS else None
-    if named is None and path.exists() and not path.is_dir():
-        raise bad_value("--out", str(path), "a folder, or a name that ends with .svg or .png")
-    if named is None:
-        return wanted or "svg"
-    if figure is None:
-        raise InvalidInput(
-            f"--out {path} is one file and --figure names none",
-            hint="name one with --figure, or a folder with --out for all of them",
-        )
-    if wanted not in (None, named):
-        raise bad_value("--format", wanted, f"{named}, as --out {path} says")
-    return named
-
-
-def _require_folder(path: Path) -> None:
-    parent = path.absolute().parent
-    if not parent.is_dir():
-        raise NotFound(f"there is no folder {parent} to write {path.name} to", hint="create it first")
-
-
-def _require(package: str) -> None:
-    if find_spec(package) is None:
-        raise InvalidInput(
-            f"this needs {package}, which is not installed", hint="run: pip install 'frontrunner[report]'"
-        )
-
-
-def _plotly_js() -> str:
-    """Plotly's script, as its Python package brings it along."""
-    _require("plotly")
-    from plotly.offline import get_plotlyjs
-
-    return str(get_plotlyjs())
-
-
-def _figures(campaign: str | None, store: str | None) -> tuple[Figures, CampaignSpec]:
-    """Everything that is drawn of a campaign, and its specification."""
-    from frontrunner.evaluators.insight.collected import collect
-    from frontrunner.evaluators.insight.figures import Figures
-
+    place = pieces.picture_place(out, figure, format)
+    pieces.require_installed("matplotlib")
     with opened(store) as found:
-        record = found.campaign(campaign)
-        spec = stored_spec(record)
-        return Figures(collected=collect(found, record, spec.space.survey(spec.problem))), spec
-
-
-def _titled(title: str, found: Figures, spec: CampaignSpec) -> str:
-    """A picture's title, with what it is of; that it was not measured comes first, since long names are cut."""
-    campaign, problem = found.collected.campaign, spec.problem
-    source = "" if campaign.figures == "measured" else f" ({campaign.figures})"
-    return shorten(f"{title}{source}: {campaign.name}, {problem.model.name} on {problem.cluster.name}", MOST_TITLE)
-
-
-def _reason(row: Drawn) -> str:
-    return getattr(row.chart, "reason", "")
+        read = pieces.reported(found, campaign)
+    return place.save(lambda name: pieces.picture(read, name, place.kind))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -115,10 +116,14 @@ def unarchive(file: str | Path, *, name: str | None = None, store: str | None = 
 
     Raises `InvalidInput`, naming the line, for a file that is damaged or no archive; nothing is written then.
     """
+    from frontrunner.results.address import is_new
     from frontrunner.results.archive import reading, verifying
 
     if name is not None:
         require_campaign_name("--name", name)
     rows = verifying.read_archive(Path(file), check_spec=lambda text: load_json(CampaignSpec, text, what="its spec"))
+    if is_new(store_url(store)):  # a refusal leaves no empty store behind
+        with tempfile.TemporaryDirectory() as folder, opened(f"{folder}/tried.db", create=True) as tried:
+            reading.unarchive(tried, rows, name=name)
     with opened(store, create=True) as found:
         return reading.unarchive(found, rows, name=name)

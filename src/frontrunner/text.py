@@ -9,6 +9,8 @@ import textwrap
 
 def plain(text: str) -> str:
     """Text from outside, safe to print: control characters, line breaks but, are shown as escapes."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
@@ -67,3 +69,8 @@ def seconds(value: float) -> str:
     if value < 6000:
         return f"{int(value // 60)} min {int(value % 60):02d} s"
     return f"{int(value // 3600)} h {int(value % 3600 // 60):02d} min"
+
+
+def latency(value: float) -> str:
+    """A duration that may be very short: 8.1 us below a millisecond, above it as `seconds`."""
+    return f"{1e6 * value:.3g} us" if value < 0.9995e-3 else seconds(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,9 @@ from frontrunner.spaces.errors import InvalidInput, NotFound
 Table = dict[str, Any]
 
 MAX_FILE_BYTES = 1_000_000
+MOST_PARTS = 64
+"""Of a dotted key; the parser's memory grows with the square of them."""
+_LONG_KEY = re.compile(rf"""(?<![\w.'"-])(?:(?>[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{MOST_PARTS}}}""")
 
 
 def read_toml(path: Path, what: str, hint: str) -> Table:
@@ -38,6 +42,8 @@ def read_toml(path: Path, what: str, hint: str) -> Table:
 
 def parse_toml(text: str, name: str) -> Table:
     """What a text holds; `name` is what messages call it. Raises `InvalidInput` for one that is no usable TOML."""
+    if _LONG_KEY.search(text):
+        raise InvalidInput(f"{name} is not usable TOML: a key of more than {MOST_PARTS} parts")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -106,6 +106,15 @@ def test_nothing_is_harvested_where_nothing_was_finished(evaluator: Evaluator, s
     assert evaluator.harvest(one) is None
 
 
+def test_a_harvest_removes_what_was_killed_in_writing(evaluator: Evaluator, setup: ProbeSetup) -> None:
+    one = order(setup)
+    one.run_folder.mkdir(parents=True)
+    for name in (".outcome.json.4711", ".job.json.12", ".of-a-trainer", "rank-0.log"):
+        (one.run_folder / name).touch()
+    assert evaluator.harvest(one) is None
+    assert {path.name for path in one.run_folder.iterdir()} == {".of-a-trainer", "rank-0.log"}
+
+
 def test_a_result_whose_driver_died_before_judging_it_is_harvested(setup: ProbeSetup) -> None:
     started_s = time.monotonic()
     evaluator = make_evaluator("probe", setup)

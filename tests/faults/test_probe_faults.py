@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -218,6 +220,26 @@ def test_a_server_killed_while_it_warms_up_costs_nothing(tmp_path: Path) -> None
     (finished,) = wait_for(lambda: evaluator.finished(0.2))
     evaluator.close()
     assert isinstance(finished.outcome, Measurement)
+
+
+def test_a_server_whose_driver_is_gone_ends_while_it_warms_up(tmp_path: Path) -> None:
+    (tmp_path / "modules" / "torch").mkdir(parents=True)
+    (tmp_path / "modules" / "torch" / "__init__.py").write_text(
+        "import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(600)\n"  # as long as imports take at most
+    )
+    own = tmp_path / "rendezvous"
+    own.mkdir()
+    command = [sys.executable, "-P", "-m", "frontrunner.evaluators.fork_server", str(own), "torch"]
+    path = os.pathsep.join([str(tmp_path / "modules"), os.environ.get("PYTHONPATH", "")])
+    server = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path, env=os.environ | {"PYTHONPATH": path}
+    )
+    with server:
+        wait_for((tmp_path / "begun").exists)
+        assert server.stdin is not None
+        server.stdin.close()  # as when the driver is killed
+        assert server.wait(timeout=60) == 0
+    assert not own.exists()
 
 
 def test_a_server_that_never_comes_up_is_an_error_with_its_log(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from frontrunner.campaign_file import read_campaign_file
 from frontrunner.recipe_file import Origin, RecipeFile, Training, to_text
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput, NotFound
-from frontrunner.spaces.recipe import Recipe, Sharding
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.sharding import Sharding
 
 CAMPAIGN = """
 name = "small"

@@ -2,16 +2,13 @@
 
 import os
 import socket
-import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from frontrunner.evaluators.protocol import EVALUATORS, QUEUED, Finished, ProbeOrder, ProbeSetup, Progress
+from frontrunner.evaluators.protocol import QUEUED, Finished, ProbeOrder, ProbeSetup, Progress
 from frontrunner.evaluators.run_folder import RunFolder
 from frontrunner.evaluators.simulated import simulate
 from frontrunner.results.outcome import FailureKind, Outcome
@@ -28,34 +25,6 @@ from support.campaigns import spec_of, tiny
 from support.drivers import LEGAL, Campaigns, Recorder, Scripted, failure
 
 STATE_AFTER = {"stop": CampaignState.STOPPED, "pause": CampaignState.PAUSED}
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(str(tmp_path / "store.db")) as opened:
-        yield opened
-
-
-@pytest.fixture
-def campaigns(store: Store, tmp_path: Path) -> Campaigns:
-    return Campaigns(store, tmp_path / "runs")
-
-
-@pytest.fixture
-def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., type[Scripted]]:
-    """Register an evaluator named `scripted` that follows a script."""
-
-    def register(
-        script: Callable[[Recipe, int], Outcome | None], seconds: float = 0.0, base: type[Scripted] = Scripted
-    ) -> type[Scripted]:
-        made = type("Mine", (base,), {"script": staticmethod(script), "seconds": seconds})
-        module = ModuleType("scripted_evaluators")
-        vars(module)["make"] = made
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-        monkeypatch.setitem(EVALUATORS, "scripted", f"{module.__name__}:make")
-        return made
-
-    return register
 
 
 def test_a_campaign_without_limits_tries_every_legal_recipe_once(campaigns: Campaigns) -> None:

@@ -5,42 +5,30 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from frontrunner.evaluators.protocol import EVALUATORS, ProbeOrder
-from frontrunner.render import print_status
+from frontrunner.evaluators.protocol import ProbeOrder
+from frontrunner.render_campaigns import print_status
 from frontrunner.results.outcome import FailureKind, Measurement, Outcome
 from frontrunner.results.outlooks import OUTLOOK
 from frontrunner.results.ranking import best
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.status import status
-from frontrunner.results.store import Store, open_store
 from frontrunner.search.proposals import MOST_MEASUREMENTS
 from frontrunner.search.strategy import STRATEGIES, Outlook
 from frontrunner.spaces.recipe import Recipe
 from support.campaigns import environment, spec_of, tiny
-from support.drivers import LEGAL, Campaigns, Recorder, Scripted, failure
+from support.doubles import register
+from support.drivers import LEGAL, Campaigns, Recorder, failure
 from support.forecasters import Forecaster, measured_twice
 
 RECIPES = spec_of(tiny()).space.survey(spec_of(tiny()).problem).recipes
 PROGRAM = Path(__file__).parent.parent / "support" / "killed_in_a_repeat.py"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(str(tmp_path / "store.db")) as opened:
-        yield opened
-
-
-@pytest.fixture
-def campaigns(store: Store, tmp_path: Path) -> Campaigns:
-    return Campaigns(store, tmp_path / "runs")
 
 
 @pytest.fixture
@@ -54,28 +42,10 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Forecaster]]:
             made.append(Forecaster(survey.recipes, **behaviour))
             return made[-1]
 
-        module = ModuleType("forecasting_strategies")
-        vars(module)["make"] = make
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-        monkeypatch.setitem(STRATEGIES, "exhaustive", f"{module.__name__}:make")
+        register(monkeypatch, STRATEGIES, "exhaustive", make)
         return made
 
     return use
-
-
-@pytest.fixture
-def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., type[Scripted]]:
-    """Register an evaluator named `scripted` that follows a script."""
-
-    def register(script: Callable[[Recipe, int], Outcome | None], seconds: float = 0.0) -> type[Scripted]:
-        made = type("Mine", (Scripted,), {"script": staticmethod(script), "seconds": seconds, "orders": []})
-        module = ModuleType("scripted_evaluators")
-        vars(module)["make"] = made
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-        monkeypatch.setitem(EVALUATORS, "scripted", f"{module.__name__}:make")
-        return made
-
-    return register
 
 
 EXHAUSTIVE = {"strategy": "exhaustive"}

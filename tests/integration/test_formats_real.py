@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 
 from frontrunner.evaluators.formats import accelerate, names
-from frontrunner.spaces.recipe import SHARDING_NAMES, Recipe
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.sharding import SHARDING_NAMES
 from support.formats import problem, recipes
 
 PROBLEM = problem()

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import frontrunner as api
-from frontrunner.drawing.head import head
+from frontrunner.drawing.head import Elsewhere, head
 from frontrunner.evaluators.insight.collected import collect
 from frontrunner.evaluators.simulated import simulate
 from frontrunner.results.known import REUSED, known_recipes, reused_trials
 from frontrunner.results.outcome import Measurement
 from frontrunner.results.states import CampaignState
-from frontrunner.results.store import Store, open_store
+from frontrunner.results.store import Store
 from frontrunner.search.answers import Answer
 from frontrunner.search.driver import Driver
 from frontrunner.search.evidence import Gathered
@@ -63,12 +62,6 @@ def test_a_table_is_imported_and_a_campaign_begins_with_it(tmp_path: Path) -> No
     assert "imported: a table says so" in shown.replace("\n", " ")
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(str(tmp_path / "store.db")) as opened:
-        yield opened
-
-
 def test_an_answer_takes_no_probe_and_nothing_of_the_budget(store: Store, tmp_path: Path) -> None:
     campaigns = Campaigns(store, tmp_path / "runs")
     record, spec = campaigns.create(budget={"probes": 3})
@@ -103,7 +96,7 @@ def test_an_answer_takes_no_probe_and_nothing_of_the_budget(store: Store, tmp_pa
     assert (len(second.endings), ended.measured) == (1, LEGAL), "4 recipes were probed, once each"
     assert len(reused_trials(store, record.id)) == LEGAL - 4
     assert len(known_recipes(store, record.id)) == 4, "what was answered is not this campaign's own knowledge"
-    told = dict(head(collect(store, store.campaign(record.name), spec.survey()), spec, store=None).facts)
+    told = dict(head(collect(store, store.campaign(record.name), spec.survey()), spec, Elsewhere()).facts)
     assert told["spent"].startswith(f"4 probes, {LEGAL - 4} recipes answered from earlier campaigns, ")
     spent = sum(outcome.node_seconds for _, outcome in store.told(record.id) if isinstance(outcome, Measurement))
     assert store.campaign(record.name).node_seconds_spent == pytest.approx(spent)

@@ -177,3 +177,29 @@ def test_a_page_is_worked_by_keys_alone(service: Served) -> None:
             assert page.evaluate("document.activeElement.textContent") == name
         page.keyboard.press("Enter")
         page.wait_for_url(re.compile("/plan"))
+
+
+@pytest.mark.parametrize("width", [800, 1280])
+def test_a_plan_changes_as_it_is_typed_and_nothing_jumps(service: Served, width: int) -> None:
+    with window(service, width=width) as page:
+        page.goto(f"{service.url}/plan?model=gpt2-small&cluster=dgx-h100&nodes=1&sequence_length=1024&global_batch=64")
+        answer = page.locator("#answer")
+        place = "document.querySelector('#answer').offsetTop"
+        before = page.evaluate(place)
+        page.get_by_label("layers").fill("5000")
+        api.expect(page.locator("#error-layers")).to_have_text("a whole number from 1 to 1,000")
+        api.expect(answer).to_contain_text("12 layers")
+        assert page.evaluate(place) == before
+        page.keyboard.press("Control+a")
+        page.keyboard.type("18")
+        api.expect(answer).to_contain_text("18 layers")
+        api.expect(page.locator("#error-layers")).to_be_empty()
+        assert page.evaluate("document.activeElement.id") == "plan-layers"
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.id") == "plan-hidden"
+        page.get_by_label("preset").first.select_option("llama-3-8b")
+        api.expect(page.get_by_label("vocabulary")).to_have_attribute("placeholder", "128256")
+        api.expect(answer).to_contain_text("18 layers, hidden 4,096")
+        assert page.evaluate(place) == before
+        assert "layers=18" in page.url
+        assert fits(page)

@@ -29,7 +29,7 @@ from frontrunner.service.client import Client
 from frontrunner.service.processes import CHILD
 from frontrunner.service.settings import Limits
 from frontrunner.spaces.errors import InvalidInput, NotFound, ServiceUnreachable
-from frontrunner.starting import created
+from frontrunner.starting import created, stored_spec
 from support.campaigns import spec_of, tiny
 from support.services import BODY, Served, bearer, filled, served, settings, tokens_of, wait_for
 
@@ -135,6 +135,9 @@ def test_the_client_answers_as_the_local_functions_do(service: Served) -> None:
     for to in ("../../etc/passwd", "optuna", ""):
         with pytest.raises(InvalidInput):
             client.export(recipe, to=to)
+    explained, own = client.explain(recipe), frontrunner.explain(recipe, store=at)
+    assert (explained.estimate, explained.ranks, explained.marks) == (own.estimate, own.ranks, own.marks)
+    assert client.dataframe(name).equals(frontrunner.dataframe(name, store=at))
     assert client.recipes(name, tensor_parallel=2).total >= 1
     assert client.trials(name).total == 3
     assert client.plan(BODY, top=1)["estimates"]
@@ -149,7 +152,10 @@ def test_the_client_answers_as_the_local_functions_do(service: Served) -> None:
 
 
 def _undated(text: str) -> list[str]:
-    return [line for line in text.splitlines() if "written 20" not in line and "written_at" not in line]
+    """The lines that do not change with the second: a recipe file's hash is also of when it was written."""
+    return [
+        line for line in text.splitlines() if not any(word in line for word in ("written 20", "written_at", '"hash"'))
+    ]
 
 
 def test_the_reading_commands_ask_a_service(service: Served) -> None:
@@ -318,3 +324,31 @@ def test_real_probes_and_a_replay_by_wire(tmp_path: Path) -> None:
 
 def _is_zombie(pid: int | None) -> bool:
     return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.slow
+def test_a_registered_trainer_is_launched_by_its_name_and_its_secrets_stay(tmp_path: Path) -> None:
+    """The campaign measures by the operator's command; the store holds the command, and no answer holds its key."""
+    trainer = Path(__file__).parent.parent / "support" / "fake_trainer.py"
+    pattern = r"^step (?P<step>\d+): (?P<step_time_s>[\d.]+) s loss (?P<loss>\S+)"
+    arguments = ["{python}", str(trainer), "fast", "--micro-batch", "{micro_batch_seqs}", "--steps", "{steps}"]
+    (tmp_path / "fake.toml").write_text(
+        f"[command]\narguments = {json.dumps(arguments)}\nlog_patterns = ['{pattern}']\n"
+        '[command.environment]\nAPI = "hunter2"\nTP = "{tensor_parallel}.{pipeline_parallel}"\n'
+    )
+    body = tiny(search={"strategy": "random"}, budget={"probes": 2}) | {"name": "named", "trainer": "fake"}
+    with served(tmp_path) as service:
+        client = service.start("--trainer", f"fake={tmp_path / 'fake.toml'}")
+        assert client.registered()["trainer"] == {"fake": "a command"}
+        with pytest.raises(InvalidInput, match=r'trainer = "other": expected one of fake'):
+            client.launch(body | {"trainer": "other"})
+        name = client.launch(body)
+        wait_for(lambda: client.status(name).campaign.state not in ("running", "created"), at_most_s=120)
+        best = client.best(name)
+        assert best, client.failures(name)
+        assert "hunter2" not in client.status(name).campaign.spec_json
+        assert "hunter2" not in client.show(best[0].recipe_id).appearances[0].campaign.spec_json
+        with open_store(str(tmp_path / "store.db"), read_only=True) as store:
+            spec = stored_spec(store.campaign(name))
+        assert (spec.evaluator, spec.command.environment["API"]) == ("command", "hunter2")
+        assert spec.command.arguments == tuple(arguments)

@@ -13,7 +13,7 @@ import optuna
 import pytest
 
 import frontrunner
-from frontrunner.campaign_file import parse_cluster
+from frontrunner.cluster_file import parse_cluster
 from frontrunner.evaluators.replay import ReplaySettings
 from frontrunner.recipe_file import Measured, Origin, RecipeFile, Training, read, to_text
 from frontrunner.spaces.cluster import Cluster

@@ -21,8 +21,8 @@ from frontrunner.spaces.recipe import (
     SCHEDULES,
     SYNCHRONISATIONS,
     Recipe,
-    Sharding,
 )
+from frontrunner.spaces.sharding import Sharding
 from frontrunner.spaces.stages import balanced_layers, even_layers
 
 

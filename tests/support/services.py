@@ -21,7 +21,8 @@ from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.service.app import create_app
 from frontrunner.service.client import Client
-from frontrunner.service.connection import Connection
+from frontrunner.service.connection import API, Connection
+from frontrunner.service.processes import error_from
 from frontrunner.service.settings import Limits, ServiceSettings
 from frontrunner.service.tokens import Tokens, read_tokens
 from support.rankings import measurement, record, start
@@ -87,9 +88,9 @@ class Served:
     def token_file(self) -> Path:
         return self.folder / "tokens" / "tokens.json"
 
-    def start(self) -> Client:
-        """Start it, and wait for the link that it prints."""
-        arguments = ["serve", "--port", "0", "--store", "store.db", "--token-file", str(self.token_file)]
+    def start(self, *more: str) -> Client:
+        """Start it, with `more` options, and wait for the link that it prints."""
+        arguments = ["serve", "--port", "0", "--store", "store.db", "--token-file", str(self.token_file), *more]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("FRONTRUNNER_")}
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "frontrunner.cli", *arguments],
@@ -135,3 +136,18 @@ def wait_for(is_so: Callable[[], bool], *, at_most_s: float = 60.0) -> None:
     while not is_so():
         assert time.monotonic() < give_up, "it did not come to be"
         time.sleep(0.05)
+
+
+class WiredConnection(Connection):
+    """A client's connection to a service inside this process."""
+
+    def __init__(self, service: TestClient, token: str) -> None:
+        super().__init__(ORIGIN, token)
+        self._service = service
+
+    def ask(self, method: str, path: str, body: bytes | None = None) -> bytes:
+        sent = self._headers | ({} if body is None else {"Content-Type": "application/json"})
+        answer = self._service.request(method, API + path, content=body, headers=sent)
+        if answer.status_code >= 300:
+            raise error_from(answer.json()["error"])
+        return answer.content

@@ -13,7 +13,8 @@ from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.records import Campaign, Lease, Trial
 from frontrunner.results.store import Store, open_store
 from frontrunner.results.writer import CampaignWriter
-from frontrunner.spaces.recipe import Recipe, Sharding
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.sharding import Sharding
 from support.postgresql import Server
 
 RECIPE = Recipe(

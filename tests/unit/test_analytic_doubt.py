@@ -15,7 +15,8 @@ from frontrunner.evaluators.analytic.estimate import estimate
 from frontrunner.evaluators.measure import measurement
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import Recipe, Sharding
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.sharding import Sharding
 from support.analytic import A100, PROBLEM, recipe
 
 LOGGED_S = (224.6266, 196.4964, 196.6811, 280.2356, 195.0818)

@@ -15,7 +15,8 @@ from frontrunner.evaluators.analytic.memory import peak_memory
 from frontrunner.evaluators.analytic.replicas import replicas_s
 from frontrunner.evaluators.analytic.software import DEEPSPEED, FRONTRUNNER
 from frontrunner.evaluators.analytic.step import step_time
-from frontrunner.spaces.recipe import Recipe, Sharding
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.sharding import Sharding
 from support.analytic import A100, GPT_22B, PROBLEM, machine, recipe, without_latency, work
 
 TORCH = machine(software=FRONTRUNNER)

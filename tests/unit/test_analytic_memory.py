@@ -7,7 +7,7 @@ import pytest
 
 from frontrunner.evaluators.analytic.memory import peak_memory
 from frontrunner.evaluators.analytic.software import FRONTRUNNER, MEGATRON_GPT
-from frontrunner.spaces.recipe import Sharding
+from frontrunner.spaces.sharding import Sharding
 from support.analytic import GPT_22B, PROBLEM, machine, recipe, work
 
 

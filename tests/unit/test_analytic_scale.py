@@ -11,7 +11,7 @@ from frontrunner.evaluators.analytic.layers_of_ranks import balanced_layers, eve
 from frontrunner.evaluators.analytic.machine import ring_s
 from frontrunner.evaluators.analytic.replicas import replicas_s
 from frontrunner.evaluators.analytic.software import NANOTRON
-from frontrunner.spaces.recipe import Sharding
+from frontrunner.spaces.sharding import Sharding
 from support.analytic import A100, GPT_22B, machine, recipe, without_latency, work
 
 NOTHING = (np.zeros(1), np.zeros(1))

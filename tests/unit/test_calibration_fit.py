@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import frontrunner
-from frontrunner.campaign_file import read_cluster_file
+from frontrunner.cluster_file import read_cluster_file
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.tables import read

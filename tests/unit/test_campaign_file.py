@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from frontrunner.campaign_file import KEYS, SECTIONS, parse_campaign, read_campaign_file
+from frontrunner.campaign_file import parse_campaign, read_campaign_file
+from frontrunner.file_sections import KEYS, SECTIONS
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 from frontrunner.validation import dump_json, load_json

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from frontrunner.render import layout, sharding
 from frontrunner.settings import run_root, store_url
-from frontrunner.spaces.recipe import Recipe, Sharding
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.sharding import Sharding
 from frontrunner.text import gib, percent, plain, seconds, thousands
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import frontrunner
-from frontrunner.campaign_file import named_cluster, read_campaign_file, read_cluster_file
+from frontrunner.campaign_file import read_campaign_file
+from frontrunner.cluster_file import named_cluster, read_cluster_file
 from frontrunner.evaluators.analytic import measured
 from frontrunner.evaluators.analytic.estimate import UNKNOWN_HARDWARE_ERROR, plan
 from frontrunner.evaluators.analytic.machine import FITTED, Machine

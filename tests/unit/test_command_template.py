@@ -19,7 +19,8 @@ from frontrunner.evaluators.formats.names import FORMATS
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.reasons import Reason
-from frontrunner.spaces.recipe import Recipe, Sharding
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.sharding import Sharding
 from support.campaigns import setup_of, spec_of, tiny, tiny_recipe, write_toml
 
 STEP = r"step (?P<step>\d+)"

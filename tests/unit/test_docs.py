@@ -9,8 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from frontrunner.campaign_file import SECTIONS as FILE_SECTIONS
-from frontrunner.campaign_file import StoreSettings, read_campaign_file
+from frontrunner.campaign_file import read_campaign_file
 from frontrunner.cli import SECTIONS, frontrunner
 from frontrunner.evaluators.command.patterns import GROUPS
 from frontrunner.evaluators.command.settings import CommandSettings
@@ -19,6 +18,8 @@ from frontrunner.evaluators.formats.names import FORMATS
 from frontrunner.evaluators.protocol import EVALUATORS
 from frontrunner.evaluators.settings import DataSettings, ProbeSettings
 from frontrunner.evaluators.table_settings import TableSettings
+from frontrunner.file_sections import SECTIONS as FILE_SECTIONS
+from frontrunner.file_sections import StoreSettings
 from frontrunner.results.outcome import POLICIES, FailureKind
 from frontrunner.search.spec import Budget, SearchSettings
 from frontrunner.search.strategy import STRATEGIES

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from frontrunner import api
+import frontrunner
 from frontrunner.campaign_file import read_campaign_file
 from frontrunner.evaluators.dry_run.plan import (
     layers_of_pipeline_ranks,
@@ -63,7 +63,7 @@ def test_choices_that_are_none_are_refused(choice: dict[str, object], message: s
 
 def test_a_recipe_by_choices_needs_its_file() -> None:
     with pytest.raises(InvalidInput, match="campaign file"):
-        api.plan_dryrun({"sharding": "zero-1"})
+        frontrunner.plan_dryrun({"sharding": "zero-1"})
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from frontrunner.evaluators.formats import names
 from frontrunner.evaluators.formats.given import Given
 from frontrunner.evaluators.formats.megatron import layers_of_layout, layout
 from frontrunner.spaces.errors import InvalidInput
-from frontrunner.spaces.recipe import Recipe, Sharding
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.sharding import Sharding
 from support.formats import problem, recipes
 
 PROBLEM = problem()

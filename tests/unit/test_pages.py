@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
+from frontrunner.results.driving import stamp
 from frontrunner.results.known import REUSED, probes_made
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
@@ -20,6 +21,7 @@ from frontrunner.service.app import create_app
 from frontrunner.service.pages.figures import Editions
 from frontrunner.service.pages.router import router
 from frontrunner.service.pages.views.campaign import campaign_view, moment
+from frontrunner.service.pages.views.plan import PlanQuestion, campaign_of
 from support.page_stores import SCRIPT, page_store
 from support.services import ORIGIN, bearer, settings, tokens_of
 
@@ -122,11 +124,11 @@ def test_a_page_hears_that_its_driver_died_without_a_word(tmp_path: Path) -> Non
     with open_store(str(tmp_path / "store.db"), clock=lambda: start) as store:
         name = store.campaigns()[-1].name
         store.acquire_lease(store.campaign(name).id, host="gone", pid=1, duration_s=30)
-        driven = moment(store, name)
+        driven = moment(*stamp(store, (name,)))
         assert campaign_view(store, name).status.driver_is_live
-        assert moment(store, name) == driven
+        assert moment(*stamp(store, (name,))) == driven
     with open_store(str(tmp_path / "store.db"), clock=lambda: start + timedelta(seconds=31)) as store:
-        assert moment(store, name) != driven
+        assert moment(*stamp(store, (name,))) != driven
         view = campaign_view(store, name)
         assert (view.status.driver_is_live, view.can_be_driven) == (False, True)
 
@@ -191,7 +193,8 @@ def test_a_campaign_file_is_checked_before_it_is_launched(client: TestClient) ->
     assert "expected no path from the wire" in said(
         "[model]\npreset='gpt2-small'\n[cluster]\nfile='/etc/passwd'\n[problem]\n[space]\n"
     )
-    assert "extra" in said("[data]\npath='/etc/passwd'\n[model]\n[cluster]\n[problem]\n[space]\n").lower()
+    assert "extra" in said("[store]\nurl='/etc/passwd'\n[model]\n[cluster]\n[problem]\n[space]\n").lower()
+    assert "[data] is not taken" in said("[data]\npath='/etc/passwd'\n[model]\n[cluster]\n[problem]\n[space]\n")
     assert client.post("/launch", json={"campaign": "[model"}).status_code == 422
 
 
@@ -204,10 +207,62 @@ def test_toml_that_python_cannot_take_in_is_one_message(client: TestClient, valu
     assert client.post("/launch", json={"campaign": text}).status_code == 422
 
 
-def test_a_plan_that_cannot_be_made_says_why_in_its_place(client: TestClient) -> None:
-    text = shown(client, "/plan/answer?model=gpt2-small&sequence_length=99999")
-    assert "at most model.max_positions = 1024" in text
-    assert "did you mean" in shown(client, "/plan/answer?model=gpt2-smal")
+WRONG = [
+    ("layers=5000", "layers", "a whole number from 1 to 1,000"),
+    ("layers=%E0%A5%A9", "layers", "a whole number from 1 to 1,000"),
+    ("nic_gb_per_s=nan", "nic_gb_per_s", "a number from 0.001 to"),
+    ("heads=7", "heads", "a divisor of hidden = 6144"),
+    ("kv_heads=5", "kv_heads", "a divisor of heads = 48"),
+    ("model=gpt2-small&sequence_length=99999", "sequence_length", "at most max_positions"),
+    ("nodes=1000000&devices_per_node=8", "nodes", "at most 1,000,000 devices"),
+    ("nodes=", "nodes", "expected a value"),
+    ("model=gpt2-smal", "model", "one of gpt2-small"),
+    ("device=tpu", "device", "one of a100-40gb"),
+    ("file=/etc/passwd", "", "there is no field"),
+]
+
+
+@pytest.mark.parametrize(("asked", "field", "message"), WRONG)
+def test_a_plan_that_cannot_be_asked_says_why_beside_the_field(
+    client: TestClient, asked: str, field: str, message: str
+) -> None:
+    for path in ("/plan", "/plan/answer"):
+        text = shown(client, f"{path}?{asked}")
+        place = f'id="error-{field}"' if field else 'id="plan-state"'
+        said = re.search(rf"{place}[^>]*>([^<]*)<", text)
+        assert said, path
+        assert message in said[1].replace("&#39;", "'"), said[1]
+        assert "Fastest recipes" not in text
+    assert client.get(f"/plan/answer?{asked}").headers["hx-reswap"] == "none", "what was answered before stays"
+
+
+def test_any_model_is_planned_on_any_machine(client: TestClient) -> None:
+    shape = "layers=6&hidden=512&heads=8&kv_heads=2&ffn_hidden=1024&vocabulary=1000&activation=swiglu&positions=rotary"
+    machine = "nodes=1&devices_per_node=2&device=h100-80gb&memory_gib_per_device=40&node_gb_per_s=7.5&nics_per_node=1"
+    asked = f"{shape}&{machine}&sequence_length=4096&global_batch=16"
+    answer = client.get(f"/plan/answer?model=gpt2-small&{asked}")
+    assert (
+        "6 layers, hidden 512, 8 heads with 2 for keys and values, FFN 1,024 (swiglu), vocabulary 1,000" in answer.text
+    )
+    assert "1 x 2 x h100-80gb of 40.00 GiB" in answer.text
+    assert "within a node 7.5 GB/s" in answer.text
+    assert "device pair 200 GB/s" in answer.text, "of the preset, whose links it keeps"
+    again = client.get(answer.headers["hx-replace-url"])
+    assert 'value="512"' in again.text, "the address in the browser asks the same again"
+
+
+def test_another_preset_shows_what_it_says_where_nothing_is_typed(client: TestClient) -> None:
+    text = shown(client, "/plan/fields/model?model=llama-3-8b&layers=40")
+    assert 'value="40"' in text
+    assert 'placeholder="4096"' in text
+    assert client.get("/plan/fields/training").status_code == 422
+
+
+def test_a_machine_of_another_device_has_that_device_s_figures() -> None:
+    preset, other = (campaign_of(PlanQuestion(device=name)).problem.cluster for name in (None, "h100-80gb"))
+    assert (other.peak_tflops.bf16, other.memory_gib_per_device) == (989.4, 79.6)
+    assert (other.devices_per_node, other.links) == (preset.devices_per_node, preset.links)
+    assert other.matmul_share != preset.matmul_share, "what was measured of the other machine's devices is not its own"
 
 
 def test_reading_pages_loads_neither_torch_nor_the_searches(folder: Path, ids: list[str]) -> None:

@@ -16,7 +16,8 @@ from frontrunner.campaign_file import read_campaign_file
 from frontrunner.evaluators.analytic.estimate import HOST_ASSUMED, UNJUDGED, Plan, estimate, not_modelled, plan
 from frontrunner.evaluators.analytic.trust import EXPECTED_ERROR, UNKNOWN_HARDWARE_ERROR
 from frontrunner.spaces.cluster import PeakTflops
-from frontrunner.spaces.recipe import Recipe, Sharding
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.sharding import Sharding
 from support.analytic import A100, PROBLEM, recipe
 from support.campaigns import command, environment, tiny, write_toml
 

@@ -1,9 +1,7 @@
 """What the driver hands out when a strategy keeps its promise, and when it breaks it."""
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,6 +15,7 @@ from frontrunner.search.strategy import STRATEGIES, Evidence, Outlook, Told
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
+from support import doubles
 from support.campaigns import spec_of, tiny
 
 SPEC = spec_of(tiny())
@@ -73,14 +72,11 @@ class Remembers(Misbehaving):
 def register(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Survey, int], Any]], str]:
     """Register a strategy of the test's own, under the name `bad`."""
 
-    def register(factory: Callable[[Survey, int], Any]) -> str:
-        module = ModuleType("misbehaving_strategies")
-        vars(module)["make"] = factory
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-        monkeypatch.setitem(STRATEGIES, "bad", f"{module.__name__}:make")
+    def follow(factory: Callable[[Survey, int], Any]) -> str:
+        doubles.register(monkeypatch, STRATEGIES, "bad", factory)
         return "bad"
 
-    return register
+    return follow
 
 
 def settings(name: str) -> SearchSettings:

@@ -148,6 +148,9 @@ class TestPareto:
         assert len(front) >= 3, "the sample is meant to have a front worth the name"
         memories = [row.standing.peak_memory_bytes_max_rank for row in front]
         assert memories == sorted(memories, reverse=True)
+        for least in {speed for speed, _ in points.values()}:
+            part = [row for row in front if row.standing.tokens_per_s >= least]
+            assert pareto(store, "ranked", least_tokens_per_s=least) == part
 
     def test_no_measurements_no_front(self, store: Store, writer: CampaignWriter) -> None:
         assert pareto(store, None) == []

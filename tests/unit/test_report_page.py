@@ -18,7 +18,7 @@ import frontrunner
 from frontrunner.cli import frontrunner as frontrunner_command
 from frontrunner.drawing.catalogue import FIGURES
 from frontrunner.drawing.chart import OUTCOMES
-from frontrunner.drawing.head import head
+from frontrunner.drawing.head import Elsewhere, head
 from frontrunner.results.outcome import FailureKind, ProbeEnding
 from frontrunner.results.records import Event
 from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal
@@ -165,13 +165,13 @@ def test_what_is_left_to_gain_and_what_is_rough_is_told(tmp_path: Path) -> None:
     told = recorded(tmp_path / "s.db", campaign, [(first, [measured(2.0)]), (second, [rough])])
     data = {"expected_improvement": 0.004, "gap": 0.02, "gap_at_most": 0.061}
     outlook = Event(id=1, campaign_id=1, at="", kind="outlook", data=data)
-    found = head(replace(told, outlook=outlook), campaign, store=None)
+    found = head(replace(told, outlook=outlook), campaign, Elsewhere())
     assert dict(found.facts)["left to gain"] == (
         "the next probe is expected to gain 0.4 %; the best is estimated to be 2 % below the best of the whole space "
         "(95 %: at most 6.1 %)"
     )
     assert any(warning.startswith("1 probe ended early, clearly slower") for warning in found.warnings)
-    without = head(told, campaign, store=None)
+    without = head(told, campaign, Elsewhere())
     assert "left to gain" not in dict(without.facts)
 
 

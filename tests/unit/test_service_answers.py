@@ -12,13 +12,13 @@ import pytest
 from fastapi.testclient import TestClient
 
 from frontrunner import api
-from frontrunner.campaign_file import KEYS
+from frontrunner.file_sections import KEYS
 from frontrunner.plain_json import as_plain
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.service.logs import read_end
-from frontrunner.service.models import FORBIDDEN_KEYS, CampaignBody
+from frontrunner.service.models import FORBIDDEN_KEYS, SECTIONS
 from frontrunner.service.streams import Cursor, Follower, cursor_from
 from frontrunner.spaces.errors import InvalidInput
 from support.rankings import measurement, record, start
@@ -200,7 +200,7 @@ def test_a_plan_is_the_command_s(client: TestClient) -> None:
 
 
 def test_no_section_of_the_wire_has_a_key_for_a_path_that_is_not_refused() -> None:
-    for section in set(CampaignBody.model_fields) & set(KEYS):
+    for section in SECTIONS:
         for key in KEYS[section]:
             if any(word in key for word in ("path", "file", "folder", "url", "command", "init", "environment")):
                 assert key in FORBIDDEN_KEYS.get(section, ()), f"{section}.{key}"

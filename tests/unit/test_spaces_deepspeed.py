@@ -13,7 +13,8 @@ from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
-from frontrunner.spaces.recipe import Recipe, Sharding
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.sharding import Sharding
 from frontrunner.spaces.space import Space
 
 MODEL = Model(name="toy", layers=8, hidden=128, heads=8, kv_heads=4, ffn_hidden=512, vocabulary=256)

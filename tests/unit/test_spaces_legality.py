@@ -13,7 +13,8 @@ from frontrunner.spaces.engines import ENGINE_RULES
 from frontrunner.spaces.legality import RULES, marks, why_illegal
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
-from frontrunner.spaces.recipe import ENGINES, LOOPED_SCHEDULES, Recipe, Sharding
+from frontrunner.spaces.recipe import ENGINES, LOOPED_SCHEDULES, Recipe
+from frontrunner.spaces.sharding import Sharding
 
 MODEL = Model(
     name="toy", layers=12, hidden=192, heads=24, kv_heads=4, ffn_hidden=768, vocabulary=257, vocabulary_multiple=24

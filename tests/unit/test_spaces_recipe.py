@@ -14,7 +14,8 @@ from frontrunner.spaces.document import canonical_json, recipe_id
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
-from frontrunner.spaces.recipe import SHARDING_NAMES, Recipe, Sharding
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.sharding import SHARDING_NAMES, Sharding
 
 MODEL = Model(name="toy", layers=8, hidden=64, heads=8, kv_heads=4, ffn_hidden=256, vocabulary=257)
 CLUSTER = Cluster(name="c", device="d", backend="cpu", nodes=1, devices_per_node=8, memory_gib_per_device=1.0)

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from frontrunner.panel import panel
-from frontrunner.render import print_outlook
+from frontrunner.render_ranking import print_outlook
 from frontrunner.search.budget import Limit
 from frontrunner.search.listener import View
 from frontrunner.search.stopping import IN_A_ROW, LEAST_MEASURED, StopRule

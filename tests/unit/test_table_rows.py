@@ -117,5 +117,5 @@ def test_the_survey_of_a_table_holds_its_recipes_alone(tmp_path: Path) -> None:
 def test_what_is_no_table_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "rows.csv"
     path.write_bytes(content)
-    with pytest.raises(InvalidInput, match=r"rows\.csv cannot be read"):
+    with pytest.raises(InvalidInput, match=r"rows\.csv is not a CSV table"):
         read_problems(path)

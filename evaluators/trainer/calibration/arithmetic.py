@@ -6,9 +6,10 @@ from itertools import product
 
 import torch
 
+from frontrunner.evaluators.trainer.blocks import NEUTRAL
 from frontrunner.evaluators.trainer.calibration.clock import Cell, Operation
 from frontrunner.evaluators.trainer.job import ModelShape
-from frontrunner.evaluators.trainer.model import NEUTRAL, Gpt
+from frontrunner.evaluators.trainer.model import Gpt
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 WIDTHS = {"cpu": (128, 512, 2048), "other": (512, 2048, 8192)}

@@ -9,6 +9,7 @@ from deepspeed.pipe import LayerSpec, PipelineModule
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from torch import Tensor
 
+from frontrunner.evaluators.trainer.blocks import Levers
 from frontrunner.evaluators.trainer.data import Batch
 from frontrunner.evaluators.trainer.deepspeed_engine.configuration import configuration
 from frontrunner.evaluators.trainer.deepspeed_engine.tensor_layers import split_blocks
@@ -16,7 +17,7 @@ from frontrunner.evaluators.trainer.initialise import initialise
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import Layout
 from frontrunner.evaluators.trainer.loss import mean_cross_entropy
-from frontrunner.evaluators.trainer.model import Gpt, Levers
+from frontrunner.evaluators.trainer.model import Gpt
 from frontrunner.evaluators.trainer.optimizer import build_optimizer
 from frontrunner.evaluators.trainer.pipeline import stage_layers
 from frontrunner.evaluators.trainer.recompute import checkpointed

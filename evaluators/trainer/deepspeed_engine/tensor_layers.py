@@ -9,7 +9,8 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.nn import functional
 
-from frontrunner.evaluators.trainer.model import Block, Gpt
+from frontrunner.evaluators.trainer.blocks import Block
+from frontrunner.evaluators.trainer.model import Gpt
 from frontrunner.evaluators.trainer.tensor_ranks import TensorRanks
 
 _COLUMN_PARALLEL = (("attention", ("query", "key", "value")), ("feed_forward", ("gate", "up")))

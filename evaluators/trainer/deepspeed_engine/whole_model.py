@@ -5,12 +5,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from frontrunner.evaluators.trainer.blocks import Levers
 from frontrunner.evaluators.trainer.data import Batch
 from frontrunner.evaluators.trainer.deepspeed_engine.configuration import configuration, zero_stage
 from frontrunner.evaluators.trainer.initialise import initialise
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.loss import mean_cross_entropy
-from frontrunner.evaluators.trainer.model import Gpt, Levers
+from frontrunner.evaluators.trainer.model import Gpt
 from frontrunner.evaluators.trainer.optimizer import build_optimizer
 from frontrunner.evaluators.trainer.recompute import checkpointed
 

@@ -11,8 +11,16 @@ from frontrunner import api
 from frontrunner.spaces.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pandas as pd
+
+    from frontrunner.baseline import Baseline
+    from frontrunner.drawing.catalogue import Drawn
+    from frontrunner.evaluators.analytic.breakdown import Breakdown
     from frontrunner.evaluators.insight.objectives import OnFront
     from frontrunner.results.explain import Explanation
+    from frontrunner.results.predictions import SmallScale
     from frontrunner.results.ranking import RankedRecipe
     from frontrunner.results.records import CampaignSummary
     from frontrunner.results.status import FailedTrial, Status
@@ -40,6 +48,27 @@ class Questions(Protocol):
     def show(self, recipe_id: str) -> Explanation: ...  # noqa: D102
 
     def export(self, recipe: str, *, to: str) -> str: ...  # noqa: D102
+
+    def predictions(self, campaign: str | None) -> SmallScale | None: ...  # noqa: D102
+
+    def predictions_of(self, recipe_id: str) -> tuple[SmallScale, ...]: ...  # noqa: D102
+
+    def baseline(self, campaign: str | None) -> Baseline | None: ...  # noqa: D102
+
+    def explain(self, recipe: str) -> Breakdown: ...  # noqa: D102
+
+    def dataframe(self, campaign: str | None) -> pd.DataFrame: ...  # noqa: D102
+
+    def report(self, campaign: str | None, *, out: Path | None) -> Path: ...  # noqa: D102
+
+    def plot(  # noqa: D102
+        self,
+        campaign: str | None,
+        *,
+        out: Path,
+        figure: str | None,
+        format: str | None,  # noqa: A002
+    ) -> tuple[list[Path], list[Drawn]]: ...
 
 
 class OwnStore:
@@ -83,6 +112,53 @@ class OwnStore:
         from frontrunner.travel_api import export
 
         return export(recipe, to=to, store=self._store)
+
+    def predictions(self, campaign: str | None) -> SmallScale | None:
+        """As `predictions_api.predictions`."""
+        from frontrunner.predictions_api import predictions
+
+        return predictions(campaign, store=self._store)
+
+    def predictions_of(self, recipe_id: str) -> tuple[SmallScale, ...]:
+        """As `predictions_api.predictions_of`."""
+        from frontrunner.predictions_api import predictions_of
+
+        return predictions_of(recipe_id, store=self._store)
+
+    def baseline(self, campaign: str | None) -> Baseline | None:
+        """As `baseline.baseline`."""
+        from frontrunner.baseline import baseline
+
+        return baseline(campaign, store=self._store)
+
+    def explain(self, recipe: str) -> Breakdown:
+        """As `planning_api.explain` of a stored recipe."""
+        from frontrunner.planning_api import explain
+
+        return explain(recipe, store=self._store)
+
+    def dataframe(self, campaign: str | None) -> pd.DataFrame:
+        """As `api.dataframe`."""
+        return api.dataframe(campaign, store=self._store)
+
+    def report(self, campaign: str | None, *, out: Path | None) -> Path:
+        """As `reporting_api.report`."""
+        from frontrunner.reporting_api import report
+
+        return report(campaign, out=out, store=self._store)
+
+    def plot(
+        self,
+        campaign: str | None,
+        *,
+        out: Path,
+        figure: str | None,
+        format: str | None,  # noqa: A002 - as `reporting_api.plot`
+    ) -> tuple[list[Path], list[Drawn]]:
+        """As `reporting_api.plot`."""
+        from frontrunner.reporting_api import plot
+
+        return plot(campaign, out=out, figure=figure, format=format, store=self._store)
 
 
 def server_option(function: F) -> F:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -30,19 +30,17 @@ if TYPE_CHECKING:
 @click.option("--from-store", is_flag=True, help="Fit to what CAMPAIGN measured (default: the newest).")
 @store_option
 @json_option
-def calibrate(  # noqa: PLR0913, PLR0917 - an option each
+def calibrate(  # noqa: PLR0913 - an option each
     campaign_name: str | None,
     out: Path,
-    ranks: int | None,
-    device: str | None,
-    seconds: float,
     cluster: str | None,
     campaign: Path | None,
-    tables: tuple[Path, ...],
-    store: str | None,
     *,
+    tables: tuple[Path, ...],
     from_store: bool,
+    store: str | None,
     as_json: bool,
+    **measuring: Any,
 ) -> None:
     """Measure this machine, or fit the estimates to measured steps, into a cluster file.
 
@@ -61,9 +59,9 @@ def calibrate(  # noqa: PLR0913, PLR0917 - an option each
         )
     base = _base(cluster, campaign)
     if not tables and not from_store:
-        _measure(out, ranks, device, seconds, base, as_json=as_json)
+        _measure(out, base, as_json=as_json, **measuring)
         return
-    if (ranks, device) != (None, None):
+    if (measuring["ranks"], measuring["device"]) != (None, None):
         raise InvalidInput("--ranks and --device are for measuring, not for fitting to what was measured")
     if tables and from_store:
         raise InvalidInput("--from-table and --from-store are both given: expected one of them")
@@ -86,7 +84,7 @@ def _base(cluster: str | None, campaign: Path | None) -> str | Cluster | None:
 
 
 def _measure(
-    out: Path, ranks: int | None, device: str | None, seconds: float, base: str | Cluster | None, *, as_json: bool
+    out: Path, base: str | Cluster | None, *, as_json: bool, ranks: int | None, device: str | None, seconds: float
 ) -> None:
     from frontrunner.calibration_api import calibrate as measure
 

@@ -96,7 +96,7 @@ def space(file: Path, *, as_json: bool) -> None:
             }
         )
     else:
-        from frontrunner.render import print_survey
+        from frontrunner.render_campaigns import print_survey
 
         print_survey(surveyed)
     if not surveyed.recipes:
@@ -122,7 +122,7 @@ def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, as_json
 
         print_predictions(scale)
     if ranking:
-        from frontrunner.render import print_next_commands, print_outlook, print_ranking
+        from frontrunner.render_ranking import print_next_commands, print_outlook, print_ranking
 
         measured = " measured" if ranking[0].figures == "measured" else ""  # the table says itself what else they are
         print_ranking(ranking, title=f"{campaign}: {conclusion.measured} recipes{measured}")

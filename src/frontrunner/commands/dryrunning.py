@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from frontrunner import api
+from frontrunner import dryrun_api
 from frontrunner.commands.options import json_option, print_json, store_option
 from frontrunner.commands.recipe_words import named
 
@@ -32,7 +32,7 @@ def dryrun(
     """
     from frontrunner.evaluators.dry_run.run import run
 
-    planned = api.plan_dryrun(named(recipe, campaign), campaign=campaign, rank=rank, store=store)
+    planned = dryrun_api.plan_dryrun(named(recipe, campaign), campaign=campaign, rank=rank, store=store)
     ranks = " and ".join(map(str, planned.ranks))
     click.echo(f"tracing {planned.recipe_id}, rank {ranks} of {planned.recipe.devices}", err=True)
     found = run(planned)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from frontrunner.commands.options import json_option, print_json, store_option
 from frontrunner.spaces.errors import bad_value
+
+if TYPE_CHECKING:
+    from frontrunner.import_api import TableForm
 
 
 @click.command("import")
@@ -20,17 +24,15 @@ from frontrunner.spaces.errors import bad_value
 @click.option("--preview", is_flag=True, help="Say what would be kept, and write nothing.")
 @store_option
 @json_option
-def import_(  # noqa: PLR0913, PLR0917 - an option each
+def import_(
     table: Path,
-    columns: tuple[str, ...],
-    constants: tuple[str, ...],
-    ignore: tuple[str, ...],
     cluster: str | None,
     name: str | None,
     store: str | None,
     *,
     preview: bool,
     as_json: bool,
+    **form: tuple[str, ...],
 ) -> None:
     """Keep the measured configurations of TABLE, a CSV file, as finished campaigns, one a problem.
 
@@ -42,16 +44,22 @@ def import_(  # noqa: PLR0913, PLR0917 - an option each
       frontrunner import sweep.csv --preview
       frontrunner import runs.csv --set hardware=h100 --column step_time_s=iter:ms
     """
-    from frontrunner.import_api import TableForm, import_table
+    from frontrunner.import_api import import_table
 
-    form = TableForm(columns=_table("--column", columns), constants=_table("--set", constants), ignore=ignore)
-    found = import_table(table, form=form, cluster=cluster, name=name, store=store, preview=preview)
+    found = import_table(table, form=_form(**form), cluster=cluster, name=name, store=store, preview=preview)
     if as_json:
         print_json(found)
         return
     from frontrunner.render_import import print_import
 
     print_import(found)
+
+
+def _form(columns: tuple[str, ...], constants: tuple[str, ...], ignore: tuple[str, ...]) -> TableForm:
+    """What --column, --set and --ignore say of the table."""
+    from frontrunner.import_api import TableForm
+
+    return TableForm(columns=_table("--column", columns), constants=_table("--set", constants), ignore=ignore)
 
 
 def _table(flag: str, texts: tuple[str, ...]) -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from frontrunner import planning_api
+from frontrunner.commands.asking import asked, server_option
 from frontrunner.commands.options import json_option, print_json, store_option
 from frontrunner.commands.recipe_words import named
 from frontrunner.spaces.errors import InvalidInput, NothingLegal, bad_value
@@ -86,9 +87,16 @@ def _scaling(found: Scaling, *, as_json: bool) -> None:
 @click.option("--campaign", type=click.Path(path_type=Path), metavar="FILE", help="The campaign file it is of.")
 @click.option("--svg", type=click.Path(path_type=Path), metavar="FILE", help="Write the picture as one SVG file.")
 @store_option
+@server_option
 @json_option
 def explain(
-    recipe: tuple[str, ...], campaign: Path | None, svg: Path | None, store: str | None, *, as_json: bool
+    recipe: tuple[str, ...],
+    campaign: Path | None,
+    svg: Path | None,
+    store: str | None,
+    server: str | None,
+    *,
+    as_json: bool,
 ) -> None:
     """Take a recipe's estimate apart: what its step and its memory go to, as a table and a picture.
 
@@ -101,7 +109,13 @@ def explain(
       frontrunner explain --campaign a.toml 3f9c --svg 3f9c.svg
       frontrunner explain --campaign a.toml sharding=zero-1 recompute=none
     """
-    found = planning_api.explain(named(recipe, campaign), campaign=campaign, store=store)
+    wanted = named(recipe, campaign)
+    if server is not None and isinstance(wanted, str) and campaign is None:
+        found = asked(store, server).explain(wanted)
+    elif server is not None:
+        raise bad_value("--server", server, "a stored recipe's id with it, and no --campaign: files are explained here")
+    else:
+        found = planning_api.explain(wanted, campaign=campaign, store=store)
     if svg is not None:
         from frontrunner.picture import write_picture
 

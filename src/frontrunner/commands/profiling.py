@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from frontrunner import api
+from frontrunner import profiling_api
 from frontrunner.commands.options import json_option, print_json, store_option
 
 if TYPE_CHECKING:
@@ -38,7 +38,9 @@ def profile(recipe_id: str, steps: int, folder: Path | None, store: str | None, 
     from frontrunner.evaluators.profiling.plan import ProfileSettings
     from frontrunner.evaluators.profiling.run import run
 
-    planned = api.plan_profile(recipe_id, ProfileSettings(steps=steps, folder=folder), store=store, anyway=anyway)
+    planned = profiling_api.plan_profile(
+        recipe_id, ProfileSettings(steps=steps, folder=folder), store=store, anyway=anyway
+    )
     for difference in planned.differences:
         click.echo(f"warning: {difference}", err=True)
     if not planned.samples_host:

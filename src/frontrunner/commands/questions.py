@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from frontrunner import api
 from frontrunner.commands.asking import Questions, asked, server_option
 from frontrunner.commands.options import json_option, print_json, store_option
 from frontrunner.plain_json import as_plain
-from frontrunner.predictions_api import predictions, predictions_of
 from frontrunner.spaces.errors import NotFound, NothingLegal
-
-if TYPE_CHECKING:
-    from frontrunner.results.predictions import SmallScale
 
 
 @click.command()
@@ -43,17 +37,17 @@ def best(  # noqa: PLR0913 - an option each
       frontrunner best
       frontrunner best laptop --top 3 --by memory --json
     """
-    ranking = asked(store, server).best(campaign, top=top, by=by, max_memory_gb=max_memory_gb)
+    questions = asked(store, server)
+    ranking = questions.best(campaign, top=top, by=by, max_memory_gb=max_memory_gb)
     if as_json:
         print_json(ranking)
         return
-    scale = _predicted(campaign, store, server)
+    scale = questions.predictions(campaign)
     if ranking:
-        from frontrunner.render import print_ranking
+        from frontrunner.render_ranking import print_ranking
 
         print_ranking(ranking, title=f"best by {by}")
-        if server is None:
-            _say_baseline(campaign, store)
+        _say_baseline(campaign, questions)
     elif scale is None or not scale.predicted:
         raise NothingLegal("no measured recipe answers this question", hint="see `frontrunner status`")
     if scale is not None:
@@ -62,11 +56,9 @@ def best(  # noqa: PLR0913 - an option each
         print_predictions(scale)
 
 
-def _say_baseline(campaign: str | None, store: str | None) -> None:
+def _say_baseline(campaign: str | None, questions: Questions) -> None:
     """What the best gains over the campaign's baseline, where it has one."""
-    from frontrunner.baseline import baseline
-
-    found = baseline(campaign, store=store)
+    found = questions.baseline(campaign)
     if found is not None:
         click.echo(found.in_words())
 
@@ -100,7 +92,7 @@ def pareto(
     elif not front:
         raise NothingLegal("no recipe was measured", hint="see `frontrunner status`")
     else:
-        from frontrunner.render import print_ranking
+        from frontrunner.render_ranking import print_ranking
 
         print_ranking(front, title="speed against memory: what nothing else beats in both")
 
@@ -130,30 +122,26 @@ def show(recipe_id: str, store: str | None, server: str | None, *, as_json: bool
       frontrunner show 3f9c01d2ab4e
       frontrunner show 3f9c --json
     """
+    questions = asked(store, server)
     try:
-        explanation = asked(store, server).show(recipe_id)
+        explanation = questions.show(recipe_id)
     except NotFound:
-        if server is not None or not _show_predicted(recipe_id, store, as_json=as_json):
+        if not _show_predicted(recipe_id, questions, as_json=as_json):
             raise
         return
     if as_json:
         print_json(explanation)
     else:
-        from frontrunner.render import print_explanation
+        from frontrunner.render_recipe import print_explanation
 
         print_explanation(explanation)
-        _show_predicted(explanation.recipe_id, store, as_json=False)
+        _show_predicted(explanation.recipe_id, questions, as_json=False)
 
 
-def _predicted(campaign: str | None, store: str | None, server: str | None) -> SmallScale | None:
-    """What a campaign with `search.probe_nodes` predicts; a service is not asked for it."""
-    return predictions(campaign, store=store) if server is None else None
-
-
-def _show_predicted(recipe_id: str, store: str | None, *, as_json: bool) -> bool:
+def _show_predicted(recipe_id: str, questions: Questions, *, as_json: bool) -> bool:
     """Print what is predicted of a recipe, where anything is."""
     try:
-        scales = predictions_of(recipe_id, store=store)
+        scales = questions.predictions_of(recipe_id)
     except NotFound:
         return False
     if as_json:
@@ -179,12 +167,13 @@ def status(campaign: str | None, store: str | None, server: str | None, *, as_js
       frontrunner status
       frontrunner status laptop --json
     """
-    found = asked(store, server).status(campaign)
-    scale = _predicted(found.campaign.name, store, server)
+    questions = asked(store, server)
+    found = questions.status(campaign)
+    scale = questions.predictions(found.campaign.name)
     if as_json:
         print_json(as_plain(found) | ({} if scale is None else {"small_scale": as_plain(scale)}))
         return
-    from frontrunner.render import print_status
+    from frontrunner.render_campaigns import print_status
 
     print_status(found)
     if scale is not None:
@@ -212,7 +201,7 @@ def failures(campaign: str | None, store: str | None, server: str | None, *, as_
     elif not found:
         click.echo("nothing failed")
     else:
-        from frontrunner.render import print_failures
+        from frontrunner.render_campaigns import print_failures
 
         print_failures(found)
 
@@ -235,7 +224,7 @@ def campaigns(store: str | None, server: str | None, *, as_json: bool) -> None:
     elif not found:
         click.echo("no campaign yet: frontrunner launch FILE")
     else:
-        from frontrunner.render import print_campaigns
+        from frontrunner.render_campaigns import print_campaigns
 
         print_campaigns(found)
 
@@ -244,8 +233,9 @@ def campaigns(store: str | None, server: str | None, *, as_json: bool) -> None:
 @click.argument("campaign", required=False)
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Where to write: x.csv or x.parquet.")
 @store_option
-def dataframe(campaign: str | None, out: Path, store: str | None) -> None:
-    """Write one row a finished attempt of CAMPAIGN (default: of the whole store) as a table file.
+@server_option
+def dataframe(campaign: str | None, out: Path, store: str | None, server: str | None) -> None:
+    """Write one row a finished attempt of CAMPAIGN (default: the newest) as a table file.
 
     \b
     Examples:
@@ -254,6 +244,6 @@ def dataframe(campaign: str | None, out: Path, store: str | None) -> None:
     """
     from frontrunner.results.frames import write_frame
 
-    table = api.dataframe(campaign, store=store)
+    table = asked(store, server).dataframe(campaign)
     write_frame(table, out)
     click.echo(f"{len(table)} rows, {len(table.columns)} columns: {out}")

@@ -25,33 +25,33 @@ MOST_STEPS = 1_000_000_000
 @click.option("--steps", type=click.IntRange(1, MOST_STEPS), required=True, help="Optimizer steps of the whole run.")
 @click.option("--learning-rate", type=float, default=3e-4, show_default=True, help="The highest learning rate.")
 @click.option("--warm-up-steps", type=click.IntRange(0, MOST_STEPS), default=10, show_default=True)
-@click.option("--evaluate-every", type=click.IntRange(1, MOST_STEPS), default=50, show_default=True, metavar="STEPS")
 @click.option(
-    "--checkpoint-every", type=click.IntRange(1, MOST_STEPS), metavar="STEPS", help="[default: a tenth of the run]"
+    "--evaluate-every",
+    "evaluation_every_steps",
+    type=click.IntRange(1, MOST_STEPS),
+    default=50,
+    show_default=True,
+    metavar="STEPS",
+)
+@click.option(
+    "--checkpoint-every",
+    "checkpoint_every_steps",
+    type=click.IntRange(1, MOST_STEPS),
+    metavar="STEPS",
+    help="[default: a tenth of the run]",
 )
 @click.option("--metrics", default="csv", show_default=True, help="csv or tensorboard, in the replay's folder.")
 @click.option("--folder", type=click.Path(path_type=Path), help="Where it keeps its files [default: by recipe].")
 @click.option("--anyway", is_flag=True, help="Run on other hardware than the recipe was measured on.")
 @click.option(
-    "--print-command", is_flag=True, help="Write the job file, print what would be run with it, and run nothing."
+    "--print-command",
+    "launched",
+    is_flag=True,
+    help="Write the job file, print what would be run with it, and run nothing.",
 )
 @store_option
 @json_option
-def replay(  # noqa: PLR0913, PLR0917 - an option each
-    recipe_id: str,
-    steps: int,
-    learning_rate: float,
-    warm_up_steps: int,
-    evaluate_every: int,
-    checkpoint_every: int | None,
-    metrics: str,
-    folder: Path | None,
-    store: str | None,
-    *,
-    anyway: bool,
-    print_command: bool,
-    as_json: bool,
-) -> None:
+def replay(recipe_id: str, store: str | None, *, anyway: bool, as_json: bool, **settings: Any) -> None:
     """Train with RECIPE_ID: learning-rate schedule, evaluation, checkpoints, metrics.
 
     RECIPE_ID is a stored recipe, or the path of a recipe file, for which no store is needed.
@@ -69,18 +69,9 @@ def replay(  # noqa: PLR0913, PLR0917 - an option each
     from frontrunner.evaluators.replay_run import prepare, run
     from frontrunner.replay_api import plan_replay
 
-    settings = ReplaySettings(
-        steps=steps,
-        learning_rate=learning_rate,
-        warm_up_steps=warm_up_steps,
-        evaluation_every_steps=evaluate_every,
-        checkpoint_every_steps=checkpoint_every,
-        metrics=metrics,
-        folder=folder,
-        launched=print_command,
-    )
-    planned = plan_replay(recipe_id, settings, store=store, anyway=anyway)
-    if print_command:
+    chosen = ReplaySettings(**settings)  # the options are named after its fields
+    planned = plan_replay(recipe_id, chosen, store=store, anyway=anyway)
+    if chosen.launched:
         prepare(planned)
         click.echo(planned.command)
         return
@@ -88,13 +79,17 @@ def replay(  # noqa: PLR0913, PLR0917 - an option each
         click.echo(f"warning: {difference}", err=True)
     click.echo(f"replaying {planned.recipe_id} in {planned.folder}", err=True)
     try:
-        result = run(planned, _printer(steps))
+        result = run(planned, _printer(chosen.steps))
     except KeyboardInterrupt:
         click.echo("stopped; the same command goes on from the newest checkpoint", err=True)
         sys.exit(INTERRUPTED)
     if as_json:
         print_json(result)
-        return
+    else:
+        _print(result)
+
+
+def _print(result: ReplayResult) -> None:
     loss = "-" if result.final_loss is None else f"{result.final_loss:.4f}"
     if result.tokens_per_s is None:
         click.echo(f"step {result.final_step} was reached before; more --steps train on")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from frontrunner import reporting_api
+from frontrunner.commands.asking import asked, server_option
 from frontrunner.commands.options import store_option
 
 
@@ -14,7 +14,8 @@ from frontrunner.commands.options import store_option
 @click.argument("campaign", required=False)
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="[default: CAMPAIGN.html]")
 @store_option
-def report(campaign: str | None, out: Path | None, store: str | None) -> None:
+@server_option
+def report(campaign: str | None, out: Path | None, store: str | None, server: str | None) -> None:
     """Write CAMPAIGN (default: the newest) as one HTML page to decide with.
 
     The best recipe and its command, the history, speed against memory, what fits and what fails, the model against
@@ -25,7 +26,7 @@ def report(campaign: str | None, out: Path | None, store: str | None) -> None:
       frontrunner report
       frontrunner report laptop --out laptop.html
     """
-    path = reporting_api.report(campaign, out=out, store=store)
+    path = asked(store, server).report(campaign, out=out)
     click.echo(f"report: {path}, {path.stat().st_size / 1e6:.1f} MB; open it in a browser")
 
 
@@ -35,7 +36,10 @@ def report(campaign: str | None, out: Path | None, store: str | None) -> None:
 @click.option("--figure", metavar="NAME", help="Only this figure [default: all of them].")
 @click.option("--format", "wanted", metavar="svg|png", help="Of the files in a folder [default: svg].")
 @store_option
-def plot(campaign: str | None, out: Path, figure: str | None, wanted: str | None, store: str | None) -> None:
+@server_option
+def plot(
+    campaign: str | None, out: Path, figure: str | None, wanted: str | None, store: str | None, server: str | None
+) -> None:
     """Write the figures of CAMPAIGN's report (default: the newest) as SVG or PNG.
 
     Figures: history, speed-memory, sensitivity, parallel-coordinates, feasibility, predicted, importance, shap,
@@ -46,7 +50,7 @@ def plot(campaign: str | None, out: Path, figure: str | None, wanted: str | None
       frontrunner plot --out figures
       frontrunner plot laptop --out front.svg --figure speed-memory
     """
-    written, absent = reporting_api.plot(campaign, out=out, figure=figure, format=wanted, store=store)
+    written, absent = asked(store, server).plot(campaign, out=out, figure=figure, format=wanted)
     for path in written:
         click.echo(str(path))
     for row in absent:

@@ -23,13 +23,21 @@ if TYPE_CHECKING:
 @click.option("--behind-tls", is_flag=True, help="A proxy with TLS is in front: https links, secure cookies.")
 @click.option("--token-file", type=click.Path(path_type=Path), metavar="FILE", help="Where the tokens are kept.")
 @click.option("--max-campaigns", type=click.IntRange(1, 1000), default=4, show_default=True, help="Running at once.")
+@click.option("--site", "sites", multiple=True, metavar="NAME=FILE", help="The nodes of FILE, for launches to name.")
+@click.option("--trainer", "trainers", multiple=True, metavar="NAME=FILE", help="The command of FILE, likewise.")
+@click.option("--data", multiple=True, metavar="NAME=FILE", help="A training text, likewise.")
+@click.option("--table", "tables", multiple=True, metavar="NAME=FILE", help="Measured configurations, likewise.")
 @store_option
-def serve(  # noqa: PLR0913 - an option each
+def serve(  # noqa: PLR0913, PLR0917 - an option each
     host: str,
     port: int,
     allowed: tuple[str, ...],
     token_file: Path | None,
     max_campaigns: int,
+    sites: tuple[str, ...],
+    trainers: tuple[str, ...],
+    data: tuple[str, ...],
+    tables: tuple[str, ...],
     store: str | None,
     *,
     behind_tls: bool,
@@ -37,15 +45,18 @@ def serve(  # noqa: PLR0913 - an option each
     """Serve the store over HTTP: launch, watch and query campaigns from a browser or another machine.
 
     Listens on this machine alone; the link that it prints opens one browser once. The drivers that it starts go on
-    when it ends, and are found again.
+    when it ends, and are found again. What a launch may not send (nodes, commands, files) it names, as registered here
+    by --site, --trainer, --data and --table, each of which can be given several times.
 
     \b
     Examples:
       frontrunner serve
       frontrunner serve --store sweeps.db --port 9000
+      frontrunner serve --site frontier=examples/sites/frontier.toml
     """
     if any(find_spec(name) is None for name in ("fastapi", "uvicorn", "jinja2")):
         raise InvalidInput("this needs fastapi, uvicorn and jinja2", hint="run: pip install 'frontrunner[serve]'")
+    from frontrunner.service.registered import register
     from frontrunner.service.settings import Limits, ServiceSettings
     from frontrunner.service.tokens import default_token_file
 
@@ -57,6 +68,7 @@ def serve(  # noqa: PLR0913 - an option each
         allowed_hosts=allowed,
         behind_tls=behind_tls,
         limits=Limits(running_campaigns=max_campaigns),
+        registered=register({"site": sites, "trainer": trainers, "data": data, "table": tables}),
     )
     _serve(settings)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,14 +67,12 @@ def _write(path: Path, text: str) -> None:
     """Write the file whole or not at all; raises `InvalidInput` for a place that cannot be written to."""
     if not path.absolute().parent.is_dir() or path.is_dir():
         raise bad_value("--out", str(path), "a file in a folder that exists")
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    from frontrunner.evaluators.files import write_text
+
     try:
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(path)
+        write_text(path, text)
     except OSError as error:
         raise InvalidInput(f"{path} cannot be written: {error.strerror}") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 @click.command("import-config")

@@ -45,8 +45,23 @@ class Head:
     ranking: Table
 
 
-def head(collected: Collected, spec: CampaignSpec, *, store: str | None) -> Head:
-    """The head of a campaign's report; `store` is named in the commands where they would not find it themselves."""
+@dataclass(frozen=True, kw_only=True)
+class Elsewhere:
+    """What the commands of a report name, where they would not find it themselves: a store, or a service's URL."""
+
+    store: str | None = None
+    server: str | None = None
+
+    @property
+    def option(self) -> str:
+        """What is added to a command, with a blank before it."""
+        if self.server is not None:
+            return f" --server {shlex.quote(self.server)}"
+        return f" --store {shlex.quote(self.store)}" if self.store else ""
+
+
+def head(collected: Collected, spec: CampaignSpec, elsewhere: Elsewhere) -> Head:
+    """The head of a campaign's report."""
     campaign, ranking = collected.campaign, collected.ranking
     best = ranking[0] if ranking else None
     reason = f": {campaign.state_reason}" if campaign.state_reason else ""
@@ -58,7 +73,7 @@ def head(collected: Collected, spec: CampaignSpec, *, store: str | None) -> Head
         facts=tuple(_facts(collected, spec)),
         best="" if best is None else f"{best.recipe_id}  {best.recipe.describe()}",
         figures=() if best is None else _figures(best, collected),
-        commands=() if best is None else _commands(best, store),
+        commands=() if best is None else _commands(best, elsewhere),
         ranking=ranking_table(ranking[:TOP]),
     )
 
@@ -108,13 +123,16 @@ def _figures(best: RankedRecipe, collected: Collected) -> tuple[tuple[str, str],
     )
 
 
-def _commands(best: RankedRecipe, store: str | None) -> tuple[tuple[str, str], ...]:
-    """Commands with what each is for; what a table says cannot be replayed."""
-    named = f" --store {shlex.quote(store)}" if store else ""
-    show = ("see why it ranks first", f"frontrunner show {best.recipe_id}{named}")
+def _commands(best: RankedRecipe, elsewhere: Elsewhere) -> tuple[tuple[str, str], ...]:
+    """Commands with what each is for; what a table says cannot be replayed, and no replay asks a service."""
+    recipe, named = best.recipe_id, elsewhere.option
+    show = ("see why it ranks first", f"frontrunner show {recipe}{named}")
     if best.figures == "imported":
         return (show,)
-    replay = f"frontrunner replay {best.recipe_id} --steps 1000"
+    if elsewhere.server is not None:
+        kept = f"frontrunner export {recipe} --to recipe --out {recipe}.json{named}"
+        return (show, ("keep it as a file", kept), ("train with it", f"frontrunner replay {recipe}.json --steps 1000"))
+    replay = f"frontrunner replay {recipe} --steps 1000"
     return (
         ("train with it", f"{replay}{named}"),
         ("print the command of its ranks", f"{replay} --print-command{named}"),

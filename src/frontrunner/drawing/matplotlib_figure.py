@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
-from pathlib import Path
+from io import BytesIO
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from frontrunner.drawing.chart import (
@@ -56,13 +56,17 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def write_chart(chart: Chart, path: Path, *, title: str) -> None:
-    """Write the chart, whole or not at all; the suffix of `path` is .png or .svg."""
+_STYLED = Lock()
+"""Matplotlib's style is the whole process's: figures of a service's threads take turns."""
+
+
+def chart_bytes(chart: Chart, kind: str, *, title: str) -> bytes:
+    """The chart as the content of a file; `kind` is png or svg."""
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with mpl.rc_context(STYLE):
+    with _STYLED, mpl.rc_context(STYLE):
         figure = Figure(layout="constrained")
         FigureCanvasAgg(figure)
         if chart.coordinates:
@@ -70,13 +74,9 @@ def write_chart(chart: Chart, path: Path, *, title: str) -> None:
         else:
             _draw_panels(figure, chart)
         figure.suptitle(_safe(title), x=0.01, ha="left", fontsize=11.5, fontweight="bold")
-        aside = path.with_name(f".{path.name}.{os.getpid()}")
-        kind = path.suffix[1:]
-        try:
-            figure.savefig(aside, format=kind, dpi=PNG_DPI, metadata={"Date": None} if kind == "svg" else None)
-            aside.replace(path)
-        finally:
-            aside.unlink(missing_ok=True)
+        content = BytesIO()
+        figure.savefig(content, format=kind, dpi=PNG_DPI, metadata={"Date": None} if kind == "svg" else None)
+        return content.getvalue()
 
 
 def _safe(words: str) -> str:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Annotated
+from collections.abc import Callable, Sequence, Sized
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeVar
+from weakref import WeakValueDictionary
 
 from fastapi import Depends, Request, Response
 
 from frontrunner.plain_json import to_json
-from frontrunner.results.driving import stamp
+from frontrunner.results.driving import stamp, stamp_of_recipe
 from frontrunner.results.store import Store
-from frontrunner.service.state import ServiceOf
+from frontrunner.service.state import RoleOf, ServiceOf
+from frontrunner.service.tokens import Role
 
 JSON = "application/json"
+StampT = TypeVar("StampT")
+AnswerT = TypeVar("AnswerT", bound=Sized)
 
 
 def answer(value: object, *, status: int = 200) -> Response:
@@ -26,56 +31,117 @@ def answer(value: object, *, status: int = 200) -> Response:
     return Response(to_json(value), status_code=status, media_type=JSON)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What was asked, by whom, and when by the memory's clock: readers and operators see different pages."""
+
+    role: Role
+    about: str
+    asked_s: float
+
+    @property
+    def key(self) -> tuple[Role, str]:
+        """What equal questions have in common."""
+        return self.role, self.about
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """An answer, the stamp of the store that was read before it was made, and since when it is known to hold."""
+
+    stamp: object
+    since_s: float
+    answer: Any
+
+
+@dataclass(kw_only=True)
 class Memory:
-    """Answers by their question, each with the stamp of the campaigns that it is about; the latest used are kept."""
+    """The answers that were given last, of at most `most_bytes` together; `clock` tells seconds.
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self._kept: OrderedDict[str, tuple[object, bytes]] = OrderedDict()
-        self._bytes = 0
-        self._lock = threading.Lock()
+    An answer is given again where its making began after the question was asked, so that many who ask at the same
+    time wait for one; and where its stamp is still that of the store.
+    """
 
-    def find(self, question: str, now: object) -> bytes | None:
-        """The answer that was kept under this stamp; None where there is none, or the campaigns have moved on."""
+    most_bytes: int
+    clock: Callable[[], float] = time.monotonic
+    _kept: OrderedDict[object, Kept] = field(default_factory=OrderedDict)
+    _turns: WeakValueDictionary[object, Any] = field(default_factory=WeakValueDictionary)
+    _bytes: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def answered(
+        self,
+        question: Question,
+        read_stamp: Callable[[], StampT],
+        make: Callable[[StampT], AnswerT],
+        *,
+        most_age_s: float = 0.0,
+    ) -> AnswerT:
+        """What `make` answers, or has answered to an equal question where that still holds.
+
+        `read_stamp` reads what changes with whatever `make` reads, which is given it. An answer of up to `most_age_s`
+        before the question is taken too.
+        """
+        turn = self._turn(question.key)
+        with turn:  # equal questions one after the other: the first makes the answer for those that waited
+            kept = self._kept.get(question.key)
+            if kept is not None and kept.since_s >= question.asked_s - most_age_s:
+                found: AnswerT = kept.answer
+                return found
+            since_s, now = self.clock(), read_stamp()
+            made: AnswerT = kept.answer if kept is not None and kept.stamp == now else make(now)
+            self._keep(question.key, Kept(stamp=now, since_s=since_s, answer=made))
+            return made
+
+    def _turn(self, key: object) -> threading.Lock:
+        """The lock of a question, which exists as long as somebody waits for its answer."""
         with self._lock:
-            then, text = self._kept.get(question, (None, b""))
-            if then != now:
-                return None
-            self._kept.move_to_end(question)
-            return text
+            found: threading.Lock = self._turns.setdefault(key, threading.Lock())
+            return found
 
-    def keep(self, question: str, now: object, text: bytes) -> None:
+    def _keep(self, key: object, new: Kept) -> None:
         """Keep an answer, and drop those that were not asked for longest where they are too many bytes."""
         with self._lock:
-            self._bytes -= len(self._kept.pop(question, (None, b""))[1])
-            self._kept[question] = (now, text)
-            self._bytes += len(text)
-            while self._bytes > self._most_bytes:
-                self._bytes -= len(self._kept.popitem(last=False)[1][1])
+            old = self._kept.pop(key, None)
+            self._bytes += len(new.answer) - (0 if old is None else len(old.answer))
+            self._kept[key] = new
+            while self._bytes > self.most_bytes:
+                self._bytes -= len(self._kept.popitem(last=False)[1].answer)
 
 
 @dataclass(frozen=True)
 class Answers:
-    """How one request is answered."""
+    """How one request is answered: by one question, of which `about` is the path and query."""
 
     memory: Memory
     store: Store
-    question: str
+    question: Question
 
     def about(self, names: Sequence[str], ask: Callable[[], object]) -> Response:
         """What `ask` answers about these campaigns and nothing else; asked only where they have changed since."""
-        now = stamp(self.store, names)
-        text = self.memory.find(self.question, now)
-        if text is None:
-            text = to_json(ask()).encode()
-            self.memory.keep(self.question, now, text)  # under what was there before: a change meanwhile shows
-        return Response(text, media_type=JSON)
+        return self._json(lambda: stamp(self.store, names), ask)
+
+    def about_recipe(self, recipe_id: str, ask: Callable[[], object]) -> Response:
+        """What `ask` answers about the campaigns that tried a recipe, which is named by the beginning of its id."""
+        return self._json(lambda: stamp_of_recipe(self.store, recipe_id), ask)
+
+    def of_now(self, ask: Callable[[], object]) -> Response:
+        """What `ask` answers about anything: asked anew, once for all who ask at the same time."""
+        return self._json(object, ask)
+
+    def text(self, read_stamp: Callable[[], object], make: Callable[[], str], kind: str) -> Response:
+        """A text of this media type, that `make` makes of what has this stamp."""
+        return Response(self.memory.answered(self.question, read_stamp, lambda _: make().encode()), media_type=kind)
+
+    def _json(self, read_stamp: Callable[[], object], ask: Callable[[], object]) -> Response:
+        return self.text(read_stamp, lambda: to_json(ask()), JSON)
 
 
-def the_answers(service: ServiceOf, request: Request) -> Answers:
+async def the_answers(service: ServiceOf, role: RoleOf, request: Request) -> Answers:
     """The answers of this request's service to its path and query."""
     memory: Memory = request.app.state.memory
-    return Answers(memory, service.store, f"{request.url.path}?{request.url.query}")
+    about = f"{request.url.path}?{request.url.query}"
+    return Answers(memory, service.store, Question(role=role, about=about, asked_s=memory.clock()))
 
 
 AnswersOf = Annotated[Answers, Depends(the_answers)]

@@ -23,8 +23,9 @@ from frontrunner.service.guards import BodyKind, KnownHost, SameOrigin, SecureHe
 from frontrunner.service.models import ErrorAnswer
 from frontrunner.service.pressure import BodySize, HeadSize, RequestRate
 from frontrunner.service.refusals import refusal, refusal_of
+from frontrunner.service.registered import KINDS, Registered
 from frontrunner.service.replays import Replays
-from frontrunner.service.routes import campaigns, control, events, operations, planning, recipes, replaying
+from frontrunner.service.routes import campaigns, control, events, operations, planning, recipes, replaying, reports
 from frontrunner.service.settings import ServiceSettings
 from frontrunner.service.state import Service
 from frontrunner.service.tokens import OneTimeLinks, make_tokens, read_tokens
@@ -36,6 +37,7 @@ SLOW_THREADS = 2
 ROUTERS = (
     campaigns.router,
     recipes.router,
+    reports.router,
     events.router,
     control.router,
     planning.router,
@@ -83,13 +85,31 @@ def create_app(settings: ServiceSettings, *, pages: Sequence[APIRouter] = ()) ->
         redirect_slashes=False,
     )
     app.state.service = service
-    app.state.memory = Memory(settings.limits.remembered_bytes)
+    app.state.memory = Memory(most_bytes=settings.limits.remembered_bytes)
+    app.state.last_reported = reports.LastReported()
     for router in ROUTERS:
         app.include_router(router, prefix=API, responses=REFUSALS)
     for router in (*pages, operations.router):  # the first that knows an address answers
         app.include_router(router)
     _answer_errors(app)
+    _describe_names(app, settings.registered)
     return app
+
+
+def _describe_names(app: FastAPI, known: Registered) -> None:
+    """Have the API's description list the registered names."""
+    describe = app.openapi
+
+    def with_names() -> dict[str, Any]:
+        schema = describe()
+        for body in ("CampaignBody", "PlanBody"):
+            for kind in KINDS:
+                if known.names(kind):
+                    word = schema["components"]["schemas"][body]["properties"][kind]["anyOf"][0]
+                    word["enum"] = list(known.names(kind))
+        return schema
+
+    app.openapi = with_names  # type: ignore[method-assign]  # FastAPI's own way to extend it
 
 
 def _guards(service: Service) -> list[Middleware]:

@@ -6,31 +6,75 @@ import math
 from pathlib import Path
 
 from frontrunner.campaign_file import CampaignFile, parse_campaign
-from frontrunner.service.models import FORBIDDEN_KEYS, CampaignBody
+from frontrunner.service.models import FORBIDDEN_KEYS, SECTIONS, CampaignBody
+from frontrunner.service.registered import EVALUATOR_OF, Registered
 from frontrunner.spaces.errors import InvalidInput, bad_value
 from frontrunner.spaces.names import FALLBACK
-from frontrunner.spaces.wording import shown
+from frontrunner.spaces.wording import shown, shown_key
+from frontrunner.toml_file import Table
+
+DISPATCHED = "probe"
+"""The evaluator whose probes are sent to nodes; a site gives the others its cluster alone."""
 
 
-def campaign_table(body: CampaignBody) -> dict[str, object]:
-    """The table as a campaign file would hold it; raises `InvalidInput` for a key that names a file."""
-    names = CampaignBody.model_fields
-    table = {name: value for name in names if (value := getattr(body, name)) is not None}
+def campaign_table(body: CampaignBody, known: Registered) -> Table:
+    """The table as a campaign file would hold it, with the sections that registered names stand for.
+
+    Raises `InvalidInput` for a key that names a file, an unknown name, and names that do not go with the rest.
+    """
+    table: Table = {name: dict(section) for name in SECTIONS if (section := getattr(body, name))}
     for section, keys in FORBIDDEN_KEYS.items():
         for key in keys:
-            if key in table[section]:
+            if key in table.get(section, {}):
                 raise bad_value(f"{section}.{key}", table[section][key], "no path from the wire, in a service")
-    return table
+    table |= {"evaluator": _evaluator(body, known)} | ({} if body.name is None else {"name": body.name})
+    for kind, name in (("trainer", body.trainer), ("data", body.data), ("table", body.table)):
+        if name is not None:
+            table |= known.sections(kind, name)
+    return table if body.site is None else _at_site(table, body.site, known)
 
 
-def parsed(table: dict[str, object]) -> CampaignFile:
+def _evaluator(body: CampaignBody, known: Registered) -> str:
+    """What the body says, or what its names need."""
+    named = {EVALUATOR_OF[kind]: kind for kind in EVALUATOR_OF if getattr(body, kind) is not None}
+    if len(named) > 1:
+        raise bad_value("table", body.table, f"no entry beside trainer = {shown(body.trainer)}")
+    needed = next(iter(named), None)
+    if needed is not None and body.evaluator not in (None, needed):
+        raise bad_value("evaluator", body.evaluator, f"{needed}, or no entry, with a {named[needed]}")
+    kinds = [kind for kind, evaluator in EVALUATOR_OF.items() if evaluator == body.evaluator]
+    if kinds and needed is None:
+        listed = ", ".join(known.names(kinds[0])) or "none is"
+        raise bad_value(kinds[0], None, f"a registered {kinds[0]} ({listed}), for evaluator = {shown(body.evaluator)}")
+    return needed or body.evaluator or DISPATCHED
+
+
+def _at_site(table: Table, name: str, known: Registered) -> Table:
+    """The table on a site's machine, of which the body says no more than how many nodes."""
+    sections = dict(known.sections("site", name))
+    if table["evaluator"] != DISPATCHED:
+        sections.pop("dispatch", None)
+    if "cluster" in sections:
+        asked = table.get("cluster", {})
+        for key, value in asked.items():
+            if key != "nodes":
+                raise bad_value(
+                    f"cluster.{shown_key(key)}",
+                    value,
+                    f"cluster.nodes alone: site = {shown(name)} says what else it is",
+                )
+        sections["cluster"] = {**sections["cluster"], **asked}
+    return {**table, **sections}
+
+
+def parsed(table: Table) -> CampaignFile:
     """The campaign of such a table; raises `InvalidInput` for what is no campaign."""
     return parse_campaign(table, default_name=FALLBACK, base=Path.cwd())
 
 
-def campaign_from(body: CampaignBody, *, most_points: int) -> CampaignFile:
+def campaign_from(body: CampaignBody, known: Registered, *, most_points: int) -> CampaignFile:
     """The campaign of a body; raises `InvalidInput` for a space of more than `most_points` points."""
-    file = parsed(campaign_table(body))
+    file = parsed(campaign_table(body, known))
     dimensions = file.spec.space.dimensions(file.spec.problem.cluster)
     points = math.prod(len(values) for values in dimensions.values())
     if points > most_points:

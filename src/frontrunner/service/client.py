@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -25,10 +25,11 @@ from frontrunner.results.compare import Comparison
 from frontrunner.results.driving import DriverSeen
 from frontrunner.results.explain import Explanation
 from frontrunner.results.pages import CampaignPage, RecipePage, TrialPage
-from frontrunner.results.ranking import RankedRecipe
+from frontrunner.results.ranking import RankedRecipe, Ranking
 from frontrunner.results.records import CampaignSummary
 from frontrunner.results.status import FailedTrial, Status
-from frontrunner.service.connection import Connection, address_of
+from frontrunner.service.client_reports import Reports
+from frontrunner.service.connection import Connection, address_of, part_of_path
 from frontrunner.service.replays import Replay
 from frontrunner.service.settings import is_loopback
 from frontrunner.service.tokens import TOKEN_VARIABLE, default_token_file, read_tokens
@@ -37,6 +38,7 @@ from frontrunner.spaces.errors import InvalidInput, NotFound, ServiceUnreachable
 T = TypeVar("T")
 
 PAGE = 200
+MOST_RANKED = 1000
 PLAIN_HTTP_VARIABLE = "FRONTRUNNER_PLAIN_HTTP"
 """Environment variable that, set to 1, lets tokens go unencrypted to other machines."""
 NOT_FINITE = ("losses", "build_time_s", "first_step_time_s")
@@ -86,7 +88,7 @@ def _token_of_file(url: str, *, is_here: bool) -> str:
         ) from None
 
 
-class Client:
+class Client(Reports):
     """One service. `campaign` is a name everywhere; None means the newest."""
 
     def __init__(self, connection: Connection) -> None:
@@ -110,18 +112,23 @@ class Client:
         return self._get(Status, self._of(campaign))
 
     def best(
-        self, campaign: str | None = None, *, top: int = 10, by: str = "tokens", max_memory_gb: float | None = None
-    ) -> list[RankedRecipe]:
-        """A campaign's recipes, best first, by tokens, tflops, memory or step-time; at most 1000."""
-        path = self._of(campaign, "/best")
-        return self._get(list[RankedRecipe], path, top=top, by=by, max_memory_gb=max_memory_gb)
+        self,
+        campaign: str | None = None,
+        *,
+        top: int | None = 10,
+        by: str = "tokens",
+        max_memory_gb: float | None = None,
+    ) -> Ranking:
+        """A campaign's recipes, best first, by tokens, tflops, memory or step-time; at most 1000, as None asks for."""
+        question = {"top": MOST_RANKED if top is None else top, "by": by, "max_memory_gb": max_memory_gb}
+        return Ranking(self._get(list[RankedRecipe], self._of(campaign, "/best"), **question))
 
-    def pareto(self, campaign: str | None = None) -> list[RankedRecipe]:
+    def pareto(self, campaign: str | None = None) -> Ranking:
         """The recipes that no other beats in both tokens/s and peak memory."""
-        return self._get(list[RankedRecipe], self._of(campaign, "/pareto"))
+        return Ranking(self._get(list[RankedRecipe], self._of(campaign, "/pareto")))
 
     def front(
-        self, campaign: str | None = None, *, objectives: tuple[str, ...] = ("tokens", "memory", "nodes")
+        self, campaign: str | None = None, *, objectives: Sequence[str] = ("tokens", "memory", "nodes")
     ) -> tuple[OnFront, ...]:
         """The recipes that no other beats in all the objectives."""
         return tuple(self._get(list[OnFront], self._of(campaign, "/front"), objective=list(objectives)))
@@ -148,12 +155,15 @@ class Client:
         return self._connection.ask("GET", self._of(campaign, f"/trials/{int(trial_number)}/log")).decode()
 
     def show(self, recipe_id: str) -> Explanation:
-        """Everything that the store knows of a recipe, by its id or a unique beginning of it."""
-        return self._get(Explanation, f"/recipes/{_part(recipe_id)}")
+        """Everything that the store knows of a recipe, by its id or a unique beginning of it.
+
+        What its campaigns' commands and nodes were given, and may hold secrets, is left out.
+        """
+        return self._get(Explanation, f"/recipes/{part_of_path(recipe_id)}")
 
     def export(self, recipe: str, *, to: str) -> str:
         """A recipe, by its id, as a text that the tool `to` accepts; as `frontrunner.export`, but of no file."""
-        path = f"/recipes/{_part(recipe)}/export?{urlencode({'to': to})}"
+        path = f"/recipes/{part_of_path(recipe)}/export?{urlencode({'to': to})}"
         return self._connection.ask("GET", path).decode()
 
     def compare(self, first: str, second: str) -> Comparison:
@@ -199,11 +209,11 @@ class Client:
 
     def watch_replay(self, recipe_id: str) -> Replay:
         """How far a replay is."""
-        return self._get(Replay, f"/replays/{_part(recipe_id)}")
+        return self._get(Replay, f"/replays/{part_of_path(recipe_id)}")
 
     def stop_replay(self, recipe_id: str) -> Replay:
         """End a replay; its checkpoints stay."""
-        return self._post(Replay, f"/replays/{_part(recipe_id)}/stop", {})
+        return self._post(Replay, f"/replays/{part_of_path(recipe_id)}/stop", {})
 
     def _tell(self, campaign: str, word: str) -> None:
         self._post(dict[str, Any], self._of(campaign, f"/{word}"), {})
@@ -214,7 +224,7 @@ class Client:
             if not newest:
                 raise NotFound(f"there is no campaign at {self._connection.url}")
             campaign = newest[0].name
-        return f"/campaigns/{_part(campaign)}{rest}"
+        return f"/campaigns/{part_of_path(campaign)}{rest}"
 
     def _get(self, kind: type[T], path: str, **question: object) -> T:
         named = {key: _word(value) for key, value in question.items() if value is not None}
@@ -233,12 +243,6 @@ class Client:
                 f"{self._connection.url} answers with what this version cannot read: {str(error)[:200]}",
                 hint="client and service should be of one version",
             ) from error
-
-
-def _part(name: str) -> str:
-    if name in ("", ".", "..") or "/" in name:
-        raise InvalidInput(f"{name!r} names no campaign and no recipe")
-    return quote(name, safe="")
 
 
 def _word(value: object) -> object:

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from frontrunner.service.processes import error_from
-from frontrunner.spaces.errors import FrontrunnerError, ServiceUnreachable, bad_value
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, ServiceUnreachable, bad_value
 
 API = "/api/v1"
 TIMEOUT_S = 150.0
@@ -41,6 +41,13 @@ def address_of(url: str) -> ServiceAddress:
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
         raise bad_value("--server", url, expected)
     return ServiceAddress(host=parts.hostname, port=port, prefix=parts.path.rstrip("/"), is_tls=parts.scheme == "https")
+
+
+def part_of_path(name: str) -> str:
+    """A name as one part of a path; raises `InvalidInput` for what would be none, or several."""
+    if name in ("", ".", "..") or "/" in name:
+        raise InvalidInput(f"{name!r} names no campaign and no recipe")
+    return quote(name, safe="")
 
 
 class Connection:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from frontrunner.results.driving import DriverSeen, drivers
 from frontrunner.results.pages import campaign_page
@@ -68,5 +69,6 @@ def _labels(labels: Mapping[str, str]) -> str:
     return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
 
 
+@lru_cache(maxsize=1024)
 def _escaped(value: str) -> str:
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

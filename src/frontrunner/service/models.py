@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic_core import PydanticCustomError
 
 from frontrunner.results.ranking import RankBy
 from frontrunner.spaces.names import CAMPAIGN_NAME
@@ -15,8 +16,11 @@ from frontrunner.spaces.recipe import RECOMPUTES, SCHEDULES
 
 Section = dict[str, JsonValue]
 Degree = Annotated[int | None, Field(ge=1, le=1_000_000)]
+RegisteredName = Annotated[str | None, Field(max_length=64)]
 Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
+NAMED_INSTEAD = {"dispatch": "site", "command": "trainer", "data": "data", "table": "table"}
+"""Section of a campaign file -> the key of a body that names a registered one."""
 LAPTOP: dict[str, JsonValue] = {
     "name": "first-try",
     "evaluator": "simulated",
@@ -35,22 +39,40 @@ class Body(BaseModel):
 
 
 class CampaignBody(Body):
-    """A campaign file (docs/campaign-file.md) as JSON, without the sections and keys that name files.
+    """A campaign file (docs/campaign-file.md) as JSON, without the sections and keys that name files or commands.
 
-    `evaluator` is a registered one that needs no file; data is the built-in text.
+    In their place stand names that whoever runs the service has registered, which `GET /registered` lists: `site` for
+    [dispatch] and perhaps [cluster], `trainer` for [command], `data` for [data] and `table` for [table]. `evaluator` is
+    "probe" unless a trainer or a table is named.
     """
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [LAPTOP]})
 
     name: Annotated[str, Field(pattern=f"^{CAMPAIGN_NAME.pattern}$")] | None = None
-    evaluator: Literal["probe", "simulated"] = "probe"
+    evaluator: Literal["probe", "simulated", "command", "table"] | None = None
+    site: RegisteredName = None
+    trainer: RegisteredName = None
+    data: RegisteredName = None
+    table: RegisteredName = None
     model: Section
-    cluster: Section
+    cluster: Section = {}
     problem: Section
     space: Section
     search: Section = {}
     budget: Section = {}
     probe: Section = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def names_in_place_of_sections(cls, given: object) -> object:
+        """Say which name stands in place of a section that is not taken."""
+        for section, name in NAMED_INSTEAD.items():
+            if isinstance(given, dict) and isinstance(given.get(section), dict):
+                told = {"section": section, "name": name}
+                raise PydanticCustomError(
+                    "registered", "[{section}] is not taken from the wire: expected {name} = a registered name", told
+                )
+        return given
 
 
 class PlanBody(CampaignBody):
@@ -99,6 +121,12 @@ class PlanAnswer(BaseModel):
     front: list[dict[str, JsonValue]]
 
 
+class FrameAnswer(BaseModel):
+    """The columns of a table, all of one length; null where a cell is missing, times in ISO 8601."""
+
+    columns: dict[str, list[JsonValue]]
+
+
 class ErrorText(BaseModel):
     """What went wrong, by the name of its class, and the one next step."""
 
@@ -126,6 +154,15 @@ class SignalAnswer(BaseModel):
     campaign: str
     told: Literal["pause", "stop", "cancel"]
     pid: int
+
+
+class RegisteredAnswer(BaseModel):
+    """The names that a launch may say, each with what it is in a few words."""
+
+    site: dict[str, str]
+    trainer: dict[str, str]
+    data: dict[str, str]
+    table: dict[str, str]
 
 
 class LinkAnswer(BaseModel):
@@ -160,5 +197,7 @@ class RecipeQuestion(Body):
         return self.model_dump(exclude_none=True, exclude=others)
 
 
+SECTIONS = ("model", "cluster", "problem", "space", "search", "budget", "probe")
+"""The sections that `CampaignBody` takes."""
 FORBIDDEN_KEYS = {"cluster": ("file", "nvme_path"), "search": ("baseline",)}
 """Keys of a campaign file that name a file or a folder, in the sections that `CampaignBody` takes."""

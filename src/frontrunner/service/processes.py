@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -79,11 +80,9 @@ class Starter:
         if child.stdin is None or child.stdout is None:
             raise ValueError("the child was started without pipes")
         with child.stdin, child.stdout:
-            try:
+            with suppress(BrokenPipeError):  # it has ended, and its answer, or none, says why
                 child.stdin.write(json.dumps(body or {}).encode())
                 child.stdin.close()
-            except BrokenPipeError:
-                pass  # it has ended, and its answer, or none, says why
             answer = b""
             while not answer.endswith(b"\n") and len(answer) < MOST_ANSWER_BYTES:
                 ready, _, _ = select.select([child.stdout], [], [], max(0.0, give_up - time.monotonic()))

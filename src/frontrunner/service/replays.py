@@ -85,7 +85,11 @@ class Replays:
 
     def all(self) -> list[Replay]:
         """Every replay that a service has started, by recipe id."""
-        folders = sorted(path.parent.name for path in self._root.glob(f"*/{STARTED}"))
+        return self.beginning_with("")
+
+    def beginning_with(self, prefix: str) -> list[Replay]:
+        """The replays of recipes whose ids begin like this, by recipe id; `prefix` has hexadecimal digits alone."""
+        folders = sorted(path.parent.name for path in self._root.glob(f"{prefix}*/{STARTED}"))
         return [self.one(recipe_id) for recipe_id in folders]
 
     def one(self, recipe_id: str) -> Replay:

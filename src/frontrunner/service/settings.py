@@ -6,6 +6,7 @@ import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from frontrunner.service.registered import Registered
 from frontrunner.spaces.errors import InvalidInput, bad_value
 
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
@@ -39,6 +40,7 @@ class Limits:
     running_replays: int = 2
     launch_s: float = 120.0
     plan_points: int = 200_000
+    frame_rows: int = 200_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +48,8 @@ class ServiceSettings:
     """Which store is served, where, to whom.
 
     `allowed_hosts` are the names, beside those of loopback, that a request's Host header may hold. `behind_tls` says
-    that browsers reach the service through a proxy with TLS, so that cookies are marked as secure.
+    that browsers reach the service through a proxy with TLS, so that cookies are marked as secure. `registered` are the
+    names that launches may say.
     """
 
     store: str
@@ -56,6 +59,7 @@ class ServiceSettings:
     allowed_hosts: tuple[str, ...] = ()
     behind_tls: bool = False
     limits: Limits = field(default_factory=Limits)
+    registered: Registered = field(default_factory=Registered)
 
     def __post_init__(self) -> None:
         for name in self.allowed_hosts:

@@ -1,4 +1,7 @@
-"""What the routes share: the open store, the processes that were started, and who asks; as FastAPI dependencies."""
+"""What the routes share: the open store, the processes that were started, and who asks; as FastAPI dependencies.
+
+They are coroutines, though they wait for nothing: FastAPI would call each plain function on a thread.
+"""
 
 from __future__ import annotations
 
@@ -41,24 +44,24 @@ class Service:
         return await anyio.to_thread.run_sync(work, limiter=self.slow_work)
 
 
-def the_service(request: Request) -> Service:
+async def the_service(request: Request) -> Service:
     """The service that answers a request."""
     service: Service = request.app.state.service
     return service
 
 
-def the_store(service: Annotated[Service, Depends(the_service)]) -> Store:
+async def the_store(service: Annotated[Service, Depends(the_service)]) -> Store:
     """The open store, for the functions of `frontrunner.results`."""
     return service.store
 
 
-def the_role(request: Request) -> Role:
+async def the_role(request: Request) -> Role:
     """Whose token the request carries."""
     role: Role = request.scope[ROLE]
     return role
 
 
-def operator(role: Annotated[Role, Depends(the_role)]) -> None:
+async def operator(role: Annotated[Role, Depends(the_role)]) -> None:
     """Refuse everybody but the operator."""
     if role is not Role.OPERATOR:
         raise Forbidden("a reader's token may look, not launch or stop", hint="use the operator's token")

@@ -76,9 +76,9 @@ class FigureShelf:
 
     def figures(self, store: Store, name: str) -> Figures:
         """The figures of a campaign in its edition of now; raises `NotFound` where there is no such campaign."""
-        ((_, _, is_live),) = stamp(store, (name,))
+        (now,) = stamp(store, (name,))
         campaign = store.campaign(name)
-        key = (campaign.id, self.editions.of(campaign, is_live=is_live))
+        key = (campaign.id, self.editions.of(campaign, is_live=now.is_driven))
         with self._lock:  # the page asks for all of its figures at once: one of them reads
             if key not in self._figures:
                 survey = self._surveys.get(campaign.id) or stored_spec(campaign).survey()

@@ -41,6 +41,7 @@ ENDINGS = {
     ProbeEnding.LIMIT: "ended at its limit of steps or time",
     ProbeEnding.FIXED: "ran the steps that were asked for",
 }
+HTML = "text/html; charset=utf-8"
 
 
 @cache
@@ -49,6 +50,7 @@ def environment() -> Environment:
     found = Environment(
         loader=PackageLoader("frontrunner.service.pages"),
         autoescape=True,
+        auto_reload=False,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

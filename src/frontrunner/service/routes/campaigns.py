@@ -15,15 +15,16 @@ from frontrunner.results.status import FailedTrial, Status
 from frontrunner.service.answers import AnswersOf, answer
 from frontrunner.service.logs import log_tail
 from frontrunner.service.routes.parameters import CampaignName, PageNumber, PageSize
+from frontrunner.service.secrets import status_told
 from frontrunner.service.state import ServiceOf, StoreOf
 
 router = APIRouter(tags=["campaigns"])
 
 
 @router.get("/campaigns", response_model=CampaignPage)
-def all_campaigns(service: ServiceOf, page: PageNumber = 1, page_size: PageSize = 50) -> Response:
+def all_campaigns(answers: AnswersOf, service: ServiceOf, page: PageNumber = 1, page_size: PageSize = 50) -> Response:
     """The store's campaigns, the newest first."""
-    return answer(campaign_page(service.store, page=page, page_size=page_size, known=service.summaries))
+    return answers.of_now(lambda: campaign_page(service.store, page=page, page_size=page_size, known=service.summaries))
 
 
 @router.get("/drivers", response_model=list[DriverSeen])
@@ -48,7 +49,7 @@ def compared(
 @router.get("/campaigns/{name}", response_model=Status)
 def one_campaign(answers: AnswersOf, store: StoreOf, name: CampaignName) -> Response:
     """Where a campaign stands."""
-    return answers.about((name,), lambda: standing.status(store, name))
+    return answers.about((name,), lambda: status_told(standing.status(store, name)))
 
 
 @router.get("/campaigns/{name}/trials", response_model=TrialPage)

@@ -17,7 +17,7 @@ router = APIRouter(tags=["control"], dependencies=OPERATOR)
 @router.post("/campaigns", response_model=LaunchAnswer, status_code=201)
 async def launch(service: ServiceOf, body: CampaignBody) -> Response:
     """Start a campaign; answered once it is in the store and its driver has begun."""
-    table = campaign_table(body)
+    table = campaign_table(body, service.settings.registered)
     return answer(await service.slowly(lambda: service.drivers.launch(table)), status=201)
 
 

@@ -9,8 +9,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
-from frontrunner.results.pages import campaign_page
-from frontrunner.service.answers import answer
+from frontrunner.results.pages import any_campaign
+from frontrunner.service.answers import AnswersOf, answer
 from frontrunner.service.errors import Forbidden
 from frontrunner.service.guards import COOKIE
 from frontrunner.service.metrics import CONTENT_TYPE, metrics
@@ -35,7 +35,7 @@ COME_IN = """<!doctype html>
 def health(store: StoreOf) -> Response:
     """Whether the service lives and can read its store; open to all, and silent about everything else."""
     try:
-        campaign_page(store, page_size=1)
+        any_campaign(store)
     except FrontrunnerError as error:  # which names the store's path, or the database's host and user
         logger.warning("/healthz: %s", error.message)
         return answer({"status": "store not readable"}, status=503)
@@ -43,9 +43,9 @@ def health(store: StoreOf) -> Response:
 
 
 @router.get("/metrics")
-def prometheus(service: ServiceOf) -> Response:
+def prometheus(answers: AnswersOf, service: ServiceOf) -> Response:
     """The store's figures for Prometheus, which sends a token as its `authorization` says."""
-    return Response(metrics(service.store, service.summaries), headers={"content-type": CONTENT_TYPE})
+    return answers.text(object, lambda: metrics(service.store, service.summaries), CONTENT_TYPE)
 
 
 @router.get("/login")

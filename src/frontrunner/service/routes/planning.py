@@ -7,10 +7,16 @@ from fastapi import APIRouter, Response
 from frontrunner.planning_api import plan_of, shown_plan
 from frontrunner.service.answers import answer
 from frontrunner.service.bodies import campaign_from
-from frontrunner.service.models import PlanAnswer, PlanBody
+from frontrunner.service.models import PlanAnswer, PlanBody, RegisteredAnswer
 from frontrunner.service.state import ServiceOf
 
 router = APIRouter(tags=["planning"])
+
+
+@router.get("/registered", response_model=RegisteredAnswer)
+def registered(service: ServiceOf) -> Response:
+    """The sites, trainers, data and tables that a launch or a plan may name."""
+    return answer(service.settings.registered.about())
 
 
 @router.post("/plan", response_model=PlanAnswer)
@@ -18,7 +24,8 @@ async def plan(service: ServiceOf, body: PlanBody) -> Response:
     """Estimate every legal recipe of a campaign by formulas; nothing is run or kept."""
 
     def planned() -> dict[str, object]:
-        file = campaign_from(body, most_points=service.settings.limits.plan_points)
+        settings = service.settings
+        file = campaign_from(body, settings.registered, most_points=settings.limits.plan_points)
         return shown_plan(plan_of(file.spec), body.top)
 
     return answer(await service.slowly(planned))

@@ -13,9 +13,10 @@ from frontrunner.results import ranking
 from frontrunner.results.explain import Explanation, explain
 from frontrunner.results.pages import RecipePage, recipe_page
 from frontrunner.results.ranking import RankBy, RankedRecipe
-from frontrunner.service.answers import AnswersOf, answer
+from frontrunner.service.answers import AnswersOf
 from frontrunner.service.models import RecipeQuestion
 from frontrunner.service.routes.parameters import CampaignName, RecipeId
+from frontrunner.service.secrets import explanation_told
 from frontrunner.service.state import ServiceOf, StoreOf
 from frontrunner.starting import stored_spec
 from frontrunner.travel_api import TARGETS, export
@@ -82,9 +83,9 @@ def recipes(
 
 
 @router.get("/recipes/{recipe_id}", response_model=Explanation)
-def one_recipe(store: StoreOf, recipe_id: RecipeId) -> Response:
+def one_recipe(answers: AnswersOf, store: StoreOf, recipe_id: RecipeId) -> Response:
     """Everything that the store knows of a recipe, and why it ranks where it does."""
-    return answer(explain(store, recipe_id))
+    return answers.about_recipe(recipe_id, lambda: explanation_told(explain(store, recipe_id)))
 
 
 @router.get("/recipes/{recipe_id}/export", response_class=Response, responses={200: {"content": {"text/plain": {}}}})

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 from importlib.resources import files
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
+from urllib.parse import urlencode
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -14,7 +16,9 @@ from frontrunner.service.bodies import campaign_from, campaign_table, parsed
 from frontrunner.service.models import CampaignBody
 from frontrunner.service.pages.drawings.cut import cut_drawing
 from frontrunner.service.pages.rendering import page, render
-from frontrunner.service.pages.views.plan import TOP, PlanQuestion, clusters, models, plan_view, precisions
+from frontrunner.service.pages.views.plan import TOP, PlanQuestion, plan_view
+from frontrunner.service.pages.views.plan_form import ENTRIES, GROUPS, PlanForm, read_form, shown_values
+from frontrunner.service.registered import KINDS
 from frontrunner.service.state import OPERATOR, RoleOf, ServiceOf
 from frontrunner.service.tokens import Role
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
@@ -23,63 +27,78 @@ from frontrunner.toml_file import parse_toml
 router = APIRouter()
 MOST_CHARACTERS = 100_000
 MOST_ANSWERS = 64
-
-
-class PlanForm(BaseModel):
-    """What the planning page asks."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    model: Annotated[str, Field(max_length=64)] = PlanQuestion.model
-    cluster: Annotated[str, Field(max_length=64)] = PlanQuestion.cluster
-    nodes: Annotated[int, Field(ge=1, le=1_000_000)] = PlanQuestion.nodes
-    sequence_length: Annotated[int, Field(ge=2, le=1_048_576)] = PlanQuestion.sequence_length
-    global_batch: Annotated[int, Field(ge=1, le=10_000_000)] = PlanQuestion.global_batch
-    precision: Annotated[str, Field(max_length=16)] = PlanQuestion.precision
-
-    def question(self) -> PlanQuestion:
-        """The question that it asks; raises `InvalidInput` for one that cannot be asked."""
-        return PlanQuestion(**self.model_dump())
+ABSENT = {"site": "this machine", "trainer": "frontrunner's own", "data": "the built-in text", "table": "none"}
+"""What a campaign has where no registered name is chosen."""
 
 
 class CampaignText(BaseModel):
-    """A campaign file as text."""
+    """A campaign file as text, and the registered names that were chosen beside it; empty where none was."""
 
     model_config = ConfigDict(extra="forbid")
 
     campaign: Annotated[str, Field(max_length=MOST_CHARACTERS)]
+    site: Annotated[str, Field(max_length=64)] = ""
+    trainer: Annotated[str, Field(max_length=64)] = ""
+    data: Annotated[str, Field(max_length=64)] = ""
+    table: Annotated[str, Field(max_length=64)] = ""
 
     def body(self) -> CampaignBody:
         """The campaign that the text holds; raises `InvalidInput` for text that is no TOML, or has other keys."""
+        table = parse_toml(self.campaign, "the campaign file")
+        for kind in KINDS:
+            chosen = getattr(self, kind)
+            if chosen and table.setdefault(kind, chosen) != chosen:
+                raise InvalidInput(f"{kind} = {chosen!r} was chosen, and the campaign file says another {kind}")
         try:
-            return CampaignBody.model_validate(parse_toml(self.campaign, "the campaign file"))
+            return CampaignBody.model_validate(table)
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise InvalidInput(f"{where}: {first['msg']}", hint="docs/campaign-file.md lists the keys") from None
+            where = "".join(f"{part}: " for part in first["loc"])
+            raise InvalidInput(f"{where}{first['msg']}", hint="docs/campaign-file.md lists the keys") from None
 
 
 @router.get("/plan")
-async def plan(service: ServiceOf, form: Annotated[PlanForm, Query()]) -> Response:
-    """The planning page with its first answer."""
-    question = form.question()
-    answer = await service.slowly(lambda: _answered(question))
+async def plan(request: Request, service: ServiceOf) -> Response:
+    """The planning page with its first answer, or with what is wrong beside the fields that it is about."""
+    form = read_form(request.query_params)
+    question = form.question
+    answer = "" if question is None else await service.slowly(lambda: _answered(question))
     return page(
         "plan.html",
         here="/plan",
-        q=question,
-        models=models(),
-        clusters=clusters(),
-        precisions=precisions(),
+        form=form,
+        groups=GROUPS,
+        values=_values(form),
+        shown=shown_values(form.typed),
         answer=Markup(answer),  # noqa: S704 - what a template has made
     )
 
 
 @router.get("/plan/answer")
-async def plan_answer(service: ServiceOf, form: Annotated[PlanForm, Query()]) -> Response:
-    """The answer alone."""
-    question = form.question()
-    return Response(await service.slowly(lambda: _answered(question)), media_type="text/html")
+async def plan_answer(request: Request, service: ServiceOf) -> Response:
+    """The answer, with what is said beside the fields; where the form cannot be asked, that alone."""
+    form = read_form(request.query_params)
+    told = render("plan_errors.html", form=form, entries=ENTRIES)
+    question = form.question
+    if question is None:
+        return HTMLResponse(told, headers={"HX-Reswap": "none"})
+    answer = await service.slowly(lambda: _answered(question))
+    return HTMLResponse(answer + told, headers={"HX-Replace-Url": f"/plan?{urlencode(form.typed)}"})
+
+
+@router.get("/plan/fields/{name}")
+def plan_fields(request: Request, name: Literal["model", "cluster"]) -> Response:
+    """The fields under a preset, which show what it says where they are empty."""
+    form = read_form(request.query_params)
+    (group,) = (group for group in GROUPS if group.preset is not None and group.preset.name == name)
+    values, shown = _values(form), shown_values(form.typed)
+    return page("plan_fields.html", group=group, form=form, values=values, shown=shown)
+
+
+def _values(form: PlanForm) -> dict[str, object]:
+    """What the form's fields hold: what was typed, and defaults where something is needed."""
+    defaults = {name: getattr(PlanQuestion, name) if entry.needed else "" for name, entry in ENTRIES.items()}
+    return defaults | dict(form.typed)
 
 
 @lru_cache(maxsize=MOST_ANSWERS)
@@ -95,10 +114,12 @@ def _answered(question: PlanQuestion) -> str:
 
 
 @router.get("/launch")
-def launch_page(role: RoleOf) -> Response:
+def launch_page(service: ServiceOf, role: RoleOf) -> Response:
     """A campaign file to edit and launch."""
     text = files("frontrunner.service.pages").joinpath("static", "first-campaign.toml").read_text(encoding="utf-8")
-    return page("launch.html", here="/launch", text=text, may_change=role is Role.OPERATOR)
+    offered = {kind: names for kind, names in service.settings.registered.about().items() if names}
+    may_change = role is Role.OPERATOR
+    return page("launch.html", here="/launch", text=text, offered=offered, absent=ABSENT, may_change=may_change)
 
 
 @router.post("/launch/check")
@@ -107,7 +128,9 @@ async def check(service: ServiceOf, given: CampaignText) -> Response:
 
     def checked() -> dict[str, Any]:
         try:
-            spec = campaign_from(given.body(), most_points=service.settings.limits.plan_points).spec
+            settings = service.settings
+            file = campaign_from(given.body(), settings.registered, most_points=settings.limits.plan_points)
+            spec = file.spec
             found = spec.survey()
         except FrontrunnerError as error:
             return {"error": error}
@@ -128,7 +151,7 @@ async def launch(service: ServiceOf, given: CampaignText) -> Response:
     """Start the campaign, and go to its page."""
 
     def begun() -> dict[str, Any]:
-        table = campaign_table(given.body())
+        table = campaign_table(given.body(), service.settings.registered)
         parsed(table)  # TOML has numbers that no campaign has, and that cannot be told to a driver
         return service.drivers.launch(table)
 

@@ -10,16 +10,19 @@ from markupsafe import Markup
 from pydantic import BaseModel, ConfigDict
 
 from frontrunner.results.compare import compare
+from frontrunner.results.driving import stamp_of_recipe
 from frontrunner.results.explain import explain
-from frontrunner.results.pages import campaign_page
+from frontrunner.results.pages import newest_names
+from frontrunner.results.store import Store
+from frontrunner.service.answers import AnswersOf
 from frontrunner.service.models import ReplayBody, Steps
-from frontrunner.service.pages.rendering import page, render
+from frontrunner.service.pages.rendering import HTML, render
 from frontrunner.service.pages.views.campaign import NOTICES
 from frontrunner.service.pages.views.compare import choice, compare_recipes
 from frontrunner.service.pages.views.recipe import RecipeView, recipe_view
 from frontrunner.service.replays import Replay
 from frontrunner.service.routes.parameters import RecipeId
-from frontrunner.service.state import OPERATOR, RoleOf, Service, ServiceOf
+from frontrunner.service.state import OPERATOR, RoleOf, Service, ServiceOf, StoreOf
 from frontrunner.service.tokens import Role
 from frontrunner.spaces.errors import NotFound
 from frontrunner.spaces.recipe import Recipe
@@ -38,20 +41,26 @@ class ReplayForm(BaseModel):
 
 
 @router.get("/recipes/{recipe_id}")
-def one_recipe(service: ServiceOf, role: RoleOf, recipe_id: RecipeId) -> Response:
+def one_recipe(answers: AnswersOf, service: ServiceOf, role: RoleOf, recipe_id: RecipeId) -> Response:
     """One recipe in full."""
-    view = recipe_view(service.store, recipe_id)
-    recipe = view.explanation.recipe
-    replay = _replay(service, role, view.explanation.recipe_id, can_be_replayed=view.can_be_replayed)
-    return page(
-        "recipe.html",
-        here=None,
-        view=view,
-        recipe=recipe,
-        notice=NOTICES.get(view.leading.campaign.figures, ""),
-        choices=_choices(view),
-        replay=Markup(replay),  # noqa: S704 - what a template has made
-    )
+
+    def made() -> str:
+        view = recipe_view(service.store, recipe_id)
+        replay = _replay(service, role, view.explanation.recipe_id, can_be_replayed=view.can_be_replayed)
+        return render(
+            "recipe.html",
+            here=None,
+            view=view,
+            recipe=view.explanation.recipe,
+            notice=NOTICES.get(view.leading.campaign.figures, ""),
+            choices=_choices(view),
+            replay=Markup(replay),  # noqa: S704 - what a template has made
+        )
+
+    def read_stamp() -> object:
+        return stamp_of_recipe(service.store, recipe_id), service.replays.beginning_with(recipe_id)
+
+    return answers.text(read_stamp, made, HTML)
 
 
 def _choices(view: RecipeView) -> list[tuple[str, str]]:
@@ -102,15 +111,22 @@ def _replay(service: Service, role: Role, recipe_id: str, *, can_be_replayed: bo
 
 
 @router.get("/compare")
-def compared(service: ServiceOf, campaign: Two = [], recipe: Two = []) -> Response:  # noqa: B006 - FastAPI copies it
+def compared(
+    answers: AnswersOf,
+    store: StoreOf,
+    campaign: Two = [],  # noqa: B006 - FastAPI copies it
+    recipe: Two = [],  # noqa: B006
+) -> Response:
     """Two campaigns, or two recipes, side by side; without either, the forms that ask for them."""
-    store = service.store
-    known = campaign_page(store, page_size=MOST_NAMES, known=service.summaries)
-    names = [row.name for row in known.items]
+    return answers.text(object, lambda: _comparison(store, campaign, recipe), HTML)
+
+
+def _comparison(store: Store, campaign: list[str], recipe: list[str]) -> str:
+    names = newest_names(store, MOST_NAMES)
     both = compare(store, *campaign) if len(campaign) == 2 else None
     pair = compare_recipes(store, *recipe) if len(recipe) == 2 else None
     is_wrong = len(campaign) not in (0, 2) or len(recipe) not in (0, 2)
-    return page(
+    return render(
         "compare.html",
         here="/compare",
         names=names,

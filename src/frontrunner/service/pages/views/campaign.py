@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 
-from frontrunner.results.driving import stamp
+from frontrunner.results.driving import Stamp
 from frontrunner.results.known import probes_made
 from frontrunner.results.outlooks import outlook_shares
 from frontrunner.results.pages import TrialPage, trial_page
 from frontrunner.results.pareto import pareto
-from frontrunner.results.ranking import RankedRecipe, best
+from frontrunner.results.ranking import RankedRecipe, rank
 from frontrunner.results.spans import newest_spans
 from frontrunner.results.status import FailedTrial, Status, failures, status
 from frontrunner.results.store import Store
@@ -19,6 +20,7 @@ from frontrunner.search.spec import CampaignSpec
 from frontrunner.search.stopping import outlook_in_words
 from frontrunner.search.strategy import Outlook
 from frontrunner.service.pages.drawings.timeline import MOST_SPANS, Span, Timeline, timeline
+from frontrunner.spaces.recipe import Recipe
 from frontrunner.starting import stored_spec
 
 TOP = 10
@@ -28,6 +30,20 @@ NOTICES = {
     "simulated": "Simulated: these figures come from rough formulas. Nothing was trained, nothing was measured.",
     "imported": "Imported: these figures come from a table that was measured elsewhere. This campaign ran nothing.",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialsTable:
+    """One page, counted from 1, of the table of a campaign's trials: the newest are on the first."""
+
+    campaign: str
+    page: int
+    found: TrialPage
+
+    @property
+    def pages(self) -> int:
+        """How many there are, at least 1."""
+        return max(1, -(-self.found.total // TRIALS_A_PAGE))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +60,7 @@ class CampaignView:
     outlook: str
     ranking: tuple[RankedRecipe, ...]
     front_ids: frozenset[str]
-    trials: TrialPage
-    trials_page: int
+    trials: TrialsTable
     failed: tuple[FailedTrial, ...]
     failed_in_all: int
     timeline: Timeline | None
@@ -61,11 +76,6 @@ class CampaignView:
         return NOTICES.get(self.status.campaign.figures, "")
 
     @property
-    def trial_pages(self) -> int:
-        """Pages of trials, at least 1."""
-        return max(1, -(-self.trials.total // TRIALS_A_PAGE))
-
-    @property
     def is_cut_off(self) -> bool:
         """Whether it counts as running, and nobody drives it."""
         return self.status.campaign.state == "running" and not self.status.driver_is_live
@@ -76,8 +86,19 @@ class CampaignView:
         return self.status.campaign.figures != "imported" and not self.status.driver_is_live
 
 
-def campaign_view(store: Store, name: str, *, trials_page: int = 1) -> CampaignView:
-    """What the page shows; the newest trials are on the first of their pages."""
+def campaign_view(store: Store, name: str) -> CampaignView:
+    """What the page shows, all of it as it was at one moment."""
+    with store.database.reading():
+        return _view(store, name)
+
+
+def trials_table(store: Store, name: str, page: int = 1) -> TrialsTable:
+    """One page of a campaign's trials."""
+    found = trial_page(store, name, newest_first=True, page=page, page_size=TRIALS_A_PAGE)
+    return TrialsTable(campaign=name, page=page, found=found)
+
+
+def _view(store: Store, name: str) -> CampaignView:
     found = status(store, name)
     campaign = found.campaign
     spec = stored_spec(campaign)
@@ -87,29 +108,36 @@ def campaign_view(store: Store, name: str, *, trials_page: int = 1) -> CampaignV
         driver_seconds=campaign.driver_seconds,
         node_seconds=campaign.node_seconds_spent,
     )
+    with store.database.read() as connection:
+        ranking = rank(connection, campaign, top=TOP)
+    front = pareto(store, campaign, least_tokens_per_s=ranking[-1].standing.tokens_per_s) if ranking else []
     failed = failures(store, campaign, limit=MOST_FAILURES, offset=max(0, failed_in_all - MOST_FAILURES))
     return CampaignView(
         status=found,
         spec=spec,
         limits=tuple(limits(spec.budget, spent)),
         outlook="" if found.outlook is None else outlook_in_words(Outlook(**outlook_shares(found.outlook))),
-        ranking=tuple(best(store, campaign, top=TOP)),
-        front_ids=frozenset(row.recipe_id for row in pareto(store, campaign)),
-        trials=trial_page(store, name, newest_first=True, page=trials_page, page_size=TRIALS_A_PAGE),
-        trials_page=trials_page,
+        ranking=tuple(ranking),
+        front_ids=frozenset(row.recipe_id for row in front),
+        trials=trials_table(store, name),
         failed=tuple(reversed(failed)),
         failed_in_all=failed_in_all,
         timeline=_timeline(store, found),
     )
 
 
-def moment(store: Store, name: str) -> str:
-    """What changes whenever the page of a campaign may: cheap to ask for, so that a page may ask often.
+def moment(now: Stamp) -> str:
+    """A campaign's stamp in words, for a page to say what it has seen: cheap, so that a page may ask often.
 
     A driver that is killed writes nothing more: the page changes when its lease runs out.
     """
-    ((_, written_at, is_driven),) = stamp(store, (name,))
-    return f"{written_at} {'driven' if is_driven else 'left'}"
+    return f"{now.version} {'driven' if now.is_driven else 'left'}"
+
+
+@lru_cache(maxsize=4096)
+def _described(recipe: Recipe) -> str:
+    """A recipe on one line; a page that is live draws the same recipes again and again."""
+    return recipe.describe()
 
 
 def _timeline(store: Store, found: Status) -> Timeline | None:
@@ -120,6 +148,6 @@ def _timeline(store: Store, found: Status) -> Timeline | None:
     for row in newest.items:
         begun = datetime.fromisoformat(row.started_at)
         ended = datetime.fromisoformat(row.finished_at) if row.finished_at else max(begun, now or begun)
-        words = f"{row.trial_number}.{row.number} {row.recipe.describe()}"
+        words = f"{row.trial_number}.{row.number} {_described(row.recipe)}"
         spans.append(Span(started_at=begun, ended_at=ended, outcome=row.ended, words=words, recipe_id=row.recipe_id))
     return timeline(spans, left_out=newest.total - len(spans))

@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields
 from frontrunner.results.explain import Appearance, explain
 from frontrunner.results.records import Standing
 from frontrunner.results.store import Store
-from frontrunner.spaces.recipe import Recipe, Sharding
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.sharding import Sharding
 from frontrunner.text import gib, percent, seconds, thousands
 
 

@@ -1,0 +1,155 @@
+"""What must hold of a campaign in the end, in plain SQL over its store and by the files that its probes left.
+
+The store is held against two witnesses: what the drivers had said was stored, and the outcome files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, text
+
+from frontrunner.evaluators.simulated import simulate
+from frontrunner.results.audit.check import check
+from frontrunner.results.outcome import Measurement, Outcome
+from frontrunner.results.store import Store
+from frontrunner.search.spec import CampaignSpec
+
+Fingerprint = tuple[Any, ...]
+"""Recipe, kind of failure or None, tokens/s or None, node-seconds."""
+
+ATTEMPTS = """
+SELECT t.recipe_id, t.number AS trial, a.state, a.run_folder, m.tokens_per_s, f.kind,
+       m.step_times_s_json AS step_times, COALESCE(m.node_seconds, f.node_seconds) AS node_seconds
+FROM attempts a JOIN trials t ON t.id = a.trial_id
+LEFT JOIN measurements m ON m.attempt_id = a.id LEFT JOIN failures f ON f.attempt_id = a.id
+WHERE a.campaign_id = :campaign ORDER BY a.id
+"""
+CAMPAIGN = "SELECT id, state, outcomes, node_seconds_spent, driver_seconds FROM campaigns WHERE name = :name"
+TRIALS_OF_EVENTS = "SELECT data_json FROM events WHERE campaign_id = :campaign AND kind = :kind"
+
+Fault = tuple[str, str]
+"""What kind of thing is wrong, as the tally names it, and which one."""
+
+
+def fingerprint(recipe_id: str, outcome: Outcome) -> Fingerprint:
+    """What tells one outcome from every other; floating-point numbers come back from a store as they were."""
+    if isinstance(outcome, Measurement):
+        return recipe_id, None, outcome.tokens_per_s, outcome.node_seconds
+    return recipe_id, str(outcome.kind), None, outcome.node_seconds
+
+
+def faults(store: Store, spec: CampaignSpec, acknowledged: Path, *, was_taken_over: bool) -> Iterator[Fault]:
+    """Everything that is wrong with a campaign that has ended."""
+    with store.database.read() as connection:
+        campaign = connection.execute(text(CAMPAIGN), {"name": spec.name}).mappings().one()
+        attempts = connection.execute(text(ATTEMPTS), {"campaign": campaign["id"]}).mappings().all()
+        repeats = _trials(connection, campaign["id"], "repeat")
+        reused = _trials(connection, campaign["id"], "reused")
+        found = check(connection, store=store.url, campaign_id=campaign["id"])
+    for finding in found.findings:
+        if finding.is_fault:
+            yield "broken_rules", f"{finding.rule}: {finding.rows}"
+    yield from _lost(attempts, acknowledged)
+    yield from _doubled(attempts, repeats, reused)
+    yield from _misattributed(store, spec, campaign["id"])
+    probed = [attempt for attempt in attempts if attempt["trial"] not in reused]
+    yield from _against_files(probed, spec, was_taken_over=was_taken_over)
+    yield from _over_budget(campaign, attempts, spec, reused=len(reused))
+
+
+def outcomes_of(store: Store, name: str) -> tuple[int, int]:
+    """The final outcomes of a campaign, and how many of them are of earlier campaigns."""
+    with store.database.read() as connection:
+        campaign = connection.execute(text(CAMPAIGN), {"name": name}).mappings().one()
+        return campaign["outcomes"], len(_trials(connection, campaign["id"], "reused"))
+
+
+def _trials(connection: Connection, campaign_id: int, kind: str) -> Counter[int]:
+    """How many events of a kind each trial has, by its number."""
+    rows = connection.execute(text(TRIALS_OF_EVENTS), {"campaign": campaign_id, "kind": kind}).scalars()
+    return Counter(int(json.loads(row)["trial"]) for row in rows)
+
+
+def _lost(attempts: Any, acknowledged: Path) -> Iterator[Fault]:
+    """What a driver said was stored is there, as often as it said so."""
+    said = Counter(tuple(json.loads(line)) for line in acknowledged.read_text().splitlines())
+    held = Counter((a["recipe_id"], a["kind"], a["tokens_per_s"], a["node_seconds"]) for a in attempts)
+    for missing, count in (said - held).items():
+        yield "lost", f"{count} x {missing}"
+
+
+def _doubled(attempts: Any, repeats: Mapping[int, int], reused: Mapping[int, int]) -> Iterator[Fault]:
+    """A recipe has one trial, a trial one measurement and one more for each repeat, a run folder one attempt."""
+    trials = {(a["recipe_id"], a["trial"]) for a in attempts}
+    for recipe, count in Counter(recipe for recipe, _ in trials).items():
+        if count > 1:
+            yield "doubled", f"recipe {recipe} has {count} trials"
+    measured = Counter(a["trial"] for a in attempts if a["state"] == "measured")
+    for trial, count in measured.items():
+        if count > 1 + repeats.get(trial, 0):
+            yield "doubled", f"trial {trial} has {count} measurements and {repeats.get(trial, 0)} repeats"
+    folders = Counter(a["run_folder"] for a in attempts if a["trial"] not in reused)
+    for folder, count in folders.items():
+        if count > 1:
+            yield "doubled", f"{count} attempts in {folder}"
+
+
+def _misattributed(store: Store, spec: CampaignSpec, campaign_id: int) -> Iterator[Fault]:
+    """A simulated outcome is the very one of its recipe, a measured one has the ranks and tokens of its recipe."""
+    for recipe, outcome in store.told(campaign_id):
+        if spec.evaluator == "simulated":
+            belongs = outcome == simulate(recipe, spec.probe_setup())
+        elif isinstance(outcome, Measurement):
+            tokens = recipe.global_batch_seqs * spec.problem.sequence_length
+            belongs = outcome.tokens_per_step == tokens and len(outcome.peak_memory_bytes) == recipe.devices
+        else:
+            belongs = True
+        if not belongs:
+            yield "misattributed", f"{recipe.describe()}: {outcome}"
+
+
+def _against_files(attempts: Any, spec: CampaignSpec, *, was_taken_over: bool) -> Iterator[Fault]:
+    """A measurement is that of its own run folder's file, and no file holds one that the store does not know.
+
+    A driver that lost its campaign may still write the file of a probe that its successor has counted as lost.
+    """
+    by_folder = {attempt["run_folder"]: attempt for attempt in attempts}
+    for attempt in attempts:
+        if attempt["state"] == "measured" and _step_times(attempt["run_folder"]) != json.loads(attempt["step_times"]):
+            yield "misattributed", f"trial {attempt['trial']} has not the step times of {attempt['run_folder']}"
+    for path in spec.run_folder.glob("*/outcome.json"):
+        known = by_folder.get(str(path.parent))
+        if known is None:
+            yield "unheard_outcome_files", f"{path}: no attempt"
+        elif known["state"] != "measured" and not was_taken_over and _step_times(known["run_folder"]) is not None:
+            yield "unheard_outcome_files", f"{path}: its attempt is {known['state']}"
+    for path in spec.run_folder.glob("**/.*"):
+        yield "files_left", str(path)
+
+
+def _step_times(folder: str) -> list[float] | None:
+    """Those of a folder's outcome file; None where there is none, or a failure in it."""
+    path = Path(folder) / "outcome.json"
+    if not path.exists():
+        return None
+    step_times: list[float] | None = json.loads(path.read_text())["outcome"].get("step_times_s")
+    return step_times
+
+
+def _over_budget(campaign: Any, attempts: Any, spec: CampaignSpec, *, reused: int) -> Iterator[Fault]:
+    """No limit is passed; one of node-hours that is not hard by no more than so many probes as run at a time."""
+    budget = spec.budget
+    if budget.probes is not None and campaign["outcomes"] - reused > budget.probes:
+        yield "over_budget", f"{campaign['outcomes'] - reused} probes of {budget.probes}"
+    if budget.node_hours is not None:
+        longest = sorted((attempt["node_seconds"] or 0.0 for attempt in attempts), reverse=True)
+        spare = 0.0 if budget.hard else sum(longest[: spec.search.parallel_probes])
+        if campaign["node_seconds_spent"] > budget.node_hours * 3600 + spare:
+            yield "over_budget", f"{campaign['node_seconds_spent']} of {budget.node_hours * 3600} node-seconds"
+    if budget.minutes is not None and budget.hard and campaign["driver_seconds"] > budget.minutes * 60:
+        yield "over_budget", f"{campaign['driver_seconds']} of {budget.minutes * 60} seconds of driving"

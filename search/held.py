@@ -1,0 +1,88 @@
+"""A campaign that its driver holds: the lease on it, the time that is charged to it, and what is told of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+
+from frontrunner.results.provenance import Provenance
+from frontrunner.results.records import Campaign, Trial
+from frontrunner.results.states import CampaignState
+from frontrunner.results.store import Store
+from frontrunner.results.writer import CampaignWriter
+from frontrunner.search.account import Account
+from frontrunner.search.conclusion import Conclusion
+from frontrunner.search.listener import Listener, View
+from frontrunner.search.spec import CampaignSpec
+from frontrunner.spaces.space import Survey
+
+LEASE_S = 30.0
+RENEW_S = 5.0
+
+
+def take_lease(store: Store, campaign: Campaign, *, take_over: bool) -> CampaignWriter:
+    """Raises `AlreadyDriven` where another live driver holds the campaign, unless it is to be taken over."""
+    return store.drive(
+        store.acquire_lease(
+            campaign.id, host=socket.gethostname(), pid=os.getpid(), duration_s=LEASE_S, take_over=take_over
+        )
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """What every part of a driver reads its campaign from, writes it with, counts it in and tells of it through."""
+
+    store: Store
+    campaign: Campaign
+    spec: CampaignSpec
+    survey: Survey
+    writer: CampaignWriter
+    account: Account
+    listener: Listener
+
+    @property
+    def view(self) -> View:
+        """The campaign as listeners are shown it."""
+        return self.account.view
+
+    def begin(self, provenance: Provenance) -> None:
+        """Leave word that the campaign runs, and with what."""
+
+        def began() -> None:
+            self.writer.set_state(CampaignState.RUNNING, reason="")
+            self.writer.record_provenance(provenance)
+
+        self.writer.atomically(began)
+
+    def keep(self) -> None:
+        """Renew the lease and charge the time, where the last time is long enough ago."""
+        if self.account.ledger.uncharged_s > RENEW_S:
+            seconds = self.account.ledger.charge()
+
+            def kept() -> None:
+                self.writer.renew()
+                self.writer.add_driver_seconds(seconds)
+
+            self.writer.atomically(kept)
+
+    def let_go(self, conclusion: Conclusion) -> None:
+        """Charge the rest of the time, and give the lease back."""
+        seconds = self.account.ledger.charge()
+
+        def let_go() -> None:
+            self.writer.add_driver_seconds(seconds)
+            self.writer.release(conclusion.state, reason=conclusion.reason)
+
+        self.writer.atomically(let_go)
+
+    def notice(self, kind: str, **data: str | int | float | None) -> None:
+        """Tell the campaign's history and the listener of something."""
+        self.writer.event(kind, **data)
+        self.listener.noticed(self.view, kind, data)
+
+
+def about(trial: Trial) -> dict[str, str | int]:
+    """What events say of the trial that they are about."""
+    return {"trial": trial.number, "recipe": trial.recipe.describe()}

@@ -1,0 +1,39 @@
+"""What tests of drivers in their own process share: a store, campaigns in it, and an evaluator with a script."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frontrunner.evaluators.protocol import EVALUATORS
+from frontrunner.results.outcome import Outcome
+from frontrunner.results.store import Store, open_store
+from frontrunner.spaces.recipe import Recipe
+from support.doubles import register
+from support.drivers import Campaigns, Scripted
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with open_store(str(tmp_path / "store.db")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def campaigns(store: Store, tmp_path: Path) -> Campaigns:
+    return Campaigns(store, tmp_path / "runs")
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., type[Scripted]]:
+    """Register an evaluator named `scripted` that follows a script."""
+
+    def follow(
+        script: Callable[[Recipe, int], Outcome | None], base: type[Scripted] = Scripted, **attributes: Any
+    ) -> type[Scripted]:
+        made = type("Mine", (base,), {"script": staticmethod(script), **attributes})
+        register(monkeypatch, EVALUATORS, "scripted", made)
+        return made
+
+    return follow

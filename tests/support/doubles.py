@@ -1,0 +1,15 @@
+"""Classes of tests under the names by which the program finds its evaluators and strategies."""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+
+def register(monkeypatch: pytest.MonkeyPatch, registry: dict[str, str], name: str, make: Any) -> None:
+    """Have the registry's `name` mean `make`, in a module that was never a file, until the test is over."""
+    module = ModuleType(f"doubles_of_{name}")
+    vars(module)["make"] = make
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(registry, name, f"{module.__name__}:make")

@@ -1,0 +1,207 @@
+"""What fuzzing found, as the inputs that did it; and a small share of the fuzzing itself, always the same inputs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from frontrunner.evaluators.command.logs import LOG_PATTERNS
+from frontrunner.evaluators.command.patterns import patterns_of
+from frontrunner.evaluators.command.reading import Arrivals, LogReader
+from frontrunner.evaluators.command.run import read_end
+from frontrunner.evaluators.concluding import harvested
+from frontrunner.evaluators.csv_file import csv_bytes, csv_table
+from frontrunner.evaluators.formats.parsed import json_table, yaml_table
+from frontrunner.evaluators.run_folder import RunFolder, StepCounter
+from frontrunner.evaluators.simulated import simulate
+from frontrunner.evaluators.table_rows import read_problems
+from frontrunner.import_api import import_table
+from frontrunner.results.outcome import Failure, FailureKind
+from frontrunner.spaces.errors import InvalidInput
+from frontrunner.toml_file import parse_toml
+from support.campaigns import environment, order, setup_of, tiny_recipe
+from support.tables import row, write_table
+
+FUZZ = Path(__file__).parents[2] / "benchmarks" / "fuzz_inputs.py"
+DEEP = "[" * 100_000
+
+
+@pytest.mark.slow
+def test_two_thousand_bad_inputs_are_refused_or_read_as_they_were_written() -> None:
+    done = subprocess.run(
+        [sys.executable, str(FUZZ), "--inputs", "2000", "--seed", "1"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["inputs"] == 2000
+
+
+def quickly(begin: float) -> bool:
+    return time.process_time() - begin < 1.0
+
+
+class TestTables:
+    def test_a_device_s_name_of_thousands_of_digits_is_read_quickly(self, tmp_path: Path) -> None:
+        path = write_table(tmp_path / "t.csv", row(hardware="9" * 9_000))
+        begin = time.process_time()
+        read_problems(path)
+        assert quickly(begin)
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("a,b\n1,2,3,4\n5,6,7,8\n", "more cells than its header"),
+            (",".join(f"k{n}" for n in range(5000)) + "\n1\n", "5,000 columns"),
+            (f"model,seq\n{'x' * 65_536},1\n", "a cell of model has more than"),
+        ],
+    )
+    def test_other_tables_than_people_write_are_refused(self, tmp_path: Path, text: str, said: str) -> None:
+        path = tmp_path / "t.csv"
+        path.write_text(text)
+        with pytest.raises(InvalidInput, match=said):
+            csv_table(path, csv_bytes(path), as_text=True)
+
+    def test_whole_numbers_beyond_every_float_are_left_out(self, tmp_path: Path) -> None:
+        found = read_problems(write_table(tmp_path / "t.csv", row(gbs="9" * 400), row()))
+        assert sum(len(problem.rows) for problem in found.problems) == 1
+
+    def test_unknown_columns_are_named_shortly_with_the_file(self, tmp_path: Path) -> None:
+        path = write_table(tmp_path / "t.csv", row() | {"z" * 60_000: "1"})
+        with pytest.raises(InvalidInput, match=r"t\.csv: the table has columns") as refused:
+            import_table(path, store=str(tmp_path / "store.db"), preview=True)
+        assert len(refused.value.message) < 400
+
+
+def test_a_toml_key_of_thousands_of_parts_is_refused_before_it_is_parsed() -> None:
+    begin = time.process_time()
+    with pytest.raises(InvalidInput, match="a key of more than 64 parts"):
+        parse_toml("[model]\n" + "a." * 40_000 + "b = 1\n", "c.toml")
+    assert quickly(begin)
+    parts = ".".join("a" * 60)
+    assert parse_toml(f'{parts} = 1\npath = "{"../" * 200}"\n', "c.toml")
+
+
+class TestOtherTools:
+    def test_a_key_given_twice_among_thousands_is_found_quickly(self) -> None:
+        keys = ", ".join(f'"k{number}": 1' for number in [*range(20_000), 19_999])
+        begin = time.process_time()
+        with pytest.raises(InvalidInput, match="the key k19999 is given twice"):
+            json_table("{" + keys + "}")
+        assert quickly(begin)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "a: &a [*a]",
+            "a: &a [1, 2, 3, 4, 5, 6, 7, 8, 9]\n"
+            + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefg", "bcdefgh", strict=True)),
+        ],
+    )
+    def test_yaml_that_holds_itself_or_grows_without_end_is_refused(self, text: str) -> None:
+        with pytest.raises(InvalidInput, match="not usable YAML: nested more than"):
+            yaml_table(text)
+
+
+class TestRunFolders:
+    """A driver takes what is damaged in a run folder for what is not there."""
+
+    @pytest.fixture
+    def good(self, tmp_path: Path) -> dict[str, object]:
+        return asdict(simulate(tiny_recipe(), setup_of(tmp_path)))
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"tokens_per_step": "64"}, {"tokens_per_step": 2**64}, {"node_seconds": [1.0]}, {"losses": ["a"]},
+            {"losses": [float("inf")]}, {"step_times_s": []}, {"step_times_s": [-1.0]}, {"peak_memory_bytes": [10**30]},
+            {"mfu": float("nan")}, {"ended": "never"}, {"build_time_s": None},
+        ],
+    )  # fmt: skip
+    def test_an_outcome_of_other_types_or_that_no_store_holds(
+        self, tmp_path: Path, good: dict[str, object], change: dict[str, object]
+    ) -> None:
+        for outcome, expected in ((good, True), (good | change, False)):
+            (tmp_path / "outcome.json").write_text(json.dumps({"kind": "measurement", "outcome": outcome}))
+            assert (RunFolder(tmp_path).outcome() is not None) is expected
+
+    @pytest.mark.parametrize(
+        "text", [DEEP, "null", "[]", '"text"', "{}", '{"kind": "failure", "outcome": {"kind": 1}}']
+    )
+    def test_a_file_that_is_no_outcome(self, tmp_path: Path, text: str) -> None:
+        (tmp_path / "outcome.json").write_text(text)
+        assert RunFolder(tmp_path).outcome() is None
+
+    def test_a_failure_comes_back_as_it_was(self, tmp_path: Path) -> None:
+        failure = Failure(kind=FailureKind.HUNG, message="m", log_tail="t", log_path="p", node_seconds=1.5)
+        RunFolder(tmp_path).write_outcome(failure)
+        assert RunFolder(tmp_path).outcome() == failure
+
+    def test_results_errors_and_progress_nested_without_end(self, tmp_path: Path) -> None:
+        setup = setup_of(tmp_path)
+        asked = order(setup)
+        asked.run_folder.mkdir()
+        for name in ("result.json", "rank-0.error.json", "progress.jsonl", "ended.json"):
+            (asked.run_folder / name).write_text(DEEP + "\n")
+        assert harvested(asked, setup) is None
+        assert RunFolder(asked.run_folder).errors(1) == ()
+        assert StepCounter(asked.run_folder).advance()
+        assert read_end(asked.run_folder) is None
+
+    def test_a_result_with_an_infinite_loss_is_not_harvested(self, tmp_path: Path) -> None:
+        setup = setup_of(tmp_path)
+        asked = order(setup)
+        asked.run_folder.mkdir()
+        result = {
+            "status": "measured",
+            "step_times_s": [0.5, 0.5],
+            "peak_memory_bytes": [2**20, 2**20],
+            "losses": [1.0, 1e999],
+            "build_time_s": 1.0,
+            "first_step_time_s": 0.5,
+        }
+        (asked.run_folder / "result.json").write_text(json.dumps(result))
+        assert harvested(asked, setup) is None
+
+
+class TestLogs:
+    def reader(self, folder: Path, text: bytes) -> LogReader:
+        (folder / "command.log").write_bytes(text)
+        (folder / "arrivals.txt").write_bytes(b"%d 1.0\n" % len(text))
+        return LogReader(folder, patterns_of(LOG_PATTERNS["megatron-lm"]))
+
+    def test_a_step_of_400_digits_is_none(self, tmp_path: Path) -> None:
+        digits = b"9" * 400
+        line = b" iteration %s/ 1 | elapsed time per iteration (ms): 5.5 | max allocated: %s\n" % (digits, digits)
+        log = self.reader(tmp_path, line + line.replace(digits, b"7"))
+        log.advance()
+        assert [step.number for step in log.steps] == [1, 7]
+
+    def test_lines_of_blanks_are_read_quickly(self, tmp_path: Path) -> None:
+        log = self.reader(tmp_path, (b" " * 3_999 + b"\n") * 100)
+        begin = time.process_time()
+        assert log.advance()
+        assert quickly(begin)
+
+    def test_a_line_without_an_end_is_read_in_parts(self, tmp_path: Path) -> None:
+        good = b" iteration 7/ 9 | elapsed time per iteration (ms): 5.5 |\n"
+        log = self.reader(tmp_path, b"x" * 3_000_000 + b"\n" + good)
+        begin = time.process_time()
+        assert log.advance()
+        assert [step.number for step in log.steps] == [7]
+        assert quickly(begin)
+
+    def test_an_arrival_that_a_full_disk_cut_short_is_left_out(self, tmp_path: Path) -> None:
+        (tmp_path / "arrivals.txt").write_bytes(b"10 1.0\n20 1.20 1.5\nxx\n30 2.0\n")
+        arrivals = Arrivals(tmp_path / "arrivals.txt")
+        arrivals.advance()
+        assert (arrivals.end, arrivals.of(15)) == (30, 2.0)

@@ -1,0 +1,201 @@
+"""Whatever can be read of a store can be asked of a service: by the same names, with the same answers."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import click
+import pandas as pd
+import pytest
+
+import frontrunner
+from frontrunner.baseline import baseline
+from frontrunner.cli import SECTIONS
+from frontrunner.cli import frontrunner as program
+from frontrunner.predictions_api import predictions_of
+from frontrunner.results.outcome import Failure, FailureKind
+from frontrunner.results.provenance import REDACTED
+from frontrunner.results.states import CampaignState
+from frontrunner.results.store import open_store
+from frontrunner.service.client import Client
+from frontrunner.service.settings import Limits
+from frontrunner.spaces.document import recipe_id
+from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal
+from frontrunner.starting import stored_spec
+from frontrunner.validation import dump_json
+from support.campaigns import spec_of, tiny
+from support.page_stores import page_store
+from support.rankings import measurement
+from support.services import UNLIMITED, WiredConnection, browser, settings, tokens_of
+
+OF_FILES = {"advise", "plan", "scaling", "survey", "import_config"}
+"""What reads a campaign file of this machine, and no store. A service estimates one too, so the client has `plan`."""
+RUN_HERE = {"calibrate", "call_ranks", "doctor", "dryrun", "plan_dryrun", "plan_profile", "profile", "replay"}
+WRITING = {"import_table", "TableForm", "mirror", "fit_campaign", "fit_tables", "plan_replay"}
+KEEPING = {
+    "archive", "backup_store", "check_store", "copy_store", "prunable", "prune_store", "unarchive", "upgrade_store",
+}  # fmt: skip
+"""Done by whoever keeps the store, where it lies."""
+SERVICE_ALONE = {
+    *("drivers", "events", "log", "recipes", "registered", "trials", "compare"),
+    *("pause", "stop", "cancel", "replays", "start_replay", "watch_replay", "stop_replay"),
+    *("baseline", "predictions_of"),  # what `best` and `show` print below their answers
+}
+READING = (
+    *("best", "campaigns", "dataframe", "explain", "export", "failures", "front", "pareto"),
+    *("plot", "predictions", "report", "show", "status"),
+)
+"""The public functions that read a store."""
+COMMANDS_WITHOUT_A_SERVICE = {
+    *("launch", "resume", "replay", "profile", "dryrun", "serve"),  # run on this machine
+    *("calibrate", "doctor", "import", "store", "archive", "unarchive"),  # measure it, or keep its stores
+}
+SECRET = "hunter2-is-no-secret"
+
+
+@pytest.fixture(scope="module")
+def ids(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    folder = tmp_path_factory.mktemp("reading")
+    return folder, page_store(folder)
+
+
+@pytest.fixture(scope="module")
+def client(ids: tuple[Path, list[str]]) -> Iterator[Client]:
+    chosen = settings(ids[0])
+    with browser(chosen) as found:
+        yield Client(WiredConnection(found, tokens_of(chosen).reader))
+
+
+def public(kind: type) -> set[str]:
+    return {name for name in dir(kind) if not name.startswith("_")}
+
+
+def test_the_client_has_every_reading_function_by_its_name() -> None:
+    functions, methods = set(frontrunner.__all__), public(Client)
+    launched = {"launch", "resume", "connect"}
+    assert functions == {*READING, *OF_FILES, *RUN_HERE, *WRITING, *KEEPING, *launched}
+    assert methods == {*READING, *SERVICE_ALONE, "plan", "launch", "resume"}
+
+
+@pytest.mark.parametrize("name", READING)
+def test_a_method_takes_what_the_function_takes_but_the_store(name: str) -> None:
+    ours, theirs = (inspect.signature(getattr(owner, name)).parameters for owner in (frontrunner, Client))
+    files = {"campaign"} if name == "explain" else set()  # a campaign file is explained where it lies
+    expected = {key: value.default for key, value in ours.items() if key not in {"store", *files}}
+    assert {key: value.default for key, value in theirs.items() if key != "self"} == expected
+
+
+def test_every_command_that_reads_a_store_takes_a_server() -> None:
+    names = [name for section in SECTIONS.values() for name in section]
+    for name in names:
+        command = program.get_command(click.Context(program), name)
+        assert command is not None
+        options = {parameter.name for parameter in command.params}
+        if "store" in options:
+            assert ("server" in options) != (name in COMMANDS_WITHOUT_A_SERVICE), name
+
+
+def test_a_table_crosses_the_wire_whole(client: Client, ids: tuple[Path, list[str]]) -> None:
+    told, own = client.dataframe("first"), frontrunner.dataframe("first", store=str(ids[0] / "store.db"))
+    assert len(own) == 4
+    pd.testing.assert_frame_equal(told, own, check_exact=True)
+
+
+def test_a_recipe_is_taken_apart_as_here(client: Client, ids: tuple[Path, list[str]]) -> None:
+    folder, (first, *_) = ids
+    at = str(folder / "store.db")
+    told, own = client.explain(first), frontrunner.explain(first, store=at)
+    assert told.measured is not None
+    assert told.measured.store == "http://127.0.0.1:8787"
+    assert replace(told, measured=replace(told.measured, store=at)) == own
+    assert client.predictions("first") is frontrunner.predictions("first", store=at) is None
+    assert client.baseline("first") is baseline("first", store=at) is None
+    with pytest.raises(NotFound, match="no predicted recipe") as refused:
+        client.predictions_of(first)
+    with pytest.raises(NotFound) as here:
+        predictions_of(first, store=at)
+    assert refused.value.message == here.value.message
+
+
+@pytest.mark.slow
+def test_a_report_is_drawn_by_the_service(client: Client, ids: tuple[Path, list[str]], tmp_path: Path) -> None:
+    told, own = tmp_path / "told.html", tmp_path / "own.html"
+    assert client.report("first", out=told) == told
+    frontrunner.report("first", out=own, store=str(ids[0] / "store.db"))
+    told_text, own_text = told.read_text(), own.read_text()
+    assert "--server http://127.0.0.1:8787" in told_text
+    assert str(ids[0]) not in told_text, "where the service keeps its store is nobody's business"
+    assert abs(len(told_text) - len(own_text)) < 1000
+
+
+@pytest.mark.parametrize("name", ["a.svg", "a.png"])
+def test_figures_are_drawn_by_the_service(
+    client: Client, ids: tuple[Path, list[str]], tmp_path: Path, name: str
+) -> None:
+    made, own = tmp_path / name, tmp_path / f"own-{name}"
+    assert client.plot("first", out=made, figure="speed-memory") == ([made], [])
+    frontrunner.plot("first", out=own, figure="speed-memory", store=str(ids[0] / "store.db"))
+    assert made.read_bytes() == own.read_bytes()
+
+
+def test_what_cannot_be_drawn_or_written_is_said_as_here(
+    client: Client, ids: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    at = str(ids[0] / "store.db")
+    for ask in (client.plot, lambda *given, **named: frontrunner.plot(*given, store=at, **named)):
+        with pytest.raises(NothingLegal, match=r"^figure importance cannot be drawn: .*measured"):
+            ask("first", out=tmp_path / "x.svg", figure="importance")
+        with pytest.raises(InvalidInput, match=r'--figure = "histogram": expected one of history'):
+            ask("first", out=tmp_path / "x.svg", figure="histogram")
+        with pytest.raises(NotFound, match="there is no folder"):
+            ask("first", out=tmp_path / "none" / "x.svg", figure="history")
+    with pytest.raises(InvalidInput, match=r"ends with \.html"):
+        client.report("first", out=tmp_path / "x.txt")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_table_has_its_limit(ids: tuple[Path, list[str]]) -> None:
+    chosen = settings(ids[0], Limits(frame_rows=3, requests_per_s=1e6, request_burst=1_000_000))
+    with browser(chosen) as found:
+        client = Client(WiredConnection(found, tokens_of(chosen).reader))
+        with pytest.raises(InvalidInput, match="has 4 outcomes: a service makes a table of at most 3"):
+            client.dataframe("first")
+
+
+def test_what_commands_and_nodes_are_given_is_not_told(tmp_path: Path) -> None:
+    """A campaign that was launched from a file with a key in its command, and another in what its nodes run first."""
+    spec = spec_of(tiny(), tmp_path)
+    told_to = {"environment": {"API": SECRET}, "arguments": ["train", f"--api-key={SECRET}", "--api-key", SECRET]}
+    text = json.loads(dump_json(spec))
+    text["command"] |= told_to
+    text["dispatch"] |= {"backend": "parsl", "scheduler": "slurm", "walltime": "02:00:00"}
+    text["dispatch"] |= {"worker_init": [f"export WANDB={SECRET}"], "scheduler_options": [f"#SBATCH --export={SECRET}"]}
+    recipe = spec.survey().recipes[0]
+    with open_store(str(tmp_path / "store.db"), create=True) as store:
+        made = store.create_campaign(name="tiny", spec_json=json.dumps(text), legal_recipes=1, problem_summary={})
+        writer = store.drive(store.acquire_lease(made.id, host="here", pid=1))
+        writer.set_state(CampaignState.RUNNING, reason="")
+        identity = recipe_id(spec.problem, recipe)
+        for outcome in (measurement((1.0, 1.1), 4_000), Failure(kind=FailureKind.CRASHED, message="", log_tail="")):
+            attempt = writer.start_attempt(writer.propose(identity, recipe), run_folder="/runs/1")
+            writer.finish_attempt(attempt, outcome, retry=False)
+            identity, recipe = f"{7:012x}", spec.survey().recipes[1]
+        writer.release(CampaignState.FINISHED, reason="")
+    chosen = settings(tmp_path, UNLIMITED)
+    with browser(chosen) as service:
+        service.headers["Authorization"] = f"Bearer {tokens_of(chosen).operator}"
+        paths = [path for path in service.get("/api/v1/openapi.json").json()["paths"] if "events" not in path]
+        filled_in = {"{name}": "tiny", "{recipe_id}": recipe_id(spec.problem, spec.survey().recipes[0])}
+        for path in paths:
+            for name, value in {**filled_in, "{number}": "2", "{figure}": "history"}.items():
+                path = path.replace(name, value)  # noqa: PLW2901 - as a template is filled in
+            answer = service.get(path, params={"objective": ["tokens", "nodes"], "first": "tiny", "second": "tiny"})
+            assert SECRET not in answer.text, path
+        shown = Client(WiredConnection(service, tokens_of(chosen).reader)).show(filled_in["{recipe_id}"])
+    known = stored_spec(shown.appearances[0].campaign)
+    assert (known.problem, known.space) == (spec.problem, spec.space), "the rest is told as it is"
+    assert known.command.environment == {"API": REDACTED}
