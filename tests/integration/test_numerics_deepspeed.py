@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from frontrunner.evaluators.trainer.job import Job, Probe
+from frontrunner.evaluators.trainer.job import Job
 from frontrunner.spaces.space import Space
 from support.small_space import covering_recipes, pairs_left_out
 from support.trainer_runs import (
@@ -28,7 +28,6 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, r
 
 TOLERANCE = 1e-5
 CLIP_NORM = 0.2
-THREE_STEPS = Probe(warm_up_steps=1, measured_steps=2)
 ENGINE = {"engine": "deepspeed"}
 GPT2 = {"positions": "learned", "activation": "gelu", "norm": "layernorm"}
 WHOLE, ZERO_1, ZERO_2, ZERO_3 = (1, 1, 1), (1, 1, 2), (1, 2, 2), (2, 2, 2)
@@ -49,7 +48,7 @@ class Case:
     def job(self, folder: Path) -> Job:
         recipe = small_recipe(**(ENGINE | self.recipe))
         job = small_job(folder, recipe=recipe, model=small_model(**self.model))
-        return replace(job, optimizer=replace(job.optimizer, gradient_clip_norm=self.clip_norm), probe=THREE_STEPS)
+        return replace(job, optimizer=replace(job.optimizer, gradient_clip_norm=self.clip_norm))
 
 
 def _data(sharding: tuple[int, int, int], **more: Any) -> dict[str, Any]:

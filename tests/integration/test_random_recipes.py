@@ -16,7 +16,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from frontrunner.evaluators.trainer.job import Probe
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.recipe import LOOPED_SCHEDULES, Recipe
 from frontrunner.spaces.space import Space, recipe_at
@@ -85,8 +84,7 @@ def legal_recipes(draw: st.DrawFn, engine: str) -> Recipe:
 
 def assert_trains_as_one_process(recipe: Recipe) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        shape, probe = small_model(layers=LAYERS), Probe(warm_up_steps=1, measured_steps=2)
-        job = small_job(Path(folder), recipe=small_recipe(**choices_of(recipe)), model=shape, probe=probe)
+        job = small_job(Path(folder), recipe=small_recipe(**choices_of(recipe)), model=small_model(layers=LAYERS))
         losses = run_job(job)["losses"]
         assert losses == pytest.approx(reference_losses(job), abs=TOLERANCE), recipe.describe()
 
