@@ -34,7 +34,7 @@ from types import FrameType
 
 from fuzz_kinds import Kind, kinds
 
-from frontrunner.spaces.errors import FrontrunnerError
+from frontrunner.spaces.errors import FrontrunnerError, NotFound
 
 LONGEST_S = 1.0
 """Of processor time, and as much again for every `LARGE_BYTES`: reading a long table row by row takes what it takes."""
@@ -161,7 +161,8 @@ def why_unhelpful(error: FrontrunnerError, path: Path) -> str | None:
     """Why a refusal does not help: it must name the file, be short, and say what is expected or what to do."""
     if len(error.message) + len(error.hint or "") > LONGEST_MESSAGE:
         return f"a message of {len(error.message):,} characters: {where(error)}"
-    if str(path) not in error.message and path.name not in error.message:
+    names_another = isinstance(error, NotFound)  # a file that the input names, and that is not there
+    if path.name not in error.message and not names_another:
         return f"a message that names no file: {where(error)}"
     return None
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from frontrunner.evaluators.protocol import EVALUATORS, Evaluator, EvaluatorFactory, ProbeSetup
@@ -47,15 +48,26 @@ def require_evaluator(name: str) -> None:
 
 
 def _entry_points(name: str) -> list[EntryPoint]:
-    return [one for one in _installed(tuple(sys.path)) if one.name == name]
+    return [one for one in _installed() if one.name == name]
 
 
-@functools.cache
-def _installed(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+def _installed() -> tuple[EntryPoint, ...]:
+    """The plug-ins that are installed now. A folder changes with what is installed into it."""
+    return _looked_up(tuple((folder, _changed_ns(folder)) for folder in sys.path))
+
+
+def _changed_ns(folder: str) -> int | None:
+    try:
+        return Path(folder).stat().st_mtime_ns
+    except OSError:
+        return None  # not every entry of the search path is there
+
+
+@functools.lru_cache(maxsize=1)
+def _looked_up(_path: tuple[tuple[str, int | None], ...]) -> tuple[EntryPoint, ...]:
     """The plug-ins on this search path; looking through every distribution takes longer than all else in a file."""
     from importlib.metadata import entry_points
 
-    del path  # entry_points reads sys.path itself
     return tuple(entry_points(group=GROUP))
 
 
@@ -63,7 +75,7 @@ def _refuse_count(name: str, found: list[EntryPoint]) -> None:
     if found:
         owners = " and ".join(sorted(_owner(one) for one in found))
         raise InvalidInput(f"evaluator = {name!r}: {owners} both install a plug-in of that name", hint="uninstall one")
-    known = {*EVALUATORS, *(one.name for one in _installed(tuple(sys.path)))}
+    known = {*EVALUATORS, *(one.name for one in _installed())}
     raise bad_value("evaluator", name, "a known evaluator", hint=did_you_mean(name, known))
 
 

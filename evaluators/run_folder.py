@@ -16,14 +16,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-
-from pydantic import TypeAdapter
+from typing import TYPE_CHECKING, Any
 
 from frontrunner.evaluators.classify import RankError
 from frontrunner.evaluators.files import parsed_json, read_json, tail, write_json
 from frontrunner.results.codec import refuse_unstorable
 from frontrunner.results.outcome import Failure, Measurement, Outcome
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 UNFINISHED = re.compile(r"\..+\.json\.\d+")
 """What a JSON file is called until it is whole: `evaluators/files.py` and the trainer's own `files.py`."""
@@ -109,7 +110,9 @@ class RunFolder:
 
 @functools.cache
 def _adapter(kind: str) -> TypeAdapter[Any]:
-    """Made when it is first needed: importing this must stay fast."""
+    """Made when it is first needed: an agent on a node does without, and need not have the library."""
+    from pydantic import TypeAdapter
+
     return TypeAdapter(Failure if kind == "failure" else Measurement)
 
 

@@ -45,7 +45,8 @@ def unarchive(store: Store, archive: ArchiveRows, *, name: str | None = None) ->
     """
     wanted = archive.campaign if name is None else name
     if not NAME_PATTERN.fullmatch(wanted):
-        raise bad_value("campaign.name", wanted, "1 to 64 of a-z, 0-9, '.', '_' and '-'", hint="give one with --name")
+        key = "campaign.name" if name is not None else f"{archive.path}: campaign.name"
+        raise bad_value(key, wanted, "1 to 64 of a-z, 0-9, '.', '_' and '-'", hint="give one with --name")
     path = archive.path
     with store.database.write(whole_store=True) as connection:
         if connection.execute(select(CampaignRow.id).where(CampaignRow.name == wanted)).first():

@@ -47,11 +47,16 @@ def parse_toml(text: str, name: str) -> Table:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise InvalidInput(f"{name} is not valid TOML: {error}") from None
+        raise InvalidInput(f"{name} is not valid TOML: {_short(str(error))}") from None
     except RecursionError:
         raise InvalidInput(f"{name} is not usable TOML: its lists or tables are nested too deeply") from None
     except ValueError:  # Python converts no more than 4,300 decimal digits
         raise InvalidInput(f"{name} is not usable TOML: one of its numbers has thousands of digits") from None
+
+
+def _short(complaint: str) -> str:
+    """A complaint quotes a key of any length, and ends with the place."""
+    return complaint if len(complaint) <= 200 else f"{complaint[:120]} ... {complaint[-60:]}"
 
 
 def holds(question: Callable[[], bool]) -> bool:

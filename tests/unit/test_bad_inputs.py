@@ -90,6 +90,12 @@ class TestTables:
         assert len(refused.value.message) < 400
 
 
+def test_a_toml_key_of_thousands_of_characters_is_quoted_shortly() -> None:
+    with pytest.raises(InvalidInput, match=r"at line 2, column") as refused:
+        parse_toml(f"[{'k' * 65_536}]\n[{'k' * 65_536}]\n", "campaign.toml")
+    assert len(refused.value.message) < 300
+
+
 def test_a_toml_key_of_thousands_of_parts_is_refused_before_it_is_parsed() -> None:
     begin = time.process_time()
     with pytest.raises(InvalidInput, match="a key of more than 64 parts"):
