@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from frontrunner.evaluators.files import tail
+from frontrunner.evaluators.marks import marks, meeting_prefix
 from frontrunner.spaces.errors import FrontrunnerError
 
 START_TIMEOUT_S = 120.0
@@ -26,10 +27,6 @@ ANSWER_TIMEOUT_S = 60.0
 CLOSE_TIMEOUT_S = 10.0
 MOST_STARTS = 3
 """Servers in a row that may be killed before they are ready; one that ends of its own accord is the last."""
-MARKER = "FRONTRUNNER_DRIVER"
-"""Environment variable that marks every process of a driver, so that stragglers can be found."""
-FOLDER_PREFIX = "frontrunner-ranks-"
-"""Names of the folders in which ranks meet go on with the process namespace and the id of their driver."""
 
 
 @dataclass(frozen=True)
@@ -77,24 +74,18 @@ class Ranks:
 Report = RankExited | RanksStarted | ServerLost
 
 
-def pid_namespace(pid: int | None = None) -> int:
-    """The number of the namespace in which a process (by default this one) has its id; 0 where there are none.
-
-    Raises `OSError` for a process that is gone, or of somebody else.
-    """
-    folder = Path("/proc/self/ns/pid") if pid is None else Path(f"/proc/{pid}/ns/pid")
-    return folder.stat().st_ino if Path("/proc/self/ns").exists() else 0
-
-
 class ForkClient:
     """One fork server process. Used by one thread."""
 
     def __init__(self, log: Path, environment: Mapping[str, str], engines: Sequence[str] = ("torch",)) -> None:
-        """Start the server; its own output goes to `log`. It imports the `engines` while the caller goes on."""
+        """Start the server; it imports the `engines` while the caller goes on.
+
+        Its own output goes to `log`, which lies in the campaign's folder of runs.
+        """
         self._log_path = log
-        self._environment = {**os.environ, **environment, MARKER: str(os.getpid())}
+        self._environment = {**os.environ, **environment, **marks(log.parent)}
         self._engines = tuple(engines)
-        self._rendezvous = tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{pid_namespace()}-{os.getpid()}-")
+        self._rendezvous = tempfile.mkdtemp(prefix=f"{meeting_prefix()}{os.getpid()}-")
         self._starts = 0
         self._unanswered: dict[str, bytes] = {}
         self._asked_s: dict[str, float] = {}  # when each of them was sent

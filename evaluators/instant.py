@@ -14,6 +14,8 @@ from frontrunner.spaces.recipe import Recipe
 class Instant(ABC):
     """Keeps the contract of `Evaluator`; a subclass says what becomes of a recipe."""
 
+    measures_here = False
+
     def __init__(self) -> None:
         self._ready: list[ProbeOrder] = []
 

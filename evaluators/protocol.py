@@ -110,6 +110,16 @@ class Queueing(Protocol):
         """Take back an order that waits for nodes, as if it had never been given; False for any other."""
 
 
+@runtime_checkable
+class Located(Protocol):
+    """What an `Evaluator` has besides that knows where it measures: whether on devices of the driver's host.
+
+    Of one that does not say so it is assumed.
+    """
+
+    measures_here: bool
+
+
 EvaluatorFactory = Callable[[ProbeSetup], Evaluator]
 
 COMMAND = "frontrunner.evaluators.command.evaluator:CommandEvaluator"

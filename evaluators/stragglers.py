@@ -10,14 +10,16 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from frontrunner.evaluators.fork_client import FOLDER_PREFIX, MARKER, pid_namespace
+from frontrunner.evaluators.marks import FOLDER_MARKER, HOST_MARKER, MARKER, meeting_prefix, pid_namespace, this_host
 from frontrunner.evaluators.protocol import NodesUnavailable
 
 GRACE_S = 5.0
@@ -26,25 +28,36 @@ END_S = 20.0
 """How long it may take to end once it was killed."""
 
 
-class Orphans:
-    """The processes of drivers that are gone, of any campaign; `have_ended` is to be called again and again."""
+@dataclass(frozen=True, kw_only=True)
+class Fenced:
+    """A driver of this host, by its process id, that has lost the campaign whose runs are in `folder`."""
 
-    def __init__(self) -> None:
-        self._left = list(_orphans())
+    pid: int
+    folder: Path
+
+
+class Orphans:
+    """The processes of drivers that are gone, of any campaign, and of one that has lost its campaign.
+
+    `have_ended` is to be called again and again.
+    """
+
+    def __init__(self, fenced: Fenced | None = None) -> None:
+        self._fenced = fenced
+        self._left: list[psutil.Process] = []
         self._began_s = time.monotonic()
-        self._are_killed = False
 
     def have_ended(self) -> bool:
         """Whether all have; kills them after `GRACE_S`, and raises `NodesUnavailable` where that does not end them."""
-        self._left = still_running(self._left)
+        # Where none is left they are looked for again: one that was killed may have started others meanwhile.
+        self._left = still_running(self._left) or list(_orphans(self._fenced))
         waited_s = time.monotonic() - self._began_s
-        if self._left and waited_s > GRACE_S and not self._are_killed:
-            self._are_killed = True
+        if self._left and waited_s > GRACE_S + END_S:
+            raise cannot_be_ended(self._left)
+        if waited_s > GRACE_S:
             for process in self._left:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
-        if self._left and waited_s > GRACE_S + END_S:
-            raise cannot_be_ended(self._left)
         if not self._left:
             _remove_meeting_places()
         return not self._left
@@ -73,26 +86,51 @@ def cannot_be_ended(processes: Iterable[psutil.Process]) -> NodesUnavailable:
     )
 
 
-def _orphans() -> Iterator[psutil.Process]:
-    """Processes of this user that carry the mark of a driver that is gone.
+def _orphans(fenced: Fenced | None = None) -> Iterator[psutil.Process]:
+    """Processes of this user that carry the mark of a driver of this host that is gone, or is fenced.
 
     Those of other process namespaces are left alone: their drivers have numbers that mean somebody else here.
     """
-    for process in psutil.process_iter():
+    for pid in psutil.pids() if _proc_is_ours() else ():
         with contextlib.suppress(psutil.Error, OSError):
-            mark = process.environ().get(MARKER, "")
-            is_ours = process.uids().real == os.getuid() and pid_namespace(process.pid) == pid_namespace()
-            if mark.isdecimal() and is_ours and process.pid != os.getpid() and _is_gone(int(mark), before=process):
+            process = psutil.Process(pid)
+            is_ours = process.uids().real == os.getuid() and pid_namespace(pid) == pid_namespace()
+            if is_ours and pid != os.getpid() and _has_lost_its_driver(process, fenced):
                 yield process
+
+
+def _has_lost_its_driver(process: psutil.Process, fenced: Fenced | None) -> bool:
+    environment = process.environ()
+    mark = environment.get(MARKER, "")
+    if not mark.isdecimal() or environment.get(HOST_MARKER) != this_host():
+        return False
+    if fenced is not None and int(mark) == fenced.pid:
+        return environment.get(FOLDER_MARKER) == str(fenced.folder.resolve()) or _is_gone(fenced.pid, before=process)
+    return _is_gone(int(mark), before=process)
+
+
+def _proc_is_ours() -> bool:
+    """Whether /proc has this process by its number; in a container it may have the numbers of the host."""
+    try:
+        return Path("/proc/self").readlink().name == str(os.getpid())
+    except OSError:
+        return sys.platform != "linux"
 
 
 def _is_gone(driver: int, *, before: psutil.Process) -> bool:
     """Whether a driver has ended; a process that began after the one it would have started has but its number."""
     try:
-        found = psutil.Process(driver)
-        return not _runs(found) or found.create_time() > before.create_time()
-    except psutil.NoSuchProcess:
+        return not _runs(psutil.Process(driver)) or _began(driver) > _began(before.pid)
+    except (psutil.NoSuchProcess, FileNotFoundError):
         return True
+
+
+def _began(pid: int) -> float:
+    """When a process began: in ticks since the machine did on Linux, which no change of the clock moves, else in s."""
+    if sys.platform != "linux":
+        return psutil.Process(pid).create_time()
+    after_the_name = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    return int(after_the_name[19])  # field 22 of proc(5); these begin with the third
 
 
 def _runs(process: psutil.Process) -> bool:
@@ -111,8 +149,10 @@ def _state(process: psutil.Process) -> str:
 
 def _remove_meeting_places() -> None:
     """Remove the folders in which ranks of drivers that are gone met: a fork server that was killed leaves its own."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}{pid_namespace()}-*"):
-        driver = folder.name.removeprefix(FOLDER_PREFIX).split("-")[1]
+    if not _proc_is_ours():
+        return
+    for folder in Path(tempfile.gettempdir()).glob(f"{meeting_prefix()}*"):
+        driver = folder.name.removeprefix(meeting_prefix()).split("-")[0]
         with contextlib.suppress(OSError):
             if driver.isdecimal() and folder.stat().st_uid == os.getuid() and not psutil.pid_exists(int(driver)):
                 shutil.rmtree(folder)

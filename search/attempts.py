@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 from frontrunner.evaluators.measure import nodes_used
-from frontrunner.evaluators.protocol import Evaluator, Finished, ProbeOrder
+from frontrunner.evaluators.protocol import Evaluator, Finished, Located, ProbeOrder
+from frontrunner.evaluators.stragglers import Orphans
 from frontrunner.results.known import CUT, REUSED, cuts_by_trial
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.results.records import Attempt, Trial
@@ -39,7 +40,8 @@ class Attempts:
         cuts = cuts_by_trial(store, campaign_id)
         self._patience.remember_cuts({trial.id: cuts[trial.number] for trial in trials.values()})
         left_open = store.open_attempts(campaign_id)
-        wait_for_old_ranks(left_open, self._held.keep)
+        is_elsewhere = isinstance(self._evaluator, Located) and not self._evaluator.measures_here
+        wait_for_old_ranks(left_open, self._held.keep, None if is_elsewhere else Orphans(self._held.fenced))
         for attempt in left_open:
             trial = trials[attempt.trial_id]
             event, outcome = harvest(self._evaluator, attempt, trial, self._spec.problem)

@@ -20,7 +20,7 @@ from frontrunner.search.attempts import Attempts
 from frontrunner.search.conclusion import Conclusion
 from frontrunner.search.evidence import Gathered
 from frontrunner.search.flight import Flight
-from frontrunner.search.held import Held, take_lease
+from frontrunner.search.held import Held, fenced_here, take_lease
 from frontrunner.search.lessons import Lessons
 from frontrunner.search.listener import Listener, Silent
 from frontrunner.search.patience import Patience
@@ -101,6 +101,7 @@ class Driver:
         return conclusion
 
     def _hold(self, *, take_over: bool) -> Held:
+        holder = self._store.campaign(self._campaign.name).driver
         writer = take_lease(self._store, self._campaign, take_over=take_over)
         as_left = self._store.campaign(self._campaign.name)
         return Held(
@@ -111,6 +112,7 @@ class Driver:
             writer=writer,
             account=Account(self._spec, as_left, len(self._survey.recipes)),
             listener=self._listener,
+            fenced=fenced_here(holder, self._spec.run_folder),
         )
 
     def _drive_with_evaluator(self) -> Conclusion:

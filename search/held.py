@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 
+from frontrunner.evaluators.stragglers import Fenced
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.records import Campaign, Trial
 from frontrunner.results.states import CampaignState
@@ -30,9 +32,23 @@ def take_lease(store: Store, campaign: Campaign, *, take_over: bool) -> Campaign
     )
 
 
+def fenced_here(holder: str | None, folder: Path) -> Fenced | None:
+    """The driver, as host:pid, from which a campaign with its runs in `folder` was taken.
+
+    None where it is no other process of this host.
+    """
+    host, _, pid = (holder or "").rpartition(":")
+    if host != socket.gethostname() or int(pid) == os.getpid():
+        return None
+    return Fenced(pid=int(pid), folder=folder)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """What every part of a driver reads its campaign from, writes it with, counts it in and tells of it through."""
+    """What every part of a driver reads its campaign from, writes it with, counts it in and tells of it through.
+
+    `fenced` is the driver from which it was taken, where that is of this host: its ranks may still run.
+    """
 
     store: Store
     campaign: Campaign
@@ -41,6 +57,7 @@ class Held:
     writer: CampaignWriter
     account: Account
     listener: Listener
+    fenced: Fenced | None
 
     @property
     def view(self) -> View:

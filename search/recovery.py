@@ -26,14 +26,16 @@ from frontrunner.spaces.recipe import Recipe
 LOOK_S = 0.25
 
 
-def wait_for_old_ranks(attempts: Collection[Attempt], meanwhile: Callable[[], None]) -> None:
+def wait_for_old_ranks(
+    attempts: Collection[Attempt], meanwhile: Callable[[], None], orphans: Orphans | None = None
+) -> None:
     """End what an earlier driver's attempts still run on nodes, and wait for it: they are needed, and so is its word.
 
-    So is what any driver that is gone still runs on this host. `meanwhile` is called several times a second. Raises
+    So is what `orphans` are, where probes run on this host. `meanwhile` is called several times a second. Raises
     `NodesUnavailable` where something of it cannot be ended.
     """
-    left, orphans = LeftBehind(Path(attempt.run_folder) for attempt in attempts), Orphans()
-    while not (orphans.have_ended() and left.have_ended()):
+    left = LeftBehind(Path(attempt.run_folder) for attempt in attempts)
+    while not ((orphans is None or orphans.have_ended()) and left.have_ended()):
         time.sleep(LOOK_S)
         meanwhile()
 

@@ -23,7 +23,7 @@ from frontrunner.evaluators.command.reading import LogReader
 from frontrunner.evaluators.command.settings import CommandSettings
 from frontrunner.evaluators.command.template import filled_text
 from frontrunner.evaluators.files import read_json, write_json, write_text
-from frontrunner.evaluators.fork_client import MARKER
+from frontrunner.evaluators.marks import marks
 from frontrunner.evaluators.measure import tokens_per_step
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup, Progress
 from frontrunner.evaluators.watch import kernel_oom_kills
@@ -69,7 +69,7 @@ class CommandRun:
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
                 start_new_session=True,  # what a terminal sends to the driver is the driver's to judge
-                env={**os.environ, MARKER: str(os.getpid())},
+                env={**os.environ, **marks(order.run_folder.parent)},
             )
 
     @property
@@ -178,14 +178,15 @@ def environment_of(command: Command, request: CommandRequest, settings: CommandS
 def write_run(run_folder: Path, command: Command, environment: Mapping[str, str], settings: CommandSettings) -> None:
     """Write the command's files and the keeper's order.
 
-    Of the driver's variables it holds names alone: their values may be secrets.
+    Of the driver's variables it holds names alone: their values may be secrets. The command is marked as the driver's,
+    since its ranks may outlive a keeper that is killed.
     """
     run_folder.mkdir(parents=True, exist_ok=True)
     for name, text in command.files.items():
         write_text(run_folder / Path(name).name, text)
     order: dict[str, Any] = {
         "arguments": list(command.arguments),
-        "environment": {**environment, RUN_VARIABLE: str(run_folder)},
+        "environment": {**environment, RUN_VARIABLE: str(run_folder), **marks(run_folder.parent)},
         "passed": sorted(settings.passed(os.environ)),
         "folder": str(settings.start_folder),
     }

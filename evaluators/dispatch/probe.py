@@ -52,6 +52,7 @@ class DispatchedProbe:
         """
         self._setup = setup
         self._source = source
+        self.measures_here = source.held is not None  # the driver may be on one of its own job's nodes
         setup.work_folder.mkdir(parents=True, exist_ok=True)
         self.tokens = corpus(setup.data, setup.work_folder, setup.problem)
         folder = setup.work_folder.resolve() / "dispatch" / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"

@@ -12,7 +12,9 @@ TRAINER = Path(__file__).parent.parent / "support" / "fake_trainer.py"
 
 
 @pytest.mark.slow
-def test_a_killed_driver_leaves_no_trainer_and_its_campaign_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_keeper_stopped", [False, True])
+def test_a_killed_driver_leaves_no_trainer_and_its_campaign_goes_on(tmp_path: Path, is_keeper_stopped: bool) -> None:
+    """A keeper that stands still does not notice: the trainer and its ranks go on until the campaign does."""
     command = {
         "arguments": [
             "{python}",
@@ -33,11 +35,16 @@ def test_a_killed_driver_leaves_no_trainer_and_its_campaign_goes_on(tmp_path: Pa
         rank = wait_for(lambda: (tmp_path / "rank.pid").exists() and (tmp_path / "rank.pid").read_text())
         left = [psutil.Process(int(rank)), *psutil.Process(driver.pid).children(recursive=True)]
         assert len(left) >= 3, "the rank, the keeper and the trainer"
+        if is_keeper_stopped:
+            (keeper,) = psutil.Process(driver.pid).children()
+            keeper.suspend()
         driver.kill()
         driver.wait()
-    wait_for(lambda: not any(map(is_alive, left)), 20)
+    if not is_keeper_stopped:
+        wait_for(lambda: not any(map(is_alive, left)), 20)
     (folder,) = (tmp_path / "frontrunner-runs" / "tiny").iterdir()
     assert not (folder / "outcome.json").exists()
     done = frontrunner("resume", "tiny", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert not any(map(is_alive, left))
     assert len(json.loads(done.stdout)["best"]) == 2

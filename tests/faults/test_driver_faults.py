@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from frontrunner.evaluators.fork_client import MARKER
+from frontrunner.evaluators.marks import MARKER
 from frontrunner.results.records import Trial
 from frontrunner.results.store import open_store
 from support.campaigns import (

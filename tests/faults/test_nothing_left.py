@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from frontrunner.evaluators.fork_client import FOLDER_PREFIX
+from frontrunner.evaluators.marks import FOLDER_PREFIX
 from frontrunner.evaluators.watch import Watch
 from support.benches import Bench
 from support.campaigns import (

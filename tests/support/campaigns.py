@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from frontrunner.campaign_file import parse_campaign
-from frontrunner.evaluators.fork_client import MARKER
+from frontrunner.evaluators.marks import MARKER
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
 from frontrunner.evaluators.settings import DataSettings
 from frontrunner.search.spec import CampaignSpec
