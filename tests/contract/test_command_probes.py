@@ -14,6 +14,7 @@ import pytest
 from frontrunner.evaluators.command.evaluator import CommandEvaluator
 from frontrunner.evaluators.command.run import RUN_VARIABLE
 from frontrunner.evaluators.command.settings import CommandSettings
+from frontrunner.evaluators.marks import marks
 from frontrunner.evaluators.protocol import Finished, ProbeSetup, make_evaluator
 from frontrunner.evaluators.run_folder import RunFolder
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, ProbeEnding
@@ -104,7 +105,8 @@ def test_a_trainer_gets_the_variables_it_was_given_and_no_others(
     ended(setup)
     folder = order(setup).run_folder
     given = (folder / "command.log").read_text().splitlines()[0].split()[1:]
-    assert set(given) - {"LC_CTYPE"} == {"FRONTRUNNER_RUN", "PATH", "PYTHONUNBUFFERED", "RECIPE"}
+    marked = {RUN_VARIABLE, *marks(tmp_path)}
+    assert set(given) - {"LC_CTYPE"} == {"PATH", "PYTHONUNBUFFERED", "RECIPE"} | marked
     written = json.loads((folder / "command.json").read_text())
     assert written["environment"]["RECIPE"] == "tp1"
     assert written["passed"] == ["PATH"], "names alone: values may be secrets"
