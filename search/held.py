@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import socket
 from dataclasses import dataclass
 
+from frontrunner.results.holders import this_host
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.records import Campaign, Trial
 from frontrunner.results.states import CampaignState
@@ -24,9 +24,7 @@ RENEW_S = 5.0
 def take_lease(store: Store, campaign: Campaign, *, take_over: bool) -> CampaignWriter:
     """Raises `AlreadyDriven` where another live driver holds the campaign, unless it is to be taken over."""
     return store.drive(
-        store.acquire_lease(
-            campaign.id, host=socket.gethostname(), pid=os.getpid(), duration_s=LEASE_S, take_over=take_over
-        )
+        store.acquire_lease(campaign.id, host=this_host(), pid=os.getpid(), duration_s=LEASE_S, take_over=take_over)
     )
 
 
