@@ -233,6 +233,7 @@ def test_another_user_s_process_runs_though_it_is_not_shown() -> None:
         "from frontrunner.results.holders import runs\n"
         "subprocess.run(['mount', '-t', 'proc', '-o', 'hidepid=2', 'proc', '/proc'], check=True)\n"
         "os.setgroups([])\n"
+        "os.setgid(65534)\n"
         "os.setuid(65534)\n"
         "print(os.path.exists('/proc/1'), runs(1), runs(2**22 + 1), runs(2**40))\n"
     )
