@@ -35,6 +35,7 @@ from chaos_driving import Campaign, Counts, Limits
 from chaos_leftovers import Surroundings
 
 import frontrunner
+from frontrunner.results.address import parse_address
 from frontrunner.results.store import Store, open_store
 from frontrunner.search.strategy import STRATEGIES as KNOWN
 from frontrunner.starting import created
@@ -103,8 +104,11 @@ class Chaos:
             created(store, spec, len(spec.survey().recipes))
         its_folder = folder / spec.name
         its_folder.mkdir()
+        is_sqlite = parse_address(url).path is not None  # there a driver that stands still keeps its campaign
         limits = Limits(
-            per_minute=self._asked.kills_per_minute, most_disturbances=self._asked.most_kills, may_outwait=is_alone
+            per_minute=self._asked.kills_per_minute,
+            most_disturbances=self._asked.most_kills,
+            may_outwait=is_alone and not is_sqlite,
         )
         return Campaign(url, spec, its_folder, limits=limits, draw=draw, counts=self.counts)
 

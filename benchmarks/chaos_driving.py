@@ -115,7 +115,8 @@ class Counts:
 class Limits:
     """How much a campaign is disturbed: after `most_disturbances` it is let run to its end, however slow the machine.
 
-    `may_outwait` allows drivers to stand still for longer than a lease, which may keep others from their store.
+    `may_outwait` allows drivers to stand still for longer than a lease, which may keep others from their store. It is
+    for stores of a server: in an SQLite store only a take-over takes a campaign from a driver that stands still here.
     """
 
     per_minute: float

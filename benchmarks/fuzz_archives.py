@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from fuzz_damage import tree_damaged
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.evaluators.simulated import simulate
 from frontrunner.results.archive.lines import Chain
+from frontrunner.results.holders import this_host
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.provenance import collect
 from frontrunner.results.states import CampaignState
@@ -38,7 +38,7 @@ def archive_of(folder: Path, spec: CampaignSpec) -> list[bytes]:
         campaign = store.create_campaign(
             name="small", spec_json=dump_json(spec), legal_recipes=9, problem_summary=problem_summary(spec)
         )
-        writer = store.drive(store.acquire_lease(campaign.id, host=socket.gethostname(), pid=os.getpid()))
+        writer = store.drive(store.acquire_lease(campaign.id, host=this_host(), pid=os.getpid()))
         writer.set_state(CampaignState.RUNNING, reason="start")
         writer.record_provenance(collect("test"))
         setup = ProbeSetup(problem=spec.problem, probe=spec.probe, data=spec.data, work_folder=folder, seed=0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import socket
 import sys
 import threading
 import time
@@ -15,6 +14,7 @@ from sqlalchemy import insert
 from store_queries import rows, sample
 
 from frontrunner.campaign_file import parse_campaign
+from frontrunner.results.holders import this_host
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.spaces.recipe import Recipe
@@ -76,7 +76,7 @@ def drive(path: Path) -> None:
         campaign = store.create_campaign(
             name="driven", spec_json=spec_json("driven"), legal_recipes=1, problem_summary={}
         )
-        lease = store.acquire_lease(campaign.id, host=socket.gethostname(), pid=os.getpid(), duration_s=3600)
+        lease = store.acquire_lease(campaign.id, host=this_host(), pid=os.getpid(), duration_s=3600)
         writer = store.drive(lease)
         writer.set_state(CampaignState.RUNNING, reason="")
         print("begun", flush=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import socket
 import statistics
 import tempfile
 import time
@@ -25,6 +24,7 @@ from sqlalchemy import insert
 
 from frontrunner.results.codec import measurement_to_columns, pool, recipe_to_json
 from frontrunner.results.explain import explain
+from frontrunner.results.holders import this_host
 from frontrunner.results.outcome import Measurement
 from frontrunner.results.pareto import pareto
 from frontrunner.results.ranking import RankBy, best
@@ -126,7 +126,7 @@ def drive(path: Path, trials: int) -> None:
     samples = [sample(dice) for _ in range(trials)]
     with open_store(str(path)) as store:
         campaign = store.create_campaign(name="driven", spec_json="{}", legal_recipes=trials, problem_summary={})
-        writer = store.drive(store.acquire_lease(campaign.id, host=socket.gethostname(), pid=os.getpid()))
+        writer = store.drive(store.acquire_lease(campaign.id, host=this_host(), pid=os.getpid()))
         began, began_cpu = time.perf_counter(), time.process_time()
         for number, measurement in enumerate(samples):
             recipe = Recipe(devices=8, tensor_parallel=2, micro_batch_seqs=number + 1, accumulation=4)

@@ -108,7 +108,7 @@ def _own_error(evidence: Evidence) -> Verdict | None:
     if is_about_a_peer(culprit) and (evidence.lost is not None or _ended_without_a_word(evidence)):
         return None  # the peers complain about a rank that was killed, or that crashed without an exception
     if culprit.type == "OSError" and any(sign in culprit.message for sign in FULL_SIGNS):
-        message = f"rank {culprit.rank} could not write to its run folder: {first_line(culprit.message)}"
+        message = f"rank {culprit.rank} could not write: {first_line(culprit.message)}"
         return Verdict(kind=FailureKind.LOST, message=message, rank=culprit.rank)
     illegal = culprit.type in ILLEGAL_TYPES and culprit.phase != "stepping"
     return Verdict(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, Table, func, insert, inspect, select, text
@@ -33,8 +34,9 @@ def copy(source: Database, target: Database) -> Copied:
     Rows keep their ids. Raises `AlreadyDriven` while a driver holds a campaign, since a driver of the copy would end
     its probes, and `InvalidInput` where the target holds campaigns.
     """
+    now = source.clock()
     with source.read() as reading, target.write(whole_store=True) as writing:
-        refuse_driven(reading, source)
+        refuse_driven(reading, source, now)
         if writing.execute(select(CampaignRow.id).limit(1)).first() is not None:
             raise InvalidInput(f"{target.address} holds campaigns already", hint="name a new store to copy to")
         there = set(inspect(reading).get_table_names())
@@ -45,10 +47,13 @@ def copy(source: Database, target: Database) -> Copied:
     )
 
 
-def refuse_driven(connection: Connection, database: Database, name: str | None = None) -> None:
-    """Raise `AlreadyDriven` where a live driver holds the named campaign, or (None) any."""
-    for row in connection.execute(select(CampaignRow)):
-        if name in (None, row.name) and leases.is_held(row, database.clock(), file=database.address.path):
+def refuse_driven(connection: Connection, database: Database, now: datetime, name: str | None = None) -> None:
+    """Raise `AlreadyDriven` where a live driver holds the named campaign, or (None) any, at a time of its clock.
+
+    A server is asked for the time by a connection of its own, so before this one is taken.
+    """
+    for row in connection.execute(select(CampaignRow)).all():
+        if name in (None, row.name) and leases.is_held(connection, row, now, file=database.address.path):
             raise AlreadyDriven(
                 f"campaign {row.name} is driven by {row.driver_host}:{row.driver_pid}",
                 hint="stop that driver first: Ctrl-C, or SIGTERM",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import Connection, bindparam, select
 
 from frontrunner.results import leases
 from frontrunner.results.explain import begins, checked_prefix
@@ -49,10 +49,10 @@ def drivers(store: Store) -> list[DriverSeen]:
                 host=row.driver_host,
                 pid=row.driver_pid,
                 since=row.driven_since,
-                is_live=leases.is_held(row, now, file=store.database.address.path),
+                is_live=leases.is_held(connection, row, now, file=store.database.address.path),
                 heartbeat_age_s=max(0.0, (now - datetime.fromisoformat(row.updated_at)).total_seconds()),
             )
-            for row in connection.execute(query)
+            for row in connection.execute(query).all()
         ]
 
 
@@ -78,12 +78,14 @@ class Stamp:
 
 def stamp(store: Store, names: Sequence[str]) -> tuple[Stamp, ...]:
     """The stamps of these campaigns. Raises `NotFound` for an unknown name."""
+    now = store.now()  # before a connection is taken, since a server is asked by one of its own
     with store.database.read() as connection:
         rows = [connection.execute(OF_ONE, {"name": name}).first() for name in names]
+        found = tuple(_stamp(connection, row, store, now) for row in rows if row is not None)
     for name, row in zip(names, rows, strict=True):
         if row is None:
             store.campaign(name)  # which says what was meant
-    return tuple(_stamp(row, store) for row in rows)
+    return found
 
 
 def stamp_of_recipe(store: Store, recipe_id: str) -> tuple[Stamp, ...]:
@@ -91,15 +93,16 @@ def stamp_of_recipe(store: Store, recipe_id: str) -> tuple[Stamp, ...]:
     it; raises `InvalidInput` as that does."""
     tried = select(TrialRow.campaign_id).where(begins(checked_prefix(recipe_id)))
     query = STAMPED.where(CampaignRow.id.in_(tried)).order_by(CampaignRow.id)
+    now = store.now()
     with store.database.read() as connection:
-        return tuple(_stamp(row, store) for row in connection.execute(query))
+        return tuple(_stamp(connection, row, store, now) for row in connection.execute(query).all())
 
 
-def _stamp(row: Any, store: Store) -> Stamp:
+def _stamp(connection: Connection, row: Any, store: Store, now: datetime) -> Stamp:
     return Stamp(
         campaign=row.name,
         written_at=row.updated_at,
         epoch=row.epoch,
         outcomes=row.outcomes,
-        is_driven=leases.is_held(row, store.now(), file=store.database.address.path),
+        is_driven=leases.is_held(connection, row, now, file=store.database.address.path),
     )

@@ -56,6 +56,7 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Have every `read` of this thread until the end be the same transaction, and so see the same state."""
+        self.clock()  # a server is asked by a connection of its own, so before this one is taken
         with self.read() as connection:
             outer, self._held.connection = self._connection_held(), connection
             try:

@@ -66,6 +66,7 @@ def add_imported(
     `about` is told by an event of each campaign: the file and what became of its rows. Returns what was kept, under the
     names that the campaigns were given.
     """
+    now = timestamp(store.now())
     with store.database.write(whole_store=True) as connection:
         taken = set(connection.execute(select(CampaignRow.name)).scalars())
         kept = []
@@ -73,7 +74,7 @@ def add_imported(
             named = replace(campaign, name=_free_name(campaign.name, taken))
             taken.add(named.name)
             kept.append(named)
-            _add_campaign(connection, named, now=timestamp(store.now()), about=about)
+            _add_campaign(connection, named, now=now, about=about)
     return tuple(kept)
 
 

@@ -7,15 +7,14 @@ epoch, so that a driver that was paused, or believed dead, is refused instead of
 from __future__ import annotations
 
 import os
-import socket
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import psutil
 from sqlalchemy import Connection, select, update
 
+from frontrunner.results import holders
 from frontrunner.results.clock import timestamp
 from frontrunner.results.records import Lease
 from frontrunner.results.schema import CampaignRow
@@ -40,7 +39,7 @@ def acquire(
     row = connection.execute(query.with_for_update()).first()  # SQLite, whose write lock is held, ignores this
     if row is None:
         raise NotFound(f"there is no campaign with id {wanted.campaign_id}")
-    if is_held(row, now, file=file) and not take_over:
+    if is_held(connection, row, now, file=file) and not take_over:
         raise AlreadyDriven(
             f"campaign {row.name} is driven by {row.driver_host}:{row.driver_pid} since {row.driven_since}",
             hint=f"wait for it, or take its place: frontrunner resume {row.name} --take-over",
@@ -73,20 +72,33 @@ def until(lease: Lease, now: datetime) -> str:
     return timestamp(now + timedelta(seconds=lease.duration_s))
 
 
-def is_held(row: Any, now: datetime, *, file: Path | None) -> bool:
+def is_held(connection: Connection, row: Any, now: datetime, *, file: Path | None) -> bool:
     """Whether a campaign's lease has time left, and its holder is not known to be gone.
 
     `file` is that of an SQLite store. There the time is this host's, which may jump: a driver of this host that runs
-    and has the store open holds its lease whatever the clock says, unless it is this very process.
+    and has the store open holds its lease whatever the clock says, unless it is this very process. It is not the driver
+    where its id has since been given to a service, or to another campaign's driver.
     """
     if row.lease_until is None:
         return False
-    is_here = row.driver_host == socket.gethostname()
-    if is_here and not _runs(row.driver_pid):
+    is_here = row.driver_host == holders.this_host()
+    if is_here and not holders.runs(row.driver_pid):
         return False
     if datetime.fromisoformat(row.lease_until) > now:
         return True
-    return is_here and file is not None and row.driver_pid != os.getpid() and _has_open(row.driver_pid, file)
+    if not is_here or file is None or row.driver_pid == os.getpid() or not holders.has_open(row.driver_pid, file):
+        return False
+    return not holders.is_service(row.driver_pid) and not _drives_another(connection, row)
+
+
+def _drives_another(connection: Connection, row: Any) -> bool:
+    """Whether a process with the holder's id took another campaign after the holder's last write."""
+    taken = select(CampaignRow.id).where(
+        CampaignRow.driver_host == row.driver_host,
+        CampaignRow.driver_pid == row.driver_pid,
+        CampaignRow.driven_since > row.updated_at,
+    )
+    return connection.execute(taken.limit(1)).first() is not None
 
 
 def check(connection: Connection, lease: Lease, *, now: datetime, **changes: object) -> None:
@@ -125,19 +137,3 @@ def _lost(connection: Connection, lease: Lease) -> AlreadyDriven:
         f"campaign {name} was taken over by {row.driver_host}:{row.driver_pid} at {row.driven_since}; "
         f"{lease.host}:{lease.pid} may no longer write to it"
     )
-
-
-def _runs(pid: int) -> bool:
-    """Whether a process of this host runs; one that ended but was not waited for yet does not."""
-    try:
-        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _has_open(pid: int, file: Path) -> bool:
-    """Whether a process is seen to have a file open; those of other users do not show it."""
-    try:
-        return str(file.resolve()) in {opened.path for opened in psutil.Process(pid).open_files()}
-    except psutil.Error:
-        return False

@@ -59,13 +59,14 @@ class FailedTrial:
 
 def status(store: Store, campaign: Campaign | str | None) -> Status:
     """Where the campaign (None: the newest) stands."""
+    now = store.now()  # before a connection is taken, since a server is asked by one of its own
     with store.database.read() as connection:
         found = resolve(connection, store, campaign)
         lease = connection.execute(select(CampaignRow).where(CampaignRow.id == found.id)).one()
         fastest = rank(connection, found, top=1)
         return Status(
             campaign=found,
-            driver_is_live=leases.is_held(lease, store.now(), file=store.database.address.path),
+            driver_is_live=leases.is_held(connection, lease, now, file=store.database.address.path),
             trials=trials_by_state(connection, found.id),
             failures=_failures_by_kind(connection, found.id),
             best=fastest[0] if fastest else None,

@@ -13,8 +13,8 @@ from frontrunner.results.database_errors import damaged
 from frontrunner.spaces.errors import NotFound, StoreUnusable
 
 SQLITE_MAGIC = b"SQLite format 3\x00"
-OWN_HANDLES = Path("/dev/fd")
-"""Where Linux and macOS list the descriptors of the process that asks."""
+OWN_HANDLES = (Path("/proc/self/fd"), Path("/dev/fd"))
+"""Where Linux and macOS list the descriptors of the process that asks; containers may have no /dev/fd."""
 
 
 def check_file(address: StoreAddress, path: Path, *, create: bool) -> None:
@@ -70,9 +70,10 @@ def _head(path: Path) -> bytes:
 
 
 def _own_handles(path: Path) -> Iterator[int]:
-    """The descriptors that this process has of a file."""
+    """The descriptors that this process has of a file, where the system lists them."""
     wanted = path.stat()
-    for entry in list(OWN_HANDLES.iterdir()):
+    listing = next((folder for folder in OWN_HANDLES if folder.is_dir()), None)
+    for entry in [] if listing is None else list(listing.iterdir()):
         handle = int(entry.name)
         with suppress(OSError):  # of the listing itself, which is closed by now
             found = os.fstat(handle)

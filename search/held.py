@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 
 from frontrunner.evaluators.stragglers import Fenced
+from frontrunner.results.holders import this_host
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.records import Campaign, Trial
 from frontrunner.results.states import CampaignState
@@ -26,9 +26,7 @@ RENEW_S = 5.0
 def take_lease(store: Store, campaign: Campaign, *, take_over: bool) -> CampaignWriter:
     """Raises `AlreadyDriven` where another live driver holds the campaign, unless it is to be taken over."""
     return store.drive(
-        store.acquire_lease(
-            campaign.id, host=socket.gethostname(), pid=os.getpid(), duration_s=LEASE_S, take_over=take_over
-        )
+        store.acquire_lease(campaign.id, host=this_host(), pid=os.getpid(), duration_s=LEASE_S, take_over=take_over)
     )
 
 
@@ -38,7 +36,7 @@ def fenced_here(holder: str | None, folder: Path) -> Fenced | None:
     None where it is no other process of this host.
     """
     host, _, pid = (holder or "").rpartition(":")
-    if host != socket.gethostname() or int(pid) == os.getpid():
+    if host != this_host() or int(pid) == os.getpid():
         return None
     return Fenced(pid=int(pid), folder=folder)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from frontrunner.results.holders import this_host
 from frontrunner.results.predictions import PREDICTION, Predicted, prediction_data
 from frontrunner.results.records import Campaign
 from frontrunner.results.states import CampaignState
@@ -61,5 +61,5 @@ def keep_conclusion(store: Store, campaign: Campaign, reason: str, *, take_over:
 
 @contextmanager
 def _writing(store: Store, campaign: Campaign, *, take_over: bool) -> Iterator[CampaignWriter]:
-    lease = store.acquire_lease(campaign.id, host=socket.gethostname(), pid=os.getpid(), take_over=take_over)
+    lease = store.acquire_lease(campaign.id, host=this_host(), pid=os.getpid(), take_over=take_over)
     yield store.drive(lease)

@@ -48,6 +48,7 @@ def unarchive(store: Store, archive: ArchiveRows, *, name: str | None = None) ->
         key = "campaign.name" if name is not None else f"{archive.path}: campaign.name"
         raise bad_value(key, wanted, "1 to 64 of a-z, 0-9, '.', '_' and '-'", hint="give one with --name")
     path = archive.path
+    now = timestamp(store.now())
     with store.database.write(whole_store=True) as connection:
         if connection.execute(select(CampaignRow.id).where(CampaignRow.name == wanted)).first():
             raise InvalidInput(f"campaign {wanted!r} exists already in {store.url}", hint="give another with --name")
@@ -57,7 +58,7 @@ def unarchive(store: Store, archive: ArchiveRows, *, name: str | None = None) ->
             raise _impossible(path, str(error.orig).splitlines()[0]) from error
         _refuse_unsound(connection, campaign_id, path, store.url)
         about = canonical_json({"file": path.name, "sha256": archive.sha256})
-        event = {"campaign_id": campaign_id, "at": timestamp(store.now()), "kind": UNARCHIVED, "data_json": about}
+        event = {"campaign_id": campaign_id, "at": now, "kind": UNARCHIVED, "data_json": about}
         connection.execute(insert(EventRow).values(**event))
     return Unarchived(campaign=wanted, file=str(path), store=store.url, rows=len(archive.rows), sha256=archive.sha256)
 

@@ -46,15 +46,16 @@ def archive(store: Store, campaign: str | None, path: Path) -> Archived:
         raise InvalidInput(f"{path} exists already", hint="name another file")
     if not path.absolute().parent.is_dir():
         raise NotFound(f"there is no folder {path.absolute().parent} to write {path.name} to")
+    now = store.now()
     handle, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
     unfinished = Path(name)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file, store.database.read() as connection:
             found = find_campaign(connection, campaign, store=store.url)
-            refuse_driven(connection, store.database, found.name)
+            refuse_driven(connection, store.database, now, found.name)
             chain = Chain()
             about = {"format": FORMAT, "version": VERSION, "revision": REVISION, "campaign": found.name}
-            write_line(file, chain, HEADER, {**about, "written_at": timestamp(store.now())})
+            write_line(file, chain, HEADER, {**about, "written_at": timestamp(now)})
             rows = 0
             for table, row in _rows(connection, found.id):
                 write_line(file, chain, table, row)

@@ -65,11 +65,12 @@ def upgrade_store(store: str | None = None) -> Upgraded:
     from frontrunner.results.upgrading import migrate, revision_of
 
     with open_to_upgrade(store_url(store)) as database:
+        now = database.clock()
         with database.read() as connection:
             before = revision_of(connection)
             if before >= REVISION:
                 return Upgraded(store=str(database.address), before=before, now=before, backup=None)
-            refuse_driven(connection, database)
+            refuse_driven(connection, database, now)
         made = backup(database, None)
         migrate(database)
         return Upgraded(store=str(database.address), before=before, now=REVISION, backup=made)
@@ -80,8 +81,9 @@ def copy_store(source: str, target: str) -> Copied:
     from frontrunner.results.copying import copy, refuse_driven
 
     with opened(source) as reading:
+        now = reading.now()
         with reading.database.read() as connection:
-            refuse_driven(connection, reading.database)  # before a store is made to copy to
+            refuse_driven(connection, reading.database, now)  # before a store is made to copy to
         with opened(target, create=True) as writing:
             return copy(reading.database, writing.database)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
 
 import pytest
 
+from frontrunner.results.holders import this_host
 from frontrunner.results.provenance import collect
 from frontrunner.results.records import Campaign
 from frontrunner.results.states import CampaignState
@@ -75,7 +75,7 @@ class TestLeases(StoreContract):
 
     def test_a_holder_that_died_on_this_host_is_followed_at_once(self, store: Store, campaign: Campaign) -> None:
         child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-        here = socket.gethostname()
+        here = this_host()
         store.acquire_lease(campaign.id, host=here, pid=child.pid, duration_s=3600)
         with pytest.raises(AlreadyDriven):
             store.acquire_lease(campaign.id, host=here, pid=os.getpid())

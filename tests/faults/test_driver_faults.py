@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections import Counter
@@ -14,6 +13,7 @@ import psutil
 import pytest
 
 from frontrunner.evaluators.marks import MARKER
+from frontrunner.results.holders import this_host
 from frontrunner.results.records import Trial
 from frontrunner.results.store import open_store
 from support.campaigns import (
@@ -171,7 +171,7 @@ def test_a_second_driver_is_refused_by_name(tmp_path: Path) -> None:
         wait_for(lambda: is_stepping(tmp_path))
         second = frontrunner("resume", "tiny", cwd=tmp_path)
         assert second.returncode == 5
-        assert f"{socket.gethostname()}:{driver.pid}" in second.stderr
+        assert f"{this_host()}:{driver.pid}" in second.stderr
         assert "--take-over" in second.stderr
         assert driver.poll() is None
         assert len(ranks_of(driver.pid)) == 2, "the first goes on undisturbed"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sqlite3
 import time
 from collections import Counter
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from frontrunner.results.holders import this_host
 from frontrunner.results.store import open_store
 from frontrunner.validation import dump_json
 from support.campaigns import frontrunner, processes_of, spec_of, started, steps_written, tiny, wait_for, write_toml
@@ -100,7 +100,7 @@ def test_a_driver_that_was_taken_over_ends_its_probes_and_writes_nothing(tmp_pat
         assert processes_of(driver.pid) == []
     said = (tmp_path / "stderr").read_text()
     assert f"taken over by elsewhere:1 at {campaign_since(tmp_path)}" in said
-    assert f"{socket.gethostname()}:{driver.pid} may no longer write" in said
+    assert f"{this_host()}:{driver.pid} may no longer write" in said
     assert "Traceback" not in said
     assert rows(tmp_path, ATTEMPTS) == [(1, "running")]
 

@@ -39,7 +39,7 @@ def test_a_rank_that_may_write_no_more_to_its_files_loses_the_probe(bench: Bench
     resource.prlimit(ranks_of(ME)[0].pid, resource.RLIMIT_FSIZE, (8192, 8192))
     failure = bench.failure()
     assert failure.kind is FailureKind.LOST
-    assert failure.message.startswith("rank 0 could not write to its run folder: [Errno 27] File too large")
+    assert failure.message.startswith("rank 0 could not write: [Errno 27] File too large")
     assert RunFolder(one.run_folder).outcome() == failure
 
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from frontrunner.results.audit.check import check
+from frontrunner.results.holders import this_host
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store, open_store
@@ -33,7 +33,8 @@ pytestmark = pytest.mark.stress
 ROUNDS = 200
 
 RACER = """
-import os, socket, sys
+import os, sys
+from frontrunner.results.holders import this_host
 from frontrunner.results.store import open_store
 from frontrunner.spaces.errors import AlreadyDriven
 
@@ -41,7 +42,7 @@ store = open_store(sys.argv[1])
 print("ready", flush=True)
 for line in sys.stdin:
     try:
-        lease = store.acquire_lease(int(line), host=socket.gethostname(), pid=os.getpid())
+        lease = store.acquire_lease(int(line), host=this_host(), pid=os.getpid())
         print("epoch", lease.epoch, flush=True)
     except AlreadyDriven:
         print("refused", flush=True)
@@ -199,7 +200,7 @@ def driven_until_killed(path: str, *, outcomes: int, after_s: float) -> set[int]
 
 def record_without_end(path: str, pipe: int) -> None:
     with open_store(path) as store:
-        writer = store.drive(store.acquire_lease(1, host=socket.gethostname(), pid=os.getpid(), take_over=True))
+        writer = store.drive(store.acquire_lease(1, host=this_host(), pid=os.getpid(), take_over=True))
         for left in store.open_attempts(1):
             writer.finish_attempt(left, CRASH, retry=False)
         number = max((trial.number for trial in store.trials(1)), default=0)

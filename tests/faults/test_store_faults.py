@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 import sqlalchemy
 
 from frontrunner.results.clock import utc_now
+from frontrunner.results.driving import drivers, stamp, stamp_of_recipe
+from frontrunner.results.holders import this_host
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.ranking import best
 from frontrunner.results.status import status
@@ -28,14 +29,15 @@ from frontrunner.spaces.recipe import Recipe
 
 # A driver that records one outcome after another and says so on stdout after each is acknowledged.
 DRIVER = """
-import os, socket, sys
+import os, sys
+from frontrunner.results.holders import this_host
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.store import open_store
 from frontrunner.spaces.recipe import Recipe
 
 store = open_store(sys.argv[1])
 campaign = store.campaign(None)
-writer = store.drive(store.acquire_lease(campaign.id, host=socket.gethostname(), pid=os.getpid()))
+writer = store.drive(store.acquire_lease(campaign.id, host=this_host(), pid=os.getpid()))
 for left in store.open_attempts(campaign.id):
     writer.finish_attempt(left, Failure(kind=FailureKind.LOST, message="the driver died"), retry=True)
 number = max((trial.number for trial in store.trials(campaign.id)), default=0)
@@ -53,16 +55,30 @@ while True:
 """
 
 LEASER = """
-import os, socket, sys
+import os, sys
+from frontrunner.results.holders import this_host
 from frontrunner.results.store import open_store
 from frontrunner.spaces.errors import AlreadyDriven
 with open_store(sys.argv[1]) as store:
     print("ready", flush=True)
     sys.stdin.readline()
     try:
-        print("epoch", store.acquire_lease(1, host=socket.gethostname(), pid=os.getpid()).epoch, flush=True)
+        print("epoch", store.acquire_lease(1, host=this_host(), pid=os.getpid()).epoch, flush=True)
     except AlreadyDriven as error:
         print("refused", error, flush=True)
+    sys.stdin.readline()
+"""
+
+# A process that has a store open, and takes the lease of the campaign that it is told, if any.
+OTHER = """
+import os, sys
+from frontrunner.results.holders import this_host
+from frontrunner.results.store import open_store
+with open_store(sys.argv[1]) as store:
+    store.campaigns()
+    if sys.argv[2] == "drive":
+        store.acquire_lease(int(sys.argv[3]), host=this_host(), pid=os.getpid())
+    print("ready", flush=True)
     sys.stdin.readline()
 """
 
@@ -159,15 +175,90 @@ def test_a_clock_that_jumps_an_hour_takes_the_lease_from_no_live_driver(path: Pa
         assert [driver.stdout.readline(), driver.stdout.readline()] == ["ready\n", "epoch 1\n"]
         with open_store(str(path), clock=lambda: utc_now() + jump) as store:
             with pytest.raises(AlreadyDriven, match=f":{driver.pid} since"):
-                store.acquire_lease(1, host=socket.gethostname(), pid=os.getpid())
+                store.acquire_lease(1, host=this_host(), pid=os.getpid())
             assert status(store, None).driver_is_live
             driver.kill()
             driver.wait()
             assert not status(store, None).driver_is_live
-            assert store.acquire_lease(1, host=socket.gethostname(), pid=os.getpid()).epoch == 2
+            assert store.acquire_lease(1, host=this_host(), pid=os.getpid()).epoch == 2
     finally:
         driver.kill()
         driver.communicate()
+
+
+@pytest.mark.parametrize("told", [("drive", "2"), ("frontrunner", "serve")])
+def test_a_process_id_that_was_given_to_another_holds_no_lease_beyond_its_time(
+    path: Path, told: tuple[str, str]
+) -> None:
+    """As in a container that was started again: another campaign's driver, or the service, has the first one's id."""
+    with open_store(str(path)) as store:
+        store.create_campaign(name="second", spec_json="{}", legal_recipes=1, problem_summary={})
+    other = child(OTHER, path, *told)
+    try:
+        with open_store(str(path), clock=lambda: utc_now() - timedelta(days=1)) as store:
+            store.acquire_lease(1, host=this_host(), pid=other.pid)
+        assert other.stdout is not None
+        assert other.stdout.readline() == "ready\n"
+        with open_store(str(path)) as store:
+            assert not status(store, "faulted").driver_is_live
+            assert store.acquire_lease(1, host=this_host(), pid=os.getpid()).epoch == 2
+            if told[0] == "drive":
+                assert status(store, "second").driver_is_live
+    finally:
+        other.kill()
+        other.communicate()
+
+
+def in_new_namespaces(*options: str, script: str, arguments: tuple[str, ...] = ()) -> str:
+    """What a script prints in namespaces of its own; skips the test where none can be made."""
+    if subprocess.run(["unshare", *options, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("making a namespace is not permitted here")
+    command = ["unshare", *options, sys.executable, "-P", "-c", script, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, input="go\n\n").stdout
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare of util-linux")
+def test_a_driver_is_not_taken_for_gone_where_its_process_id_means_nothing(path: Path) -> None:
+    """As in a container that has the host's name, and process ids of its own."""
+    with open_store(str(path)) as store:
+        store.acquire_lease(1, host=this_host(), pid=os.getpid())
+    said = in_new_namespaces("--pid", "--fork", "--mount-proc", script=LEASER, arguments=(str(path),))
+    assert said.splitlines()[1].startswith(f"refused campaign faulted is driven by {this_host()}:{os.getpid()} since ")
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None or os.geteuid() != 0, reason="needs unshare, and to be root")
+def test_another_user_s_process_runs_though_it_is_not_shown() -> None:
+    script = (
+        "import os, subprocess\n"
+        "from frontrunner.results.holders import runs\n"
+        "subprocess.run(['mount', '-t', 'proc', '-o', 'hidepid=2', 'proc', '/proc'], check=True)\n"
+        "os.setgroups([])\n"
+        "os.setgid(65534)\n"
+        "os.setuid(65534)\n"
+        "print(os.path.exists('/proc/1'), runs(1), runs(2**22 + 1), runs(2**40))\n"
+    )
+    assert in_new_namespaces("--mount", script=script) == "False True False False\n"
+
+
+def test_the_time_is_asked_for_before_a_connection_is_taken(path: Path) -> None:
+    """A server tells it by a connection of its own, for which there is none where all wait for one."""
+    used: list[int] = []
+
+    def clock() -> datetime:
+        used.append(store.database._engine.pool.checkedout())  # type: ignore[attr-defined]
+        return utc_now()
+
+    with open_store(str(path)) as store:
+        store._clock = store.database.clock = clock
+        drive(store).propose("abcd", RECIPE)
+        used.clear()
+        status(store, None)
+        stamp(store, ["faulted"])
+        stamp_of_recipe(store, "abcd")
+        drivers(store)
+        with store.database.reading():
+            pass
+    assert used == [0] * 5
 
 
 def test_processes_that_create_one_store_at_once_share_it(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """The driver over simulated and scripted evaluators: budgets, retries, pauses, recovery, and what is told to whom."""
 
 import os
-import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from frontrunner.evaluators.protocol import QUEUED, Finished, ProbeOrder, ProbeSetup, Progress
 from frontrunner.evaluators.run_folder import RunFolder
 from frontrunner.evaluators.simulated import simulate
+from frontrunner.results.holders import this_host
 from frontrunner.results.outcome import FailureKind, Outcome
 from frontrunner.results.records import Campaign
 from frontrunner.results.states import CampaignState, TrialState
@@ -233,7 +233,7 @@ def left_open(campaigns: Campaigns, outcome: Outcome | None) -> tuple[Campaign, 
     """A campaign whose driver died with one attempt under way, which left an outcome on disk or none."""
     record, spec = campaigns.create()
     recipe = spec.space.survey(spec.problem).recipes[-1]
-    lease = campaigns.store.acquire_lease(record.id, host=socket.gethostname(), pid=2**22 + 1)
+    lease = campaigns.store.acquire_lease(record.id, host=this_host(), pid=2**22 + 1)
     writer = campaigns.store.drive(lease)
     writer.set_state(CampaignState.RUNNING, reason="")
     trial = writer.propose(recipe_id(spec.problem, recipe), recipe)
@@ -277,7 +277,7 @@ def test_a_harvested_failure_is_tried_again_as_its_kind_says(campaigns: Campaign
 def test_a_recipe_that_takes_its_driver_along_is_given_up_in_the_end(campaigns: Campaigns) -> None:
     record, spec, _ = left_open(campaigns, None)
     for _ in range(MAX_ATTEMPTS + 1):  # each driver finds the attempt lost, and is killed while it makes the next
-        lease = campaigns.store.acquire_lease(record.id, host=socket.gethostname(), pid=2**22 + 1)
+        lease = campaigns.store.acquire_lease(record.id, host=this_host(), pid=2**22 + 1)
         (trial,) = campaigns.store.trials(record.id)
         if trial.state is TrialState.QUEUED:
             campaigns.store.drive(lease).start_attempt(trial, run_folder=str(spec.run_folder / "gone"))
@@ -308,7 +308,7 @@ def test_a_second_driver_is_refused_and_takes_over_when_told(campaigns: Campaign
 
     def rival(view: View, ended: Ended) -> None:
         if not seen:
-            with pytest.raises(AlreadyDriven, match=f"{socket.gethostname()}:{os.getpid()}") as caught:
+            with pytest.raises(AlreadyDriven, match=f"{this_host()}:{os.getpid()}") as caught:
                 campaigns.driver(record, spec).run()
             seen.append(caught.value.message)
             campaigns.driver(record, spec).run(take_over=True)

@@ -142,6 +142,16 @@ CASES = {
         FailureKind.LOST,
         0,
     ),
+    "a disk that a rank found full": (
+        Evidence(statuses={0: 1}, errors=(error(0, "OSError", f"{NO_SPACE}: '/tmp/x'", "building"),)),
+        FailureKind.LOST,
+        0,
+    ),
+    "a disk for offload that is full": (
+        Evidence(statuses={0: 1}, errors=(error(0, "RuntimeError", "the disk is full: offload wrote files in /nvme"),)),
+        FailureKind.CRASHED,
+        0,
+    ),
     "every rank ended well and left nothing": (Evidence(statuses={0: 0, 1: 0}), FailureKind.LOST, 0),
 }
 
@@ -157,6 +167,8 @@ def test_kind_and_rank_to_blame(evidence: Evidence, kind: FailureKind, rank: int
 def test_the_message_says_which_rank_and_what_it_said() -> None:
     evidence = Evidence(statuses={2: 1}, errors=(error(2, "KeyError", "'weight'\nmore", "building"),))
     assert classify(evidence).message == "rank 2 while building: KeyError: 'weight'"
+    full = Evidence(statuses={0: 1}, errors=(error(0, "OSError", f"{NO_SPACE}: '/tmp/x'"),))
+    assert classify(full).message == f"rank 0 could not write: {NO_SPACE}: '/tmp/x'"
     assert classify(Evidence(statuses={1: -11})).message == "rank 1 ended with signal 11"
     assert classify(Evidence(statuses={1: -9})).message == "rank 1 was killed from outside (SIGKILL)"
 

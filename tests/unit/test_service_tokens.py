@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from frontrunner.results.holders import this_host
 from frontrunner.results.store import open_store
 from frontrunner.service.client import PLAIN_HTTP_VARIABLE, connect
 from frontrunner.service.drivers import Drivers
@@ -128,15 +128,16 @@ def test_a_process_that_is_no_driver_is_not_signalled(tmp_path: Path, sleeper: s
             drivers = Drivers(store, settings(tmp_path))
             with pytest.raises(Conflict, match="c is not running, so there is nothing to stop"):
                 drivers.tell("c", "stop")
-            store.acquire_lease(made.id, host=socket.gethostname(), pid=sleeper.pid)
+            store.acquire_lease(made.id, host=this_host(), pid=sleeper.pid)
             with pytest.raises(Conflict, match="is no frontrunner command"):
                 drivers.tell("c", "cancel")
             store.acquire_lease(made.id, host="elsewhere.example", pid=sleeper.pid, take_over=True)
             with pytest.raises(Conflict, match=r"on elsewhere\.example, which this service cannot reach") as refused:
                 drivers.tell("c", "pause")
             assert refused.value.hint == f"there: kill -USR1 {sleeper.pid}"
-            with pytest.raises(Conflict, match="c is driven by"):
+            with pytest.raises(Conflict, match="c is driven by") as driven:
                 drivers.resume("c")
+            assert "frontrunner resume c --take-over" in str(driven.value.hint)
         assert sleeper.poll() is None
     finally:
         sleeper.kill()
@@ -151,7 +152,7 @@ def test_a_driver_is_told_though_the_store_s_clock_is_not_this_host_s(tmp_path: 
     try:
         with open_store(str(tmp_path / "store.db"), clock=behind) as store:
             made = store.create_campaign(name="c", spec_json="{}", legal_recipes=1, problem_summary={})
-            store.acquire_lease(made.id, host=socket.gethostname(), pid=driver.pid)
+            store.acquire_lease(made.id, host=this_host(), pid=driver.pid)
             assert Drivers(store, settings(tmp_path)).tell("c", "pause")["pid"] == driver.pid
         assert driver.wait(30) == -signal.SIGUSR1
     finally:

@@ -245,6 +245,15 @@ class TestReadOnly:
             assert viewer.campaign(None).name == "second"
 
 
+def test_a_store_is_opened_where_the_system_lists_no_descriptors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path / "store.db", "kept")
+    monkeypatch.setattr("frontrunner.results.store_file.OWN_HANDLES", (tmp_path / "missing",))
+    with open_store(str(tmp_path / "store.db")) as store:
+        assert store.campaign(None).name == "kept"
+
+
 def test_a_store_that_is_opened_twice_in_one_process_is_still_seen_to_be_in_use(tmp_path: Path) -> None:
     """By POSIX a process that closes any descriptor of a file loses all of its locks on it, also those of SQLite.
 

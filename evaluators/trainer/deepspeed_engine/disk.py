@@ -4,8 +4,6 @@ Parameters and the optimizer's weights, states and gradients are files; a part o
 page-locked memory. What is smaller than 1 MiB on a rank stays in the host's memory (DeepSpeed's MIN_AIO_BYTES).
 """
 
-import errno
-import os
 import resource
 import shutil
 from collections.abc import Iterator
@@ -65,15 +63,16 @@ def disk_settings(job: Job) -> dict[str, Any]:
 
 
 def check_written(job: Job) -> None:
-    """Raise OSError where the disk ran full: the operator counts a write as done that has written nothing.
+    """Raise RuntimeError where the disk ran full: the operator counts a write as done that has written nothing.
 
-    Files are as large as they get once a step was made; after that their blocks are only written again.
+    It is no OSError, which would be taken for the run folder's full disk and blame no recipe. Files are as large as
+    they get once a step was made; after that their blocks are only written again.
     """
     folder = Path(_disk(job).folder)
     sizes = [path.stat() for path in folder.rglob("*.swp")]
     missing = sum(max(0, size.st_size - 512 * size.st_blocks) for size in sizes)
     if missing > shutil.disk_usage(folder).free:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+        raise RuntimeError(f"the disk is full: offload wrote files in {folder} that came out short")
 
 
 def tensors_on_disk(optimizer: Any) -> dict[int, Tensor]:

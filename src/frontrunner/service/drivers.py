@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import threading
 from datetime import datetime
 from typing import Any, Literal
@@ -12,6 +11,7 @@ import psutil
 
 from frontrunner.results.clock import utc_now
 from frontrunner.results.driving import DriverSeen, drivers
+from frontrunner.results.holders import this_host
 from frontrunner.results.store import Store
 from frontrunner.service.errors import Conflict, TooMany
 from frontrunner.service.processes import Starter, our_process
@@ -46,7 +46,10 @@ class Drivers:
         with self._starting:
             seen = self._holder(name)
             if seen is not None and seen.is_live:
-                raise Conflict(f"campaign {name} is driven by {seen.host}:{seen.pid} since {seen.since}")
+                raise Conflict(
+                    f"campaign {name} is driven by {seen.host}:{seen.pid} since {seen.since}",
+                    hint=f"one that stands still is replaced by: frontrunner resume {name} --take-over",
+                )
             self._require_room()
             return self._starter.start(["resume", name])
 
@@ -59,7 +62,7 @@ class Drivers:
         seen = self._holder(name)
         if seen is None or not seen.is_live:
             raise Conflict(f"campaign {name} is not running, so there is nothing to {word}")
-        if seen.host != socket.gethostname():
+        if seen.host != this_host():
             raise Conflict(
                 f"campaign {name} is driven by process {seen.pid} on {seen.host}, which this service cannot reach",
                 hint=f"there: kill -{SIGNALS[word].name.removeprefix('SIG')} {seen.pid}",
@@ -83,6 +86,6 @@ class Drivers:
     def _require_room(self) -> None:
         """Raise `TooMany` where no more drivers may run; called while nobody else starts one."""
         running = {(seen.host, seen.pid) for seen in drivers(self._store) if seen.is_live}
-        running |= {(socket.gethostname(), pid) for pid in self._starter.running_pids()}
+        running |= {(this_host(), pid) for pid in self._starter.running_pids()}
         if len(running) >= self._most:
             raise TooMany(f"{len(running)} campaigns are running: at most {self._most} may", hint="stop one, or wait")
