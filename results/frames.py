@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from frontrunner.results.outcome import Measurement, Outcome
 from frontrunner.results.ranking import resolve
@@ -95,6 +95,14 @@ def frame(store: Store, campaign: Campaign | str | None) -> pd.DataFrame:
         attempts = connection.execute(select(AttemptRow).where(*finished).order_by(AttemptRow.id)).all()
     rows = [_cells(found, trials[row.trial_id], to_attempt(row), outcomes[row.id]) for row in attempts]
     return pd.DataFrame(rows, columns=list(COLUMN_TYPES)).astype(COLUMN_TYPES)
+
+
+def row_count(store: Store, campaign: Campaign | str | None) -> int:
+    """How many rows `frame` would have."""
+    with store.database.read() as connection:
+        found = resolve(connection, store, campaign)
+        finished = (AttemptRow.campaign_id == found.id, AttemptRow.state != AttemptState.RUNNING)
+        return int(connection.execute(select(func.count()).where(*finished)).scalar_one())
 
 
 def plain_columns(table: pd.DataFrame) -> dict[str, list[Any]]:

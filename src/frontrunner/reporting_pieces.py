@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,11 +19,12 @@ from frontrunner.evaluators.files import write_bytes
 from frontrunner.evaluators.insight.collected import Missing, collect
 from frontrunner.evaluators.insight.figures import Figures
 from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal, bad_value, did_you_mean
-from frontrunner.starting import stored_spec
+from frontrunner.starting import stored_spec, stored_survey
 
 if TYPE_CHECKING:
     from frontrunner.results.store import Store
     from frontrunner.search.spec import CampaignSpec
+    from frontrunner.spaces.space import Survey
 
 FORMATS = ("png", "svg")
 MOST_TITLE = 100
@@ -38,11 +39,17 @@ class Reported:
     spec: CampaignSpec
 
 
-def reported(store: Store, campaign: str | None) -> Reported:
-    """Read what a campaign's report needs; raises `NotFound` where there is no such campaign."""
+def reported(store: Store, campaign: str | None, surveys: MutableMapping[int, Survey] | None = None) -> Reported:
+    """Read what a campaign's report needs; raises `NotFound` where there is no such campaign.
+
+    `surveys` keeps the surveys of spaces that were made before, by the id of their campaign.
+    """
     record = store.campaign(campaign)
     spec = stored_spec(record)
-    return Reported(figures=Figures(collected=collect(store, record, spec.space.survey(spec.problem))), spec=spec)
+    kept = {} if surveys is None else surveys
+    if record.id not in kept:
+        kept[record.id] = stored_survey(spec)
+    return Reported(figures=Figures(collected=collect(store, record, kept[record.id])), spec=spec)
 
 
 def report_text(found: Reported, elsewhere: Elsewhere, *, version: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from frontrunner.evaluators.here import prepare_here
 from frontrunner.search.spec import CampaignSpec
-from frontrunner.spaces.errors import InvalidInput, NothingLegal
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal
 from frontrunner.spaces.space import Survey
 from frontrunner.validation import dump_json, load_json
 
@@ -92,6 +92,14 @@ def problem_summary(spec: CampaignSpec) -> dict[str, object]:
 def stored_spec(record: Campaign) -> CampaignSpec:
     """The specification that a campaign was launched with."""
     return load_json(CampaignSpec, record.spec_json, what=f"campaign {record.name}")
+
+
+def stored_survey(spec: CampaignSpec) -> Survey:
+    """The survey of a campaign of the store; where its table or plug-in is gone, that of its space alone."""
+    try:
+        return spec.survey()
+    except FrontrunnerError:
+        return spec.space.survey(spec.problem)
 
 
 def nothing_legal(surveyed: Survey) -> NothingLegal:

@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
+from markupsafe import Markup
 
 from frontrunner.results.driving import stamp, stamp_of_recipe
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store, open_store
 from frontrunner.results.writer import CampaignWriter
-from frontrunner.service.answers import Memory, Question
+from frontrunner.service.answers import BESIDE_BYTES, Memory, Question
 from frontrunner.service.app import create_app
-from frontrunner.service.pages.pieces import LIVE_S
+from frontrunner.service.pages.pieces import LIVE_S, Part, Pieces
 from frontrunner.service.pages.router import router
 from frontrunner.service.tokens import Role
 from support.page_stores import page_store
@@ -38,6 +39,7 @@ with open_store(sys.argv[1]) as store:
     writer.release(CampaignState.FINISHED, reason="")
 """
 FASTEST = "ab" * 6
+PLENTY = 100_000
 
 
 class Clock:
@@ -56,7 +58,7 @@ def asked(about: str = "x", asked_s: float = 0.0, role: Role = Role.READER) -> Q
 
 def test_an_answer_holds_while_its_stamp_does() -> None:
     clock, stamps, made = Clock(), iter([1, 1, 2]), iter(["first", "second"])
-    memory = Memory(most_bytes=100, clock=clock)
+    memory = Memory(most_bytes=PLENTY, clock=clock)
     answers = []
     for clock.now_s in (1.0, 2.0, 3.0):
         answers.append(memory.answered(asked(asked_s=clock.now_s), lambda: next(stamps), lambda _: next(made)))
@@ -65,7 +67,7 @@ def test_an_answer_holds_while_its_stamp_does() -> None:
 
 def test_who_asked_before_an_answer_was_begun_is_given_it_and_who_asked_after_is_not() -> None:
     clock, made = Clock(), iter(range(10))
-    memory = Memory(most_bytes=100, clock=clock)
+    memory = Memory(most_bytes=PLENTY, clock=clock)
 
     def ask(at_s: float, **options: float) -> str:
         return memory.answered(asked(asked_s=at_s), object, lambda _: str(next(made)), **options)
@@ -79,7 +81,7 @@ def test_who_asked_before_an_answer_was_begun_is_given_it_and_who_asked_after_is
 
 
 def test_equal_questions_at_the_same_time_are_answered_once() -> None:
-    memory, begun, go_on, made, answers = Memory(most_bytes=100), threading.Event(), threading.Event(), [], {}
+    memory, begun, go_on, made, answers = Memory(most_bytes=PLENTY), threading.Event(), threading.Event(), [], {}
 
     def make(_: object) -> str:
         begun.set()
@@ -105,7 +107,7 @@ def test_equal_questions_at_the_same_time_are_answered_once() -> None:
 
 
 def test_each_role_has_its_own_answers_and_errors_are_not_kept() -> None:
-    memory, made = Memory(most_bytes=100), iter(["operator's", "reader's"])
+    memory, made = Memory(most_bytes=PLENTY), iter(["operator's", "reader's"])
 
     def fail(_: object) -> str:
         raise LookupError
@@ -122,7 +124,7 @@ def test_each_role_has_its_own_answers_and_errors_are_not_kept() -> None:
 
 def test_what_was_not_asked_for_longest_is_dropped() -> None:
     clock, made = Clock(), []
-    memory = Memory(most_bytes=25, clock=clock)
+    memory = Memory(most_bytes=2 * (10 + 1 + BESIDE_BYTES), clock=clock)
 
     def ask(about: str) -> None:
         clock.now_s += 1
@@ -133,6 +135,19 @@ def test_what_was_not_asked_for_longest_is_dropped() -> None:
     assert made == ["a", "b", "c", "b"]  # the third answer was one too many, and b's the oldest
     ask("a")
     assert made == ["a", "b", "c", "b"]
+
+
+def test_long_questions_count_as_much_as_long_answers() -> None:
+    memory, made = Memory(most_bytes=10_000), []
+    for _ in range(2):
+        for about in ("a" * 9_000, "b" * 9_000):
+            memory.answered(asked(about), lambda: 1, lambda _: made.append("") or "x")
+    assert len(made) == 4, "no two of them fit"
+
+
+def test_pieces_count_the_bytes_that_they_are() -> None:
+    part = Part(name="trials", html=Markup("\N{MULTIPLICATION SIGN}" * 10))
+    assert len(Pieces(name="x", moment="", edition="", polls_every_s=5, parts=(part,))) == 20
 
 
 @pytest.fixture
@@ -184,6 +199,23 @@ def driven(store: Store) -> CampaignWriter:
     writer = store.drive(store.acquire_lease(store.campaign("first").id, host="elsewhere.example", pid=1))
     writer.set_state(CampaignState.RUNNING, reason="")
     return writer
+
+
+def test_two_services_in_one_process_draw_their_own_campaigns(client: TestClient, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    page_store(other)
+    for folder, step_s in ((tmp_path, 0.01), (other, 0.02)):  # beside that, both stores are alike
+        with open_store(str(folder / "store.db")) as store:
+            writer = driven(store)
+            record(writer, FASTEST, measurement((step_s, step_s), 1_000_000), number=50)
+            writer.release(CampaignState.FINISHED, reason="")
+    chosen, path = settings(other), "/campaigns/first/figures/history"
+    with TestClient(create_app(chosen, pages=(router,)), base_url=ORIGIN) as theirs:
+        theirs.headers.update(bearer(tokens_of(chosen).operator))
+        ours, drawn = client.get(path).json(), theirs.get(path).json()
+    assert drawn["figure"] is not None
+    assert drawn != ours
 
 
 def test_live_pages_are_made_once_a_second_while_a_driver_writes(client: TestClient, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from frontrunner.baseline import baseline
 from frontrunner.cli import SECTIONS
 from frontrunner.cli import frontrunner as program
 from frontrunner.predictions_api import predictions_of
+from frontrunner.results import frames
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.provenance import REDACTED
 from frontrunner.results.states import CampaignState
@@ -29,7 +30,7 @@ from frontrunner.starting import stored_spec
 from frontrunner.validation import dump_json
 from support.campaigns import spec_of, tiny
 from support.page_stores import page_store
-from support.rankings import measurement
+from support.rankings import measurement, record, start
 from support.services import UNLIMITED, WiredConnection, browser, settings, tokens_of
 
 OF_FILES = {"advise", "plan", "scaling", "survey", "import_config"}
@@ -162,8 +163,42 @@ def test_a_table_has_its_limit(ids: tuple[Path, list[str]]) -> None:
     chosen = settings(ids[0], Limits(frame_rows=3, requests_per_s=1e6, request_burst=1_000_000))
     with browser(chosen) as found:
         client = Client(WiredConnection(found, tokens_of(chosen).reader))
-        with pytest.raises(InvalidInput, match="has 4 outcomes: a service makes a table of at most 3"):
+        with pytest.raises(InvalidInput, match="has 4 finished attempts: a service makes a table of at most 3"):
             client.dataframe("first")
+
+
+def test_a_table_has_a_row_for_each_try_and_is_sent_in_pieces(tmp_path: Path) -> None:
+    lost = Failure(kind=FailureKind.LOST, message="", log_tail="")
+    with open_store(str(tmp_path / "store.db"), create=True) as store:
+        writer = start(store, "first")
+        writer.set_state(CampaignState.RUNNING, reason="")
+        record(writer, f"{1:012x}", measurement((1.0, 1.1), 4_000), number=1)
+        record(writer, f"{2:012x}", lost, lost, lost, number=2)
+        assert store.campaign("first").outcomes < frames.row_count(store, "first") == 4
+        assert len(frames.frame(store, "first")) == 4
+    for most, status in ((4, 200), (3, 422)):
+        chosen = settings(tmp_path, replace(UNLIMITED, frame_rows=most))
+        with browser(chosen) as service:
+            service.headers["Authorization"] = f"Bearer {tokens_of(chosen).reader}"
+            answer = service.get("/api/v1/campaigns/first/dataframe")
+            assert answer.status_code == status
+            assert ("content-length" in answer.headers) == (status != 200)
+
+
+def test_a_recipe_is_named_to_a_service_as_to_a_store(client: Client, ids: tuple[Path, list[str]]) -> None:
+    first = ids[1][0]
+    written = f" {first.upper()} "
+    assert client.show(written) == client.show(first)
+    assert client.export(written, to="recipe") == client.export(first, to="recipe")
+    assert client.explain(written) == client.explain(first)
+    with pytest.raises(NotFound, match="no predicted recipe"):
+        client.predictions_of(written)
+
+
+def test_what_is_not_there_is_not_there_without_the_store_s_name(client: Client, ids: tuple[Path, list[str]]) -> None:
+    with pytest.raises(NotFound, match=r"there is no campaign 'fisrt'$") as refused:
+        client.status("fisrt")
+    assert str(refused.value.hint) == "did you mean 'first'?"
 
 
 def test_what_commands_and_nodes_are_given_is_not_told(tmp_path: Path) -> None:

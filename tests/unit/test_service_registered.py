@@ -26,6 +26,7 @@ from support.tables import row, write_table
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 SITE, TRAINER = EXAMPLES / "sites" / "slurm.toml", EXAMPLES / "command-accelerate.toml"
 SECRET = "hunter2-is-no-secret"
+PATTERNS = "log_patterns = ['step (?P<step_time_s>[0-9.]+) s']\n"
 PROBED = tiny()
 
 
@@ -37,7 +38,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Registered:
         f'[dispatch]\nbackend = "allocation"\nworker_init = ["export WANDB_API_KEY={SECRET}"]\n'
     )
     (folder / "keyed.toml").write_text(
-        f'[command]\narguments = ["train", "{SECRET}"]\n[command.environment]\nAPI = "{SECRET}"\n'
+        f'[command]\narguments = ["train", "{SECRET}"]\n{PATTERNS}[command.environment]\nAPI = "{SECRET}"\n'
     )
     write_table(folder / "runs.csv", row())
     return register(
@@ -187,6 +188,7 @@ MISTAKES = [
     ("site", "x=x.toml", '[dispatch]\nbackend = "parsl"\n', InvalidInput, r"dispatch\.scheduler is missing"),
     ("site", "x=x.toml", "[dispatch]\nque = 1\n", InvalidInput, r"unknown key dispatch\.que"),
     ("trainer", "x=x.toml", "[command]\narguments = []\n", InvalidInput, r"command\.arguments is missing"),
+    ("trainer", "x=x.toml", f'[command]\narguments = ["{{tp}}"]\n{PATTERNS}', InvalidInput, "no field is called .tp."),
     ("data", "x=none.txt", "", InvalidInput, r"--data x=none.txt: data\.path = .none.txt.: expected a file"),
     ("table", "x=none.csv", "", InvalidInput, r"table\.path"),
 ]
@@ -201,6 +203,33 @@ def test_a_file_that_cannot_be_used_ends_the_start(
     (tmp_path / "x.toml").write_text(text)
     with pytest.raises(error, match=message):
         register({kind: [word]})
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("command-*.toml")), ids=lambda path: path.stem)
+def test_every_example_of_a_trainer_can_be_registered(path: Path) -> None:
+    assert register({"trainer": [f"x={path}"]}).names("trainer") == ("x",)
+
+
+def test_what_a_name_stands_for_is_not_told_where_it_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pile.txt").write_text("text " * 1000)
+    write_table(tmp_path / "runs.csv", row())
+    known = register({"data": ["pile=pile.txt"], "table": ["runs=runs.csv"]})
+    (tmp_path / "pile.txt").unlink()
+    chosen = replace(settings(tmp_path), registered=known)
+    with TestClient(create_app(chosen), base_url=ORIGIN) as service:
+        service.headers.update(bearer(tokens_of(chosen).reader))
+        for named, said in (
+            ({"data": "pile"}, 'data = "pile" can no longer be used'),
+            ({"table": "runs"}, 'table = "runs" holds no problem of'),
+        ):
+            refused = service.post("/api/v1/plan", json=PROBED | named)
+            assert refused.status_code == 422
+            assert refused.json()["error"]["message"].startswith(said)
+            assert str(tmp_path) not in refused.text
+    assert str(tmp_path / "pile.txt") in caplog.text
 
 
 def test_a_name_stands_for_one_file() -> None:

@@ -14,10 +14,12 @@ from frontrunner.campaign_file import parse_campaign
 from frontrunner.cli import frontrunner as frontrunner_command
 from frontrunner.evaluators.protocol import make_evaluator
 from frontrunner.evaluators.run_folder import RunFolder
+from frontrunner.reporting_pieces import reported
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.store import open_store
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.space import Survey
 from support.campaigns import order, write_toml
 from support.tables import row, write_table
 
@@ -79,6 +81,21 @@ def test_what_is_in_no_row_is_illegal_and_says_so(tmp_path: Path) -> None:
     survey, whole = spec.survey(), spec.space.survey(spec.problem)
     assert len(survey.recipes) == len(ROWS)
     assert survey.refusals["not-in-table"] == len(whole.recipes) - len(ROWS) > 0
+
+
+def test_a_report_counts_as_legal_what_the_table_holds(tmp_path: Path) -> None:
+    spec, store = spec_of(tmp_path, *ROWS), str(tmp_path / "store.db")
+    launch(spec, store=store)
+    with open_store(store) as found:
+        surveys: dict[int, Survey] = {}
+        for _ in range(2):
+            assert reported(found, "looked-up", surveys).figures.collected.survey.recipes == spec.survey().recipes
+        ((first, kept),) = surveys.items()
+        assert reported(found, "looked-up", surveys).figures.collected.survey is kept
+        assert first == found.campaign("looked-up").id
+        (tmp_path / "rows.csv").unlink()
+        alone = reported(found, "looked-up").figures.collected.survey
+    assert alone.recipes == spec.space.survey(spec.problem).recipes
 
 
 def test_an_outcome_is_on_disk_and_harvested(tmp_path: Path) -> None:

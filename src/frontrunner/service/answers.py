@@ -19,6 +19,8 @@ from frontrunner.service.state import RoleOf, ServiceOf
 from frontrunner.service.tokens import Role
 
 JSON = "application/json"
+BESIDE_BYTES = 512
+"""What an answer takes beside itself and its question, about: the objects that keep it."""
 StampT = TypeVar("StampT")
 AnswerT = TypeVar("AnswerT", bound=Sized)
 
@@ -47,16 +49,20 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """An answer, the stamp of the store that was read before it was made, and since when it is known to hold."""
+    """An answer, the stamp of the store that was read before it was made, and since when it is known to hold.
+
+    `size_bytes` is what it takes to keep it, with its question, which may be longer than the answer.
+    """
 
     stamp: object
     since_s: float
     answer: Any
+    size_bytes: int
 
 
 @dataclass(kw_only=True)
 class Memory:
-    """The answers that were given last, of at most `most_bytes` together; `clock` tells seconds.
+    """The answers that were given last, of at most `most_bytes` together with their questions; `clock` tells seconds.
 
     An answer is given again where its making began after the question was asked, so that many who ask at the same
     time wait for one; and where its stamp is still that of the store.
@@ -90,7 +96,8 @@ class Memory:
                 return found
             since_s, now = self.clock(), read_stamp()
             made: AnswerT = kept.answer if kept is not None and kept.stamp == now else make(now)
-            self._keep(question.key, Kept(stamp=now, since_s=since_s, answer=made))
+            size_bytes = len(made) + len(question.about.encode()) + BESIDE_BYTES
+            self._keep(question.key, Kept(stamp=now, since_s=since_s, answer=made, size_bytes=size_bytes))
             return made
 
     def _turn(self, key: object) -> threading.Lock:
@@ -103,10 +110,10 @@ class Memory:
         """Keep an answer, and drop those that were not asked for longest where they are too many bytes."""
         with self._lock:
             old = self._kept.pop(key, None)
-            self._bytes += len(new.answer) - (0 if old is None else len(old.answer))
+            self._bytes += new.size_bytes - (0 if old is None else old.size_bytes)
             self._kept[key] = new
             while self._bytes > self.most_bytes:
-                self._bytes -= len(self._kept.popitem(last=False)[1].answer)
+                self._bytes -= self._kept.popitem(last=False)[1].size_bytes
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from frontrunner.service.answers import Memory
 from frontrunner.service.drivers import Drivers
 from frontrunner.service.guards import BodyKind, KnownHost, SameOrigin, SecureHeaders
 from frontrunner.service.models import ErrorAnswer
+from frontrunner.service.pages.figures import FigureShelf
 from frontrunner.service.pressure import BodySize, HeadSize, RequestRate
 from frontrunner.service.refusals import refusal, refusal_of
 from frontrunner.service.registered import KINDS, Registered
@@ -87,6 +88,7 @@ def create_app(settings: ServiceSettings, *, pages: Sequence[APIRouter] = ()) ->
     app.state.service = service
     app.state.memory = Memory(most_bytes=settings.limits.remembered_bytes)
     app.state.last_reported = reports.LastReported()
+    app.state.shelf = FigureShelf()
     for router in ROUTERS:
         app.include_router(router, prefix=API, responses=REFUSALS)
     for router in (*pages, operations.router):  # the first that knows an address answers
@@ -141,7 +143,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 def _answer_errors(app: FastAPI) -> None:
     @app.exception_handler(FrontrunnerError)
     async def ours(request: Request, error: FrontrunnerError) -> Response:
-        return refusal_of(request.scope, error)
+        store: str = request.app.state.service.store.url
+        return refusal_of(request.scope, error, store)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:

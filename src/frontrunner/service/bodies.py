@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from frontrunner.campaign_file import CampaignFile, parse_campaign
@@ -13,6 +16,9 @@ from frontrunner.spaces.names import FALLBACK
 from frontrunner.spaces.wording import shown, shown_key
 from frontrunner.toml_file import Table
 
+ABOUT = {"trainer": "command", "data": "data.", "table": "table."}
+"""How a message begins that is about what a name stands for, by its kind: it may hold the path or the command."""
+logger = logging.getLogger("frontrunner.service")
 DISPATCHED = "probe"
 """The evaluator whose probes are sent to nodes; a site gives the others its cluster alone."""
 
@@ -70,6 +76,32 @@ def _at_site(table: Table, name: str, known: Registered) -> Table:
 def parsed(table: Table) -> CampaignFile:
     """The campaign of such a table; raises `InvalidInput` for what is no campaign."""
     return parse_campaign(table, default_name=FALLBACK, base=Path.cwd())
+
+
+@contextmanager
+def contents_untold(body: CampaignBody, known: Registered) -> Iterator[None]:
+    """Has a mistake in what a name stands for told by that name alone; the service's log says what it is.
+
+    A file that was good when the service started may be gone, and the message would hold its path or command.
+    """
+    try:
+        yield
+    except InvalidInput as error:
+        for kind, beginning in ABOUT.items():
+            name = getattr(body, kind)
+            if name is not None and error.message.startswith(beginning):
+                raise _by_name(kind, name, known, error) from None
+        raise
+
+
+def _by_name(kind: str, name: str, known: Registered, error: InvalidInput) -> InvalidInput:
+    called = f"{kind} = {shown(name)}"
+    if kind == "table":
+        rest = error.message.removeprefix(f"table.path = {known.sections(kind, name)[kind]['path']} ")
+        if rest != error.message:  # it holds no such problem, and which it holds may be told
+            return InvalidInput(f"{called} {rest}", hint=error.hint)
+    logger.warning("%s cannot be used: %s", called, error.message)
+    return InvalidInput(f"{called} can no longer be used", hint="the service's log says why")
 
 
 def campaign_from(body: CampaignBody, known: Registered, *, most_points: int) -> CampaignFile:

@@ -29,7 +29,7 @@ from frontrunner.results.ranking import RankedRecipe, Ranking
 from frontrunner.results.records import CampaignSummary
 from frontrunner.results.status import FailedTrial, Status
 from frontrunner.service.client_reports import Reports
-from frontrunner.service.connection import Connection, address_of, part_of_path
+from frontrunner.service.connection import Connection, address_of, part_of_path, recipe_path
 from frontrunner.service.replays import Replay
 from frontrunner.service.settings import is_loopback
 from frontrunner.service.tokens import TOKEN_VARIABLE, default_token_file, read_tokens
@@ -159,11 +159,11 @@ class Client(Reports):
 
         What its campaigns' commands and nodes were given, and may hold secrets, is left out.
         """
-        return self._get(Explanation, f"/recipes/{part_of_path(recipe_id)}")
+        return self._get(Explanation, recipe_path(recipe_id))
 
     def export(self, recipe: str, *, to: str) -> str:
         """A recipe, by its id, as a text that the tool `to` accepts; as `frontrunner.export`, but of no file."""
-        path = f"/recipes/{part_of_path(recipe)}/export?{urlencode({'to': to})}"
+        path = f"{recipe_path(recipe)}/export?{urlencode({'to': to})}"
         return self._connection.ask("GET", path).decode()
 
     def compare(self, first: str, second: str) -> Comparison:

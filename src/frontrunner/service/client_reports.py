@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from frontrunner.results.predictions import SmallScale
-from frontrunner.service.connection import Connection, part_of_path
+from frontrunner.service.connection import Connection, recipe_path
 from frontrunner.service.models import FrameAnswer
 from frontrunner.spaces.errors import NothingLegal, ServiceUnreachable
 
@@ -98,7 +98,7 @@ class Reports:
 
     def predictions_of(self, recipe_id: str) -> tuple[SmallScale, ...]:
         """The campaigns that predict a recipe, each with that prediction alone; raises `NotFound` without one."""
-        return tuple(self._get(list[SmallScale], f"/recipes/{part_of_path(recipe_id)}/predictions"))
+        return tuple(self._get(list[SmallScale], f"{recipe_path(recipe_id)}/predictions"))
 
     def baseline(self, campaign: str | None = None) -> Baseline | None:
         """The campaign's baseline beside its best; None where it names none, or the baseline was not measured."""

@@ -43,6 +43,11 @@ def address_of(url: str) -> ServiceAddress:
     return ServiceAddress(host=parts.hostname, port=port, prefix=parts.path.rstrip("/"), is_tls=parts.scheme == "https")
 
 
+def recipe_path(recipe_id: str) -> str:
+    """The path of a recipe, whose id may be written as a command takes it: in capitals, with spaces around."""
+    return f"/recipes/{part_of_path(recipe_id.strip().lower())}"
+
+
 def part_of_path(name: str) -> str:
     """A name as one part of a path; raises `InvalidInput` for what would be none, or several."""
     if name in ("", ".", "..") or "/" in name:

@@ -1,6 +1,6 @@
 """What a request must pass before anybody reads it: small ASGI layers, outermost first, each with one question.
 
-The order is that of `frontrunner.service.app.GUARDS`: the Host it was sent to (421), the page it was sent from (403),
+The order is that of `frontrunner.service.app._guards`: the Host it was sent to (421), the page it was sent from (403),
 who sent it (`access`, 401), how long its body is (413), and of what kind (415).
 """
 

@@ -55,11 +55,12 @@ def refusal(
     return Response(json.dumps(table), status_code=status, media_type="application/json", headers=headers)
 
 
-def refusal_of(scope: Scope, error: errors.FrontrunnerError) -> Response:
-    """One of our errors as an answer."""
+def refusal_of(scope: Scope, error: errors.FrontrunnerError, store: str) -> Response:
+    """One of our errors as an answer; what is not there is not in `store`, which is nobody's business."""
     kind = type(error)
     status = next(STATUS_OF[base] for base in kind.__mro__ if base in STATUS_OF)
-    return refusal(scope, status, error.message, kind=kind.__name__, hint=error.hint)
+    message = error.message.removesuffix(f" in {store}") if isinstance(error, errors.NotFound) else error.message
+    return refusal(scope, status, message, kind=kind.__name__, hint=error.hint)
 
 
 def wants_page(scope: Scope) -> bool:

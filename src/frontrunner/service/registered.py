@@ -121,9 +121,12 @@ def _given(kind: str, path: Path) -> dict[str, Any]:
 
 
 def _checked(kind: str, given: Mapping[str, Any], base: Path) -> CampaignFile:
-    """The sections as a campaign file's, with paths made whole."""
+    """The sections as a campaign file's, with paths made whole; of a trainer one command is made."""
     evaluator = EVALUATOR_OF.get(kind, "probe")
-    return parse_campaign({**AROUND, **given, "evaluator": evaluator}, default_name=FALLBACK, base=base)
+    file = parse_campaign({**AROUND, **given, "evaluator": evaluator}, default_name=FALLBACK, base=base)
+    if evaluator == "command":
+        file.spec.survey()
+    return file
 
 
 def _site(given: Mapping[str, Any], spec: CampaignSpec) -> str:

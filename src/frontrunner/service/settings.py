@@ -40,7 +40,7 @@ class Limits:
     running_replays: int = 2
     launch_s: float = 120.0
     plan_points: int = 200_000
-    frame_rows: int = 200_000
+    frame_rows: int = 50_000
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from frontrunner.results.records import Campaign
 from frontrunner.results.store import Store
 from frontrunner.service.pages.drawings.coordinates import Parallels, parallels
 from frontrunner.spaces.space import Survey
-from frontrunner.starting import stored_spec
+from frontrunner.starting import stored_spec, stored_survey
 
 SHOWN = {
     "history": "Best so far",
@@ -81,7 +81,7 @@ class FigureShelf:
         key = (campaign.id, self.editions.of(campaign, is_live=now.is_driven))
         with self._lock:  # the page asks for all of its figures at once: one of them reads
             if key not in self._figures:
-                survey = self._surveys.get(campaign.id) or stored_spec(campaign).survey()
+                survey = self._surveys.get(campaign.id) or stored_survey(stored_spec(campaign))
                 _keep(self._surveys, campaign.id, survey)
                 _keep(self._figures, key, Figures(collected=collect(store, campaign, survey)))
             return self._figures[key]

@@ -47,7 +47,7 @@ class Pieces:
     parts: tuple[Part, ...]
 
     def __len__(self) -> int:
-        return sum(len(part.html) for part in self.parts)
+        return sum(len(part.html.encode()) for part in self.parts)
 
     @property
     def live(self) -> Markup:

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Response
 
 from frontrunner.planning_api import plan_of, shown_plan
 from frontrunner.service.answers import answer
-from frontrunner.service.bodies import campaign_from
+from frontrunner.service.bodies import campaign_from, contents_untold
 from frontrunner.service.models import PlanAnswer, PlanBody, RegisteredAnswer
 from frontrunner.service.state import ServiceOf
 
@@ -25,7 +25,8 @@ async def plan(service: ServiceOf, body: PlanBody) -> Response:
 
     def planned() -> dict[str, object]:
         settings = service.settings
-        file = campaign_from(body, settings.registered, most_points=settings.limits.plan_points)
-        return shown_plan(plan_of(file.spec), body.top)
+        with contents_untold(body, settings.registered):
+            file = campaign_from(body, settings.registered, most_points=settings.limits.plan_points)
+            return shown_plan(plan_of(file.spec), body.top)
 
     return answer(await service.slowly(planned))

@@ -15,22 +15,24 @@ from frontrunner.baseline import Baseline, baseline_of
 from frontrunner.drawing.catalogue import FIGURES
 from frontrunner.drawing.head import Elsewhere
 from frontrunner.evaluators.insight.collected import Missing
+from frontrunner.plain_json import to_json
 from frontrunner.predictions_api import scales_of
 from frontrunner.reporting_pieces import Reported, not_drawn, picture, report_text, reported
 from frontrunner.results import frames
 from frontrunner.results.driving import stamp
 from frontrunner.results.predictions import SmallScale, small_scale
 from frontrunner.results.store import Store
-from frontrunner.service.answers import AnswersOf, answer
+from frontrunner.service.answers import JSON, AnswersOf, answer
 from frontrunner.service.models import FrameAnswer
 from frontrunner.service.routes.parameters import CampaignName, RecipeId
 from frontrunner.service.state import Service, ServiceOf, StoreOf
 from frontrunner.spaces.errors import InvalidInput, NothingLegal
+from frontrunner.spaces.space import Survey
 
 router = APIRouter(tags=["reports"])
 MOST_READ = 2
 PIECE_BYTES = 262_144
-"""A report is sent in such pieces, so that a slow reader is only cut off where one of them takes too long."""
+"""Reports and tables are sent in such pieces, so that a slow reader is only cut off where one takes too long."""
 MEDIA = {"svg": "image/svg+xml", "png": "image/png"}
 PAGE: dict[int | str, dict[str, Any]] = {200: {"content": {"text/html": {"schema": {"type": "string"}}}}}
 PICTURE: dict[int | str, dict[str, Any]] = {
@@ -40,10 +42,14 @@ FigureName = Annotated[str, Path(json_schema_extra={"enum": list(FIGURES)}, max_
 
 
 class LastReported:
-    """What was read of the campaigns that were drawn last, as long as they have not changed since."""
+    """What was read of the campaigns that were drawn last, as long as they have not changed since.
+
+    A survey of a space stays good as long as its campaign.
+    """
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, tuple[object, Reported]] = OrderedDict()
+        self._surveys: OrderedDict[int, Survey] = OrderedDict()
         self._lock = threading.Lock()
 
     def of(self, store: Store, name: str) -> Reported:
@@ -52,11 +58,13 @@ class LastReported:
         with self._lock:  # a client asks for all of the figures: one of its requests reads
             then, found = self._kept.get(name, (None, None))
             if found is None or then != now:
-                found = reported(store, name)
+                found = reported(store, name, self._surveys)
                 self._kept[name] = (now, found)
+                self._surveys.move_to_end(found.figures.collected.campaign.id)
             self._kept.move_to_end(name)
-            while len(self._kept) > MOST_READ:
-                self._kept.popitem(last=False)
+            for kept in (self._kept, self._surveys):
+                while len(kept) > MOST_READ:
+                    kept.popitem(last=False)
             return found
 
 
@@ -104,16 +112,23 @@ async def dataframe(service: ServiceOf, name: CampaignName) -> Response:
     """One row a finished attempt, by column; as `frontrunner dataframe` writes it."""
     most = service.settings.limits.frame_rows
 
-    def table() -> FrameAnswer:
-        rows = service.store.campaign(name).outcomes
+    def table() -> bytes:
+        rows = frames.row_count(service.store, name)
         if rows > most:
             raise InvalidInput(
-                f"campaign {name} has {rows:,} outcomes: a service makes a table of at most {most:,}",
+                f"campaign {name} has {rows:,} finished attempts: a service makes a table of at most {most:,}",
                 hint="run `frontrunner dataframe` where the store is",
             )
-        return FrameAnswer(columns=frames.plain_columns(frames.frame(service.store, name)))
+        return _frame_json(frames.plain_columns(frames.frame(service.store, name)))
 
-    return answer((await service.slowly(table)).model_dump())
+    return StreamingResponse(_pieces(await service.slowly(table)), media_type=JSON)
+
+
+def _frame_json(columns: dict[str, list[Any]]) -> bytes:
+    """A `FrameAnswer`, made column by column: while JSON is made of one, no other thread runs."""
+    return b'{"columns": {%s}}' % b", ".join(
+        f"{to_json(name)}: {to_json(cells)}".encode() for name, cells in columns.items()
+    )
 
 
 @router.get("/campaigns/{name}/predictions", response_model=SmallScale | None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse
 
 from frontrunner.evaluators.insight.collected import Missing
@@ -22,11 +22,19 @@ from frontrunner.service.tokens import Role
 from frontrunner.spaces.errors import bad_value
 
 router = APIRouter()
-shelf = FigureShelf()
 PAGE_SIZE = 50
 Asked = Annotated[PageNumber, Query(alias="page")]
 Seen = Annotated[str, Query(max_length=400, pattern="~")]
 """What a page has seen: the campaign's moment, the edition of its figures, and each part's digest, with ~ between."""
+
+
+async def the_shelf(request: Request) -> FigureShelf:
+    """The figures that this service has drawn: campaigns have the same ids in every store."""
+    shelf: FigureShelf = request.app.state.shelf
+    return shelf
+
+
+ShelfOf = Annotated[FigureShelf, Depends(the_shelf)]
 TOLD = {
     "pause": "The driver was told to pause: probes that run may finish, no more are started.",
     "stop": "The driver was told to stop: probes that run may finish, and the campaign ends.",
@@ -50,14 +58,14 @@ def all_campaigns(
 
 
 @router.get("/campaigns/{name}")
-def one_campaign(answers: AnswersOf, store: StoreOf, role: RoleOf, name: CampaignName) -> Response:
+def one_campaign(answers: AnswersOf, store: StoreOf, shelf: ShelfOf, role: RoleOf, name: CampaignName) -> Response:
     """One campaign, live."""
     pieces = PieceMaker(store=store, shelf=shelf, role=role).kept(answers, name)
     return page("campaign.html", here=None, pieces=pieces, figures=tuple(SHOWN.items()))
 
 
 @router.get("/campaigns/{name}/live")
-def live(answers: AnswersOf, store: StoreOf, role: RoleOf, name: CampaignName, seen: Seen) -> Response:
+def live(answers: AnswersOf, store: StoreOf, shelf: ShelfOf, role: RoleOf, name: CampaignName, seen: Seen) -> Response:
     """The pieces that changed since the page saw them last; nothing (204) where nothing was written."""
     was, edition, *digests = seen.split("~")
     (now,) = stamp(store, (name,))
@@ -83,7 +91,7 @@ def trials(answers: AnswersOf, store: StoreOf, name: CampaignName, page_number: 
 
 
 @router.get("/campaigns/{name}/figures/{wanted}")
-async def one_figure(service: ServiceOf, name: CampaignName, wanted: str) -> Response:
+async def one_figure(service: ServiceOf, shelf: ShelfOf, name: CampaignName, wanted: str) -> Response:
     """What the page's script needs to draw a figure."""
     if wanted not in SHOWN:
         raise bad_value("figure", wanted, f"one of {', '.join(SHOWN)}")
@@ -91,7 +99,7 @@ async def one_figure(service: ServiceOf, name: CampaignName, wanted: str) -> Res
 
 
 @router.get("/campaigns/{name}/coordinates")
-async def parallel_coordinates(service: ServiceOf, name: CampaignName) -> Response:
+async def parallel_coordinates(service: ServiceOf, shelf: ShelfOf, name: CampaignName) -> Response:
     """The parallel coordinates, drawn."""
     found = await service.slowly(lambda: coordinates(shelf.figures(service.store, name)))
     reason = found.reason if isinstance(found, Missing) else ""

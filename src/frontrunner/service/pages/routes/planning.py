@@ -12,7 +12,7 @@ from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from frontrunner.service.bodies import campaign_from, campaign_table, parsed
+from frontrunner.service.bodies import campaign_from, campaign_table, contents_untold, parsed
 from frontrunner.service.models import CampaignBody
 from frontrunner.service.pages.drawings.cut import cut_drawing
 from frontrunner.service.pages.rendering import page, render
@@ -128,10 +128,10 @@ async def check(service: ServiceOf, given: CampaignText) -> Response:
 
     def checked() -> dict[str, Any]:
         try:
-            settings = service.settings
-            file = campaign_from(given.body(), settings.registered, most_points=settings.limits.plan_points)
-            spec = file.spec
-            found = spec.survey()
+            settings, body = service.settings, given.body()
+            with contents_untold(body, settings.registered):
+                spec = campaign_from(body, settings.registered, most_points=settings.limits.plan_points).spec
+                found = spec.survey()
         except FrontrunnerError as error:
             return {"error": error}
         devices = spec.problem.cluster.devices
