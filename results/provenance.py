@@ -20,8 +20,21 @@ PACKAGES = ("frontrunner", "torch", "deephyper", "optuna", "deepspeed", "numpy",
 
 GIT_TIMEOUT_S = 10.0
 REDACTED = "[redacted]"
-SECRET_WORDS = re.compile(r"(token|secret|passw|api[-_]?key|credential|private[-_]?key|auth)", re.IGNORECASE)
-URL_PASSWORD = re.compile(r"(?P<before>[a-z][a-z0-9+.-]*://[^\s/:@]*:)[^\s/@]+(?=@)", re.IGNORECASE)
+SECRET_WORDS = re.compile(
+    r"secret|passw|passphrase|credential|(?:api|access|private)[-_.]?key|(?:^|[-_.])(?:pass|o?auth2?)(?:$|[-_.])|_pwd$"
+    r"|(?<!(?:bos|cls|eos|pad|sep|unk)[-_.])token(?:[-_.]?\d+)?$|(?-i:(?:^|_)TOKEN_)",
+    re.IGNORECASE,
+)
+"""Of names of secrets. Trainers count tokens too: `--train-tokens` and `--token-dispatcher-type` name none."""
+PATH_NAME = re.compile(r"[-_.](?:path|file|dir|sock)$", re.IGNORECASE)
+ASSIGNED = re.compile(r"(?<![\w.-])(?P<name>[\w.-]++)(?:=|:\s+|(?P<space>\s+)(?=[^\s-]))")
+"""A name and what parts it from its value: of an option, white space does too."""
+VALUE = re.compile(r"""(?:"(?:\\.?|[^"\\])*(?:"|$)|'[^']*(?:'|$)|[^\s,;&'"])*""", re.DOTALL)
+"""A value among others, as a shell or a list quotes and ends it."""
+AUTHORIZATION = re.compile(
+    r"(?P<before>authorization:\s*(?:(?:basic|bearer|digest|token)\s+)?)[^\s'\"]+", re.IGNORECASE
+)
+URL_PASSWORD = re.compile(r"(?P<before>(?<![a-z0-9+.-])[a-z][a-z0-9+.-]*+://[^\s/:@]*:)[^\s/@]+(?=@)", re.IGNORECASE)
 QUERY_PASSWORD = re.compile(r"(?P<before>[?&](?:ssl)?password=)[^&#\s]+", re.IGNORECASE)
 TOKEN_SHAPES = re.compile(r"^(hf_|ghp_|gho_|glpat-|github_pat_|sk-|xox[abp]-|AKIA|eyJ)[A-Za-z0-9_.-]{8,}$")
 
@@ -78,25 +91,42 @@ def git_state(folder: Path) -> tuple[str | None, bool | None]:
     return revision, None if changes is None else bool(changes)
 
 
+def names_a_secret(name: str) -> bool:
+    """Whether an option or a variable of this name holds a secret itself, rather than the path of one."""
+    return SECRET_WORDS.search(name) is not None and not PATH_NAME.search(name)
+
+
 def redact(arguments: Sequence[str]) -> tuple[str, ...]:
     """The arguments, with values of secret-looking names, passwords in URLs and known token shapes replaced."""
     shown: list[str] = []
     hide_next = False
     for argument in arguments:
-        name, equals, _ = argument.partition("=")
         if (hide_next and not argument.startswith("--")) or TOKEN_SHAPES.match(argument):
             shown.append(REDACTED)
-        elif equals and SECRET_WORDS.search(name):
-            shown.append(f"{_without_passwords(name)}={REDACTED}")
         else:
-            shown.append(_without_passwords(argument))
-        hide_next = argument.startswith("-") and not equals and SECRET_WORDS.search(argument) is not None
+            shown.append(_without_passwords(_without_assigned(argument)))
+        hide_next = argument.startswith("-") and "=" not in argument and names_a_secret(argument)
     return tuple(shown)
 
 
+def _without_assigned(argument: str) -> str:
+    """Each value of a secret's name replaced: to the argument's end where it begins with the name, which is no list."""
+    shown, read = "", 0
+    for found in ASSIGNED.finditer(argument):
+        is_secret = names_a_secret(found["name"]) and (found["space"] is None or found["name"].startswith("-"))
+        if not is_secret or found.start() < read:
+            continue
+        shown += argument[read : found.end()] + REDACTED
+        if found.start() == 0:
+            return shown
+        ended = VALUE.match(argument, found.end())
+        read = ended.end() if ended else found.end()
+    return shown + argument[read:]
+
+
 def _without_passwords(argument: str) -> str:
-    """A URL's password, before its host or among its parameters, replaced."""
-    for pattern in (URL_PASSWORD, QUERY_PASSWORD):
+    """A URL's password, before its host or among its parameters, and what a header authorizes by, replaced."""
+    for pattern in (URL_PASSWORD, QUERY_PASSWORD, AUTHORIZATION):
         argument = pattern.sub(rf"\g<before>{REDACTED}", argument)
     return argument
 

@@ -84,7 +84,7 @@ class LogReader:
         while new := self._next():
             anything = True
             self._unread += new
-            self._take(self._last_end() if len(self._unread) < CHUNK_BYTES else len(self._unread))
+            self._take(self._last_end() or (len(self._unread) if len(self._unread) >= CHUNK_BYTES else 0))
         if to_the_end:
             self._take(len(self._unread))
         return anything

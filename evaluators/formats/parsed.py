@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.wording import shown_key
 
+if TYPE_CHECKING:
+    import yaml
+
 MOST_YAML_CHARACTERS = 64 * 1024
 """The parser, which is written in Python, takes half a second for so many."""
 MOST_VALUES = 20_000
+MERGE_TAG = "tag:yaml.org,2002:merge"
 DEEPEST = 32
 """Levels of lists and tables; configurations of these tools have five."""
 
@@ -49,7 +54,7 @@ def yaml_table(text: str) -> dict[str, Any]:
     if len(text) > MOST_YAML_CHARACTERS:
         raise InvalidInput(f"not usable YAML: {len(text):,} characters: at most {MOST_YAML_CHARACTERS:,} do")
     try:
-        found = yaml.safe_load(text)
+        found = yaml.load(text, Loader=_loader())  # noqa: S506 - a SafeLoader that reads less
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -62,6 +67,21 @@ def yaml_table(text: str) -> dict[str, Any]:
         raise InvalidInput("not usable YAML: expected a mapping")
     _refuse_bomb(found)
     return found
+
+
+@cache
+def _loader() -> type[yaml.SafeLoader]:
+    """A loader of plain values without merge keys, which copy what they name while the text is still being read."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]  # the library tells no types
+        def flatten_mapping(self, node: yaml.MappingNode) -> None:
+            for key, _ in node.value:
+                if key.tag == MERGE_TAG:
+                    raise yaml.constructor.ConstructorError(None, None, "merge keys (<<) are not read", key.start_mark)
+            super().flatten_mapping(node)
+
+    return Loader
 
 
 def _refuse_bomb(table: dict[str, Any]) -> None:

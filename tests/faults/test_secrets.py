@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from frontrunner.campaign_file import parse_campaign
+from frontrunner.results.provenance import REDACTED
 from frontrunner.results.secret_values import looks_secret, without_secrets
 from frontrunner.spaces.errors import InvalidInput
 from support.campaigns import command, environment, tiny, write_toml
@@ -130,3 +131,10 @@ def test_ordinary_variables_are_no_secrets() -> None:
     for name in ("TOKENIZERS_PARALLELISM", "OMP_NUM_THREADS", "PASSENGERS", "AUTHOR"):
         assert not looks_secret(name, "false")
     assert without_secrets("PATH is /usr/bin", {"PATH": "/usr/bin", "A_TOKEN": "is"}) == "PATH is /usr/bin"
+
+
+def test_secrets_that_begin_alike_leave_no_end_and_paths_are_told() -> None:
+    environment = {"A_TOKEN": "abcdefgh", "B_TOKEN": "abcdefgh1234", "SSH_AUTH_SOCK": "/run/agent/socket"}
+    environment |= {"GOOGLE_APPLICATION_CREDENTIALS": "/home/me/key.json"}
+    said = "abcdefgh1234 of /home/me/key.json by /run/agent/socket"
+    assert without_secrets(said, environment) == f"{REDACTED} of /home/me/key.json by /run/agent/socket"

@@ -130,6 +130,14 @@ class TestOtherTools:
             json_table("{" + keys + "}")
         assert quickly(begin)
 
+    def test_yaml_that_repeats_itself_by_merge_keys_is_refused_at_once(self) -> None:
+        fields = ", ".join(f"k{number}: 1" for number in range(20))
+        levels = "".join(f"{b}: &{b} {{<<: [{', '.join([f'*{a}'] * 20)}]}}\n" for a, b in ("ab", "bc", "cd", "de"))
+        begin = time.process_time()
+        with pytest.raises(InvalidInput, match="merge keys"):
+            yaml_table(f"a: &a {{{fields}}}\n{levels}")
+        assert quickly(begin)
+
     @pytest.mark.parametrize(
         "text",
         [

@@ -7,7 +7,7 @@ import pytest
 from frontrunner.evaluators.command.keeper import ARRIVALS, LOG
 from frontrunner.evaluators.command.logs import LOG_PATTERNS
 from frontrunner.evaluators.command.patterns import Pattern, number, patterns_of
-from frontrunner.evaluators.command.reading import LogReader
+from frontrunner.evaluators.command.reading import CHUNK_BYTES, LogReader
 from frontrunner.spaces.errors import InvalidInput
 
 GIB, MIB = 2**30, 2**20
@@ -225,3 +225,14 @@ def test_a_line_that_is_still_being_written_waits(tmp_path: Path) -> None:
         file.write("37 2.5\n")
     assert reader.advance()
     assert [(step.number, step.time_s, step.arrival_s) for step in reader.steps] == [(1, 0.5, 1.5), (2, 0.25, 2.5)]
+
+
+@pytest.mark.parametrize("cut", range(1, 18))
+def test_a_line_is_whole_wherever_what_is_read_at_once_ends(tmp_path: Path, cut: int) -> None:
+    line = b"step 7 took 1234.5 s\n"
+    before = b"." * (CHUNK_BYTES - cut - 1) + b"\n"
+    (tmp_path / LOG).write_bytes(before + line)
+    (tmp_path / ARRIVALS).write_text(f"{len(before) + len(line)} 1.0\n")
+    reader = LogReader(tmp_path, patterns_of([r"step (?P<step>\d+) took (?P<step_time_s>\d+(\.\d+)?)"]))
+    reader.advance(to_the_end=True)
+    assert [(step.number, step.time_s) for step in reader.steps] == [(7, 1234.5)]

@@ -21,6 +21,8 @@ from frontrunner.service.logs import read_end
 from frontrunner.service.models import FORBIDDEN_KEYS, SECTIONS
 from frontrunner.service.streams import Cursor, Follower, cursor_from
 from frontrunner.spaces.errors import InvalidInput
+from frontrunner.validation import dump_json
+from support.campaigns import spec_of, tiny
 from support.rankings import measurement, record, start
 from support.services import BODY, bearer, browser, filled, settings, tokens_of
 
@@ -252,6 +254,23 @@ def test_the_log_of_a_failure_is_told_whatever_path_the_store_names(tmp_path: Pa
         client.headers.update(bearer(tokens_of(settings(tmp_path)).reader))
         assert client.get("/api/v1/campaigns/logged/trials/1/log").text == "kept"
         assert client.get("/api/v1/campaigns/logged/trials/2/log").status_code == 404
+
+
+def test_a_reader_is_told_the_lines_of_a_log_that_the_driver_kept_and_an_operator_the_file(tmp_path: Path) -> None:
+    spec = spec_of(tiny(name="logged"), tmp_path / "runs")
+    log = spec.run_folder / "00001.1" / "rank-0.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("a token of the driver's shell")
+    with open_store(str(tmp_path / "store.db")) as found:
+        made = found.create_campaign(name="logged", spec_json=dump_json(spec), legal_recipes=1, problem_summary={})
+        writer = found.drive(found.acquire_lease(made.id, host="elsewhere.example", pid=1))
+        writer.set_state(CampaignState.RUNNING, reason="")
+        record(writer, "a" * 12, Failure(kind=FailureKind.CRASHED, message="", log_tail="kept", log_path=str(log)))
+    with browser(settings(tmp_path)) as client:
+        tokens = tokens_of(settings(tmp_path))
+        for token, told in ((tokens.reader, "kept"), (tokens.operator, "a token of the driver's shell")):
+            answered = client.get("/api/v1/campaigns/logged/trials/1/log", headers=bearer(token))
+            assert answered.text == told
 
 
 def test_health_tells_of_a_store_that_is_gone_and_not_where_it_was(

@@ -19,6 +19,9 @@ LOG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\.log")
 def log_tail(store: Store, campaign: str, trial_number: int, *, most_bytes: int) -> str:
     """The end of the log that a failed trial's last attempt names; where the file is gone, what the store kept of it.
 
+    `most_bytes` 0 means what the store kept: the driver, which knows the trainer's secrets, took them out of that. Of
+    the file only the secrets in this process's own environment are taken out.
+
     Only a file that lies itself, not by a link, in the attempt's own folder under the campaign's folder is opened.
     Raises `NotFound` where the trial has not failed or left no log.
     """
@@ -27,7 +30,7 @@ def log_tail(store: Store, campaign: str, trial_number: int, *, most_bytes: int)
         raise NotFound(f"trial {trial_number} of campaign {campaign} has no failure to read the log of")
     root = _campaign_folder(store, campaign)
     found = None
-    if failure.log_path is not None and root is not None:
+    if most_bytes and failure.log_path is not None and root is not None:
         found = read_end(root, Path(failure.log_path), most_bytes=most_bytes)
     if found is None and not failure.log_tail:
         raise NotFound(f"trial {trial_number} of campaign {campaign} left no log")

@@ -21,6 +21,7 @@ import psutil
 
 from frontrunner.evaluators.files import read_json
 from frontrunner.results.clock import timestamp, utc_now
+from frontrunner.results.secret_values import without_secrets
 from frontrunner.results.store import Store
 from frontrunner.service.errors import Conflict, TooMany
 from frontrunner.service.logs import read_end
@@ -112,7 +113,7 @@ class Replays:
             step=steps[-1]["step"] if steps else 0,
             loss=steps[-1].get("loss") if steps else None,
             last_events=tuple(events),
-            log_tail=read_end(self._root, folder / "replay.log", most_bytes=self._log_bytes) or "",
+            log_tail=without_secrets(read_end(self._root, folder / "replay.log", most_bytes=self._log_bytes) or ""),
         )
 
     def stop(self, recipe_id: str) -> Replay:

@@ -16,7 +16,8 @@ from frontrunner.service.answers import AnswersOf, answer
 from frontrunner.service.logs import log_tail
 from frontrunner.service.routes.parameters import CampaignName, PageNumber, PageSize
 from frontrunner.service.secrets import status_told
-from frontrunner.service.state import ServiceOf, StoreOf
+from frontrunner.service.state import RoleOf, ServiceOf, StoreOf
+from frontrunner.service.tokens import Role
 
 router = APIRouter(tags=["campaigns"])
 
@@ -75,7 +76,11 @@ def failures(
 
 
 @router.get("/campaigns/{name}/trials/{number}/log", response_class=Response)
-def log(service: ServiceOf, name: CampaignName, number: Annotated[int, Path(ge=1, le=2**31)]) -> Response:
-    """The end of the log of a failed trial: of the rank that failed first, in its last attempt."""
-    text = log_tail(service.store, name, number, most_bytes=service.settings.limits.log_bytes)
+def log(service: ServiceOf, role: RoleOf, name: CampaignName, number: Annotated[int, Path(ge=1, le=2**31)]) -> Response:
+    """The end of the log of a failed trial: of the rank that failed first, in its last attempt.
+
+    An operator is told it from the file, a reader the lines that the driver put into the store without its secrets.
+    """
+    most_bytes = service.settings.limits.log_bytes if role is Role.OPERATOR else 0
+    text = log_tail(service.store, name, number, most_bytes=most_bytes)
     return Response(text, media_type="text/plain; charset=utf-8")
