@@ -86,7 +86,8 @@ def test_four_ranks_measure_every_level_and_a_campaign_uses_it(tmp_path: Path) -
     table["cluster"] = {"file": "cluster.toml", "memory_gib_per_device": 1.0}
     found = frontrunner.plan(write_toml(tmp_path / "campaign.toml", table))
     assert len(found.fitting) == found.legal > 0
-    assert lacks_rate or not found.assumed
+    unwritten = {"links.node_gb_per_s"} if "not written: links of a node" in out.read_text() else set()
+    assert lacks_rate or set(found.assumed) <= unwritten
 
 
 @pytest.mark.slow

@@ -154,7 +154,7 @@ def test_a_rank_that_is_slowed_is_named(tmp_path: Path) -> None:
     process = start_roll_call(RANKS, 60, tmp_path)
     ranks = ranks_below(process.pid, RANKS)
     wait_until_they_work(ranks)
-    with slowed(ranks[1], runs_s=0.01, stands_s=0.1):
+    with slowed(ranks[1], runs_s=0.01, stands_s=0.3):
         output, errors = process.communicate(timeout=150)
 
     assert process.returncode == 0, errors
