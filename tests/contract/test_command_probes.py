@@ -70,7 +70,7 @@ def test_a_log_becomes_a_measurement_and_the_trainer_is_ended(tmp_path: Path) ->
     outcome = ended(setup).outcome
     assert isinstance(outcome, Measurement), outcome
     assert len(outcome.step_times_s) == 3
-    assert all(0.02 <= seconds < 1 for seconds in outcome.step_times_s)
+    assert all(seconds > 0 for seconds in outcome.step_times_s)
     assert outcome.tokens_per_step == 8 * 32
     assert outcome.tokens_per_s == pytest.approx(8 * 32 / outcome.step_time_s_median)
     assert outcome.peak_memory_bytes == (2**28,)

@@ -127,7 +127,7 @@ def test_the_budget_of_minutes_is_the_drivers_time_over_all_its_runs(campaigns: 
     start = time.monotonic()
     conclusion = campaigns.driver(record, spec).run()
     assert "minutes" in conclusion.reason
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 60
     again = campaigns.driver(record, spec).run()
     assert "minutes" in again.reason
     assert again.measured == conclusion.measured, "resumed with nothing left to spend, it starts nothing"

@@ -94,7 +94,7 @@ def test_a_function_makes_commands(install: Install, tmp_path: Path) -> None:
     finally:
         evaluator.close()
     assert isinstance(finished.outcome, Measurement), finished.outcome
-    assert finished.outcome.step_time_s_median >= 0.01
+    assert finished.outcome.step_time_s_median > 0
 
 
 def test_the_documented_example_is_this_file_and_works(install: Install, tmp_path: Path) -> None:
