@@ -57,7 +57,7 @@ def _plan(found: Plan, top: int, file: str, *, as_json: bool) -> None:
         )
     if not found.judged.fitting:
         raise NothingLegal(
-            f"no recipe of this space is estimated to fit in {found.memory_limit_bytes / 2**30:.1f} GiB a device",
+            f"no recipe of this space is estimated to fit in {found.memory_limit_bytes / 2**30:.3g} GiB a device",
             hint="frontrunner advise FILE looks beyond the space; or allow more sharding, recompute or devices",
         )
 
