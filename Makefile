@@ -7,7 +7,7 @@ TIMED := tests/faults $(addprefix tests/integration/test_,calibrate.py campaign.
   profile.py replay.py service.py)
 TWO := -n 2 --dist loadfile --no-loadscope-reorder $(TIMED:%=--ignore=%)
 
-.PHONY: campaign test slow every-recipe check links format audit clean
+.PHONY: campaign test slow every-recipe check links format audit hashes clean
 
 campaign: .venv/.installed
 	$(BIN)/frontrunner launch examples/laptop.toml
@@ -34,6 +34,10 @@ check: .venv/.installed-dev links
 # Known weaknesses of the pinned packages, as far as this machine's index tells any.
 audit:
 	$(PYTHON) .ci/audit
+
+# The hashes of the pinned versions' files; WHEELS are taken too, as torch's builds for CPUs alone.
+hashes:
+	$(PYTHON) .ci/pin_hashes $(WHEELS)
 
 format: .venv/.installed-dev
 	$(BIN)/ruff check --fix .
