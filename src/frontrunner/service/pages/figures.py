@@ -32,6 +32,8 @@ SHOWN = {
     "sensitivity": "One knob at a time around the best",
 }
 """The report's figures that the page draws as well: the others take seconds, or are drawn by the page itself."""
+ACROSS = ("feasibility", "sensitivity")
+"""Those of many panels, which take the page's whole width; the others stand in pairs."""
 MOST_KEPT = 8
 MOST_EDITIONS = 1000
 PACE = Pace(least_s=15.0, most_s=300.0)

@@ -1,7 +1,9 @@
 "use strict";
-// What htmx alone does not do: bodies as JSON, and details that stay open when their surroundings are replaced.
+// What htmx alone does not do: bodies as JSON, and what a reader has opened or scrolled stays so when its surroundings
+// are replaced. (What has the focus keeps it by its id: that htmx does.)
 (() => {
   const NUMBERS = new Set(["steps"]);
+  const scrolled = new Map();
 
   htmx.defineExtension("json-body", {
     onEvent(name, event) {
@@ -24,6 +26,14 @@
       const next = event.detail.fragment.querySelector(`#${details.id}`);
       if (next) next.open = true;
     }
+    for (const place of event.detail.target.querySelectorAll("[id]")) {
+      if (place.scrollLeft || place.scrollTop) scrolled.set(place.id, { left: place.scrollLeft, top: place.scrollTop });
+    }
+  });
+
+  document.body.addEventListener("htmx:oobAfterSwap", () => {
+    for (const [id, where] of scrolled) document.getElementById(id)?.scrollTo(where);
+    scrolled.clear();
   });
 
   // Errors are shown where the page has room for them, and what was done before is no longer said.
