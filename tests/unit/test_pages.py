@@ -19,7 +19,7 @@ from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.service.app import create_app
 from frontrunner.service.pace import SHARE_OF_CORE
-from frontrunner.service.pages.figures import Editions
+from frontrunner.service.pages.figures import EARLY, Editions
 from frontrunner.service.pages.router import router
 from frontrunner.service.pages.views.campaign import campaign_view, moment
 from frontrunner.service.pages.views.plan import PlanQuestion, campaign_of
@@ -152,18 +152,21 @@ def test_figures_of_a_driven_campaign_change_as_often_as_their_cost_allows(tmp_p
     page_store(tmp_path)
     with open_store(str(tmp_path / "store.db")) as store:
         campaign = store.campaign("first")
-    later = replace(campaign, outcomes=9)
-    assert editions.of(campaign, is_live=True) == 4
+
+    def shown(outcomes: int, *, is_live: bool = True) -> int:
+        return editions.of(replace(campaign, outcomes=outcomes), is_live=is_live)
+
+    assert [shown(outcomes) for outcomes in range(EARLY + 1)] == list(range(EARLY + 1))  # the first ones at once
     now_s = 14.9
-    assert editions.of(later, is_live=True) == 4
+    assert shown(19) == 10
     now_s = 15.0
-    assert editions.of(later, is_live=True) == 9
+    assert shown(19) == 19
     editions.charge(campaign, 40 * SHARE_OF_CORE)  # what may be spent in 40 s
     now_s = 54.9
-    assert editions.of(replace(campaign, outcomes=10), is_live=True) == 9
+    assert shown(20) == 19
     now_s = 55.0
-    assert editions.of(replace(campaign, outcomes=10), is_live=True) == 10
-    assert editions.of(replace(campaign, outcomes=11), is_live=False) == 11  # its end shows at once
+    assert shown(20) == 20
+    assert shown(21, is_live=False) == 21  # its end shows at once
 
 
 def test_figures_come_as_json_and_others_are_refused(client: TestClient) -> None:

@@ -20,7 +20,13 @@
     },
   });
 
+  // What stands below a table that grows and shrinks must not move while somebody reads it.
+  function keepHeight(section, next) {
+    if (section.hasAttribute("data-keeps-height")) next.style.minHeight = `${section.offsetHeight}px`;
+  }
+
   document.body.addEventListener("htmx:oobBeforeSwap", (event) => {
+    keepHeight(event.detail.target, event.detail.fragment.firstElementChild);
     const open = event.detail.target.querySelectorAll("details[open][id]");
     for (const details of open) {
       const next = event.detail.fragment.querySelector(`#${details.id}`);
@@ -36,8 +42,10 @@
     scrolled.clear();
   });
 
-  // Errors are shown where the page has room for them, and what was done before is no longer said.
+  // Answers and errors lie over the page, at its window's foot; what was said before is no longer said.
+  const notice = document.getElementById("notice");
+  document.getElementById("dismiss").addEventListener("click", () => notice.replaceChildren());
   document.body.addEventListener("htmx:beforeRequest", (event) => {
-    if (event.detail.requestConfig.verb !== "get") document.getElementById("notice").replaceChildren();
+    if (event.detail.requestConfig.verb !== "get") notice.replaceChildren();
   });
 })();
