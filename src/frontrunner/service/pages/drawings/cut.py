@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from frontrunner.service.pages.drawings.reach import Reach, reaches
-from frontrunner.service.pages.drawings.strip import STRIP_HEIGHT, Stage, parts, shade, stages
+from frontrunner.service.pages.drawings.strip import STRIP_HEIGHT, Stage, parts, shade, stages, strip_width
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.stages import rank_of_stage
@@ -20,7 +20,6 @@ MOST_DEVICES_A_NODE = 64
 NODES_A_ROW, DEVICES_A_ROW = 4, 4
 CELL_WIDTH, CELL_HEIGHT, CELL_GAP = 60, 42, 6
 NODE_PADDING, NODE_GAP, NODE_HEADING = 10, 12, 22
-LEAST_STRIP_WIDTH = 566
 MOST_STAGE_CHARACTERS = 6
 AROUND = 2
 """From a group's devices to its outline."""
@@ -88,7 +87,7 @@ def cut_drawing(recipe: Recipe, cluster: Cluster, *, layers: int) -> CutDrawing:
     nodes = -(-recipe.devices // cluster.devices_per_node)
     shown, shown_devices = _shown_nodes(recipe, cluster, nodes), min(cluster.devices_per_node, MOST_DEVICES_A_NODE)
     boxes = _nodes(shown, shown_devices)
-    width = max(LEAST_STRIP_WIDTH, *(box.x + box.width for box in boxes))
+    width = max(strip_width(recipe.stages), *(box.x + box.width for box in boxes))
     places = [
         (number * cluster.devices_per_node + place, *_cell(box, place))
         for number, box in zip(shown, boxes, strict=True)

@@ -8,7 +8,7 @@ from itertools import accumulate
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.stages import even_layers, rank_of_stage
 
-STRIP_HEIGHT = 64
+STRIP_HEIGHT, LEAST_WIDTH, MOST_WIDTH, ROOM_A_STAGE = 64, 566, 1148, 24
 MOST_PARTS_DRAWN = 16
 ROOM_FOR_WORDS, ROOM_A_CHARACTER = 112, 7.5
 LIGHTEST, DARKEST = 0.14, 0.62
@@ -32,6 +32,11 @@ def shade(place: int, places: int) -> float:
     """The opacity of the place-th of so many; one alone has the middle."""
     share = place / (places - 1) if places > 1 else 0.4
     return round(LIGHTEST + (DARKEST - LIGHTEST) * share, 3)
+
+
+def strip_width(stages: int) -> float:
+    """At least so wide, and wider where each of many stages then has room for its number."""
+    return min(max(LEAST_WIDTH, ROOM_A_STAGE * stages), MOST_WIDTH)
 
 
 def parts(tensor_parallel: int) -> tuple[float, ...]:
