@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import os
 import re
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from frontrunner.results.driving import stamp
+from frontrunner.results.holders import this_host
 from frontrunner.results.known import REUSED, probes_made
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
@@ -25,6 +28,8 @@ from frontrunner.service.pages.views.campaign import campaign_view, moment
 from frontrunner.service.pages.views.plan import PlanQuestion, campaign_of
 from support.page_stores import SCRIPT, page_store
 from support.services import ORIGIN, bearer, settings, tokens_of
+
+CUT_OFF = '<span class="state cut-off">cut off</span>'
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +137,45 @@ def test_a_page_hears_that_its_driver_died_without_a_word(tmp_path: Path) -> Non
         assert moment(*stamp(store, (name,))) != driven
         view = campaign_view(store, name)
         assert (view.status.driver_is_live, view.can_be_driven) == (False, True)
+
+
+def test_a_campaign_without_its_driver_is_called_cut_off_wherever_it_is_listed(tmp_path: Path) -> None:
+    page_store(tmp_path)
+    chosen = settings(tmp_path)
+    with open_store(str(tmp_path / "store.db")) as store:
+        here = {"host": this_host(), "pid": os.getpid()}
+        writer = store.drive(store.acquire_lease(store.campaign("second").id, **here))
+        writer.set_state(CampaignState.RUNNING, reason="")
+    with TestClient(create_app(chosen, pages=(router,)), base_url=ORIGIN) as client:
+        client.headers.update(bearer(tokens_of(chosen).operator) | {"accept": "text/html"})
+        listed = shown(client, "/")
+        assert '<span class="state running">running</span>' in listed
+        assert 'frontrunner_campaigns{state="running"} 1.0' in shown(client, "/metrics")
+        again = live_of(listed)
+        assert client.get(again).status_code == 204
+        with open_store(str(tmp_path / "store.db")) as store:  # as a driver leaves it that was killed, here long ago
+            gone = {"host": this_host(), "pid": ended_process()}
+            store.acquire_lease(store.campaign("second").id, **gone, take_over=True)
+        assert CUT_OFF in shown(client, again), "the open list hears of it"
+        for path in ("/", "/campaigns/second", "/compare?campaign=first&campaign=second"):
+            assert CUT_OFF in shown(client, path), path
+            assert "state running" not in shown(client, path), path
+        metrics = shown(client, "/metrics")
+        assert 'frontrunner_campaigns{state="running"} 0.0' in metrics
+        assert 'frontrunner_campaigns{state="cut off"} 1.0' in metrics
+
+
+def live_of(page: str) -> str:
+    """The address that a page asks again and again."""
+    found = re.search(r'id="live" hidden hx-get="([^"]+)"', page)
+    assert found is not None
+    return html.unescape(found[1])
+
+
+def ended_process() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
 
 
 def test_the_budget_s_meter_counts_what_the_driver_counts(tmp_path: Path) -> None:

@@ -24,6 +24,10 @@
       const next = event.detail.fragment.querySelector(`#${details.id}`);
       if (next) next.open = true;
     }
+    for (const box of event.detail.target.querySelectorAll("input:checked[id]")) {
+      const next = event.detail.fragment.querySelector(`#${CSS.escape(box.id)}`);
+      if (next) next.checked = true;
+    }
   });
 
   // Errors are shown where the page has room for them, and what was done before is no longer said.
