@@ -168,6 +168,8 @@ class Driver:
                 return CampaignState.FINISHED, enough
             if (new := proposals.new()) is None:
                 return CampaignState.FINISHED, "every legal recipe has been tried"
+            if (late := self._why_end(flights.values())) is not None:  # strategies may take long to answer
+                return late
             if not self._answered(new):
                 self._attempts.start(new)
             self._held.keep()  # answers may follow one another for longer than a lease lasts
