@@ -2,6 +2,7 @@
 // What htmx alone does not do: bodies as JSON, and details that stay open when their surroundings are replaced.
 (() => {
   const NUMBERS = new Set(["steps"]);
+  const BOOLEANS = new Set(["anyway"]);
 
   htmx.defineExtension("json-body", {
     onEvent(name, event) {
@@ -13,7 +14,9 @@
     },
     encodeParameters(_xhr, parameters) {
       const values = {};
-      for (const [key, value] of parameters.entries()) values[key] = NUMBERS.has(key) ? Number(value) : value;
+      for (const [key, value] of parameters.entries()) {
+        values[key] = NUMBERS.has(key) ? Number(value) : BOOLEANS.has(key) ? value === "on" : value;
+      }
       return JSON.stringify(values);
     },
   });
@@ -28,6 +31,14 @@
       const next = event.detail.fragment.querySelector(`#${CSS.escape(box.id)}`);
       if (next) next.checked = true;
     }
+  });
+
+  let opened = [];
+  document.body.addEventListener("htmx:beforeSwap", (event) => {
+    opened = [...event.detail.target.querySelectorAll("details[open][id]")].map((details) => details.id);
+  });
+  document.body.addEventListener("htmx:afterSwap", () => {
+    for (const details of opened.map((id) => document.getElementById(id))) if (details) details.open = true;
   });
 
   // Errors are shown where the page has room for them, and what was done before is no longer said.
