@@ -217,6 +217,46 @@ def test_figures_come_as_json_and_others_are_refused(client: TestClient) -> None
     assert client.get("/campaigns/first/figures/importance").status_code == 422
 
 
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("/recipes/deadbeef", 404, "No recipe id begins with &#39;deadbeef&#39;"),
+        ("/campaigns/nope", 404, "There is no campaign &#39;nope&#39;"),
+        ("/recipes/UPPER", 422, "Recipe_id: "),
+        ("/nothing/here", 404, "Not Found"),
+    ],
+)
+def test_a_refused_page_looks_like_one_and_leads_back(client: TestClient, path: str, status: int, words: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == status
+    for part in (words, '<header class="top">', 'href="/compare"', "/static/style", '<a href="/">All campaigns</a>'):
+        assert part in answer.text, part
+    piece = client.get(path, headers={"hx-request": "true"}).text
+    assert "<header" not in piece, "an open page takes the words alone"
+    stranger = client.get(path, headers={"authorization": "Bearer nobody"})
+    assert (stranger.status_code, "<header" in stranger.text) == (401, False)
+
+
+def test_what_cannot_be_compared_is_said_beside_what_was_typed(client: TestClient, ids: list[str]) -> None:
+    text = shown(client, f"/compare?recipe=deadbeef&recipe={ids[0]}")
+    assert "No recipe id begins with &#39;deadbeef&#39;" in text
+    assert 'value="deadbeef"' in text
+    assert f'value="{ids[0]}"' in text
+    text = shown(client, "/compare?campaign=first&campaign=nope")
+    assert "There is no campaign &#39;nope&#39;." in text, "and nothing of where the store is"
+    assert "Choose two to compare." in shown(client, f"/compare?recipe={ids[0]}")
+    assert f'value="{ids[0]}"' in shown(client, f"/compare?recipe={ids[0]}")
+
+
+def test_an_empty_store_has_nothing_to_compare_and_says_so(tmp_path: Path) -> None:
+    chosen = settings(tmp_path)
+    with TestClient(create_app(chosen, pages=(router,)), base_url=ORIGIN) as client:
+        client.headers.update(bearer(tokens_of(chosen).operator) | {"accept": "text/html"})
+        text = shown(client, "/compare")
+    assert "There is no campaign in this store yet" in text
+    assert "<select" not in text
+
+
 def test_a_reader_sees_no_buttons_and_may_press_none(client: TestClient, folder: Path, ids: list[str]) -> None:
     reader = bearer(tokens_of(settings(folder)).reader)
     for path in ("/", "/campaigns/first", f"/recipes/{ids[0]}"):

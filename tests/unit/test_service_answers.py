@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from frontrunner.results.store import open_store
 from frontrunner.service.logs import read_end
 from frontrunner.service.metrics import metrics
 from frontrunner.service.models import FORBIDDEN_KEYS, SECTIONS
+from frontrunner.service.refusals import refusal_of
 from frontrunner.service.streams import Cursor, Follower, cursor_from
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.validation import dump_json
@@ -171,6 +173,16 @@ def test_metrics_of_a_simulated_campaign_say_so(tmp_path: Path) -> None:
         "frontrunner_best_tokens_per_second",
     }
     assert all('figures="simulated"' in line for line in told)
+
+
+def test_a_name_that_is_taken_is_refused_without_telling_where_the_store_is(tmp_path: Path) -> None:
+    with open_store(str(tmp_path / "store.db"), create=True) as store:
+        start(store, "taken")
+        with pytest.raises(InvalidInput, match=re.escape(str(tmp_path))) as refused:
+            store.create_campaign(name="taken", spec_json="{}", legal_recipes=1, problem_summary={})
+        scope = {"type": "http", "path": "/api/v1/campaigns", "headers": []}
+        told = json.loads(refusal_of(scope, refused.value, store.url).body)["error"]
+    assert told["message"] == "campaign 'taken' exists already"
 
 
 def test_a_stored_script_stays_text(client: TestClient) -> None:

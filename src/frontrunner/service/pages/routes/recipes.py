@@ -21,9 +21,11 @@ from frontrunner.service.pages.views.campaign import NOTICES
 from frontrunner.service.pages.views.compare import choice, compare_recipes
 from frontrunner.service.pages.views.recipe import RecipeView, recipe_view
 from frontrunner.service.pages.views.replay import ReplayView, replay_view
+from frontrunner.service.refusals import told_without_store
 from frontrunner.service.routes.parameters import RecipeId
 from frontrunner.service.state import OPERATOR, RoleOf, Service, ServiceOf, StoreOf
 from frontrunner.service.tokens import Role
+from frontrunner.spaces.errors import InvalidInput, NotFound
 from frontrunner.spaces.recipe import Recipe
 
 router = APIRouter()
@@ -117,17 +119,23 @@ def compared(
 
 
 def _comparison(store: Store, campaign: list[str], recipe: list[str]) -> str:
+    """The forms with what was typed, beside it what is wrong with that, or the answer below."""
     names = newest_names(store, MOST_NAMES)
-    both = compare(store, *campaign) if len(campaign) == 2 else None
-    pair = compare_recipes(store, *recipe) if len(recipe) == 2 else None
-    is_wrong = len(campaign) not in (0, 2) or len(recipe) not in (0, 2)
+    both, pair, problem = None, None, ""
+    try:
+        both = compare(store, *campaign) if len(campaign) == 2 else None
+        pair = compare_recipes(store, *recipe) if len(recipe) == 2 else None
+    except (InvalidInput, NotFound) as error:
+        problem = told_without_store(error, store.url)
+    if len(campaign) not in (0, 2) or len(recipe) not in (0, 2):
+        problem = "choose two to compare"
     return render(
         "compare.html",
         here="/compare",
         names=names,
-        chosen=campaign if both else (names * 2)[:2] or ("", ""),
-        recipes=recipe if pair else ("", ""),
+        chosen=campaign if both else (names * 2)[:2],
+        recipes=[*recipe, "", ""][:2],
         campaigns=both,
         pair=pair,
-        problem="Choose two to compare." if is_wrong else "",
+        problem=problem,
     )
