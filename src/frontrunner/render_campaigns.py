@@ -54,7 +54,7 @@ def print_campaigns(summaries: Sequence[CampaignSummary]) -> None:
         fastest = "-" if row.best_tokens_per_s is None else thousands(row.best_tokens_per_s)
         table.add_row(
             row.name,
-            row.state if row.figures in ("measured", row.strategy) else f"{row.state}, {row.figures}",
+            row.state_in_words + ("" if row.figures in ("measured", row.strategy) else f", {row.figures}"),
             row.strategy,
             f"{row.legal_recipes:,}",
             f"{row.probes[TrialState.MEASURED]:,}",
@@ -71,7 +71,7 @@ def print_status(status: Status) -> None:
     out = console()
     campaign = status.campaign
     reason = f": {plain(campaign.state_reason)}" if campaign.state_reason else ""
-    out.print(f"[bold]{campaign.name}[/bold]  {campaign.state}{reason}")
+    out.print(f"[bold]{campaign.name}[/bold]  {status.state_in_words}{reason}")
     if campaign.figures in ORIGINS:
         out.print(ORIGINS[campaign.figures], style="yellow")
     if status.driver_is_live:

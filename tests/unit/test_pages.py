@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import os
 import re
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from frontrunner.results.driving import stamp
+from frontrunner.results.holders import this_host
 from frontrunner.results.known import REUSED, probes_made
 from frontrunner.results.outlooks import OUTLOOK
 from frontrunner.results.states import CampaignState
@@ -29,6 +32,8 @@ from frontrunner.service.pages.views.plan import PlanQuestion, campaign_of
 from frontrunner.spaces.document import recipe_id
 from support.page_stores import SCRIPT, page_store
 from support.services import ORIGIN, bearer, settings, tokens_of
+
+CUT_OFF = '<span class="state cut-off">cut off</span>'
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +183,45 @@ def test_what_is_left_to_gain_is_said_once(tmp_path: Path) -> None:
         assert campaign_view(store, "first").outlook == ""
 
 
+def test_a_campaign_without_its_driver_is_called_cut_off_wherever_it_is_listed(tmp_path: Path) -> None:
+    page_store(tmp_path)
+    chosen = settings(tmp_path)
+    with open_store(str(tmp_path / "store.db")) as store:
+        here = {"host": this_host(), "pid": os.getpid()}
+        writer = store.drive(store.acquire_lease(store.campaign("second").id, **here))
+        writer.set_state(CampaignState.RUNNING, reason="")
+    with TestClient(create_app(chosen, pages=(router,)), base_url=ORIGIN) as client:
+        client.headers.update(bearer(tokens_of(chosen).operator) | {"accept": "text/html"})
+        listed = shown(client, "/")
+        assert '<span class="state running">running</span>' in listed
+        assert 'frontrunner_campaigns{state="running"} 1.0' in shown(client, "/metrics")
+        again = live_of(listed)
+        assert client.get(again).status_code == 204
+        with open_store(str(tmp_path / "store.db")) as store:  # as a driver leaves it that was killed, here long ago
+            gone = {"host": this_host(), "pid": ended_process()}
+            store.acquire_lease(store.campaign("second").id, **gone, take_over=True)
+        assert CUT_OFF in shown(client, again), "the open list hears of it"
+        for path in ("/", "/campaigns/second", "/compare?campaign=first&campaign=second"):
+            assert CUT_OFF in shown(client, path), path
+            assert "state running" not in shown(client, path), path
+        metrics = shown(client, "/metrics")
+        assert 'frontrunner_campaigns{state="running"} 0.0' in metrics
+        assert 'frontrunner_campaigns{state="cut off"} 1.0' in metrics
+
+
+def live_of(page: str) -> str:
+    """The address that a page asks again and again."""
+    found = re.search(r'id="live" hidden hx-get="([^"]+)"', page)
+    assert found is not None
+    return html.unescape(found[1])
+
+
+def ended_process() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
 def test_the_budget_s_meter_counts_what_the_driver_counts(tmp_path: Path) -> None:
     page_store(tmp_path)
     with open_store(str(tmp_path / "store.db")) as store:
@@ -218,6 +262,46 @@ def test_figures_come_as_json_and_others_are_refused(client: TestClient) -> None
     assert found["figure"]["data"]
     assert "front" in found["reading"]
     assert client.get("/campaigns/first/figures/importance").status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("/recipes/deadbeef", 404, "No recipe id begins with &#39;deadbeef&#39;"),
+        ("/campaigns/nope", 404, "There is no campaign &#39;nope&#39;"),
+        ("/recipes/UPPER", 422, "Recipe_id: "),
+        ("/nothing/here", 404, "Not Found"),
+    ],
+)
+def test_a_refused_page_looks_like_one_and_leads_back(client: TestClient, path: str, status: int, words: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == status
+    for part in (words, '<header class="top">', 'href="/compare"', "/static/style", '<a href="/">All campaigns</a>'):
+        assert part in answer.text, part
+    piece = client.get(path, headers={"hx-request": "true"}).text
+    assert "<header" not in piece, "an open page takes the words alone"
+    stranger = client.get(path, headers={"authorization": "Bearer nobody"})
+    assert (stranger.status_code, "<header" in stranger.text) == (401, False)
+
+
+def test_what_cannot_be_compared_is_said_beside_what_was_typed(client: TestClient, ids: list[str]) -> None:
+    text = shown(client, f"/compare?recipe=deadbeef&recipe={ids[0]}")
+    assert "No recipe id begins with &#39;deadbeef&#39;" in text
+    assert 'value="deadbeef"' in text
+    assert f'value="{ids[0]}"' in text
+    text = shown(client, "/compare?campaign=first&campaign=nope")
+    assert "There is no campaign &#39;nope&#39;." in text, "and nothing of where the store is"
+    assert "Choose two to compare." in shown(client, f"/compare?recipe={ids[0]}")
+    assert f'value="{ids[0]}"' in shown(client, f"/compare?recipe={ids[0]}")
+
+
+def test_an_empty_store_has_nothing_to_compare_and_says_so(tmp_path: Path) -> None:
+    chosen = settings(tmp_path)
+    with TestClient(create_app(chosen, pages=(router,)), base_url=ORIGIN) as client:
+        client.headers.update(bearer(tokens_of(chosen).operator) | {"accept": "text/html"})
+        text = shown(client, "/compare")
+    assert "There is no campaign in this store yet" in text
+    assert "<select" not in text
 
 
 def test_a_reader_sees_no_buttons_and_may_press_none(client: TestClient, folder: Path, ids: list[str]) -> None:

@@ -12,6 +12,7 @@ from frontrunner.results.outlooks import outlook_shares
 from frontrunner.results.pages import TrialPage, trial_page
 from frontrunner.results.pareto import pareto
 from frontrunner.results.ranking import RankedRecipe, rank
+from frontrunner.results.records import CUT_OFF
 from frontrunner.results.spans import newest_spans
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.status import FailedTrial, Status, failures, status
@@ -83,7 +84,7 @@ class CampaignView:
     @property
     def is_cut_off(self) -> bool:
         """Whether it counts as running, and nobody drives it."""
-        return self.status.campaign.state == "running" and not self.status.driver_is_live
+        return self.status.state_in_words == CUT_OFF
 
     @property
     def can_be_driven(self) -> bool:
