@@ -27,7 +27,7 @@ from support.api_examples import as_answered, routes
 from support.services import ORIGIN, bearer, settings, tokens_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-FILES = [EXAMPLES / name for name in ("laptop.toml", "frontier-175b.toml", "command-accelerate.toml", "sites/slurm.toml")]
+FILES = [EXAMPLES / f"{name}.toml" for name in ("laptop", "frontier-175b", "command-accelerate", "sites/slurm")]
 WITHOUT_ANSWER = {
     "GET /api/v1/campaigns/{name}/report": "5 MB",
     "GET /api/v1/campaigns/{name}/figures/{figure}": "a picture",

@@ -11,14 +11,11 @@ from typing import Annotated, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from frontrunner.file_sections import refuse_wrong_sections, text_at
-from frontrunner.results.ranking import RankBy
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
 from frontrunner.spaces.names import CAMPAIGN_NAME, require_campaign_name
-from frontrunner.spaces.recipe import RECOMPUTES, SCHEDULES
 from frontrunner.spaces.wording import shown, shown_key
 
 Section = dict[str, JsonValue]
-Degree = Annotated[int | None, Field(ge=1, le=1_000_000)]
 RegisteredName = Annotated[str | None, Field(max_length=64)]
 Evaluator = Literal["probe", "simulated", "command", "table"]
 WIRED: tuple[str, ...] = get_args(Evaluator)
@@ -203,32 +200,6 @@ class LinkAnswer(BaseModel):
     """A path that opens a browser's session once, within ten minutes."""
 
     path: str
-
-
-class RecipeQuestion(Body):
-    """Which recipes of a campaign: each field of a recipe that is named must have the value."""
-
-    by: RankBy = RankBy.TOKENS
-    page: Annotated[int, Field(ge=1, le=1_000_000)] = 1
-    page_size: Annotated[int, Field(ge=1, le=200)] = 50
-    max_memory_gb: Annotated[float | None, Field(gt=0, le=1e9)] = None
-    devices: Degree = None
-    tensor_parallel: Degree = None
-    pipeline_parallel: Degree = None
-    context_parallel: Degree = None
-    virtual_stages: Degree = None
-    micro_batch_seqs: Degree = None
-    accumulation: Degree = None
-    schedule: Annotated[str | None, Field(json_schema_extra={"enum": list(SCHEDULES)})] = None
-    recompute: Annotated[str | None, Field(json_schema_extra={"enum": list(RECOMPUTES)})] = None
-    sequence_parallel: bool | None = None
-    engine: Annotated[str | None, Field(max_length=64)] = None
-
-    @property
-    def filters(self) -> dict[str, int | str]:
-        """The fields of a recipe that were named, with their values."""
-        others = {"by", "page", "page_size", "max_memory_gb"}
-        return self.model_dump(exclude_none=True, exclude=others)
 
 
 SECTIONS = ("model", "cluster", "problem", "space", "search", "budget", "probe")
