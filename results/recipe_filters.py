@@ -57,8 +57,9 @@ def _field(connection: Connection, *path: str) -> ColumnElement[Any]:
     """A field of the recipe, as text where the database is not SQLite: databases differ in how they read JSON text."""
     if connection.dialect.name == "sqlite":
         found: ColumnElement[Any] = func.json_extract(TrialRow.recipe_json, f"$.{'.'.join(path)}")
-        return found
-    return cast(TrialRow.recipe_json, JSON)[path].as_string()
+    else:
+        found = cast(TrialRow.recipe_json, JSON)[path].as_string()
+    return found
 
 
 def _told(connection: Connection, value: int | str) -> int | str:

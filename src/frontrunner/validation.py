@@ -31,7 +31,7 @@ EXPECTED = {
     "model_attributes_type": "a table of keys and values",
 }
 """What was expected of a value, by pydantic's name of the complaint."""
-_OF_NO_TYPE = [None]
+OF_NO_TYPE = [None]
 """What dates and times become in JSON: nothing that any key accepts."""
 
 _ADAPTERS: dict[type, TypeAdapter[Any]] = {}
@@ -44,7 +44,7 @@ def validate(cls: type[T], table: Mapping[str, Any], *, prefix: str) -> T:
     `prefix.key`.
     """
     try:
-        found: T = _adapter(cls).validate_json(json.dumps(table, default=lambda _: _OF_NO_TYPE), strict=True)
+        found: T = _adapter(cls).validate_json(json.dumps(table, default=lambda _: OF_NO_TYPE), strict=True)
     except ValidationError as error:
         raise _in_our_words(error, prefix, table) from None
     return found

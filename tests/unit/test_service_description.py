@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 from fastapi.testclient import TestClient
 
+import frontrunner
 from frontrunner.campaign_file import parse_campaign
 from frontrunner.campaign_schema import section_schema
 from frontrunner.file_sections import KEYS, PLACES, SECTIONS
@@ -24,6 +25,7 @@ from frontrunner.service.pages.router import router
 from frontrunner.service.registered import register
 from frontrunner.spaces.errors import InvalidInput
 from support.api_examples import as_answered, routes
+from support.page_stores import page_store
 from support.services import ORIGIN, bearer, settings, tokens_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -143,12 +145,10 @@ class TestDocument:
             if kind is not None:
                 assert as_answered(kind, shown) == shown, f"{name}: run python tests/support/api_examples.py"
 
-    def test_answers_without_a_type_of_their_own_have_the_keys_of_the_example(self, client: TestClient) -> None:
-        shown = examples()["POST /api/v1/plan"]
-        answer = client.post("/api/v1/plan", json=laptop(top=1)).json()
-        assert set(answer) == set(shown)
-        for key in ("estimates", "front"):
-            assert set(answer[key][0]) == set(shown[key][0])
+    def test_a_table_has_the_columns_of_the_example(self, tmp_path: Path) -> None:
+        page_store(tmp_path, names=("first",))
+        shown = examples()["GET /api/v1/campaigns/{name}/dataframe"]["columns"]
+        assert set(frontrunner.dataframe("first", store=str(tmp_path / "store.db"))) == set(shown)
 
 
 class TestMessages:

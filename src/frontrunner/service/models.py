@@ -138,20 +138,6 @@ class ReplayBody(Body):
         return table
 
 
-class PlanAnswer(BaseModel):
-    """What `frontrunner plan --json` prints: the fastest estimates that fit, and the front of speed against memory."""
-
-    legal: int
-    fitting: int
-    not_modelled: dict[str, int]
-    memory_limit_bytes: int
-    assumed: list[str]
-    expected_error: float
-    remarks: list[str]
-    estimates: list[dict[str, JsonValue]]
-    front: list[dict[str, JsonValue]]
-
-
 class FrameAnswer(BaseModel):
     """The columns of a table, all of one length; null where a cell is missing, times in ISO 8601."""
 
