@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -113,7 +113,11 @@ def nothing_legal(surveyed: Survey) -> NothingLegal:
 
 def free_name(store: Store, wanted: str) -> str:
     """`wanted`, or the first of wanted-2, wanted-3, ... that no campaign of the store has."""
-    taken = {summary.name for summary in store.campaigns()}
+    return free_among({summary.name for summary in store.campaigns()}, wanted)
+
+
+def free_among(taken: Collection[str], wanted: str) -> str:
+    """`wanted`, or the first of wanted-2, wanted-3, ... that is not `taken`."""
     for number in range(2, MAX_NUMBERED_NAMES):
         if wanted not in taken:
             return wanted

@@ -70,6 +70,9 @@ def test_recipes_come_filtered_and_in_pages_with_their_ranks(client: TestClient)
     some = ask(client, "/campaigns/first/recipes?micro_batch_seqs=4&tensor_parallel=2&sequence_parallel=false")
     assert some == {"items": everything["items"][2:], "total": 1}
     assert ask(client, "/campaigns/first/recipes?tensor_parallel=4") == {"items": [], "total": 0}
+    named = ask(client, "/campaigns/first/recipes?sharding=none&data_parallel=4&offload=none&compile=false")
+    assert named["items"] == everything["items"]
+    assert ask(client, "/campaigns/first/recipes?sharding=zero-1")["total"] == 0
     small = ask(client, "/campaigns/first/recipes?max_memory_gb=0.000004")
     assert [item["rank"] for item in small["items"]] == [2, 3]
     by_memory = ask(client, "/campaigns/first/recipes?by=memory&page_size=1")["items"][0]
@@ -77,7 +80,18 @@ def test_recipes_come_filtered_and_in_pages_with_their_ranks(client: TestClient)
 
 
 @pytest.mark.parametrize(
-    "question", ["page=0", "page_size=201", "page=x", "by=speed", "tensor_parallel=0", "nonsense=1"]
+    "question",
+    [
+        "page=0",
+        "page_size=201",
+        "page=x",
+        "by=speed",
+        "tensor_parallel=0",
+        "nonsense=1",
+        "sharding=zero-9",
+        "offload=disk",
+        "rank_order=tp",
+    ],
 )
 def test_questions_out_of_bounds_are_refused(client: TestClient, question: str) -> None:
     refused = client.get(f"/api/v1/campaigns/first/recipes?{question}")

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from frontrunner.results.store import Store
 from frontrunner.service.bodies import campaign_from, campaign_table, contents_untold, parsed
+from frontrunner.service.mistakes import mistake_in
 from frontrunner.service.models import CampaignBody
 from frontrunner.service.pages.drawings.cut import cut_drawing
 from frontrunner.service.pages.rendering import page, render
@@ -53,9 +54,7 @@ class CampaignText(BaseModel):
         try:
             return CampaignBody.model_validate(table)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = "".join(f"{part}: " for part in first["loc"])
-            raise InvalidInput(f"{where}{first['msg']}", hint="docs/campaign-file.md lists the keys") from None
+            raise mistake_in(error.errors()) from None
 
 
 @router.get("/plan")
