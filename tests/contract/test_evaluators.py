@@ -1,6 +1,7 @@
 """What every evaluator promises, for each of them."""
 
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -96,6 +97,15 @@ def test_an_outcome_is_harvested_as_it_was_returned(evaluator: Evaluator, setup:
     evaluator.start(one)
     (finished,) = collect(evaluator, 1)
     assert evaluator.harvest(one) == finished.outcome
+
+
+def test_an_outcome_of_another_order_is_not_harvested(evaluator: Evaluator, setup: ProbeSetup) -> None:
+    one, other = order(setup), order(setup, token="00002.1")
+    evaluator.start(one)
+    collect(evaluator, 1)
+    other.run_folder.mkdir(parents=True)
+    shutil.copy(one.run_folder / "outcome.json", other.run_folder)
+    assert evaluator.harvest(other) is None
 
 
 def test_nothing_is_harvested_where_nothing_was_finished(evaluator: Evaluator, setup: ProbeSetup) -> None:
