@@ -23,6 +23,8 @@ from frontrunner.spaces.errors import InvalidInput, StoreUnusable, bad_value
 
 UNARCHIVED = "unarchived"
 """The event of a campaign that came from an archive; its data names the file and its hash."""
+ATTEMPTS_BEFORE = "attempts"
+"""Its datum that counts the attempts which came with the archive: the campaign's first ones."""
 BATCH = 500
 
 
@@ -57,7 +59,8 @@ def unarchive(store: Store, archive: ArchiveRows, *, name: str | None = None) ->
         except (IntegrityError, DataError) as error:
             raise _impossible(path, str(error.orig).splitlines()[0]) from error
         _refuse_unsound(connection, campaign_id, path, store.url)
-        about = canonical_json({"file": path.name, "sha256": archive.sha256})
+        attempts = sum(row.kind == "attempts" for row in archive.rows)
+        about = canonical_json({"file": path.name, "sha256": archive.sha256, ATTEMPTS_BEFORE: attempts})
         event = {"campaign_id": campaign_id, "at": now, "kind": UNARCHIVED, "data_json": about}
         connection.execute(insert(EventRow).values(**event))
     return Unarchived(campaign=wanted, file=str(path), store=store.url, rows=len(archive.rows), sha256=archive.sha256)

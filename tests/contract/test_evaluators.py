@@ -14,6 +14,7 @@ from frontrunner.evaluators.dispatch.settings import DispatchSettings
 from frontrunner.evaluators.protocol import EVALUATORS, Evaluator, Finished, ProbeSetup, make_evaluator
 from frontrunner.evaluators.run_folder import RunFolder
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
+from frontrunner.results.pruning import names_itself
 from frontrunner.spaces.errors import InvalidInput
 from support.campaigns import is_alive, order, processes_of, setup_of, tiny_recipe, wait_for
 
@@ -70,6 +71,7 @@ def test_every_order_ends_in_one_outcome_that_is_on_disk(evaluator: Evaluator, s
             ended = waiting.pop(finished.token)  # a KeyError would be a second outcome
             stored = json.loads((ended.run_folder / "outcome.json").read_text())
             assert stored["kind"] == "measurement"
+            assert names_itself(ended.run_folder), "or it could not be pruned"
             assert isinstance(finished.outcome, Measurement)
             assert RunFolder(ended.run_folder).outcome() == finished.outcome
             assert len(finished.outcome.step_times_s) == setup.probe.measured_steps
@@ -133,6 +135,7 @@ def test_a_result_whose_driver_died_before_judging_it_is_harvested(setup: ProbeS
     (finished,) = collect(evaluator, 1)
     elapsed_s = time.monotonic() - started_s
     (one.run_folder / "outcome.json").unlink()  # as if the driver had been killed a moment earlier
+    assert names_itself(one.run_folder), "by the job alone, as that of a lost attempt"
     found = evaluator.harvest(one)
     evaluator.close()
     assert isinstance(found, Measurement)

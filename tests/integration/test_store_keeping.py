@@ -190,7 +190,10 @@ class TestArchive:
         *after, told_there = without_ids(content(there))
         assert after == before
         assert told_there[:-1] == told_here
-        assert told_there[-1][1:] == ("unarchived", {"file": "kept.jsonl", "sha256": done.sha256})
+        assert told_there[-1][1:] == (
+            "unarchived",
+            {"file": "kept.jsonl", "sha256": done.sha256, "attempts": 3},
+        )
         assert check_store(there).findings == ()
 
     def test_a_taken_name_needs_another(self, tmp_path: Path) -> None:
@@ -322,6 +325,7 @@ class TestPrune:
                     folder = runs / name / f"0000{number}.1"
                     folder.mkdir(parents=True)
                     (folder / "rank-0.log").write_bytes(b"x" * 1000)
+                    (folder / "job.json").write_text(json.dumps({"run_folder": str(folder)}))
                     attempt = writer.start_attempt(begin(writer, f"{number:04x}"), run_folder=str(folder))
                     if number == 1:
                         writer.finish_attempt(attempt, measurement(), retry=False)
@@ -333,7 +337,8 @@ class TestPrune:
     def test_it_shows_first_and_then_removes_only_what_the_store_holds(self, folders: Path, tmp_path: Path) -> None:
         url = str(tmp_path / "store.db")
         (part,) = prunable(store=url)
-        assert (part.campaign, part.folders, part.bytes) == ("done", (folders / "done" / "00001.1",), 1000)
+        size = 1000 + (folders / "done" / "00001.1" / "job.json").stat().st_size
+        assert (part.campaign, part.folders, part.bytes) == ("done", (folders / "done" / "00001.1",), size)
         assert part.folders[0].exists()
         before = content(url, "done")
         prune_store(store=url)
@@ -356,3 +361,49 @@ class TestPrune:
                 connection.execute("UPDATE attempts SET run_folder = ? WHERE id = 1", (folder,))
                 connection.commit()
                 assert prunable(store=url) == ()
+
+    @pytest.mark.parametrize("content", [None, "{}", "[", "[" * 200_000, '{"run_folder": "/elsewhere/done/00001.1"}'])
+    def test_a_folder_that_no_driver_says_it_made_is_not_touched(
+        self, folders: Path, tmp_path: Path, content: str | None
+    ) -> None:
+        job = folders / "done" / "00001.1" / "job.json"
+        job.unlink()
+        if content is not None:
+            job.write_text(content)
+        assert prune_store(store=str(tmp_path / "store.db")) == ()
+        assert job.parent.exists()
+
+    def test_what_an_archive_names_is_not_touched_and_what_was_made_here_afterwards_is(self, tmp_path: Path) -> None:
+        here, there, runs = str(tmp_path / "here.db"), str(tmp_path / "there.db"), tmp_path / "kept"
+        made(here)
+        for number in (1, 2, 3):
+            with closing(sqlite3.connect(here)) as connection, connection:
+                folder = a_run_folder(runs / f"0000{number}.1")
+                connection.execute("UPDATE attempts SET run_folder = ? WHERE id = ?", (str(folder), number))
+        archive("kept", tmp_path / "first.jsonl", store=here)
+        unarchive(tmp_path / "first.jsonl", store=there)
+        assert prunable(store=there) == ()
+        with open_store(there) as store:
+            writer = store.drive(lease_elsewhere(store, store.campaign("kept")))
+            writer.set_state(CampaignState.RUNNING, reason="")
+            own = a_run_folder(runs / "00004.1")
+            attempt = writer.start_attempt(begin(writer, "cccc"), run_folder=str(own))
+            writer.finish_attempt(attempt, measurement(), retry=False)
+            writer.release(CampaignState.FINISHED, reason="done")
+        kept = Path(shutil.copy(there, tmp_path / "kept.db"))
+        assert [part.folders for part in prune_store(store=there)] == [(own,)]
+        own = a_run_folder(own)
+        for told in ("{}", "[", "7", '{"attempts": -1}', '{"attempts": "0"}'):  # of earlier versions, or damaged
+            with closing(sqlite3.connect(kept)) as connection, connection:
+                connection.execute("UPDATE events SET data_json = ? WHERE kind = 'unarchived'", (told,))
+            assert prunable(store=str(kept)) == ()
+        shutil.rmtree(own)
+        assert sorted(path.name for path in runs.iterdir()) == ["00001.1", "00002.1", "00003.1"]
+        assert [len(part.folders) for part in prunable(store=here)] == [3]
+
+
+def a_run_folder(path: Path) -> Path:
+    """A folder as a driver makes it."""
+    path.mkdir(parents=True)
+    (path / "outcome.json").write_text(json.dumps({"run_folder": str(path)}))
+    return path
