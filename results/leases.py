@@ -22,6 +22,9 @@ from frontrunner.results.records import Lease
 from frontrunner.results.schema import CampaignRow, HolderRow
 from frontrunner.spaces.errors import AlreadyDriven, NotFound
 
+GIVEN_BACK = dict.fromkeys(("driver_host", "driver_pid", "driven_since", "lease_until"))
+"""The columns of a campaign whose lease nobody holds."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:

@@ -123,7 +123,9 @@ def unarchive(file: str | Path, *, name: str | None = None, store: str | None = 
 
     if name is not None:
         require_campaign_name("--name", name)
-    rows = verifying.read_archive(Path(file), check_spec=lambda text: load_json(CampaignSpec, text, what="its spec"))
+    rows = verifying.read_archive(
+        Path(file), check_spec=lambda text: load_json(CampaignSpec, text, what="its spec").problem
+    )
     if is_new(store_url(store)):  # a refusal leaves no empty store behind
         with tempfile.TemporaryDirectory() as folder, opened(f"{folder}/tried.db", create=True) as tried:
             reading.unarchive(tried, rows, name=name)

@@ -173,6 +173,13 @@ class TestRunFolders:
             (tmp_path / "outcome.json").write_text(json.dumps({"kind": "measurement", "outcome": outcome}))
             assert (RunFolder(tmp_path).outcome() is not None) is expected
 
+    @pytest.mark.parametrize("named", ["/elsewhere/00001.1", "", 7, ["00001.1"], {}])
+    def test_an_outcome_of_another_folder(self, tmp_path: Path, good: dict[str, object], named: object) -> None:
+        said = {"kind": "measurement", "outcome": good}
+        for folder, expected in ((str(tmp_path), True), (named, False)):
+            (tmp_path / "outcome.json").write_text(json.dumps({"run_folder": folder, **said}))
+            assert (RunFolder(tmp_path).outcome() is not None) is expected
+
     @pytest.mark.parametrize(
         "text", [DEEP, "null", "[]", '"text"', "{}", '{"kind": "failure", "outcome": {"kind": 1}}']
     )
