@@ -8,6 +8,7 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,12 @@ from frontrunner.results.records import Campaign
 from frontrunner.results.schema import Base
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store, open_store
-from frontrunner.spaces.document import canonical_json
+from frontrunner.spaces.document import canonical_json, recipe_id
 from frontrunner.spaces.errors import AlreadyDriven, FrontrunnerError, InvalidInput, NotFound, StoreUnusable
 from frontrunner.validation import dump_json
 from support.campaigns import spec_of, tiny
 from support.postgresql import Server
-from support.store_contract import KINDS, begin, everything, failure, lease_elsewhere, measurement
+from support.store_contract import KINDS, RECIPE, begin, everything, failure, lease_elsewhere, measurement
 
 
 def made(url: str, *, name: str = "kept", state: CampaignState = CampaignState.FINISHED) -> str:
@@ -35,10 +36,12 @@ def made(url: str, *, name: str = "kept", state: CampaignState = CampaignState.F
         campaign = store.create_campaign(name=name, spec_json=dump_json(spec), legal_recipes=9, problem_summary={})
         writer = store.drive(lease_elsewhere(store, campaign))
         writer.set_state(CampaignState.RUNNING, reason="")
-        for recipe_id, outcome in (("aaaa", measurement(0.5)), ("bbbb", failure())):
-            writer.finish_attempt(writer.start_attempt(begin(writer, recipe_id), run_folder="r"), outcome, retry=False)
-        again = writer.repeat(begin(writer, "aaaa"))
-        writer.finish_attempt(writer.start_attempt(again, run_folder="r"), measurement(0.3), retry=False)
+        for recipe, outcome in ((RECIPE, measurement(0.5)), (replace(RECIPE, recompute="full"), failure())):
+            trial = writer.propose(recipe_id(spec.problem, recipe), recipe)
+            folder = f"r/{trial.number}.1"
+            writer.finish_attempt(writer.start_attempt(trial, run_folder=folder), outcome, retry=False)
+        again = writer.repeat(writer.propose(recipe_id(spec.problem, RECIPE), RECIPE))
+        writer.finish_attempt(writer.start_attempt(again, run_folder="r/1.2"), measurement(0.3), retry=False)
         writer.event("tick", number=1)
         if state is not CampaignState.RUNNING:
             writer.release(state, reason="done")
