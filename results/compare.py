@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, and_, func, select
 from sqlalchemy.orm import aliased
 
+from frontrunner.results.cells import Cells
 from frontrunner.results.codec import recipe_from_json
 from frontrunner.results.pages import cut
 from frontrunner.results.ranking import RankedRecipe, rank, resolve
@@ -60,7 +61,9 @@ def compare(store: Store, first: str, second: str, *, page: int = 1, page_size: 
     with store.database.read() as connection:
         left, right = resolve(connection, store, first), resolve(connection, store, second)
         query = (  # by way of the other's trial, which has an index by campaign and recipe
-            select(one.recipe_id, one.tokens_per_s, other.tokens_per_s.label("second"), its_trial.recipe_json)
+            select(
+                one.recipe_id, one.tokens_per_s, other.tokens_per_s.label("second"), its_trial.id, its_trial.recipe_json
+            )
             .join(its_trial, and_(its_trial.campaign_id == right.id, its_trial.recipe_id == one.recipe_id))
             .join(other, other.trial_id == its_trial.id)
             .where(one.campaign_id == left.id)
@@ -70,15 +73,15 @@ def compare(store: Store, first: str, second: str, *, page: int = 1, page_size: 
         rows = connection.execute(cut(query, page, page_size)).all()
         seen = summaries(connection, (left, right), now=now, file=store.database.address.path)
         sides = [_side(connection, campaign, summary) for campaign, summary in zip((left, right), seen, strict=True)]
-    shared = tuple(
-        SharedRecipe(
-            recipe_id=row.recipe_id,
-            recipe=recipe_from_json(row.recipe_json),
-            first_tokens_per_s=row.tokens_per_s,
-            second_tokens_per_s=row.second,
+        shared = tuple(
+            SharedRecipe(
+                recipe_id=row.recipe_id,
+                recipe=Cells(TrialRow, row, row.id).read("recipe_json", recipe_from_json),
+                first_tokens_per_s=row.tokens_per_s,
+                second_tokens_per_s=row.second,
+            )
+            for row in rows
         )
-        for row in rows
-    )
     return Comparison(first=sides[0], second=sides[1], shared=shared, total=total)
 
 

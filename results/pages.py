@@ -18,7 +18,6 @@ from frontrunner.results.ranking import (
     ORDERED_COLUMNS,
     RankBy,
     RankedRecipe,
-    gap_percent,
     ordering,
     resolve,
     to_ranked,
@@ -129,13 +128,8 @@ def recipe_page(  # noqa: PLR0913 - a question's parts, each by its name
         counted = select(func.count()).select_from(StandingRow).join(TrialRow, TrialRow.id == StandingRow.trial_id)
         total = connection.execute(counted.where(mine, *wanted)).scalar_one()
         rows = connection.execute(cut(query, page, page_size)).all()
-    return RecipePage(
-        items=tuple(
-            to_ranked(row, found, rank=row.place, gap_percent=gap_percent(getattr(row, key.key), row.best, by=by))
-            for row in rows
-        ),
-        total=total,
-    )
+        items = tuple(to_ranked(row, found, rank=row.place, better=row.best, by=by) for row in rows)
+    return RecipePage(items=items, total=total)
 
 
 def trial_page(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, func, select
 
 from frontrunner.results import leases
+from frontrunner.results.cells import Cells
 from frontrunner.results.codec import failure_from_columns
 from frontrunner.results.notebook import status_html
 from frontrunner.results.outcome import Failure, FailureKind
@@ -116,13 +117,13 @@ def failures(
 
 def _failures_by_kind(connection: Connection, campaign_id: int) -> Mapping[FailureKind, int]:
     counted = connection.execute(
-        select(FailureRow.kind, func.count())
+        select(FailureRow.kind, func.count().label("attempts"), func.min(FailureRow.attempt_id).label("first"))
         .join(AttemptRow, AttemptRow.id == FailureRow.attempt_id)
         .where(AttemptRow.campaign_id == campaign_id)
         .group_by(FailureRow.kind)
         .order_by(func.count().desc(), FailureRow.kind)
     )
-    return {FailureKind(kind): count for kind, count in counted}
+    return {Cells(FailureRow, row, row.first).word("kind", FailureKind): row.attempts for row in counted}
 
 
 def _last_events(connection: Connection, campaign_id: int) -> tuple[Event, ...]:

@@ -11,6 +11,7 @@ from typing import Protocol
 from sqlalchemy import Connection, func, select
 
 from frontrunner.results import leases
+from frontrunner.results.cells import Cells
 from frontrunner.results.records import CampaignSummary
 from frontrunner.results.rows import to_campaign
 from frontrunner.results.schema import CampaignRow, StandingRow, TrialRow
@@ -68,13 +69,13 @@ def _driven(connection: Connection, ids: Sequence[int], now: datetime, file: Pat
 def _made(connection: Connection, ids: Sequence[int]) -> list[CampaignSummary]:
     campaigns = [to_campaign(row) for row in connection.execute(select(CampaignRow).where(CampaignRow.id.in_(ids)))]
     counted = connection.execute(
-        select(TrialRow.campaign_id, TrialRow.state, func.count().label("trials"))
+        select(TrialRow.campaign_id, TrialRow.state, func.count().label("trials"), func.min(TrialRow.id).label("first"))
         .where(TrialRow.campaign_id.in_(ids))
         .group_by(TrialRow.campaign_id, TrialRow.state)
     )
     trials = {campaign_id: dict.fromkeys(TrialState, 0) for campaign_id in ids}
     for row in counted:
-        trials[row.campaign_id][TrialState(row.state)] = row.trials
+        trials[row.campaign_id][Cells(TrialRow, row, row.first).word("state", TrialState)] = row.trials
     # A search of the index for each campaign reads one entry; grouping would read them all.
     fastest = select(func.max(StandingRow.tokens_per_s)).where(StandingRow.campaign_id == CampaignRow.id)
     found = select(CampaignRow.id, fastest.scalar_subquery().label("best")).where(CampaignRow.id.in_(ids))
