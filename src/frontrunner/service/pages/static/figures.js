@@ -5,6 +5,7 @@
   const config = { displaylogo: false, displayModeBar: false };
   const known = new Map();
   const widths = new Map();
+  const turns = new Map();
   const GAP = 0.85; // of the room for a square that it takes
   const DIGIT = 6.5; // pixels that a character in a square is wide
 
@@ -60,7 +61,7 @@
     return layout.height;
   }
 
-  async function draw(place) {
+  async function drawNow(place) {
     const answer = known.get(place);
     const reading = place.parentElement.querySelector(".reading");
     reading.textContent = answer.reading;
@@ -72,6 +73,13 @@
       await fitSquares(place, data);
     }
     place.dataset.drawn = answer.figure ? "yes" : "no";
+  }
+
+  // One drawing after another in each place: the window may change its size, and outcomes arrive, in the midst of one.
+  function draw(place) {
+    const drawing = (turns.get(place) ?? Promise.resolve()).then(() => drawNow(place));
+    turns.set(place, drawing.catch(() => {}));
+    return drawing;
   }
 
   async function fetchAndDraw(place) {
