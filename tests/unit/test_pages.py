@@ -165,6 +165,23 @@ def test_a_campaign_without_its_driver_is_called_cut_off_wherever_it_is_listed(t
         assert 'frontrunner_campaigns{state="cut off"} 1.0' in metrics
 
 
+def test_an_imported_campaign_spent_nothing_here_and_has_no_timeline(tmp_path: Path) -> None:
+    page_store(tmp_path, ("table",), figures="imported")
+    chosen = settings(tmp_path)
+    with TestClient(create_app(chosen, pages=(router,)), base_url=ORIGIN) as client:
+        client.headers.update(bearer(tokens_of(chosen).operator) | {"accept": "text/html"})
+        text, listed = shown(client, "/campaigns/table"), shown(client, "/")
+    assert "<dt>spent</dt><dd>nothing: it ran elsewhere</dd>" in text
+    assert "Nothing ran here" in text
+    assert 'class="timeline"' not in text
+    assert "node-seconds" not in listed
+
+
+def test_little_time_of_nodes_is_told_in_node_seconds(every_page: dict[str, str]) -> None:
+    assert "<dt>spent</dt><dd>30 node-seconds</dd>" in every_page["/campaigns/first"]
+    assert '<td class="number">30 node-seconds</td>' in every_page["/"]
+
+
 def live_of(page: str) -> str:
     """The address that a page asks again and again."""
     found = re.search(r'id="live" hidden hx-get="([^"]+)"', page)
@@ -197,17 +214,19 @@ def test_figures_of_a_driven_campaign_change_as_often_as_their_cost_allows(tmp_p
     with open_store(str(tmp_path / "store.db")) as store:
         campaign = store.campaign("first")
     later = replace(campaign, outcomes=9)
-    assert editions.of(campaign, is_live=True) == 4
+    assert editions.of(campaign, is_live=True)[0] == 4
     now_s = 14.9
-    assert editions.of(later, is_live=True) == 4
+    assert editions.of(later, is_live=True)[0] == 4
     now_s = 15.0
-    assert editions.of(later, is_live=True) == 9
+    assert editions.of(later, is_live=True)[0] == 9
     editions.charge(campaign, 40 * SHARE_OF_CORE)  # what may be spent in 40 s
     now_s = 54.9
-    assert editions.of(replace(campaign, outcomes=10), is_live=True) == 9
+    assert editions.of(replace(campaign, outcomes=10), is_live=True)[0] == 9
     now_s = 55.0
-    assert editions.of(replace(campaign, outcomes=10), is_live=True) == 10
-    assert editions.of(replace(campaign, outcomes=11), is_live=False) == 11  # its end shows at once
+    assert editions.of(replace(campaign, outcomes=10), is_live=True)[0] == 10
+    assert editions.of(replace(campaign, outcomes=11), is_live=False)[0] == 11  # its end shows at once
+    cancelled = replace(campaign, outcomes=11, node_seconds_spent=campaign.node_seconds_spent + 6.4)
+    assert editions.of(cancelled, is_live=False)[1] == cancelled.node_seconds_spent  # what ran then is no outcome
 
 
 def test_figures_come_as_json_and_others_are_refused(client: TestClient) -> None:
