@@ -368,6 +368,16 @@ def test_another_preset_shows_what_it_says_where_nothing_is_typed(client: TestCl
     assert client.get("/plan/fields/training").status_code == 422
 
 
+def test_where_nothing_fits_more_nodes_are_tried_until_something_does(client: TestClient) -> None:
+    large = "/plan/answer?model=frontier-175b&cluster=frontier&nodes=1&global_batch=512&sequence_length=2048"
+    text = shown(client, large)
+    assert "On 8 nodes one does: see below." in text
+    assert text.count("<tr ") + text.count("<tr>") >= 5, "a header, the counts of 1, 2 and 4 nodes, and that of 8"
+    text = " ".join(shown(client, f"{large}&memory_gib_per_device=2").split())
+    assert "None fits. Nor does one on up to 64 nodes" in text
+    assert "see below" not in text
+
+
 def test_a_machine_of_another_device_has_that_device_s_figures() -> None:
     preset, other = (campaign_of(PlanQuestion(device=name)).problem.cluster for name in (None, "h100-80gb"))
     assert (other.peak_tflops.bf16, other.memory_gib_per_device) == (989.4, 79.6)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from frontrunner.commands.campaigning import _raise_unless_done
 from frontrunner.render_campaigns import print_campaigns, print_status
 from frontrunner.results.outcome import Failure, FailureKind
+from frontrunner.results.states import CampaignState
 from frontrunner.results.status import failures, status
 from frontrunner.results.store import open_store
+from frontrunner.search.conclusion import Conclusion
+from frontrunner.spaces.errors import CampaignFailed
 from support.page_stores import page_store
 from support.rankings import measurement, record, start
 
@@ -43,6 +48,16 @@ def test_failures_are_only_pointed_to_where_a_recipe_has_failed(
         record(start(store, "c"), f"{2:012x}", HUNG)
         print_status(status(store, None))
     assert "failures  1 hung  (frontrunner failures c)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("log_path", [None, "/runs/7/rank-0.log"])
+def test_a_campaign_that_failures_paused_names_the_log_that_there_is(log_path: str | None) -> None:
+    failure = replace(HUNG, log_path=log_path)
+    paused = Conclusion(state=CampaignState.PAUSED, reason="3 failed in a row", measured=0, last_failure=failure)
+    with pytest.raises(CampaignFailed) as ended:
+        _raise_unless_done(paused, "c", None, has_answer=False)
+    once = "once mended: frontrunner resume c"
+    assert ended.value.hint == (once if log_path is None else f"the whole log: {log_path}; {once}")
 
 
 def test_little_is_told_in_node_seconds_and_of_a_table_nothing(
