@@ -209,6 +209,23 @@ def test_a_campaign_without_its_driver_is_called_cut_off_wherever_it_is_listed(t
         assert 'frontrunner_campaigns{state="cut off"} 1.0' in metrics
 
 
+def test_an_imported_campaign_spent_nothing_here_and_has_no_timeline(tmp_path: Path) -> None:
+    page_store(tmp_path, ("table",), figures="imported")
+    chosen = settings(tmp_path)
+    with TestClient(create_app(chosen, pages=(router,)), base_url=ORIGIN) as client:
+        client.headers.update(bearer(tokens_of(chosen).operator) | {"accept": "text/html"})
+        text, listed = shown(client, "/campaigns/table"), shown(client, "/")
+    assert "<dt>spent</dt><dd>nothing: it ran elsewhere</dd>" in text
+    assert "Nothing ran here" in text
+    assert 'class="timeline"' not in text
+    assert "node-seconds" not in listed
+
+
+def test_little_time_of_nodes_is_told_in_node_seconds(every_page: dict[str, str]) -> None:
+    assert "<dt>spent</dt><dd>30 node-seconds</dd>" in every_page["/campaigns/first"]
+    assert '<td class="number">30 node-seconds</td>' in every_page["/"]
+
+
 def live_of(page: str) -> str:
     """The address that a page asks again and again."""
     found = re.search(r'id="live" hidden hx-get="([^"]+)"', page)
@@ -242,7 +259,7 @@ def test_figures_of_a_driven_campaign_change_as_often_as_their_cost_allows(tmp_p
         campaign = store.campaign("first")
 
     def shown(outcomes: int, *, is_live: bool = True) -> int:
-        return editions.of(replace(campaign, outcomes=outcomes), is_live=is_live)
+        return editions.of(replace(campaign, outcomes=outcomes), is_live=is_live)[0]
 
     assert [shown(outcomes) for outcomes in range(EARLY + 1)] == list(range(EARLY + 1))  # the first ones at once
     now_s = 14.9
@@ -255,6 +272,8 @@ def test_figures_of_a_driven_campaign_change_as_often_as_their_cost_allows(tmp_p
     now_s = 55.0
     assert shown(20) == 20
     assert shown(21, is_live=False) == 21  # its end shows at once
+    cancelled = replace(campaign, outcomes=21, node_seconds_spent=campaign.node_seconds_spent + 6.4)
+    assert editions.of(cancelled, is_live=False)[1] == cancelled.node_seconds_spent  # what ran then is no outcome
 
 
 def test_figures_come_as_json_and_others_are_refused(client: TestClient) -> None:
@@ -412,6 +431,16 @@ def test_another_preset_shows_what_it_says_where_nothing_is_typed(client: TestCl
     assert 'value="40"' in text
     assert 'placeholder="4096"' in text
     assert client.get("/plan/fields/training").status_code == 422
+
+
+def test_where_nothing_fits_more_nodes_are_tried_until_something_does(client: TestClient) -> None:
+    large = "/plan/answer?model=frontier-175b&cluster=frontier&nodes=1&global_batch=512&sequence_length=2048"
+    text = shown(client, large)
+    assert "On 8 nodes one does: see below." in text
+    assert text.count("<tr ") + text.count("<tr>") >= 5, "a header, the counts of 1, 2 and 4 nodes, and that of 8"
+    text = " ".join(shown(client, f"{large}&memory_gib_per_device=2").split())
+    assert "None fits. Nor does one on up to 64 nodes" in text
+    assert "see below" not in text
 
 
 def test_a_machine_of_another_device_has_that_device_s_figures() -> None:
