@@ -7,7 +7,7 @@ TIMED := tests/faults $(addprefix tests/integration/test_,calibrate.py campaign.
   profile.py replay.py service.py)
 TWO := -n 2 --dist loadfile --no-loadscope-reorder $(TIMED:%=--ignore=%)
 
-.PHONY: campaign test slow every-recipe check links format audit hashes clean
+.PHONY: campaign test slow every-recipe pictures check links format audit hashes clean
 
 campaign: .venv/.installed
 	$(BIN)/frontrunner launch examples/laptop.toml
@@ -24,6 +24,15 @@ slow: .venv/.installed-dev
 every-recipe: .venv/.installed-dev
 	FRONTRUNNER_TEST_EVERY_RECIPE=1 $(BIN)/pytest -n 2 --dist load -k test_each_two_choices_together \
 	  tests/integration/test_numerics.py tests/integration/test_numerics_deepspeed.py
+
+# The pictures of docs/pages: of two campaigns of the examples, which are launched where there is no pictured.db. The
+# ranking that is printed is that of the first, for README.md to show what its picture does.
+pictures: .venv/.installed-dev
+	test -f pictured.db || for name in laptop laptop-accumulation; do \
+	  $(BIN)/frontrunner launch examples/$$name.toml --store pictured.db || exit; done
+	FRONTRUNNER_PICTURES=$(CURDIR)/docs/pages FRONTRUNNER_PICTURED_STORE=$(CURDIR)/pictured.db \
+	  $(BIN)/pytest -m slow -k fits_its_window tests/integration/test_pages.py
+	$(BIN)/frontrunner best laptop --store pictured.db
 
 check: .venv/.installed-dev links
 	$(BIN)/ruff check .
