@@ -93,6 +93,16 @@ class CampaignSummary:
         return state_in_words(self.state, is_driven=self.is_driven)
 
 
+class CampaignList(list[CampaignSummary]):
+    """Campaigns as a list that a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        from frontrunner.results.notebook import campaigns_html
+
+        return campaigns_html(self)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """One recipe of a campaign; `number` counts the campaign's trials from 1."""

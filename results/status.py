@@ -10,7 +10,7 @@ from sqlalchemy import Connection, func, select
 from frontrunner.results import leases
 from frontrunner.results.cells import Cells
 from frontrunner.results.codec import failure_from_columns
-from frontrunner.results.notebook import status_html
+from frontrunner.results.notebook import failures_html, status_html
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.outlooks import OUTLOOK, newest_outlooks
 from frontrunner.results.predictions import PREDICTION
@@ -61,6 +61,14 @@ class FailedTrial:
     failure: Failure
     attempts: int
     run_folder: str
+
+
+class FailureList(list[FailedTrial]):
+    """Failed trials as a list that a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return failures_html(self)
 
 
 def status(store: Store, campaign: Campaign | str | None) -> Status:

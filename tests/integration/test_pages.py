@@ -1,11 +1,13 @@
 """The pages in a real browser: launch a campaign, see it progress, open its best recipe, replay it.
 
-With FRONTRUNNER_PICTURES set to a folder the pages are pictured there, as docs/pages shows them: those of the newest
-campaign of FRONTRUNNER_PICTURED_STORE, where that is set, else of the one that the test launches.
+With FRONTRUNNER_PICTURES set to a folder the pages are pictured there, as docs/pages shows them: those of the first
+campaign of FRONTRUNNER_PICTURED_STORE, where that is set, else of the one that the test launches. `make pictures` makes
+those of the documents.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -17,6 +19,7 @@ from typing import Any, Literal
 from urllib.request import Request, urlopen
 
 import pytest
+from PIL import Image
 
 from frontrunner.service.tokens import read_tokens
 from support.live_campaigns import LiveCampaign, driven
@@ -33,6 +36,18 @@ PATIENCE_MS = 120_000
 api.expect.set_options(timeout=PATIENCE_MS)
 HARMLESS = re.compile(r"Applying inline style violates")
 """Plotly brings the style sheet of a map that no page draws; the policy keeps it out."""
+PICTURED = (
+    "campaigns-light",
+    "campaign-light",
+    "figures-light",
+    "recipe-dark",
+    "plan-light",
+    "compare-light",
+    "launch-light",
+)
+"""The pictures that the documents show."""
+COLORS = 128
+"""Of a picture: they are drawings, which more make no better but three times as large."""
 CAMPAIGN = """
 name = "seen"
 
@@ -98,10 +113,23 @@ def window(service: Served, *, width: int = 1280, scheme: Literal["light", "dark
 
 def picture(page: api.Page, name: str, *, top: int = 0, height: int = 860) -> None:
     folder = os.environ.get("FRONTRUNNER_PICTURES")
-    if folder:
+    if folder and name in PICTURED:
         width = page.evaluate("document.documentElement.clientWidth")
         clip = {"x": 0, "y": top, "width": width, "height": height}
-        page.screenshot(path=Path(folder) / f"{name}.png", clip=clip, full_page=True)
+        taken = Image.open(io.BytesIO(page.screenshot(clip=clip, full_page=True)))
+        few = taken.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE)
+        few.save(Path(folder) / f"{name}.png", optimize=True)
+
+
+def bottom(page: api.Page, place: str) -> int:
+    """Where this part of the page ends, with a little room."""
+    return int(page.locator(place).first.evaluate("(part) => part.getBoundingClientRect().bottom + scrollY")) + 24
+
+
+def recipe_ids(page: api.Page) -> list[str]:
+    """The recipes of the ranking, the fastest first."""
+    links = page.locator("#ranking tbody a[href^='/recipes/']")
+    return [str(href).rpartition("/")[2] for href in links.evaluate_all("(all) => all.map((one) => one.pathname)")]
 
 
 def wait_for_figures(page: api.Page) -> None:
@@ -256,7 +284,19 @@ def test_each_page_fits_its_window_by_day_and_by_night(service: Served, width: i
         page.keyboard.press("Tab")
         api.expect(page.locator("tr.here")).to_contain_text("512")
         assert fits(page)
-        picture(page, f"plan-{scheme}", height=1000)
+        picture(page, f"plan-{scheme}", height=bottom(page, "#answer tbody tr:nth-child(10)") - 24)
+        page.goto(service.url)
+        page.locator("tbody a").last.click()
+        api.expect(page.locator("#ranking tbody a").nth(1)).to_be_visible()
+        first, second, *_ = recipe_ids(page)
+        page.goto(f"{service.url}/compare?recipe={first}&recipe={second}")
+        api.expect(page.locator("table.pairs")).to_be_visible()
+        assert fits(page)
+        picture(page, f"compare-{scheme}", height=bottom(page, "table.pairs"))
+        page.goto(f"{service.url}/launch")
+        api.expect(page.locator("#checked")).to_contain_text("are legal recipes")
+        assert fits(page)
+        picture(page, f"launch-{scheme}", height=bottom(page, "#launch"))
 
 
 def test_a_page_is_worked_by_keys_alone(service: Served) -> None:

@@ -20,14 +20,14 @@ from urllib.parse import urlencode
 
 from pydantic import TypeAdapter, ValidationError
 
-from frontrunner.evaluators.insight.objectives import OnFront
+from frontrunner.evaluators.insight.objectives import Front, OnFront
 from frontrunner.results.compare import Comparison
 from frontrunner.results.driving import DriverSeen
 from frontrunner.results.explain import Explanation
 from frontrunner.results.pages import CampaignPage, RecipePage, TrialPage
 from frontrunner.results.ranking import RankedRecipe, Ranking
-from frontrunner.results.records import CampaignSummary
-from frontrunner.results.status import FailedTrial, Status
+from frontrunner.results.records import CampaignList
+from frontrunner.results.status import FailedTrial, FailureList, Status
 from frontrunner.service.client_actions import Actions
 from frontrunner.service.client_reports import Reports
 from frontrunner.service.connection import Connection, address_of, part_of_path, recipe_path
@@ -95,9 +95,9 @@ class Client(Reports, Actions):
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def campaigns(self) -> list[CampaignSummary]:
+    def campaigns(self) -> CampaignList:
         """Every campaign of the service's store, the newest first."""
-        found: list[CampaignSummary] = []
+        found = CampaignList()
         while True:
             page = self._get(CampaignPage, "/campaigns", page=len(found) // PAGE + 1, page_size=PAGE)
             found += page.items
@@ -128,11 +128,9 @@ class Client(Reports, Actions):
         """The recipes that no other beats in both tokens/s and peak memory."""
         return Ranking(self._get(list[RankedRecipe], self._of(campaign, "/pareto")))
 
-    def front(
-        self, campaign: str | None = None, *, objectives: Sequence[str] = ("tokens", "memory", "nodes")
-    ) -> tuple[OnFront, ...]:
+    def front(self, campaign: str | None = None, *, objectives: Sequence[str] = ("tokens", "memory", "nodes")) -> Front:
         """The recipes that no other beats in all the objectives."""
-        return tuple(self._get(list[OnFront], self._of(campaign, "/front"), objective=list(objectives)))
+        return Front(self._get(list[OnFront], self._of(campaign, "/front"), objective=list(objectives)))
 
     def recipes(self, campaign: str | None = None, *, page: int = 1, **asked: str | float | bool) -> RecipePage:
         """A page of a campaign's recipes; `asked` are `by`, `page_size`, `max_memory_gb` and fields of a recipe."""
@@ -142,9 +140,9 @@ class Client(Reports, Actions):
         """A page of a campaign's trials, with what came of each."""
         return self._get(TrialPage, self._of(campaign, "/trials"), state=state, page=page, page_size=PAGE)
 
-    def failures(self, campaign: str | None = None) -> list[FailedTrial]:
+    def failures(self, campaign: str | None = None) -> FailureList:
         """A campaign's failed trials, with the ends of their logs."""
-        path, found = self._of(campaign, "/failures"), list[FailedTrial]()
+        path, found = self._of(campaign, "/failures"), FailureList()
         while True:
             page = self._get(list[FailedTrial], path, page=len(found) // PAGE + 1, page_size=PAGE)
             found += page

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from frontrunner.results.records import CampaignSummary
+from frontrunner.results.records import CampaignList
 from frontrunner.service.connection import part_of_path
 from frontrunner.service.replays import Replay
 from frontrunner.spaces.errors import InvalidInput
@@ -34,7 +34,7 @@ class Actions:
     def _of(self, campaign: str | None, rest: str = "") -> str:
         raise NotImplementedError
 
-    def campaigns(self) -> list[CampaignSummary]:  # noqa: D102 - the client's own
+    def campaigns(self) -> CampaignList:  # noqa: D102 - the client's own
         raise NotImplementedError
 
     def plan(self, campaign: str | Path | Mapping[str, Any], *, top: int = 10) -> ShownPlan:
