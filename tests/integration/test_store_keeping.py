@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import create_engine, inspect, select
 
 from frontrunner import archive, backup_store, check_store, copy_store, prunable, prune_store, unarchive
+from frontrunner.results.address import parse_address
 from frontrunner.results.archive.lines import END, Chain
 from frontrunner.results.codec import recipe_to_json
 from frontrunner.results.provenance import Provenance
@@ -193,6 +194,48 @@ class TestCopy:
         with pytest.raises(InvalidInput, match="holds campaigns already"):
             copy_store(made(str(tmp_path / "source.db"), name="other"), full)
         assert content(full) == before
+
+    def test_a_copy_that_fails_names_the_source_and_leaves_nothing(
+        self, fresh: Callable[[], str], tmp_path: Path
+    ) -> None:
+        source, target, beside = made(str(tmp_path / "broken.db")), fresh(), set(tmp_path.iterdir())
+        expected = content(source)
+        with closing(sqlite3.connect(source)) as connection, connection:
+            connection.execute("PRAGMA ignore_check_constraints = ON")
+            connection.execute("UPDATE failures SET kind = 'bored'")
+        with pytest.raises(StoreUnusable, match=r"broken\.db holds rows of failures that no store can hold") as refused:
+            copy_store(source, target)
+        assert f"frontrunner store check --store {source}" in str(refused.value.hint)
+        assert set(tmp_path.iterdir()) == beside
+        assert table_names(target) == set()
+        with closing(sqlite3.connect(source)) as connection, connection:
+            connection.execute("UPDATE failures SET kind = 'crashed'")
+        copy_store(source, target)
+        assert content(target) == expected
+
+    def test_a_damaged_source_is_blamed_and_not_the_target(self, tmp_path: Path) -> None:
+        source, target = made(str(tmp_path / "source.db")), tmp_path / "target.db"
+        with closing(sqlite3.connect(source)) as connection:
+            (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'events'").fetchone()
+            (size,) = connection.execute("PRAGMA page_size").fetchone()
+        with (tmp_path / "source.db").open("r+b") as file:
+            file.seek((page - 1) * size)
+            file.write(b"\xa5" * size)
+        with pytest.raises(StoreUnusable, match=r"source\.db is damaged"):
+            copy_store(source, str(target))
+        assert not target.exists()
+
+
+def table_names(url: str) -> set[str]:
+    """The tables at an address; none where there is no file."""
+    address = parse_address(url)
+    if address.path is not None and not address.path.exists():
+        return set()
+    engine = create_engine(address.url)
+    try:
+        return set(inspect(engine).get_table_names())
+    finally:
+        engine.dispose()
 
 
 def without_ids(found: tuple[Any, ...]) -> tuple[Any, ...]:
