@@ -30,6 +30,7 @@ from frontrunner.spaces.document import canonical_json, recipe_id
 from frontrunner.spaces.errors import AlreadyDriven, FrontrunnerError, InvalidInput, NotFound, StoreUnusable
 from frontrunner.validation import dump_json
 from support.campaigns import spec_of, tiny
+from support.limits import fill, small_disk
 from support.postgresql import Server
 from support.store_contract import KINDS, RECIPE, begin, everything, failure, lease_elsewhere, measurement
 
@@ -155,6 +156,15 @@ class TestBackup:
         assert content(str(tmp_path / "NEW.db")) == expected
         assert (tmp_path / "store.db").read_bytes() == damaged
 
+    def test_a_full_disk_under_the_backup_is_not_the_store_s(self, tmp_path: Path) -> None:
+        url = made(str(tmp_path / "store.db"))
+        with small_disk(tmp_path / "small", mib=1) as disk:
+            fill(disk, leave_bytes=16_384)
+            with pytest.raises(InvalidInput, match=r"small/b\.db cannot be written: .*full") as refused:
+                backup_store(disk / "b.db", store=url)
+            assert "name another place" in str(refused.value.hint)
+            assert [path.name for path in disk.iterdir()] == ["ballast"]
+
     @pytest.mark.skipif(shutil.which("pg_restore") is None, reason="PostgreSQL's client programs are not installed")
     def test_a_server_s_backup_is_one_that_pg_restore_reads(self, postgresql_server: Server, tmp_path: Path) -> None:
         import subprocess
@@ -212,6 +222,14 @@ class TestCopy:
             connection.execute("UPDATE failures SET kind = 'crashed'")
         copy_store(source, target)
         assert content(target) == expected
+
+    def test_a_target_on_a_full_disk_is_not_left_there(self, tmp_path: Path) -> None:
+        source = made(str(tmp_path / "source.db"))
+        with small_disk(tmp_path / "small", mib=1) as disk:
+            fill(disk, leave_bytes=16_384)
+            with pytest.raises(StoreUnusable, match=r"small/new\.db cannot be written"):
+                copy_store(source, str(disk / "new.db"))
+            assert [path.name for path in disk.iterdir()] == ["ballast"]
 
     def test_a_damaged_source_is_blamed_and_not_the_target(self, tmp_path: Path) -> None:
         source, target = made(str(tmp_path / "source.db")), tmp_path / "target.db"
