@@ -104,5 +104,5 @@ def _locked(address: StoreAddress, busy_timeout_s: float, hint: str) -> StoreUnu
 def _full(address: StoreAddress, said: str) -> StoreUnusable:
     return StoreUnusable(
         f"{address} cannot be written ({said}); what was stored before is safe",
-        hint="free some space, then run: frontrunner resume",
+        hint="free some space, then run the command again; for a campaign that it stopped: frontrunner resume",
     )

@@ -75,7 +75,7 @@ class Database:
             return
         path = self.address.path if self.read_only and not self.address.has_log else None
         before = file_state(path) if path is not None and path.exists() else None
-        with self._translated(), self._engine.connect() as connection:
+        with self.translated(), self._engine.connect() as connection:
             marked = connection.execution_options(**READING) if self.is_server else connection
             with marked.begin():
                 yield marked
@@ -92,7 +92,7 @@ class Database:
         """
         if self.read_only:
             raise StoreUnusable(f"{self.address} was opened read-only")
-        with self._translated(), self._connected() as connection:
+        with self.translated(), self._connected() as connection:
             marked = connection.execution_options(**(WRITING if self.is_server else {WRITES: True}))
             with marked.begin():
                 if whole_store and self.is_server:
@@ -107,7 +107,7 @@ class Database:
         if self.is_server:
             return
         give_up = time.monotonic() + self._busy_timeout_s
-        with self._translated(), closing(self._engine.raw_connection()) as connection:
+        with self.translated(), closing(self._engine.raw_connection()) as connection:
             while True:
                 try:
                     connection.cursor().execute("PRAGMA journal_mode = WAL")
@@ -135,8 +135,11 @@ class Database:
                 time.sleep(RECONNECT_PAUSE_S)
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
-        """Turn what the database says went wrong into `StoreUnusable`; broken constraints are our own fault."""
+    def translated(self) -> Iterator[None]:
+        """Turn what the database says went wrong into `StoreUnusable`; broken constraints are our own fault.
+
+        `read` and `write` do so by themselves. Within a transaction of another database, this says whose error it is.
+        """
         try:
             yield
         except DamagedCell as error:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import create_engine, inspect, select
 
 from frontrunner import archive, backup_store, check_store, copy_store, prunable, prune_store, unarchive
+from frontrunner.results.address import parse_address
 from frontrunner.results.archive.lines import END, Chain
 from frontrunner.results.codec import recipe_to_json
 from frontrunner.results.provenance import Provenance
@@ -29,6 +30,7 @@ from frontrunner.spaces.document import canonical_json, recipe_id
 from frontrunner.spaces.errors import AlreadyDriven, FrontrunnerError, InvalidInput, NotFound, StoreUnusable
 from frontrunner.validation import dump_json
 from support.campaigns import spec_of, tiny
+from support.limits import fill, small_disk
 from support.postgresql import Server
 from support.store_contract import KINDS, RECIPE, begin, everything, failure, lease_elsewhere, measurement
 
@@ -155,6 +157,15 @@ class TestBackup:
         assert content(str(tmp_path / "NEW.db")) == expected
         assert (tmp_path / "store.db").read_bytes() == damaged
 
+    def test_a_full_disk_under_the_backup_is_not_the_store_s(self, tmp_path: Path) -> None:
+        url = made(str(tmp_path / "store.db"))
+        with small_disk(tmp_path / "small", mib=1) as disk:
+            fill(disk, leave_bytes=16_384)
+            with pytest.raises(InvalidInput, match=r"small/b\.db cannot be written: .*full") as refused:
+                backup_store(disk / "b.db", store=url)
+            assert "name another place" in str(refused.value.hint)
+            assert [path.name for path in disk.iterdir()] == ["ballast"]
+
     @pytest.mark.skipif(shutil.which("pg_restore") is None, reason="PostgreSQL's client programs are not installed")
     def test_a_server_s_backup_is_one_that_pg_restore_reads(self, postgresql_server: Server, tmp_path: Path) -> None:
         import subprocess
@@ -194,6 +205,56 @@ class TestCopy:
         with pytest.raises(InvalidInput, match="holds campaigns already"):
             copy_store(made(str(tmp_path / "source.db"), name="other"), full)
         assert content(full) == before
+
+    def test_a_copy_that_fails_names_the_source_and_leaves_nothing(
+        self, fresh: Callable[[], str], tmp_path: Path
+    ) -> None:
+        source, target, beside = made(str(tmp_path / "broken.db")), fresh(), set(tmp_path.iterdir())
+        expected = content(source)
+        with closing(sqlite3.connect(source)) as connection, connection:
+            connection.execute("PRAGMA ignore_check_constraints = ON")
+            connection.execute("UPDATE failures SET kind = 'bored'")
+        with pytest.raises(StoreUnusable, match=r"broken\.db holds rows of failures that no store can hold") as refused:
+            copy_store(source, target)
+        assert f"frontrunner store check --store {source}" in str(refused.value.hint)
+        assert set(tmp_path.iterdir()) == beside
+        assert table_names(target) == set()
+        with closing(sqlite3.connect(source)) as connection, connection:
+            connection.execute("UPDATE failures SET kind = 'crashed'")
+        copy_store(source, target)
+        assert content(target) == expected
+
+    def test_a_target_on_a_full_disk_is_not_left_there(self, tmp_path: Path) -> None:
+        source = made(str(tmp_path / "source.db"))
+        with small_disk(tmp_path / "small", mib=1) as disk:
+            fill(disk, leave_bytes=16_384)
+            with pytest.raises(StoreUnusable, match=r"small/new\.db cannot be written"):
+                copy_store(source, str(disk / "new.db"))
+            assert [path.name for path in disk.iterdir()] == ["ballast"]
+
+    def test_a_damaged_source_is_blamed_and_not_the_target(self, tmp_path: Path) -> None:
+        source, target = made(str(tmp_path / "source.db")), tmp_path / "target.db"
+        with closing(sqlite3.connect(source)) as connection:
+            (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'events'").fetchone()
+            (size,) = connection.execute("PRAGMA page_size").fetchone()
+        with (tmp_path / "source.db").open("r+b") as file:
+            file.seek((page - 1) * size)
+            file.write(b"\xa5" * size)
+        with pytest.raises(StoreUnusable, match=r"source\.db is damaged"):
+            copy_store(source, str(target))
+        assert not target.exists()
+
+
+def table_names(url: str) -> set[str]:
+    """The tables at an address; none where there is no file."""
+    address = parse_address(url)
+    if address.path is not None and not address.path.exists():
+        return set()
+    engine = create_engine(address.url)
+    try:
+        return set(inspect(engine).get_table_names())
+    finally:
+        engine.dispose()
 
 
 def without_ids(found: tuple[Any, ...]) -> tuple[Any, ...]:
