@@ -5,7 +5,7 @@ CAMPAIGN ?= examples/laptop.toml
 # One process for the tests that watch the time, and two beside it: tests/support/turns.py.
 PYTEST := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: campaign test slow test-and-slow every-recipe check links format audit clean
+.PHONY: campaign test slow test-and-slow every-recipe check links format audit hashes clean
 
 campaign: .venv/.installed
 	$(BIN)/frontrunner launch $(CAMPAIGN)
@@ -34,6 +34,10 @@ check: .venv/.installed-dev links
 # Known weaknesses of the pinned packages, as far as this machine's index tells any.
 audit:
 	$(PYTHON) .ci/audit
+
+# The hashes of the pinned versions' files; WHEELS are taken too, as torch's builds for CPUs alone.
+hashes:
+	$(PYTHON) .ci/pin_hashes $(WHEELS)
 
 format: .venv/.installed-dev
 	$(BIN)/ruff check --fix .

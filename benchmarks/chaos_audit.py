@@ -29,8 +29,10 @@ FROM attempts a JOIN trials t ON t.id = a.trial_id
 LEFT JOIN measurements m ON m.attempt_id = a.id LEFT JOIN failures f ON f.attempt_id = a.id
 WHERE a.campaign_id = :campaign ORDER BY a.id
 """
-CAMPAIGN = "SELECT id, state, outcomes, node_seconds_spent FROM campaigns WHERE name = :name"
-TRIALS_OF_EVENTS = "SELECT data_json FROM events WHERE campaign_id = :campaign AND kind = :kind"
+CAMPAIGN = "SELECT id, state, outcomes, node_seconds_spent, driver_seconds FROM campaigns WHERE name = :name"
+DATA_OF_EVENTS = "SELECT data_json FROM events WHERE campaign_id = :campaign AND kind = :kind"
+ROUNDING_S = 1e-6
+"""Sums of seconds are those of floating-point numbers."""
 
 Fault = tuple[str, str]
 """What kind of thing is wrong, as the tally names it, and which one."""
@@ -50,6 +52,7 @@ def faults(store: Store, spec: CampaignSpec, acknowledged: Path, *, was_taken_ov
         attempts = connection.execute(text(ATTEMPTS), {"campaign": campaign["id"]}).mappings().all()
         repeats = _trials(connection, campaign["id"], "repeat")
         reused = _trials(connection, campaign["id"], "reused")
+        overtimes_s = [float(data["seconds"]) for data in _events(connection, campaign["id"], "overtime")]
         found = check(connection, store=store.url, campaign_id=campaign["id"])
     for finding in found.findings:
         if finding.is_fault:
@@ -60,6 +63,7 @@ def faults(store: Store, spec: CampaignSpec, acknowledged: Path, *, was_taken_ov
     probed = [attempt for attempt in attempts if attempt["trial"] not in reused]
     yield from _against_files(probed, spec, was_taken_over=was_taken_over)
     yield from _over_budget(campaign, attempts, spec, reused=len(reused))
+    yield from _over_hard_minutes(campaign, spec, [] if was_taken_over else overtimes_s)
 
 
 def outcomes_of(store: Store, name: str) -> tuple[int, int]:
@@ -71,8 +75,13 @@ def outcomes_of(store: Store, name: str) -> tuple[int, int]:
 
 def _trials(connection: Connection, campaign_id: int, kind: str) -> Counter[int]:
     """How many events of a kind each trial has, by its number."""
-    rows = connection.execute(text(TRIALS_OF_EVENTS), {"campaign": campaign_id, "kind": kind}).scalars()
-    return Counter(int(json.loads(row)["trial"]) for row in rows)
+    return Counter(int(data["trial"]) for data in _events(connection, campaign_id, kind))
+
+
+def _events(connection: Connection, campaign_id: int, kind: str) -> list[dict[str, Any]]:
+    """The data of a campaign's events of a kind."""
+    rows = connection.execute(text(DATA_OF_EVENTS), {"campaign": campaign_id, "kind": kind}).scalars()
+    return [json.loads(row) for row in rows]
 
 
 def _lost(attempts: Any, acknowledged: Path) -> Iterator[Fault]:
@@ -142,11 +151,7 @@ def _step_times(folder: str) -> list[float] | None:
 
 
 def _over_budget(campaign: Any, attempts: Any, spec: CampaignSpec, *, reused: int) -> Iterator[Fault]:
-    """No limit is passed; one of node-hours that is not hard by no more than so many probes as run at a time.
-
-    Minutes are not looked at: they are the drivers' own time, and each driver that is started takes some, even one that
-    finds them used up.
-    """
+    """No limit of probes or node-hours is passed, but one that is not hard by as many probes as run at a time."""
     budget = spec.budget
     if budget.probes is not None and campaign["outcomes"] - reused > budget.probes:
         yield "over_budget", f"{campaign['outcomes'] - reused} probes of {budget.probes}"
@@ -155,3 +160,15 @@ def _over_budget(campaign: Any, attempts: Any, spec: CampaignSpec, *, reused: in
         spare = 0.0 if budget.hard else sum(longest[: spec.search.parallel_probes])
         if campaign["node_seconds_spent"] > budget.node_hours * 3600 + spare:
             yield "over_budget", f"{campaign['node_seconds_spent']} of {budget.node_hours * 3600} node-seconds"
+
+
+def _over_hard_minutes(campaign: Any, spec: CampaignSpec, overtimes_s: list[float]) -> Iterator[Fault]:
+    """However many drivers were started, a hard limit of minutes is not passed, and none but a driver that was made to
+    stand still had to be spared seconds beyond it."""
+    budget = spec.budget
+    if budget.minutes is None or not budget.hard:
+        return
+    if campaign["driver_seconds"] > budget.minutes * 60 + ROUNDING_S:
+        yield "over_budget", f"{campaign['driver_seconds']} of {budget.minutes * 60} seconds of driving"
+    for overtime_s in overtimes_s:
+        yield "over_budget", f"a driver that nobody held up drove {overtime_s} s beyond its budget"

@@ -7,7 +7,7 @@ asks from as many clients at once, each one question after the other without a p
 as if all of their parts had changed. Prints the median and the 99th percentile of each question, the processor time
 of the service and of the clients, what the driver wrote and what the store holds of it. Then asks one question at a
 time: the processor time that the service needs for an answer depends least on what else the machine does. Last, what
-a live page and an idle stream cost.
+a live page costs that asks as a browser does, its figures included, and an idle stream.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from service_store import build, drive
 
 from frontrunner.results.store import open_store
 from frontrunner.service.app import create_app
+from frontrunner.service.pages.figures import SHOWN
 from frontrunner.service.pages.pieces import POLL_DRIVEN_S
 from frontrunner.service.pages.router import router
 from frontrunner.service.server import listen, run
@@ -40,7 +41,7 @@ from frontrunner.service.tokens import make_tokens
 
 WARM_UP_S = 2.0
 ASKED_ALONE = 60
-WATCHED_S = 30.0
+WATCHED_S, STREAMED_S = 90.0, 20.0
 API = "/api/v1"
 LIVE = re.compile(r'hx-get="(/campaigns/driven/live[^"]+)"')
 
@@ -84,12 +85,16 @@ class Asker:
 
     def ask(self, question: str) -> str:
         """The answer's text; raises RuntimeError for a refusal."""
+        return self.ask_news(question)[0]
+
+    def ask_news(self, question: str) -> tuple[str, bool]:
+        """The answer's text, and whether it tells the page to fetch its figures."""
         self._connection.request("GET", question, headers=self._headers)
         answer = self._connection.getresponse()
         text = answer.read().decode()
         if answer.status not in (200, 204):
             raise RuntimeError(f"{question}: {answer.status}")
-        return text
+        return text, answer.getheader("HX-Trigger") == "outcomes"
 
     def follow(self) -> None:
         """Read the stream of the driven campaign up to its present state."""
@@ -131,12 +136,26 @@ def share_of_core(server: psutil.Process, wait: Callable[[], object]) -> float:
     return (processor_s(server) - before_s) / (time.monotonic() - began)
 
 
-def watch(asker: Asker) -> None:
-    """Look at the page of the driven campaign for `WATCHED_S`, as a browser does."""
-    seen = asker.ask("/campaigns/driven")
-    for _ in range(int(WATCHED_S / POLL_DRIVEN_S)):
-        time.sleep(POLL_DRIVEN_S)
-        seen = asker.ask(unescape(LIVE.findall(seen)[0])) or seen
+class Browser:
+    """A browser that shows the page of the driven campaign."""
+
+    def __init__(self, asker: Asker) -> None:
+        self._asker = asker
+        self._page = asker.ask("/campaigns/driven")
+        self._fetch_figures()
+
+    def watch(self) -> None:
+        """Look at it for `WATCHED_S`."""
+        for _ in range(int(WATCHED_S / POLL_DRIVEN_S)):
+            time.sleep(POLL_DRIVEN_S)
+            news, has_outcomes = self._asker.ask_news(unescape(LIVE.findall(self._page)[0]))
+            self._page = news or self._page
+            if has_outcomes:
+                self._fetch_figures()
+
+    def _fetch_figures(self) -> None:
+        for figure in (*(f"figures/{name}" for name in SHOWN), "coordinates"):
+            self._asker.ask(f"/campaigns/driven/{figure}")
 
 
 def processor_s(process: psutil.Process) -> float:
@@ -193,7 +212,7 @@ def measure(folder: Path, options: argparse.Namespace, recipe: str) -> None:
         load(connect, asked, options.clients, WARM_UP_S)
         show_load(connect, process, asked, options)
         show_alone(connect(), process, asked)
-        page = share_of_core(process, lambda: watch(connect()))
+        page = share_of_core(process, Browser(connect()).watch)
         written, latest_s = driver.communicate()[0].split()
         with open_store(str(folder / "load.db"), create=False, read_only=True) as store:
             kept = store.campaign("driven").outcomes
@@ -201,7 +220,7 @@ def measure(folder: Path, options: argparse.Namespace, recipe: str) -> None:
         print(f"a live page costs {100 * page:.2f} % of a core while trials come in")
         follower = connect()
         follower.follow()
-        stream = share_of_core(process, lambda: time.sleep(WATCHED_S))
+        stream = share_of_core(process, lambda: time.sleep(STREAMED_S))
         follower.close()
         print(f"a stream in which nothing happens costs {100 * stream:.2f} % of a core")
     finally:

@@ -17,7 +17,7 @@ from frontrunner.campaign_file import parse_campaign
 from frontrunner.results.holders import this_host
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.search.spec import CampaignSpec
 from frontrunner.validation import dump_json
 
 OUTCOMES_PER_S = 50
@@ -25,15 +25,25 @@ CAMPAIGN = {
     "model": {"preset": "frontier-22b"},
     "cluster": {"preset": "frontier", "nodes": 1},
     "problem": {"sequence_length": 2048, "global_batch": 32},
-    "space": {"tensor_parallel": [2], "micro_batch_seqs": [1, 2, 4, 8]},
+    "space": {
+        "tensor_parallel": [1, 2, 4, 8],
+        "pipeline_parallel": [1, 2, 4],
+        "micro_batch_seqs": [1, 2, 4, 8],
+        "sharding": ["none", "zero-1", "zero-2", "zero-3"],
+    },
     "budget": {"probes": 100_000},
 }
 IDS = {"id", "trial_id", "attempt_id"}
 
 
+def spec_of(name: str) -> CampaignSpec:
+    """A campaign as its file would make it."""
+    return parse_campaign(CAMPAIGN, default_name=name, base=Path()).spec
+
+
 def spec_json(name: str) -> str:
     """What the store keeps of a campaign file, as its page reads it."""
-    return dump_json(parse_campaign(CAMPAIGN, default_name=name, base=Path()).spec)
+    return dump_json(spec_of(name))
 
 
 def build(path: Path, campaigns: int, measurements: int) -> str:
@@ -60,8 +70,9 @@ def moved(row: dict[str, Any], place: int, each: int) -> dict[str, Any]:
 
 
 def drive(path: Path) -> None:
-    """Write outcomes at a steady rate, as a driver does, until stdin ends.
+    """Write outcomes at a steady rate, as a driver does, until stdin ends: of the space's recipes again and again.
 
+    Each counts as a new one, as if the space were larger than anything that is written.
     Prints a line when it begins, and then how many there were, and how late the latest was in seconds.
     """
     asked_to_end = threading.Event()
@@ -72,9 +83,10 @@ def drive(path: Path) -> None:
 
     threading.Thread(target=listen, daemon=True).start()
     dice, written, latest_s = random.Random(1), 0, 0.0
+    recipes = spec_of("driven").survey().recipes
     with open_store(str(path)) as store:
         campaign = store.create_campaign(
-            name="driven", spec_json=spec_json("driven"), legal_recipes=1, problem_summary={}
+            name="driven", spec_json=spec_json("driven"), legal_recipes=len(recipes), problem_summary={}
         )
         lease = store.acquire_lease(campaign.id, host=this_host(), pid=os.getpid(), duration_s=3600)
         writer = store.drive(lease)
@@ -87,7 +99,7 @@ def drive(path: Path) -> None:
                 time.sleep(written / OUTCOMES_PER_S - now)
                 continue
             latest_s = max(latest_s, now - written / OUTCOMES_PER_S)
-            recipe = Recipe(devices=8, tensor_parallel=2, micro_batch_seqs=written + 1, accumulation=4)
+            recipe = dice.choice(recipes)
             with writer.together():
                 attempt = writer.start_attempt(writer.propose(f"{written:012x}", recipe), run_folder=f"runs/{written}")
             with writer.together():

@@ -21,6 +21,7 @@ import psutil
 
 from frontrunner.evaluators.marks import FOLDER_MARKER, HOST_MARKER, MARKER, meeting_prefix, pid_namespace, this_host
 from frontrunner.evaluators.protocol import NodesUnavailable
+from frontrunner.results.holders import proc_is_ours, process_stat
 
 GRACE_S = 5.0
 """How long what a driver left may take to end by itself: a fork server clears up first."""
@@ -110,11 +111,8 @@ def _has_lost_its_driver(process: psutil.Process, fenced: Fenced | None) -> bool
 
 
 def _proc_is_ours() -> bool:
-    """Whether /proc has this process by its number; in a container it may have the numbers of the host."""
-    try:
-        return Path("/proc/self").readlink().name == str(os.getpid())
-    except OSError:
-        return sys.platform != "linux"
+    """Whether process ids mean the same to us as to /proc, where there is one."""
+    return sys.platform != "linux" or proc_is_ours()
 
 
 def _is_gone(driver: int, *, before: psutil.Process) -> bool:
@@ -129,8 +127,7 @@ def _began(pid: int) -> float:
     """When a process began: in ticks since the machine did on Linux, which no change of the clock moves, else in s."""
     if sys.platform != "linux":
         return psutil.Process(pid).create_time()
-    after_the_name = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    return int(after_the_name[19])  # field 22 of proc(5); these begin with the third
+    return process_stat(pid).started_ticks
 
 
 def _runs(process: psutil.Process) -> bool:

@@ -9,12 +9,13 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, select
 
-from frontrunner.results import leases
+from frontrunner.results import holders, leases
 from frontrunner.results.explain import begins, checked_prefix
 from frontrunner.results.schema import CampaignRow, TrialRow
 from frontrunner.results.store import Store
 
 STAMPED = select(
+    CampaignRow.id,
     CampaignRow.name,
     CampaignRow.updated_at,
     CampaignRow.epoch,
@@ -28,12 +29,18 @@ OF_ONE = STAMPED.where(CampaignRow.name == bindparam("name"))
 
 @dataclass(frozen=True, kw_only=True)
 class DriverSeen:
-    """The holder of a campaign's lease, whether it is thought to run, and how long ago it last wrote."""
+    """The holder of a campaign's lease, whether it is thought to run, and how long ago it last wrote.
+
+    `is_here` says that its process id is one of this host. Where `is_certain`, one that is here and live is the process
+    itself, and none that was given its id later.
+    """
 
     campaign: str
     host: str
     pid: int
     since: str
+    is_here: bool
+    is_certain: bool
     is_live: bool
     heartbeat_age_s: float
 
@@ -43,17 +50,21 @@ def drivers(store: Store) -> list[DriverSeen]:
     query = select(CampaignRow).where(CampaignRow.lease_until.is_not(None)).order_by(CampaignRow.id.desc())
     now = store.now()
     with store.database.read() as connection:
-        return [
-            DriverSeen(
-                campaign=row.name,
-                host=row.driver_host,
-                pid=row.driver_pid,
-                since=row.driven_since,
-                is_live=leases.is_held(connection, row, now, file=store.database.address.path),
-                heartbeat_age_s=max(0.0, (now - datetime.fromisoformat(row.updated_at)).total_seconds()),
-            )
-            for row in connection.execute(query).all()
-        ]
+        return [_seen(connection, row, store, now) for row in connection.execute(query).all()]
+
+
+def _seen(connection: Connection, row: Any, store: Store, now: datetime) -> DriverSeen:
+    born = leases.birth_of(connection, row)
+    return DriverSeen(
+        campaign=row.name,
+        host=row.driver_host,
+        pid=row.driver_pid,
+        since=row.driven_since,
+        is_here=holders.is_here(row.driver_host, born),
+        is_certain=born is not None and holders.boot_id() is not None,
+        is_live=leases.is_held(connection, row, now, file=store.database.address.path),
+        heartbeat_age_s=max(0.0, (now - datetime.fromisoformat(row.updated_at)).total_seconds()),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

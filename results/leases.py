@@ -12,12 +12,14 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, insert, select, update
 
 from frontrunner.results import holders
 from frontrunner.results.clock import timestamp
+from frontrunner.results.holders import Birth, Sight
+from frontrunner.results.later_tables import is_there
 from frontrunner.results.records import Lease
-from frontrunner.results.schema import CampaignRow
+from frontrunner.results.schema import CampaignRow, HolderRow
 from frontrunner.spaces.errors import AlreadyDriven, NotFound
 
 
@@ -64,7 +66,16 @@ def acquire(
             updated_at=timestamp(now),
         )
     )
+    _keep_birth(connection, lease)
     return lease
+
+
+def _keep_birth(connection: Connection, lease: Lease) -> None:
+    """Write down what names the holder for certain, where this host can tell it."""
+    born = holders.birth(lease.host, lease.pid)
+    if born is not None:
+        of_lease = {"campaign_id": lease.campaign_id, "epoch": lease.epoch}
+        connection.execute(insert(HolderRow).values(**of_lease, boot_id=born.boot_id, started_ticks=born.started_ticks))
 
 
 def until(lease: Lease, now: datetime) -> str:
@@ -76,23 +87,40 @@ def is_held(connection: Connection, row: Any, now: datetime, *, file: Path | Non
     """Whether a campaign's lease has time left, and its holder is not known to be gone.
 
     `file` is that of an SQLite store. There the time is this host's, which may jump: a driver of this host that runs
-    and has the store open holds its lease whatever the clock says, unless it is this very process. It is not the driver
-    where its id has since been given to a service, or to another campaign's driver.
+    and has the store open holds its lease whatever the clock says, unless it is this very process.
     """
     if row.lease_until is None:
         return False
-    is_here = row.driver_host == holders.this_host()
-    if is_here and not holders.runs(row.driver_pid):
+    born = birth_of(connection, row)
+    sight = holders.sight(row.driver_host, row.driver_pid, born, is_one_machine=file is not None)
+    if sight is Sight.GONE:
         return False
     if datetime.fromisoformat(row.lease_until) > now:
         return True
-    if not is_here or file is None or row.driver_pid == os.getpid() or not holders.has_open(row.driver_pid, file):
+    if sight is Sight.UNKNOWN or file is None or row.driver_pid == os.getpid():
         return False
-    return not holders.is_service(row.driver_pid) and not _drives_another(connection, row)
+    if not holders.has_open(row.driver_pid, file, if_hidden=born is not None):
+        return False
+    is_another = born is None and holders.is_service(row.driver_pid)
+    return not is_another and not _drives_another(connection, row)
+
+
+def birth_of(connection: Connection, row: Any) -> Birth | None:
+    """What names the holder of a campaign's lease for certain; None where that was not kept, as by earlier versions."""
+    if row.driver_host != holders.this_host() or not is_there(connection, HolderRow):
+        return None
+    query = select(HolderRow.boot_id, HolderRow.started_ticks).where(
+        HolderRow.campaign_id == row.id, HolderRow.epoch == row.epoch
+    )
+    found = connection.execute(query).first()
+    return None if found is None else Birth(boot_id=found.boot_id, started_ticks=found.started_ticks)
 
 
 def _drives_another(connection: Connection, row: Any) -> bool:
-    """Whether a process with the holder's id took another campaign after the holder's last write."""
+    """Whether the process took another campaign after the last write to this one.
+
+    It could then not give this one back, or it is another process that was given the holder's id.
+    """
     taken = select(CampaignRow.id).where(
         CampaignRow.driver_host == row.driver_host,
         CampaignRow.driver_pid == row.driver_pid,

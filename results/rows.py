@@ -7,20 +7,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, Select, func, inspect, or_, select
+from sqlalchemy import Connection, Select, func, or_, select
 
 from frontrunner.results.codec import (
     failure_from_columns,
     measurement_from_columns,
     recipe_from_json,
 )
+from frontrunner.results.later_tables import is_there
 from frontrunner.results.outcome import Outcome, ProbeEnding
 from frontrunner.results.records import Attempt, Campaign, Event, Trial
 from frontrunner.results.schema import AttemptRow, EndingRow, FailureRow, MeasurementRow, TrialRow
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
-
-HAS_ENDINGS = "frontrunner_has_endings"
-"""What a connection remembers, once it is so: tables are never taken away."""
 
 
 def to_campaign(row: Any) -> Campaign:
@@ -89,10 +87,8 @@ def outcomes_by_attempt(connection: Connection, attempts: Select[int]) -> dict[i
 
 def _endings(connection: Connection, attempts: Select[int]) -> dict[int, ProbeEnding]:
     """How the attempts ended, where that is known. A store of an earlier version that nobody may write has no table."""
-    if not connection.info.get(HAS_ENDINGS):
-        connection.info[HAS_ENDINGS] = inspect(connection).has_table(EndingRow.__tablename__)
-        if not connection.info[HAS_ENDINGS]:
-            return {}
+    if not is_there(connection, EndingRow):
+        return {}
     rows = connection.execute(select(EndingRow).where(EndingRow.attempt_id.in_(attempts)))
     return {row.attempt_id: ProbeEnding(row.ended) for row in rows}
 

@@ -1,4 +1,4 @@
-"""The store's tables, schema version 1, revision 0003.
+"""The store's tables, schema version 1, revision 0004.
 
 Timestamps are ISO 8601 text in UTC with offset, JSON columns are text without NaN, and states are guarded by
 CHECK constraints made from the enums in `frontrunner.results.states`.
@@ -27,7 +27,7 @@ from frontrunner.results.states import AttemptState, CampaignState, TrialState
 
 SCHEMA_VERSION = 1
 """Raised by a change that earlier versions of frontrunner could not live with."""
-REVISION = "0003"
+REVISION = "0004"
 """Raised by every change; each has a module in `migrations/versions`."""
 FIRST_REVISION = "0001"
 OLDEST_READABLE_SCHEMA = 1
@@ -91,6 +91,20 @@ class CampaignRow(Base):
     lease_until: Mapped[str | None]
     created_at: Mapped[str]
     updated_at: Mapped[str]
+
+
+class HolderRow(Base):
+    """The process to which a campaign's lease of one epoch was given, as `frontrunner.results.holders.Birth` names it.
+
+    Leases of earlier versions, and of machines that do not tell it, have no such row.
+    """
+
+    __tablename__ = "holders"
+
+    campaign_id: Mapped[int] = mapped_column(ForeignKey("campaigns.id"), primary_key=True)
+    epoch: Mapped[int] = mapped_column(primary_key=True)
+    boot_id: Mapped[str]
+    started_ticks: Mapped[int] = mapped_column(BigInteger)
 
 
 class ProvenanceRow(Base):

@@ -20,10 +20,20 @@ class Account:
     """Keeps ledger and view together. `outcomes` and `node_seconds` of the ledger are the driver's to raise."""
 
     def __init__(self, spec: CampaignSpec, campaign: Campaign, legal_recipes: int) -> None:
-        """`campaign` as it is once the lease is held: earlier drivers charge it until theirs ends."""
+        """`campaign` as it is once the lease is held: earlier drivers charge it until theirs ends.
+
+        A driver that finds a hard budget of minutes too short for a probe to begin and be ended takes in what others
+        left, and is charged nothing for it, however many such drivers are started.
+        """
         self._budget = spec.budget
         self._nodes = spec.problem.cluster.nodes
-        self.ledger = Ledger(driver_seconds=campaign.driver_seconds, node_seconds=campaign.node_seconds_spent)
+        limit_s = 60 * spec.budget.minutes if spec.budget.hard and spec.budget.minutes is not None else None
+        self._may_begin = limit_s is None or campaign.driver_seconds + CUT_S < limit_s
+        self.ledger = Ledger(
+            driver_seconds=campaign.driver_seconds,
+            node_seconds=campaign.node_seconds_spent,
+            most_driver_seconds=limit_s if self._may_begin else campaign.driver_seconds,
+        )
         self.view = View(
             name=campaign.name,
             strategy=spec.search.strategy,
@@ -47,6 +57,14 @@ class Account:
         if self._budget.hard and (passed := self._passed_when_cut(flights, nodes=self._nodes)) is not None:
             return next(limit for limit in limits(self._budget, spent) if limit.name == passed.name)
         return exhausted(self._budget, spent)
+
+    @property
+    def overtime_s(self) -> float:
+        """Seconds that this driver has driven beyond a hard budget of minutes, though it could begin probes within it.
+
+        It was held up: it stood still, or something that it waits for took longer than `CUT_S`.
+        """
+        return self.ledger.beyond_s if self._may_begin else 0.0
 
     def must_cut(self, flights: Collection[Flight]) -> bool:
         """Whether what runs has to be ended now for a hard budget to hold."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,20 +25,30 @@ class Ledger:
     `probes` counts outcomes, and `node_seconds` those of ended attempts; both are the driver's to raise.
     """
 
-    def __init__(self, *, driver_seconds: float, node_seconds: float) -> None:
+    def __init__(self, *, driver_seconds: float, node_seconds: float, most_driver_seconds: float | None = None) -> None:
+        """`most_driver_seconds` is what all drivers may charge together; this one charges what that leaves, at most."""
         self.probes = 0
         self.node_seconds = node_seconds
         self._driver_seconds_before = driver_seconds
-        self._began_s = self._charged_s = time.monotonic()
+        left_s = math.inf if most_driver_seconds is None else most_driver_seconds - driver_seconds
+        self._chargeable_s = max(0.0, left_s)
+        self._charged_s = 0.0
+        self._began_s = self._last_charge_s = time.monotonic()
 
     @property
     def uncharged_s(self) -> float:
-        """Seconds of driving since the last `charge`."""
-        return time.monotonic() - self._charged_s
+        """Seconds since the last `charge`."""
+        return time.monotonic() - self._last_charge_s
+
+    @property
+    def beyond_s(self) -> float:
+        """Seconds of driving that nobody is charged, since they lie beyond what may be."""
+        return max(0.0, time.monotonic() - self._began_s - self._chargeable_s)
 
     def charge(self) -> float:
         """The seconds of driving since the last charge, which from now on count as charged."""
-        seconds = self.uncharged_s
+        self._last_charge_s = time.monotonic()
+        seconds = self._driven_s(self._last_charge_s) - self._charged_s
         self._charged_s += seconds
         return seconds
 
@@ -45,9 +56,12 @@ class Ledger:
         """What was spent up to now, with what runs counted where it is given."""
         return Spent(
             probes=self.probes + probes_in_flight,
-            driver_seconds=self._driver_seconds_before + time.monotonic() - self._began_s,
+            driver_seconds=self._driver_seconds_before + self._driven_s(time.monotonic()),
             node_seconds=self.node_seconds + node_seconds_in_flight,
         )
+
+    def _driven_s(self, now_s: float) -> float:
+        return min(now_s - self._began_s, self._chargeable_s)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,8 @@ from frontrunner.spaces.space import Survey
 
 LEASE_S = 30.0
 RENEW_S = 5.0
+OVERTIME = "overtime"
+"""The event of a driver that was held up beyond a hard budget of minutes; its data says by how many `seconds`."""
 
 
 def take_lease(store: Store, campaign: Campaign, *, take_over: bool) -> CampaignWriter:
@@ -83,11 +85,13 @@ class Held:
             self.writer.atomically(kept)
 
     def let_go(self, conclusion: Conclusion) -> None:
-        """Charge the rest of the time, and give the lease back."""
-        seconds = self.account.ledger.charge()
+        """Charge the rest of the time, tell of what is beyond the budget, and give the lease back."""
+        seconds, overtime_s = self.account.ledger.charge(), self.account.overtime_s
 
         def let_go() -> None:
             self.writer.add_driver_seconds(seconds)
+            if overtime_s > 0:
+                self.writer.event(OVERTIME, seconds=round(overtime_s, 3))
             self.writer.release(conclusion.state, reason=conclusion.reason)
 
         self.writer.atomically(let_go)

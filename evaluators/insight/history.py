@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from frontrunner.evaluators.insight.collected import Collected, Missing
@@ -66,6 +66,7 @@ def history(collected: Collected) -> History | Missing:
     """The campaign's history."""
     measured: dict[str, list[float]] = {}
     standing: dict[str, float] = {}
+    leader: str | None = None
     steps, node_seconds = [], 0.0
     for number, ended in enumerate(collected.attempts, start=1):
         recipe_id, outcome = ended.trial.recipe_id, ended.outcome
@@ -75,8 +76,16 @@ def history(collected: Collected) -> History | Missing:
             standing[recipe_id] = statistics.median(measured[recipe_id])
         elif outcome.policy.counts_against_recipe:
             standing.pop(recipe_id, None)
-        steps.append(_step(number, ended, node_seconds, max(standing.values(), default=None)))
+        leader = _leader(standing, leader, recipe_id)
+        steps.append(_step(number, ended, node_seconds, None if leader is None else standing[leader]))
     return History(steps=tuple(steps)) if steps else NOTHING_ENDED
+
+
+def _leader(standing: Mapping[str, float], leader: str | None, changed: str) -> str | None:
+    """The recipe that leads now that one has changed; `leader` led before. All are compared only where it must be."""
+    if leader is None or leader == changed:
+        return max(standing, key=standing.__getitem__, default=None)
+    return changed if changed in standing and standing[changed] > standing[leader] else leader
 
 
 def _step(number: int, ended: Probed, node_seconds: float, best: float | None) -> Step:

@@ -54,7 +54,7 @@ def check(connection: Connection, *, store: str, campaign_id: int | None = None)
     they may be that campaign's.
     """
     tables = set(inspect(connection).get_table_names())
-    rules = [rule for rule in RULES if not ("endings" in rule.name and "endings" not in tables)]
+    rules = [rule for rule in RULES if rule.later_table in (None, *tables)]
     broken = {rule: [dict(row) for row in connection.execute(text(rule.sql)).mappings()] for rule in rules}
     broken |= {READABLE: list(broken_json(connection)), POOLED: list(broken_standings(connection))}
     broken |= {UNDAMAGED: _damage(connection)}

@@ -13,6 +13,7 @@ RELATIONS = (
     ("attempts", "trial_id", "trials", "id"),
     ("attempts", "provenance_id", "provenance", "id"),
     ("provenance", "campaign_id", "campaigns", "id"),
+    ("holders", "campaign_id", "campaigns", "id"),
     ("measurements", "attempt_id", "attempts", "id"),
     ("failures", "attempt_id", "attempts", "id"),
     ("endings", "attempt_id", "measurements", "attempt_id"),
@@ -20,6 +21,8 @@ RELATIONS = (
     ("events", "campaign_id", "campaigns", "id"),
 )
 """Table, column, and the table and column that each of its values must be found in."""
+LATER_TABLES = ("endings", "holders")
+"""Tables that stores of earlier versions do not have."""
 
 TIMES = (
     ("campaigns", "id", "created_at"),
@@ -37,12 +40,16 @@ TIME_SHAPE = "____-__-__T__:__:__.______+00:00"
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One thing that must hold. Where it is not `is_fault`, a clock that was set back breaks it as well."""
+    """One thing that must hold. Where it is not `is_fault`, a clock that was set back breaks it as well.
+
+    `later_table` is one that it asks and that stores of earlier versions do not have.
+    """
 
     name: str
     says: str
     sql: str
     is_fault: bool = True
+    later_table: str | None = None
 
 
 def relation_rules() -> tuple[Rule, ...]:
@@ -53,6 +60,7 @@ def relation_rules() -> tuple[Rule, ...]:
             says=f"every {column} of {table} is in {parent}",
             sql=f"SELECT c.* FROM {table} c LEFT JOIN {parent} p ON p.{key} = c.{column}"  # noqa: S608 - the constants above
             f" WHERE c.{column} IS NOT NULL AND p.{key} IS NULL",
+            later_table=table if table in LATER_TABLES else None,
         )
         for table, column, parent, key in RELATIONS
     )
@@ -196,6 +204,14 @@ DRIVERS = (
         sql="""SELECT c.id AS campaign, c.state, c.epoch FROM campaigns c WHERE c.strategy <> 'imported' AND
                ((c.epoch < 1 AND (c.state <> 'created' OR c.lease_until IS NOT NULL))
                 OR (c.state = 'created' AND EXISTS (SELECT 1 FROM trials t WHERE t.campaign_id = c.id)))""",
+    ),
+    Rule(
+        name="holders held",
+        says="a holder's lease was given out, and the holder began after its machine did",
+        sql="""SELECT h.campaign_id AS campaign, h.epoch, h.started_ticks, c.epoch AS given
+               FROM holders h JOIN campaigns c ON c.id = h.campaign_id
+               WHERE h.epoch < 1 OR h.epoch > c.epoch OR h.started_ticks < 0""",
+        later_table="holders",
     ),
     Rule(
         name="events in order",

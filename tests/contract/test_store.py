@@ -8,6 +8,7 @@ from datetime import datetime
 
 import pytest
 
+from frontrunner.results.audit.rules import LATER_TABLES
 from frontrunner.results.explain import explain
 from frontrunner.results.outcome import FailureKind, Measurement, ProbeEnding
 from frontrunner.results.provenance import Provenance
@@ -241,11 +242,11 @@ class TestTrials(StoreContract):
     def test_a_store_of_before_keeps_how_probes_end_once_it_is_written_to(
         self, store: Store, writer: CampaignWriter, campaign: Campaign
     ) -> None:
-        """The first stores of this schema had no table for it, and no revision."""
+        """The first stores of this schema had no table for it, nor any other that came later, and no revision."""
         writer.finish_attempt(writer.start_attempt(begin(writer), run_folder="1"), measurement(), retry=False)
         with store.database.write() as connection:
-            connection.exec_driver_sql("DROP TABLE endings")
-            connection.exec_driver_sql("DROP TABLE alembic_version")
+            for table in (*LATER_TABLES, "alembic_version"):
+                connection.exec_driver_sql(f"DROP TABLE {table}")
         assert store.told(campaign.id) == [(RECIPE, measurement())], "a store that may only be read"
         with open_store(store.url) as opened:
             again = opened.drive(

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from frontrunner.results.driving import drivers
 from frontrunner.results.holders import this_host
 from frontrunner.results.provenance import collect
 from frontrunner.results.records import Campaign
@@ -91,6 +95,95 @@ class TestLeases(StoreContract):
     def test_there_is_no_lease_without_a_campaign(self, store: Store) -> None:
         with pytest.raises(NotFound):
             store.acquire_lease(99, host="h", pid=1)
+
+
+class TestHolders(StoreContract):
+    """A holder is the process that the lease was given to, and no other that has its id."""
+
+    @pytest.fixture
+    def holder(self, store: Store, campaign: Campaign) -> Iterator[subprocess.Popen[bytes]]:
+        """A process of this host that holds the campaign's lease."""
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        try:
+            store.acquire_lease(campaign.id, host=this_host(), pid=child.pid, duration_s=30)
+            yield child
+        finally:
+            child.kill()
+            child.communicate()
+
+    def test_it_is_known_by_when_it_began_under_which_start_of_the_machine(
+        self, store: Store, campaign: Campaign, holder: subprocess.Popen[bytes]
+    ) -> None:
+        store.acquire_lease(campaign.id, host=this_host(), pid=os.getpid(), take_over=True)
+        rows = in_store(store, "SELECT campaign_id, epoch, boot_id, started_ticks FROM holders ORDER BY epoch")
+        since_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        for epoch, row in enumerate(rows, start=1):
+            assert row[:3] == (campaign.id, epoch, Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+            assert 0 < row[3] / os.sysconf("SC_CLK_TCK") <= since_boot_s
+        assert rows[0][3] > rows[1][3], "the child began later than this process"
+
+    def test_a_process_that_was_given_its_id_holds_nothing(
+        self, store: Store, campaign: Campaign, holder: subprocess.Popen[bytes]
+    ) -> None:
+        assert status(store, None).driver_is_live
+        in_store(store, "UPDATE holders SET started_ticks = started_ticks - 1")
+        assert not status(store, None).driver_is_live
+        assert store.acquire_lease(campaign.id, host=this_host(), pid=os.getpid()).epoch == 2
+
+    def test_this_process_holds_no_lease_of_one_that_had_its_id(self, store: Store, campaign: Campaign) -> None:
+        """As the only driver of a container that was started again."""
+        store.acquire_lease(campaign.id, host=this_host(), pid=os.getpid())
+        with pytest.raises(AlreadyDriven):
+            store.acquire_lease(campaign.id, host=this_host(), pid=os.getpid())
+        in_store(store, "UPDATE holders SET started_ticks = started_ticks - 1")
+        assert store.acquire_lease(campaign.id, host=this_host(), pid=os.getpid()).epoch == 2
+
+    def test_one_on_another_machine_of_the_same_name_holds_its_lease_for_its_time(
+        self, store: Store, campaign: Campaign, holder: subprocess.Popen[bytes], clock: SettableClock
+    ) -> None:
+        in_store(store, "UPDATE holders SET boot_id = 'another'")
+        (seen,) = drivers(store)
+        assert (seen.is_live, seen.is_here, seen.is_certain) == (True, False, True)
+        clock.move(31)
+        assert not status(store, None).driver_is_live, "the process with its id here is another"
+
+    def test_one_that_is_not_there_under_another_boot_id_is_gone_only_where_one_machine_has_the_store(
+        self, store: Store, campaign: Campaign, holder: subprocess.Popen[bytes], clock: SettableClock
+    ) -> None:
+        """An SQLite store's machine was started again; a server's may be another one of the same name."""
+        in_store(store, "UPDATE holders SET boot_id = 'another'")
+        holder.kill()
+        holder.wait()
+        assert status(store, None).driver_is_live == store.database.is_server
+        clock.move(31)
+        assert store.acquire_lease(campaign.id, host=this_host(), pid=os.getpid()).epoch == 2
+
+    def test_leases_of_earlier_versions_are_judged_by_the_process_id(
+        self, store: Store, campaign: Campaign, holder: subprocess.Popen[bytes]
+    ) -> None:
+        in_store(store, "DELETE FROM holders")
+        (seen,) = drivers(store)
+        assert (seen.is_live, seen.is_here, seen.is_certain) == (True, True, False)
+        holder.kill()
+        holder.wait()
+        assert not status(store, None).driver_is_live
+
+    def test_what_is_known_of_one_holder_is_not_taken_for_the_next(
+        self, store: Store, campaign: Campaign, holder: subprocess.Popen[bytes]
+    ) -> None:
+        """An earlier version, which knows nothing of the table, gives out the next lease to another process."""
+        in_store(store, f"UPDATE campaigns SET epoch = epoch + 1, driver_pid = {os.getpid()}")
+        holder.kill()
+        holder.wait()
+        assert status(store, None).driver_is_live
+        assert not drivers(store)[0].is_certain
+
+
+def in_store(store: Store, sql: str) -> list[tuple[Any, ...]]:
+    """What plain SQL says, or does, past our code."""
+    with store.database.write() as connection:
+        done = connection.exec_driver_sql(sql)
+        return [tuple(row) for row in done] if done.returns_rows else []
 
 
 WRITES: dict[str, Callable[[CampaignWriter, Store, Campaign], None]] = {

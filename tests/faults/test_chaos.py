@@ -21,6 +21,7 @@ import pytest
 
 import frontrunner
 from frontrunner.results.store import open_store
+from frontrunner.search.held import OVERTIME
 from frontrunner.search.spec import Budget, CampaignSpec
 from frontrunner.starting import created
 from support.campaigns import environment, spec_of, tiny
@@ -141,6 +142,20 @@ def test_a_budget_that_was_passed_is_found_out(driven: tuple[Path, CampaignSpec]
         assert found(replace(driven[1], budget=budget)) == {"over_budget"}
     for budget in (Budget(probes=6), Budget(node_hours=hours * 0.999), Budget(node_hours=hours * 1.001, hard=True)):
         assert found(replace(driven[1], budget=budget)) == set()
+
+
+def test_hard_minutes_that_were_passed_are_found_out(
+    driven: tuple[Path, CampaignSpec], found: Find, tmp_path: Path
+) -> None:
+    with open_store(str(tmp_path / "store.db"), read_only=True) as store:
+        minutes = store.campaign("tiny").driver_seconds / 60
+    assert found(replace(driven[1], budget=Budget(minutes=minutes / 2, hard=True))) == {"over_budget"}
+    enough = replace(driven[1], budget=Budget(minutes=minutes * 1.001, hard=True))
+    assert found(enough) == set()
+    overtime = f"INSERT INTO events SELECT 1000, id, updated_at, '{OVERTIME}', '{{\"seconds\": 0.5}}' FROM campaigns"
+    with closing(sqlite3.connect(tmp_path / "store.db")) as connection, connection:
+        connection.execute(overtime)
+    assert found(enough) == {"over_budget"}
 
 
 @pytest.mark.parametrize(("program", "untouched"), [("false", True), ("sleep", False)])

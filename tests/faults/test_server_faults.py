@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from frontrunner.results.audit.check import check
+from frontrunner.results.holders import BOOT_ID, this_host
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store, open_store
@@ -35,6 +39,20 @@ WIDE = {
     },
     "budget": {"probes": PROBES},
 }
+# Takes a lease on what looks like another machine of this one's name, whose boot id is in a file, and dies with it.
+ON_ANOTHER_MACHINE = """
+import os, subprocess, sys
+subprocess.run(["mount", "--bind", sys.argv[2], "/proc/sys/kernel/random/boot_id"], check=True)
+from frontrunner.results.holders import this_host
+from frontrunner.results.store import open_store
+from frontrunner.spaces.errors import AlreadyDriven
+store = open_store(sys.argv[1])
+try:
+    print("epoch", store.acquire_lease(1, host=this_host(), pid=os.getpid()).epoch, flush=True)
+except AlreadyDriven as error:
+    print("refused", error, flush=True)
+os._exit(0)
+"""
 RECIPE = Recipe(devices=1, micro_batch_seqs=1, accumulation=1)
 CRASH = Failure(kind=FailureKind.CRASHED, message="x", node_seconds=1.0)
 
@@ -165,6 +183,25 @@ def test_leases_are_judged_by_the_server_s_clock(server: Server, url: str, store
         (now,) = connection.execute("SELECT clock_timestamp()").fetchone() or ()
     assert abs((store.now() - now).total_seconds()) < 5  # type: ignore[operator]
     assert store.now().utcoffset() is not None
+
+
+def test_two_machines_of_one_name_do_not_judge_each_other_s_processes(url: str, store: Store, tmp_path: Path) -> None:
+    """Each sees at once that a driver of its own is gone, and gives that of the other the time of its lease."""
+    boot_id = tmp_path / "boot_id"
+    boot_id.write_text("11111111-2222-3333-4444-555555555555\n")
+    if subprocess.run(["unshare", "--mount", "mount", "--bind", boot_id, BOOT_ID], check=False).returncode:
+        pytest.skip("a file may not be mounted here")
+    command = ["unshare", "--mount", sys.executable, "-P", "-c", ON_ANOTHER_MACHINE, url, boot_id]
+
+    def there() -> str:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert there() == "epoch 1\n"
+    with pytest.raises(AlreadyDriven, match=f"is driven by {this_host()}:"):
+        store.acquire_lease(1, host=this_host(), pid=os.getpid())
+    assert there() == "epoch 2\n"
+    store.acquire_lease(1, host=this_host(), pid=os.getpid(), take_over=True)
+    assert there().startswith(f"refused campaign faulted is driven by {this_host()}:{os.getpid()} since ")
 
 
 @pytest.mark.slow

@@ -190,13 +190,20 @@ def test_a_clock_that_jumps_an_hour_takes_the_lease_from_no_live_driver(path: Pa
 def test_a_process_id_that_was_given_to_another_holds_no_lease_beyond_its_time(
     path: Path, told: tuple[str, str]
 ) -> None:
-    """As in a container that was started again: another campaign's driver, or the service, has the first one's id."""
+    """Another campaign's driver, or the service, has the first one's id.
+
+    The driver is known to have taken the other campaign later, whoever it is. Of the service it has to be a lease of an
+    earlier version: one that tells when its holder began would not be taken for the service's.
+    """
     with open_store(str(path)) as store:
         store.create_campaign(name="second", spec_json="{}", legal_recipes=1, problem_summary={})
     other = child(OTHER, path, *told)
     try:
         with open_store(str(path), clock=lambda: utc_now() - timedelta(days=1)) as store:
             store.acquire_lease(1, host=this_host(), pid=other.pid)
+            if told[1] == "serve":
+                with store.database.write() as connection:
+                    connection.exec_driver_sql("DELETE FROM holders")
         assert other.stdout is not None
         assert other.stdout.readline() == "ready\n"
         with open_store(str(path)) as store:
@@ -204,6 +211,25 @@ def test_a_process_id_that_was_given_to_another_holds_no_lease_beyond_its_time(
             assert store.acquire_lease(1, host=this_host(), pid=os.getpid()).epoch == 2
             if told[0] == "drive":
                 assert status(store, "second").driver_is_live
+    finally:
+        other.kill()
+        other.communicate()
+
+
+def test_a_process_that_was_given_the_id_of_a_driver_is_told_from_it(path: Path) -> None:
+    """It has the store open, and the lease would be held beyond its time by the driver itself."""
+    other = child(OTHER, path, "look")
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "ready\n"
+        with open_store(str(path), clock=lambda: utc_now() - timedelta(days=1)) as store:
+            store.acquire_lease(1, host=this_host(), pid=other.pid)
+        with open_store(str(path)) as store:
+            assert status(store, None).driver_is_live
+            with store.database.write() as connection:
+                connection.exec_driver_sql("UPDATE holders SET started_ticks = started_ticks - 1")
+            assert not status(store, None).driver_is_live
+            assert store.acquire_lease(1, host=this_host(), pid=os.getpid()).epoch == 2
     finally:
         other.kill()
         other.communicate()

@@ -46,6 +46,11 @@ TAMPERING: dict[str, tuple[str, str]] = {
     "time was given away": ("UPDATE campaigns SET node_seconds_spent = 1 WHERE id = 1", "node-seconds add up"),
     "a lease without an end": ("UPDATE campaigns SET lease_until = NULL", "leases are whole"),
     "driven without a lease": ("UPDATE campaigns SET epoch = 0", "driven under a lease"),
+    "a holder of no lease": (
+        "INSERT INTO holders SELECT id, epoch + 1, 'boot', 1 FROM campaigns WHERE id = 1",
+        "holders held",
+    ),
+    "a holder of no campaign": ("INSERT INTO holders VALUES (99, 1, 'boot', 1)", "holders.campaign_id"),
     "an event out of order": (
         "UPDATE events SET at = '2020-01-01T00:00:00.000000+00:00' WHERE id = 2",
         "events in order",

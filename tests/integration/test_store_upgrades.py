@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -14,7 +15,9 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import insert, inspect, text
 
 from frontrunner.results.audit.check import check
+from frontrunner.results.driving import drivers
 from frontrunner.results.engine import Database
+from frontrunner.results.holders import this_host
 from frontrunner.results.opening import open_to_upgrade
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.ranking import best
@@ -33,7 +36,9 @@ INDEXES = {
     "sqlite": "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL",
     "postgresql": "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = current_schema()",
 }
-FORMS = ("first", "front-index", "endings")
+FORMS = {"first": FIRST_REVISION, "front-index": FIRST_REVISION, "endings": FIRST_REVISION, "revisions": "0003"}
+"""The forms, and the revision that each of their stores is at: those before revisions were kept state none."""
+WITH_ENDINGS = ("endings", "revisions")
 
 
 def store_of(form: str, folder: Path) -> Path:
@@ -44,15 +49,15 @@ def store_of(form: str, folder: Path) -> Path:
 
 
 def what_it_holds(store: Store, form: str) -> None:
-    """The store's content, as it was written; `endings` has one more recipe."""
+    """The store's content, as it was written; those with endings have one more recipe."""
     told = [outcome for _, outcome in store.told(1)]
     kinds = [type(outcome) for outcome in told]
-    assert kinds == [Measurement, Failure, Measurement] + ([Measurement] if form == "endings" else [])
+    assert kinds == [Measurement, Failure, Measurement] + ([Measurement] if form in WITH_ENDINGS else [])
     assert isinstance(told[1], Failure)
     assert (told[1].kind, told[1].log_tail) == (FailureKind.OUT_OF_MEMORY, "it's gone")
     assert [row.recipe_id for row in best(store, None)][:2] == ["000000000003", "000000000001"]
     assert len(store.open_attempts(1)) == 1
-    assert store.campaign(None).node_seconds_spent == 7.5 + (3.0 if form == "endings" else 0.0)
+    assert store.campaign(None).node_seconds_spent == 7.5 + (3.0 if form in WITH_ENDINGS else 0.0)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -67,14 +72,26 @@ def test_an_earlier_store_is_read_as_it_is(form: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_the_driver_of_an_earlier_store_is_judged_by_its_process_id(form: str, tmp_path: Path) -> None:
+    path = store_of(form, tmp_path)
+    held = "UPDATE campaigns SET driver_host = ?, driver_pid = ?, lease_until = '9999-01-01T00:00:00.000000+00:00'"
+    for pid, is_live in ((os.getpid(), True), (2**22 + 1, False)):
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute(held, (this_host(), pid))
+        with open_store(str(path), read_only=True) as store:
+            (seen,) = drivers(store)
+            assert (seen.pid, seen.is_live, seen.is_certain) == (pid, is_live, False)
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_an_earlier_store_is_upgraded_after_a_backup(form: str, tmp_path: Path) -> None:
     path = store_of(form, tmp_path)
     done = upgrade_store(str(path))
-    assert (done.before, done.now) == (FIRST_REVISION, REVISION)
+    assert (done.before, done.now) == (FORMS[form], REVISION)
     assert done.backup is not None
     assert done.backup.name.startswith(f"{path.name}.backup-2")
     with open_to_upgrade(str(done.backup)) as database, database.read() as connection:
-        assert revision_of(connection) == FIRST_REVISION
+        assert revision_of(connection) == FORMS[form]
     with open_store(str(path)) as store:
         what_it_holds(store, form)
         assert differences(store.database) == []
@@ -87,7 +104,8 @@ def test_a_driver_goes_on_with_an_earlier_store(form: str, tmp_path: Path) -> No
     """Its changes are such as earlier versions do not mind, so opening it makes them."""
     with open_store(str(store_of(form, tmp_path))) as store:
         what_it_holds(store, form)
-        writer = store.drive(store.acquire_lease(1, host="here", pid=1, take_over=True))
+        writer = store.drive(store.acquire_lease(1, host=this_host(), pid=os.getpid(), take_over=True))
+        assert drivers(store)[0].is_certain
         writer.finish_attempt(writer.start_attempt(begin(writer), run_folder="x"), measurement(0.1), retry=False)
         assert best(store, None)[0].recipe_id == "aaaa00000000"
         with store.database.read() as connection:

@@ -64,3 +64,13 @@ def test_no_second_of_driving_is_charged_twice_or_lost() -> None:
     assert ledger.uncharged_s < 0.01
     assert 0.05 <= charged <= time.monotonic() - start
     assert ledger.spent().driver_seconds == pytest.approx(charged, abs=0.01)
+
+
+def test_a_ledger_charges_no_more_than_is_left() -> None:
+    ledger = Ledger(driver_seconds=100.0, node_seconds=0.0, most_driver_seconds=100.02)
+    time.sleep(0.03)
+    assert ledger.charge() == pytest.approx(0.02)
+    assert (ledger.charge(), ledger.spent().driver_seconds) == (0.0, pytest.approx(100.02))
+    assert 0.01 <= ledger.beyond_s <= ledger.uncharged_s + 10
+    overdrawn = Ledger(driver_seconds=100.0, node_seconds=0.0, most_driver_seconds=90.0)
+    assert (overdrawn.charge(), overdrawn.spent().driver_seconds) == (0.0, 100.0), "by drivers of an earlier version"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
 import statistics
 import sys
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from frontrunner.evaluators.insight.landscape import Feasibility, SpeedMemory, f
 from frontrunner.evaluators.insight.objectives import checked_objectives, front
 from frontrunner.evaluators.insight.predicted import Predicted, predicted
 from frontrunner.evaluators.insight.sensitivity import Sensitivity, Source, sensitivity
-from frontrunner.results.outcome import FailureKind
+from frontrunner.results.outcome import FailureKind, Measurement
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.recipe import Recipe
 from support.insight import GIB, failed, measured, recorded, spec
@@ -60,6 +62,27 @@ def test_history_pools_repeats_and_counts_every_attempt(collected: Collected) ->
     assert [step.node_hours for step in found.steps] == pytest.approx([0.01, 0.02, 0.03, 0.05, 0.06, 0.07, 0.08])
     assert found.steps[-1].best_tokens_per_s == collected.ranking[0].standing.tokens_per_s
     assert found.best_found_at == 3
+
+
+def test_the_best_so_far_is_the_best_of_all_standings_after_each_probe(collected: Collected) -> None:
+    dice = random.Random(7)
+    by_recipe = {row.trial.recipe_id: row for row in collected.attempts}
+    attempts, speeds, expected = [], defaultdict(list), []
+    for _ in range(400):
+        attempted = by_recipe[dice.choice(sorted(by_recipe))]
+        outcome = dice.choice([measured(dice.choice([100.0, 200.0, 300.0, 400.0])), failed()])
+        attempts.append(replace(attempted, outcome=outcome))
+        standing = speeds[attempted.trial.recipe_id]
+        if isinstance(outcome, Measurement):
+            standing.append((outcome.tokens_per_s, True))
+        else:  # its earlier repeats count again with the next that is measured
+            speeds[attempted.trial.recipe_id] = [(speed, False) for speed, _ in standing]
+        stands = [[speed for speed, _ in rows] for rows in speeds.values() if rows and rows[-1][1]]
+        expected.append(max(map(statistics.median, stands), default=None))
+    found = history(replace(collected, attempts=attempts))
+    assert isinstance(found, History)
+    assert [step.best_tokens_per_s for step in found.steps] == expected
+    assert None in expected[1:]  # every recipe had failed once
 
 
 def test_node_hours_are_told_by_outcome(collected: Collected) -> None:

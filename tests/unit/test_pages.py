@@ -18,6 +18,7 @@ from frontrunner.results.known import REUSED, probes_made
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.service.app import create_app
+from frontrunner.service.pace import SHARE_OF_CORE
 from frontrunner.service.pages.figures import Editions
 from frontrunner.service.pages.router import router
 from frontrunner.service.pages.views.campaign import campaign_view, moment
@@ -145,7 +146,7 @@ def test_the_budget_s_meter_counts_what_the_driver_counts(tmp_path: Path) -> Non
         assert probes_made(store, store.campaign("first")) == 3
 
 
-def test_figures_of_a_driven_campaign_change_every_15_seconds_at_most(tmp_path: Path) -> None:
+def test_figures_of_a_driven_campaign_change_as_often_as_their_cost_allows(tmp_path: Path) -> None:
     now_s = 0.0
     editions = Editions(clock=lambda: now_s)
     page_store(tmp_path)
@@ -157,7 +158,12 @@ def test_figures_of_a_driven_campaign_change_every_15_seconds_at_most(tmp_path: 
     assert editions.of(later, is_live=True) == 4
     now_s = 15.0
     assert editions.of(later, is_live=True) == 9
-    assert editions.of(replace(campaign, outcomes=10), is_live=False) == 10  # its end shows at once
+    editions.charge(campaign, 40 * SHARE_OF_CORE)  # what may be spent in 40 s
+    now_s = 54.9
+    assert editions.of(replace(campaign, outcomes=10), is_live=True) == 9
+    now_s = 55.0
+    assert editions.of(replace(campaign, outcomes=10), is_live=True) == 10
+    assert editions.of(replace(campaign, outcomes=11), is_live=False) == 11  # its end shows at once
 
 
 def test_figures_come_as_json_and_others_are_refused(client: TestClient) -> None:

@@ -20,7 +20,8 @@ from frontrunner.results.store import Store, open_store
 from frontrunner.results.writer import CampaignWriter
 from frontrunner.service.answers import BESIDE_BYTES, Memory, Question
 from frontrunner.service.app import create_app
-from frontrunner.service.pages.pieces import LIVE_S, Part, Pieces
+from frontrunner.service.pace import SHARE_OF_CORE, Pace
+from frontrunner.service.pages.pieces import LIVE, Part, Pieces
 from frontrunner.service.pages.router import router
 from frontrunner.service.tokens import Role
 from support.page_stores import page_store
@@ -67,17 +68,35 @@ def test_an_answer_holds_while_its_stamp_does() -> None:
 
 def test_who_asked_before_an_answer_was_begun_is_given_it_and_who_asked_after_is_not() -> None:
     clock, made = Clock(), iter(range(10))
-    memory = Memory(most_bytes=PLENTY, clock=clock)
+    memory = Memory(most_bytes=PLENTY, clock=clock, spent=lambda: 0.0)
+    live = Pace(least_s=1.0, most_s=9.0)
 
-    def ask(at_s: float, **options: float) -> str:
-        return memory.answered(asked(asked_s=at_s), object, lambda _: str(next(made)), **options)
+    def ask(at_s: float, pace: Pace | None = None) -> str:
+        return memory.answered(asked(asked_s=at_s), object, lambda _: str(next(made)), pace=pace)
 
     clock.now_s = 5.0
     assert [ask(4.0), ask(4.9), ask(5.0)] == ["0", "0", "0"]
     clock.now_s = 6.0
-    assert ask(5.5, most_age_s=1.0) == "0"
+    assert ask(5.5, live) == "0"
     assert ask(5.5) == "1"
-    assert ask(7.5, most_age_s=1.0) == "2"
+    assert ask(7.5, live) == "2"
+
+
+def test_the_more_an_answer_costs_the_longer_it_is_given_again_on_live_pages() -> None:
+    clock, spent, made = Clock(), Clock(), iter("abc")
+    memory = Memory(most_bytes=PLENTY, clock=clock, spent=spent)
+
+    def make(_: object) -> str:
+        spent.now_s += 4 * SHARE_OF_CORE  # seconds of processor time: four seconds' worth
+        return next(made)
+
+    def ask(at_s: float, pace: Pace) -> str:
+        clock.now_s = at_s
+        return memory.answered(asked(asked_s=at_s), object, make, pace=pace)
+
+    live = Pace(least_s=1.0, most_s=9.0)
+    assert [ask(at_s, live) for at_s in (0.0, 3.9, 4.1)] == ["a", "a", "b"]
+    assert ask(6.2, Pace(least_s=1.0, most_s=2.0)) == "c"
 
 
 def test_equal_questions_at_the_same_time_are_answered_once() -> None:
@@ -221,17 +240,18 @@ def test_two_services_in_one_process_draw_their_own_campaigns(client: TestClient
 def test_live_pages_are_made_once_a_second_while_a_driver_writes(client: TestClient, tmp_path: Path) -> None:
     clock = Clock()
     client.app.state.memory.clock = clock
+    client.app.state.memory.spent = lambda: 0.0  # however slow this machine is
     with open_store(str(tmp_path / "store.db")) as store:
         writer = driven(store)
         page = text_of(client, "/campaigns/first")
         live = unescape(re.findall(r'hx-get="(/campaigns/first/live[^"]+)"', page)[0])
         record(writer, FASTEST, measurement((0.01, 0.011), 1_000_000), number=50)
-        clock.now_s = 0.9 * LIVE_S
+        clock.now_s = 0.9 * LIVE.least_s
         assert client.get(live).status_code == 204
-        clock.now_s = 1.1 * LIVE_S
+        clock.now_s = 1.1 * LIVE.least_s
         assert FASTEST in text_of(client, live)
         record(writer, "cd" * 6, measurement((0.009, 0.01), 1_000_000), number=51)
-        clock.now_s = 1.2 * LIVE_S
+        clock.now_s = 1.2 * LIVE.least_s
         assert "cd" * 6 in text_of(client, "/campaigns/first")  # a page that is asked for is always as of now
 
 

@@ -144,7 +144,24 @@ def test_a_process_that_is_no_driver_is_not_signalled(tmp_path: Path, sleeper: s
         sleeper.wait()
 
 
-def test_a_driver_is_told_though_the_store_s_clock_is_not_this_host_s(tmp_path: Path) -> None:
+def test_a_process_on_another_machine_of_this_name_is_not_signalled(tmp_path: Path) -> None:
+    driver = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "-m", CHILD])
+    try:
+        with open_store(str(tmp_path / "store.db")) as store:
+            made = store.create_campaign(name="c", spec_json="{}", legal_recipes=1, problem_summary={})
+            store.acquire_lease(made.id, host=this_host(), pid=driver.pid)
+            with store.database.write() as connection:
+                connection.exec_driver_sql("UPDATE holders SET boot_id = 'another'")
+            with pytest.raises(Conflict, match="which this service cannot reach"):
+                Drivers(store, settings(tmp_path)).tell("c", "stop")
+        assert driver.poll() is None
+    finally:
+        driver.kill()
+        driver.wait()
+
+
+@pytest.mark.parametrize("by_earlier_version", [False, True])
+def test_a_driver_is_told_though_the_store_s_clock_is_not_this_host_s(tmp_path: Path, by_earlier_version: bool) -> None:
     def behind() -> datetime:
         return datetime.now(UTC) - timedelta(hours=1)
 
@@ -153,6 +170,9 @@ def test_a_driver_is_told_though_the_store_s_clock_is_not_this_host_s(tmp_path: 
         with open_store(str(tmp_path / "store.db"), clock=behind) as store:
             made = store.create_campaign(name="c", spec_json="{}", legal_recipes=1, problem_summary={})
             store.acquire_lease(made.id, host=this_host(), pid=driver.pid)
+            if by_earlier_version:
+                with store.database.write() as connection:
+                    connection.exec_driver_sql("DELETE FROM holders")
             assert Drivers(store, settings(tmp_path)).tell("c", "pause")["pid"] == driver.pid
         assert driver.wait(30) == -signal.SIGUSR1
     finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from frontrunner.drawing.chart import BLUE, GREY, OUTCOMES, Axis, Chart, Panel, Series, Table
 from frontrunner.evaluators.insight.landscape import Cell, Feasibility
 from frontrunner.text import thousands
@@ -14,6 +16,9 @@ MIXED = "#b3620a"
 
 def feasibility_chart(found: Feasibility) -> Chart:
     """A panel a micro-batch: what ran and what failed by tensor and pipeline parallelism."""
+    maps: dict[int, list[tuple[int, int, Cell]]] = {}
+    for (tensor, pipeline, micro_batch), cell in found.cells.items():
+        maps.setdefault(micro_batch, []).append((tensor, pipeline, cell))
     tried = [cell for cell in found.cells.values() if cell.state != "untried"]
     failed = [cell for cell in tried if cell.state == "failed"]
     return Chart(
@@ -21,7 +26,7 @@ def feasibility_chart(found: Feasibility) -> Chart:
             f"Of {len(found.cells)} corners with a legal recipe {len(tried)} were tried; {_none(len(failed))} of these "
             "failed altogether. A cell says how many of the recipes tried there ran; an empty place has no legal one."
         ),
-        panels=tuple(_map(found, micro_batch) for micro_batch in found.micro_batch_seqs),
+        panels=tuple(_map(found, micro_batch, maps.get(micro_batch, [])) for micro_batch in found.micro_batch_seqs),
         columns=min(4, len(found.micro_batch_seqs)),
         table=Table(
             header=("TP", "PP", "micro-batch", "legal recipes", "measured", "failed", "best tokens/s"),
@@ -43,12 +48,12 @@ def _none(number: int) -> str:
     return str(number) if number else "none"
 
 
-def _map(found: Feasibility, micro_batch: int) -> Panel:
+def _map(found: Feasibility, micro_batch: int, cells: Sequence[tuple[int, int, Cell]]) -> Panel:
+    """One panel; `cells` are (tensor parallelism, pipeline parallelism, cell)."""
     groups: dict[tuple[str, str, str], list[tuple[float, float, Cell]]] = {}
-    for (tensor, pipeline, size), cell in found.cells.items():
-        if size == micro_batch:
-            place = (found.tensor_parallel.index(tensor), found.pipeline_parallel.index(pipeline))
-            groups.setdefault(_style(cell), []).append((*place, cell))
+    for tensor, pipeline, cell in cells:
+        place = (found.tensor_parallel.index(tensor), found.pipeline_parallel.index(pipeline))
+        groups.setdefault(_style(cell), []).append((*place, cell))
     return Panel(
         title=f"micro-batch {micro_batch}",
         x=Axis(label="TP", categories=tuple(map(str, found.tensor_parallel))),

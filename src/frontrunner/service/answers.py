@@ -6,7 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -15,6 +15,7 @@ from fastapi import Depends, Request, Response
 from frontrunner.plain_json import to_json
 from frontrunner.results.driving import stamp, stamp_of_recipe
 from frontrunner.results.store import Store
+from frontrunner.service.pace import Pace
 from frontrunner.service.state import RoleOf, ServiceOf
 from frontrunner.service.tokens import Role
 
@@ -51,25 +52,29 @@ class Question:
 class Kept:
     """An answer, the stamp of the store that was read before it was made, and since when it is known to hold.
 
-    `size_bytes` is what it takes to keep it, with its question, which may be longer than the answer.
+    `cost_s` is the processor time that making it took. `size_bytes` is what it takes to keep it, with its question,
+    which may be longer than the answer.
     """
 
     stamp: object
     since_s: float
     answer: Any
+    cost_s: float
     size_bytes: int
 
 
 @dataclass(kw_only=True)
 class Memory:
-    """The answers that were given last, of at most `most_bytes` together with their questions; `clock` tells seconds.
+    """The answers that were given last, of at most `most_bytes` together with their questions.
 
-    An answer is given again where its making began after the question was asked, so that many who ask at the same
-    time wait for one; and where its stamp is still that of the store.
+    `clock` tells seconds, and `spent` those of the processor that this thread has used. An answer is given again where
+    its making began after the question was asked, so that many who ask at the same time wait for one; and where its
+    stamp is still that of the store.
     """
 
     most_bytes: int
     clock: Callable[[], float] = time.monotonic
+    spent: Callable[[], float] = time.thread_time
     _kept: OrderedDict[object, Kept] = field(default_factory=OrderedDict)
     _turns: WeakValueDictionary[object, Any] = field(default_factory=WeakValueDictionary)
     _bytes: int = 0
@@ -81,24 +86,43 @@ class Memory:
         read_stamp: Callable[[], StampT],
         make: Callable[[StampT], AnswerT],
         *,
-        most_age_s: float = 0.0,
+        pace: Pace | None = None,
     ) -> AnswerT:
         """What `make` answers, or has answered to an equal question where that still holds.
 
-        `read_stamp` reads what changes with whatever `make` reads, which is given it. An answer of up to `most_age_s`
-        before the question is taken too.
+        `read_stamp` reads what changes with whatever `make` reads, which is given it. With a `pace`, an answer is taken
+        too that is as old as its making was costly.
         """
         turn = self._turn(question.key)
         with turn:  # equal questions one after the other: the first makes the answer for those that waited
             kept = self._kept.get(question.key)
-            if kept is not None and kept.since_s >= question.asked_s - most_age_s:
-                found: AnswerT = kept.answer
-                return found
-            since_s, now = self.clock(), read_stamp()
-            made: AnswerT = kept.answer if kept is not None and kept.stamp == now else make(now)
-            size_bytes = len(made) + len(question.about.encode()) + BESIDE_BYTES
-            self._keep(question.key, Kept(stamp=now, since_s=since_s, answer=made, size_bytes=size_bytes))
-            return made
+            most_age_s = 0.0 if kept is None or pace is None else pace.age_s(kept.cost_s)
+            if kept is None or kept.since_s < question.asked_s - most_age_s:
+                kept = self._renewed(question, kept, read_stamp, make)
+                self._keep(question.key, kept)
+            found: AnswerT = kept.answer
+            return found
+
+    def _renewed(
+        self,
+        question: Question,
+        old: Kept | None,
+        read_stamp: Callable[[], StampT],
+        make: Callable[[StampT], AnswerT],
+    ) -> Kept:
+        """The answer as of now: the old one where its stamp is still the store's."""
+        since_s, now = self.clock(), read_stamp()
+        if old is not None and old.stamp == now:
+            return replace(old, since_s=since_s)
+        before_s = self.spent()
+        made = make(now)
+        return Kept(
+            stamp=now,
+            since_s=since_s,
+            answer=made,
+            cost_s=self.spent() - before_s,
+            size_bytes=len(made) + len(question.about.encode()) + BESIDE_BYTES,
+        )
 
     def _turn(self, key: object) -> threading.Lock:
         """The lock of a question, which exists as long as somebody waits for its answer."""

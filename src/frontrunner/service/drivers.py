@@ -62,12 +62,12 @@ class Drivers:
         seen = self._holder(name)
         if seen is None or not seen.is_live:
             raise Conflict(f"campaign {name} is not running, so there is nothing to {word}")
-        if seen.host != this_host():
+        if not seen.is_here:
             raise Conflict(
                 f"campaign {name} is driven by process {seen.pid} on {seen.host}, which this service cannot reach",
                 hint=f"there: kill -{SIGNALS[word].name.removeprefix('SIG')} {seen.pid}",
             )
-        process = our_process(seen.pid, since=self._by_this_clock(seen.since))
+        process = our_process(seen.pid, since=None if seen.is_certain else self._by_this_clock(seen.since))
         if process is None:
             raise Conflict(f"process {seen.pid}, which drives campaign {name}, is no frontrunner command of this user")
         try:

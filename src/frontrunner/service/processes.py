@@ -111,10 +111,11 @@ def error_from(table: Mapping[str, Any]) -> FrontrunnerError:
     return (kind if known and kind else FrontrunnerError)(str(table.get("message")), hint=table.get("hint"))
 
 
-def our_process(pid: int, *, since: str) -> psutil.Process | None:
+def our_process(pid: int, *, since: str | None) -> psutil.Process | None:
     """The process of this host with this id, if it is a `frontrunner` that was there at `since` (ISO 8601).
 
-    None for one that came later, which has an id that was used before, and for any other program.
+    None for one that came later, which has an id that was used before, and for any other program. With None as `since`
+    the id is known to have been given to no other.
     """
     try:
         process = psutil.Process(pid)
@@ -122,7 +123,7 @@ def our_process(pid: int, *, since: str) -> psutil.Process | None:
             began_s, owner, command = process.create_time(), process.uids().real, process.cmdline()
     except psutil.Error:
         return None
-    is_later = began_s > datetime.fromisoformat(since).timestamp() + CLOCK_TOLERANCE_S
+    is_later = since is not None and began_s > datetime.fromisoformat(since).timestamp() + CLOCK_TOLERANCE_S
     return None if is_later or owner != os.getuid() or not _is_ours(command) else process
 
 

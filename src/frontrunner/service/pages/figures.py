@@ -15,10 +15,13 @@ from frontrunner.drawing.landscape import parallel_chart
 from frontrunner.drawing.plotly_figure import plotly_figure
 from frontrunner.evaluators.insight.collected import Missing, collect
 from frontrunner.evaluators.insight.figures import Figures
+from frontrunner.plain_json import to_json
 from frontrunner.results.driving import stamp
 from frontrunner.results.records import Campaign
 from frontrunner.results.store import Store
-from frontrunner.service.pages.drawings.coordinates import Parallels, parallels
+from frontrunner.service.pace import Pace
+from frontrunner.service.pages.drawings.coordinates import MOST_LINES, parallels
+from frontrunner.service.pages.rendering import render
 from frontrunner.spaces.space import Survey
 from frontrunner.starting import stored_spec, stored_survey
 
@@ -31,16 +34,20 @@ SHOWN = {
 """The report's figures that the page draws as well: the others take seconds, or are drawn by the page itself."""
 MOST_KEPT = 8
 MOST_EDITIONS = 1000
-EDITION_S = 15.0
-"""While a driver runs, figures are drawn anew no more often than this: outcomes may come many times a second."""
+PACE = Pace(least_s=15.0, most_s=300.0)
+"""How often figures are drawn anew while a driver runs: outcomes may come many times a second."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Edition:
-    """What the figures of a campaign show: its first `outcomes` outcomes, since `began_s` of a clock."""
+    """What the figures of a campaign show: its first `outcomes` outcomes, since `began_s` of a clock.
+
+    `cost_s` is the processor time that drawing them has taken so far.
+    """
 
     outcomes: int
     began_s: float
+    cost_s: float = 0.0
 
 
 @dataclass(kw_only=True)
@@ -55,36 +62,65 @@ class Editions:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def of(self, campaign: Campaign, *, is_live: bool) -> int:
-        """The outcomes to show: all of them, but while a driver runs those of at most `EDITION_S` ago."""
+        """The outcomes to show: all of them, but while a driver runs those of some time ago, as `PACE` says."""
         now_s = self.clock()
         with self._lock:
             found = self._newest.get(campaign.id)
-            if found is None or not is_live or now_s - found.began_s >= EDITION_S:
+            if found is None or not is_live or now_s - found.began_s >= PACE.age_s(found.cost_s):
                 found = Edition(outcomes=campaign.outcomes, began_s=now_s)
                 _keep(self._newest, campaign.id, found, most=MOST_EDITIONS)
             return found.outcomes
 
+    def charge(self, campaign: Campaign, cost_s: float) -> None:
+        """Count the processor time of a drawing for the edition that it was made for."""
+        with self._lock:
+            if campaign.id in self._newest:
+                self._newest[campaign.id].cost_s += cost_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sheet:
+    """The figures of one edition, and those that were drawn of them, as they are sent."""
+
+    figures: Figures
+    drawn: dict[str, bytes] = field(default_factory=dict)
+
 
 @dataclass(kw_only=True)
 class FigureShelf:
-    """What was read last of a few campaigns; a survey of a space stays good as long as its campaign."""
+    """What was drawn last of a few campaigns; a survey of a space stays good as long as its campaign.
+
+    `spent` tells the seconds of processor time that this thread has used.
+    """
 
     editions: Editions = field(default_factory=Editions)
-    _figures: OrderedDict[tuple[int, int], Figures] = field(default_factory=OrderedDict)
+    spent: Callable[[], float] = time.thread_time
+    _sheets: OrderedDict[tuple[int, int], Sheet] = field(default_factory=OrderedDict)
     _surveys: OrderedDict[int, Survey] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def figures(self, store: Store, name: str) -> Figures:
-        """The figures of a campaign in its edition of now; raises `NotFound` where there is no such campaign."""
+    def drawn(self, store: Store, name: str, wanted: str, draw: Callable[[Figures], str]) -> bytes:
+        """The figure called `wanted` of a campaign in its edition of now, which `draw` draws once for all who ask.
+
+        Raises `NotFound` where there is no such campaign.
+        """
         (now,) = stamp(store, (name,))
         campaign = store.campaign(name)
         key = (campaign.id, self.editions.of(campaign, is_live=now.is_driven))
-        with self._lock:  # the page asks for all of its figures at once: one of them reads
-            if key not in self._figures:
-                survey = self._surveys.get(campaign.id) or stored_survey(stored_spec(campaign))
-                _keep(self._surveys, campaign.id, survey)
-                _keep(self._figures, key, Figures(collected=collect(store, campaign, survey)))
-            return self._figures[key]
+        with self._lock:  # a page asks for all of its figures at once: one of them reads
+            before_s = self.spent()
+            if key not in self._sheets:
+                _keep(self._sheets, key, Sheet(figures=self._read(store, campaign)))
+            sheet = self._sheets[key]
+            if wanted not in sheet.drawn:
+                sheet.drawn[wanted] = draw(sheet.figures).encode()
+                self.editions.charge(campaign, self.spent() - before_s)
+            return sheet.drawn[wanted]
+
+    def _read(self, store: Store, campaign: Campaign) -> Figures:
+        survey = self._surveys.get(campaign.id) or stored_survey(stored_spec(campaign))
+        _keep(self._surveys, campaign.id, survey)
+        return Figures(collected=collect(store, campaign, survey))
 
 
 def _keep(shelf: OrderedDict[Any, Any], key: object, value: object, *, most: int = MOST_KEPT) -> None:
@@ -93,18 +129,19 @@ def _keep(shelf: OrderedDict[Any, Any], key: object, value: object, *, most: int
         shelf.popitem(last=False)
 
 
-def figure(found: Figures, name: str) -> dict[str, Any]:
-    """One of `SHOWN` for the page's script: what to read in it, and Plotly's figure, None where there is none."""
+def figure(found: Figures, name: str) -> str:
+    """One of `SHOWN` as JSON for the page's script: what to read in it, and Plotly's figure, null if there is none."""
     chart = drawn(found, name)[0].chart
     if isinstance(chart, Chart):
-        return {"reading": " ".join((chart.reading, *chart.remarks)), "figure": plotly_figure(chart)}
-    return {"reading": f"Not drawn: {chart.reason}", "figure": None}
+        return to_json({"reading": " ".join((chart.reading, *chart.remarks)), "figure": plotly_figure(chart)})
+    return to_json({"reading": f"Not drawn: {chart.reason}", "figure": None})
 
 
-def coordinates(found: Figures) -> Parallels | Missing:
-    """The parallel coordinates of a campaign."""
-    values = found.parallel
+def coordinates(found: Figures) -> str:
+    """The parallel coordinates of a campaign, as HTML."""
+    values, template = found.parallel, "campaign/coordinates.html"
     if isinstance(values, Missing):
-        return values
-    recipes = [(row.recipe_id, row.recipe.describe()) for row in values.recipes]
-    return parallels(parallel_chart(values).coordinates, recipes)
+        return render(template, d=None, reason=values.reason, reading="")
+    recipes = [(row.recipe_id, row.recipe.describe()) for row in values.recipes[:MOST_LINES]]
+    drawing = parallels(parallel_chart(values).coordinates, recipes)
+    return render(template, d=drawing, reason="", reading="measured recipes over their choices")

@@ -9,6 +9,7 @@ from markupsafe import Markup
 from frontrunner.results.driving import Stamp, stamp
 from frontrunner.results.store import Store
 from frontrunner.service.answers import Answers
+from frontrunner.service.pace import Pace
 from frontrunner.service.pages.figures import FigureShelf
 from frontrunner.service.pages.rendering import digest, render
 from frontrunner.service.pages.views.campaign import campaign_view, moment
@@ -16,9 +17,9 @@ from frontrunner.service.tokens import Role
 
 PARTS = ("numbers", "ranking", "trials", "timeline", "failures", "events")
 """The pieces, in their order on the page."""
-LIVE_S = 1.0
-"""A live page may be sent pieces that are so many seconds old: while a driver writes, they are made once in that time,
-whoever looks."""
+LIVE = Pace(least_s=1.0, most_s=10.0)
+"""How old the pieces may be that a live page is sent: while a driver writes, they are made once in that time, whoever
+looks."""
 POLL_S, POLL_DRIVEN_S = 5, 3
 """How often a live page asks, in seconds."""
 
@@ -64,8 +65,8 @@ class PieceMaker:
     shelf: FigureShelf
     role: Role
 
-    def kept(self, answers: Answers, name: str, *, most_age_s: float = 0.0) -> Pieces:
-        """The pieces of a campaign, which are made anew where it was written to; see `Memory.answered` for their age.
+    def kept(self, answers: Answers, name: str, *, pace: Pace | None = None) -> Pieces:
+        """The pieces of a campaign, which are made anew where it was written to; see `Memory.answered` for `pace`.
 
         While a driver runs, they are made at least once a second: bars of probes that run reach up to now.
         """
@@ -75,7 +76,7 @@ class PieceMaker:
             (found,) = stamp(self.store, (name,))
             return found, int(self.store.now().timestamp()) if found.is_driven else 0
 
-        return answers.memory.answered(question, read_stamp, lambda now: self.made(name, now[0]), most_age_s=most_age_s)
+        return answers.memory.answered(question, read_stamp, lambda now: self.made(name, now[0]), pace=pace)
 
     def made(self, name: str, now: Stamp) -> Pieces:
         """The pieces as they are, where `now` was read before."""

@@ -5,7 +5,7 @@ Plotly's own need a script that is compiled in the browser, which the service's 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from frontrunner.drawing.chart import Coordinate
@@ -59,18 +59,22 @@ class Parallels:
 
 
 def parallels(coordinates: Sequence[Coordinate], recipes: Sequence[tuple[str, str]]) -> Parallels:
-    """The drawing of these axes; `recipes` are (id, words), fastest first, in the order of each axis's values."""
+    """The drawing of these axes, the last of them the speed; `recipes` are (id, words) of the first of their values.
+
+    The fastest recipe is the first; none after `MOST_LINES` is drawn.
+    """
     shown = min(len(recipes), MOST_LINES)
     gap = (WIDTH - LEFT - RIGHT) / max(len(coordinates) - 1, 1)
     xs = [LEFT + gap * place for place in range(len(coordinates))]
-    heights = [[_height(axis, value) for value in axis.values] for axis in coordinates]
+    heights = [_heights(axis, axis.values[:shown]) for axis in coordinates]
     speeds = coordinates[-1].values
+    slowest, fastest = min(speeds), max(speeds)
     lines = [
         Polyline(
             recipe_id=recipes[row][0],
             words=f"{recipes[row][1]}, {thousands(speeds[row])} tokens/s",
             points=" ".join(f"{x:.1f},{ys[row]:.1f}" for x, ys in zip(xs, heights, strict=True)),
-            opacity=round(FAINTEST + (1 - FAINTEST) * _share(speeds[row], min(speeds), max(speeds)) ** 2, 3),
+            opacity=round(FAINTEST + (1 - FAINTEST) * _share(speeds[row], slowest, fastest) ** 2, 3),
             is_best=row == 0,
         )
         for row in reversed(range(shown))
@@ -84,7 +88,7 @@ def parallels(coordinates: Sequence[Coordinate], recipes: Sequence[tuple[str, st
             UprightAxis(x=x, label=axis.label, marks=_marks(axis)) for x, axis in zip(xs, coordinates, strict=True)
         ),
         lines=tuple(lines),
-        left_out=len(recipes) - shown,
+        left_out=len(speeds) - shown,
     )
 
 
@@ -98,15 +102,16 @@ def _share(value: float, low: float, high: float) -> float:
     return (value - low) / (high - low) if high > low else 0.5
 
 
-def _height(axis: Coordinate, value: float) -> float:
+def _heights(axis: Coordinate, values: Iterable[float]) -> list[float]:
     """From below, as axes are read."""
-    return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * _share(value, *_ends(axis))
+    low, high = _ends(axis)
+    return [HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * _share(value, low, high) for value in values]
 
 
 def _marks(axis: Coordinate) -> tuple[Mark, ...]:
     """The named values, or both ends and the middle of an axis of numbers."""
-    if axis.ticks:
-        return tuple(Mark(y=_height(axis, value), words=words) for value, words in axis.ticks)
-    low, high = _ends(axis)
-    values = dict.fromkeys((low, (low + high) / 2, high))
-    return tuple(Mark(y=_height(axis, value), words=thousands(value)) for value in values)
+    named = dict(axis.ticks)
+    if not named:
+        low, high = _ends(axis)
+        named = {value: thousands(value) for value in (low, (low + high) / 2, high)}
+    return tuple(Mark(y=y, words=words) for y, words in zip(_heights(axis, named), named.values(), strict=True))

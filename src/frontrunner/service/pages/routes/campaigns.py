@@ -7,13 +7,12 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse
 
-from frontrunner.evaluators.insight.collected import Missing
 from frontrunner.results.driving import stamp
 from frontrunner.results.pages import campaign_page
-from frontrunner.service.answers import AnswersOf, answer
+from frontrunner.service.answers import JSON, AnswersOf
 from frontrunner.service.drivers import Word
 from frontrunner.service.pages.figures import SHOWN, FigureShelf, coordinates, figure
-from frontrunner.service.pages.pieces import LIVE_S, PARTS, PieceMaker
+from frontrunner.service.pages.pieces import LIVE, PARTS, PieceMaker
 from frontrunner.service.pages.rendering import HTML, page, render
 from frontrunner.service.pages.views.campaign import moment, trials_table
 from frontrunner.service.routes.parameters import CampaignName, PageNumber
@@ -71,7 +70,7 @@ def live(answers: AnswersOf, store: StoreOf, shelf: ShelfOf, role: RoleOf, name:
     (now,) = stamp(store, (name,))
     if was == moment(now):
         return Response(status_code=204)
-    pieces = PieceMaker(store=store, shelf=shelf, role=role).kept(answers, name, most_age_s=LIVE_S)
+    pieces = PieceMaker(store=store, shelf=shelf, role=role).kept(answers, name, pace=LIVE)
     if was == pieces.moment:
         return Response(status_code=204)
     old = dict(zip(PARTS, digests, strict=False))
@@ -95,15 +94,15 @@ async def one_figure(service: ServiceOf, shelf: ShelfOf, name: CampaignName, wan
     """What the page's script needs to draw a figure."""
     if wanted not in SHOWN:
         raise bad_value("figure", wanted, f"one of {', '.join(SHOWN)}")
-    return await service.slowly(lambda: answer(figure(shelf.figures(service.store, name), wanted)))
+    drawn = await service.slowly(lambda: shelf.drawn(service.store, name, wanted, lambda found: figure(found, wanted)))
+    return Response(drawn, media_type=JSON)
 
 
 @router.get("/campaigns/{name}/coordinates")
 async def parallel_coordinates(service: ServiceOf, shelf: ShelfOf, name: CampaignName) -> Response:
     """The parallel coordinates, drawn."""
-    found = await service.slowly(lambda: coordinates(shelf.figures(service.store, name)))
-    reason = found.reason if isinstance(found, Missing) else ""
-    return page("campaign/coordinates.html", d=found, reason=reason, reading="measured recipes over their choices")
+    drawn = await service.slowly(lambda: shelf.drawn(service.store, name, "coordinates", coordinates))
+    return Response(drawn, media_type=HTML)
 
 
 @router.post("/campaigns/{name}/resume", dependencies=OPERATOR)
