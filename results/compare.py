@@ -56,6 +56,7 @@ class Comparison:
 def compare(store: Store, first: str, second: str, *, page: int = 1, page_size: int = 50) -> Comparison:
     """The two named campaigns; raises `NotFound` where there is no such campaign."""
     one, its_trial, other = StandingRow, aliased(TrialRow), aliased(StandingRow)
+    now = store.now()  # before a connection is taken, since a server is asked by one of its own
     with store.database.read() as connection:
         left, right = resolve(connection, store, first), resolve(connection, store, second)
         query = (  # by way of the other's trial, which has an index by campaign and recipe
@@ -67,7 +68,8 @@ def compare(store: Store, first: str, second: str, *, page: int = 1, page_size: 
         )
         total = connection.execute(select(func.count()).select_from(query.order_by(None).subquery())).scalar_one()
         rows = connection.execute(cut(query, page, page_size)).all()
-        sides = [_side(connection, campaign) for campaign in (left, right)]
+        seen = summaries(connection, (left, right), now=now, file=store.database.address.path)
+        sides = [_side(connection, campaign, summary) for campaign, summary in zip((left, right), seen, strict=True)]
     shared = tuple(
         SharedRecipe(
             recipe_id=row.recipe_id,
@@ -80,6 +82,6 @@ def compare(store: Store, first: str, second: str, *, page: int = 1, page_size: 
     return Comparison(first=sides[0], second=sides[1], shared=shared, total=total)
 
 
-def _side(connection: Connection, campaign: Campaign) -> Side:
+def _side(connection: Connection, campaign: Campaign, summary: CampaignSummary) -> Side:
     fastest = rank(connection, campaign, top=1)
-    return Side(campaign=summaries(connection, [campaign])[0], best=fastest[0] if fastest else None)
+    return Side(campaign=summary, best=fastest[0] if fastest else None)

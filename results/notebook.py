@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from frontrunner.text import gib, percent, plain, seconds, thousands
+from frontrunner.text import gib, node_time, percent, plain, seconds, thousands
 
 if TYPE_CHECKING:
     from frontrunner.results.ranking import RankedRecipe
@@ -71,7 +71,7 @@ def campaign_facts(campaign: Campaign) -> list[tuple[str, str]]:
         ("state", f"{campaign.state}{reason}"),
         ("problem", problem),
         ("search", f"{campaign.strategy} over {campaign.legal_recipes:,} legal recipes"),
-        ("spent", f"{campaign.outcomes} outcomes, {thousands(campaign.node_seconds_spent / 3600)} node-hours"),
+        ("spent", f"{campaign.outcomes} outcomes, {node_time(campaign.node_seconds_spent)}"),
     ]
 
 

@@ -79,10 +79,12 @@ class TrialPage:
 def campaign_page(store: Store, *, page: int = 1, page_size: int = 50, known: Known | None = None) -> CampaignPage:
     """One page of the store's campaigns; for `known` see `frontrunner.results.summaries.summaries`."""
     query = select(CampaignRow.id, CampaignRow.updated_at).order_by(CampaignRow.id.desc())
+    now = store.now()  # before a connection is taken, since a server is asked by one of its own
     with store.database.read() as connection:
         found = connection.execute(cut(query, page, page_size)).all()
         total = connection.execute(select(func.count()).select_from(CampaignRow)).scalar_one()
-        return CampaignPage(items=tuple(summaries(connection, found, known)), total=total)
+        items = summaries(connection, found, now=now, file=store.database.address.path, known=known)
+        return CampaignPage(items=tuple(items), total=total)
 
 
 def any_campaign(store: Store) -> str | None:

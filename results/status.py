@@ -14,7 +14,7 @@ from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.outlooks import OUTLOOK, newest_outlooks
 from frontrunner.results.predictions import PREDICTION
 from frontrunner.results.ranking import RankedRecipe, rank, resolve
-from frontrunner.results.records import Campaign, Event, Trial
+from frontrunner.results.records import Campaign, Event, Trial, state_in_words
 from frontrunner.results.rows import to_event, to_trial, trials_by_state
 from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, FailureRow, TrialRow
 from frontrunner.results.states import TrialState
@@ -41,6 +41,11 @@ class Status:
     best: RankedRecipe | None
     outlook: Event | None
     last_events: tuple[Event, ...]
+
+    @property
+    def state_in_words(self) -> str:
+        """The campaign's state, or `frontrunner.results.records.CUT_OFF`."""
+        return state_in_words(self.campaign.state, is_driven=self.driver_is_live)
 
     def _repr_html_(self) -> str:
         """For notebooks."""

@@ -134,9 +134,11 @@ class Store:
 
     def campaigns(self) -> list[CampaignSummary]:
         """Every campaign, the newest first."""
+        query = select(CampaignRow.id, CampaignRow.updated_at).order_by(CampaignRow.id.desc())
+        now = self._clock()
         with self._database.read() as connection:
-            query = select(CampaignRow.id, CampaignRow.updated_at).order_by(CampaignRow.id.desc())
-            return summaries(connection, connection.execute(query).all())
+            found = connection.execute(query).all()
+            return summaries(connection, found, now=now, file=self._database.address.path)
 
     def trials(self, campaign_id: int) -> list[Trial]:
         """The campaign's trials in the order in which they were proposed."""

@@ -55,12 +55,12 @@ def gap_in_words(outlook: Outlook) -> str:
     """The estimated distance of the best recipe, or the front, so far to that of the whole legal space."""
     if outlook.of_front:
         return (
-            f"the front is estimated to cover {_percent(outlook.gap)} less than that of the whole space "
-            f"(95 %: at most {_percent(outlook.gap_at_most)})"
+            f"the front is estimated to cover {_percent(outlook.share_below)} less than that of the whole space "
+            f"(95 %: at most {_percent(outlook.share_below_at_most)})"
         )
     return (
-        f"the best is estimated to be {_percent(outlook.gap)} below the best of the whole space "
-        f"(95 %: at most {_percent(outlook.gap_at_most)})"
+        f"the best is estimated to be {_percent(outlook.share_below)} below the best of the whole space "
+        f"(95 %: at most {_percent(outlook.share_below_at_most)})"
     )
 
 

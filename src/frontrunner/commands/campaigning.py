@@ -150,9 +150,10 @@ def _raise_unless_done(conclusion: Conclusion, campaign: str, store: str | None,
         sys.exit(INTERRUPTED)
     if conclusion.state is CampaignState.PAUSED and conclusion.last_failure is not None:
         failure = conclusion.last_failure
+        log = "" if failure.log_path is None else f"the whole log: {failure.log_path}; "
         raise CampaignFailed(
             f"campaign {campaign} paused: {conclusion.reason}\n{failure.message}\n{failure.log_tail}".rstrip(),
-            hint=f"the whole log: {failure.log_path}; once mended: {command}",
+            hint=f"{log}once mended: {command}",
         )
     if conclusion.state is CampaignState.PAUSED:
         raise CampaignFailed(f"campaign {campaign} paused: {conclusion.reason}", hint=f"once mended: {command}")

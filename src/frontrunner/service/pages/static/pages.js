@@ -4,6 +4,7 @@
 (() => {
   const NUMBERS = new Set(["steps"]);
   const scrolled = new Map();
+  const BOOLEANS = new Set(["anyway"]);
 
   htmx.defineExtension("json-body", {
     onEvent(name, event) {
@@ -15,7 +16,9 @@
     },
     encodeParameters(_xhr, parameters) {
       const values = {};
-      for (const [key, value] of parameters.entries()) values[key] = NUMBERS.has(key) ? Number(value) : value;
+      for (const [key, value] of parameters.entries()) {
+        values[key] = NUMBERS.has(key) ? Number(value) : BOOLEANS.has(key) ? value === "on" : value;
+      }
       return JSON.stringify(values);
     },
   });
@@ -35,6 +38,18 @@
     for (const place of event.detail.target.querySelectorAll("[id]")) {
       if (place.scrollLeft || place.scrollTop) scrolled.set(place.id, { left: place.scrollLeft, top: place.scrollTop });
     }
+    for (const box of event.detail.target.querySelectorAll("input:checked[id]")) {
+      const next = event.detail.fragment.querySelector(`#${CSS.escape(box.id)}`);
+      if (next) next.checked = true;
+    }
+  });
+
+  let opened = [];
+  document.body.addEventListener("htmx:beforeSwap", (event) => {
+    opened = [...event.detail.target.querySelectorAll("details[open][id]")].map((details) => details.id);
+  });
+  document.body.addEventListener("htmx:afterSwap", () => {
+    for (const details of opened.map((id) => document.getElementById(id))) if (details) details.open = true;
   });
 
   document.body.addEventListener("htmx:oobAfterSwap", () => {

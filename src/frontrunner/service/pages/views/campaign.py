@@ -12,6 +12,7 @@ from frontrunner.results.outlooks import outlook_shares
 from frontrunner.results.pages import TrialPage, trial_page
 from frontrunner.results.pareto import pareto
 from frontrunner.results.ranking import RankedRecipe, rank
+from frontrunner.results.records import CUT_OFF, IMPORTED
 from frontrunner.results.spans import newest_spans
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.status import FailedTrial, Status, failures, status
@@ -83,7 +84,7 @@ class CampaignView:
     @property
     def is_cut_off(self) -> bool:
         """Whether it counts as running, and nobody drives it."""
-        return self.status.campaign.state == "running" and not self.status.driver_is_live
+        return self.status.state_in_words == CUT_OFF
 
     @property
     def can_be_driven(self) -> bool:
@@ -174,7 +175,12 @@ def _described(recipe: Recipe) -> str:
 
 
 def _timeline(store: Store, found: Status) -> Timeline | None:
-    """The newest attempts; one that runs reaches up to this moment, one whose driver is gone has no length."""
+    """The newest attempts; one that runs reaches up to this moment, one whose driver is gone has no length.
+
+    None where none has begun, and of an imported table, whose rows have the moment of the import.
+    """
+    if found.campaign.figures == IMPORTED:
+        return None
     newest = newest_spans(store, found.campaign.id, MOST_SPANS)
     now = store.now() if found.driver_is_live else None
     spans = []
