@@ -9,6 +9,9 @@ from frontrunner.search.strategy import Outlook
 
 LEAST_MEASURED = 3
 """Assumed: recipes that must be measured before a forecast is trusted to end a campaign."""
+STOPPING = "stopping"
+"""The kind of the event that a driver writes when it is told to end: `leaves` is the state in which it will leave the
+campaign, `probes_to_finish` the probes that it lets finish before."""
 IN_A_ROW = 2
 """Assumed: outcomes in a row after which little must be expected; one forecast may be a fluke of the last outcome."""
 

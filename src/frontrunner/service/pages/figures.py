@@ -32,10 +32,15 @@ SHOWN = {
     "sensitivity": "One knob at a time around the best",
 }
 """The report's figures that the page draws as well: the others take seconds, or are drawn by the page itself."""
+ACROSS = ("feasibility", "sensitivity")
+"""Those of many panels, which take the page's whole width; the others stand in pairs."""
 MOST_KEPT = 8
 MOST_EDITIONS = 1000
 PACE = Pace(least_s=15.0, most_s=300.0)
 """How often figures are drawn anew while a driver runs: outcomes may come many times a second."""
+EARLY = 10
+"""Outcomes up to which each makes a new edition at once: figures that say that nothing was measured, under a ranking
+that has a first row, would be wrong. That is drawn ten times in a campaign's life, whatever it costs."""
 
 
 @dataclass(kw_only=True)
@@ -51,6 +56,11 @@ class Edition:
     began_s: float
     cost_s: float = 0.0
 
+    @property
+    def lasts_s(self) -> float:
+        """How long it is shown while a driver runs."""
+        return PACE.age_s(self.cost_s)
+
 
 @dataclass(kw_only=True)
 class Editions:
@@ -64,11 +74,12 @@ class Editions:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def of(self, campaign: Campaign, *, is_live: bool) -> tuple[int, float]:
-        """The outcomes and node-seconds to show: all; while a driver runs those of some time ago, as `PACE` says."""
+        """The outcomes and node-seconds to show: all; while a driver runs those of some time ago, as `PACE` says, once
+        there are more than `EARLY` outcomes."""
         now_s = self.clock()
         with self._lock:
             found = self._newest.get(campaign.id)
-            if found is None or not is_live or now_s - found.began_s >= PACE.age_s(found.cost_s):
+            if found is None or not is_live or found.outcomes < EARLY or now_s - found.began_s >= found.lasts_s:
                 found = Edition(outcomes=campaign.outcomes, node_seconds=campaign.node_seconds_spent, began_s=now_s)
                 _keep(self._newest, campaign.id, found, most=MOST_EDITIONS)
             return found.outcomes, found.node_seconds

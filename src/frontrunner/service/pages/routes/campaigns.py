@@ -13,7 +13,7 @@ from frontrunner.results.driving import stamp
 from frontrunner.results.pages import campaign_page
 from frontrunner.service.answers import JSON, AnswersOf
 from frontrunner.service.drivers import Word
-from frontrunner.service.pages.figures import SHOWN, FigureShelf, coordinates, figure
+from frontrunner.service.pages.figures import ACROSS, SHOWN, FigureShelf, coordinates, figure
 from frontrunner.service.pages.pieces import LIVE, PARTS, POLL_S, PieceMaker
 from frontrunner.service.pages.rendering import HTML, digest, page, render
 from frontrunner.service.pages.views.campaign import moment, trials_table
@@ -86,7 +86,7 @@ def _live_list(number: int, listed: str) -> dict[str, object]:
 def one_campaign(answers: AnswersOf, store: StoreOf, shelf: ShelfOf, role: RoleOf, name: CampaignName) -> Response:
     """One campaign, live."""
     pieces = PieceMaker(store=store, shelf=shelf, role=role).kept(answers, name)
-    return page("campaign.html", here=None, pieces=pieces, figures=tuple(SHOWN.items()))
+    return page("campaign.html", here=None, pieces=pieces, figures=tuple(SHOWN.items()), across=ACROSS)
 
 
 @router.get("/campaigns/{name}/live")
