@@ -74,9 +74,9 @@ class Editions:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def of(self, campaign: Campaign, *, is_live: bool) -> tuple[int, float]:
-        """The outcomes and node-seconds to show: all of them.
+        """The outcomes and node-seconds to show: all of them, but while a driver runs those of some time ago.
 
-        While a driver runs and there are more than `EARLY` outcomes, those of some time ago, as `PACE` says.
+        How long ago `PACE` says, once there are more than `EARLY` outcomes.
         """
         now_s = self.clock()
         with self._lock:
