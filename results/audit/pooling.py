@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
@@ -66,24 +65,35 @@ def _impossible(row: Any, times: list[float], peaks: list[int]) -> Iterator[dict
     if not 0 <= min(peaks) <= max(peaks) < math.inf:
         yield {"column": "peak_memory_bytes_json", "held": peaks, "should_be": "0 bytes or more"}
     tokens, rate = row.tokens_per_step, row.tokens_per_s
-    fastest, slowest = tokens / statistics.median_low(times), tokens / statistics.median_high(times)
-    if not slowest * (1 - RATE_TOLERANCE) <= rate <= fastest * (1 + RATE_TOLERANCE):
-        yield {"column": "tokens_per_s", "held": rate, "should_be": tokens / statistics.median(times)}
+    low, high = _middle(times)
+    if not tokens / high * (1 - RATE_TOLERANCE) <= rate <= tokens / low * (1 + RATE_TOLERANCE):
+        yield {"column": "tokens_per_s", "held": rate, "should_be": tokens / _median(times)}
 
 
 def _pooled(rows: list[Any], times: list[list[float]], peaks: list[list[int]]) -> dict[str, float | None]:
-    median = statistics.median(map(statistics.median, times))
+    median = _median([_median(some) for some in times])
     steps = [time for some in times for time in some]
     shares = [row.mfu for row in rows if row.mfu is not None]
     return {
         "step_time_s_median": median,
         "step_time_spread": _deviation(steps) / median if len(steps) > 1 else 0.0,
-        "tokens_per_s": statistics.median([row.tokens_per_s for row in rows]),
-        "model_tflops_per_device": statistics.median([row.model_tflops_per_device for row in rows]),
-        "hardware_tflops_per_device": statistics.median([row.hardware_tflops_per_device for row in rows]),
-        "mfu": statistics.median(shares) if shares else None,
+        "tokens_per_s": _median([row.tokens_per_s for row in rows]),
+        "model_tflops_per_device": _median([row.model_tflops_per_device for row in rows]),
+        "hardware_tflops_per_device": _median([row.hardware_tflops_per_device for row in rows]),
+        "mfu": _median(shares) if shares else None,
         "peak_memory_bytes_max_rank": max(map(max, peaks)),
     }
+
+
+def _middle(values: list[float]) -> tuple[float, float]:
+    """The two middle values, which are one where there is an odd number of them."""
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
+
+
+def _median(values: list[float]) -> float:
+    low, high = _middle(values)
+    return (low + high) / 2
 
 
 def _deviation(values: list[float]) -> float:
