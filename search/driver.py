@@ -184,7 +184,10 @@ class Driver:
         if (alike := self._patience.why_pause()) is not None:
             return CampaignState.PAUSED, alike
         used_up = self._held.account.used_up(flights)
-        return None if used_up is None else (CampaignState.FINISHED, f"the budget is used up: {used_up}")
+        if used_up is None:
+            return None
+        why = "the budget is used up" if used_up.share == 1 else "the hard budget leaves too little for a probe"
+        return CampaignState.FINISHED, f"{why}: {used_up}"
 
     def _withdraw_queued(self) -> None:
         """Take back the probes that wait for nodes, where even those that have theirs leave room for no other.
