@@ -74,6 +74,13 @@ class Cells:
         """A cell that holds a time with its offset."""
         return self.read(column, stored_time)
 
+    def of_type(self, column: str, kind: type[T]) -> T:
+        """A cell that holds a value of this type; SQLite can hold another."""
+        held = getattr(self._row, column)
+        if not isinstance(held, kind):
+            raise self.damaged(column, f"it holds {shown(held)}, a {type(held).__name__}")
+        return held
+
     def damaged(self, column: str, why: str) -> DamagedCell:
         """The error for a cell of this row."""
         return DamagedCell(self._table, self._row_id, column, why)

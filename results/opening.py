@@ -9,6 +9,7 @@ from datetime import datetime
 from sqlalchemy import Connection, insert, inspect, select
 
 from frontrunner.results.address import parse_address
+from frontrunner.results.cells import Cells
 from frontrunner.results.clock import Clock, timestamp
 from frontrunner.results.engine import Database, quick_check
 from frontrunner.results.file_system import refuse_network
@@ -114,7 +115,8 @@ def _refuse_other_than(database: Database, *, oldest: int) -> None:
     with database.read() as connection:
         if not inspect(connection).has_table(StoreRow.__tablename__):
             raise StoreUnusable(f"{database.address} holds no frontrunner store", hint="name another file")
-        versions = connection.execute(select(StoreRow.schema_version)).scalars().all()
+        rows = connection.execute(select(StoreRow.id, StoreRow.schema_version)).all()
+        versions = [Cells(StoreRow, row, row.id).of_type("schema_version", int) for row in rows]
     if len(versions) != 1:
         raise StoreUnusable(
             f"{database.address} has {len(versions)} rows about itself, where a store has one",

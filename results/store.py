@@ -222,7 +222,8 @@ def find_campaign(connection: Connection, name: str | None, *, store: str) -> Ca
     row = connection.execute(query if name is None else query.where(CampaignRow.name == name)).first()
     if row is not None:
         return to_campaign(row)
-    known = list(connection.execute(select(CampaignRow.name)).scalars())
+    rows = connection.execute(select(CampaignRow.id, CampaignRow.name)).all()
+    known = [Cells(CampaignRow, row, row.id).of_type("name", str) for row in rows]
     if not known:
         raise NotFound(f"there is no campaign in {store}", hint="start one: frontrunner launch CAMPAIGN.toml")
     raise NotFound(f"there is no campaign {name!r} in {store}", hint=did_you_mean(str(name), known))

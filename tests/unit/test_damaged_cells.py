@@ -218,6 +218,17 @@ def test_what_another_campaign_ran_with_is_left_out_where_it_cannot_be_read(stor
     assert all(str(recipe.damage).startswith("provenance row 1, provenance_json: ") for recipe in known)
 
 
+def test_a_store_whose_version_is_no_number_is_damaged(sound: Path) -> None:
+    with damaged(sound, "store", "schema_version", "x'00ff'"), pytest.raises(StoreUnusable) as refused:
+        open_store(str(sound), read_only=True)
+    assert "is damaged: store row 1, schema_version: it holds " in refused.value.message
+
+
+def test_a_name_that_is_no_text_is_damage_where_another_is_asked_for(store: Store, sound: Path) -> None:
+    with damaged(sound, "campaigns", "name", "x'00ff'"), pytest.raises(StoreUnusable, match="campaigns row 1, name: "):
+        store.campaign("kept")
+
+
 def test_fields_of_a_later_version_are_not_taken_for_damage(store: Store, sound: Path) -> None:
     value = 'replace(recipe_json, \'"compile"\', \'"new":1,"compile"\')'
     with damaged(sound, "trials", "recipe_json", value), pytest.raises(StoreUnusable, match="does not know") as refused:
