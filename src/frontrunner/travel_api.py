@@ -175,8 +175,11 @@ def _text(path: Path) -> str:
     if not holds(path.is_file):
         why = "it is a folder" if holds(path.is_dir) else "there is no such file"
         raise NotFound(f"no configuration at {path}: {why}")
-    with path.open("rb") as file:
-        content = file.read(MOST_BYTES + 1)
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None
     if len(content) > MOST_BYTES:
         raise InvalidInput(f"{path} is too long: a configuration has at most {MOST_BYTES:,} bytes")
     try:
