@@ -15,8 +15,10 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
 from frontrunner.results.address import StoreAddress
+from frontrunner.results.cells import DamagedCell
 from frontrunner.results.clock import Clock, utc_now
 from frontrunner.results.database_errors import ConnectionLost, damaged, unusable
+from frontrunner.results.rows import refuse_damaged_rows
 from frontrunner.results.server import READING, WRITING, ServerClock, server_engine
 from frontrunner.results.sqlite import WRITES, file_state, sqlite_engine
 from frontrunner.spaces.errors import StoreUnusable
@@ -140,10 +142,12 @@ class Database:
         """
         try:
             yield
+        except DamagedCell as error:
+            raise damaged(self.address, error.finding) from error
         except IntegrityError:
             raise
         except (DBAPIError, sqlite3.Error) as error:
-            raise unusable(error, self.address, self._busy_timeout_s) from error
+            raise unusable(error, self.address, self._busy_timeout_s, read_only=self.read_only) from error
 
 
 def quick_check(database: Database) -> None:
@@ -152,8 +156,9 @@ def quick_check(database: Database) -> None:
         return
     with database.read() as connection:
         finding = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
-    if finding != "ok":
-        raise damaged(database.address, str(finding))
+        if finding != "ok":
+            refuse_damaged_rows(connection)  # which names the row where it can
+            raise damaged(database.address, str(finding))
 
 
 __all__ = ["RECONNECT_S", "ConnectionLost", "Database", "quick_check"]

@@ -15,6 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, insert, select, update
 
 from frontrunner.results import holders
+from frontrunner.results.cells import Cells
 from frontrunner.results.clock import timestamp
 from frontrunner.results.holders import Birth, Sight
 from frontrunner.results.later_tables import is_there
@@ -98,7 +99,7 @@ def is_held(connection: Connection, row: Any, now: datetime, *, file: Path | Non
     sight = holders.sight(row.driver_host, row.driver_pid, born, is_one_machine=file is not None)
     if sight is Sight.GONE:
         return False
-    if datetime.fromisoformat(row.lease_until) > now:
+    if Cells(CampaignRow, row, row.id).time("lease_until") > now:
         return True
     if sight is Sight.UNKNOWN or file is None or row.driver_pid == os.getpid():
         return False

@@ -5,11 +5,11 @@ Pages are counted from 1. A page beyond the last is empty; `total` says how many
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sqlalchemy import JSON, ColumnElement, Connection, cast, func, select
+from sqlalchemy import ColumnElement, Connection, func, select
 from sqlalchemy.sql.selectable import GenerativeSelect
 
 from frontrunner.results.outcome import Outcome
@@ -18,11 +18,11 @@ from frontrunner.results.ranking import (
     ORDERED_COLUMNS,
     RankBy,
     RankedRecipe,
-    gap_percent,
     ordering,
     resolve,
     to_ranked,
 )
+from frontrunner.results.recipe_filters import Filters, has
 from frontrunner.results.records import CampaignSummary, Trial
 from frontrunner.results.rows import outcomes_by_attempt, to_trial
 from frontrunner.results.schema import AttemptRow, CampaignRow, StandingRow, TrialRow
@@ -30,13 +30,8 @@ from frontrunner.results.states import TrialState
 from frontrunner.results.store import Store
 from frontrunner.results.summaries import Known, summaries
 from frontrunner.spaces.errors import bad_value
-from frontrunner.spaces.recipe import Recipe
 
 SelectT = TypeVar("SelectT", bound=GenerativeSelect)
-Filters = Mapping[str, int | str]
-"""Fields of a recipe with the value that each must have."""
-DEFAULTS = {f.name: f.default for f in fields(Recipe) if f.default is MISSING or isinstance(f.default, int | str)}
-"""The fields of a recipe that can be filtered by, with what recipes have that were stored before the field was."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +74,12 @@ class TrialPage:
 def campaign_page(store: Store, *, page: int = 1, page_size: int = 50, known: Known | None = None) -> CampaignPage:
     """One page of the store's campaigns; for `known` see `frontrunner.results.summaries.summaries`."""
     query = select(CampaignRow.id, CampaignRow.updated_at).order_by(CampaignRow.id.desc())
+    now = store.now()  # before a connection is taken, since a server is asked by one of its own
     with store.database.read() as connection:
         found = connection.execute(cut(query, page, page_size)).all()
         total = connection.execute(select(func.count()).select_from(CampaignRow)).scalar_one()
-        return CampaignPage(items=tuple(summaries(connection, found, known)), total=total)
+        items = summaries(connection, found, now=now, file=store.database.address.path, known=known)
+        return CampaignPage(items=tuple(items), total=total)
 
 
 def any_campaign(store: Store) -> str | None:
@@ -111,7 +108,7 @@ def recipe_page(  # noqa: PLR0913 - a question's parts, each by its name
 ) -> RecipePage:
     """One page of a campaign's measured recipes that pass the filters, best first.
 
-    Raises `InvalidInput` for a filter that is no field of a recipe.
+    Raises `InvalidInput` for a filter that is none.
     """
     with store.database.read() as connection:
         found = resolve(connection, store, campaign)
@@ -131,13 +128,8 @@ def recipe_page(  # noqa: PLR0913 - a question's parts, each by its name
         counted = select(func.count()).select_from(StandingRow).join(TrialRow, TrialRow.id == StandingRow.trial_id)
         total = connection.execute(counted.where(mine, *wanted)).scalar_one()
         rows = connection.execute(cut(query, page, page_size)).all()
-    return RecipePage(
-        items=tuple(
-            to_ranked(row, found, rank=row.place, gap_percent=gap_percent(getattr(row, key.key), row.best, by=by))
-            for row in rows
-        ),
-        total=total,
-    )
+        items = tuple(to_ranked(row, found, rank=row.place, better=row.best, by=by) for row in rows)
+    return RecipePage(items=items, total=total)
 
 
 def trial_page(
@@ -192,23 +184,10 @@ def _with_outcomes(connection: Connection, rows: Sequence[Any]) -> tuple[TrialOu
 
 
 def _wanted(connection: Connection, filters: Filters, max_memory_gb: float | None) -> list[ColumnElement[bool]]:
-    wanted = [_has(connection, name, value) for name, value in filters.items()]
+    wanted = [has(connection, name, value) for name, value in filters.items()]
     if max_memory_gb is not None:
         wanted.append(StandingRow.peak_memory_bytes_max_rank <= max_memory_gb * BYTES_PER_GB)
     return wanted
-
-
-def _has(connection: Connection, name: str, value: int | str) -> ColumnElement[bool]:
-    """Whether a trial's recipe has this value; databases differ in how they read a field of JSON text."""
-    if name not in DEFAULTS:
-        raise bad_value("filter", name, f"one of {', '.join(DEFAULTS)}")
-    if connection.dialect.name == "sqlite":
-        field: ColumnElement[Any] = func.json_extract(TrialRow.recipe_json, f"$.{name}")
-        same = field == value
-    else:
-        field = cast(TrialRow.recipe_json, JSON)[name].as_string()
-        same = field == (str(value).lower() if isinstance(value, bool) else str(value))
-    return (same | field.is_(None)) if DEFAULTS[name] == value else same
 
 
 def cut(query: SelectT, page: int, page_size: int) -> SelectT:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from frontrunner.results.notebook import facts
+from frontrunner.html_tables import facts
 from frontrunner.results.outcome import Failure
 from frontrunner.results.states import CampaignState
 from frontrunner.search.budget import Limit

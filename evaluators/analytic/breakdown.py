@@ -11,6 +11,7 @@ from frontrunner.evaluators.analytic.estimate import Trust, not_modelled, trust_
 from frontrunner.evaluators.analytic.judged import Estimate, judge
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import PeakMemory, memory_of_ranks
+from frontrunner.evaluators.analytic.notebook import breakdown_html
 from frontrunner.evaluators.analytic.software import ENGINES
 from frontrunner.evaluators.analytic.step import busy_of_ranks
 from frontrunner.evaluators.analytic.workload import Rows, Workload
@@ -95,6 +96,10 @@ class Breakdown:
         if self.measured is None or not self.measured.peak_memory_bytes:
             return None
         return self.estimate.peak_memory_bytes / self.measured.peak_memory_bytes - 1
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return breakdown_html(self)
 
 
 def breakdown(recipe: Recipe, problem: Problem, measured: Measured | None = None) -> Breakdown:

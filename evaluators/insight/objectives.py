@@ -6,9 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from frontrunner.evaluators.measure import nodes_used
+from frontrunner.html_tables import table
+from frontrunner.results.notebook import RANKING, not_measured, ranked_cells
 from frontrunner.results.ranking import RankedRecipe
 from frontrunner.spaces.errors import bad_value, did_you_mean
 from frontrunner.spaces.problem import Problem
+from frontrunner.text import gib
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +24,16 @@ class OnFront:
     ranked: RankedRecipe
     nodes: int
     headroom_bytes: int
+
+
+class Front(tuple[OnFront, ...]):
+    """A front as a tuple that a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        rows = ((*ranked_cells(row.ranked), str(row.nodes), gib(row.headroom_bytes)) for row in self)
+        caption = not_measured(row.ranked for row in self)
+        return table((*RANKING, "nodes", "headroom GiB"), rows, caption=caption)
 
 
 OBJECTIVES: dict[str, Callable[[OnFront], float]] = {
@@ -43,7 +56,7 @@ def checked_objectives(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def front(ranking: Sequence[RankedRecipe], problem: Problem, objectives: Sequence[str]) -> tuple[OnFront, ...]:
+def front(ranking: Sequence[RankedRecipe], problem: Problem, objectives: Sequence[str]) -> Front:
     """The front of these objectives, fastest first.
 
     A recipe is on it unless another is at least as good in every objective and better in one. Of recipes equal in all,
@@ -65,4 +78,4 @@ def front(ranking: Sequence[RankedRecipe], problem: Problem, objectives: Sequenc
     for score, row in scored:
         if not any(all(a <= b for a, b in zip(other, score, strict=True)) for other, _ in kept):
             kept.append((score, row))
-    return tuple(sorted((row for _, row in kept), key=lambda row: row.ranked.rank))
+    return Front(sorted((row for _, row in kept), key=lambda row: row.ranked.rank))

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from frontrunner.pairs import Hands
     from frontrunner.results.explain import Explanation
     from frontrunner.results.ranking import Ranking
-    from frontrunner.results.records import Campaign, CampaignSummary
-    from frontrunner.results.status import FailedTrial, Status
+    from frontrunner.results.records import Campaign, CampaignList
+    from frontrunner.results.status import FailureList, Status
     from frontrunner.results.store import Store
     from frontrunner.search.conclusion import Conclusion
     from frontrunner.search.driver import Driver
@@ -154,10 +154,12 @@ def _drive(driver: Driver, on_driver: OnDriver | None, *, take_over: bool = Fals
     return driver.run(take_over=take_over)
 
 
-def campaigns(*, store: str | None = None) -> list[CampaignSummary]:
+def campaigns(*, store: str | None = None) -> CampaignList:
     """Every campaign of the store, the newest first."""
+    from frontrunner.results import records
+
     with opened(store) as found:
-        return found.campaigns()
+        return records.CampaignList(found.campaigns())
 
 
 def status(campaign: str | None = None, *, store: str | None = None) -> Status:
@@ -168,12 +170,12 @@ def status(campaign: str | None = None, *, store: str | None = None) -> Status:
         return answers.status(found, campaign)
 
 
-def failures(campaign: str | None = None, *, store: str | None = None) -> list[FailedTrial]:
+def failures(campaign: str | None = None, *, store: str | None = None) -> FailureList:
     """A campaign's failed trials, with the ends of their logs."""
     from frontrunner.results import status as answers
 
     with opened(store) as found:
-        return answers.failures(found, campaign)
+        return answers.FailureList(answers.failures(found, campaign))
 
 
 def best(

@@ -16,7 +16,15 @@ from frontrunner.evaluators.dispatch.settings import DispatchSettings
 from frontrunner.evaluators.plugins import require_evaluator
 from frontrunner.evaluators.settings import DataSettings, ProbeSettings
 from frontrunner.evaluators.table_settings import TableSettings
-from frontrunner.file_sections import KEYS, SECTIONS, StoreSettings, refuse_unknown_keys, section_of
+from frontrunner.file_sections import (
+    KEYS,
+    SECTIONS,
+    StoreSettings,
+    refuse_unknown_keys,
+    refuse_wrong_sections,
+    section_of,
+    text_at,
+)
 from frontrunner.results.secret_values import looks_secret
 from frontrunner.search.spec import Budget, CampaignSpec, SearchSettings
 from frontrunner.spaces.errors import InvalidInput, bad_value
@@ -26,7 +34,6 @@ from frontrunner.spaces.presets import model_preset
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.space import Space
 from frontrunner.toml_file import Table, holds, read_toml
-from frontrunner.validation import refuse_unusable_values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +63,8 @@ def read_campaign_file(path: Path) -> CampaignFile:
 
 def parse_campaign(table: Table, *, default_name: str, base: Path) -> CampaignFile:
     """A campaign from its parsed TOML; relative data paths are taken from `base`."""
-    _refuse_wrong_sections(table)
-    name, evaluator = _text(table, "name", default_name), _text(table, "evaluator", "probe")
+    refuse_wrong_sections(table, known=TOP_LEVEL)
+    name, evaluator = text_at(table, "name", default_name), text_at(table, "evaluator", "probe")
     require_campaign_name("name", name)
     require_evaluator(evaluator)
     refuse_unknown_keys("space", table["space"], KEYS["space"])
@@ -78,24 +85,6 @@ def parse_campaign(table: Table, *, default_name: str, base: Path) -> CampaignFi
     return CampaignFile(
         spec=spec, store=section_of(StoreSettings, "store", table.get("store", {})), named="name" in table
     )
-
-
-def _refuse_wrong_sections(table: Table) -> None:
-    refuse_unusable_values(table)
-    refuse_unknown_keys("", table, TOP_LEVEL)
-    for section in SECTIONS:
-        if not isinstance(table.get(section, {}), dict):
-            raise bad_value(section, table[section], f"a section: [{section}]")
-    for section in ("model", "cluster", "problem", "space"):
-        if section not in table:
-            raise InvalidInput(f"[{section}] is missing", hint="examples/laptop.toml has every section")
-
-
-def _text(table: Table, key: str, default: str) -> str:
-    value = table.get(key, default)
-    if not isinstance(value, str):
-        raise bad_value(key, value, "text in quotes")
-    return value
 
 
 def _data(table: Table, base: Path) -> DataSettings:
@@ -150,7 +139,7 @@ def _problem(table: Table, base: Path) -> Problem:
     refuse_unknown_keys("problem", problem, KEYS["problem"])
     if "global_batch" in problem:
         problem["global_batch"] = _global_batch(problem["global_batch"])
-    model, cluster = _model_table(table["model"]), cluster_table(table["cluster"], base)
+    model, cluster = model_table(table["model"]), cluster_table(table["cluster"], base)
     section_of(Model, "model", model)  # first on their own, so that a complaint names their section
     checked_cluster(cluster)
     return section_of(Problem, "problem", problem | {"model": model, "cluster": cluster})
@@ -164,7 +153,8 @@ def _global_batch(given: object) -> Table:
     return {"minimum": ends[0], "maximum": ends[1]}
 
 
-def _model_table(given: Table) -> Table:
+def model_table(given: Table) -> Table:
+    """All fields of a model, as a section [model] gives them: those of its preset, and what follows from others."""
     table = dict(given)
     preset = model_preset(table.pop("preset")) if "preset" in table else {"name": "custom"}
     merged = preset | table

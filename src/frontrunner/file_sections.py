@@ -19,7 +19,7 @@ from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.space import Space
 from frontrunner.spaces.wording import shown, shown_key
 from frontrunner.toml_file import Table
-from frontrunner.validation import validate
+from frontrunner.validation import refuse_unusable_values, validate
 
 T = TypeVar("T")
 
@@ -55,7 +55,11 @@ SECTIONS = tuple(SECTION_TYPES)
 KEYS = {
     section: tuple(f.name for f in fields(kind) if f.name not in SECTIONS) for section, kind in SECTION_TYPES.items()
 }
-"""The keys of each section, without `preset`; a problem's model and cluster are sections of their own."""
+"""The keys of each section, without those of `PLACES`; a problem's model and cluster are sections of their own."""
+PLACES = {"model": ("preset",), "cluster": ("preset", "file")}
+"""Keys that say where a section's other keys are taken from."""
+NEEDED = ("model", "cluster", "problem", "space")
+"""The sections that a campaign file must have."""
 
 
 def section_of(cls: type[T], name: str, table: Table) -> T:
@@ -72,9 +76,35 @@ def _refuse_unknown_fields(cls: type, name: str, table: Table) -> None:
             _refuse_unknown_fields(hints[key], f"{name}.{key}", value)
 
 
+def refuse_wrong_sections(
+    table: Table, *, known: Sequence[str], sections: Sequence[str] = SECTIONS, needed: Sequence[str] = NEEDED
+) -> None:
+    """Raise `InvalidInput` for what is wrong with a campaign file before its sections are read.
+
+    That is a value that no key takes, a key at the top that is none of `known`, one of `sections` that is no table, and
+    one of `needed` that is not there.
+    """
+    refuse_unusable_values(table)
+    refuse_unknown_keys("", table, known)
+    for section in sections:
+        if not isinstance(table.get(section, {}), dict):
+            raise bad_value(section, table[section], f"a section: [{section}]")
+    for section in needed:
+        if section not in table:
+            raise InvalidInput(f"[{section}] is missing", hint="examples/laptop.toml has every section")
+
+
+def text_at(table: Table, key: str, default: str) -> str:
+    """The text of a key at the top of the file; raises `InvalidInput` for another value."""
+    value = table.get(key, default)
+    if not isinstance(value, str):
+        raise bad_value(key, value, "text in quotes")
+    return value
+
+
 def refuse_unknown_keys(section: str, table: Table, known: Sequence[str]) -> None:
     """Raise `InvalidInput` for a key that is none of `known`; `section` is empty at the top of the file."""
-    extra = {"model": ("preset",), "cluster": ("preset", "file")}.get(section, ())
+    extra = PLACES.get(section, ())
     for key, value in table.items():
         if key in (*known, *extra):
             continue

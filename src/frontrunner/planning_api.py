@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from frontrunner.evaluators.analytic.scaling import Scaling
     from frontrunner.results.explain import Explanation
     from frontrunner.search.spec import CampaignSpec
+    from frontrunner.shown_plan import ShownPlan
 
 
 def plan(campaign_file: str | Path) -> Plan:
@@ -40,19 +41,21 @@ def plan_of(spec: CampaignSpec) -> Plan:
     return estimate.plan(surveyed.recipes, surveyed.problem)
 
 
-def shown_plan(found: Plan, top: int) -> dict[str, object]:
+def shown_plan(found: Plan, top: int) -> ShownPlan:
     """A plan for programs, with its `top` fastest estimates."""
-    return {
-        "legal": found.legal,
-        "fitting": found.judged.fitting,
-        "not_modelled": found.not_modelled,
-        "memory_limit_bytes": found.memory_limit_bytes,
-        "assumed": found.assumed,
-        "expected_error": found.expected_error,
-        "remarks": found.remarks,
-        "estimates": found.fastest(top),
-        "front": found.front,
-    }
+    from frontrunner.shown_plan import ShownPlan as Shown
+
+    return Shown(
+        legal=found.legal,
+        fitting=found.judged.fitting,
+        not_modelled=found.not_modelled,
+        memory_limit_bytes=found.memory_limit_bytes,
+        assumed=found.assumed,
+        expected_error=found.expected_error,
+        remarks=found.remarks,
+        estimates=found.fastest(top),
+        front=found.front,
+    )
 
 
 def scaling(campaign_file: str | Path, nodes: Sequence[int]) -> Scaling:

@@ -13,12 +13,12 @@ from frontrunner.starting import stored_spec
 
 if TYPE_CHECKING:
     from frontrunner.drawing.catalogue import Drawn
-    from frontrunner.evaluators.insight.objectives import OnFront
+    from frontrunner.evaluators.insight.objectives import Front
 
 
 def front(
     campaign: str | None = None, *, objectives: Sequence[str] = ("tokens", "memory", "nodes"), store: str | None = None
-) -> tuple[OnFront, ...]:
+) -> Front:
     """The recipes that no other beats in all objectives at once, fastest first.
 
     Objectives are two or more of tokens (tokens/s), memory (what the fullest rank leaves of a device's memory) and

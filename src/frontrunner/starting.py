@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -90,8 +90,16 @@ def problem_summary(spec: CampaignSpec) -> dict[str, object]:
 
 
 def stored_spec(record: Campaign) -> CampaignSpec:
-    """The specification that a campaign was launched with."""
-    return load_json(CampaignSpec, record.spec_json, what=f"campaign {record.name}")
+    """The specification that a campaign was launched with; raises `StoreUnusable` where it cannot be read any more."""
+    try:
+        return load_json(CampaignSpec, record.spec_json, what=f"campaign {record.name}")
+    except InvalidInput as error:
+        from frontrunner.results.cells import DamagedCell
+        from frontrunner.results.schema import CampaignRow
+
+        raise DamagedCell(
+            CampaignRow, record.id, "spec_json", f"this version cannot read it: {error.message}"
+        ) from error
 
 
 def stored_survey(spec: CampaignSpec) -> Survey:
@@ -113,7 +121,11 @@ def nothing_legal(surveyed: Survey) -> NothingLegal:
 
 def free_name(store: Store, wanted: str) -> str:
     """`wanted`, or the first of wanted-2, wanted-3, ... that no campaign of the store has."""
-    taken = {summary.name for summary in store.campaigns()}
+    return free_among({summary.name for summary in store.campaigns()}, wanted)
+
+
+def free_among(taken: Collection[str], wanted: str) -> str:
+    """`wanted`, or the first of wanted-2, wanted-3, ... that is not `taken`."""
     for number in range(2, MAX_NUMBERED_NAMES):
         if wanted not in taken:
             return wanted

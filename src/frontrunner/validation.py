@@ -18,7 +18,7 @@ LARGEST_NUMBER = 2**31 - 1
 """Of any key: random generators take it as a seed, and SQLite holds the product of two, as of tokens a step."""
 DEEPEST_TABLE = 8
 
-_EXPECTED = {
+EXPECTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",
@@ -26,8 +26,12 @@ _EXPECTED = {
     "bool_type": "true or false",
     "tuple_type": "a list",
     "dataclass_type": "a table of keys and values",
+    "dict_type": "a table of keys and values",
+    "model_type": "a table of keys and values",
+    "model_attributes_type": "a table of keys and values",
 }
-_OF_NO_TYPE = [None]
+"""What was expected of a value, by pydantic's name of the complaint."""
+OF_NO_TYPE = [None]
 """What dates and times become in JSON: nothing that any key accepts."""
 
 _ADAPTERS: dict[type, TypeAdapter[Any]] = {}
@@ -40,7 +44,7 @@ def validate(cls: type[T], table: Mapping[str, Any], *, prefix: str) -> T:
     `prefix.key`.
     """
     try:
-        found: T = _adapter(cls).validate_json(json.dumps(table, default=lambda _: _OF_NO_TYPE), strict=True)
+        found: T = _adapter(cls).validate_json(json.dumps(table, default=lambda _: OF_NO_TYPE), strict=True)
     except ValidationError as error:
         raise _in_our_words(error, prefix, table) from None
     return found
@@ -79,7 +83,7 @@ def _in_our_words(error: ValidationError, prefix: str, table: Mapping[str, Any])
         return InvalidInput(original.message, hint=original.hint)
     if first["type"] in ("missing", "missing_keyword_only_argument", "missing_argument"):
         return InvalidInput(f"{key} is missing from [{key.rpartition('.')[0]}]")
-    expected = _EXPECTED.get(first["type"], "a value of another kind")
+    expected = EXPECTED.get(first["type"], "a value of another kind")
     return bad_value(key, _given(first, table), expected)
 
 

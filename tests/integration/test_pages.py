@@ -1,11 +1,13 @@
 """The pages in a real browser: launch a campaign, see it progress, open its best recipe, replay it.
 
-With FRONTRUNNER_PICTURES set to a folder the pages are pictured there, as docs/pages shows them: those of the newest
-campaign of FRONTRUNNER_PICTURED_STORE, where that is set, else of the one that the test launches.
+With FRONTRUNNER_PICTURES set to a folder the pages are pictured there, as docs/pages shows them: those of the first
+campaign of FRONTRUNNER_PICTURED_STORE, where that is set, else of the one that the test launches. `make pictures` makes
+those of the documents.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -17,8 +19,10 @@ from typing import Any, Literal
 from urllib.request import Request, urlopen
 
 import pytest
+from PIL import Image
 
 from frontrunner.service.tokens import read_tokens
+from support.live_campaigns import LiveCampaign, driven
 from support.services import Served, served
 
 api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -32,6 +36,18 @@ PATIENCE_MS = 120_000
 api.expect.set_options(timeout=PATIENCE_MS)
 HARMLESS = re.compile(r"Applying inline style violates")
 """Plotly brings the style sheet of a map that no page draws; the policy keeps it out."""
+PICTURED = (
+    "campaigns-light",
+    "campaign-light",
+    "figures-light",
+    "recipe-dark",
+    "plan-light",
+    "compare-light",
+    "launch-light",
+)
+"""The pictures that the documents show."""
+COLORS = 128
+"""Of a picture: they are drawings, which more make no better but three times as large."""
 CAMPAIGN = """
 name = "seen"
 
@@ -97,10 +113,23 @@ def window(service: Served, *, width: int = 1280, scheme: Literal["light", "dark
 
 def picture(page: api.Page, name: str, *, top: int = 0, height: int = 860) -> None:
     folder = os.environ.get("FRONTRUNNER_PICTURES")
-    if folder:
+    if folder and name in PICTURED:
         width = page.evaluate("document.documentElement.clientWidth")
         clip = {"x": 0, "y": top, "width": width, "height": height}
-        page.screenshot(path=Path(folder) / f"{name}.png", clip=clip, full_page=True)
+        taken = Image.open(io.BytesIO(page.screenshot(clip=clip, full_page=True)))
+        few = taken.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE)
+        few.save(Path(folder) / f"{name}.png", optimize=True)
+
+
+def bottom(page: api.Page, place: str) -> int:
+    """Where this part of the page ends, with a little room."""
+    return int(page.locator(place).first.evaluate("(part) => part.getBoundingClientRect().bottom + scrollY")) + 24
+
+
+def recipe_ids(page: api.Page) -> list[str]:
+    """The recipes of the ranking, the fastest first."""
+    links = page.locator("#ranking tbody a[href^='/recipes/']")
+    return [str(href).rpartition("/")[2] for href in links.evaluate_all("(all) => all.map((one) => one.pathname)")]
 
 
 def wait_for_figures(page: api.Page) -> None:
@@ -145,6 +174,95 @@ def test_a_campaign_is_launched_watched_and_its_best_recipe_replayed(service: Se
         api.expect(page.locator("#replay")).to_contain_text("4 of 4")
 
 
+TOUCHING = """(shapes) => {
+  const boxes = [...document.querySelectorAll(shapes)].map((shape) => shape.getBoundingClientRect());
+  const over = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1;
+  return boxes.flatMap((one, place) => boxes.slice(place + 1).filter((other) => over(one, other))).length;
+}"""
+"""How many pairs of the shapes of a figure lie over one another by more than a pixel."""
+FROM_WINDOW = "(section) => section.getBoundingClientRect().top"
+SQUARES = ".feasibility .points path"
+TITLES_AND_TICKS = ":is(.sensitivity, .feasibility) :is(g[class^=x][class$=tick] text, .annotation-text)"
+
+
+def assert_nothing_is_covered(page: api.Page) -> None:
+    """Squares of the map stand apart, and titles of panels are clear of the axes above them."""
+    assert page.locator(SQUARES).count() > 40
+    assert page.evaluate(TOUCHING, SQUARES) == 0
+    assert page.evaluate(TOUCHING, TITLES_AND_TICKS) == 0
+
+
+def see(page: api.Page, campaign: LiveCampaign, outcomes: int) -> None:
+    """Have the campaign go on, and wait until its live page shows it."""
+    newest = campaign.go_on(outcomes)
+    page.locator(f"#trial-{newest}").wait_for(state="attached")
+
+
+def focused(page: api.Page) -> str:
+    return str(page.evaluate("document.activeElement.id"))
+
+
+def test_a_live_page_keeps_its_reader_s_place(service: Served) -> None:
+    with driven(service.folder, "wide") as campaign, window(service) as page:
+        page.goto(f"{service.url}/campaigns/wide")
+        wait_for_figures(page)
+        top = "document.querySelector('.charts').offsetTop"
+        before = page.evaluate(top)
+        api.expect(page.locator("#ranking")).to_contain_text("Nothing has been measured yet")
+        page.locator("#trials").evaluate("(section) => section.scrollIntoView()")
+        seen_at = page.locator("#trials").evaluate(FROM_WINDOW)
+        for outcomes in (1, 30):
+            see(page, campaign, outcomes)
+            api.expect(page.locator("[data-figure$=sensitivity][data-drawn=yes]")).to_have_count(1)
+            assert page.evaluate(top) == before
+            assert abs(page.locator("#trials").evaluate(FROM_WINDOW) - seen_at) <= 1
+        assert page.locator("#older").inner_text() == "older"
+
+        page.set_viewport_size({"width": 700, "height": 860})
+        page.locator("#failures summary").first.click()
+        scrolled = page.locator("#ranking .wide, #trials .wide, #failures details[open] pre")
+        scrolled.evaluate_all("(places) => places.forEach((place) => place.scrollTo(50, 70))")
+        where = "(places) => places.map((place) => [place.scrollLeft, place.scrollTop])"
+        assert scrolled.evaluate_all(where) == [[50, 0], [50, 0], [0, 70]]
+        for place in ("#cancel", "#ranking tbody a", "#trials-table"):
+            page.locator(place).first.focus()
+            held = focused(page)
+            see(page, campaign, 1)
+            assert held
+            assert focused(page) == held
+            assert scrolled.evaluate_all(where) == [[50, 0], [50, 0], [0, 70]]
+
+        campaign.writer.event("stopping", leaves="paused", probes_to_finish=0)
+        api.expect(page.locator(".ending")).to_have_text("pausing")
+
+
+def test_figures_stay_apart_and_messages_lie_over_the_page(service: Served) -> None:
+    with driven(service.folder, "drawn") as campaign, window(service) as page:
+        campaign.go_on(120)
+        page.goto(f"{service.url}/campaigns/drawn")
+        wait_for_figures(page)
+        for width in (1280, 1000, 640):
+            page.set_viewport_size({"width": width, "height": 860})
+            room = page.locator(".feasibility .plot").evaluate("(place) => place.clientWidth")
+            api.expect(page.locator(".feasibility .main-svg").first).to_have_attribute("width", str(room))
+            assert_nothing_is_covered(page)
+        page.set_viewport_size({"width": 1280, "height": 800})
+        why = page.locator("#trials td.why", has_text="rank 3").first
+        assert why.evaluate(
+            "(cell) => cell.scrollWidth <= cell.clientWidth && cell.getBoundingClientRect().right < 1280"
+        )
+
+        page.route("**/pause", lambda route: route.fulfill(status=200, body="<p class='fine'>told</p>"))
+        page.locator("#trials").scroll_into_view_if_needed()
+        top = page.evaluate("document.querySelector('#trials').offsetTop")
+        page.locator("#pause").dispatch_event("click")
+        api.expect(page.locator("#notice")).to_have_text("told")
+        api.expect(page.locator("#notice")).to_be_in_viewport()
+        assert page.evaluate("document.querySelector('#trials').offsetTop") == top
+        page.get_by_role("button", name="close the message").click()
+        api.expect(page.locator("#notice")).to_be_empty()
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1440, "dark")])
 def test_each_page_fits_its_window_by_day_and_by_night(service: Served, width: int, scheme: Any) -> None:
     with window(service, width=width, scheme=scheme) as page:
@@ -155,7 +273,8 @@ def test_each_page_fits_its_window_by_day_and_by_night(service: Served, width: i
         assert fits(page)
         charts = page.evaluate("document.querySelector('.charts').offsetTop")
         picture(page, f"campaign-{scheme}", height=charts - 8)
-        picture(page, f"figures-{scheme}", top=charts - 16, height=952)
+        coordinates = page.evaluate("document.querySelector('.coordinates').offsetTop")
+        picture(page, f"figures-{scheme}", top=charts - 16, height=coordinates - charts + 16)
         page.locator("#ranking tbody a").first.click()
         api.expect(page.get_by_role("heading", name="Where the memory goes")).to_be_visible()
         assert fits(page)
@@ -165,7 +284,19 @@ def test_each_page_fits_its_window_by_day_and_by_night(service: Served, width: i
         page.keyboard.press("Tab")
         api.expect(page.locator("tr.here")).to_contain_text("512")
         assert fits(page)
-        picture(page, f"plan-{scheme}", height=1000)
+        picture(page, f"plan-{scheme}", height=bottom(page, "#answer tbody tr:nth-child(10)") - 24)
+        page.goto(service.url)
+        page.locator("tbody a").last.click()
+        api.expect(page.locator("#ranking tbody a").nth(1)).to_be_visible()
+        first, second, *_ = recipe_ids(page)
+        page.goto(f"{service.url}/compare?recipe={first}&recipe={second}")
+        api.expect(page.locator("table.pairs")).to_be_visible()
+        assert fits(page)
+        picture(page, f"compare-{scheme}", height=bottom(page, "table.pairs"))
+        page.goto(f"{service.url}/launch")
+        api.expect(page.locator("#checked")).to_contain_text("are legal recipes")
+        assert fits(page)
+        picture(page, f"launch-{scheme}", height=bottom(page, "#launch"))
 
 
 def test_a_page_is_worked_by_keys_alone(service: Served) -> None:

@@ -30,7 +30,7 @@ from frontrunner.service.processes import CHILD
 from frontrunner.service.settings import Limits
 from frontrunner.spaces.errors import InvalidInput, NotFound, ServiceUnreachable
 from frontrunner.starting import created, stored_spec
-from support.campaigns import spec_of, tiny
+from support.campaigns import spec_of, tiny, write_toml
 from support.services import BODY, Served, bearer, filled, served, settings, tokens_of, wait_for
 
 LONG = BODY | {
@@ -155,7 +155,7 @@ def test_the_client_answers_as_the_local_functions_do(service: Served) -> None:
     assert client.dataframe(name).equals(frontrunner.dataframe(name, store=at))
     assert client.recipes(name, tensor_parallel=2).total >= 1
     assert client.trials(name).total == 3
-    assert client.plan(BODY, top=1)["estimates"]
+    assert len(client.plan(BODY, top=1).estimates) == 1
     with pytest.raises(NotFound, match="no campaign 'none'"):
         client.best("none")
     with pytest.raises(InvalidInput, match="names no campaign"):
@@ -164,6 +164,10 @@ def test_the_client_answers_as_the_local_functions_do(service: Served) -> None:
         operator.launch(BODY | {"model": BODY["model"] | {"layers": 0}})
     with pytest.raises(frontrunner.spaces.errors.FrontrunnerError, match="a reader's token may look"):
         client.launch(BODY)
+    nameless = {key: value for key, value in BODY.items() if key != "name"}
+    assert operator.launch(write_toml(service.folder / "by-wire.toml", nameless)) == "by-wire-2"
+    wait_for(lambda: client.status("by-wire-2").campaign.state == "finished")
+    assert operator.resume() == "by-wire-2"
 
 
 def _undated(text: str) -> list[str]:
@@ -321,15 +325,15 @@ def test_real_probes_and_a_replay_by_wire(tmp_path: Path) -> None:
         name = client.launch(body)
         wait_for(lambda: client.status(name).campaign.state == "finished", at_most_s=200)
         best = client.best(name)[0]
-        started = client.start_replay(best.recipe_id, steps=5)
+        started = client.replay(best.recipe_id, steps=5)
         assert started.recipe_id == best.recipe_id
         wait_for(lambda: client.watch_replay(best.recipe_id).state != "running", at_most_s=200)
         done = client.watch_replay(best.recipe_id)
         assert (done.state, done.step) == ("finished", 5), done.log_tail
-        endless = client.start_replay(client.best(name)[-1].recipe_id, steps=1_000_000)
+        endless = client.replay(client.best(name)[-1].recipe_id, steps=1_000_000)
         wait_for(lambda: client.watch_replay(endless.recipe_id).step > 0, at_most_s=200)
         client.stop_replay(endless.recipe_id)
-        wait_for(lambda: client.watch_replay(endless.recipe_id).state == "ended")
+        wait_for(lambda: client.watch_replay(endless.recipe_id).state == "stopped")
         assert endless.pid is not None
         wait_for(lambda: not psutil.pid_exists(endless.pid or 0) or _is_zombie(endless.pid))
         assert service.process

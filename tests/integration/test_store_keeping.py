@@ -55,9 +55,10 @@ def made(url: str, *, name: str = "kept", state: CampaignState = CampaignState.F
         writer.record_provenance(RAN_WITH)
         for place, outcome in enumerate((measurement(0.5), failure())):
             trial = tried(writer, spec, place)
-            writer.finish_attempt(writer.start_attempt(trial, run_folder="r"), outcome, retry=False)
+            folder = f"r/{trial.number}.1"
+            writer.finish_attempt(writer.start_attempt(trial, run_folder=folder), outcome, retry=False)
         again = writer.repeat(tried(writer, spec, 0))
-        writer.finish_attempt(writer.start_attempt(again, run_folder="r"), measurement(0.3), retry=False)
+        writer.finish_attempt(writer.start_attempt(again, run_folder="r/1.2"), measurement(0.3), retry=False)
         writer.event("tick", number=1)
         if state is not CampaignState.RUNNING:
             writer.release(state, reason="done")

@@ -35,6 +35,7 @@ from frontrunner.travel_api import TARGETS
 ROOT = Path(__file__).parent.parent.parent
 DOCS = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")}
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+MOST_PICTURE_BYTES = 200_000
 COMMANDS = [name for section in SECTIONS.values() for name in section]
 
 
@@ -134,3 +135,12 @@ def test_the_readme_begins_with_the_two_commands() -> None:
 def test_every_example_has_legal_recipes(path: Path) -> None:
     spec = read_campaign_file(path).spec
     assert len(spec.space.survey(spec.problem).recipes) >= 12
+
+
+def test_every_picture_of_a_page_is_shown_and_small() -> None:
+    pictures = sorted((ROOT / "docs" / "pages").iterdir())
+    shown = set(re.findall(r"\]\((pages/[^)]+)\)", DOCS["service.md"]))
+    assert {f"pages/{path.name}" for path in pictures} == shown
+    for page in ("campaigns", "campaign", "recipe", "plan", "compare", "launch"):
+        assert any(path.name.startswith(f"{page}-") for path in pictures), page
+    assert all(path.stat().st_size < MOST_PICTURE_BYTES for path in pictures)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.service.logs import read_end
+from frontrunner.service.metrics import metrics
 from frontrunner.service.models import FORBIDDEN_KEYS, SECTIONS
+from frontrunner.service.refusals import refusal_of
 from frontrunner.service.streams import Cursor, Follower, cursor_from
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.validation import dump_json
@@ -67,6 +70,9 @@ def test_recipes_come_filtered_and_in_pages_with_their_ranks(client: TestClient)
     some = ask(client, "/campaigns/first/recipes?micro_batch_seqs=4&tensor_parallel=2&sequence_parallel=false")
     assert some == {"items": everything["items"][2:], "total": 1}
     assert ask(client, "/campaigns/first/recipes?tensor_parallel=4") == {"items": [], "total": 0}
+    named = ask(client, "/campaigns/first/recipes?sharding=none&data_parallel=4&offload=none&compile=false")
+    assert named["items"] == everything["items"]
+    assert ask(client, "/campaigns/first/recipes?sharding=zero-1")["total"] == 0
     small = ask(client, "/campaigns/first/recipes?max_memory_gb=0.000004")
     assert [item["rank"] for item in small["items"]] == [2, 3]
     by_memory = ask(client, "/campaigns/first/recipes?by=memory&page_size=1")["items"][0]
@@ -74,7 +80,18 @@ def test_recipes_come_filtered_and_in_pages_with_their_ranks(client: TestClient)
 
 
 @pytest.mark.parametrize(
-    "question", ["page=0", "page_size=201", "page=x", "by=speed", "tensor_parallel=0", "nonsense=1"]
+    "question",
+    [
+        "page=0",
+        "page_size=201",
+        "page=x",
+        "by=speed",
+        "tensor_parallel=0",
+        "nonsense=1",
+        "sharding=zero-9",
+        "offload=disk",
+        "rank_order=tp",
+    ],
 )
 def test_questions_out_of_bounds_are_refused(client: TestClient, question: str) -> None:
     refused = client.get(f"/api/v1/campaigns/first/recipes?{question}")
@@ -146,13 +163,40 @@ def test_metrics_count_trials_and_tell_the_best(client: TestClient) -> None:
     answer = client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     lines = answer.text.splitlines()
-    assert 'frontrunner_trials{campaign="first",state="measured"} 3.0' in lines
-    assert 'frontrunner_trials{campaign="first",state="failed"} 1.0' in lines
-    assert 'frontrunner_node_seconds{campaign="first"} 30.0' in lines
+    assert 'frontrunner_trials{campaign="first",figures="measured",state="measured"} 3.0' in lines
+    assert 'frontrunner_trials{campaign="first",figures="measured",state="failed"} 1.0' in lines
+    assert 'frontrunner_node_seconds{campaign="first",figures="measured"} 30.0' in lines
     best = next(line for line in lines if line.startswith("frontrunner_best_tokens_per_second{"))
     assert float(best.split()[-1]) == pytest.approx(8192 / 0.525)
     names = [line.split()[2] for line in lines if line.startswith("# TYPE")]
     assert all(line.startswith("#") or line.split("{")[0].split()[0] in names for line in lines)
+
+
+def test_metrics_of_a_simulated_campaign_say_so(tmp_path: Path) -> None:
+    with open_store(str(tmp_path / "store.db"), create=True) as store:
+        campaign = store.create_campaign(
+            name="rehearsal", spec_json="{}", legal_recipes=1, problem_summary={"figures": "simulated"}
+        )
+        writer = store.drive(store.acquire_lease(campaign.id, host="h", pid=1))
+        record(writer, f"{1:012x}", measurement((1.0, 1.1), 4_000), number=1)
+        lines = metrics(store, {}).splitlines()
+    told = [line for line in lines if "rehearsal" in line and not line.startswith("frontrunner_driver")]
+    assert {line.split("{")[0] for line in told} == {
+        "frontrunner_trials",
+        "frontrunner_node_seconds",
+        "frontrunner_best_tokens_per_second",
+    }
+    assert all('figures="simulated"' in line for line in told)
+
+
+def test_a_name_that_is_taken_is_refused_without_telling_where_the_store_is(tmp_path: Path) -> None:
+    with open_store(str(tmp_path / "store.db"), create=True) as store:
+        start(store, "taken")
+        with pytest.raises(InvalidInput, match=re.escape(str(tmp_path))) as refused:
+            store.create_campaign(name="taken", spec_json="{}", legal_recipes=1, problem_summary={})
+        scope = {"type": "http", "path": "/api/v1/campaigns", "headers": []}
+        told = json.loads(refusal_of(scope, refused.value, store.url).body)["error"]
+    assert told["message"] == "campaign 'taken' exists already"
 
 
 def test_a_stored_script_stays_text(client: TestClient) -> None:

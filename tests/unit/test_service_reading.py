@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import inspect
 import json
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 import click
@@ -25,10 +28,10 @@ from frontrunner.results.store import open_store
 from frontrunner.service.client import Client
 from frontrunner.service.settings import Limits
 from frontrunner.spaces.document import recipe_id
-from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal
+from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal, StoreUnusable
 from frontrunner.starting import stored_spec
 from frontrunner.validation import dump_json
-from support.campaigns import spec_of, tiny
+from support.campaigns import spec_of, tiny, write_toml
 from support.page_stores import page_store
 from support.rankings import measurement, record, start
 from support.services import UNLIMITED, WiredConnection, browser, settings, tokens_of
@@ -43,7 +46,7 @@ KEEPING = {
 """Done by whoever keeps the store, where it lies."""
 SERVICE_ALONE = {
     *("drivers", "events", "log", "recipes", "registered", "trials", "compare"),
-    *("pause", "stop", "cancel", "replays", "start_replay", "watch_replay", "stop_replay"),
+    *("pause", "stop", "cancel", "replays", "watch_replay", "stop_replay"),
     *("baseline", "predictions_of"),  # what `best` and `show` print below their answers
 }
 READING = (
@@ -68,7 +71,7 @@ def ids(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
 def client(ids: tuple[Path, list[str]]) -> Iterator[Client]:
     chosen = settings(ids[0])
     with browser(chosen) as found:
-        yield Client(WiredConnection(found, tokens_of(chosen).reader))
+        yield Client(WiredConnection(found, tokens_of(chosen).operator))
 
 
 def public(kind: type) -> set[str]:
@@ -79,7 +82,39 @@ def test_the_client_has_every_reading_function_by_its_name() -> None:
     functions, methods = set(frontrunner.__all__), public(Client)
     launched = {"launch", "resume", "connect"}
     assert functions == {*READING, *OF_FILES, *RUN_HERE, *WRITING, *KEEPING, *launched}
-    assert methods == {*READING, *SERVICE_ALONE, "plan", "launch", "resume"}
+    assert methods == {*READING, *SERVICE_ALONE, "plan", "launch", "resume", "replay"}
+
+
+def test_a_campaign_file_is_planned_as_here(client: Client, tmp_path: Path) -> None:
+    file = write_toml(tmp_path / "tiny.toml", tiny())
+    own = frontrunner.plan(file)
+    for given in (file, str(file), tiny()):
+        told = client.plan(given, top=3)
+        assert told.estimates == told.fastest(3) == own.fastest(3)
+        assert (told.front, told.legal, told.remarks) == (own.front, own.legal, own.remarks)
+    assert client.plan(file, top=1).estimates == own.fastest(1)
+
+
+@pytest.mark.parametrize("change", [{"budgets": {}}, {"budget": {"probes": "3"}}, {"model": 3}])
+def test_a_campaign_file_is_refused_as_here(client: Client, tmp_path: Path, change: dict[str, object]) -> None:
+    file = write_toml(tmp_path / "tiny.toml", {**tiny(), **change})
+    asked = [(frontrunner.plan, client.plan), (frontrunner.launch, client.launch)]
+    for ask, theirs in asked if "budgets" in change else asked[:1]:  # what is in sections is refused by a process
+        with pytest.raises(InvalidInput) as here:
+            ask(file)
+        with pytest.raises(InvalidInput) as there:
+            theirs(file)
+        assert (there.value.message, there.value.hint) == (here.value.message, here.value.hint)
+    assert here.value.message.startswith(f"{file}: ")
+
+
+def test_what_is_no_campaign_file_is_refused_before_it_is_sent(client: Client, tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="there is no such file"):
+        client.launch(tmp_path / "none.toml")
+    with pytest.raises(InvalidInput, match="expected a campaign file's path, or its tables"):
+        client.plan(3)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match=r"model\.layers = .*: expected a whole number"):
+        client.plan({**tiny(), "model": {**tiny()["model"], "layers": date(2026, 1, 1)}})
 
 
 @pytest.mark.parametrize("name", READING)
@@ -199,6 +234,19 @@ def test_what_is_not_there_is_not_there_without_the_store_s_name(client: Client,
     with pytest.raises(NotFound, match=r"there is no campaign 'fisrt'$") as refused:
         client.status("fisrt")
     assert str(refused.value.hint) == "did you mean 'first'?"
+
+
+def test_a_damaged_cell_is_refused_by_its_place_and_is_no_failure_of_the_service(tmp_path: Path) -> None:
+    page_store(tmp_path)
+    with browser(settings(tmp_path)) as found:
+        asked = Client(WiredConnection(found, tokens_of(settings(tmp_path)).reader))
+        with closing(sqlite3.connect(tmp_path / "store.db")) as file, file:
+            file.execute("PRAGMA ignore_check_constraints = ON")
+            file.execute("UPDATE campaigns SET state = 'finishee' WHERE id = 1")
+        for ask in (asked.campaigns, lambda: asked.status("first"), lambda: asked.best("first")):
+            with pytest.raises(StoreUnusable, match='damaged: campaigns row 1, state: it holds "finishee"') as refused:
+                ask()
+            assert "no backup lies beside it" in str(refused.value.hint)
 
 
 def test_what_commands_and_nodes_are_given_is_not_told(tmp_path: Path) -> None:

@@ -15,16 +15,18 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
 from frontrunner import __version__
-from frontrunner.results.store import open_store
+from frontrunner.results.cells import DamagedCell
+from frontrunner.results.store import Store, open_store
 from frontrunner.service.access import Access
 from frontrunner.service.answers import Memory
+from frontrunner.service.description import describe
 from frontrunner.service.drivers import Drivers
 from frontrunner.service.guards import BodyKind, KnownHost, SameOrigin, SecureHeaders
+from frontrunner.service.mistakes import mistake_in
 from frontrunner.service.models import ErrorAnswer
 from frontrunner.service.pages.figures import FigureShelf
 from frontrunner.service.pressure import BodySize, HeadSize, RequestRate
 from frontrunner.service.refusals import refusal, refusal_of
-from frontrunner.service.registered import KINDS, Registered
 from frontrunner.service.replays import Replays
 from frontrunner.service.routes import campaigns, control, events, operations, planning, recipes, replaying, reports
 from frontrunner.service.settings import ServiceSettings
@@ -94,24 +96,8 @@ def create_app(settings: ServiceSettings, *, pages: Sequence[APIRouter] = ()) ->
     for router in (*pages, operations.router):  # the first that knows an address answers
         app.include_router(router)
     _answer_errors(app)
-    _describe_names(app, settings.registered)
+    describe(app, settings.registered)
     return app
-
-
-def _describe_names(app: FastAPI, known: Registered) -> None:
-    """Have the API's description list the registered names."""
-    describe = app.openapi
-
-    def with_names() -> dict[str, Any]:
-        schema = describe()
-        for body in ("CampaignBody", "PlanBody"):
-            for kind in KINDS:
-                if known.names(kind):
-                    word = schema["components"]["schemas"][body]["properties"][kind]["anyOf"][0]
-                    word["enum"] = list(known.names(kind))
-        return schema
-
-    app.openapi = with_names  # type: ignore[method-assign]  # FastAPI's own way to extend it
 
 
 def _guards(service: Service) -> list[Middleware]:
@@ -143,8 +129,9 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 def _answer_errors(app: FastAPI) -> None:
     @app.exception_handler(FrontrunnerError)
     async def ours(request: Request, error: FrontrunnerError) -> Response:
-        store: str = request.app.state.service.store.url
-        return refusal_of(request.scope, error, store)
+        store: Store = request.app.state.service.store
+        named = store.damaged(error) if isinstance(error, DamagedCell) else error
+        return refusal_of(request.scope, named, store.url)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
@@ -152,9 +139,7 @@ def _answer_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
-        return refusal(request.scope, 422, f"{where or 'the body'}: {first['msg']}", kind="InvalidInput")
+        return refusal_of(request.scope, mistake_in(error.errors()), "")
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:

@@ -20,20 +20,21 @@ from urllib.parse import urlencode
 
 from pydantic import TypeAdapter, ValidationError
 
-from frontrunner.evaluators.insight.objectives import OnFront
+from frontrunner.evaluators.insight.objectives import Front, OnFront
 from frontrunner.results.compare import Comparison
 from frontrunner.results.driving import DriverSeen
 from frontrunner.results.explain import Explanation
 from frontrunner.results.pages import CampaignPage, RecipePage, TrialPage
 from frontrunner.results.ranking import RankedRecipe, Ranking
-from frontrunner.results.records import CampaignSummary
-from frontrunner.results.status import FailedTrial, Status
+from frontrunner.results.records import CampaignList
+from frontrunner.results.status import FailedTrial, FailureList, Status
+from frontrunner.service.client_actions import Actions
 from frontrunner.service.client_reports import Reports
 from frontrunner.service.connection import Connection, address_of, part_of_path, recipe_path
-from frontrunner.service.replays import Replay
 from frontrunner.service.settings import is_loopback
 from frontrunner.service.tokens import TOKEN_VARIABLE, default_token_file, read_tokens
 from frontrunner.spaces.errors import InvalidInput, NotFound, ServiceUnreachable
+from frontrunner.validation import OF_NO_TYPE
 
 T = TypeVar("T")
 
@@ -88,15 +89,15 @@ def _token_of_file(url: str, *, is_here: bool) -> str:
         ) from None
 
 
-class Client(Reports):
+class Client(Reports, Actions):
     """One service. `campaign` is a name everywhere; None means the newest."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def campaigns(self) -> list[CampaignSummary]:
+    def campaigns(self) -> CampaignList:
         """Every campaign of the service's store, the newest first."""
-        found: list[CampaignSummary] = []
+        found = CampaignList()
         while True:
             page = self._get(CampaignPage, "/campaigns", page=len(found) // PAGE + 1, page_size=PAGE)
             found += page.items
@@ -127,11 +128,9 @@ class Client(Reports):
         """The recipes that no other beats in both tokens/s and peak memory."""
         return Ranking(self._get(list[RankedRecipe], self._of(campaign, "/pareto")))
 
-    def front(
-        self, campaign: str | None = None, *, objectives: Sequence[str] = ("tokens", "memory", "nodes")
-    ) -> tuple[OnFront, ...]:
+    def front(self, campaign: str | None = None, *, objectives: Sequence[str] = ("tokens", "memory", "nodes")) -> Front:
         """The recipes that no other beats in all the objectives."""
-        return tuple(self._get(list[OnFront], self._of(campaign, "/front"), objective=list(objectives)))
+        return Front(self._get(list[OnFront], self._of(campaign, "/front"), objective=list(objectives)))
 
     def recipes(self, campaign: str | None = None, *, page: int = 1, **asked: str | float | bool) -> RecipePage:
         """A page of a campaign's recipes; `asked` are `by`, `page_size`, `max_memory_gb` and fields of a recipe."""
@@ -141,9 +140,9 @@ class Client(Reports):
         """A page of a campaign's trials, with what came of each."""
         return self._get(TrialPage, self._of(campaign, "/trials"), state=state, page=page, page_size=PAGE)
 
-    def failures(self, campaign: str | None = None) -> list[FailedTrial]:
+    def failures(self, campaign: str | None = None) -> FailureList:
         """A campaign's failed trials, with the ends of their logs."""
-        path, found = self._of(campaign, "/failures"), list[FailedTrial]()
+        path, found = self._of(campaign, "/failures"), FailureList()
         while True:
             page = self._get(list[FailedTrial], path, page=len(found) // PAGE + 1, page_size=PAGE)
             found += page
@@ -170,53 +169,10 @@ class Client(Reports):
         """Two campaigns side by side."""
         return self._get(Comparison, "/compare", first=first, second=second, page_size=PAGE)
 
-    def plan(self, campaign: Mapping[str, Any], *, top: int = 10) -> dict[str, Any]:
-        """Estimates of a campaign file's recipes, given as its tables; what `frontrunner plan --json` prints."""
-        return self._post(dict[str, Any], "/plan", {**campaign, "top": top})
-
-    def launch(self, campaign: Mapping[str, Any]) -> str:
-        """Start a campaign, given as a campaign file's tables; returns its name."""
-        return str(self._post(dict[str, Any], "/campaigns", campaign)["campaign"])
-
-    def pause(self, campaign: str) -> None:
-        """Let running probes finish, and leave the campaign paused."""
-        self._tell(campaign, "pause")
-
-    def resume(self, campaign: str) -> None:
-        """Go on with a campaign."""
-        self._tell(campaign, "resume")
-
-    def stop(self, campaign: str) -> None:
-        """Let running probes finish, and leave the campaign stopped."""
-        self._tell(campaign, "stop")
-
-    def cancel(self, campaign: str) -> None:
-        """End running probes at once."""
-        self._tell(campaign, "cancel")
-
     def events(self, campaign: str, *, after: str | None = None) -> Iterator[StreamEvent]:
         """A campaign's events as they are recorded, from the beginning or after the event of this id; never ends."""
         for fields in self._connection.stream(self._of(campaign, "/events"), after):
             yield StreamEvent(id=fields["id"], kind=fields["event"], data=json.loads(fields["data"]))
-
-    def replays(self) -> list[Replay]:
-        """Every replay that the service has started."""
-        return self._get(list[Replay], "/replays")
-
-    def start_replay(self, recipe_id: str, *, steps: int, **settings: float | bool) -> Replay:
-        """Start a full training run of a recipe on the service's machine."""
-        return self._post(Replay, "/replays", {"recipe_id": recipe_id, "steps": steps, **settings})
-
-    def watch_replay(self, recipe_id: str) -> Replay:
-        """How far a replay is."""
-        return self._get(Replay, f"/replays/{part_of_path(recipe_id)}")
-
-    def stop_replay(self, recipe_id: str) -> Replay:
-        """End a replay; its checkpoints stay."""
-        return self._post(Replay, f"/replays/{part_of_path(recipe_id)}/stop", {})
-
-    def _tell(self, campaign: str, word: str) -> None:
-        self._post(dict[str, Any], self._of(campaign, f"/{word}"), {})
 
     def _of(self, campaign: str | None, rest: str = "") -> str:
         if campaign is None:
@@ -233,7 +189,8 @@ class Client(Reports):
         )
 
     def _post(self, kind: type[T], path: str, body: Mapping[str, object]) -> T:
-        return self._read(kind, self._connection.ask("POST", path, json.dumps(body).encode()))
+        text = json.dumps(body, default=lambda _: OF_NO_TYPE)  # as the reader of files takes TOML's dates
+        return self._read(kind, self._connection.ask("POST", path, text.encode()))
 
     def _read(self, kind: type[T], text: bytes) -> T:
         try:

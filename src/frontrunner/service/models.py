@@ -5,18 +5,20 @@ No field is a path, a command, an address or a template: what a client may choos
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
-from pydantic_core import PydanticCustomError
 
-from frontrunner.results.ranking import RankBy
-from frontrunner.spaces.names import CAMPAIGN_NAME
-from frontrunner.spaces.recipe import RECOMPUTES, SCHEDULES
+from frontrunner.file_sections import refuse_wrong_sections, text_at
+from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
+from frontrunner.spaces.names import CAMPAIGN_NAME, require_campaign_name
+from frontrunner.spaces.wording import shown, shown_key
 
 Section = dict[str, JsonValue]
-Degree = Annotated[int | None, Field(ge=1, le=1_000_000)]
 RegisteredName = Annotated[str | None, Field(max_length=64)]
+Evaluator = Literal["probe", "simulated", "command", "table"]
+WIRED: tuple[str, ...] = get_args(Evaluator)
 Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
 NAMED = "expected {} = a registered name (GET /api/v1/registered)"
@@ -44,6 +46,16 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
+    @model_validator(mode="before")
+    @classmethod
+    def known_keys_alone(cls, given: object) -> object:
+        """Refuse a key that is not known, and name the nearest that is."""
+        for key, value in given.items() if isinstance(given, Mapping) else ():
+            if key not in cls.model_fields:
+                hint = did_you_mean(str(key), cls.model_fields)
+                raise InvalidInput(f"unknown key {shown_key(str(key))} = {shown(value)}", hint=hint)
+        return given
+
 
 class CampaignBody(Body):
     """A campaign file (docs/campaign-file.md) as JSON, without the sections and keys that name files or commands.
@@ -56,7 +68,7 @@ class CampaignBody(Body):
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [LAPTOP]})
 
     name: Annotated[str, Field(pattern=f"^{CAMPAIGN_NAME.pattern}$")] | None = None
-    evaluator: Literal["probe", "simulated", "command", "table"] | None = None
+    evaluator: Evaluator | None = None
     site: RegisteredName = None
     trainer: RegisteredName = None
     data: RegisteredName = None
@@ -71,13 +83,27 @@ class CampaignBody(Body):
 
     @model_validator(mode="before")
     @classmethod
-    def names_in_place_of_sections(cls, given: object) -> object:
-        """Say what stands in place of a section that is not taken."""
+    def known_keys_alone(cls, given: object) -> object:
+        """Refuse what the reader of campaign files refuses, in its words, and sections in whose place a name stands."""
+        if not isinstance(given, dict):
+            return given
         for section, instead in TAKEN_INSTEAD.items():
-            if isinstance(given, dict) and isinstance(given.get(section), dict):
-                told = {"section": section, "instead": instead}
-                raise PydanticCustomError("registered", "[{section}] is not taken from the wire: {instead}", told)
+            if isinstance(given.get(section), dict) or (section in given and section not in cls.model_fields):
+                raise InvalidInput(f"[{section}] is not taken from the wire: {instead}")
+        needed = [name for name, entry in cls.model_fields.items() if entry.is_required()]
+        known = (*cls.model_fields, *TAKEN_INSTEAD)
+        refuse_wrong_sections(given, known=known, sections=SECTIONS, needed=needed)
+        if given.get("name") is not None:
+            require_campaign_name("name", text_at(given, "name", ""))
+        if given.get("evaluator") is not None:
+            _require_evaluator(text_at(given, "evaluator", ""))
         return given
+
+
+def _require_evaluator(name: str) -> None:
+    """Raise `InvalidInput` for an evaluator that a launch over the wire cannot have, as one of a plug-in."""
+    if name not in WIRED:
+        raise bad_value("evaluator", name, f"one of {', '.join(WIRED)}", hint=did_you_mean(name, WIRED))
 
 
 class PlanBody(CampaignBody):
@@ -110,20 +136,6 @@ class ReplayBody(Body):
         table["evaluation_every_steps"] = table.pop("evaluate_every")
         table["checkpoint_every_steps"] = table.pop("checkpoint_every")
         return table
-
-
-class PlanAnswer(BaseModel):
-    """What `frontrunner plan --json` prints: the fastest estimates that fit, and the front of speed against memory."""
-
-    legal: int
-    fitting: int
-    not_modelled: dict[str, int]
-    memory_limit_bytes: int
-    assumed: list[str]
-    expected_error: float
-    remarks: list[str]
-    estimates: list[dict[str, JsonValue]]
-    front: list[dict[str, JsonValue]]
 
 
 class FrameAnswer(BaseModel):
@@ -174,32 +186,6 @@ class LinkAnswer(BaseModel):
     """A path that opens a browser's session once, within ten minutes."""
 
     path: str
-
-
-class RecipeQuestion(Body):
-    """Which recipes of a campaign: each field of a recipe that is named must have the value."""
-
-    by: RankBy = RankBy.TOKENS
-    page: Annotated[int, Field(ge=1, le=1_000_000)] = 1
-    page_size: Annotated[int, Field(ge=1, le=200)] = 50
-    max_memory_gb: Annotated[float | None, Field(gt=0, le=1e9)] = None
-    devices: Degree = None
-    tensor_parallel: Degree = None
-    pipeline_parallel: Degree = None
-    context_parallel: Degree = None
-    virtual_stages: Degree = None
-    micro_batch_seqs: Degree = None
-    accumulation: Degree = None
-    schedule: Annotated[str | None, Field(json_schema_extra={"enum": list(SCHEDULES)})] = None
-    recompute: Annotated[str | None, Field(json_schema_extra={"enum": list(RECOMPUTES)})] = None
-    sequence_parallel: bool | None = None
-    engine: Annotated[str | None, Field(max_length=64)] = None
-
-    @property
-    def filters(self) -> dict[str, int | str]:
-        """The fields of a recipe that were named, with their values."""
-        others = {"by", "page", "page_size", "max_memory_gb"}
-        return self.model_dump(exclude_none=True, exclude=others)
 
 
 SECTIONS = ("model", "cluster", "problem", "space", "search", "budget", "probe")

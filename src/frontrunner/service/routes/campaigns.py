@@ -75,7 +75,9 @@ def failures(
     return answers.about((name,), lambda: standing.failures(store, name, limit=page_size, offset=offset))
 
 
-@router.get("/campaigns/{name}/trials/{number}/log", response_class=Response)
+@router.get(
+    "/campaigns/{name}/trials/{number}/log", response_class=Response, responses={200: {"content": {"text/plain": {}}}}
+)
 def log(service: ServiceOf, role: RoleOf, name: CampaignName, number: Annotated[int, Path(ge=1, le=2**31)]) -> Response:
     """The end of the log of a failed trial: of the rank that failed first, in its last attempt.
 

@@ -7,8 +7,9 @@ from fastapi import APIRouter, Response
 from frontrunner.planning_api import plan_of, shown_plan
 from frontrunner.service.answers import answer
 from frontrunner.service.bodies import campaign_from, contents_untold
-from frontrunner.service.models import PlanAnswer, PlanBody, RegisteredAnswer
+from frontrunner.service.models import PlanBody, RegisteredAnswer
 from frontrunner.service.state import ServiceOf
+from frontrunner.shown_plan import ShownPlan
 
 router = APIRouter(tags=["planning"])
 
@@ -19,11 +20,11 @@ def registered(service: ServiceOf) -> Response:
     return answer(service.settings.registered.about())
 
 
-@router.post("/plan", response_model=PlanAnswer)
+@router.post("/plan", response_model=ShownPlan)
 async def plan(service: ServiceOf, body: PlanBody) -> Response:
     """Estimate every legal recipe of a campaign by formulas; nothing is run or kept."""
 
-    def planned() -> dict[str, object]:
+    def planned() -> ShownPlan:
         settings = service.settings
         with contents_untold(body, settings.registered):
             file = campaign_from(body, settings.registered, most_points=settings.limits.plan_points)

@@ -14,7 +14,7 @@ from frontrunner.results.explain import Explanation, explain
 from frontrunner.results.pages import RecipePage, recipe_page
 from frontrunner.results.ranking import RankBy, RankedRecipe
 from frontrunner.service.answers import AnswersOf
-from frontrunner.service.models import RecipeQuestion
+from frontrunner.service.questions import RecipeQuestion
 from frontrunner.service.routes.parameters import CampaignName, RecipeId
 from frontrunner.service.secrets import explanation_told
 from frontrunner.service.state import ServiceOf, StoreOf

@@ -1,0 +1,214 @@
+"""The API's description: launches as the reader of campaign files has them, tokens, and examples that do not drift."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from fastapi.testclient import TestClient
+from pydantic import ValidationError
+
+import frontrunner
+from frontrunner.campaign_file import parse_campaign
+from frontrunner.campaign_schema import section_schema
+from frontrunner.file_sections import KEYS, PLACES, SECTIONS
+from frontrunner.service.app import create_app
+from frontrunner.service.description import examples
+from frontrunner.service.models import FORBIDDEN_KEYS, LAPTOP
+from frontrunner.service.models import SECTIONS as WIRED
+from frontrunner.service.pages.router import router
+from frontrunner.service.registered import register
+from frontrunner.spaces.errors import InvalidInput
+from support.api_examples import PLACE, as_answered, routes
+from support.page_stores import page_store
+from support.services import ORIGIN, bearer, settings, tokens_of
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+FILES = [EXAMPLES / f"{name}.toml" for name in ("laptop", "frontier-175b", "command-accelerate", "sites/slurm")]
+WITHOUT_ANSWER = {
+    "GET /api/v1/campaigns/{name}/report": "5 MB",
+    "GET /api/v1/campaigns/{name}/figures/{figure}": "a picture",
+}
+MOST_BYTES = 200_000
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    known = register({"trainer": [f"ours={EXAMPLES / 'command-accelerate.toml'}"]})
+    chosen = replace(settings(tmp_path_factory.mktemp("described")), registered=known)
+    with TestClient(create_app(chosen, pages=(router,)), base_url=ORIGIN, raise_server_exceptions=False) as found:
+        found.headers.update(bearer(tokens_of(chosen).operator))
+        yield found
+
+
+@pytest.fixture(scope="module")
+def document(client: TestClient) -> dict[str, Any]:
+    answer = client.get("/api/v1/openapi.json")
+    assert len(answer.content) < MOST_BYTES
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def laptop(**changes: Any) -> dict[str, Any]:
+    return {key: value for key, value in {**LAPTOP, **changes}.items() if value is not None}
+
+
+def accepts(schema: dict[str, Any], value: object, document: dict[str, Any]) -> bool:
+    return jsonschema.Draft202012Validator({**schema, "components": document["components"]}).is_valid(value)
+
+
+@pytest.fixture(scope="module")
+def sections() -> dict[str, dict[str, Any]]:
+    return {section: section_schema(section) for section in SECTIONS}
+
+
+class TestSections:
+    def test_a_section_has_the_keys_that_its_reader_knows(self, sections: dict[str, dict[str, Any]]) -> None:
+        for section, schema in sections.items():
+            jsonschema.Draft202012Validator.check_schema(schema)
+            assert set(schema["properties"]) == {*KEYS[section], *PLACES.get(section, ())}, section
+            assert schema["description"]
+
+    def test_campaign_files_that_are_read_are_described(self, sections: dict[str, dict[str, Any]]) -> None:
+        for path in FILES:
+            table = tomllib.loads(path.read_text(encoding="utf-8"))
+            for section in set(table) & set(SECTIONS):
+                jsonschema.validate(table[section], sections[section], jsonschema.Draft202012Validator)
+
+    @pytest.mark.parametrize(
+        ("section", "given"),
+        [
+            ("model", {"layers": 4, "hidden": 128, "heads": 8}),
+            ("model", {"preset": "gpt5"}),
+            ("model", {"preset": "gpt2-small", "layers": "12"}),
+            ("cluster", {"backend": "cpu", "devices_per_node": 4}),
+            ("cluster", {"preset": "frontier", "links": {"node_gb": 50}}),
+            ("problem", {"sequence_length": 128, "global_batch": [1, 2, 3]}),
+            ("problem", {"sequence_length": 128, "global_batch": 1.5}),
+            ("space", {"tensor_parallel": ["2"]}),
+            ("space", {"schedule": "1f2b"}),
+            ("search", {"strategy": "bayes"}),
+            ("budget", {"probe": 4}),
+        ],
+    )
+    def test_what_the_reader_refuses_is_not_described(
+        self, sections: dict[str, dict[str, Any]], section: str, given: dict[str, Any]
+    ) -> None:
+        with pytest.raises(InvalidInput):
+            parse_campaign(laptop(**{section: given}), default_name="x", base=Path())
+        assert not jsonschema.Draft202012Validator(sections[section]).is_valid(given)
+
+
+class TestDocument:
+    def test_a_launch_is_described_section_by_section(self, document: dict[str, Any]) -> None:
+        body = document["components"]["schemas"]["CampaignBody"]
+        assert accepts(body, LAPTOP, document)
+        assert not accepts(body, laptop(budgets={}), document)
+        for section in WIRED:
+            assert not accepts(body, laptop(**{section: {"no-such-key": 1}}), document), section
+            named = document["components"]["schemas"][body["properties"][section]["$ref"].rpartition("/")[2]]
+            assert not set(FORBIDDEN_KEYS.get(section, ())) & set(named["properties"])
+        assert accepts(body, laptop(cluster={"nodes": 4}), document)  # beside a site
+        assert body["properties"]["trainer"]["anyOf"][0]["enum"] == ["ours"]
+
+    def test_it_says_how_a_program_and_a_browser_are_let_in(self, document: dict[str, Any]) -> None:
+        schemes = document["components"]["securitySchemes"]
+        assert document["security"] == [{name: []} for name in schemes]
+        assert {(scheme["type"], scheme.get("scheme", scheme.get("in"))) for scheme in schemes.values()} == {
+            ("http", "bearer"),
+            ("apiKey", "cookie"),
+        }
+
+    def test_every_answer_has_an_example_of_its_kind(self, document: dict[str, Any]) -> None:
+        for path, operations in document["paths"].items():
+            for method, operation in operations.items():
+                name = f"{method.upper()} {path}"
+                for status, answer in operation["responses"].items():
+                    if name in WITHOUT_ANSWER and status == "200":
+                        continue
+                    for kind, content in answer["content"].items():
+                        assert "example" in content, (name, status)
+                        if kind == "application/json":
+                            assert accepts(content["schema"], content["example"], document), (name, status)
+        assert json.loads(json.dumps(document)) == document
+
+    def test_an_example_is_what_the_service_would_answer_today(self) -> None:
+        known = routes()
+        assert set(examples()) == set(known) - set(WITHOUT_ANSWER)
+        for name, shown in examples().items():
+            kind = known[name].response_model
+            if kind is None:
+                continue
+            try:
+                answered = as_answered(kind, shown)
+            except ValidationError as error:
+                pytest.fail(f"{name}: give {PLACE} what is new: {error}")
+            assert answered == shown, f"{name}: run python tests/support/api_examples.py"
+
+    def test_a_table_has_the_columns_of_the_example(self, tmp_path: Path) -> None:
+        page_store(tmp_path, names=("first",))
+        shown = examples()["GET /api/v1/campaigns/{name}/dataframe"]["columns"]
+        assert set(frontrunner.dataframe("first", store=str(tmp_path / "store.db"))) == set(shown)
+
+
+class TestMessages:
+    @pytest.mark.parametrize(
+        ("changes", "message", "hint"),
+        [
+            ({"budgets": {}}, "unknown section [budgets]", "did you mean 'budget'?"),
+            ({"probes": 3}, "unknown key probes = 3", "did you mean 'probe'?"),
+            ({"model": 3}, "model = 3: expected a section: [model]", None),
+            ({"space": None}, "[space] is missing", "examples/laptop.toml has every section"),
+            ({"name": 3}, "name = 3: expected text in quotes", None),
+            ({"budget": {"prob": 3}}, "unknown key budget.prob = 3", "did you mean 'probes'?"),
+            ({"budget": {"probes": "3"}}, 'budget.probes = "3": expected a whole number', None),
+        ],
+    )
+    def test_a_launch_is_refused_as_the_file_would_be(
+        self, client: TestClient, changes: dict[str, Any], message: str, hint: str | None
+    ) -> None:
+        with pytest.raises(InvalidInput) as refused:
+            parse_campaign(laptop(**changes), default_name="x", base=Path())
+        assert (refused.value.message, refused.value.hint) == (message, hint)
+        answer = client.post("/api/v1/plan", json=laptop(**changes))
+        assert answer.status_code == 422
+        assert answer.json()["error"] == {"kind": "InvalidInput", "message": message, "hint": hint}
+
+    def test_the_launch_page_says_the_same(self, client: TestClient) -> None:
+        text = (EXAMPLES / "laptop.toml").read_text(encoding="utf-8").replace("[budget]", "[budgets]")
+        shown = client.post("/launch/check", json={"campaign": text}).text
+        assert "unknown section [budgets]" in shown
+        assert "did you mean &#39;budget&#39;?" in shown
+
+    @pytest.mark.parametrize(
+        ("body", "said"),
+        [
+            ('{"recipe_id": "abcd", "step": 3}', "unknown key step = 3"),
+            ('{"recipe_id": "abcd"}', "steps is missing"),
+            ('{"recipe_id": "abcd", "steps": 0}', "steps = 0: expected greater than or equal to 1"),
+            ('{"recipe_id": "abcd", "steps": "x"}', 'steps = "x": expected a whole number'),
+            ('{"recipe_id": "no", "steps": 1}', 'recipe_id = "no": expected a string to match pattern'),
+            ("[1]", "the body = [1]: expected a table of keys and values"),
+            ("{", "the body is not JSON: "),
+        ],
+    )
+    def test_other_bodies_are_refused_by_key_value_and_what_was_expected(
+        self, client: TestClient, body: str, said: str
+    ) -> None:
+        answer = client.post("/api/v1/replays", content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 422
+        assert answer.json()["error"]["message"].startswith(said)
+
+    def test_so_are_questions(self, client: TestClient) -> None:
+        def said(query: str) -> dict[str, Any]:
+            found: dict[str, Any] = client.get(f"/api/v1/campaigns/x/recipes?{query}").json()["error"]
+            return found
+
+        assert said("schedul=gpipe")["hint"] == "did you mean 'schedule'?"
+        assert said("tensor_parallel=x")["message"] == 'tensor_parallel = "x": expected a whole number'
