@@ -18,6 +18,7 @@ from frontrunner.results.schema import AttemptRow, TrialRow
 from frontrunner.results.states import AttemptState
 from frontrunner.results.store import Store
 from frontrunner.spaces.errors import InvalidInput, NotFound, bad_value
+from frontrunner.spaces.places import writing
 from frontrunner.spaces.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -134,13 +135,18 @@ def from_columns(columns: Mapping[str, Sequence[Any]]) -> pd.DataFrame:
 def write_frame(table: pd.DataFrame, path: Path) -> None:
     """Write the table as .csv or .parquet, whole or not at all: to another name first, then renamed.
 
-    Raises `InvalidInput` for another suffix, or for .parquet where pyarrow is not installed, and `NotFound`
-    where the folder is missing.
+    Raises `InvalidInput` for another suffix, for a place that cannot be written to, or for .parquet where pyarrow is
+    not installed, and `NotFound` where the folder is missing.
     """
     if path.suffix not in (".csv", ".parquet"):
         raise bad_value("dataframe.out", str(path), "a name that ends with .csv or .parquet")
     if not path.absolute().parent.is_dir():
         raise NotFound(f"there is no folder {path.absolute().parent} to write {path.name} to")
+    with writing(path):
+        _write(table, path)
+
+
+def _write(table: pd.DataFrame, path: Path) -> None:
     handle, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.", suffix=path.suffix)
     os.close(handle)
     unfinished = Path(name)

@@ -173,11 +173,12 @@ def _counted_vocabulary(found: pd.DataFrame) -> pd.Series:
 def _reason(row: pd.Series, default_cluster: Cluster | None) -> str:
     """Why the model cannot judge a row, or an empty text."""
     missing = [name for name in NEEDED if pd.isna(row[name])]
+    if missing:
+        return f"no {', '.join(missing)}"
     low = [name for name in COUNTS if not pd.isna(row[name]) and row[name] < (1 - BATCH_TOLERANCE)]
     replicas = row.tp * row.pp * row.dp * row.cp
     unknown = "" if default_cluster is not None and preset_of(row.hardware) is None else why_unknown(row)
     wrong = {
-        f"no {', '.join(missing)}": bool(missing),
         f"{', '.join(low)} below 1": bool(low),
         unknown: bool(unknown),
         f"precision {row.precision} is not modelled": row.precision not in ("", *PRECISIONS),

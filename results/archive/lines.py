@@ -55,13 +55,14 @@ def write_line(file: IO[str], chain: Chain, kind: str, content: dict[str, Any]) 
 def read_lines(path: Path) -> Iterator[Line]:
     """The lines of an archive, the header first and the end last, each verified before it is given out.
 
-    Raises `NotFound` where there is no file, and `InvalidInput`, naming the line, for the first that is not as written.
+    Raises `NotFound` where there is no file, and `InvalidInput` where it cannot be read, and, naming the line, for the
+    first that is not as written.
     """
     if not path.is_file():
         raise NotFound(f"there is no archive at {path}")
     chain, number, kind = Chain(), 0, ""
-    with path.open("rb") as file:
-        while raw := file.readline(MAX_LINE_BYTES + 1):
+    with _opened(path) as file:
+        while raw := _next(path, file):
             number += 1
             if kind == END:
                 raise broken(path, number, "it comes after the end of the archive")
@@ -72,6 +73,25 @@ def read_lines(path: Path) -> Iterator[Line]:
             yield line
     if kind != END:
         raise broken(path, number + 1, "the file ends before its end: it was cut short")
+
+
+def _opened(path: Path) -> IO[bytes]:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _next(path: Path, file: IO[bytes]) -> bytes:
+    """The next line, or a byte more of it than a line may have."""
+    try:
+        return file.readline(MAX_LINE_BYTES + 1)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> InvalidInput:
+    return InvalidInput(f"{path} cannot be read: {error.strerror}", hint="nothing was written")
 
 
 def broken(path: Path, number: int, why: str) -> InvalidInput:

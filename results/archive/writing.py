@@ -17,6 +17,7 @@ from frontrunner.results.copying import refuse_driven
 from frontrunner.results.schema import REVISION, AttemptRow, Base
 from frontrunner.results.store import Store, find_campaign
 from frontrunner.spaces.errors import InvalidInput, NotFound
+from frontrunner.spaces.places import writing
 
 TABLES = (
     *("campaigns", "provenance", "trials", "attempts", "measurements"),
@@ -39,13 +40,18 @@ class Archived:
 def archive(store: Store, campaign: str | None, path: Path) -> Archived:
     """Write the campaign (None: the newest) to a new file, whole or not at all.
 
-    Raises `AlreadyDriven` while a driver holds the campaign, `InvalidInput` where the file exists, and `NotFound` where
-    its folder, or the campaign, is missing.
+    Raises `AlreadyDriven` while a driver holds the campaign, `InvalidInput` where the file exists or cannot be written,
+    and `NotFound` where its folder, or the campaign, is missing.
     """
     if path.exists():
         raise InvalidInput(f"{path} exists already", hint="name another file")
     if not path.absolute().parent.is_dir():
         raise NotFound(f"there is no folder {path.absolute().parent} to write {path.name} to")
+    with writing(path):
+        return _written(store, campaign, path)
+
+
+def _written(store: Store, campaign: str | None, path: Path) -> Archived:
     now = store.now()
     handle, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
     unfinished = Path(name)

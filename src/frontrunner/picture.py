@@ -11,6 +11,7 @@ from xml.etree import ElementTree as ET
 from frontrunner.evaluators.analytic.breakdown import Breakdown
 from frontrunner.evaluators.files import write_text
 from frontrunner.render_plan import WORDS
+from frontrunner.spaces.places import writing
 from frontrunner.text import gib, percent, plain, seconds, thousands
 
 WIDTH, MARGIN, BAR, LINE = 800, 28, 30, 21
@@ -52,8 +53,9 @@ class _Sheet:
 
 
 def write_picture(found: Breakdown, path: Path) -> None:
-    """Write the picture; an `OSError` says why it cannot be written."""
-    write_text(path, picture(found))
+    """Write the picture; raises `InvalidInput` where the file cannot be written."""
+    with writing(path):
+        write_text(path, picture(found))
 
 
 def picture(found: Breakdown) -> str:

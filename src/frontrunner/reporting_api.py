@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from frontrunner.api import opened
 from frontrunner.settings import DEFAULT_STORE, store_url
+from frontrunner.spaces.places import writing
 from frontrunner.starting import stored_spec
 
 if TYPE_CHECKING:
@@ -35,8 +36,9 @@ def front(
 def report(campaign: str | None = None, *, out: str | Path | None = None, store: str | None = None) -> Path:
     """Write a campaign as one HTML page that needs nothing else, and return its path.
 
-    `out` is CAMPAIGN.html in the working directory by default. Raises `InvalidInput` where Plotly is not installed, or
-    for a name that does not end with .html, and `NotFound` for a folder that is not there.
+    `out` is CAMPAIGN.html in the working directory by default. Raises `InvalidInput` where Plotly is not installed, for
+    a name that does not end with .html, or where the file cannot be written, and `NotFound` for a folder that is not
+    there.
     """
     from frontrunner import __version__
     from frontrunner import reporting_pieces as pieces
@@ -51,7 +53,9 @@ def report(campaign: str | None = None, *, out: str | Path | None = None, store:
         path = pieces.report_place(out, found.campaign(campaign).name)
         read = pieces.reported(found, campaign)
     elsewhere = Elsewhere(store=None if url == DEFAULT_STORE else url)
-    write_text(path, pieces.report_text(read, elsewhere, version=__version__))
+    text = pieces.report_text(read, elsewhere, version=__version__)
+    with writing(path):
+        write_text(path, text)
     return path
 
 

@@ -19,6 +19,7 @@ from frontrunner.evaluators.files import write_bytes
 from frontrunner.evaluators.insight.collected import Missing, collect
 from frontrunner.evaluators.insight.figures import Figures
 from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal, bad_value, did_you_mean
+from frontrunner.spaces.places import writing
 from frontrunner.starting import stored_spec, stored_survey
 
 if TYPE_CHECKING:
@@ -110,8 +111,9 @@ class PicturePlace:
                     raise NothingLegal(not_drawn(name) + content.reason)
                 absent.append(Drawn(name=name, title=FIGURES[name][0], chart=content))
                 continue
-            target.parent.mkdir(exist_ok=True)
-            write_bytes(target, content)
+            with writing(target):
+                target.parent.mkdir(exist_ok=True)
+                write_bytes(target, content)
             written.append(target)
         return written, absent
 

@@ -174,8 +174,11 @@ def import_config(
 def _text(path: Path) -> str:
     if not holds(path.is_file):
         raise NotFound(f"no configuration at {path}: {why_no_file(path)}")
-    with path.open("rb") as file:
-        content = file.read(MOST_BYTES + 1)
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None
     if len(content) > MOST_BYTES:
         raise InvalidInput(f"{path} is too long: a configuration has at most {MOST_BYTES:,} bytes")
     try:

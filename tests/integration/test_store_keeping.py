@@ -257,6 +257,22 @@ def table_names(url: str) -> set[str]:
         engine.dispose()
 
 
+def test_an_archive_on_a_full_disk_is_told_with_its_name(tmp_path: Path) -> None:
+    url = made(str(tmp_path / "store.db"))
+    with small_disk(tmp_path / "small", mib=1) as disk:
+        fill(disk)
+        with pytest.raises(InvalidInput, match=r"small/kept\.jsonl cannot be written: No space left on device"):
+            archive("kept", disk / "kept.jsonl", store=url)
+        assert [path.name for path in disk.iterdir()] == ["ballast"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="a file whose reading fails is Linux' own")
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="/proc/self/mem cannot be read: Input/output error"):
+        unarchive("/proc/self/mem", store=str(tmp_path / "store.db"))
+    assert list(tmp_path.iterdir()) == []
+
+
 def without_ids(found: tuple[Any, ...]) -> tuple[Any, ...]:
     """Told outcomes and events without the ids, which belong to a store."""
     campaign, trials, _, told, events = found

@@ -97,6 +97,11 @@ MISTAKES: dict[str, tuple[list[str], int, str]] = {
         2,
         "c.toml: not usable YAML: expected a mapping",
     ),
+    "a configuration that cannot be read": (
+        ["import-config", "/proc/self/mem", "--from", "nemo", "--campaign", "c.toml", "--out", "r.json"],
+        2,
+        "/proc/self/mem cannot be read: Input/output error",
+    ),
     "a choice that there is not": (
         ["import-config", "c.toml", "--from", "deepspeed", "--campaign", "c.toml", "--set", "device=1"],
         2,

@@ -14,6 +14,7 @@ from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.store import Store, open_store
 from frontrunner.results.writer import CampaignWriter
 from frontrunner.spaces.errors import InvalidInput, NotFound
+from support.limits import fill, small_disk
 from support.rankings import TOKENS_PER_STEP, measurement, recipe, record, start
 
 
@@ -95,3 +96,13 @@ except InvalidInput as error:
     done = subprocess.run([sys.executable, "-P", "-c", script, tmp_path], capture_output=True, text=True, check=True)
     assert "frontrunner[parquet]" in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_told_with_the_file_s_name(writer: CampaignWriter, store: Store, tmp_path: Path) -> None:
+    record(writer, "aaaa", measurement((0.5,), 10**9))
+    table = frame(store, None)
+    with small_disk(tmp_path / "small", mib=1) as disk:
+        fill(disk)
+        with pytest.raises(InvalidInput, match=r"small/x\.csv cannot be written: No space left on device"):
+            write_frame(table, disk / "x.csv")
+        assert [path.name for path in disk.iterdir()] == ["ballast"]

@@ -10,7 +10,8 @@ import click
 from frontrunner.commands.asking import asked, server_option
 from frontrunner.commands.options import json_option, print_json, store_option
 from frontrunner.commands.recipe_words import choices
-from frontrunner.spaces.errors import InvalidInput, NothingLegal, bad_value
+from frontrunner.spaces.errors import NothingLegal, bad_value
+from frontrunner.spaces.places import writing
 
 if TYPE_CHECKING:
     from frontrunner.travel_api import ImportedRecipe
@@ -69,10 +70,8 @@ def _write(path: Path, text: str) -> None:
         raise bad_value("--out", str(path), "a file in a folder that exists")
     from frontrunner.evaluators.files import write_text
 
-    try:
+    with writing(path):
         write_text(path, text)
-    except OSError as error:
-        raise InvalidInput(f"{path} cannot be written: {error.strerror}") from error
 
 
 @click.command("import-config")

@@ -9,6 +9,7 @@ from frontrunner.results.predictions import SmallScale
 from frontrunner.service.connection import Connection, recipe_path
 from frontrunner.service.models import FrameAnswer
 from frontrunner.spaces.errors import NothingLegal, ServiceUnreachable
+from frontrunner.spaces.places import writing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,7 +53,9 @@ class Reports:
 
         path = self._of(campaign)
         place = report_place(out, path.rpartition("/")[2])
-        write_bytes(place, self._connection.ask("GET", f"{path}/report"))
+        page = self._connection.ask("GET", f"{path}/report")
+        with writing(place):
+            write_bytes(place, page)
         return place
 
     def plot(
