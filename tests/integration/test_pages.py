@@ -19,7 +19,6 @@ from typing import Any, Literal
 from urllib.request import Request, urlopen
 
 import pytest
-from PIL import Image
 
 from frontrunner.service.tokens import read_tokens
 from support.services import Served, served
@@ -113,6 +112,8 @@ def window(service: Served, *, width: int = 1280, scheme: Literal["light", "dark
 def picture(page: api.Page, name: str, *, top: int = 0, height: int = 860) -> None:
     folder = os.environ.get("FRONTRUNNER_PICTURES")
     if folder and name in PICTURED:
+        from PIL import Image  # matplotlib brings it
+
         width = page.evaluate("document.documentElement.clientWidth")
         clip = {"x": 0, "y": top, "width": width, "height": height}
         taken = Image.open(io.BytesIO(page.screenshot(clip=clip, full_page=True)))
