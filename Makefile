@@ -1,24 +1,24 @@
 # Two commands to begin with:  make campaign   make test
 PYTHON ?= python3
 BIN := .venv/bin
-MARKS := not slow and not stress
-# These watch how long things take, or wait only so long for processes to come or to go: one test at a time.
-TIMED := tests/faults $(addprefix tests/integration/test_,calibrate.py campaign.py doctor.py doctor_slurm.py \
-  profile.py replay.py service.py)
-TWO := -n 2 --dist loadfile --no-loadscope-reorder $(TIMED:%=--ignore=%)
+CAMPAIGN ?= examples/laptop.toml
+# One process for the tests that watch the time, and two beside it: tests/support/turns.py.
+PYTEST := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: campaign test slow every-recipe pictures check links format audit hashes clean
+.PHONY: campaign test slow test-and-slow every-recipe pictures check links format audit hashes clean
 
 campaign: .venv/.installed
-	$(BIN)/frontrunner launch examples/laptop.toml
+	$(BIN)/frontrunner launch $(CAMPAIGN)
 
 test: .venv/.installed-dev
-	$(BIN)/pytest -m "$(MARKS)" $(TWO)
-	$(BIN)/pytest -m "$(MARKS)" $(TIMED)
+	$(PYTEST) -m "not slow and not stress"
 
 slow: .venv/.installed-dev
-	$(BIN)/pytest -m "slow or stress" $(TWO)
-	$(BIN)/pytest -m "slow or stress" $(TIMED)
+	$(PYTEST) -m "slow or stress"
+
+# Both, in less time than one after the other.
+test-and-slow: .venv/.installed-dev
+	$(PYTEST)
 
 # Every legal recipe of two spaces of the trainer, not only the chosen ones: hours.
 every-recipe: .venv/.installed-dev

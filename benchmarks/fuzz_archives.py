@@ -10,6 +10,7 @@ from typing import Any
 
 from fuzz_damage import tree_damaged
 
+from frontrunner import api
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.evaluators.simulated import simulate
 from frontrunner.results.archive.lines import Chain
@@ -26,7 +27,7 @@ from frontrunner.store_api import archive, check_store, unarchive
 from frontrunner.validation import dump_json
 
 INNER = ("spec_json", "problem_json", "recipe_json", "step_times_s_json", "peak_memory_bytes_json", "losses_json",
-         "data_json", "versions_json", "command_line_json")  # fmt: skip
+         "data_json", "provenance_json")  # fmt: skip
 """Columns that hold JSON, whose insides are damaged too."""
 
 
@@ -94,10 +95,16 @@ def _line(line: Any, chain: Chain) -> bytes:
 
 
 def unarchived(path: Path) -> None:
-    """Add an archive to a new store; what was added must be sound, and be archived again."""
+    """Add an archive to a new store; what was added must be sound, be told of, and be archived again."""
     store = str(path.parent / "store.db")
     unarchive(path, store=store)
     found = check_store(store)
     if not found.is_sound:
         raise AssertionError(f"an unsound campaign was added: {found.findings}"[:600])
     archive(None, path.parent / "again.jsonl", store=store)
+    for question in (api.campaigns, api.status, api.failures, api.dataframe, api.best):
+        question(store=store)
+    with open_store(store, read_only=True) as opened:
+        told = {trial.recipe_id for trial in opened.trials(opened.campaign(None).id)}
+    for identity in told:
+        api.show(identity, store=store)

@@ -2,13 +2,13 @@
 
     python benchmarks/fuzz_inputs.py --inputs 100000 --seed 1 [--kind recipe] [--save FOLDER]
 
-Campaign and cluster files, recipe files, tables to import, archives, configurations of other tools, the files that
-probes leave, logs of trainers and bodies of requests. Each input is a good one with damage: cut short, bits flipped,
-in another encoding, with NUL, BOM and bidirectional marks, duplicate and unknown keys, NaN and 1e999, wrong types,
-names of 64 kB, a million levels deep, megabytes too long. Some are still good: what is accepted must be written and
-read again as the same value. All others must be refused by one of the project's own errors that says where and what
-next, within a second of processor time (long ones: one more for each 256 KiB) and 512 MiB, with nothing written. Exit
-code 1 where anything else happened.
+Campaign and cluster files, recipe files, tables to import or to calibrate by, archives, configurations of other tools,
+the files that probes leave, logs of trainers and bodies of requests. Each input is a good one with damage: cut short,
+bits flipped, in another encoding, with NUL, BOM and bidirectional marks, duplicate and unknown keys, NaN and 1e999,
+wrong types, names of 64 kB, a million levels deep, megabytes too long. Some are still good: what is accepted must be
+written and read again as the same value. All others must be refused by one of the project's own errors that says where
+and what next, within a second of processor time (long ones: one more for each 256 KiB) and 512 MiB, with nothing
+written. Exit code 1 where anything else happened.
 """
 
 from __future__ import annotations
@@ -43,7 +43,16 @@ GIVE_UP_S = 10.0
 """Of processor time: after this an input is given up."""
 MORE_MEMORY_BYTES = 512 * 2**20
 LONGEST_MESSAGE = 2_000
-WEIGHTS = {"import": 0.2, "table": 0.2, "archive": 0.5, "http": 0.5, "nemo": 0.7, "nanotron": 0.7, "accelerate": 0.7}
+WEIGHTS = {
+    "import": 0.2,
+    "table": 0.2,
+    "fit": 0.2,
+    "archive": 0.5,
+    "http": 0.5,
+    "nemo": 0.7,
+    "nanotron": 0.7,
+    "accelerate": 0.7,
+}
 """Kinds that take long get fewer inputs: tables by pandas, YAML by a parser in Python."""
 
 

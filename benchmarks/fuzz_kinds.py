@@ -7,6 +7,7 @@ again: `NotTheSame` is raised where another value comes back.
 from __future__ import annotations
 
 import json
+import math
 import random
 import tomllib
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from fuzz_damage import damaged, tree_damaged
 
 from frontrunner.campaign_file import parse_campaign, read_campaign_file
 from frontrunner.cluster_file import read_cluster_file
+from frontrunner.evaluators.calibration.samples import of_tables, read_tables
 from frontrunner.evaluators.concluding import harvested
 from frontrunner.evaluators.formats import names
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
@@ -117,6 +119,7 @@ def kinds(folder: Path) -> dict[str, Kind]:
         "recipe": Kind(file="recipe.json", make=a_recipe_file, read=read_a_recipe),
         "import": Kind(file="table.csv", make=_from([TABLE]), read=import_a_table),
         "table": Kind(file="table.csv", make=_from([TABLE]), read=read_a_table),
+        "fit": Kind(file="table.csv", make=_from([TABLE]), read=read_a_table_to_fit),
         "archive": Kind(file="campaign.jsonl", make=an_archive(folder), read=read_an_archive),
         "outcome": Kind(file="outcome.json", make=_of_trees(_outcomes()), read=read_an_outcome, refuses=False),
         "result": Kind(file="result.json", make=_of_trees([_result()]), read=harvest_a_result, refuses=False),
@@ -239,6 +242,12 @@ def read_a_table(path: Path) -> None:
     for problem in read_problems(path).problems:
         for row in problem.rows:
             _storable(row.outcome)
+
+
+def read_a_table_to_fit(path: Path) -> None:
+    for sample in of_tables(read_tables([path], None), None).samples:
+        if not all(map(math.isfinite, sample.step_time_s)):
+            raise NotTheSame(f"a step time that is no number: {sample.step_time_s}"[:200])
 
 
 def _storable(outcome: Outcome) -> None:

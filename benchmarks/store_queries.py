@@ -39,14 +39,16 @@ TRIES = 7
 
 def sample(dice: random.Random) -> Measurement:
     """A measurement of a size as real ones have: 5 steps, 8 ranks."""
-    step = dice.uniform(0.1, 5.0)
+    mean = dice.uniform(0.1, 5.0)
+    times = tuple(mean * dice.gauss(1.0, 0.02) for _ in range(5))
+    step = statistics.median(times)
     return Measurement(
-        step_times_s=tuple(step * dice.gauss(1.0, 0.02) for _ in range(5)),
+        step_times_s=times,
         tokens_per_step=65536,
         tokens_per_s=65536 / step,
         model_tflops_per_device=50 / step,
         hardware_tflops_per_device=60 / step,
-        mfu=0.2 / step,
+        mfu=0.05 / step,
         peak_memory_bytes=tuple(dice.randrange(10**9, 64 * 10**9) for _ in range(8)),
         losses=tuple(dice.uniform(5, 11) for _ in range(7)),
         node_seconds=30.0,

@@ -105,7 +105,7 @@ def _from_result(
     """The outcome that follows from `result.json`; None where there is none, or it is damaged or of another attempt."""
     try:
         result = folder.result()
-        if result is None or not folder.is_of_its_job(result):
+        if result is None or not folder.is_meant(result):
             return None
         outcome = measurement(result, order.recipe, setup.problem, node_seconds)
         refuse_unstorable(outcome)

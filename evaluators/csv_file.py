@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from io import BytesIO
 from pathlib import Path
 
@@ -14,16 +15,25 @@ MOST_BYTES = 200_000_000
 MOST_COLUMNS = 1_000
 LONGEST_CELL = 10_000
 """Characters of a word; what a person or a script notes beside a measurement is shorter."""
+LONGEST_LINE = 4 * MOST_COLUMNS * (LONGEST_CELL + 1)
+"""Bytes, of which a character has at most four. Parsing takes several times as many."""
 
 
 def csv_bytes(path: Path) -> bytes:
-    """The file's content. Raises `NotFound` where there is none, `InvalidInput` for one that cannot be read."""
+    """The file's content. Raises `NotFound` where there is none, `InvalidInput` for one that cannot be read.
+
+    Pipes and devices are refused: whoever opens a pipe waits until somebody writes to it.
+    """
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise InvalidInput(f"{path} cannot be read: it is no regular file")
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
     except FileNotFoundError:
         raise NotFound(f"no table at {path}: there is no such file") from None
-    except (OSError, ValueError) as error:
+    except InvalidInput:
+        raise
+    except (OSError, ValueError) as error:  # ValueError for a path with a NUL
         raise InvalidInput(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(content) > MOST_BYTES:
         raise InvalidInput(f"{path} is too long: a table has at most {MOST_BYTES:,} bytes")
@@ -37,6 +47,8 @@ def csv_table(path: Path, content: bytes, *, as_text: bool = False) -> pd.DataFr
     would write.
     """
     lines = content.splitlines() or [b""]
+    if max(map(len, lines)) > LONGEST_LINE:
+        raise InvalidInput(f"{path} is not a CSV table: a row has at most {LONGEST_LINE:,} bytes")
     columns = max(line.count(b",") for line in lines) + 1  # a row may be longer than the header
     if columns > MOST_COLUMNS:
         raise InvalidInput(f"{path} has {columns:,} columns: a table has at most {MOST_COLUMNS:,}")

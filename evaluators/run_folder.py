@@ -6,6 +6,9 @@ rank-N.log           the rank's output
 rank-N.error.json    the exception that ended the rank
 result.json          what the ranks measured, by rank 0
 outcome.json         the outcome, as it is handed to the driver
+
+`job.json`, `result.json` and `outcome.json` name the folder that they were written for. What names another was copied
+here, and is of another attempt.
 """
 
 from __future__ import annotations
@@ -54,11 +57,10 @@ class RunFolder:
             raise ValueError(f"{self.path / 'result.json'} holds no table")
         return found
 
-    def is_of_its_job(self, result: Mapping[str, Any]) -> bool:
-        """Whether a result names the run folder that the job beside it names; those of earlier versions name none."""
-        job = read_json(self.job)
-        named = result.get("run_folder")
-        return named is None or not isinstance(job, dict) or named == job.get("run_folder")
+    def is_meant(self, found: Mapping[str, Any]) -> bool:
+        """Whether a result or an outcome names this folder; those of earlier versions name none, and are taken."""
+        named = found.get("run_folder")
+        return named is None or (isinstance(named, str) and Path(named).absolute() == self.path.absolute())
 
     def busy_seconds(self) -> float:
         """Wall seconds from the order to the newest file: what an attempt took whose driver did not live to tell.
@@ -97,13 +99,14 @@ class RunFolder:
     def write_outcome(self, outcome: Outcome) -> None:
         """Put the outcome on disk before anybody is told of it."""
         kind = "measurement" if isinstance(outcome, Measurement) else "failure"
-        write_json(self.path / "outcome.json", {"kind": kind, "outcome": asdict(outcome)})
+        told = {"run_folder": str(self.path.absolute()), "kind": kind, "outcome": asdict(outcome)}
+        write_json(self.path / "outcome.json", told)
 
     def outcome(self) -> Outcome | None:
-        """The outcome that `write_outcome` left; None where there is none, or none that a store can hold."""
+        """The outcome that `write_outcome` left here; None where there is none, or none that a store can hold."""
         try:
             found = read_json(self.path / "outcome.json")
-            return None if found is None else _outcome_of(found)
+            return _outcome_of(found) if isinstance(found, dict) and self.is_meant(found) else None
         except (ValueError, KeyError, TypeError):
             return None
 

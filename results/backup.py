@@ -15,13 +15,18 @@ from frontrunner.results.address import StoreAddress
 from frontrunner.results.backup_names import backup_beside
 from frontrunner.results.engine import Database
 from frontrunner.spaces.errors import InvalidInput, NotFound, StoreUnusable
+from frontrunner.spaces.places import writing
+
+OF_THE_COPY = ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_FSYNC", "SQLITE_CANTOPEN", "SQLITE_READONLY")
+"""How SQLite's names of errors begin that are of the file written to."""
 
 
 def backup(database: Database, target: Path | None) -> Path:
     """Write what the store holds now to `target`, by default a new file beside it, whole or not at all.
 
     A backup of SQLite is a store; one of PostgreSQL is an archive that pg_restore reads. Raises `InvalidInput` where
-    the target exists, `NotFound` where its folder or pg_dump is missing, and `StoreUnusable` where the copy fails.
+    the target exists or cannot be written, `NotFound` where its folder or pg_dump is missing, and `StoreUnusable` where
+    the store cannot be read.
     """
     target = (target or _default(database)).absolute()
     if target.exists():
@@ -30,14 +35,15 @@ def backup(database: Database, target: Path | None) -> Path:
         raise NotFound(f"there is no folder {target.parent} to write the backup to", hint="create it first")
     unfinished = target.with_name(f".{target.name}.unfinished")
     try:
-        if database.address.path is None:
-            _dump(database, unfinished)
-        else:
-            _copy_pages(database, unfinished)
-            shutil.copymode(database.address.path, unfinished)
-        _flush(unfinished)
-        unfinished.replace(target)
-        _flush(target.parent)
+        with writing(target):
+            if database.address.path is None:
+                _dump(database, unfinished)
+            else:
+                _copy_pages(database, unfinished)
+                shutil.copymode(database.address.path, unfinished)
+            _flush(unfinished)
+            unfinished.replace(target)
+            _flush(target.parent)
     finally:
         unfinished.unlink(missing_ok=True)
     return target
@@ -49,13 +55,19 @@ def _default(database: Database) -> Path:
 
 def _copy_pages(database: Database, target: Path) -> None:
     """One state of the file, its log included; a driver that writes meanwhile neither waits nor is in it by halves."""
-    with database.read() as connection, closing(sqlite3.connect(target)) as copy:
+    with database.read() as connection:
         source = connection.connection.driver_connection
         if not isinstance(source, sqlite3.Connection):
             raise TypeError(f"expected a connection of sqlite3, not {source!r}")
-        source.backup(copy)
-        copy.execute("PRAGMA journal_mode = DELETE")  # the copy is one file, without a log beside it
-        finding = copy.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        try:
+            with closing(sqlite3.connect(target)) as copy:
+                source.backup(copy)
+                copy.execute("PRAGMA journal_mode = DELETE")  # the copy is one file, without a log beside it
+                finding = copy.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        except sqlite3.Error as error:
+            if not getattr(error, "sqlite_errorname", "").startswith(OF_THE_COPY):
+                raise
+            raise OSError(str(error)) from error  # or the store would be blamed, which was only read
     if finding != "ok":
         raise StoreUnusable(f"the backup of {database.address} is damaged: {finding}", hint="frontrunner store check")
 

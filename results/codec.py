@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Sequence
@@ -10,19 +9,22 @@ from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
+from frontrunner.results import stored_json
+from frontrunner.results.cells import whole
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.results.records import Standing
+from frontrunner.results.schema import FailureRow, MeasurementRow, StandingRow
 from frontrunner.results.secret_values import without_secrets
 from frontrunner.spaces.document import canonical_json
-from frontrunner.spaces.errors import StoreUnusable
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.spaces.sharding import Sharding
 
 Columns = dict[str, Any]
 RECIPES_KEPT = 8192
 """Recipes that are not read again from the same text: about 1 KiB each."""
 LARGEST = 2**63 - 1
 """The largest whole number of a column."""
+RANKED = ("step_time_s_median", "tokens_per_s")
+"""Columns of a standing that other figures are divided by."""
 
 
 def recipe_to_json(recipe: Recipe) -> str:
@@ -32,15 +34,11 @@ def recipe_to_json(recipe: Recipe) -> str:
 
 @lru_cache(maxsize=RECIPES_KEPT)
 def recipe_from_json(text: str) -> Recipe:
-    """The recipe that `recipe_to_json` wrote; `StoreUnusable` where a later version wrote fields unknown here."""
-    fields = json.loads(text)
-    try:
-        layers = tuple(fields.get("layers_per_stage", ()))
-        return Recipe(**{**fields, "sharding": Sharding(**fields["sharding"]), "layers_per_stage": layers})
-    except (TypeError, KeyError) as error:
-        raise StoreUnusable(
-            f"a stored recipe cannot be read by this version: {error}", hint="upgrade frontrunner"
-        ) from error
+    """The recipe that `recipe_to_json` wrote.
+
+    Raises ValueError for other text, and `StoreUnusable` where a later version wrote fields unknown here.
+    """
+    return Recipe(**stored_json.fields_of(Recipe, stored_json.table(text)))
 
 
 def measurement_to_columns(measurement: Measurement) -> Columns:
@@ -67,15 +65,17 @@ def measurement_to_columns(measurement: Measurement) -> Columns:
 
 def measurement_from_columns(row: Any) -> Measurement:
     """The measurement of a row with `MeasurementRow`'s columns; NULL losses and times read as NaN."""
+    cells = whole(MeasurementRow, row)
+    losses = cells.read("losses_json", stored_json.figures_or_nothing)
     return Measurement(
-        step_times_s=tuple(json.loads(row.step_times_s_json)),
+        step_times_s=cells.read("step_times_s_json", stored_json.figures),
         tokens_per_step=row.tokens_per_step,
         tokens_per_s=row.tokens_per_s,
         model_tflops_per_device=row.model_tflops_per_device,
         hardware_tflops_per_device=row.hardware_tflops_per_device,
         mfu=row.mfu,
-        peak_memory_bytes=tuple(json.loads(row.peak_memory_bytes_json)),
-        losses=tuple(_nan_if_none(value) for value in json.loads(row.losses_json)),
+        peak_memory_bytes=cells.read("peak_memory_bytes_json", stored_json.sizes),
+        losses=tuple(_nan_if_none(value) for value in losses),
         node_seconds=row.node_seconds,
         build_time_s=_nan_if_none(row.build_time_s),
         first_step_time_s=_nan_if_none(row.first_step_time_s),
@@ -109,7 +109,7 @@ def failure_to_columns(failure: Failure) -> Columns:
 def failure_from_columns(row: Any) -> Failure:
     """The failure of a row with `FailureRow`'s columns."""
     return Failure(
-        kind=FailureKind(row.kind),
+        kind=whole(FailureRow, row).word("kind", FailureKind),
         message=row.message,
         log_tail=row.log_tail,
         log_path=row.log_path,
@@ -136,6 +136,9 @@ def pool(measurements: Sequence[Measurement]) -> Standing:
 
 def standing_from_columns(row: Any) -> Standing:
     """The standing of a row with `StandingRow`'s columns."""
+    cells = whole(StandingRow, row)
+    for column in RANKED:
+        cells.read(column, _above_zero)
     return Standing(**{name: getattr(row, name) for name in Standing.__dataclass_fields__})
 
 
@@ -151,6 +154,12 @@ def storable(text: str) -> str:
 
 def _nan_if_none(value: float | None) -> float:
     return math.nan if value is None else value
+
+
+def _above_zero(value: float) -> float:
+    if not 0 < value < math.inf:
+        raise ValueError(f"it holds {value!r}, expected a number above 0")
+    return value
 
 
 def _finite(name: str, value: float) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, select
 
 from frontrunner.results import holders, leases
+from frontrunner.results.cells import Cells
 from frontrunner.results.explain import begins, checked_prefix
 from frontrunner.results.schema import CampaignRow, TrialRow
 from frontrunner.results.store import Store
@@ -63,7 +64,7 @@ def _seen(connection: Connection, row: Any, store: Store, now: datetime) -> Driv
         is_here=holders.is_here(row.driver_host, born),
         is_certain=born is not None and holders.boot_id() is not None,
         is_live=leases.is_held(connection, row, now, file=store.database.address.path),
-        heartbeat_age_s=max(0.0, (now - datetime.fromisoformat(row.updated_at)).total_seconds()),
+        heartbeat_age_s=max(0.0, (now - Cells(CampaignRow, row, row.id).time("updated_at")).total_seconds()),
     )
 
 

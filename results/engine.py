@@ -15,8 +15,10 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
 from frontrunner.results.address import StoreAddress
+from frontrunner.results.cells import DamagedCell
 from frontrunner.results.clock import Clock, utc_now
 from frontrunner.results.database_errors import ConnectionLost, damaged, unusable
+from frontrunner.results.rows import refuse_damaged_rows
 from frontrunner.results.server import READING, WRITING, ServerClock, server_engine
 from frontrunner.results.sqlite import WRITES, file_state, sqlite_engine
 from frontrunner.spaces.errors import StoreUnusable
@@ -73,7 +75,7 @@ class Database:
             return
         path = self.address.path if self.read_only and not self.address.has_log else None
         before = file_state(path) if path is not None and path.exists() else None
-        with self._translated(), self._engine.connect() as connection:
+        with self.translated(), self._engine.connect() as connection:
             marked = connection.execution_options(**READING) if self.is_server else connection
             with marked.begin():
                 yield marked
@@ -90,7 +92,7 @@ class Database:
         """
         if self.read_only:
             raise StoreUnusable(f"{self.address} was opened read-only")
-        with self._translated(), self._connected() as connection:
+        with self.translated(), self._connected() as connection:
             marked = connection.execution_options(**(WRITING if self.is_server else {WRITES: True}))
             with marked.begin():
                 if whole_store and self.is_server:
@@ -105,7 +107,7 @@ class Database:
         if self.is_server:
             return
         give_up = time.monotonic() + self._busy_timeout_s
-        with self._translated(), closing(self._engine.raw_connection()) as connection:
+        with self.translated(), closing(self._engine.raw_connection()) as connection:
             while True:
                 try:
                     connection.cursor().execute("PRAGMA journal_mode = WAL")
@@ -133,14 +135,19 @@ class Database:
                 time.sleep(RECONNECT_PAUSE_S)
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
-        """Turn what the database says went wrong into `StoreUnusable`; broken constraints are our own fault."""
+    def translated(self) -> Iterator[None]:
+        """Turn what the database says went wrong into `StoreUnusable`; broken constraints are our own fault.
+
+        `read` and `write` do so by themselves. Within a transaction of another database, this says whose error it is.
+        """
         try:
             yield
+        except DamagedCell as error:
+            raise damaged(self.address, error.finding) from error
         except IntegrityError:
             raise
         except (DBAPIError, sqlite3.Error) as error:
-            raise unusable(error, self.address, self._busy_timeout_s) from error
+            raise unusable(error, self.address, self._busy_timeout_s, read_only=self.read_only) from error
 
 
 def quick_check(database: Database) -> None:
@@ -149,8 +156,9 @@ def quick_check(database: Database) -> None:
         return
     with database.read() as connection:
         finding = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
-    if finding != "ok":
-        raise damaged(database.address, str(finding))
+        if finding != "ok":
+            refuse_damaged_rows(connection)  # which names the row where it can
+            raise damaged(database.address, str(finding))
 
 
 __all__ = ["RECONNECT_S", "ConnectionLost", "Database", "quick_check"]

@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, func, or_, select
 
+from frontrunner.results.cells import Cells, DamagedCell
 from frontrunner.results.codec import recipe_from_json, standing_from_columns
 from frontrunner.results.known import provenance_from_json
 from frontrunner.results.notebook import explanation_html
@@ -122,7 +123,9 @@ def begins(prefix: str) -> ColumnElement[bool]:
 
 
 def _appearance(connection: Connection, trial: Trial) -> Appearance:
-    campaign = connection.execute(select(CampaignRow).where(CampaignRow.id == trial.campaign_id)).one()
+    campaign = connection.execute(select(CampaignRow).where(CampaignRow.id == trial.campaign_id)).first()
+    if campaign is None:
+        raise DamagedCell(TrialRow, trial.id, "campaign_id", f"there is no campaign {trial.campaign_id}")
     row = connection.execute(select(StandingRow).where(StandingRow.trial_id == trial.id)).first()
     ranked = select(func.count()).select_from(StandingRow).where(StandingRow.campaign_id == trial.campaign_id)
     return Appearance(
@@ -148,7 +151,9 @@ def _attempts(connection: Connection, trial_id: int) -> tuple[ExplainedAttempt, 
     )
     return tuple(
         ExplainedAttempt(
-            attempt=to_attempt(row), outcome=outcomes.get(row.id), provenance=provenance_from_json(row.provenance_json)
+            attempt=to_attempt(row),
+            outcome=outcomes.get(row.id),
+            provenance=Cells(ProvenanceRow, row, row.provenance_id).read("provenance_json", provenance_from_json),
         )
         for row in connection.execute(query)
     )
@@ -185,7 +190,7 @@ def _neighbour(connection: Connection, row: Row[Any], *, above: bool) -> Neighbo
     gap = gap_percent(slower.tokens_per_s, faster.tokens_per_s)
     return Neighbour(
         recipe_id=other.recipe_id,
-        recipe=recipe_from_json(other.recipe_json),
+        recipe=Cells(TrialRow, other, other.trial_id).read("recipe_json", recipe_from_json),
         tokens_per_s=other.tokens_per_s,
         gap_percent=gap,
         within_spread=gap <= 100.0 * max(row.step_time_spread, other.step_time_spread),

@@ -13,7 +13,7 @@ from sqlalchemy import func, select
 from frontrunner.results.outcome import Measurement, Outcome
 from frontrunner.results.ranking import resolve
 from frontrunner.results.records import Attempt, Campaign, Trial
-from frontrunner.results.rows import outcomes_by_attempt, to_attempt, to_trial
+from frontrunner.results.rows import outcome_of, outcomes_by_attempt, to_attempt, to_trial, trial_of
 from frontrunner.results.schema import AttemptRow, TrialRow
 from frontrunner.results.states import AttemptState
 from frontrunner.results.store import Store
@@ -93,7 +93,7 @@ def frame(store: Store, campaign: Campaign | str | None) -> pd.DataFrame:
         trials = {row.id: to_trial(row) for row in proposed}
         outcomes = outcomes_by_attempt(connection, select(AttemptRow.id).where(*finished))
         attempts = connection.execute(select(AttemptRow).where(*finished).order_by(AttemptRow.id)).all()
-    rows = [_cells(found, trials[row.trial_id], to_attempt(row), outcomes[row.id]) for row in attempts]
+        rows = [_cells(found, trial_of(trials, row), to_attempt(row), outcome_of(outcomes, row)) for row in attempts]
     return pd.DataFrame(rows, columns=list(COLUMN_TYPES)).astype(COLUMN_TYPES)
 
 

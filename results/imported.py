@@ -16,7 +16,7 @@ from frontrunner.results.clock import timestamp
 from frontrunner.results.codec import failure_to_columns, measurement_to_columns, recipe_to_json
 from frontrunner.results.outcome import Measurement, Outcome
 from frontrunner.results.records import IMPORTED
-from frontrunner.results.rows import outcomes_by_attempt
+from frontrunner.results.rows import outcome_of, outcomes_by_attempt
 from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, FailureRow, MeasurementRow, TrialRow
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
 from frontrunner.results.store import Store
@@ -97,7 +97,7 @@ def _known_content(connection: Connection) -> set[tuple[str, str]]:
     recipes = select(AttemptRow.id, TrialRow.recipe_id).join(TrialRow, TrialRow.id == AttemptRow.trial_id)
     outcomes = outcomes_by_attempt(connection, imported)
     ids = connection.execute(recipes.where(AttemptRow.id.in_(imported))).all()
-    return {(row.recipe_id, _content(outcomes[row.id])) for row in ids}
+    return {(row.recipe_id, _content(outcome_of(outcomes, row))) for row in ids}
 
 
 def _free_name(wanted: str, taken: set[str]) -> str:

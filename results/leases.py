@@ -15,12 +15,16 @@ from typing import Any
 from sqlalchemy import Connection, insert, select, update
 
 from frontrunner.results import holders
+from frontrunner.results.cells import Cells
 from frontrunner.results.clock import timestamp
 from frontrunner.results.holders import Birth, Sight
 from frontrunner.results.later_tables import is_there
 from frontrunner.results.records import Lease
 from frontrunner.results.schema import CampaignRow, HolderRow
 from frontrunner.spaces.errors import AlreadyDriven, NotFound
+
+GIVEN_BACK = dict.fromkeys(("driver_host", "driver_pid", "driven_since", "lease_until"))
+"""The columns of a campaign whose lease nobody holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +99,7 @@ def is_held(connection: Connection, row: Any, now: datetime, *, file: Path | Non
     sight = holders.sight(row.driver_host, row.driver_pid, born, is_one_machine=file is not None)
     if sight is Sight.GONE:
         return False
-    if datetime.fromisoformat(row.lease_until) > now:
+    if Cells(CampaignRow, row, row.id).time("lease_until") > now:
         return True
     if sight is Sight.UNKNOWN or file is None or row.driver_pid == os.getpid():
         return False

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from frontrunner.html_tables import facts, table
 from frontrunner.results.states import TrialState
-from frontrunner.text import gib, percent, seconds, thousands
+from frontrunner.text import gib, node_time, percent, seconds, thousands
 
 if TYPE_CHECKING:
     from frontrunner.results.explain import Appearance, Explanation
@@ -72,7 +72,7 @@ def campaign_facts(campaign: Campaign) -> list[tuple[str, str]]:
         ("state", f"{campaign.state}{reason}"),
         ("problem", problem),
         ("search", f"{campaign.strategy} over {campaign.legal_recipes:,} legal recipes"),
-        ("spent", f"{campaign.outcomes} outcomes, {thousands(campaign.node_seconds_spent / 3600)} node-hours"),
+        ("spent", f"{campaign.outcomes} outcomes, {node_time(campaign.node_seconds_spent)}"),
     ]
 
 

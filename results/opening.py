@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 
-from sqlalchemy import insert, inspect, select
+from sqlalchemy import Connection, insert, inspect, select
 
 from frontrunner.results.address import parse_address
 from frontrunner.results.clock import Clock, timestamp
@@ -57,12 +58,53 @@ def open_to_upgrade(url: str) -> Iterator[Database]:
         database.close()
 
 
+@contextmanager
+def open_to_fill(url: str) -> Iterator[Database]:
+    """The database of a store, or of none yet, in which `make_tables` makes one within the caller's transaction.
+
+    So a caller that fails leaves nothing in the database, and no file where there was none.
+    """
+    address = parse_address(url)
+    path = address.path
+    if path is not None:
+        check_file(address, path, create=True)
+        refuse_network(path)
+    is_new = path is not None and not path.exists()
+    database = Database(address, read_only=False, busy_timeout_s=UPGRADE_WAIT_S)
+    try:
+        quick_check(database)
+        if _tables(database):
+            _refuse_other_than(database, oldest=SCHEMA_VERSION)
+            _add_what_is_new(database)
+        yield database
+        database.use_log()
+    finally:
+        database.close()
+        if is_new and path is not None and path.exists() and not path.stat().st_size:
+            path.unlink()  # SQLite made it, and nothing was written to it
+
+
+def make_tables(connection: Connection, now: datetime) -> None:
+    """Make an empty database a store; in one that has tables nothing is made."""
+    if inspect(connection).get_table_names():
+        return
+    Base.metadata.create_all(connection)
+    REVISIONS.create(connection)
+    connection.execute(insert(REVISIONS).values(version_num=REVISION))
+    connection.execute(insert(StoreRow).values(id=1, schema_version=SCHEMA_VERSION, created_at=timestamp(now)))
+
+
+def _tables(database: Database) -> set[str]:
+    with database.read() as connection:
+        return set(inspect(connection).get_table_names())
+
+
 def _check_version(database: Database, *, create: bool, clock: Clock) -> None:
     """Make the tables in an empty database; refuse one that is no store, or of another version."""
-    with database.read() as connection:
-        tables = set(inspect(connection).get_table_names())
-    if not tables and create:
-        _create_tables(database, clock)
+    if create and not _tables(database):
+        now = clock()
+        with database.write(whole_store=True) as connection:
+            make_tables(connection, now)  # unless another process did while this one waited for the lock
         return
     _refuse_other_than(database, oldest=OLDEST_READABLE_SCHEMA if database.read_only else SCHEMA_VERSION)
 
@@ -94,14 +136,3 @@ def _add_what_is_new(database: Database) -> None:
         if revision_of(connection) >= REVISION:
             return
     migrate(database)
-
-
-def _create_tables(database: Database, clock: Clock) -> None:
-    """All tables in one transaction; another process may have made them while this one waited for the lock."""
-    with database.write(whole_store=True) as connection:
-        if not inspect(connection).get_table_names():
-            Base.metadata.create_all(connection)
-            REVISIONS.create(connection)
-            connection.execute(insert(REVISIONS).values(version_num=REVISION))
-            row = insert(StoreRow).values(id=1, schema_version=SCHEMA_VERSION, created_at=timestamp(clock()))
-            connection.execute(row)

@@ -6,6 +6,7 @@ from typing import TypedDict
 
 from sqlalchemy import Connection, select
 
+from frontrunner.results.cells import Cells
 from frontrunner.results.records import Event
 from frontrunner.results.rows import to_event
 from frontrunner.results.schema import EventRow
@@ -32,7 +33,12 @@ def newest_outlooks(connection: Connection, campaign_id: int, count: int) -> lis
         .order_by(EventRow.id.desc())
         .limit(count)
     )
-    return [to_event(row) for row in reversed(connection.execute(query).all())]
+    events = [to_event(row) for row in reversed(connection.execute(query).all())]
+    for event in events:
+        Cells(EventRow, event, event.id).made(
+            "data_json", event, lambda told: (outlook_shares(told), measured_by(told))
+        )
+    return events
 
 
 def outlook_shares(event: Event) -> OutlookData:
@@ -43,6 +49,11 @@ def outlook_shares(event: Event) -> OutlookData:
         gap_at_most=_share(event, "gap_at_most"),
         of_front=bool(event.data.get("of_front")),
     )
+
+
+def measured_by(event: Event) -> int:
+    """How many recipes were measured by the time of such an event."""
+    return int(event.data.get("measured") or 0)
 
 
 def _share(event: Event, name: str) -> float:

@@ -18,7 +18,6 @@ from frontrunner.results.ranking import (
     ORDERED_COLUMNS,
     RankBy,
     RankedRecipe,
-    gap_percent,
     ordering,
     resolve,
     to_ranked,
@@ -75,10 +74,12 @@ class TrialPage:
 def campaign_page(store: Store, *, page: int = 1, page_size: int = 50, known: Known | None = None) -> CampaignPage:
     """One page of the store's campaigns; for `known` see `frontrunner.results.summaries.summaries`."""
     query = select(CampaignRow.id, CampaignRow.updated_at).order_by(CampaignRow.id.desc())
+    now = store.now()  # before a connection is taken, since a server is asked by one of its own
     with store.database.read() as connection:
         found = connection.execute(cut(query, page, page_size)).all()
         total = connection.execute(select(func.count()).select_from(CampaignRow)).scalar_one()
-        return CampaignPage(items=tuple(summaries(connection, found, known)), total=total)
+        items = summaries(connection, found, now=now, file=store.database.address.path, known=known)
+        return CampaignPage(items=tuple(items), total=total)
 
 
 def any_campaign(store: Store) -> str | None:
@@ -127,13 +128,8 @@ def recipe_page(  # noqa: PLR0913 - a question's parts, each by its name
         counted = select(func.count()).select_from(StandingRow).join(TrialRow, TrialRow.id == StandingRow.trial_id)
         total = connection.execute(counted.where(mine, *wanted)).scalar_one()
         rows = connection.execute(cut(query, page, page_size)).all()
-    return RecipePage(
-        items=tuple(
-            to_ranked(row, found, rank=row.place, gap_percent=gap_percent(getattr(row, key.key), row.best, by=by))
-            for row in rows
-        ),
-        total=total,
-    )
+        items = tuple(to_ranked(row, found, rank=row.place, better=row.best, by=by) for row in rows)
+    return RecipePage(items=items, total=total)
 
 
 def trial_page(

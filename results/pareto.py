@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import func, or_, select
 
-from frontrunner.results.ranking import RankedRecipe, gap_percent, resolve, to_ranked
+from frontrunner.results.ranking import RankedRecipe, resolve, to_ranked
 from frontrunner.results.records import Campaign
 from frontrunner.results.schema import StandingRow, TrialRow
 from frontrunner.results.store import Store
@@ -41,7 +41,6 @@ def pareto(
             .order_by(*fastest_first)
         )
         rows = connection.execute(query).all()
-    return [
-        to_ranked(row, found, rank=place, gap_percent=gap_percent(row.tokens_per_s, rows[0].tokens_per_s))
-        for place, row in enumerate(rows, start=1)
-    ]
+        return [
+            to_ranked(row, found, rank=place, better=rows[0].tokens_per_s) for place, row in enumerate(rows, start=1)
+        ]

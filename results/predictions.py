@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from sqlalchemy import Connection, select
 
+from frontrunner.results.cells import Cells
 from frontrunner.results.codec import recipe_from_json, recipe_to_json, standing_from_columns
 from frontrunner.results.records import Campaign, Event, Figures, Standing
 from frontrunner.results.rows import to_campaign, to_event
@@ -91,7 +93,7 @@ def small_scale(store: Store, campaign: Campaign) -> SmallScale | None:
         row = connection.execute(select(CampaignRow).where(CampaignRow.name == str(small))).first()
         return SmallScale(
             campaign=campaign.name,
-            nodes=int(str(campaign.problem_summary.get("nodes", 0))),
+            nodes=_nodes(campaign),
             small=str(small),
             scale=str(campaign.problem_summary.get(SMALL_SCALE, "")),
             small_measured=0 if row is None else _measured(connection, to_campaign(row).id),
@@ -120,7 +122,7 @@ def predicted_ids(store: Store) -> tuple[str, ...]:
     """The ids of all recipes of the store that were predicted, measured or not."""
     with store.database.read() as connection:
         events = connection.execute(select(EventRow).where(EventRow.kind == PREDICTION))
-        return tuple(dict.fromkeys(str(to_event(row).data["recipe_id"]) for row in events))
+        return tuple(dict.fromkeys(_recipe_id(to_event(row)) for row in events))
 
 
 def predictions(connection: Connection, campaign_id: int) -> tuple[Predicted, ...]:
@@ -136,19 +138,31 @@ def predictions(connection: Connection, campaign_id: int) -> tuple[Predicted, ..
     return tuple(_predicted(event, measured, failed) for event in events)
 
 
+def _recipe_id(event: Event) -> str:
+    return Cells(EventRow, event, event.id).made("data_json", event.data, lambda data: str(data["recipe_id"]))
+
+
 def _predicted(event: Event, measured: Mapping[str, Standing], failed: set[str]) -> Predicted:
-    data = event.data
-    recipe_id = str(data["recipe_id"])
+    recipe_id = _recipe_id(event)
+    predicted = Cells(EventRow, event, event.id).made("data_json", event.data, _prediction)
+    return replace(predicted, confirmed=measured.get(recipe_id), failed=recipe_id in failed)
+
+
+def _prediction(data: Mapping[str, Any]) -> Predicted:
+    """What `prediction_data` made an event's data of."""
     return Predicted(
-        recipe_id=recipe_id,
+        recipe_id=str(data["recipe_id"]),
         recipe=recipe_from_json(str(data["recipe"])),
         tokens_per_s=float(data["tokens_per_s"] or 0.0),
         low=float(data["low"] or 0.0),
         high=float(data["high"] or 0.0),
         chance=float(data["chance"] or 0.0),
-        confirmed=measured.get(recipe_id),
-        failed=recipe_id in failed,
     )
+
+
+def _nodes(campaign: Campaign) -> int:
+    cells = Cells(CampaignRow, campaign, campaign.id)
+    return cells.made("problem_json", campaign.problem_summary, lambda problem: int(str(problem.get("nodes", 0))))
 
 
 def _measured(connection: Connection, campaign_id: int) -> int:

@@ -9,7 +9,7 @@ from sqlalchemy import select
 from frontrunner.results.outcome import Outcome
 from frontrunner.results.ranking import resolve
 from frontrunner.results.records import Attempt, Campaign, Trial
-from frontrunner.results.rows import outcomes_by_attempt, to_attempt, to_trial
+from frontrunner.results.rows import outcome_of, outcomes_by_attempt, to_attempt, to_trial, trial_of
 from frontrunner.results.schema import AttemptRow, TrialRow
 from frontrunner.results.states import AttemptState
 from frontrunner.results.store import Store
@@ -33,7 +33,7 @@ def probed(store: Store, campaign: Campaign | str | None) -> list[Probed]:
         trials = {row.id: to_trial(row) for row in proposed}
         outcomes = outcomes_by_attempt(connection, select(AttemptRow.id).where(*finished))
         in_order = select(AttemptRow).where(*finished).order_by(AttemptRow.finished_at, AttemptRow.id)
-        attempts = [to_attempt(row) for row in connection.execute(in_order)]
-    return [
-        Probed(trial=trials[attempt.trial_id], attempt=attempt, outcome=outcomes[attempt.id]) for attempt in attempts
-    ]
+        return [
+            Probed(trial=trial_of(trials, row), attempt=to_attempt(row), outcome=outcome_of(outcomes, row))
+            for row in connection.execute(in_order)
+        ]

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, select
 from sqlalchemy.orm import InstrumentedAttribute
 
+from frontrunner.results.cells import Cells
 from frontrunner.results.codec import recipe_from_json, standing_from_columns
 from frontrunner.results.notebook import ranking_html
 from frontrunner.results.records import Campaign, Figures, Standing
@@ -97,7 +98,6 @@ def rank(
     max_memory_gb: float | None = None,
 ) -> list[RankedRecipe]:
     """`best` inside a transaction, its arguments checked."""
-    key = ORDERED_COLUMNS[by]
     query = (
         select(StandingRow, TrialRow.recipe_json, TrialRow.number)
         .join(TrialRow, TrialRow.id == StandingRow.trial_id)
@@ -108,9 +108,8 @@ def rank(
     if max_memory_gb is not None:
         query = query.where(StandingRow.peak_memory_bytes_max_rank <= max_memory_gb * BYTES_PER_GB)
     rows = connection.execute(query).all()
-    figures = [getattr(row, key.key) for row in rows]
     return [
-        to_ranked(row, campaign, rank=place, gap_percent=gap_percent(figures[place - 1], figures[0], by=by))
+        to_ranked(row, campaign, rank=place, better=getattr(rows[0], ORDERED_COLUMNS[by].key), by=by)
         for place, row in enumerate(rows, start=1)
     ]
 
@@ -126,16 +125,21 @@ def gap_percent(figure: float, better: float, *, by: RankBy = RankBy.TOKENS) -> 
     return 100.0 * ((better - figure) if by in MORE_IS_BETTER else (figure - better)) / better
 
 
-def to_ranked(row: Any, campaign: Campaign, *, rank: int, gap_percent: float) -> RankedRecipe:
-    """A row of `standings` joined with its trial's recipe and number, in `campaign`."""
+def to_ranked(row: Any, campaign: Campaign, *, rank: int, better: float, by: RankBy = RankBy.TOKENS) -> RankedRecipe:
+    """A row of `standings` joined with its trial's recipe and number, in `campaign`; the best has the figure `better`.
+
+    Raises `DamagedCell`, as all that reads rows, so it is called within the transaction.
+    """
+    standing = standing_from_columns(row)
+    cells = Cells(StandingRow, row, row.trial_id)
     return RankedRecipe(
         rank=rank,
         recipe_id=row.recipe_id,
-        recipe=recipe_from_json(row.recipe_json),
+        recipe=Cells(TrialRow, row, row.trial_id).read("recipe_json", recipe_from_json),
         trial_number=row.number,
         figures=campaign.figures,
-        standing=standing_from_columns(row),
-        gap_percent=gap_percent,
+        standing=standing,
+        gap_percent=cells.read(ORDERED_COLUMNS[by].key, lambda figure: gap_percent(figure, better, by=by)),
     )
 
 

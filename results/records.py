@@ -21,6 +21,15 @@ IMPORTED = "imported"
 """The strategy, the evaluator and the figures of a campaign that holds the rows of a table."""
 
 
+CUT_OFF = "cut off"
+"""What a campaign is called that counts as running and that nobody drives: it waits to be resumed."""
+
+
+def state_in_words(state: CampaignState, *, is_driven: bool) -> str:
+    """A campaign's state, or `CUT_OFF`."""
+    return CUT_OFF if state is CampaignState.RUNNING and not is_driven else state.value
+
+
 @dataclass(frozen=True, kw_only=True)
 class Campaign:
     """One search. `driver` is host:pid of the lease's holder, None where there is no lease.
@@ -60,7 +69,10 @@ class Campaign:
 
 @dataclass(frozen=True, kw_only=True)
 class CampaignSummary:
-    """One line of the list of campaigns. `probes` counts the trials in each state, zeros included."""
+    """One line of the list of campaigns. `probes` counts the trials in each state, zeros included.
+
+    `is_driven` says whether the lease's holder is thought to run.
+    """
 
     id: int
     name: str
@@ -73,6 +85,12 @@ class CampaignSummary:
     node_seconds_spent: float
     created_at: str
     updated_at: str
+    is_driven: bool = False
+
+    @property
+    def state_in_words(self) -> str:
+        """The state, or `CUT_OFF`."""
+        return state_in_words(self.state, is_driven=self.is_driven)
 
 
 class CampaignList(list[CampaignSummary]):

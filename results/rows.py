@@ -2,35 +2,49 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, Select, func, or_, select
 
+from frontrunner.results import stored_json
+from frontrunner.results.cells import Cells, DamagedCell, whole
 from frontrunner.results.codec import (
     failure_from_columns,
     measurement_from_columns,
     recipe_from_json,
+    standing_from_columns,
 )
 from frontrunner.results.later_tables import is_there
 from frontrunner.results.outcome import Outcome, ProbeEnding
 from frontrunner.results.records import Attempt, Campaign, Event, Trial
-from frontrunner.results.schema import AttemptRow, EndingRow, FailureRow, MeasurementRow, TrialRow
+from frontrunner.results.schema import (
+    AttemptRow,
+    Base,
+    CampaignRow,
+    EndingRow,
+    EventRow,
+    FailureRow,
+    MeasurementRow,
+    StandingRow,
+    TrialRow,
+)
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
 
 
 def to_campaign(row: Any) -> Campaign:
     """A row of `campaigns`."""
+    cells = whole(CampaignRow, row)
+    cells.read("spec_json", stored_json.table)
     return Campaign(
         id=row.id,
         name=row.name,
-        state=CampaignState(row.state),
+        state=cells.word("state", CampaignState),
         state_reason=row.state_reason,
         strategy=row.strategy,
         spec_json=row.spec_json,
-        problem_summary=json.loads(row.problem_json),
+        problem_summary=cells.read("problem_json", stored_json.table),
         legal_recipes=row.legal_recipes,
         outcomes=row.outcomes,
         driver_seconds=row.driver_seconds,
@@ -44,24 +58,26 @@ def to_campaign(row: Any) -> Campaign:
 
 def to_trial(row: Any) -> Trial:
     """A row of `trials`."""
+    cells = whole(TrialRow, row)
     return Trial(
         id=row.id,
         campaign_id=row.campaign_id,
         number=row.number,
         recipe_id=row.recipe_id,
-        recipe=recipe_from_json(row.recipe_json),
-        state=TrialState(row.state),
+        recipe=cells.read("recipe_json", recipe_from_json),
+        state=cells.word("state", TrialState),
     )
 
 
 def to_attempt(row: Any) -> Attempt:
     """A row of `attempts`."""
+    cells = whole(AttemptRow, row)
     return Attempt(
         id=row.id,
         campaign_id=row.campaign_id,
         trial_id=row.trial_id,
         number=row.number,
-        state=AttemptState(row.state),
+        state=cells.word("state", AttemptState),
         run_folder=row.run_folder,
         started_at=row.started_at,
         finished_at=row.finished_at,
@@ -70,7 +86,13 @@ def to_attempt(row: Any) -> Attempt:
 
 def to_event(row: Any) -> Event:
     """A row of `events`."""
-    return Event(id=row.id, campaign_id=row.campaign_id, at=row.at, kind=row.kind, data=json.loads(row.data_json))
+    data = whole(EventRow, row).read("data_json", stored_json.table)
+    return Event(id=row.id, campaign_id=row.campaign_id, at=row.at, kind=row.kind, data=data)
+
+
+def to_ending(row: Any) -> ProbeEnding:
+    """A row of `endings`."""
+    return whole(EndingRow, row).word("ended", ProbeEnding)
 
 
 def outcomes_by_attempt(connection: Connection, attempts: Select[int]) -> dict[int, Outcome]:
@@ -90,7 +112,24 @@ def _endings(connection: Connection, attempts: Select[int]) -> dict[int, ProbeEn
     if not is_there(connection, EndingRow):
         return {}
     rows = connection.execute(select(EndingRow).where(EndingRow.attempt_id.in_(attempts)))
-    return {row.attempt_id: ProbeEnding(row.ended) for row in rows}
+    return {row.attempt_id: to_ending(row) for row in rows}
+
+
+def outcome_of(outcomes: Mapping[int, Outcome], attempt: Any) -> Outcome:
+    """What came of an attempt that has ended, by its row; raises `DamagedCell` where nothing is stored of it."""
+    try:
+        return outcomes[attempt.id]
+    except KeyError:
+        raise DamagedCell(AttemptRow, attempt.id, "state", "it has ended, and no outcome of it is stored") from None
+
+
+def trial_of(trials: Mapping[int, Trial], attempt: Any) -> Trial:
+    """The trial of an attempt, whose row is given; raises `DamagedCell` where it is none of its campaign's."""
+    try:
+        return trials[attempt.trial_id]
+    except KeyError:
+        why = f"its campaign has no trial with the id {attempt.trial_id}"
+        raise DamagedCell(AttemptRow, attempt.id, "trial_id", why) from None
 
 
 def final_outcomes(campaign_id: int) -> Select[int]:
@@ -109,6 +148,29 @@ def final_outcomes(campaign_id: int) -> Select[int]:
 def trials_by_state(connection: Connection, campaign_id: int) -> Mapping[TrialState, int]:
     """How many of a campaign's trials are in each state, zeros included."""
     counted = connection.execute(
-        select(TrialRow.state, func.count()).where(TrialRow.campaign_id == campaign_id).group_by(TrialRow.state)
+        select(TrialRow.state, func.count().label("trials"), func.min(TrialRow.id).label("first"))
+        .where(TrialRow.campaign_id == campaign_id)
+        .group_by(TrialRow.state)
     )
-    return dict.fromkeys(TrialState, 0) | {TrialState(state): count for state, count in counted}
+    found = {Cells(TrialRow, row, row.first).word("state", TrialState): row.trials for row in counted}
+    return dict.fromkeys(TrialState, 0) | found
+
+
+READERS: Mapping[type[Base], Callable[[Any], object]] = {
+    CampaignRow: to_campaign,
+    TrialRow: to_trial,
+    AttemptRow: to_attempt,
+    MeasurementRow: measurement_from_columns,
+    EndingRow: to_ending,
+    FailureRow: failure_from_columns,
+    StandingRow: standing_from_columns,
+    EventRow: to_event,
+}
+"""What a row of each table is read by."""
+
+
+def refuse_damaged_rows(connection: Connection) -> None:
+    """Read every row; raises `DamagedCell` for the first that cannot be."""
+    for table, reader in READERS.items():
+        for row in connection.execute(select(table)) if is_there(connection, table) else ():
+            reader(row)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import func, select
 
+from frontrunner.results.cells import Cells
 from frontrunner.results.codec import recipe_from_json
 from frontrunner.results.schema import AttemptRow, FailureRow, TrialRow
 from frontrunner.results.store import Store
@@ -39,10 +41,12 @@ def newest_spans(store: Store, campaign_id: int, limit: int) -> Spans:
     newest = select(AttemptRow.id).where(mine).order_by(AttemptRow.id.desc()).limit(limit).subquery()
     query = (
         select(
+            AttemptRow.id,
             AttemptRow.number,
             AttemptRow.state,
             AttemptRow.started_at,
             AttemptRow.finished_at,
+            AttemptRow.trial_id,
             TrialRow.recipe_id,
             TrialRow.recipe_json,
             TrialRow.number.label("trial"),
@@ -56,16 +60,20 @@ def newest_spans(store: Store, campaign_id: int, limit: int) -> Spans:
     with store.database.read() as connection:
         rows = connection.execute(query).all()
         total = connection.execute(select(func.count()).select_from(AttemptRow).where(mine)).scalar_one()
-    items = tuple(
-        AttemptSpan(
-            trial_number=row.trial,
-            number=row.number,
-            recipe_id=row.recipe_id,
-            recipe=recipe_from_json(row.recipe_json),
-            ended=row.kind or row.state,
-            started_at=row.started_at,
-            finished_at=row.finished_at,
-        )
-        for row in reversed(rows)
+        return Spans(items=tuple(_span(row) for row in reversed(rows)), total=total)
+
+
+def _span(row: Any) -> AttemptSpan:
+    cells = Cells(AttemptRow, row, row.id)
+    cells.time("started_at")
+    if row.finished_at is not None:
+        cells.time("finished_at")
+    return AttemptSpan(
+        trial_number=row.trial,
+        number=row.number,
+        recipe_id=row.recipe_id,
+        recipe=Cells(TrialRow, row, row.trial_id).read("recipe_json", recipe_from_json),
+        ended=row.kind or row.state,
+        started_at=row.started_at,
+        finished_at=row.finished_at,
     )
-    return Spans(items=items, total=total)

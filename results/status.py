@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, func, select
 
 from frontrunner.results import leases
+from frontrunner.results.cells import Cells
 from frontrunner.results.codec import failure_from_columns
 from frontrunner.results.notebook import failures_html, status_html
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.outlooks import OUTLOOK, newest_outlooks
 from frontrunner.results.predictions import PREDICTION
 from frontrunner.results.ranking import RankedRecipe, rank, resolve
-from frontrunner.results.records import Campaign, Event, Trial
+from frontrunner.results.records import Campaign, Event, Trial, state_in_words
 from frontrunner.results.rows import to_event, to_trial, trials_by_state
 from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, FailureRow, TrialRow
 from frontrunner.results.states import TrialState
@@ -41,6 +42,11 @@ class Status:
     best: RankedRecipe | None
     outlook: Event | None
     last_events: tuple[Event, ...]
+
+    @property
+    def state_in_words(self) -> str:
+        """The campaign's state, or `frontrunner.results.records.CUT_OFF`."""
+        return state_in_words(self.campaign.state, is_driven=self.driver_is_live)
 
     def _repr_html_(self) -> str:
         """For notebooks."""
@@ -119,13 +125,13 @@ def failures(
 
 def _failures_by_kind(connection: Connection, campaign_id: int) -> Mapping[FailureKind, int]:
     counted = connection.execute(
-        select(FailureRow.kind, func.count())
+        select(FailureRow.kind, func.count().label("attempts"), func.min(FailureRow.attempt_id).label("first"))
         .join(AttemptRow, AttemptRow.id == FailureRow.attempt_id)
         .where(AttemptRow.campaign_id == campaign_id)
         .group_by(FailureRow.kind)
         .order_by(func.count().desc(), FailureRow.kind)
     )
-    return {FailureKind(kind): count for kind, count in counted}
+    return {Cells(FailureRow, row, row.first).word("kind", FailureKind): row.attempts for row in counted}
 
 
 def _last_events(connection: Connection, campaign_id: int) -> tuple[Event, ...]:

@@ -16,14 +16,17 @@ from typing import Self
 from sqlalchemy import Connection, func, insert, select
 
 from frontrunner.results import leases
+from frontrunner.results.cells import Cells, DamagedCell
 from frontrunner.results.clock import Clock, timestamp
 from frontrunner.results.codec import recipe_from_json
+from frontrunner.results.database_errors import damaged
 from frontrunner.results.engine import Database
 from frontrunner.results.opening import open_database
 from frontrunner.results.outcome import Outcome
 from frontrunner.results.records import Attempt, Campaign, CampaignSummary, Event, Lease, Trial
 from frontrunner.results.rows import (
     final_outcomes,
+    outcome_of,
     outcomes_by_attempt,
     to_attempt,
     to_campaign,
@@ -35,7 +38,7 @@ from frontrunner.results.states import AttemptState, CampaignState
 from frontrunner.results.summaries import summaries
 from frontrunner.results.writer import CampaignWriter
 from frontrunner.spaces.document import canonical_json
-from frontrunner.spaces.errors import InvalidInput, NotFound, bad_value, did_you_mean
+from frontrunner.spaces.errors import InvalidInput, NotFound, StoreUnusable, bad_value, did_you_mean
 from frontrunner.spaces.recipe import Recipe
 
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -98,6 +101,12 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+        if isinstance(error, DamagedCell):  # of what was read and understood only later, as a specification
+            raise self.damaged(error) from error
+
+    def damaged(self, cell: DamagedCell) -> StoreUnusable:
+        """The error for a damaged cell of this store, with its newest backup."""
+        return damaged(self._database.address, cell.finding)
 
     def create_campaign(
         self, *, name: str, spec_json: str, legal_recipes: int, problem_summary: Mapping[str, object]
@@ -134,9 +143,11 @@ class Store:
 
     def campaigns(self) -> list[CampaignSummary]:
         """Every campaign, the newest first."""
+        query = select(CampaignRow.id, CampaignRow.updated_at).order_by(CampaignRow.id.desc())
+        now = self._clock()
         with self._database.read() as connection:
-            query = select(CampaignRow.id, CampaignRow.updated_at).order_by(CampaignRow.id.desc())
-            return summaries(connection, connection.execute(query).all())
+            found = connection.execute(query).all()
+            return summaries(connection, found, now=now, file=self._database.address.path)
 
     def trials(self, campaign_id: int) -> list[Trial]:
         """The campaign's trials in the order in which they were proposed."""
@@ -154,12 +165,15 @@ class Store:
             judged = final_outcomes(campaign_id)
             outcomes = outcomes_by_attempt(connection, judged)
             query = (
-                select(AttemptRow.id, TrialRow.recipe_json)
+                select(AttemptRow.id, AttemptRow.trial_id, TrialRow.recipe_json)
                 .join(TrialRow, TrialRow.id == AttemptRow.trial_id)
                 .where(AttemptRow.id.in_(judged))
                 .order_by(AttemptRow.finished_at, func.coalesce(TrialRow.outcome_number, 0), AttemptRow.id)
             )
-            return [(recipe_from_json(row.recipe_json), outcomes[row.id]) for row in connection.execute(query)]
+            return [
+                (Cells(TrialRow, row, row.trial_id).read("recipe_json", recipe_from_json), outcome_of(outcomes, row))
+                for row in connection.execute(query)
+            ]
 
     def open_attempts(self, campaign_id: int) -> list[Attempt]:
         """The attempts that are recorded as running, oldest first; after a crash, those to harvest."""

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
 from typing import Protocol
 
 from sqlalchemy import Connection, func, select
 
+from frontrunner.results import leases
+from frontrunner.results.cells import Cells
 from frontrunner.results.records import CampaignSummary
 from frontrunner.results.rows import to_campaign
 from frontrunner.results.schema import CampaignRow, StandingRow, TrialRow
@@ -29,30 +34,48 @@ class Stamped(Protocol):
 
 
 def summaries(
-    connection: Connection, campaigns: Sequence[Stamped], known: Known | None = None
+    connection: Connection,
+    campaigns: Sequence[Stamped],
+    *,
+    now: datetime,
+    file: Path | None,
+    known: Known | None = None,
 ) -> list[CampaignSummary]:
-    """A summary of each campaign, in the given order.
+    """A summary of each campaign, in the given order; `now` and `file` are as in `frontrunner.results.leases.is_held`.
 
-    Of a campaign that was not written to since, the one in `known` is taken; new ones are put there.
+    Of a campaign that was not written to since, the one in `known` is taken; new ones are put there. Whether it is
+    driven is asked every time: a driver that was killed writes nothing more.
     """
     kept = {} if known is None else known
     held = {campaign.id: kept.get(campaign.id) for campaign in campaigns}  # others may replace entries meanwhile
     changed = [one.id for one in campaigns if (old := held[one.id]) is None or old.updated_at != one.updated_at]
     for summary in _made(connection, changed) if changed else ():
         held[summary.id] = kept[summary.id] = summary
-    return [found for campaign in campaigns if (found := held[campaign.id]) is not None]
+    driven = _driven(connection, list(held), now, file)
+    return [
+        replace(found, is_driven=True) if found.id in driven else found
+        for campaign in campaigns
+        if (found := held[campaign.id]) is not None
+    ]
+
+
+def _driven(connection: Connection, ids: Sequence[int], now: datetime, file: Path | None) -> frozenset[int]:
+    """Those of the campaigns whose lease is held; few have one at all."""
+    leased = select(CampaignRow).where(CampaignRow.id.in_(ids), CampaignRow.lease_until.is_not(None))
+    rows = connection.execute(leased).all()
+    return frozenset(row.id for row in rows if leases.is_held(connection, row, now, file=file))
 
 
 def _made(connection: Connection, ids: Sequence[int]) -> list[CampaignSummary]:
     campaigns = [to_campaign(row) for row in connection.execute(select(CampaignRow).where(CampaignRow.id.in_(ids)))]
     counted = connection.execute(
-        select(TrialRow.campaign_id, TrialRow.state, func.count().label("trials"))
+        select(TrialRow.campaign_id, TrialRow.state, func.count().label("trials"), func.min(TrialRow.id).label("first"))
         .where(TrialRow.campaign_id.in_(ids))
         .group_by(TrialRow.campaign_id, TrialRow.state)
     )
     trials = {campaign_id: dict.fromkeys(TrialState, 0) for campaign_id in ids}
     for row in counted:
-        trials[row.campaign_id][TrialState(row.state)] = row.trials
+        trials[row.campaign_id][Cells(TrialRow, row, row.first).word("state", TrialState)] = row.trials
     # A search of the index for each campaign reads one entry; grouping would read them all.
     fastest = select(func.max(StandingRow.tokens_per_s)).where(StandingRow.campaign_id == CampaignRow.id)
     found = select(CampaignRow.id, fastest.scalar_subquery().label("best")).where(CampaignRow.id.in_(ids))

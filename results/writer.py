@@ -71,8 +71,7 @@ class CampaignWriter(LeasedWriter):
             raise IllegalTransition("a running campaign keeps its lease")
         connection = self._connection
         self._change_state(connection, state, reason)
-        free = {"driver_host": None, "driver_pid": None, "driven_since": None, "lease_until": None}
-        self._check(connection, **free)
+        self._check(connection, **leases.GIVEN_BACK)
 
     @atomic
     def set_state(self, state: CampaignState, *, reason: str) -> None:

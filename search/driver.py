@@ -26,6 +26,7 @@ from frontrunner.search.listener import Listener, Silent
 from frontrunner.search.patience import Patience
 from frontrunner.search.recovery import ended
 from frontrunner.search.spec import CampaignSpec
+from frontrunner.search.stopping import STOPPING
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import FrontrunnerError
 from frontrunner.spaces.recipe import Recipe
@@ -56,7 +57,8 @@ class Driver:
         self._survey = survey or spec.survey()
         self._gathered = gathered or Gathered()
         self._patience = Patience(spec.search.identical_failures)
-        self._wants_stop = self._wants_pause = self._wants_kill = self._told_of_stop = False
+        self._wants_stop = self._wants_pause = self._wants_kill = False
+        self._told_of: CampaignState | None = None
 
     @property
     def campaign_name(self) -> str:
@@ -147,12 +149,18 @@ class Driver:
                 return self._concluded(*ending)
             for finished in attempts.finished(TICK_S):
                 self._conclude(finished)
-            if self._wants_stop and not self._told_of_stop:
-                self._told_of_stop = True
-                held.notice("stopping", probes_to_finish=0 if self._wants_kill else len(attempts.in_flight))
+            self._tell_of_stop()
             held.keep()
             attempts.refresh_view()
             held.listener.ticked(held.view)
+
+    def _tell_of_stop(self) -> None:
+        """Once for each state in which the campaign is to be left, with the probes that may finish before."""
+        leaves = CampaignState.PAUSED if self._wants_pause else CampaignState.STOPPED
+        if self._wants_stop and self._told_of is not leaves:
+            self._told_of = leaves
+            probes = 0 if self._wants_kill else len(self._attempts.in_flight)
+            self._held.notice(STOPPING, leaves=leaves.value, probes_to_finish=probes)
 
     def _start_what_fits(self) -> tuple[CampaignState, str] | None:
         """Start probes while there is room; the state and the reason for which nothing more is to be started."""

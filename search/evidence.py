@@ -89,6 +89,9 @@ def gather(store: Store, spec: CampaignSpec, earlier: Iterable[Earlier], here: P
         reason = None if is_small_self else why_no_evidence(one, spec)
         is_learned_from = spec.search.warm_start or is_small_self
         for recipe in known:
+            if recipe.damage is not None:
+                left_out[f"of a record that cannot be read: {recipe.damage}"] += 1
+                continue
             answer = answer_of(
                 recipe, campaign=one.campaign.name, there=one.spec, spec=spec, here=here, now=store.now()
             )

@@ -1,8 +1,10 @@
 """A campaign as an Optuna study, so that optuna-dashboard and Optuna's own plots show it.
 
 A trial of ours is one of the study's, found again by its user attribute `frontrunner_trial`. It enters once it has
-ended, since Optuna changes no finished trial: its value is that of its first measurement, whatever repeats say later. A
-study is only written to: frontrunner reads nothing of a search from one.
+ended, since Optuna changes no finished trial: its value is that of its first measurement, whatever repeats say later.
+The study's own best may therefore be a lucky first measurement; its user attribute `best` is the campaign's, repeats
+pooled, and `figures` says whether they were measured. A study is only written to: frontrunner reads nothing of a search
+from one.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.results.provenance import redact
+from frontrunner.results.ranking import best
 from frontrunner.results.records import AttemptOutcome, Campaign
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import Store
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
 TRIAL = "frontrunner_trial"
 SOURCE = "frontrunner_campaign"
+FIGURES, BEST = "figures", "best"
 
 Score = Callable[[Recipe, Measurement, Problem], float]
 Direction = Literal["maximize", "minimize"]
@@ -77,6 +81,8 @@ def mirror_campaign(store: Store, campaign: Campaign, spec: CampaignSpec, storag
         known = {found.user_attrs.get(TRIAL) for found in study.get_trials(deepcopy=False)}
         new = [found for found in ended if found.trial.number not in known]
         study.add_trials([_frozen(found, spec.problem, choices, scores) for found in new])
+        study.set_user_attr(FIGURES, campaign.figures)
+        study.set_user_attr(BEST, _best(store, campaign))
     except InvalidInput:
         raise
     except Exception as error:  # a database's driver raises what it likes: for an address, a password, a schema
@@ -111,6 +117,14 @@ def _study(campaign: Campaign, scores: tuple[tuple[str, Direction, Score], ...],
         study.set_metric_names([name for name, _, _ in scores])
     study.set_user_attr(SOURCE, source)
     return study
+
+
+def _best(store: Store, campaign: Campaign) -> dict[str, Any] | None:
+    """The fastest recipe as `frontrunner best` ranks it; None before the first measurement."""
+    for row in best(store, campaign, top=1):
+        standing = row.standing
+        return {"recipe_id": row.recipe_id, "tokens_per_s": standing.tokens_per_s, "measurements": standing.repeats}
+    return None
 
 
 def _choices(spec: CampaignSpec, histories: list[TrialHistory]) -> dict[str, CategoricalDistribution]:

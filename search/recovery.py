@@ -12,7 +12,7 @@ from frontrunner.evaluators.protocol import Evaluator, ProbeOrder
 from frontrunner.evaluators.run_folder import RunFolder
 from frontrunner.evaluators.stragglers import Orphans
 from frontrunner.results.outcome import Failure, FailureKind, Outcome
-from frontrunner.results.outlooks import newest_outlooks, outlook_shares
+from frontrunner.results.outlooks import measured_by, newest_outlooks, outlook_shares
 from frontrunner.results.records import Attempt, Trial
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import Store
@@ -80,7 +80,7 @@ def take_in_outlooks(store: Store, campaign_id: int, *, rule: StopRule, view: Vi
         events = newest_outlooks(connection, campaign_id, IN_A_ROW)
     for event in events:
         view.outlook = Outlook(**outlook_shares(event))
-        rule.hear(view.outlook, measured=int(event.data.get("measured") or 0))
+        rule.hear(view.outlook, measured=measured_by(event))
 
 
 def ended(trial: Trial, outcome: Outcome, *, will_retry: bool) -> Ended:

@@ -9,6 +9,9 @@ from frontrunner.search.strategy import Outlook
 
 LEAST_MEASURED = 3
 """Assumed: recipes that must be measured before a forecast is trusted to end a campaign."""
+STOPPING = "stopping"
+"""The kind of the event that a driver writes when it is told to end: `leaves` is the state in which it will leave the
+campaign, `probes_to_finish` the probes that it lets finish before."""
 IN_A_ROW = 2
 """Assumed: outcomes in a row after which little must be expected; one forecast may be a fluke of the last outcome."""
 
@@ -52,12 +55,12 @@ def gap_in_words(outlook: Outlook) -> str:
     """The estimated distance of the best recipe, or the front, so far to that of the whole legal space."""
     if outlook.of_front:
         return (
-            f"the front is estimated to cover {_percent(outlook.gap)} less than that of the whole space "
-            f"(95 %: at most {_percent(outlook.gap_at_most)})"
+            f"the front is estimated to cover {_percent(outlook.share_below)} less than that of the whole space "
+            f"(95 %: at most {_percent(outlook.share_below_at_most)})"
         )
     return (
-        f"the best is estimated to be {_percent(outlook.gap)} below the best of the whole space "
-        f"(95 %: at most {_percent(outlook.gap_at_most)})"
+        f"the best is estimated to be {_percent(outlook.share_below)} below the best of the whole space "
+        f"(95 %: at most {_percent(outlook.share_below_at_most)})"
     )
 
 

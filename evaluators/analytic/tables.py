@@ -29,6 +29,7 @@ from frontrunner.evaluators.analytic.software import (
 )
 from frontrunner.evaluators.analytic.table_workload import workload
 from frontrunner.evaluators.analytic.workload import Workload
+from frontrunner.evaluators.csv_file import csv_bytes, csv_table
 from frontrunner.spaces.cluster import PRECISIONS, Cluster
 
 NEEDED = ("layers", "hidden", "heads", "seq", "gpus", "tp", "pp", "dp", "mbs", "gas", "vocab")
@@ -109,10 +110,10 @@ class Table:
 def read(path: Path, default_cluster: Cluster | None = None) -> Table:
     """A table with a `problem` column: model, sequence length, global batch, hardware and devices.
 
-    Rows whose hardware has no preset are of `default_cluster`, or refused. Raises OSError where the file cannot be read
-    and ValueError where it is not a table.
+    Rows whose hardware has no preset are of `default_cluster`, or refused. Raises as `csv_table` and `csv_bytes` do
+    where the file cannot be read or is not a table.
     """
-    found = completed(pd.read_csv(path))
+    found = completed(csv_table(path, csv_bytes(path)))
     reasons = pd.Series([_reason(row, default_cluster) for _, row in found.iterrows()], index=found.index, dtype=object)
     rows = found[reasons == ""].reset_index(drop=True)
     rows["problem"] = [
@@ -184,8 +185,8 @@ def _reason(row: pd.Series, default_cluster: Cluster | None) -> str:
         f"ZeRO stage {row.zero:g} does not exist": not pd.isna(row.zero) and row.zero not in (0, 1, 2, 3),
         "more pipeline stages than layers": row.pp * (1 if pd.isna(row.vpp) else row.vpp) > row.layers,
         "tp x pp x cp x dp is not the number of devices": replicas != row.gpus,
-        "micro-batch x accumulation x dp is not the global batch": abs(row.gas * row.mbs * row.dp / row.gbs - 1)
-        > BATCH_TOLERANCE,
+        "micro-batch x accumulation x dp is not the global batch": abs(float(row.gas) * row.mbs * row.dp - row.gbs)
+        > BATCH_TOLERANCE * row.gbs,
         f"step time {row.step_time_s:g} s": row.step_time_s <= 0 or bool(np.isinf(row.step_time_s)),
         f"status {row.status or 'unknown'}": row.status not in ("ok", "oom"),
     }

@@ -17,7 +17,6 @@ from frontrunner.evaluators.analytic.trust import unjudged
 from frontrunner.evaluators.analytic.workload import Rows, Workload
 from frontrunner.results.outcome import Measurement, Outcome
 from frontrunner.spaces.cluster import Cluster
-from frontrunner.spaces.errors import InvalidInput, NotFound
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 
@@ -57,17 +56,7 @@ def read_tables(paths: Sequence[Path], cluster: Cluster | None) -> list[Table]:
 
     Raises `NotFound` for a path without a file and `InvalidInput` for one that is not a table.
     """
-    found = []
-    for path in paths:
-        try:
-            found.append(read(path, cluster))
-        except FileNotFoundError:
-            raise NotFound(f"no table at {path}: there is no such file") from None
-        except OSError as error:
-            raise InvalidInput(f"{path} cannot be read: {error.strerror or error}") from None
-        except ValueError as error:
-            raise InvalidInput(f"{path} is not a CSV table: {str(error).strip()}") from None
-    return found
+    return [read(path, cluster) for path in paths]
 
 
 def of_tables(tables: Sequence[Table], cluster: Cluster | None) -> Samples:

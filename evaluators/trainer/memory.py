@@ -44,8 +44,8 @@ def limit_memory(device: torch.device, limit_bytes: int) -> None:
     allowed = limit_bytes - shared
     if allowed < status["VmData"]:
         raise MemoryError(
-            f"out of memory: the limit is {limit_bytes} bytes a rank, but this rank uses "
-            f"{status['VmData'] + shared} bytes before it has built anything"
+            f"out of memory: the limit is {_gib(limit_bytes)} a rank, but this rank uses "
+            f"{_gib(status['VmData'] + shared)} before it has built anything"
         )
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (allowed, hard))
@@ -59,7 +59,7 @@ def as_memory_error(error: Exception) -> Exception:
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if limit == resource.RLIM_INFINITY or "Resource temporarily unavailable" not in str(error):
         return error
-    return MemoryError(f"out of memory: a thread's stack does not fit into the {limit} bytes of data allowed ({error})")
+    return MemoryError(f"out of memory: a thread's stack does not fit into the {_gib(limit)} of data allowed ({error})")
 
 
 def peak_memory(device: torch.device) -> PeakMemory:
@@ -73,6 +73,10 @@ def peak_memory(device: torch.device) -> PeakMemory:
         reserved_bytes=module.max_memory_reserved(device),
         device_used_bytes=total - free,
     )
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.3g} GiB"
 
 
 def _peak_resident_bytes() -> int:

@@ -16,13 +16,19 @@ from frontrunner.results.archive.verifying import REFERENCES, ArchiveRows
 from frontrunner.results.archive.writing import TABLES
 from frontrunner.results.audit.check import campaign_of, check
 from frontrunner.results.clock import timestamp
+from frontrunner.results.leases import GIVEN_BACK
 from frontrunner.results.schema import Base, CampaignRow, EventRow
+from frontrunner.results.states import CampaignState
 from frontrunner.results.store import NAME_PATTERN, Store
 from frontrunner.spaces.document import canonical_json
 from frontrunner.spaces.errors import InvalidInput, StoreUnusable, bad_value
 
 UNARCHIVED = "unarchived"
 """The event of a campaign that came from an archive; its data names the file and its hash."""
+ATTEMPTS_BEFORE = "attempts"
+"""Its datum that counts the attempts which came with the archive: the campaign's first ones."""
+NOT_HERE = "its driver ended elsewhere"
+"""Why a campaign is stopped that was archived as running: whoever held its lease drives another store."""
 BATCH = 500
 
 
@@ -57,20 +63,23 @@ def unarchive(store: Store, archive: ArchiveRows, *, name: str | None = None) ->
         except (IntegrityError, DataError) as error:
             raise _impossible(path, str(error.orig).splitlines()[0]) from error
         _refuse_unsound(connection, campaign_id, path, store.url)
-        about = canonical_json({"file": path.name, "sha256": archive.sha256})
+        attempts = sum(row.kind == "attempts" for row in archive.rows)
+        about = canonical_json({"file": path.name, "sha256": archive.sha256, ATTEMPTS_BEFORE: attempts})
         event = {"campaign_id": campaign_id, "at": now, "kind": UNARCHIVED, "data_json": about}
         connection.execute(insert(EventRow).values(**event))
     return Unarchived(campaign=wanted, file=str(path), store=store.url, rows=len(archive.rows), sha256=archive.sha256)
 
 
 def _add(connection: Connection, rows: Iterable[Line], name: str) -> int:
-    """Insert the rows under ids that are free here; returns the campaign's."""
+    """Insert the rows under ids that are free here, and the campaign as one that nobody drives; returns its id."""
     new_ids: dict[str, dict[int, int]] = {table: {} for table in TABLES}
     by_table: dict[str, list[dict[str, Any]]] = {table: [] for table in TABLES}
     for line in rows:
         by_table[line.kind].append(line.content)
     (campaign,) = by_table["campaigns"]
-    campaign["name"] = name
+    campaign |= {"name": name, **GIVEN_BACK}
+    if campaign["state"] == CampaignState.RUNNING:
+        campaign |= {"state": CampaignState.STOPPED, "state_reason": NOT_HERE}
     campaign["spec_json"] = canonical_json({**json.loads(campaign["spec_json"]), "name": name})
     for table, contents in by_table.items():
         for begin in range(0, len(contents), BATCH):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from frontrunner.results.archive.contents import check_recipe, check_texts
 from frontrunner.results.archive.lines import END, FORMAT, HEADER, VERSION, Line, broken, read_lines
 from frontrunner.results.archive.writing import TABLES
-from frontrunner.results.codec import recipe_from_json, storable
+from frontrunner.results.codec import storable
 from frontrunner.results.schema import REVISION, Base
 from frontrunner.spaces.errors import FrontrunnerError, StoreUnusable
+from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.wording import shown
 
 REFERENCES = {
@@ -22,8 +25,8 @@ REFERENCES = {
 }
 """The columns that hold another table's key, and that table."""
 
-CheckSpec = Callable[[str], object]
-"""Called with the text of the campaign's specification; raises `InvalidInput` for one that cannot be used."""
+CheckSpec = Callable[[str], Problem]
+"""The problem of a campaign, by the text of its specification; raises `InvalidInput` for one that cannot be used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,16 +58,19 @@ def _verified(path: Path, check_spec: CheckSpec) -> list[Line]:
     lines = read_lines(path)
     _check_header(path, next(lines, None))
     rows: list[Line] = []
+    problem: Problem | None = None
     known: dict[str, set[int]] = {table: set() for table in TABLES}
     for line in lines:
         rows.append(line)
         if line.kind == END:
             break
         _check_row(path, line, known)
-        if line.kind == "campaigns":
-            _checked(path, line, check_spec, line.content["spec_json"])
-        elif line.kind == "trials":
-            _checked(path, line, recipe_from_json, line.content["recipe_json"])
+        with _named(path, line):
+            check_texts(line.kind, line.content)
+            if line.kind == "campaigns":
+                problem = check_spec(line.content["spec_json"])
+            elif line.kind == "trials" and problem is not None:  # its reference to a campaign was followed above
+                check_recipe(line.content, problem)
     for line in lines:
         raise broken(path, line.number, "it comes after the end of the archive")
     if rows[-1].content.get("rows") != len(rows) - 1 or len(known["campaigns"]) != 1 or rows[0].kind != "campaigns":
@@ -113,8 +119,11 @@ def _fits(value: object, expected: type, *, nullable: bool) -> bool:
     return isinstance(value, int | float) and abs(value) <= sys.float_info.max
 
 
-def _checked(path: Path, line: Line, checker: Callable[[str], object], text: str) -> None:
+@contextmanager
+def _named(path: Path, line: Line) -> Iterator[None]:
+    """Turn what the reading of a row's texts raises into the error that names its line."""
     try:
-        checker(text)
-    except (FrontrunnerError, ValueError, AttributeError) as error:
-        raise broken(path, line.number, f"this version cannot read it: {str(error)[:200]}") from error
+        yield
+    except (FrontrunnerError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        said = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+        raise broken(path, line.number, f"this version cannot read it: {said[:200]}") from error

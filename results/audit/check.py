@@ -2,31 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Connection, text
 
-from frontrunner.results.audit.rules import RULES, Rule
-from frontrunner.results.audit.values import broken_json, broken_standings
+from frontrunner.results.audit.encoding import readable, undecodable
+from frontrunner.results.audit.identity import misattributed
+from frontrunner.results.audit.pooling import contradictions
+from frontrunner.results.audit.rule import LATER_VERSION, Rule
+from frontrunner.results.audit.rules import RULES
+from frontrunner.results.audit.structure import NEWEST_KNOWN, Structure, structure_of
+from frontrunner.results.audit.values import broken_json, broken_names, broken_times
 
 SHOWN_ROWS = 5
-READABLE = Rule(name="text is JSON", says="every column of JSON can be read, and holds no NaN", sql="")
-POOLED = Rule(name="standings pool", says="a standing is what its measurements say together", sql="")
-UNDAMAGED = Rule(name="the file", says="SQLite finds no damage in the file", sql="")
+Rows = list[dict[str, Any]]
+
+UNDAMAGED = Rule(name="the file", says="SQLite finds no damage in the file")
+REVISION = Rule(name="one revision", says="a store states one revision, of four digits")
+KNOWN_REVISION = Rule(
+    name="known revision",
+    says=f"the store's revision is {NEWEST_KNOWN} or before, so that everything in it is known to these rules",
+    is_fault=False,
+    odd_as=LATER_VERSION,
+)
+WHOLE = Rule(name="the tables", says="the store has the tables, columns and indexes of its revision", may_grow=True)
+DECODABLE = Rule(name="text is text", says="every text is UTF-8")
+READABLE = Rule(name="text is JSON", says="every column of JSON can be read, and holds no NaN")
+TIMES = Rule(name="times are times", says="every time is UTC, with microseconds")
+NAMES = Rule(name="names are names", says="a campaign's name is 1 to 64 of a-z, 0-9, '.', '_' and '-'")
+POOLED = Rule(
+    name="standings pool",
+    says="a measurement's rate is that of its steps, and a standing is what its measurements say together",
+)
+ATTRIBUTED = Rule(name="recipes have their ids", says="a trial's id is that of its recipe in its campaign's problem")
+BY_FUNCTION: dict[Rule, Callable[[Connection], Iterable[dict[str, Any]]]] = {
+    READABLE: broken_json,
+    TIMES: broken_times,
+    NAMES: broken_names,
+    POOLED: contradictions,
+    ATTRIBUTED: misattributed,
+}
+"""The rules that no query can ask, and what goes through the store for each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
     """A rule that does not hold: how many rows break it, and the first of them.
 
-    Where it is no fault, a clock that was set back explains it.
+    Where it is no fault, `odd_as` says what explains it: a clock that was set back, or a later version.
     """
 
     rule: str
     says: str
     is_fault: bool
+    odd_as: str | None
     count: int
     rows: tuple[Mapping[str, Any], ...]
 
@@ -53,11 +84,11 @@ def check(connection: Connection, *, store: str, campaign_id: int | None = None)
     With `campaign_id`, findings of other campaigns are left out; damage of the file and rows of no campaign stay, since
     they may be that campaign's.
     """
-    tables = set(inspect(connection).get_table_names())
-    rules = [rule for rule in RULES if rule.later_table in (None, *tables)]
-    broken = {rule: [dict(row) for row in connection.execute(text(rule.sql)).mappings()] for rule in rules}
-    broken |= {READABLE: list(broken_json(connection)), POOLED: list(broken_standings(connection))}
-    broken |= {UNDAMAGED: _damage(connection)}
+    structure = structure_of(connection)
+    broken = _of_structure(connection, structure)
+    if structure.can_be_asked:
+        with readable(connection, is_damaged=bool(broken[DECODABLE])):
+            broken |= _of_rows(connection, structure)
     if campaign_id is not None:
         broken = {
             rule: [row for row in rows if campaign_of(row) in (None, campaign_id)] for rule, rows in broken.items()
@@ -65,10 +96,35 @@ def check(connection: Connection, *, store: str, campaign_id: int | None = None)
     return Check(
         store=store,
         rules=len(broken),
-        campaigns=connection.execute(text("SELECT COUNT(*) FROM campaigns")).scalar_one(),
-        attempts=connection.execute(text("SELECT COUNT(*) FROM attempts")).scalar_one(),
-        findings=tuple(_finding(rule, rows) for rule, rows in broken.items() if rows),
+        campaigns=_counted(connection, "campaigns", structure),
+        attempts=_counted(connection, "attempts", structure),
+        findings=tuple(_finding(rule, rows, structure) for rule, rows in broken.items() if rows),
     )
+
+
+def _of_structure(connection: Connection, structure: Structure) -> dict[Rule, Rows]:
+    """What can be asked of any store, whatever it lacks."""
+    later: Rows = [{"campaign": None, "stated": structure.revision}] if structure.is_later else []
+    return {
+        UNDAMAGED: _damage(connection),
+        REVISION: list(structure.odd_revision),
+        KNOWN_REVISION: later,
+        WHOLE: list(structure.missing),
+        DECODABLE: undecodable(connection, structure.tables),
+    }
+
+
+def _of_rows(connection: Connection, structure: Structure) -> dict[Rule, Rows]:
+    rules = [rule for rule in RULES if rule.later_table in (None, *structure.tables)]
+    found = {rule: [dict(row) for row in connection.execute(text(rule.sql)).mappings()] for rule in rules}
+    return found | {rule: list(ask(connection)) for rule, ask in BY_FUNCTION.items()}
+
+
+def _counted(connection: Connection, table: str, structure: Structure) -> int:
+    """How many rows a table has; none where it is not there."""
+    if table not in structure.tables:
+        return 0
+    return int(connection.execute(text(f"SELECT COUNT(*) FROM {table}")).scalar_one())  # noqa: S608 - a constant
 
 
 def campaign_of(row: Mapping[str, Any]) -> Any:
@@ -84,7 +140,14 @@ def _damage(connection: Connection) -> list[dict[str, Any]]:
     return [{"campaign": None, "said": line} for line in said if line != "ok"]
 
 
-def _finding(rule: Rule, rows: list[dict[str, Any]]) -> Finding:
+def _finding(rule: Rule, rows: Rows, structure: Structure) -> Finding:
+    is_later = rule.may_grow and structure.is_later
+    is_fault = rule.is_fault and not is_later
     return Finding(
-        rule=rule.name, says=rule.says, is_fault=rule.is_fault, count=len(rows), rows=tuple(rows[:SHOWN_ROWS])
+        rule=rule.name,
+        says=rule.says,
+        is_fault=is_fault,
+        odd_as=None if is_fault else LATER_VERSION if is_later else rule.odd_as,
+        count=len(rows),
+        rows=tuple(rows[:SHOWN_ROWS]),
     )

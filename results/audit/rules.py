@@ -5,7 +5,8 @@ The queries are plain SQL that SQLite and PostgreSQL both run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from frontrunner.results.audit.limits import LATER_TABLES, LIMITS
+from frontrunner.results.audit.rule import Rule
 
 RELATIONS = (
     ("trials", "campaign_id", "campaigns", "id"),
@@ -21,35 +22,6 @@ RELATIONS = (
     ("events", "campaign_id", "campaigns", "id"),
 )
 """Table, column, and the table and column that each of its values must be found in."""
-LATER_TABLES = ("endings", "holders")
-"""Tables that stores of earlier versions do not have."""
-
-TIMES = (
-    ("campaigns", "id", "created_at"),
-    ("campaigns", "id", "updated_at"),
-    ("campaigns", "id", "lease_until"),
-    ("attempts", "campaign_id", "started_at"),
-    ("attempts", "campaign_id", "finished_at"),
-    ("provenance", "campaign_id", "recorded_at"),
-    ("events", "campaign_id", "at"),
-)
-"""Table, the column with the campaign's id, and the column with a time."""
-
-TIME_SHAPE = "____-__-__T__:__:__.______+00:00"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rule:
-    """One thing that must hold. Where it is not `is_fault`, a clock that was set back breaks it as well.
-
-    `later_table` is one that it asks and that stores of earlier versions do not have.
-    """
-
-    name: str
-    says: str
-    sql: str
-    is_fault: bool = True
-    later_table: str | None = None
 
 
 def relation_rules() -> tuple[Rule, ...]:
@@ -63,19 +35,6 @@ def relation_rules() -> tuple[Rule, ...]:
             later_table=table if table in LATER_TABLES else None,
         )
         for table, column, parent, key in RELATIONS
-    )
-
-
-def time_rules() -> tuple[Rule, ...]:
-    """That times are UTC text of one shape, so that they sort."""
-    return tuple(
-        Rule(
-            name=f"{table}.{column}",
-            says=f"every {column} of {table} is a time in UTC with microseconds",
-            sql=f"SELECT {campaign} AS campaign, {column} FROM {table}"  # noqa: S608 - the constants above
-            f" WHERE {column} IS NOT NULL AND {column} NOT LIKE '{TIME_SHAPE}'",
-        )
-        for table, campaign, column in TIMES
     )
 
 
@@ -116,15 +75,6 @@ OUTCOMES = (
         sql="""SELECT t.campaign_id AS campaign, t.id AS trial FROM trials t WHERE t.state = 'failed'
                AND NOT EXISTS (SELECT 1 FROM attempts a WHERE a.trial_id = t.id AND a.state IN ('failed', 'lost')
                                AND a.number = (SELECT MAX(number) FROM attempts b WHERE b.trial_id = t.id))""",
-    ),
-    Rule(
-        name="figures are possible",
-        says="rates are above 0 and nothing costs less than 0",
-        sql="""SELECT a.campaign_id AS campaign, a.id AS attempt, m.tokens_per_s, m.node_seconds AS measured_for,
-                      f.node_seconds AS failed_for
-               FROM attempts a LEFT JOIN measurements m ON m.attempt_id = a.id
-               LEFT JOIN failures f ON f.attempt_id = a.id
-               WHERE m.tokens_per_s <= 0 OR m.node_seconds < 0 OR f.node_seconds < 0""",
     ),
 )
 
@@ -171,11 +121,16 @@ COUNTS = (
     ),
     Rule(
         name="outcomes are counted",
-        says="a campaign counts at least as many outcomes as trials that ended, and numbers none above its count",
-        sql="""SELECT c.id AS campaign, c.outcomes, COUNT(t.outcome_number) AS ended,
-                      MAX(t.outcome_number) AS highest
-               FROM campaigns c JOIN trials t ON t.campaign_id = c.id GROUP BY c.id, c.outcomes
-               HAVING c.outcomes < COUNT(t.outcome_number) OR c.outcomes < MAX(t.outcome_number)""",
+        says="a campaign counts an outcome for each trial that ended, none without an attempt, and numbers none above",
+        sql="""SELECT c.id AS campaign, c.outcomes, COALESCE(t.ended, 0) AS ended, t.highest,
+                      COALESCE(a.attempts, 0) AS attempts
+               FROM campaigns c
+               LEFT JOIN (SELECT campaign_id, COUNT(outcome_number) AS ended, MAX(outcome_number) AS highest
+                          FROM trials GROUP BY campaign_id) t ON t.campaign_id = c.id
+               LEFT JOIN (SELECT campaign_id, COUNT(*) AS attempts FROM attempts WHERE state <> 'running'
+                          GROUP BY campaign_id) a ON a.campaign_id = c.id
+               WHERE c.outcomes < COALESCE(t.ended, 0) OR c.outcomes < COALESCE(t.highest, 0)
+                  OR c.outcomes > COALESCE(a.attempts, 0)""",
     ),
     Rule(
         name="node-seconds add up",
@@ -229,6 +184,15 @@ DRIVERS = (
                UNION ALL SELECT id, id, driven_since, lease_until FROM campaigns WHERE lease_until < driven_since""",
         is_fault=False,
     ),
+    Rule(
+        name="nothing before the campaign",
+        says="no attempt began, and no event was told, before the campaign was created",
+        sql="""SELECT c.id AS campaign, a.id AS row_id, a.started_at AS at, c.created_at
+               FROM attempts a JOIN campaigns c ON c.id = a.campaign_id WHERE a.started_at < c.created_at
+               UNION ALL SELECT c.id, e.id, e.at, c.created_at
+               FROM events e JOIN campaigns c ON c.id = e.campaign_id WHERE e.at < c.created_at""",
+        is_fault=False,
+    ),
 )
 
-RULES = (*OUTCOMES, *STANDINGS, *COUNTS, *DRIVERS, *relation_rules(), *time_rules())
+RULES = (*OUTCOMES, *STANDINGS, *COUNTS, *DRIVERS, *LIMITS, *relation_rules())

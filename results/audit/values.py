@@ -1,16 +1,17 @@
-"""What SQL does not see: the text columns that hold JSON, and the pooled figures of repeated measurements."""
+"""What SQL does not see: text that is none, JSON, times and names."""
 
 from __future__ import annotations
 
 import json
-import math
-import statistics
+import re
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, text
 
-OF_ATTEMPT = "(SELECT campaign_id FROM attempts a WHERE a.id = attempt_id)"
+from frontrunner.results.audit.limits import OF_ATTEMPT
+
 JSON_COLUMNS: dict[str, tuple[str, str, type]] = {
     "campaigns.spec_json": ("id", "id", dict),
     "campaigns.problem_json": ("id", "id", dict),
@@ -24,30 +25,33 @@ JSON_COLUMNS: dict[str, tuple[str, str, type]] = {
 """Table and column -> what its campaign's id is, what its row's, and the type that its text holds."""
 NEVER_EMPTY = frozenset({"measurements.step_times_s_json", "measurements.peak_memory_bytes_json"})
 """Columns whose lists hold a figure or more: those that standings are pooled from."""
-
-POOLED = """
-SELECT s.*, m.step_times_s_json, m.peak_memory_bytes_json, m.tokens_per_s AS measured_tokens_per_s,
-       m.model_tflops_per_device AS measured_tflops
-FROM standings s JOIN attempts a ON a.trial_id = s.trial_id JOIN measurements m ON m.attempt_id = a.id
-ORDER BY s.trial_id, a.id
-"""
-TOLERANCE = 1e-9
+TIMES: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "store": ("NULL", "id", ("created_at",)),
+    "campaigns": ("id", "id", ("created_at", "updated_at", "driven_since", "lease_until")),
+    "attempts": ("campaign_id", "id", ("started_at", "finished_at")),
+    "provenance": ("campaign_id", "id", ("recorded_at",)),
+    "events": ("campaign_id", "id", ("at",)),
+}
+"""Table -> what its campaign's id is, what its row's, and the columns with times."""
+UTC = "+00:00"
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 
 
 def broken_json(connection: Connection) -> Iterator[dict[str, Any]]:
     """The rows whose text is no JSON, holds NaN or an infinity, or is of another type."""
-    for name, (campaign, row_id, expected) in JSON_COLUMNS.items():
+    decoder = json.JSONDecoder(parse_constant=_refuse)
+    for name, (_, row_id, expected) in JSON_COLUMNS.items():
         table, column = name.split(".")
-        query = f"SELECT {campaign} AS campaign, {row_id} AS row, {column} AS held FROM {table}"  # noqa: S608 - constants
-        for row in connection.execute(text(query)).mappings():
-            wrong = _why_broken(row["held"], expected, may_be_empty=name not in NEVER_EMPTY)
+        query = f"SELECT {row_id}, {column} FROM {table}"  # noqa: S608 - the constants above
+        for row, held in connection.execute(text(query)):
+            wrong = _why_broken(decoder, held, expected, may_be_empty=name not in NEVER_EMPTY)
             if wrong is not None:
-                yield {"campaign": row["campaign"], "column": name, "row": row["row"], "why": wrong}
+                yield {"campaign": _campaign(connection, name, row), "column": name, "row": row, "why": wrong}
 
 
-def _why_broken(held: str, expected: type, *, may_be_empty: bool) -> str | None:
+def _why_broken(decoder: json.JSONDecoder, held: str, expected: type, *, may_be_empty: bool) -> str | None:
     try:
-        found = json.loads(held, parse_constant=_refuse)
+        found = decoder.decode(held)
     except (ValueError, TypeError, RecursionError) as error:
         return str(error)
     if not isinstance(found, expected):
@@ -59,35 +63,32 @@ def _refuse(word: str) -> float:
     raise ValueError(f"it holds {word}")
 
 
-def broken_standings(connection: Connection) -> Iterator[dict[str, Any]]:
-    """The standings that are not the median, or the largest memory, of their trial's measurements.
-
-    Those of measurements that cannot be pooled, since their text is broken, are among them.
-    """
-    by_trial: dict[int, list[Any]] = {}
-    for row in connection.execute(text(POOLED)).mappings():
-        by_trial.setdefault(row["trial_id"], []).append(row)
-    for trial_id, rows in by_trial.items():
-        about = {"campaign": rows[0]["campaign_id"], "trial": trial_id}
-        try:
-            yield from [about | found for found in _differences(rows)]
-        except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
-            yield about | {"why": f"its measurements cannot be pooled: {error}"}
+def _campaign(connection: Connection, name: str, row: object) -> object:
+    """The campaign of one row; asked only for what is broken, since it costs a look at another table."""
+    campaign, row_id, _ = JSON_COLUMNS[name]
+    query = f"SELECT {campaign} FROM {name.split('.', maxsplit=1)[0]} WHERE {row_id} = :row"  # noqa: S608 - the constants above
+    return connection.execute(text(query), {"row": row}).scalar()
 
 
-def _differences(rows: list[Any]) -> Iterator[dict[str, Any]]:
-    """The columns of one trial's standing that are not what its measurements, one a row, say together."""
-    for column, expected in _pooled(rows).items():
-        held = float(rows[0][column])
-        if not math.isclose(held, expected, rel_tol=TOLERANCE):
-            yield {"column": column, "held": held, "should_be": expected}
+def broken_times(connection: Connection) -> Iterator[dict[str, Any]]:
+    """The times that are not UTC text of one shape, with microseconds, so that they would not sort."""
+    for table, (campaign, row_id, columns) in TIMES.items():
+        query = f"SELECT {campaign}, {row_id}, {', '.join(columns)} FROM {table}"  # noqa: S608 - the constants above
+        for of_campaign, row, *times in connection.execute(text(query)):
+            for column, held in zip(columns, times, strict=True):
+                if held is not None and not _is_time(held):
+                    yield {"campaign": of_campaign, "column": f"{table}.{column}", "row": row, "held": held}
 
 
-def _pooled(rows: list[Any]) -> dict[str, float]:
-    times = [statistics.median(json.loads(row["step_times_s_json"])) for row in rows]
-    return {
-        "step_time_s_median": statistics.median(times),
-        "tokens_per_s": statistics.median(row["measured_tokens_per_s"] for row in rows),
-        "model_tflops_per_device": statistics.median(row["measured_tflops"] for row in rows),
-        "peak_memory_bytes_max_rank": max(max(json.loads(row["peak_memory_bytes_json"])) for row in rows),
-    }
+def _is_time(held: str) -> bool:
+    try:
+        return datetime.fromisoformat(held).isoformat(timespec="microseconds") == held and held.endswith(UTC)
+    except (ValueError, TypeError):
+        return False
+
+
+def broken_names(connection: Connection) -> Iterator[dict[str, Any]]:
+    """The campaigns whose name could not be typed, or would lead out of the folder of their runs."""
+    for campaign, name in connection.execute(text("SELECT id, name FROM campaigns")):
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            yield {"campaign": campaign, "name": name}

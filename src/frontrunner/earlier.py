@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from frontrunner.results.records import IMPORTED
-from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.errors import InvalidInput, StoreUnusable
 from frontrunner.starting import stored_spec
 
 if TYPE_CHECKING:
@@ -81,6 +81,6 @@ def remembered(store: Store, record: Campaign, spec: CampaignSpec) -> Gathered:
         campaign = store.campaign(summary.name)
         try:
             earlier.append(Earlier(campaign=campaign, spec=stored_spec(campaign)))
-        except InvalidInput:
+        except StoreUnusable:
             continue
     return gather(store, spec, earlier, collect(spec.problem.cluster.device)) if earlier else Gathered()

@@ -87,9 +87,10 @@ def _best(view: View, width: int) -> Text:
 
 def _outlook(outlook: Outlook) -> str:
     """What is left to gain, short enough for a narrow terminal."""
-    gain, gap, most = (percent(share) for share in (outlook.expected_improvement, outlook.gap, outlook.gap_at_most))
+    shares = (outlook.expected_improvement, outlook.share_below, outlook.share_below_at_most)
+    gain, below, most = (percent(share) for share in shares)
     what = "front" if outlook.of_front else "best"
-    return f"next probe +{gain}; {what} {gap} (at most {most}) below the space's"
+    return f"next probe +{gain}; {what} {below} (at most {most}) below the space's"
 
 
 def _running(view: View) -> Iterator[Text]:

@@ -31,7 +31,7 @@ from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.wording import shown, shown_key
-from frontrunner.toml_file import holds
+from frontrunner.toml_file import holds, why_no_file
 from frontrunner.validation import validate
 
 FORMAT = "frontrunner-recipe"
@@ -132,8 +132,9 @@ def content_hash(content: Mapping[str, Any]) -> str:
 def read(path: Path) -> RecipeFile:
     """The recipe file at a path; raises `NotFound`, and `InvalidInput` naming the place for one that is malformed."""
     if not holds(path.is_file):
-        why = "it is a folder" if holds(path.is_dir) else "there is no such file"
-        raise NotFound(f"no recipe file at {path}: {why}", hint="frontrunner export RECIPE --to recipe writes one")
+        raise NotFound(
+            f"no recipe file at {path}: {why_no_file(path)}", hint="frontrunner export RECIPE --to recipe writes one"
+        )
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)

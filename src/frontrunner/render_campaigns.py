@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from frontrunner.render import ORIGINS, console, titled_table
+from frontrunner.results.outcome import FailureKind
 from frontrunner.results.outlooks import outlook_shares
-from frontrunner.results.records import CampaignSummary
+from frontrunner.results.records import IMPORTED, CampaignSummary
 from frontrunner.results.states import TrialState
 from frontrunner.results.status import FailedTrial, Status
 from frontrunner.search.stopping import outlook_in_words
 from frontrunner.search.strategy import Outlook
 from frontrunner.spaces.legality import marks
 from frontrunner.spaces.space import Survey
-from frontrunner.text import plain, seconds, thousands
+from frontrunner.text import node_time, plain, seconds, thousands
 
 
 def print_survey(survey: Survey) -> None:
@@ -48,19 +49,19 @@ def print_campaigns(summaries: Sequence[CampaignSummary]) -> None:
     table = titled_table()
     for title in ("campaign", "state", "strategy"):
         table.add_column(title, no_wrap=True)
-    for title in ("legal", "measured", "failed", "best tokens/s", "node-hours", "created"):
+    for title in ("legal", "measured", "failed", "best tokens/s", "spent", "created"):
         table.add_column(title, justify="right", no_wrap=True)
     for row in summaries:
         fastest = "-" if row.best_tokens_per_s is None else thousands(row.best_tokens_per_s)
         table.add_row(
             row.name,
-            row.state if row.figures in ("measured", row.strategy) else f"{row.state}, {row.figures}",
+            row.state_in_words + ("" if row.figures in ("measured", row.strategy) else f", {row.figures}"),
             row.strategy,
             f"{row.legal_recipes:,}",
             f"{row.probes[TrialState.MEASURED]:,}",
             f"{row.probes[TrialState.FAILED]:,}",
             fastest,
-            f"{row.node_seconds_spent / 3600:.3g}",
+            "-" if row.figures == IMPORTED else node_time(row.node_seconds_spent),
             row.created_at[:16].replace("T", " "),
         )
     console().print(table)
@@ -71,7 +72,7 @@ def print_status(status: Status) -> None:
     out = console()
     campaign = status.campaign
     reason = f": {plain(campaign.state_reason)}" if campaign.state_reason else ""
-    out.print(f"[bold]{campaign.name}[/bold]  {campaign.state}{reason}")
+    out.print(f"[bold]{campaign.name}[/bold]  {status.state_in_words}{reason}")
     if campaign.figures in ORIGINS:
         out.print(ORIGINS[campaign.figures], style="yellow")
     if status.driver_is_live:
@@ -80,13 +81,10 @@ def print_status(status: Status) -> None:
         out.print(f"its driver is gone; go on with: frontrunner resume {campaign.name}", style="yellow")
     counts = ", ".join(f"{count} {state}" for state, count in status.trials.items() if count)
     out.print(f"recipes   {counts or 'none tried'} of {campaign.legal_recipes:,} legal")
-    if status.failures:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in status.failures.items())
-        out.print(f"failures  {kinds}  (frontrunner failures {campaign.name})")
-    out.print(
-        f"spent     {campaign.node_seconds_spent / 3600:.3g} node-hours in probes, "
-        f"{seconds(campaign.driver_seconds)} of driving"
-    )
+    _print_failed_attempts(status)
+    if campaign.figures != IMPORTED:
+        in_probes, driving = node_time(campaign.node_seconds_spent), seconds(campaign.driver_seconds)
+        out.print(f"spent     {in_probes} in probes, {driving} of driving")
     if status.best is not None:
         best = status.best
         out.print(
@@ -97,6 +95,16 @@ def print_status(status: Status) -> None:
     for event in status.last_events:
         data = " ".join(f"{key}={value}" for key, value in event.data.items())
         out.print(f"{event.at[:19].replace('T', ' ')}  {event.kind}  {plain(data)}", style="dim", markup=False)
+
+
+def _print_failed_attempts(status: Status) -> None:
+    """Failed attempts by kind; those that were lost say nothing of their recipes, and are no failures of a recipe."""
+    kinds = {kind: count for kind, count in status.failures.items() if kind is not FailureKind.LOST}
+    if kinds:
+        more = f"  (frontrunner failures {status.campaign.name})" if status.trials[TrialState.FAILED] else ""
+        console().print(f"failures  {', '.join(f'{count} {kind}' for kind, count in kinds.items())}{more}")
+    if lost := status.failures.get(FailureKind.LOST):
+        console().print(f"lost      {lost} attempt{'s' if lost > 1 else ''}, cut off or withdrawn")
 
 
 def print_failures(failed: Sequence[FailedTrial]) -> None:

@@ -22,7 +22,7 @@ def print_check(found: Check) -> None:
     read = f"{_counted(found.campaigns, 'campaign')}, {_counted(found.attempts, 'attempt')}, {found.rules} rules"
     out.print(f"{plain(found.store)}: {read}", markup=False, highlight=False)
     for finding in found.findings:
-        word = "BROKEN" if finding.is_fault else "odd, as after a clock was set back"
+        word = "BROKEN" if finding.is_fault else f"odd, {finding.odd_as}"
         out.print(f"{word}: {finding.says}: not so in {_counted(finding.count, 'row')}", markup=False, highlight=False)
         for row in finding.rows:
             cells = ", ".join(f"{key} {plain(str(value))[:MOST_CELL]}" for key, value in row.items())

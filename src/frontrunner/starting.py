@@ -90,8 +90,16 @@ def problem_summary(spec: CampaignSpec) -> dict[str, object]:
 
 
 def stored_spec(record: Campaign) -> CampaignSpec:
-    """The specification that a campaign was launched with."""
-    return load_json(CampaignSpec, record.spec_json, what=f"campaign {record.name}")
+    """The specification that a campaign was launched with; raises `StoreUnusable` where it cannot be read any more."""
+    try:
+        return load_json(CampaignSpec, record.spec_json, what=f"campaign {record.name}")
+    except InvalidInput as error:
+        from frontrunner.results.cells import DamagedCell
+        from frontrunner.results.schema import CampaignRow
+
+        raise DamagedCell(
+            CampaignRow, record.id, "spec_json", f"this version cannot read it: {error.message}"
+        ) from error
 
 
 def stored_survey(spec: CampaignSpec) -> Survey:

@@ -8,7 +8,7 @@ SIGUSR2                   ends running probes at once; the campaign is `stopped`
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -19,36 +19,55 @@ if TYPE_CHECKING:
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PAUSE_SIGNAL = signal.SIGUSR1
 CANCEL_SIGNAL = signal.SIGUSR2
+INTERRUPTED = 130
+"""The exit code of an interrupted command, which is 128 and SIGINT."""
 
 
-@contextmanager
-def stopped_by_signals() -> Iterator[Callable[[Driver], None]]:
-    """Give out the function that lets signals stop a driver; the handlers before are back at the end.
+class DriverSignals:
+    """Tells drivers of signals. Called with a driver, it lets signals stop that one from then on.
 
     What was said to one driver holds for the next: a signal that comes between two campaigns of a pair is not lost.
     Only flags are set in the handlers: the driver says in its own time that it is stopping.
     """
-    before: dict[signal.Signals, Any] = {}
-    driving: list[Driver] = []
-    said: list[signal.Signals] = []
 
-    def on_signal(number: int, _frame: FrameType | None) -> None:
-        said.append(signal.Signals(number))
-        _tell(driving[-1], said)
+    def __init__(self) -> None:
+        self._before: dict[signal.Signals, Any] = {}
+        self._driving: list[Driver] = []
+        self._said: list[signal.Signals] = []
 
-    def on_driver(driver: Driver) -> None:
-        driving.append(driver)  # from here on signals reach it; one that comes meanwhile is told twice, which is once
-        _tell(driver, said)
+    def __call__(self, driver: Driver) -> None:
+        """Let signals stop this driver."""
+        self._driving.append(driver)  # from here on signals reach it; one that comes meanwhile is told twice: once
+        _tell(driver, self._said)
         for number in (*STOP_SIGNALS, PAUSE_SIGNAL, CANCEL_SIGNAL):
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, for one, ignores SIGHUP on purpose
-                before.setdefault(number, signal.getsignal(number))  # of several drivers in turn, the first finds it
-                signal.signal(number, on_signal)
+                self._before.setdefault(number, signal.getsignal(number))  # of several drivers, the first finds it
+                signal.signal(number, self._on_signal)
 
-    try:
-        yield on_driver
-    finally:
-        for number, handler in before.items():
+    @property
+    def exit_code(self) -> int:
+        """Of a command whose driver was stopped: 128 and the last stop signal, as in shells; else `INTERRUPTED`."""
+        stops = [number for number in self._said if number in STOP_SIGNALS]
+        return 128 + stops[-1] if stops else INTERRUPTED
+
+    def put_back(self) -> None:
+        """Have the handlers of before again."""
+        for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._said.append(signal.Signals(number))
+        _tell(self._driving[-1], self._said)
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[DriverSignals]:
+    """Give out what lets signals stop a driver; the handlers before are back at the end."""
+    signals = DriverSignals()
+    try:
+        yield signals
+    finally:
+        signals.put_back()
 
 
 def _tell(driver: Driver, said: list[signal.Signals]) -> None:

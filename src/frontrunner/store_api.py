@@ -77,15 +77,19 @@ def upgrade_store(store: str | None = None) -> Upgraded:
 
 
 def copy_store(source: str, target: str) -> Copied:
-    """Copy every campaign of a store into a new one, which may be in another kind of database."""
+    """Copy every campaign of a store into a new one, which may be in another kind of database.
+
+    A copy that fails leaves nothing behind: no file, and no tables.
+    """
     from frontrunner.results.copying import copy, refuse_driven
+    from frontrunner.results.opening import open_to_fill
 
     with opened(source) as reading:
         now = reading.now()
         with reading.database.read() as connection:
             refuse_driven(connection, reading.database, now)  # before a store is made to copy to
-        with opened(target, create=True) as writing:
-            return copy(reading.database, writing.database)
+        with open_to_fill(store_url(target)) as writing:
+            return copy(reading.database, writing)
 
 
 def prunable(campaign: str | None = None, *, store: str | None = None) -> tuple[Prunable, ...]:
@@ -123,7 +127,9 @@ def unarchive(file: str | Path, *, name: str | None = None, store: str | None = 
 
     if name is not None:
         require_campaign_name("--name", name)
-    rows = verifying.read_archive(Path(file), check_spec=lambda text: load_json(CampaignSpec, text, what="its spec"))
+    rows = verifying.read_archive(
+        Path(file), check_spec=lambda text: load_json(CampaignSpec, text, what="its spec").problem
+    )
     if is_new(store_url(store)):  # a refusal leaves no empty store behind
         with tempfile.TemporaryDirectory() as folder, opened(f"{folder}/tried.db", create=True) as tried:
             reading.unarchive(tried, rows, name=name)

@@ -6,6 +6,9 @@ import math
 import re
 import textwrap
 
+LEAST_NODE_HOURS = 0.01
+"""Below it time of nodes is told in node-seconds."""
+
 
 def plain(text: str) -> str:
     """Text from outside, safe to print: control characters, line breaks but, are shown as escapes."""
@@ -15,11 +18,13 @@ def plain(text: str) -> str:
 
 
 def thousands(value: float) -> str:
-    """A rate with three significant digits or whole thousands: 0.123, 4.56, 789, 12,345."""
+    """A rate with three significant digits or whole thousands: 0.000123, 4.56, 789, 12,345."""
     if not math.isfinite(value):
         return "-"
     if abs(value) >= 100:
         return f"{value:,.0f}"
+    if 0 < abs(value) < 1e-4:  # here three digits would be written as 1.23e-05
+        return f"{value:.{2 - math.floor(math.log10(abs(value)))}f}"
     return f"{value:.3g}"
 
 
@@ -69,6 +74,17 @@ def seconds(value: float) -> str:
     if value < 6000:
         return f"{int(value // 60)} min {int(value % 60):02d} s"
     return f"{int(value // 3600)} h {int(value % 3600 // 60):02d} min"
+
+
+def node_unit(node_seconds: float) -> tuple[str, float]:
+    """The unit in which time of nodes is told, and its seconds: node-seconds below a hundredth of a node-hour."""
+    return ("node-hours", 3600.0) if node_seconds >= LEAST_NODE_HOURS * 3600 else ("node-seconds", 1.0)
+
+
+def node_time(node_seconds: float) -> str:
+    """Seconds of nodes in words: 24.8 node-seconds, 3.4 node-hours, 12,345 node-hours."""
+    unit, size_s = node_unit(node_seconds)
+    return f"{thousands(node_seconds / size_s)} {unit}"
 
 
 def latency(value: float) -> str:

@@ -24,8 +24,7 @@ def read_toml(path: Path, what: str, hint: str) -> Table:
     Raises `NotFound` where there is no such file and `InvalidInput` for one that cannot be read as TOML.
     """
     if not holds(path.is_file):
-        why = "it is a folder" if holds(path.is_dir) else "there is no such file"
-        raise NotFound(f"no {what} at {path}: {why}", hint=hint)
+        raise NotFound(f"no {what} at {path}: {why_no_file(path)}", hint=hint)
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
@@ -38,6 +37,13 @@ def read_toml(path: Path, what: str, hint: str) -> Table:
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{path} is not text in UTF-8: byte {error.start + 1} does not fit") from None
     return parse_toml(text, str(path))
+
+
+def why_no_file(path: Path) -> str:
+    """What is at a path where no file is."""
+    if holds(path.is_dir):
+        return "it is a folder"
+    return "it is a device, a pipe or a socket" if holds(path.exists) else "there is no such file"
 
 
 def parse_toml(text: str, name: str) -> Table:

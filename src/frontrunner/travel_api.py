@@ -21,7 +21,7 @@ from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.starting import stored_spec
 from frontrunner.text import thousands
-from frontrunner.toml_file import holds
+from frontrunner.toml_file import holds, why_no_file
 
 if TYPE_CHECKING:
     from frontrunner.results.explain import Appearance, Explanation
@@ -173,8 +173,7 @@ def import_config(
 
 def _text(path: Path) -> str:
     if not holds(path.is_file):
-        why = "it is a folder" if holds(path.is_dir) else "there is no such file"
-        raise NotFound(f"no configuration at {path}: {why}")
+        raise NotFound(f"no configuration at {path}: {why_no_file(path)}")
     with path.open("rb") as file:
         content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:

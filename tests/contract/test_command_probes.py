@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from frontrunner.evaluators.marks import marks
 from frontrunner.evaluators.protocol import Finished, ProbeSetup, make_evaluator
 from frontrunner.evaluators.run_folder import RunFolder
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, ProbeEnding
+from frontrunner.results.pruning import names_itself
 from support.campaigns import is_alive, marked, order, setup_of, wait_for
 
 TRAINER = Path(__file__).parent.parent / "support" / "fake_trainer.py"
@@ -86,7 +88,14 @@ def test_the_outcome_is_on_disk_and_harvested_as_it_was_returned(tmp_path: Path)
     assert RunFolder(one.run_folder).outcome() == finished.outcome
     with evaluator_of(setup) as evaluator:
         assert evaluator.harvest(one) == finished.outcome
-        assert evaluator.harvest(order(setup, token="never-started")) is None
+        another = order(setup, token="never-started")
+        assert evaluator.harvest(another) is None
+        another.run_folder.mkdir()
+        shutil.copy(one.run_folder / "outcome.json", another.run_folder)
+        assert evaluator.harvest(another) is None, "it is of another attempt"
+    assert names_itself(one.run_folder)
+    (one.run_folder / "outcome.json").unlink()
+    assert names_itself(one.run_folder), "by the command alone, as that of a lost attempt"
 
 
 def test_an_adaptive_probe_ends_when_its_step_time_is_known(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What every evaluator promises, for each of them."""
 
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,6 +14,7 @@ from frontrunner.evaluators.dispatch.settings import DispatchSettings
 from frontrunner.evaluators.protocol import EVALUATORS, Evaluator, Finished, ProbeSetup, make_evaluator
 from frontrunner.evaluators.run_folder import RunFolder
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
+from frontrunner.results.pruning import names_itself
 from frontrunner.spaces.errors import InvalidInput
 from support.campaigns import is_alive, order, processes_of, setup_of, tiny_recipe, wait_for
 
@@ -69,6 +71,7 @@ def test_every_order_ends_in_one_outcome_that_is_on_disk(evaluator: Evaluator, s
             ended = waiting.pop(finished.token)  # a KeyError would be a second outcome
             stored = json.loads((ended.run_folder / "outcome.json").read_text())
             assert stored["kind"] == "measurement"
+            assert names_itself(ended.run_folder), "or it could not be pruned"
             assert isinstance(finished.outcome, Measurement)
             assert RunFolder(ended.run_folder).outcome() == finished.outcome
             assert len(finished.outcome.step_times_s) == setup.probe.measured_steps
@@ -98,6 +101,15 @@ def test_an_outcome_is_harvested_as_it_was_returned(evaluator: Evaluator, setup:
     assert evaluator.harvest(one) == finished.outcome
 
 
+def test_an_outcome_of_another_order_is_not_harvested(evaluator: Evaluator, setup: ProbeSetup) -> None:
+    one, other = order(setup), order(setup, token="00002.1")
+    evaluator.start(one)
+    collect(evaluator, 1)
+    other.run_folder.mkdir(parents=True)
+    shutil.copy(one.run_folder / "outcome.json", other.run_folder)
+    assert evaluator.harvest(other) is None
+
+
 def test_nothing_is_harvested_where_nothing_was_finished(evaluator: Evaluator, setup: ProbeSetup) -> None:
     one = order(setup, token="never-started")
     assert evaluator.harvest(one) is None
@@ -123,6 +135,7 @@ def test_a_result_whose_driver_died_before_judging_it_is_harvested(setup: ProbeS
     (finished,) = collect(evaluator, 1)
     elapsed_s = time.monotonic() - started_s
     (one.run_folder / "outcome.json").unlink()  # as if the driver had been killed a moment earlier
+    assert names_itself(one.run_folder), "by the job alone, as that of a lost attempt"
     found = evaluator.harvest(one)
     evaluator.close()
     assert isinstance(found, Measurement)

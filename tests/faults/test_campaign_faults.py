@@ -86,7 +86,7 @@ def test_a_store_whose_disk_is_full_stops_its_driver_and_loses_no_outcome(tmp_pa
             record, spec = campaigns.create()
             with pytest.raises(StoreUnusable, match="what was stored before is safe") as stopped:
                 campaigns.driver(record, spec, after_outcomes(3, lambda: fill(disk))).run()
-            assert "free some space, then run: frontrunner resume" in str(stopped.value.hint)
+            assert "for a campaign that it stopped: frontrunner resume" in str(stopped.value.hint)
         (disk / "ballast").unlink()
         resume_complete(disk, tmp_path / "runs", record, spec)
 

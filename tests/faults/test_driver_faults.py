@@ -129,7 +129,7 @@ def test_one_signal_lets_the_probe_finish_and_says_how_to_go_on(tmp_path: Path, 
     with started("launch", "tiny.toml", cwd=tmp_path) as driver:
         wait_for(lambda: is_stepping(tmp_path))
         driver.send_signal(number)
-        assert driver.wait(timeout=60) == 130
+        assert driver.wait(timeout=60) == 128 + number
     err = (tmp_path / "stderr").read_text()
     assert "stopped; go on with: frontrunner resume tiny" in err
     assert "Traceback" not in err
@@ -140,16 +140,17 @@ def test_one_signal_lets_the_probe_finish_and_says_how_to_go_on(tmp_path: Path, 
     check_complete(tmp_path)
 
 
-def test_two_signals_end_the_probe_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_two_signals_end_the_probe_at_once(tmp_path: Path, number: signal.Signals) -> None:
     write_campaign(tmp_path, probe={"measured_steps": 1_000_000, "deadline_s": 600})
     with started("launch", "tiny.toml", cwd=tmp_path) as driver:
         wait_for(lambda: is_stepping(tmp_path))
-        driver.send_signal(signal.SIGINT)
+        driver.send_signal(number)
         wait_for(lambda: "stopping" in (tmp_path / "stderr").read_text())
         assert driver.poll() is None
         start = time.monotonic()
-        driver.send_signal(signal.SIGINT)
-        assert driver.wait(timeout=30) == 130
+        driver.send_signal(number)
+        assert driver.wait(timeout=30) == 128 + number
         assert time.monotonic() - start < 10
     assert not processes_of(driver.pid)
     assert Counter(str(trial.state) for trial in trials(tmp_path)) == {"queued": 1}

@@ -269,8 +269,9 @@ def test_a_foreign_or_late_result_changes_nothing(bench: Bench) -> None:
     first, second = (bench.start(setup_of(bench.folder)) for _ in range(2))
     wait_for(lambda: bench.evaluator.finished(0.2) is not None and all(map(has_outcome, (first, second))))
     (second.run_folder / "outcome.json").unlink()
-    shutil.copy(first.run_folder / "result.json", second.run_folder / "result.json")
-    assert bench.evaluator.harvest(second) is None, "it is of another attempt"
+    for name in ("result.json", "outcome.json", "job.json"):
+        shutil.copy(first.run_folder / name, second.run_folder / name)
+        assert bench.evaluator.harvest(second) is None, f"{name} is of another attempt"
     lost = Failure(kind=FailureKind.LOST, message="judged before the result came", node_seconds=1.0)
     RunFolder(first.run_folder).write_outcome(lost)
     assert bench.evaluator.harvest(first) == lost, "an outcome is never replaced"

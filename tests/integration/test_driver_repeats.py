@@ -235,8 +235,8 @@ def test_a_campaign_ends_when_little_is_left_to_gain_and_says_so(
     conclusion = campaigns.driver(record, spec).run()
     assert conclusion.state is CampaignState.FINISHED
     assert conclusion.reason == (
-        "the next probe is expected to gain 0.3 %, under 1 %; the best is estimated to be 0.8 % below the best of the "
-        "whole space (95 %: at most 3.1 %); 33 of 40 probes unused"
+        "the next probe is expected to gain 0.3 %, under 1 %; the best is estimated to be 0.79 % below the best of the "
+        "whole space (95 %: at most 3 %); 33 of 40 probes unused"
     )
     assert (conclusion.measured, conclusion.outlook) == (
         7,

@@ -21,6 +21,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from frontrunner.service.tokens import read_tokens
+from support.live_campaigns import LiveCampaign, driven
 from support.services import Served, served
 
 api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -180,6 +181,95 @@ def test_a_campaign_is_launched_watched_and_its_best_recipe_replayed(service: Se
         api.expect(page.locator("#replay")).to_contain_text("4 of 4")
 
 
+TOUCHING = """(shapes) => {
+  const boxes = [...document.querySelectorAll(shapes)].map((shape) => shape.getBoundingClientRect());
+  const over = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1;
+  return boxes.flatMap((one, place) => boxes.slice(place + 1).filter((other) => over(one, other))).length;
+}"""
+"""How many pairs of the shapes of a figure lie over one another by more than a pixel."""
+FROM_WINDOW = "(section) => section.getBoundingClientRect().top"
+SQUARES = ".feasibility .points path"
+TITLES_AND_TICKS = ":is(.sensitivity, .feasibility) :is(g[class^=x][class$=tick] text, .annotation-text)"
+
+
+def assert_nothing_is_covered(page: api.Page) -> None:
+    """Squares of the map stand apart, and titles of panels are clear of the axes above them."""
+    assert page.locator(SQUARES).count() > 40
+    assert page.evaluate(TOUCHING, SQUARES) == 0
+    assert page.evaluate(TOUCHING, TITLES_AND_TICKS) == 0
+
+
+def see(page: api.Page, campaign: LiveCampaign, outcomes: int) -> None:
+    """Have the campaign go on, and wait until its live page shows it."""
+    newest = campaign.go_on(outcomes)
+    page.locator(f"#trial-{newest}").wait_for(state="attached")
+
+
+def focused(page: api.Page) -> str:
+    return str(page.evaluate("document.activeElement.id"))
+
+
+def test_a_live_page_keeps_its_reader_s_place(service: Served) -> None:
+    with driven(service.folder, "wide") as campaign, window(service) as page:
+        page.goto(f"{service.url}/campaigns/wide")
+        wait_for_figures(page)
+        top = "document.querySelector('.charts').offsetTop"
+        before = page.evaluate(top)
+        api.expect(page.locator("#ranking")).to_contain_text("Nothing has been measured yet")
+        page.locator("#trials").evaluate("(section) => section.scrollIntoView()")
+        seen_at = page.locator("#trials").evaluate(FROM_WINDOW)
+        for outcomes in (1, 30):
+            see(page, campaign, outcomes)
+            api.expect(page.locator("[data-figure$=sensitivity][data-drawn=yes]")).to_have_count(1)
+            assert page.evaluate(top) == before
+            assert abs(page.locator("#trials").evaluate(FROM_WINDOW) - seen_at) <= 1
+        assert page.locator("#older").inner_text() == "older"
+
+        page.set_viewport_size({"width": 700, "height": 860})
+        page.locator("#failures summary").first.click()
+        scrolled = page.locator("#ranking .wide, #trials .wide, #failures details[open] pre")
+        scrolled.evaluate_all("(places) => places.forEach((place) => place.scrollTo(50, 70))")
+        where = "(places) => places.map((place) => [place.scrollLeft, place.scrollTop])"
+        assert scrolled.evaluate_all(where) == [[50, 0], [50, 0], [0, 70]]
+        for place in ("#cancel", "#ranking tbody a", "#trials-table"):
+            page.locator(place).first.focus()
+            held = focused(page)
+            see(page, campaign, 1)
+            assert held
+            assert focused(page) == held
+            assert scrolled.evaluate_all(where) == [[50, 0], [50, 0], [0, 70]]
+
+        campaign.writer.event("stopping", leaves="paused", probes_to_finish=0)
+        api.expect(page.locator(".ending")).to_have_text("pausing")
+
+
+def test_figures_stay_apart_and_messages_lie_over_the_page(service: Served) -> None:
+    with driven(service.folder, "drawn") as campaign, window(service) as page:
+        campaign.go_on(120)
+        page.goto(f"{service.url}/campaigns/drawn")
+        wait_for_figures(page)
+        for width in (1280, 1000, 640):
+            page.set_viewport_size({"width": width, "height": 860})
+            room = page.locator(".feasibility .plot").evaluate("(place) => place.clientWidth")
+            api.expect(page.locator(".feasibility .main-svg").first).to_have_attribute("width", str(room))
+            assert_nothing_is_covered(page)
+        page.set_viewport_size({"width": 1280, "height": 800})
+        why = page.locator("#trials td.why", has_text="rank 3").first
+        assert why.evaluate(
+            "(cell) => cell.scrollWidth <= cell.clientWidth && cell.getBoundingClientRect().right < 1280"
+        )
+
+        page.route("**/pause", lambda route: route.fulfill(status=200, body="<p class='fine'>told</p>"))
+        page.locator("#trials").scroll_into_view_if_needed()
+        top = page.evaluate("document.querySelector('#trials').offsetTop")
+        page.locator("#pause").dispatch_event("click")
+        api.expect(page.locator("#notice")).to_have_text("told")
+        api.expect(page.locator("#notice")).to_be_in_viewport()
+        assert page.evaluate("document.querySelector('#trials').offsetTop") == top
+        page.get_by_role("button", name="close the message").click()
+        api.expect(page.locator("#notice")).to_be_empty()
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1440, "dark")])
 def test_each_page_fits_its_window_by_day_and_by_night(service: Served, width: int, scheme: Any) -> None:
     with window(service, width=width, scheme=scheme) as page:
@@ -190,7 +280,8 @@ def test_each_page_fits_its_window_by_day_and_by_night(service: Served, width: i
         assert fits(page)
         charts = page.evaluate("document.querySelector('.charts').offsetTop")
         picture(page, f"campaign-{scheme}", height=charts - 8)
-        picture(page, f"figures-{scheme}", top=charts - 16, height=952)
+        coordinates = page.evaluate("document.querySelector('.coordinates').offsetTop")
+        picture(page, f"figures-{scheme}", top=charts - 16, height=coordinates - charts + 16)
         page.locator("#ranking tbody a").first.click()
         api.expect(page.get_by_role("heading", name="Where the memory goes")).to_be_visible()
         assert fits(page)

@@ -1,13 +1,12 @@
 """Whatever legality admits trains as one process does: recipes drawn at random, from all choices of both engines.
 
-The tables of `test_numerics` hold chosen products; here hypothesis draws from the others, for as long as a budget of
-time lasts. Choices that change the mathematics on purpose (bf16 states) or take long (compile) have tests of their own.
+The tables of `test_numerics` hold chosen products; here hypothesis draws from the others. Choices that change the
+mathematics on purpose (bf16 states) or take long (compile) have tests of their own.
 """
 
 from __future__ import annotations
 
 import tempfile
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from support.trainer_runs import (
 
 TOLERANCE = 1e-5
 LAYERS = 7  # no number of stages divides it
-QUICK_S, THOROUGH_S = 15.0, 60.0
+QUICK, THOROUGH = 3, 10
 
 
 PROBLEM = small_problem(layers=LAYERS)
@@ -89,38 +88,37 @@ def assert_trains_as_one_process(recipe: Recipe) -> None:
         assert losses == pytest.approx(reference_losses(job), abs=TOLERANCE), recipe.describe()
 
 
-def _run_for(budget_s: float, engine: str, *, examples: int, fixed: bool) -> int:
-    """Train drawn recipes until the budget is spent; how many were trained. A recipe drawn again is not run again."""
-    ends = time.monotonic() + budget_s
+def _train(count: int, engine: str, *, fixed: bool) -> None:
+    """Train so many drawn recipes; one that is drawn again is not run again."""
     trained: set[Recipe] = set()
 
     @settings(
-        max_examples=examples,
+        max_examples=count,
         deadline=None,
         database=None,
         derandomize=fixed,
-        phases=[Phase.generate],  # a smaller example would take more time than the budget has left
+        phases=[Phase.generate],  # to look for a smaller example would take minutes
         suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
     )
     @given(recipe=legal_recipes(engine))
     def train(recipe: Recipe) -> None:
-        if recipe in trained or time.monotonic() > ends:
-            return
-        assert_trains_as_one_process(recipe)
-        trained.add(recipe)
+        if recipe not in trained:
+            assert_trains_as_one_process(recipe)
+            trained.add(recipe)
 
     train()
-    return len(trained)
+    assert len(trained) > count / 2
 
 
 @pytest.mark.parametrize("engine", ["torch", "deepspeed"])
 def test_a_few_recipes_that_legality_admits(engine: str) -> None:
     """The same few each time, so that a quick run tells what changed."""
-    assert _run_for(QUICK_S, engine, examples=6, fixed=True) >= 1
+    _train(QUICK, engine, fixed=True)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("engine", ["torch", "deepspeed"])
-def test_many_recipes_that_legality_admits(engine: str) -> None:
+def test_more_recipes_that_legality_admits(engine: str) -> None:
     """Others each time."""
-    assert _run_for(THOROUGH_S, engine, examples=80, fixed=False) >= 4
+    _train(THOROUGH, engine, fixed=False)

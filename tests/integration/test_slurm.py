@@ -139,9 +139,9 @@ def test_a_walltime_that_expires_costs_an_attempt(tmp_path: Path, slurm: SlurmCl
     with started("launch", name, cwd=tmp_path) as process:
         wait_for_stepping(tmp_path)
         (job,) = slurm.running()
-        slurm.run("scontrol", "update", f"jobid={job}", "timelimit=1")
+        slurm.run("scontrol", "update", f"jobid={job}", "endtime=now")  # its limit goes with it; Slurm looks each 30 s
         wait_for(lambda: any(isinstance(found, Failure) for found in outcomes(tmp_path)), 120)
-        process.send_signal(signal.SIGINT)  # finish what runs
+        process.send_signal(signal.SIGUSR2)  # end what runs
         process.wait(200)
     cut = outcomes(tmp_path)[0]
     assert cut.kind is FailureKind.LOST

@@ -8,24 +8,41 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import create_engine, inspect, select
 
 from frontrunner import archive, backup_store, check_store, copy_store, prunable, prune_store, unarchive
+from frontrunner.results.address import parse_address
 from frontrunner.results.archive.lines import END, Chain
-from frontrunner.results.records import Campaign
+from frontrunner.results.codec import recipe_to_json
+from frontrunner.results.provenance import Provenance
+from frontrunner.results.records import Campaign, Trial
 from frontrunner.results.schema import Base
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store, open_store
-from frontrunner.spaces.document import canonical_json
+from frontrunner.results.writer import CampaignWriter
+from frontrunner.search.spec import CampaignSpec
+from frontrunner.spaces.document import canonical_json, recipe_id
 from frontrunner.spaces.errors import AlreadyDriven, FrontrunnerError, InvalidInput, NotFound, StoreUnusable
 from frontrunner.validation import dump_json
 from support.campaigns import spec_of, tiny
+from support.limits import fill, small_disk
 from support.postgresql import Server
-from support.store_contract import KINDS, begin, everything, failure, lease_elsewhere, measurement
+from support.store_contract import KINDS, RECIPE, begin, everything, failure, lease_elsewhere, measurement
+
+RAN_WITH = Provenance(
+    versions={"python": "3.11.7"},
+    host="here",
+    platform="Linux",
+    device="test",
+    git_revision=None,
+    git_dirty=None,
+    command_line=("frontrunner", "launch", "kept.toml"),
+)
 
 
 def made(url: str, *, name: str = "kept", state: CampaignState = CampaignState.FINISHED) -> str:
@@ -35,14 +52,23 @@ def made(url: str, *, name: str = "kept", state: CampaignState = CampaignState.F
         campaign = store.create_campaign(name=name, spec_json=dump_json(spec), legal_recipes=9, problem_summary={})
         writer = store.drive(lease_elsewhere(store, campaign))
         writer.set_state(CampaignState.RUNNING, reason="")
-        for recipe_id, outcome in (("aaaa", measurement(0.5)), ("bbbb", failure())):
-            writer.finish_attempt(writer.start_attempt(begin(writer, recipe_id), run_folder="r"), outcome, retry=False)
-        again = writer.repeat(begin(writer, "aaaa"))
-        writer.finish_attempt(writer.start_attempt(again, run_folder="r"), measurement(0.3), retry=False)
+        writer.record_provenance(RAN_WITH)
+        for place, outcome in enumerate((measurement(0.5), failure())):
+            trial = tried(writer, spec, place)
+            folder = f"r/{trial.number}.1"
+            writer.finish_attempt(writer.start_attempt(trial, run_folder=folder), outcome, retry=False)
+        again = writer.repeat(tried(writer, spec, 0))
+        writer.finish_attempt(writer.start_attempt(again, run_folder="r/1.2"), measurement(0.3), retry=False)
         writer.event("tick", number=1)
         if state is not CampaignState.RUNNING:
             writer.release(state, reason="done")
     return url
+
+
+def tried(writer: CampaignWriter, spec: CampaignSpec, place: int) -> Trial:
+    """The trial of one recipe, under its own id."""
+    recipe = replace(RECIPE, accumulation=place + 1)
+    return writer.propose(recipe_id(spec.problem, recipe), recipe)
 
 
 @pytest.fixture(params=KINDS)
@@ -131,6 +157,15 @@ class TestBackup:
         assert content(str(tmp_path / "NEW.db")) == expected
         assert (tmp_path / "store.db").read_bytes() == damaged
 
+    def test_a_full_disk_under_the_backup_is_not_the_store_s(self, tmp_path: Path) -> None:
+        url = made(str(tmp_path / "store.db"))
+        with small_disk(tmp_path / "small", mib=1) as disk:
+            fill(disk, leave_bytes=16_384)
+            with pytest.raises(InvalidInput, match=r"small/b\.db cannot be written: .*full") as refused:
+                backup_store(disk / "b.db", store=url)
+            assert "name another place" in str(refused.value.hint)
+            assert [path.name for path in disk.iterdir()] == ["ballast"]
+
     @pytest.mark.skipif(shutil.which("pg_restore") is None, reason="PostgreSQL's client programs are not installed")
     def test_a_server_s_backup_is_one_that_pg_restore_reads(self, postgresql_server: Server, tmp_path: Path) -> None:
         import subprocess
@@ -171,6 +206,56 @@ class TestCopy:
             copy_store(made(str(tmp_path / "source.db"), name="other"), full)
         assert content(full) == before
 
+    def test_a_copy_that_fails_names_the_source_and_leaves_nothing(
+        self, fresh: Callable[[], str], tmp_path: Path
+    ) -> None:
+        source, target, beside = made(str(tmp_path / "broken.db")), fresh(), set(tmp_path.iterdir())
+        expected = content(source)
+        with closing(sqlite3.connect(source)) as connection, connection:
+            connection.execute("PRAGMA ignore_check_constraints = ON")
+            connection.execute("UPDATE failures SET kind = 'bored'")
+        with pytest.raises(StoreUnusable, match=r"broken\.db holds rows of failures that no store can hold") as refused:
+            copy_store(source, target)
+        assert f"frontrunner store check --store {source}" in str(refused.value.hint)
+        assert set(tmp_path.iterdir()) == beside
+        assert table_names(target) == set()
+        with closing(sqlite3.connect(source)) as connection, connection:
+            connection.execute("UPDATE failures SET kind = 'crashed'")
+        copy_store(source, target)
+        assert content(target) == expected
+
+    def test_a_target_on_a_full_disk_is_not_left_there(self, tmp_path: Path) -> None:
+        source = made(str(tmp_path / "source.db"))
+        with small_disk(tmp_path / "small", mib=1) as disk:
+            fill(disk, leave_bytes=16_384)
+            with pytest.raises(StoreUnusable, match=r"small/new\.db cannot be written"):
+                copy_store(source, str(disk / "new.db"))
+            assert [path.name for path in disk.iterdir()] == ["ballast"]
+
+    def test_a_damaged_source_is_blamed_and_not_the_target(self, tmp_path: Path) -> None:
+        source, target = made(str(tmp_path / "source.db")), tmp_path / "target.db"
+        with closing(sqlite3.connect(source)) as connection:
+            (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'events'").fetchone()
+            (size,) = connection.execute("PRAGMA page_size").fetchone()
+        with (tmp_path / "source.db").open("r+b") as file:
+            file.seek((page - 1) * size)
+            file.write(b"\xa5" * size)
+        with pytest.raises(StoreUnusable, match=r"source\.db is damaged"):
+            copy_store(source, str(target))
+        assert not target.exists()
+
+
+def table_names(url: str) -> set[str]:
+    """The tables at an address; none where there is no file."""
+    address = parse_address(url)
+    if address.path is not None and not address.path.exists():
+        return set()
+    engine = create_engine(address.url)
+    try:
+        return set(inspect(engine).get_table_names())
+    finally:
+        engine.dispose()
+
 
 def without_ids(found: tuple[Any, ...]) -> tuple[Any, ...]:
     """Told outcomes and events without the ids, which belong to a store."""
@@ -190,7 +275,10 @@ class TestArchive:
         *after, told_there = without_ids(content(there))
         assert after == before
         assert told_there[:-1] == told_here
-        assert told_there[-1][1:] == ("unarchived", {"file": "kept.jsonl", "sha256": done.sha256})
+        assert told_there[-1][1:] == (
+            "unarchived",
+            {"file": "kept.jsonl", "sha256": done.sha256, "attempts": 3},
+        )
         assert check_store(there).findings == ()
 
     def test_a_taken_name_needs_another(self, tmp_path: Path) -> None:
@@ -211,6 +299,20 @@ class TestArchive:
         with pytest.raises(InvalidInput, match="exists already"):
             archive("kept", tmp_path / "mine", store=url)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "store.db"]
+
+
+def test_what_an_archive_says_of_a_driver_holds_nothing(archived: Path, tmp_path: Path) -> None:
+    """As the archive of a campaign whose driver was killed, and as one that somebody made."""
+    driven = {"driver_host": "elsewhere", "driver_pid": 1, "driven_since": "2026-03-01T12:00:00.000000+00:00"}
+    forged = of_kind("campaigns", state="running", lease_until="9999-12-31T23:59:59.000000+00:00", **driven)
+    file, target = tmp_path / "forged.jsonl", str(tmp_path / "target.db")
+    file.write_bytes(b"".join(forged(archived.read_bytes().splitlines(keepends=True))))
+    unarchive(file, store=target)
+    with open_store(target) as store:
+        found = store.campaign("kept")
+        assert (found.state, found.driver) == (CampaignState.STOPPED, None)
+        store.acquire_lease(found.id, host="another", pid=1)
+    assert check_store(target).findings == ()
 
 
 def changed_at(number: int, change: Callable[[bytes], bytes]) -> Callable[[list[bytes]], list[bytes]]:
@@ -258,12 +360,29 @@ DAMAGE: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
     "nothing for a text": (of_kind("trials", recipe_id=None), r"recipe_id = 'None' is not"),
     "a reference to nobody": (of_kind("attempts", trial_id=77), "trial_id = 77 refers to a row that is not there"),
     "a recipe of no kind": (of_kind("trials", recipe_json="{}"), r"line \d+: this version cannot read it"),
+    "another recipe under its id": (
+        of_kind("trials", recipe_json=recipe_to_json(replace(RECIPE, micro_batch_seqs=8))),
+        r"line \d+: this version cannot read it: the recipe's id is [0-9a-f]{12}, and not",
+    ),
+    "no provenance": (of_kind("provenance", provenance_json="{}"), r"line \d+: .*there is no 'command_line'"),
+    "versions that are no words": (
+        of_kind("provenance", provenance_json=json.dumps(asdict(RAN_WITH) | {"versions": {"python": 3}})),
+        r"line \d+: .*told in words",
+    ),
+    "a time of letters": (of_kind("attempts", started_at="____-__-__T__:__:__.______+00:00"), r"line \d+: .*format"),
+    "a time of another zone": (
+        of_kind("campaigns", updated_at="2026-03-01T13:00:00.000000+01:00"),
+        "line 2: .* no time in UTC",
+    ),
+    "a lease of no time": (of_kind("campaigns", driver_host="h", driver_pid=1, lease_until="soon"), "line 2: .*'soon'"),
+    "an event of no kind": (of_kind("events", data_json="[]"), r"line \d+: .*data_json holds no table"),
     "a spec of no kind": (of_kind("campaigns", spec_json='{"a": 1}'), "line 2: this version cannot read it"),
     "a name with a path": (of_kind("campaigns", name="../x"), r'campaign\.name = "\.\./x"'),
     "a state of no kind": (of_kind("trials", state="asleep"), "does not hold a campaign that a driver wrote"),
     "an outcome too many": (of_kind("campaigns", node_seconds_spent=1.0), "the sum of its outcomes' node-seconds"),
     "a flattering standing": (of_kind("standings", tokens_per_s=1e9), "a standing is what its measurements say"),
-    "times cut short": (of_kind("measurements", step_times_s_json="[1,"), "every column of JSON can be read"),
+    "times cut short": (of_kind("measurements", step_times_s_json="[1,"), r"line \d+: this version cannot read it"),
+    "times that are none": (of_kind("measurements", step_times_s_json="{}"), r"line \d+: this version cannot read it"),
     "of another count": (of_kind(END, rows=3), "does not hold one campaign and the rows that it counts"),
     "of a later version": (of_kind("header", revision="0999"), "was written by a later frontrunner"),
 }
@@ -322,6 +441,7 @@ class TestPrune:
                     folder = runs / name / f"0000{number}.1"
                     folder.mkdir(parents=True)
                     (folder / "rank-0.log").write_bytes(b"x" * 1000)
+                    (folder / "job.json").write_text(json.dumps({"run_folder": str(folder)}))
                     attempt = writer.start_attempt(begin(writer, f"{number:04x}"), run_folder=str(folder))
                     if number == 1:
                         writer.finish_attempt(attempt, measurement(), retry=False)
@@ -333,7 +453,8 @@ class TestPrune:
     def test_it_shows_first_and_then_removes_only_what_the_store_holds(self, folders: Path, tmp_path: Path) -> None:
         url = str(tmp_path / "store.db")
         (part,) = prunable(store=url)
-        assert (part.campaign, part.folders, part.bytes) == ("done", (folders / "done" / "00001.1",), 1000)
+        size = 1000 + (folders / "done" / "00001.1" / "job.json").stat().st_size
+        assert (part.campaign, part.folders, part.bytes) == ("done", (folders / "done" / "00001.1",), size)
         assert part.folders[0].exists()
         before = content(url, "done")
         prune_store(store=url)
@@ -356,3 +477,49 @@ class TestPrune:
                 connection.execute("UPDATE attempts SET run_folder = ? WHERE id = 1", (folder,))
                 connection.commit()
                 assert prunable(store=url) == ()
+
+    @pytest.mark.parametrize("content", [None, "{}", "[", "[" * 200_000, '{"run_folder": "/elsewhere/done/00001.1"}'])
+    def test_a_folder_that_no_driver_says_it_made_is_not_touched(
+        self, folders: Path, tmp_path: Path, content: str | None
+    ) -> None:
+        job = folders / "done" / "00001.1" / "job.json"
+        job.unlink()
+        if content is not None:
+            job.write_text(content)
+        assert prune_store(store=str(tmp_path / "store.db")) == ()
+        assert job.parent.exists()
+
+    def test_what_an_archive_names_is_not_touched_and_what_was_made_here_afterwards_is(self, tmp_path: Path) -> None:
+        here, there, runs = str(tmp_path / "here.db"), str(tmp_path / "there.db"), tmp_path / "kept"
+        made(here)
+        for number in (1, 2, 3):
+            with closing(sqlite3.connect(here)) as connection, connection:
+                folder = a_run_folder(runs / f"0000{number}.1")
+                connection.execute("UPDATE attempts SET run_folder = ? WHERE id = ?", (str(folder), number))
+        archive("kept", tmp_path / "first.jsonl", store=here)
+        unarchive(tmp_path / "first.jsonl", store=there)
+        assert prunable(store=there) == ()
+        with open_store(there) as store:
+            writer = store.drive(lease_elsewhere(store, store.campaign("kept")))
+            writer.set_state(CampaignState.RUNNING, reason="")
+            own = a_run_folder(runs / "00004.1")
+            attempt = writer.start_attempt(begin(writer, "cccc"), run_folder=str(own))
+            writer.finish_attempt(attempt, measurement(), retry=False)
+            writer.release(CampaignState.FINISHED, reason="done")
+        kept = Path(shutil.copy(there, tmp_path / "kept.db"))
+        assert [part.folders for part in prune_store(store=there)] == [(own,)]
+        own = a_run_folder(own)
+        for told in ("{}", "[", "7", '{"attempts": -1}', '{"attempts": "0"}'):  # of earlier versions, or damaged
+            with closing(sqlite3.connect(kept)) as connection, connection:
+                connection.execute("UPDATE events SET data_json = ? WHERE kind = 'unarchived'", (told,))
+            assert prunable(store=str(kept)) == ()
+        shutil.rmtree(own)
+        assert sorted(path.name for path in runs.iterdir()) == ["00001.1", "00002.1", "00003.1"]
+        assert [len(part.folders) for part in prunable(store=here)] == [3]
+
+
+def a_run_folder(path: Path) -> Path:
+    """A folder as a driver makes it."""
+    path.mkdir(parents=True)
+    (path / "outcome.json").write_text(json.dumps({"run_folder": str(path)}))
+    return path

@@ -6,7 +6,9 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,29 @@ FORMS = {
     },
     "pp2-zbv": {"pipeline_parallel": 2, "schedule": "zbv", "virtual_stages": 2, "micro_batch_seqs": 1},
 }
+
+# The faster form gets more steps, so that a kill comes well before the end.
+STEPS_TO_KILL_IN = {
+    "one-rank": 40,
+    "tp2-sp-dp2-zero3": 10,
+    "pp2-interleaved-dp2-zero2": 12,
+    "dp4-levels": 12,
+    "pp2-1f1b-cp2-zero3": 12,
+}
+Finished = Callable[..., Job]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """The job of a form that has trained to its end, once for all tests; they only read what it left."""
+
+    @cache
+    def trained(form: str, *, steps: int = 8) -> Job:
+        job = _training_job(tmp_path_factory.mktemp(form), FORMS[form], steps=steps)
+        run_job(job)
+        return job
+
+    return trained
 
 
 def _training_job(folder: Path, recipe: dict[str, Any], **changes: Any) -> Job:
@@ -89,20 +114,13 @@ def _pid_of_rank_0(job: Job) -> int:
 
 
 @pytest.mark.parametrize(
-    ("form", "steps"),
-    [
-        ("one-rank", 40),
-        ("tp2-sp-dp2-zero3", 10),
-        ("pp2-interleaved-dp2-zero2", 12),
-        ("dp4-levels", 12),
-        pytest.param("pp2-1f1b-cp2-zero3", 12, marks=pytest.mark.slow),
-    ],
+    "form",
+    [pytest.param(form, marks=[pytest.mark.slow] if "cp2" in form else []) for form in STEPS_TO_KILL_IN],
 )
-def test_a_killed_run_goes_on_as_if_it_never_was(form: str, steps: int, tmp_path: Path) -> None:
-    """The faster form gets more steps, so that the kill comes well before the end."""
-    whole = _training_job(tmp_path / "whole", FORMS[form], steps=steps)
+def test_a_killed_run_goes_on_as_if_it_never_was(form: str, finished: Finished, tmp_path: Path) -> None:
+    steps = STEPS_TO_KILL_IN[form]
+    whole = finished(form, steps=steps)
     killed = _training_job(tmp_path / "killed", FORMS[form], steps=steps)
-    run_job(whole)
 
     _kill_a_rank_after(killed, 5)
     result = run_job(killed)
@@ -115,16 +133,15 @@ def test_a_killed_run_goes_on_as_if_it_never_was(form: str, steps: int, tmp_path
 
 
 @pytest.mark.parametrize("form", [name for name in FORMS if name != "one-rank"])
-def test_training_is_the_same_under_every_form(form: str, tmp_path: Path) -> None:
-    alone = _training_job(tmp_path / "alone", {})
-    spread = _training_job(tmp_path / "spread", FORMS[form])
-
-    expected, actual = run_job(alone), run_job(spread)
+def test_training_is_the_same_under_every_form(form: str, finished: Finished) -> None:
+    steps = STEPS_TO_KILL_IN.get(form, 8)
+    alone, spread = finished("one-rank", steps=steps), finished(form, steps=steps)
+    expected, actual = read_result(alone), read_result(spread)
 
     assert list(_losses(spread).values()) == pytest.approx(list(_losses(alone).values()), abs=1e-5)
     norms = [[row["gradient_norm"] for row in _as_numbers(_metrics(job))] for job in (spread, alone)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)
-    assert [step for step, _ in actual["evaluation_losses"]] == [4, 8]
+    assert [step for step, _ in actual["evaluation_losses"]] == sorted({4, 8, steps})
     assert dict(actual["evaluation_losses"]) == pytest.approx(dict(expected["evaluation_losses"]), abs=1e-5)
 
 
@@ -137,23 +154,20 @@ def test_training_is_the_same_under_every_form(form: str, tmp_path: Path) -> Non
         ("pp2-1f1b-cp2-zero3", "one-rank"),
     ],
 )
-def test_a_checkpoint_loads_under_another_form(first: str, second: str, tmp_path: Path) -> None:
+def test_a_checkpoint_loads_under_another_form(first: str, second: str, finished: Finished, tmp_path: Path) -> None:
     """Other ranks go on from where the first stopped, with their weights, optimizer states and data."""
-    whole = _training_job(tmp_path / "whole", {})
-    run_job(whole)
     moved = _training_job(tmp_path / "moved", FORMS[first], checkpoint_every_steps=4)
     run_job(moved)
     shutil.rmtree(Path(moved.run_folder) / "checkpoints" / "step-00000008")
 
     run_job(replace(moved, recipe=small_recipe(**FORMS[second])))
 
-    assert list(_losses(moved).values()) == pytest.approx(list(_losses(whole).values()), abs=1e-5)
+    assert list(_losses(moved).values()) == pytest.approx(list(_losses(finished("one-rank")).values()), abs=1e-5)
 
 
-def test_only_the_newest_checkpoints_are_kept_and_the_pointer_names_the_last(tmp_path: Path) -> None:
-    job = _training_job(tmp_path / "run", {}, keep_checkpoints=2)
-
-    result = run_job(job)
+def test_only_the_newest_checkpoints_are_kept_and_the_pointer_names_the_last(finished: Finished) -> None:
+    job = finished("one-rank")
+    result = read_result(job)
 
     assert _checkpoints(job) == ["step-00000006", "step-00000008"]
     latest = json.loads((Path(job.run_folder) / "checkpoints" / "latest.json").read_text())
@@ -173,12 +187,9 @@ def test_a_half_written_checkpoint_is_not_resumed_from(tmp_path: Path) -> None:
     assert _checkpoints(job) == ["step-00000002", "step-00000004"]
 
 
-def test_metrics_hold_the_schedule_and_a_row_a_step(tmp_path: Path) -> None:
-    job = _training_job(tmp_path / "run", {})
+def test_metrics_hold_the_schedule_and_a_row_a_step(finished: Finished) -> None:
+    rows = _as_numbers(_metrics(finished("one-rank")))
 
-    run_job(job)
-
-    rows = _as_numbers(_metrics(job))
     assert [row["step"] for row in rows] == list(range(1, 9))
     rates = [row["learning_rate"] for row in rows]
     assert rates[:2] == pytest.approx([0.5e-3, 1e-3])

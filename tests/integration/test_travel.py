@@ -16,12 +16,16 @@ import frontrunner
 from frontrunner.cluster_file import parse_cluster
 from frontrunner.evaluators.replay import ReplaySettings
 from frontrunner.recipe_file import Measured, Origin, RecipeFile, Training, read, to_text
+from frontrunner.results.store import open_store
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import Recipe
+from frontrunner.validation import dump_json
+from support.campaigns import spec_of, tiny
+from support.rankings import measurement
 
 CAMPAIGN = """
 name = "small"
@@ -83,7 +87,35 @@ def test_a_campaign_becomes_a_study_once_and_optuna_s_plots_work_on_it(campaign:
         assert trial.datetime_complete.astimezone() == row["finished_at"]
     assert {trial.state.name for trial in study.trials} == {"COMPLETE", "FAIL"}
     assert study.best_value == table["tokens_per_s"].max()
+    assert study.user_attrs["figures"] == "simulated"
     assert set(study.trials[0].params) == {"tensor_parallel", "micro_batch_seqs", "sharding", "recompute"}
+
+
+def test_the_best_of_a_study_is_the_campaign_s_with_repeats_pooled(tmp_path: Path) -> None:
+    """The first measurement of one recipe is the fastest of all; measured again, it is the slower of the two."""
+    url, storage = str(tmp_path / "s.db"), f"sqlite:///{tmp_path}/study.db"
+    with open_store(url, create=True) as store:
+        spec = spec_of(tiny())
+        steady, lucky = spec.survey().recipes[:2]
+        campaign = store.create_campaign(name="tiny", spec_json=dump_json(spec), legal_recipes=2, problem_summary={})
+        writer = store.drive(store.acquire_lease(campaign.id, host="h", pid=1))
+        for recipe, times in ((lucky, (0.8,)), (steady, (1.0,)), (lucky, (9.0,))):
+            known = {trial.recipe: trial for trial in store.trials(campaign.id)}
+            trial = known.get(recipe) or writer.propose(recipe_id(spec.problem, recipe), recipe)
+            if recipe in known:
+                writer.repeat(trial)
+            attempt = writer.start_attempt(trial, run_folder="")
+            writer.finish_attempt(attempt, measurement(times, 1_000), retry=False)
+    frontrunner.mirror("tiny", storage=storage, store=url)
+    study = optuna.load_study(study_name="tiny", storage=storage)
+    (first,) = frontrunner.best("tiny", top=1, store=url)
+    assert study.user_attrs["figures"] == "measured"
+    assert study.user_attrs["best"] == {
+        "recipe_id": first.recipe_id,
+        "tokens_per_s": first.standing.tokens_per_s,
+        "measurements": 1,
+    }
+    assert study.best_trial.user_attrs["recipe_id"] != first.recipe_id
 
 
 def test_a_study_that_is_not_the_campaign_s_is_left_alone(campaign: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import signal
 import sys
 import traceback
 from collections import Counter
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -56,6 +57,8 @@ def _run_forked(order: dict[str, Any]) -> list[int]:
     world_size = job.recipe.world_size
     rendezvous = Path(job.run_folder) / f"rendezvous-{os.getpid()}"
     rendezvous.unlink(missing_ok=True)
+    if job.recipe.compile:
+        import_module("torch._inductor.compile_fx")  # once, not in every rank
     ranks = {}
     for rank in range(world_size):
         child = os.fork()

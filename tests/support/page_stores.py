@@ -29,17 +29,17 @@ TABLE = {
 }
 
 
-def page_store(folder: Path, names: tuple[str, ...] = ("first", "second")) -> list[str]:
+def page_store(folder: Path, names: tuple[str, ...] = ("first", "second"), *, figures: str = "measured") -> list[str]:
     """Fill `folder`/store.db; the ids of the recipes that each campaign measured, fastest first."""
     with open_store(str(folder / "store.db"), create=True) as store:
-        first, *_ = [_campaign(store, name) for name in names]
+        first, *_ = [_campaign(store, name, figures) for name in names]
         return first
 
 
-def _campaign(store: Store, name: str) -> list[str]:
+def _campaign(store: Store, name: str, figures: str) -> list[str]:
     spec = parse_campaign(TABLE, default_name=name, base=Path()).spec
     survey = spec.survey()
-    problem = {"model": SCRIPT, "figures": "measured"}
+    problem = {"model": SCRIPT, "figures": figures}
     campaign = store.create_campaign(
         name=name, spec_json=dump_json(spec), legal_recipes=len(survey.recipes), problem_summary=problem
     )

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from frontrunner.calibration_api import fit_tables
 from frontrunner.evaluators.command.logs import LOG_PATTERNS
 from frontrunner.evaluators.command.patterns import patterns_of
 from frontrunner.evaluators.command.reading import Arrivals, LogReader
@@ -74,6 +77,28 @@ class TestTables:
         path.write_text(text)
         with pytest.raises(InvalidInput, match=said):
             csv_table(path, csv_bytes(path), as_text=True)
+
+    @pytest.mark.parametrize("use", [import_table, lambda path, **_: fit_tables([path])])
+    def test_a_pipe_and_a_device_are_refused_before_they_are_read(
+        self, tmp_path: Path, use: Callable[..., object]
+    ) -> None:
+        pipe = tmp_path / "pipe.csv"
+        os.mkfifo(pipe)
+        for path in (pipe, Path("/dev/zero")):
+            with pytest.raises(InvalidInput, match=f"{path} cannot be read: it is no regular file"):
+                use(path, store=str(tmp_path / "store.db"))
+
+    def test_a_file_too_long_for_a_table_is_refused_before_it_is_parsed(self, tmp_path: Path) -> None:
+        path = tmp_path / "t.csv"
+        path.touch()
+        for size, said in ((300 * 2**20, "too long: a table has at most"), (100 * 2**20, "a row has at most")):
+            os.truncate(path, size)  # zeros, which take no room on the disk
+            with pytest.raises(InvalidInput, match=said):
+                fit_tables([path])
+
+    def test_a_global_batch_of_zero_is_a_reason_to_leave_a_row_out(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidInput, match="0 rows can be fitted to"):
+            fit_tables([write_table(tmp_path / "t.csv", row(gbs="0"))])
 
     def test_whole_numbers_beyond_every_float_are_left_out(self, tmp_path: Path) -> None:
         found = read_problems(write_table(tmp_path / "t.csv", row(gbs="9" * 400), row()))
@@ -171,6 +196,13 @@ class TestRunFolders:
     ) -> None:
         for outcome, expected in ((good, True), (good | change, False)):
             (tmp_path / "outcome.json").write_text(json.dumps({"kind": "measurement", "outcome": outcome}))
+            assert (RunFolder(tmp_path).outcome() is not None) is expected
+
+    @pytest.mark.parametrize("named", ["/elsewhere/00001.1", "", 7, ["00001.1"], {}])
+    def test_an_outcome_of_another_folder(self, tmp_path: Path, good: dict[str, object], named: object) -> None:
+        said = {"kind": "measurement", "outcome": good}
+        for folder, expected in ((str(tmp_path), True), (named, False)):
+            (tmp_path / "outcome.json").write_text(json.dumps({"run_folder": folder, **said}))
             assert (RunFolder(tmp_path).outcome() is not None) is expected
 
     @pytest.mark.parametrize(

@@ -249,8 +249,14 @@ def test_a_missing_section_is_named(section: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "what"),
-    [("nothing.toml", "there is no such file"), (".", "it is a folder"), ("x" * 5000, "no such"), ("a\0b", "no such")],
-    ids=["nothing", "folder", "too long", "NUL"],
+    [
+        ("nothing.toml", "there is no such file"),
+        (".", "it is a folder"),
+        ("/dev/null", "it is a device, a pipe or a socket"),
+        ("x" * 5000, "no such"),
+        ("a\0b", "no such"),
+    ],
+    ids=["nothing", "folder", "device", "too long", "NUL"],
 )
 def test_a_path_without_a_file_says_so(name: str, what: str, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=f"no campaign file at .*{what}") as caught:

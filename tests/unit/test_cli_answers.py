@@ -9,10 +9,13 @@ import pty
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from support.commands import warm_command_line
 
 CAMPAIGN = """
 evaluator = "simulated"
@@ -59,10 +62,10 @@ def environment(**more: str) -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if not key.startswith(left_out)} | more
 
 
+@cache
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments), cwd=cwd, env=environment(), capture_output=True, text=True, timeout=60, check=False
-    )
+    """Run a command to its end, once: in a folder of these tests it answers the same to all who ask again."""
+    return warm_command_line().run(arguments, cwd=cwd, environment=environment())
 
 
 def answer(*arguments: str, cwd: Path) -> Any:

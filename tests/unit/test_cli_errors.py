@@ -6,12 +6,12 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from frontrunner.cli import EPILOG, SECTIONS, frontrunner
+from support.commands import warm_command_line
 
 COMMANDS = [name for section in SECTIONS.values() for name in section]
 CAMPAIGN = """
@@ -38,15 +38,7 @@ probes = 1
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("FRONTRUNNER_")}
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "frontrunner.cli", *arguments],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return warm_command_line().run(arguments, cwd=cwd, environment=environment)
 
 
 def error_of(finished: subprocess.CompletedProcess[str]) -> str:

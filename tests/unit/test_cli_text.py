@@ -12,7 +12,7 @@ from frontrunner.render import layout, sharding
 from frontrunner.settings import run_root, store_url
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
-from frontrunner.text import gib, percent, plain, seconds, thousands
+from frontrunner.text import gib, node_time, percent, plain, seconds, thousands
 
 
 def test_context_ranks_stand_beside_the_degrees_and_are_sharded_over() -> None:
@@ -50,10 +50,33 @@ def test_durations(value: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.1234, "0.123"), (4.561, "4.56"), (99.96, "100"), (789.4, "789"), (12345.0, "12,345"), (float("nan"), "-")],
+    [
+        (0.1234, "0.123"),
+        (0.0000211, "0.0000211"),
+        (0.0, "0"),
+        (4.561, "4.56"),
+        (99.96, "100"),
+        (789.4, "789"),
+        (12345.0, "12,345"),
+        (float("nan"), "-"),
+    ],
 )
 def test_rates(value: float, text: str) -> None:
     assert thousands(value) == text
+
+
+@pytest.mark.parametrize(
+    ("node_seconds", "text"),
+    [
+        (0.0, "0 node-seconds"),
+        (0.076, "0.076 node-seconds"),
+        (35.9, "35.9 node-seconds"),
+        (36.0, "0.01 node-hours"),
+        (3600.0 * 12345, "12,345 node-hours"),
+    ],
+)
+def test_time_of_nodes(node_seconds: float, text: str) -> None:
+    assert node_time(node_seconds) == text
 
 
 def test_shares_and_sizes() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from frontrunner.drawing.course import history_chart, spending_chart
 from frontrunner.evaluators.analytic.estimate import estimate
 from frontrunner.evaluators.insight.collected import Collected, Missing
 from frontrunner.evaluators.insight.history import History, history, spending
@@ -62,6 +63,25 @@ def test_history_pools_repeats_and_counts_every_attempt(collected: Collected) ->
     assert [step.node_hours for step in found.steps] == pytest.approx([0.01, 0.02, 0.03, 0.05, 0.06, 0.07, 0.08])
     assert found.steps[-1].best_tokens_per_s == collected.ranking[0].standing.tokens_per_s
     assert found.best_found_at == 3
+
+
+def test_charts_of_little_time_are_in_node_seconds_and_of_much_in_node_hours(collected: Collected) -> None:
+    much, little = history(collected), history(replace(collected, attempts=collected.attempts[:1]))
+    assert isinstance(much, History)
+    assert isinstance(little, History)
+    chart = history_chart(replace(little, steps=(replace(little.steps[0], node_hours=0.005),)))
+    assert chart.panels[1].x.label == "node-seconds spent"
+    assert chart.panels[1].series[0].x == pytest.approx((18.0,))
+    assert "after 18 of 18 node-seconds" in chart.reading
+    chart = history_chart(much)
+    assert chart.panels[1].x.label == "node-hours spent"
+    assert "of 0.08 node-hours" in chart.reading
+    spent = spending(collected)
+    assert not isinstance(spent, Missing)
+    assert spending_chart(spent).panels[0].x.label == "node-hours"
+    chart = spending_chart([replace(row, node_hours=row.node_hours / 100) for row in spent])
+    assert chart.panels[0].x.label == "node-seconds"
+    assert sum(series.x[0] for series in chart.panels[0].series) == pytest.approx(0.08 * 36)
 
 
 def test_the_best_so_far_is_the_best_of_all_standings_after_each_probe(collected: Collected) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import pytest
 
 from frontrunner.drawing.chart import Coordinate
+from frontrunner.evaluators.analytic.memory import PeakMemory
 from frontrunner.evaluators.trainer.layout import rank_grid
+from frontrunner.render_plan import WORDS
 from frontrunner.service.pages.drawings.coordinates import parallels
 from frontrunner.service.pages.drawings.cut import MOST_NODES, cut_drawing
 from frontrunner.service.pages.drawings.reach import nodes_of_groups
-from frontrunner.service.pages.drawings.stack import stack
+from frontrunner.service.pages.drawings.stack import FILLS, stack
 from frontrunner.service.pages.drawings.steps import step_strip
 from frontrunner.service.pages.drawings.timeline import Span, timeline
 from frontrunner.spaces.cluster import Cluster, Links
@@ -75,6 +78,25 @@ def test_a_v_shaped_pipeline_gives_its_first_rank_the_first_and_the_last_stage()
     assert [stage.rank for stage in cut_drawing(recipe, cluster(1, 4), layers=8).stages] == [0, 1, 2, 3, 3, 2, 1, 0]
 
 
+def test_a_device_names_every_stage_that_it_holds_and_a_narrow_stage_its_number() -> None:
+    recipe = Recipe(
+        devices=16,
+        pipeline_parallel=16,
+        virtual_stages=2,
+        schedule="interleaved-1f1b",
+        micro_batch_seqs=1,
+        accumulation=32,
+    )
+    drawing = cut_drawing(recipe, cluster(2, 8), layers=32)
+    assert [device.stage_words for device in drawing.devices[:2]] == ["S0,16", "S1,17"]
+    assert [stage.words for stage in drawing.stages][15:17] == [("S15", "1 L"), ("S16", "1 L")]
+    four = replace(recipe, virtual_stages=4, pipeline_parallel=4, devices=4)
+    held = cut_drawing(four, cluster(1, 8), layers=32).devices[1]
+    assert (held.stages, held.stage_words) == ((1, 5, 9, 13), "S1-13")
+    whole = cut_drawing(Recipe(devices=4, micro_batch_seqs=1, accumulation=1), cluster(1, 8), layers=48)
+    assert whole.stages[0].words == ("stage 0: 48 layers",)
+
+
 def test_tensor_groups_are_outlined_and_devices_without_a_rank_are_idle() -> None:
     recipe = Recipe(devices=6, tensor_parallel=2, micro_batch_seqs=1, accumulation=1)
     drawing = cut_drawing(recipe, cluster(1, 8), layers=2)
@@ -125,6 +147,12 @@ def test_a_stack_has_one_scale_for_all_bars_and_its_limit() -> None:
     assert found.limit_x == 1120.0
     assert found.rows[0].parts[1].fill == found.rows[1].parts[0].fill
     assert found.rows[0].parts[0].share == 0.25
+
+
+def test_each_part_of_a_step_and_of_a_memory_has_a_colour_of_its_own() -> None:
+    step = [word for name, word in WORDS.items() if name != "memory"]
+    for names in (step, [field.name for field in fields(PeakMemory)]):
+        assert len({FILLS[name] for name in names}) == len(names)
 
 
 def test_a_single_step_has_a_place_on_its_strip() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import os
 import re
 import subprocess
 import sys
@@ -14,17 +16,24 @@ import pytest
 from fastapi.testclient import TestClient
 
 from frontrunner.results.driving import stamp
+from frontrunner.results.holders import this_host
 from frontrunner.results.known import REUSED, probes_made
+from frontrunner.results.outlooks import OUTLOOK
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
+from frontrunner.search.stopping import IN_A_ROW, STOPPING, StopRule
+from frontrunner.search.strategy import Outlook
 from frontrunner.service.app import create_app
 from frontrunner.service.pace import SHARE_OF_CORE
-from frontrunner.service.pages.figures import Editions
+from frontrunner.service.pages.figures import EARLY, Editions
 from frontrunner.service.pages.router import router
 from frontrunner.service.pages.views.campaign import campaign_view, moment
 from frontrunner.service.pages.views.plan import PlanQuestion, campaign_of
+from frontrunner.spaces.document import recipe_id
 from support.page_stores import SCRIPT, page_store
 from support.services import ORIGIN, bearer, settings, tokens_of
+
+CUT_OFF = '<span class="state cut-off">cut off</span>'
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +143,102 @@ def test_a_page_hears_that_its_driver_died_without_a_word(tmp_path: Path) -> Non
         assert (view.status.driver_is_live, view.can_be_driven) == (False, True)
 
 
+def test_a_driver_that_was_told_to_pause_says_what_it_waits_for(tmp_path: Path) -> None:
+    page_store(tmp_path)
+    with open_store(str(tmp_path / "store.db")) as store:
+        campaign, spec = store.campaign("first"), campaign_view(store, "first").spec
+        writer = store.drive(store.acquire_lease(campaign.id, host="h", pid=1))
+        writer.set_state(CampaignState.RUNNING, reason="")
+        assert campaign_view(store, "first").ending == ""
+        recipe = spec.survey().recipes[5]
+        writer.start_attempt(writer.propose(recipe_id(spec.problem, recipe), recipe), run_folder="/runs/1")
+        writer.event(STOPPING, leaves="paused", probes_to_finish=1)
+        assert campaign_view(store, "first").ending == "pausing, 1 probe to finish"
+        writer.release(CampaignState.PAUSED, reason="")
+        assert campaign_view(store, "first").ending == ""
+        store.acquire_lease(campaign.id, host="h", pid=1)
+        assert campaign_view(store, "first").ending == "", "another driver was told nothing"
+
+
+def test_a_driven_campaign_keeps_room_for_the_rows_that_may_come(tmp_path: Path) -> None:
+    page_store(tmp_path)
+    with open_store(str(tmp_path / "store.db")) as store:
+        assert campaign_view(store, "first").rows_ahead == 0
+        store.acquire_lease(store.campaign("first").id, host="h", pid=1)
+        view = campaign_view(store, "first")
+        assert (len(view.ranking), view.rows_ahead) == (3, 7)
+
+
+def test_what_is_left_to_gain_is_said_once(tmp_path: Path) -> None:
+    page_store(tmp_path)
+    with open_store(str(tmp_path / "store.db")) as store:
+        writer = store.drive(store.acquire_lease(store.campaign("first").id, host="h", pid=1))
+        writer.set_state(CampaignState.RUNNING, reason="")
+        writer.event(OUTLOOK, expected_improvement=0.004, gap=0.0, gap_at_most=0.1, of_front=False, measured=3)
+        assert campaign_view(store, "first").outlook.startswith("the next probe is expected to gain 0.4 %")
+        rule = StopRule(0.01)
+        for _ in range(IN_A_ROW):
+            rule.hear(Outlook(expected_improvement=0.004, gap=0.0, gap_at_most=0.1), measured=3)
+        writer.release(CampaignState.FINISHED, reason=rule.why_stop(()) or "")
+        assert campaign_view(store, "first").outlook == ""
+
+
+def test_a_campaign_without_its_driver_is_called_cut_off_wherever_it_is_listed(tmp_path: Path) -> None:
+    page_store(tmp_path)
+    chosen = settings(tmp_path)
+    with open_store(str(tmp_path / "store.db")) as store:
+        here = {"host": this_host(), "pid": os.getpid()}
+        writer = store.drive(store.acquire_lease(store.campaign("second").id, **here))
+        writer.set_state(CampaignState.RUNNING, reason="")
+    with TestClient(create_app(chosen, pages=(router,)), base_url=ORIGIN) as client:
+        client.headers.update(bearer(tokens_of(chosen).operator) | {"accept": "text/html"})
+        listed = shown(client, "/")
+        assert '<span class="state running">running</span>' in listed
+        assert 'frontrunner_campaigns{state="running"} 1.0' in shown(client, "/metrics")
+        again = live_of(listed)
+        assert client.get(again).status_code == 204
+        with open_store(str(tmp_path / "store.db")) as store:  # as a driver leaves it that was killed, here long ago
+            gone = {"host": this_host(), "pid": ended_process()}
+            store.acquire_lease(store.campaign("second").id, **gone, take_over=True)
+        assert CUT_OFF in shown(client, again), "the open list hears of it"
+        for path in ("/", "/campaigns/second", "/compare?campaign=first&campaign=second"):
+            assert CUT_OFF in shown(client, path), path
+            assert "state running" not in shown(client, path), path
+        metrics = shown(client, "/metrics")
+        assert 'frontrunner_campaigns{state="running"} 0.0' in metrics
+        assert 'frontrunner_campaigns{state="cut off"} 1.0' in metrics
+
+
+def test_an_imported_campaign_spent_nothing_here_and_has_no_timeline(tmp_path: Path) -> None:
+    page_store(tmp_path, ("table",), figures="imported")
+    chosen = settings(tmp_path)
+    with TestClient(create_app(chosen, pages=(router,)), base_url=ORIGIN) as client:
+        client.headers.update(bearer(tokens_of(chosen).operator) | {"accept": "text/html"})
+        text, listed = shown(client, "/campaigns/table"), shown(client, "/")
+    assert "<dt>spent</dt><dd>nothing: it ran elsewhere</dd>" in text
+    assert "Nothing ran here" in text
+    assert 'class="timeline"' not in text
+    assert "node-seconds" not in listed
+
+
+def test_little_time_of_nodes_is_told_in_node_seconds(every_page: dict[str, str]) -> None:
+    assert "<dt>spent</dt><dd>30 node-seconds</dd>" in every_page["/campaigns/first"]
+    assert '<td class="number">30 node-seconds</td>' in every_page["/"]
+
+
+def live_of(page: str) -> str:
+    """The address that a page asks again and again."""
+    found = re.search(r'id="live" hidden hx-get="([^"]+)"', page)
+    assert found is not None
+    return html.unescape(found[1])
+
+
+def ended_process() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
 def test_the_budget_s_meter_counts_what_the_driver_counts(tmp_path: Path) -> None:
     page_store(tmp_path)
     with open_store(str(tmp_path / "store.db")) as store:
@@ -152,18 +257,23 @@ def test_figures_of_a_driven_campaign_change_as_often_as_their_cost_allows(tmp_p
     page_store(tmp_path)
     with open_store(str(tmp_path / "store.db")) as store:
         campaign = store.campaign("first")
-    later = replace(campaign, outcomes=9)
-    assert editions.of(campaign, is_live=True) == 4
+
+    def shown(outcomes: int, *, is_live: bool = True) -> int:
+        return editions.of(replace(campaign, outcomes=outcomes), is_live=is_live)[0]
+
+    assert [shown(outcomes) for outcomes in range(EARLY + 1)] == list(range(EARLY + 1))  # the first ones at once
     now_s = 14.9
-    assert editions.of(later, is_live=True) == 4
+    assert shown(19) == 10
     now_s = 15.0
-    assert editions.of(later, is_live=True) == 9
+    assert shown(19) == 19
     editions.charge(campaign, 40 * SHARE_OF_CORE)  # what may be spent in 40 s
     now_s = 54.9
-    assert editions.of(replace(campaign, outcomes=10), is_live=True) == 9
+    assert shown(20) == 19
     now_s = 55.0
-    assert editions.of(replace(campaign, outcomes=10), is_live=True) == 10
-    assert editions.of(replace(campaign, outcomes=11), is_live=False) == 11  # its end shows at once
+    assert shown(20) == 20
+    assert shown(21, is_live=False) == 21  # its end shows at once
+    cancelled = replace(campaign, outcomes=21, node_seconds_spent=campaign.node_seconds_spent + 6.4)
+    assert editions.of(cancelled, is_live=False)[1] == cancelled.node_seconds_spent  # what ran then is no outcome
 
 
 def test_figures_come_as_json_and_others_are_refused(client: TestClient) -> None:
@@ -171,6 +281,46 @@ def test_figures_come_as_json_and_others_are_refused(client: TestClient) -> None
     assert found["figure"]["data"]
     assert "front" in found["reading"]
     assert client.get("/campaigns/first/figures/importance").status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("/recipes/deadbeef", 404, "No recipe id begins with &#39;deadbeef&#39;"),
+        ("/campaigns/nope", 404, "There is no campaign &#39;nope&#39;"),
+        ("/recipes/UPPER", 422, "Recipe_id: "),
+        ("/nothing/here", 404, "Not Found"),
+    ],
+)
+def test_a_refused_page_looks_like_one_and_leads_back(client: TestClient, path: str, status: int, words: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == status
+    for part in (words, '<header class="top">', 'href="/compare"', "/static/style", '<a href="/">All campaigns</a>'):
+        assert part in answer.text, part
+    piece = client.get(path, headers={"hx-request": "true"}).text
+    assert "<header" not in piece, "an open page takes the words alone"
+    stranger = client.get(path, headers={"authorization": "Bearer nobody"})
+    assert (stranger.status_code, "<header" in stranger.text) == (401, False)
+
+
+def test_what_cannot_be_compared_is_said_beside_what_was_typed(client: TestClient, ids: list[str]) -> None:
+    text = shown(client, f"/compare?recipe=deadbeef&recipe={ids[0]}")
+    assert "No recipe id begins with &#39;deadbeef&#39;" in text
+    assert 'value="deadbeef"' in text
+    assert f'value="{ids[0]}"' in text
+    text = shown(client, "/compare?campaign=first&campaign=nope")
+    assert "There is no campaign &#39;nope&#39;." in text, "and nothing of where the store is"
+    assert "Choose two to compare." in shown(client, f"/compare?recipe={ids[0]}")
+    assert f'value="{ids[0]}"' in shown(client, f"/compare?recipe={ids[0]}")
+
+
+def test_an_empty_store_has_nothing_to_compare_and_says_so(tmp_path: Path) -> None:
+    chosen = settings(tmp_path)
+    with TestClient(create_app(chosen, pages=(router,)), base_url=ORIGIN) as client:
+        client.headers.update(bearer(tokens_of(chosen).operator) | {"accept": "text/html"})
+        text = shown(client, "/compare")
+    assert "There is no campaign in this store yet" in text
+    assert "<select" not in text
 
 
 def test_a_reader_sees_no_buttons_and_may_press_none(client: TestClient, folder: Path, ids: list[str]) -> None:
@@ -203,6 +353,24 @@ def test_a_campaign_file_is_checked_before_it_is_launched(client: TestClient) ->
     assert "unknown section [stores]" in said("[stores]\n[model]\n[cluster]\n[problem]\n[space]\n")
     assert "[data] is not taken" in said("[data]\npath='/etc/passwd'\n[model]\n[cluster]\n[problem]\n[space]\n")
     assert client.post("/launch", json={"campaign": "[model"}).status_code == 422
+
+
+def test_a_campaign_that_cannot_begin_is_not_called_fine(client: TestClient) -> None:
+    def said(name: str, micro_batch: int) -> str:
+        text = (
+            f"name = '{name}'\nevaluator = 'simulated'\n[model]\npreset = 'gpt2-small'\n"
+            "[cluster]\npreset = 'dgx-h100'\nnodes = 1\n[problem]\nsequence_length = 64\nglobal_batch = 8\n"
+            f"[space]\nmicro_batch_seqs = [{micro_batch}]\n"
+        )
+        return client.post("/launch/check", json={"campaign": text}).text
+
+    assert "are legal recipes on 8 devices" in said("another", 1)
+    assert 'class="fine"' not in said("first", 1)
+    assert "A campaign named first exists already" in said("first", 1)
+    none = said("another", 7)
+    assert 'class="fine"' not in none
+    assert "The commonest reason" in none
+    assert "micro-batch 7" in none
 
 
 @pytest.mark.parametrize("value", ["[" * 50_000, "1" * 5_000, "0x" + "f" * 50_000], ids=["deep", "long", "long hex"])
@@ -263,6 +431,16 @@ def test_another_preset_shows_what_it_says_where_nothing_is_typed(client: TestCl
     assert 'value="40"' in text
     assert 'placeholder="4096"' in text
     assert client.get("/plan/fields/training").status_code == 422
+
+
+def test_where_nothing_fits_more_nodes_are_tried_until_something_does(client: TestClient) -> None:
+    large = "/plan/answer?model=frontier-175b&cluster=frontier&nodes=1&global_batch=512&sequence_length=2048"
+    text = shown(client, large)
+    assert "On 8 nodes one does: see below." in text
+    assert text.count("<tr ") + text.count("<tr>") >= 5, "a header, the counts of 1, 2 and 4 nodes, and that of 8"
+    text = " ".join(shown(client, f"{large}&memory_gib_per_device=2").split())
+    assert "None fits. Nor does one on up to 64 nodes" in text
+    assert "see below" not in text
 
 
 def test_a_machine_of_another_device_has_that_device_s_figures() -> None:

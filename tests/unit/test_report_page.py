@@ -168,7 +168,7 @@ def test_what_is_left_to_gain_and_what_is_rough_is_told(tmp_path: Path) -> None:
     found = head(replace(told, outlook=outlook), campaign, Elsewhere())
     assert dict(found.facts)["left to gain"] == (
         "the next probe is expected to gain 0.4 %; the best is estimated to be 2 % below the best of the whole space "
-        "(95 %: at most 6.1 %)"
+        "(95 %: at most 5.7 %)"
     )
     assert any(warning.startswith("1 probe ended early, clearly slower") for warning in found.warnings)
     without = head(told, campaign, Elsewhere())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.service.logs import read_end
+from frontrunner.service.metrics import metrics
 from frontrunner.service.models import FORBIDDEN_KEYS, SECTIONS
+from frontrunner.service.refusals import refusal_of
 from frontrunner.service.streams import Cursor, Follower, cursor_from
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.validation import dump_json
@@ -160,13 +163,40 @@ def test_metrics_count_trials_and_tell_the_best(client: TestClient) -> None:
     answer = client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     lines = answer.text.splitlines()
-    assert 'frontrunner_trials{campaign="first",state="measured"} 3.0' in lines
-    assert 'frontrunner_trials{campaign="first",state="failed"} 1.0' in lines
-    assert 'frontrunner_node_seconds{campaign="first"} 30.0' in lines
+    assert 'frontrunner_trials{campaign="first",figures="measured",state="measured"} 3.0' in lines
+    assert 'frontrunner_trials{campaign="first",figures="measured",state="failed"} 1.0' in lines
+    assert 'frontrunner_node_seconds{campaign="first",figures="measured"} 30.0' in lines
     best = next(line for line in lines if line.startswith("frontrunner_best_tokens_per_second{"))
     assert float(best.split()[-1]) == pytest.approx(8192 / 0.525)
     names = [line.split()[2] for line in lines if line.startswith("# TYPE")]
     assert all(line.startswith("#") or line.split("{")[0].split()[0] in names for line in lines)
+
+
+def test_metrics_of_a_simulated_campaign_say_so(tmp_path: Path) -> None:
+    with open_store(str(tmp_path / "store.db"), create=True) as store:
+        campaign = store.create_campaign(
+            name="rehearsal", spec_json="{}", legal_recipes=1, problem_summary={"figures": "simulated"}
+        )
+        writer = store.drive(store.acquire_lease(campaign.id, host="h", pid=1))
+        record(writer, f"{1:012x}", measurement((1.0, 1.1), 4_000), number=1)
+        lines = metrics(store, {}).splitlines()
+    told = [line for line in lines if "rehearsal" in line and not line.startswith("frontrunner_driver")]
+    assert {line.split("{")[0] for line in told} == {
+        "frontrunner_trials",
+        "frontrunner_node_seconds",
+        "frontrunner_best_tokens_per_second",
+    }
+    assert all('figures="simulated"' in line for line in told)
+
+
+def test_a_name_that_is_taken_is_refused_without_telling_where_the_store_is(tmp_path: Path) -> None:
+    with open_store(str(tmp_path / "store.db"), create=True) as store:
+        start(store, "taken")
+        with pytest.raises(InvalidInput, match=re.escape(str(tmp_path))) as refused:
+            store.create_campaign(name="taken", spec_json="{}", legal_recipes=1, problem_summary={})
+        scope = {"type": "http", "path": "/api/v1/campaigns", "headers": []}
+        told = json.loads(refusal_of(scope, refused.value, store.url).body)["error"]
+    assert told["message"] == "campaign 'taken' exists already"
 
 
 def test_a_stored_script_stays_text(client: TestClient) -> None:

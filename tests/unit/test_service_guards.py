@@ -112,6 +112,14 @@ def test_the_link_leads_to_an_address_that_is_answered(tmp_path: Path, chosen: d
     assert urlsplit(address).netloc.removesuffix(":9") in found.host_names
 
 
+def test_a_proxy_needs_a_name_and_is_told_where_to_connect(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="no --allow-host says by which name") as refused:
+        settings(tmp_path, behind_tls=True, port=0)
+    assert "--allow-host" in (refused.value.hint or "")
+    found = settings(tmp_path, behind_tls=True, allowed_hosts=("tune.example.org",), host="::1")
+    assert found.listening(45123) == "[::1]:45123"
+
+
 @pytest.mark.parametrize(
     "host", ["evil.example", "127.0.0.1.evil.example", "localhost.", "", "127.0.0.1@evil", "[::2]:1"]
 )

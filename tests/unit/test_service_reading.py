@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -26,7 +28,7 @@ from frontrunner.results.store import open_store
 from frontrunner.service.client import Client
 from frontrunner.service.settings import Limits
 from frontrunner.spaces.document import recipe_id
-from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal
+from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal, StoreUnusable
 from frontrunner.starting import stored_spec
 from frontrunner.validation import dump_json
 from support.campaigns import spec_of, tiny, write_toml
@@ -232,6 +234,19 @@ def test_what_is_not_there_is_not_there_without_the_store_s_name(client: Client,
     with pytest.raises(NotFound, match=r"there is no campaign 'fisrt'$") as refused:
         client.status("fisrt")
     assert str(refused.value.hint) == "did you mean 'first'?"
+
+
+def test_a_damaged_cell_is_refused_by_its_place_and_is_no_failure_of_the_service(tmp_path: Path) -> None:
+    page_store(tmp_path)
+    with browser(settings(tmp_path)) as found:
+        asked = Client(WiredConnection(found, tokens_of(settings(tmp_path)).reader))
+        with closing(sqlite3.connect(tmp_path / "store.db")) as file, file:
+            file.execute("PRAGMA ignore_check_constraints = ON")
+            file.execute("UPDATE campaigns SET state = 'finishee' WHERE id = 1")
+        for ask in (asked.campaigns, lambda: asked.status("first"), lambda: asked.best("first")):
+            with pytest.raises(StoreUnusable, match='damaged: campaigns row 1, state: it holds "finishee"') as refused:
+                ask()
+            assert "no backup lies beside it" in str(refused.value.hint)
 
 
 def test_what_commands_and_nodes_are_given_is_not_told(tmp_path: Path) -> None:

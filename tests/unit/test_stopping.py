@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from frontrunner.panel import panel
 from frontrunner.render_ranking import print_outlook
 from frontrunner.search.budget import Limit
 from frontrunner.search.listener import View
-from frontrunner.search.stopping import IN_A_ROW, LEAST_MEASURED, StopRule
+from frontrunner.search.stopping import IN_A_ROW, LEAST_MEASURED, StopRule, outlook_in_words
 from frontrunner.search.strategy import Outlook
 
 LITTLE = Outlook(expected_improvement=0.0042, gap=0.0, gap_at_most=0.12)
@@ -43,7 +44,7 @@ def test_nothing_ends_a_campaign_of_which_little_is_known() -> None:
 def test_the_reason_holds_the_numbers_and_what_was_not_used() -> None:
     assert heard(LITTLE, LITTLE) == (
         "the next probe is expected to gain 0.42 %, under 1 %; the best is estimated to be 0 % below the best of the "
-        "whole space (95 %: at most 12 %); 12 of 40 probes, 0 of 4 minutes unused"
+        "whole space (95 %: at most 11 %); 12 of 40 probes, 0 of 4 minutes unused"
     )
 
 
@@ -51,8 +52,18 @@ def test_what_is_left_of_a_front_is_said_of_the_front() -> None:
     front = replace(LITTLE, of_front=True)
     assert heard(front, front) == (
         "the next probe is expected to add 0.42 % to the front, under 1 %; the front is estimated to cover 0 % less "
-        "than that of the whole space (95 %: at most 12 %); 12 of 40 probes, 0 of 4 minutes unused"
+        "than that of the whole space (95 %: at most 11 %); 12 of 40 probes, 0 of 4 minutes unused"
     )
+
+
+def test_a_best_is_as_far_below_the_spaces_best_as_a_ranking_would_call_it() -> None:
+    best_possible, ours, most_possible = 238.0, 100.0, 500.0
+    outlook = replace(LITTLE, gap=best_possible / ours - 1, gap_at_most=most_possible / ours - 1)
+    assert outlook.share_below == pytest.approx(1 - ours / best_possible)
+    assert outlook_in_words(outlook).endswith(
+        "the best is estimated to be 58 % below the best of the whole space (95 %: at most 80 %)"
+    )
+    assert replace(LITTLE, gap=math.inf).share_below == 1.0
 
 
 @pytest.mark.parametrize("width", [80, 100, 160])
@@ -62,7 +73,7 @@ def test_the_panel_tells_it_on_one_whole_line(width: int) -> None:
     with screen.capture() as captured:
         screen.print(panel(view, width=width, heights=None))
     (line,) = (line for line in captured.get().splitlines() if line.startswith("outlook"))
-    assert line.rstrip().endswith("next probe +0.4 %; best 3.4 % (at most 12.0 %) below the space's")
+    assert line.rstrip().endswith("next probe +0.4 %; best 3.3 % (at most 10.7 %) below the space's")
 
 
 def test_the_end_of_a_launch_tells_it_with_the_budget(capsys: pytest.CaptureFixture[str]) -> None:

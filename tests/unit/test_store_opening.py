@@ -7,13 +7,16 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
 
+from frontrunner import check_store
 from frontrunner.results.address import parse_address
+from frontrunner.results.backup_names import backup_beside, newest_backup
 from frontrunner.results.file_system import OVERRIDE, file_system_of, refuse_network
 from frontrunner.results.schema import Base
 from frontrunner.results.store import open_store
@@ -140,6 +143,44 @@ def test_a_file_that_was_a_store_is_not_replaced(tmp_path: Path, beside: str, he
             open_store(str(path), **wanted)
         assert ("frontrunner store copy" in str(refused.value.hint)) == beside.startswith(".backup")
     assert files(tmp_path) == before
+
+
+def test_a_store_without_one_of_its_tables_is_damaged(tmp_path: Path) -> None:
+    path = make(tmp_path / "store.db", "kept")
+    sqlite_file(path, "DROP TABLE measurements")
+    (tmp_path / "store.db.backup-20260301T120000Z").touch()
+    with pytest.raises(StoreUnusable, match="is damaged: no such table: measurements") as refused:
+        check_store(str(path))
+    assert "store copy" in str(refused.value.hint)
+
+
+def test_a_file_that_lies_beside_a_backup_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    newest = path.with_name("store.db.backup-20260301T120000Z")
+    others = ["20250301T120000Z", "20260301T120000Z-wal", "20260301T120000Z.backup-20260401T000000Z", "old", "2026"]
+    for file in (newest, *(path.with_name(f"store.db.backup-{name}") for name in others)):
+        file.touch()
+    assert newest_backup(path) == newest
+    assert backup_beside(path, datetime(2026, 3, 1, 12, tzinfo=UTC)) == newest
+
+
+def test_a_log_that_cannot_be_read_where_it_lies_says_what_to_copy(tmp_path: Path) -> None:
+    path = make(tmp_path / "store.db", "kept")
+    writing = sqlite3.connect(path)
+    writing.execute("UPDATE campaigns SET state_reason = 'in the log'")
+    writing.commit()
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("store.db", "store.db-wal"):  # as a writer leaves them that was killed
+        (copy / name).write_bytes((tmp_path / name).read_bytes())
+    writing.close()
+    (copy / "store.db-shm").symlink_to("none/none")  # SQLite can make no such file, as on a full or read-only disk
+    with pytest.raises(StoreUnusable, match="a log lies beside it") as refused:
+        open_store(str(copy / "store.db"), read_only=True)
+    assert f"copy {copy / 'store.db'} and {copy / 'store.db-wal'} to a folder" in str(refused.value.hint)
+    (copy / "store.db-shm").unlink()
+    with open_store(str(copy / "store.db"), read_only=True) as store:
+        assert store.campaign(None).state_reason == "in the log"
 
 
 @pytest.mark.parametrize(("version", "hint"), [(0, "frontrunner store upgrade"), (2, "upgrade frontrunner")])

@@ -69,6 +69,14 @@ def test_a_rank_holds_a_part_of_parameters_and_masters(degrees: tuple[int, int, 
     assert _stored_bytes() - before == pytest.approx(share * _elements(replicas), rel=0.01)
 
 
+@pytest.mark.parametrize(("degrees", "sizes"), [((1, 2, 8), (2, 4)), ((2, 8, 8), (2, 4)), ((2, 4, 8), (2, 2, 2))])
+def test_masters_have_no_dimension_of_one_rank(degrees: tuple[int, int, int], sizes: tuple[int, ...]) -> None:
+    """Each dimension multiplies by about eight what DTensor weighs up at the first step."""
+    _, replicas = _built(degrees)
+
+    assert {master.device_mesh.shape for _, master in replicas.masters if isinstance(master, DTensor)} == {sizes}
+
+
 def test_a_rank_holds_a_part_of_the_gradients_between_micro_batches() -> None:
     """FSDP2 holds buffers of its own beside them, the same for all g: the differences are the gradients."""
     grown = {}

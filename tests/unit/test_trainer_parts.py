@@ -12,6 +12,7 @@ from frontrunner.evaluators.trainer.corpus import BYTE_VOCABULARY, END_OF_DOCUME
 from frontrunner.evaluators.trainer.data import TokenFile
 from frontrunner.evaluators.trainer.initialise import initialise
 from frontrunner.evaluators.trainer.job import Train
+from frontrunner.evaluators.trainer.memory import limit_memory
 from frontrunner.evaluators.trainer.metrics import COLUMNS, open_metrics
 from frontrunner.evaluators.trainer.model import Gpt
 from frontrunner.evaluators.trainer.pipeline import rank_of_stage, stage_layers, stages_of_rank
@@ -203,6 +204,11 @@ def test_the_learning_rate_rises_then_follows_a_cosine(step: int, rate: float) -
 
 def test_no_warm_up_is_no_division_by_zero() -> None:
     assert learning_rate_at(1, peak=1.0, train=_train(warm_up_steps=0, steps=1)) == pytest.approx(0.1)
+
+
+def test_a_limit_that_is_passed_already_is_told_in_gib() -> None:
+    with pytest.raises(MemoryError, match=r"the limit is 0\.125 GiB a rank, but this rank uses [\d.]+ GiB before"):
+        limit_memory(torch.device("cpu"), 2**27)
 
 
 def test_metrics_drop_rows_after_the_resumed_step_and_a_torn_line(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from frontrunner.search.conclusion import Conclusion
 
 TOP = 10
-INTERRUPTED = 130
 
 
 @click.command()
@@ -45,7 +44,7 @@ def launch(file: Path, name: str | None, store: str | None, *, as_json: bool) ->
     url = store_url(store, from_file=campaign.store.url)
     with make_listener(quiet=as_json) as listener, stopped_by_signals() as on_driver:
         conclusion = api.launch(campaign, store=url, name=name, listener=listener, on_driver=on_driver)
-    _finish(conclusion, listener.campaign, url, as_json=as_json)
+    _finish(conclusion, listener.campaign, url, stopped=on_driver.exit_code, as_json=as_json)
 
 
 @click.command()
@@ -67,7 +66,7 @@ def resume(campaign: str | None, store: str | None, *, take_over: bool, as_json:
 
     with make_listener(quiet=as_json) as listener, stopped_by_signals() as on_driver:
         conclusion = api.resume(campaign, store=store, take_over=take_over, listener=listener, on_driver=on_driver)
-    _finish(conclusion, listener.campaign, store, as_json=as_json)
+    _finish(conclusion, listener.campaign, store, stopped=on_driver.exit_code, as_json=as_json)
 
 
 @click.command()
@@ -103,8 +102,11 @@ def space(file: Path, *, as_json: bool) -> None:
         raise NothingLegal("no recipe of this space is legal", hint="widen a dimension that the reasons name")
 
 
-def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, as_json: bool) -> None:
-    """Print the ranking, and the front of several objectives; raise what the end means for the exit code."""
+def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, stopped: int, as_json: bool) -> None:
+    """Print the ranking, and the front of several objectives; raise what the end means for the exit code.
+
+    `stopped` is the exit code of a campaign that was stopped or paused by request.
+    """
     from frontrunner.reporting_api import front
 
     ranking = api.best(campaign, top=TOP, store=store) if conclusion.measured else []
@@ -134,10 +136,13 @@ def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, as_json
         named = None if store is None or store == store_url() else shown_store(store)
         print_next_commands(campaign, ranking[0], named, conclusion.objectives, replays=not conclusion.trainer)
     is_predicted = scale is not None and bool(scale.predicted)
-    _raise_unless_done(conclusion, campaign, store, has_answer=bool(conclusion.measured) or is_predicted)
+    has_answer = bool(conclusion.measured) or is_predicted
+    _raise_unless_done(conclusion, campaign, store, stopped=stopped, has_answer=has_answer)
 
 
-def _raise_unless_done(conclusion: Conclusion, campaign: str, store: str | None, *, has_answer: bool) -> None:
+def _raise_unless_done(
+    conclusion: Conclusion, campaign: str, store: str | None, *, stopped: int, has_answer: bool
+) -> None:
     from frontrunner.results.states import CampaignState
     from frontrunner.search.driver import PAUSED_BY_REQUEST
     from frontrunner.settings import DEFAULT_STORE
@@ -147,12 +152,13 @@ def _raise_unless_done(conclusion: Conclusion, campaign: str, store: str | None,
     )
     if conclusion.state is CampaignState.STOPPED or conclusion.reason == PAUSED_BY_REQUEST:
         click.echo(f"{conclusion.state}; go on with: {command}", err=True)
-        sys.exit(INTERRUPTED)
+        sys.exit(stopped)
     if conclusion.state is CampaignState.PAUSED and conclusion.last_failure is not None:
         failure = conclusion.last_failure
+        log = "" if failure.log_path is None else f"the whole log: {failure.log_path}; "
         raise CampaignFailed(
             f"campaign {campaign} paused: {conclusion.reason}\n{failure.message}\n{failure.log_tail}".rstrip(),
-            hint=f"the whole log: {failure.log_path}; once mended: {command}",
+            hint=f"{log}once mended: {command}",
         )
     if conclusion.state is CampaignState.PAUSED:
         raise CampaignFailed(f"campaign {campaign} paused: {conclusion.reason}", hint=f"once mended: {command}")

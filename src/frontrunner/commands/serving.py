@@ -83,7 +83,10 @@ def _serve(settings: ServiceSettings) -> None:
     with listen(settings) as listener:
         app = create_app(settings, pages=(router,))
         code = app.state.service.links.make(Role.OPERATOR)
-        click.echo(f"{settings.address(listener.getsockname()[1])}/login?code={code}")
+        port = listener.getsockname()[1]
+        click.echo(f"{settings.address(port)}/login?code={code}")
+        if settings.behind_tls:
+            click.echo(f"listening for the proxy on {settings.listening(port)}", err=True)
         click.echo("the link opens one browser, once, within ten minutes", err=True)
         click.echo(f"tokens for programs: {settings.token_file}", err=True)
         if not is_loopback(settings.host):

@@ -125,3 +125,9 @@ def shades(places: Sequence[float]) -> tuple[float, ...]:
     """The values moved to 0 .. 1; all in the middle where they are equal."""
     low, high = min(places), max(places)
     return tuple((place - low) / (high - low) if high > low else 0.5 for place in places)
+
+
+def even_columns(panels: int, *, at_most: int) -> int:
+    """How many panels stand in a row, so that the last row is as full as can be: of five, with at most four, 3 + 2."""
+    rows = -(-panels // at_most)
+    return -(-panels // rows)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from frontrunner.drawing.chart import BLUE, GREY, OUTCOMES, Axis, Chart, Panel, Series, Table
+from frontrunner.drawing.chart import BLUE, GREY, OUTCOMES, Axis, Chart, Panel, Series, Table, even_columns
 from frontrunner.evaluators.insight.landscape import Cell, Feasibility
 from frontrunner.text import thousands
 
 CELL = 34.0
-"""Side of a cell of the map, in points."""
+"""Side of a cell of the map, in pixels of a page that is wide enough."""
+MOST_COLUMNS, MOST_CELLS_A_ROW = 4, 24
+"""So many panels, and squares of all of them, stand beside one another at most: on 960 pixels they are then apart."""
 MIXED = "#b3620a"
 """White numbers can be read on it."""
 
@@ -27,7 +29,7 @@ def feasibility_chart(found: Feasibility) -> Chart:
             "failed altogether. A cell says how many of the recipes tried there ran; an empty place has no legal one."
         ),
         panels=tuple(_map(found, micro_batch, maps.get(micro_batch, [])) for micro_batch in found.micro_batch_seqs),
-        columns=min(4, len(found.micro_batch_seqs)),
+        columns=_columns(found),
         table=Table(
             header=("TP", "PP", "micro-batch", "legal recipes", "measured", "failed", "best tokens/s"),
             rows=tuple(
@@ -42,6 +44,12 @@ def feasibility_chart(found: Feasibility) -> Chart:
             ),
         ),
     )
+
+
+def _columns(found: Feasibility) -> int:
+    """How many panels stand beside one another."""
+    room = max(1, min(MOST_COLUMNS, MOST_CELLS_A_ROW // len(found.tensor_parallel)))
+    return even_columns(len(found.micro_batch_seqs), at_most=room)
 
 
 def _none(number: int) -> str:

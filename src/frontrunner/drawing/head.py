@@ -12,11 +12,12 @@ from frontrunner.evaluators.insight.collected import Collected
 from frontrunner.results.outcome import Measurement, Outcome, ProbeEnding
 from frontrunner.results.outlooks import outlook_shares
 from frontrunner.results.ranking import RankedRecipe
+from frontrunner.results.records import IMPORTED, Campaign
 from frontrunner.search.spec import Budget, CampaignSpec
 from frontrunner.search.stopping import outlook_in_words
 from frontrunner.search.strategy import Outlook
 from frontrunner.spaces.problem import Problem
-from frontrunner.text import count, gib, percent, seconds, thousands
+from frontrunner.text import count, gib, node_time, percent, seconds, thousands
 
 TOP = 10
 NOTICES = {
@@ -151,16 +152,18 @@ def _facts(collected: Collected, spec: CampaignSpec) -> list[tuple[str, str]]:
         ("search", f"{campaign.strategy} over {campaign.legal_recipes:,} legal recipes, seed {spec.search.seed}"),
         ("tried", f"{len(collected.ranking)} recipes measured, {failed}"),
         ("budget", _budget(spec.budget)),
-        (
-            "spent",
-            f"{probes} probes, {answered}{campaign.node_seconds_spent / 3600:.3g} node-hours, "
-            f"{seconds(campaign.driver_seconds)} of driving",
-        ),
+        ("spent", _spent(campaign, f"{probes} probes, {answered}")),
         ("dates", f"begun {_minute(campaign.created_at)}, last changed {_minute(campaign.updated_at)}"),
     ]
     if collected.outlook is not None:
         facts.append(("left to gain", outlook_in_words(Outlook(**outlook_shares(collected.outlook)))))
     return facts
+
+
+def _spent(campaign: Campaign, probes: str) -> str:
+    if campaign.figures == IMPORTED:
+        return "nothing here: the table's rows were measured elsewhere"
+    return f"{probes}{node_time(campaign.node_seconds_spent)}, {seconds(campaign.driver_seconds)} of driving"
 
 
 def _problem(problem: Problem) -> list[tuple[str, str]]:

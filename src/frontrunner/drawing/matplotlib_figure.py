@@ -38,7 +38,7 @@ SYMBOLS = {
     "star": "*",
     "pentagon": "p",
 }
-WIDTH_IN, SINGLE_HEIGHT_IN, ROW_HEIGHT_IN = 10.0, 4.8, 3.1
+WIDTH_IN, SINGLE_HEIGHT_IN, ROW_HEIGHT_IN, CATEGORY_HEIGHT_IN = 10.0, 4.8, 3.1, 0.42
 PIXELS_PER_POINT = 0.75
 """Sizes of charts are pixels of a page at 96 an inch; a point is a 72nd."""
 PNG_DPI = 150
@@ -86,7 +86,9 @@ def _safe(words: str) -> str:
 
 def _draw_panels(figure: Figure, chart: Chart) -> None:
     rows = math.ceil(len(chart.panels) / chart.columns)
-    figure.set_size_inches(WIDTH_IN, SINGLE_HEIGHT_IN if rows == 1 else ROW_HEIGHT_IN * rows + 0.6)
+    most = max(len(panel.y.categories) for panel in chart.panels)
+    row_height = max(ROW_HEIGHT_IN, CATEGORY_HEIGHT_IN * most + 0.8)
+    figure.set_size_inches(WIDTH_IN, max(SINGLE_HEIGHT_IN if rows == 1 else 0.0, row_height * rows + 0.6))
     axes = figure.subplots(rows, chart.columns, squeeze=False)
     named: dict[str, Any] = {}
     for number, place in enumerate(axes.flat):

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from frontrunner.drawing.chart import BLUE, GREY, ORANGE, RED, Axis, Chart, Panel, Series, Table
+from frontrunner.drawing.chart import BLUE, GREY, ORANGE, RED, Axis, Chart, Panel, Series, Table, even_columns
 from frontrunner.drawing.landscape import GIB, hover
 from frontrunner.evaluators.insight.predicted import Compared, Predicted
 from frontrunner.evaluators.insight.sensitivity import Curve, Point, Sensitivity, Source
 from frontrunner.text import gib, percent, thousands
+
+MOST_COLUMNS = 4
+"""Knobs beside one another."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +117,7 @@ def sensitivity_chart(found: Sensitivity) -> Chart:
         ),
         remarks=_alone(found),
         panels=tuple(_curve(curve) for curve in found.curves),
-        columns=min(3, len(found.curves)),
+        columns=even_columns(len(found.curves), at_most=MOST_COLUMNS),
         table=Table(
             header=("knob", "value", "rests on", "tokens/s", "note"),
             rows=tuple(

@@ -19,7 +19,7 @@ from frontrunner.drawing.chart import Chart, Table
 from frontrunner.drawing.head import Head
 from frontrunner.drawing.plotly_figure import plotly_figure
 from frontrunner.results.status import FailedTrial
-from frontrunner.text import plain
+from frontrunner.text import node_time, plain
 
 MOST_FAILURES = 200
 """So many failed recipes are listed with their logs; the commands list them all."""
@@ -172,6 +172,6 @@ def _failure(row: FailedTrial) -> str:
     )
     tail = f"<pre>{_text(failure.log_tail)}</pre>" if failure.log_tail else ""
     path = f'<p class="quiet">log: {_text(failure.log_path)}</p>' if failure.log_path else ""
-    cost = f'<p class="quiet">{failure.node_seconds / 3600:.3g} node-hours in the last attempt</p>'
+    cost = f'<p class="quiet">{node_time(failure.node_seconds)} in the last attempt</p>'
     body = f"<p>{_text(failure.message)}</p>{tail}{path}{cost}"
     return f'<details class="failure"><summary>{title}</summary>{body}</details>'

@@ -29,6 +29,8 @@ CATEGORY_HEIGHT = 42
 """Of a row of an axis of categories, in pixels, with room for its name."""
 SPEEDS = [[0, SLOW], [0.6, FAIR], [1, FAST]]
 KNOBS = [[0, LOW], [0.5, MIDDLE], [1, HIGH]]
+CELLS = "cells"
+"""The `meta` of a trace whose points are squares that may not cover one another: a page sizes them to its width."""
 FEWEST_CATEGORIES = 4
 """An axis has room for so many, lest one bar be as broad as the page."""
 
@@ -67,9 +69,10 @@ def plotly_figure(chart: Chart) -> Json:
 
 
 def _height(chart: Chart, rows: int) -> int:
+    categories = max(len(panel.y.categories) for panel in chart.panels)
     if len(chart.panels) > 1:
-        return SINGLE_HEIGHT if rows == 1 and chart.columns == 2 else ROW_HEIGHT * rows + 60
-    categories = len(chart.panels[0].y.categories)
+        row = max(ROW_HEIGHT, CATEGORY_HEIGHT * categories + 20)
+        return SINGLE_HEIGHT if rows == 1 and chart.columns == 2 and not categories else row * rows + 60
     return max(SINGLE_HEIGHT if not categories else 200, CATEGORY_HEIGHT * categories + 110)
 
 
@@ -175,6 +178,7 @@ def _points(series: Series) -> Json:
         found |= {"textposition": "middle center" if inside else "top center"}
         if inside:
             found["textfont"] = {"color": "#ffffff", "size": 11}
+            found["meta"] = CELLS
     return found
 
 

@@ -10,13 +10,11 @@ from starlette.types import ASGIApp, Scope
 
 from frontrunner.service.guards import Guard, session_cookie
 from frontrunner.service.refusals import CLOSE, refusal
-from frontrunner.service.tokens import Role, Tokens
+from frontrunner.service.tokens import ROLE, Role, Tokens
 
 OPEN_PATHS = frozenset({"/healthz", "/login"})
 """What answers without a token: whether the service lives, and the link that opens a browser once."""
 HOW_TO_ENTER = "send it as `Authorization: Bearer TOKEN`, or open the link that `frontrunner serve` prints"
-ROLE = "frontrunner.role"
-"""Key of a request's scope under which the role of its sender stands."""
 
 
 class Access(Guard):

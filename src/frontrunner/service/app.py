@@ -15,7 +15,8 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
 from frontrunner import __version__
-from frontrunner.results.store import open_store
+from frontrunner.results.cells import DamagedCell
+from frontrunner.results.store import Store, open_store
 from frontrunner.service.access import Access
 from frontrunner.service.answers import Memory
 from frontrunner.service.description import describe
@@ -128,8 +129,9 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 def _answer_errors(app: FastAPI) -> None:
     @app.exception_handler(FrontrunnerError)
     async def ours(request: Request, error: FrontrunnerError) -> Response:
-        store: str = request.app.state.service.store.url
-        return refusal_of(request.scope, error, store)
+        store: Store = request.app.state.service.store
+        named = store.damaged(error) if isinstance(error, DamagedCell) else error
+        return refusal_of(request.scope, named, store.url)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:

@@ -100,7 +100,7 @@ def _replay(body: dict[str, Any], answer: Answer) -> None:
     from frontrunner.evaluators.replay import ReplaySettings
     from frontrunner.evaluators.replay_run import run
     from frontrunner.replay_api import plan_replay
-    from frontrunner.service.replays import STARTED, started_now
+    from frontrunner.service.replays import STARTED, noting_its_end, started_now
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the ranks first, as Ctrl-C does
     anyway, root = body.pop("anyway"), Path(body.pop("root"))
@@ -108,9 +108,10 @@ def _replay(body: dict[str, Any], answer: Answer) -> None:
     settings = ReplaySettings(**body, folder=root / recipe_id)
     planned = plan_replay(recipe_id, settings, anyway=anyway)
     planned.folder.mkdir(parents=True, exist_ok=True)
-    write_json(planned.folder / STARTED, started_now(settings.steps))
-    answer.give({"recipe_id": recipe_id})
-    with contextlib.suppress(KeyboardInterrupt):
+    started = started_now(settings.steps)
+    write_json(planned.folder / STARTED, started)
+    with noting_its_end(planned.folder / STARTED, started):
+        answer.give({"recipe_id": recipe_id})
         run(planned)
 
 

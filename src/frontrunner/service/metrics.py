@@ -8,12 +8,14 @@ from functools import lru_cache
 
 from frontrunner.results.driving import DriverSeen, drivers
 from frontrunner.results.pages import campaign_page
-from frontrunner.results.records import CampaignSummary
+from frontrunner.results.records import CUT_OFF, CampaignSummary
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store
 from frontrunner.results.summaries import Known
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+STATES = (*(state.value for state in CampaignState), CUT_OFF)
+"""A campaign that is cut off counts as that alone, not as running."""
 MOST_CAMPAIGNS = 200
 """The newest ones alone: each is a label, and Prometheus keeps a series for each label that it has ever seen."""
 
@@ -30,22 +32,23 @@ def metrics(store: Store, known: Known) -> str:
 
 
 def _of_campaigns(campaigns: Sequence[CampaignSummary]) -> list[Family]:
-    in_state = Counter(one.state for one in campaigns)
-    trials = [({"campaign": one.name, "state": state.value}, n) for one in campaigns for state, n in one.probes.items()]
+    in_state = Counter(one.state_in_words for one in campaigns)
+    trials = [(_of(one) | {"state": state.value}, n) for one in campaigns for state, n in one.probes.items()]
     queued = sum(one.probes[TrialState.QUEUED] for one in campaigns)
-    best = [({"campaign": one.name}, one.best_tokens_per_s) for one in campaigns if one.best_tokens_per_s is not None]
-    spent = [({"campaign": one.name}, one.node_seconds_spent) for one in campaigns]
+    best = [(_of(one), one.best_tokens_per_s) for one in campaigns if one.best_tokens_per_s is not None]
+    spent = [(_of(one), one.node_seconds_spent) for one in campaigns]
     return [
-        ("campaigns", "Campaigns by state.", [({"state": state.value}, in_state[state]) for state in CampaignState]),
+        ("campaigns", "Campaigns by state.", [({"state": state}, in_state[state]) for state in STATES]),
         ("trials", "Trials of a campaign by state.", trials),
         ("queue_trials", "Trials that wait for a probe.", [({}, queued)]),
         ("node_seconds", "Node-seconds spent.", spent),
-        (
-            "best_tokens_per_second",
-            "Tokens/s of the best recipe.",
-            best,
-        ),
+        ("best_tokens_per_second", "Tokens/s of the best recipe.", best),
     ]
+
+
+def _of(campaign: CampaignSummary) -> dict[str, str]:
+    """Which campaign, and whether its figures were measured: a simulated one must not be taken for it in a graph."""
+    return {"campaign": campaign.name, "figures": campaign.figures}
 
 
 def _of_drivers(held: Sequence[DriverSeen]) -> list[Family]:

@@ -72,11 +72,20 @@ class ServiceSettings:
                 f"--host {self.host} is reachable from other machines, and no --allow-host says by which name",
                 hint="add --allow-host NAME and put TLS in front (docs/service.md); or tunnel with ssh -L",
             )
+        if self.behind_tls and not self.allowed_hosts:
+            raise InvalidInput(
+                "--behind-tls says that browsers come through a proxy, and no --allow-host says by which name",
+                hint="add --allow-host NAME, the proxy's own, as in tune.example.org (docs/service.md)",
+            )
 
     def address(self, port: int) -> str:
         """What browsers put before a path, where the service listens on `port`."""
         name = self.allowed_hosts[0] if self.allowed_hosts else _in_address(self.host)
         return f"https://{name}" if self.behind_tls else f"http://{name}:{port}"
+
+    def listening(self, port: int) -> str:
+        """What a proxy is told of where the service listens on `port`."""
+        return f"{_in_address(self.host)}:{port}"
 
     @property
     def host_names(self) -> frozenset[str]:

@@ -15,12 +15,11 @@ from fastapi import Depends, Request
 
 from frontrunner.results.store import Store
 from frontrunner.results.summaries import Known
-from frontrunner.service.access import ROLE
 from frontrunner.service.drivers import Drivers
 from frontrunner.service.errors import Forbidden
 from frontrunner.service.replays import Replays
 from frontrunner.service.settings import ServiceSettings
-from frontrunner.service.tokens import OneTimeLinks, Role, Tokens
+from frontrunner.service.tokens import ROLE, OneTimeLinks, Role, Tokens
 
 T = TypeVar("T")
 

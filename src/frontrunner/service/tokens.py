@@ -36,6 +36,10 @@ class Role(StrEnum):
     OPERATOR = "operator"
 
 
+ROLE = "frontrunner.role"
+"""Key of a request's scope under which the role of its sender stands, once it has shown a token."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
     """The two tokens of one service."""

@@ -32,22 +32,34 @@ SHOWN = {
     "sensitivity": "One knob at a time around the best",
 }
 """The report's figures that the page draws as well: the others take seconds, or are drawn by the page itself."""
+ACROSS = ("feasibility", "sensitivity")
+"""Those of many panels, which take the page's whole width; the others stand in pairs."""
 MOST_KEPT = 8
 MOST_EDITIONS = 1000
 PACE = Pace(least_s=15.0, most_s=300.0)
 """How often figures are drawn anew while a driver runs: outcomes may come many times a second."""
+EARLY = 10
+"""Outcomes up to which each makes a new edition at once: figures that say that nothing was measured, under a ranking
+that has a first row, would be wrong. That is drawn ten times in a campaign's life, whatever it costs."""
 
 
 @dataclass(kw_only=True)
 class Edition:
     """What the figures of a campaign show: its first `outcomes` outcomes, since `began_s` of a clock.
 
-    `cost_s` is the processor time that drawing them has taken so far.
+    `node_seconds` are those that it had spent: lost attempts cost some, and are no outcomes. `cost_s` is the processor
+    time that drawing the figures has taken so far.
     """
 
     outcomes: int
+    node_seconds: float
     began_s: float
     cost_s: float = 0.0
+
+    @property
+    def lasts_s(self) -> float:
+        """How long it is shown while a driver runs."""
+        return PACE.age_s(self.cost_s)
 
 
 @dataclass(kw_only=True)
@@ -61,15 +73,18 @@ class Editions:
     _newest: OrderedDict[int, Edition] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def of(self, campaign: Campaign, *, is_live: bool) -> int:
-        """The outcomes to show: all of them, but while a driver runs those of some time ago, as `PACE` says."""
+    def of(self, campaign: Campaign, *, is_live: bool) -> tuple[int, float]:
+        """The outcomes and node-seconds to show: all of them.
+
+        While a driver runs and there are more than `EARLY` outcomes, those of some time ago, as `PACE` says.
+        """
         now_s = self.clock()
         with self._lock:
             found = self._newest.get(campaign.id)
-            if found is None or not is_live or now_s - found.began_s >= PACE.age_s(found.cost_s):
-                found = Edition(outcomes=campaign.outcomes, began_s=now_s)
+            if found is None or not is_live or found.outcomes < EARLY or now_s - found.began_s >= found.lasts_s:
+                found = Edition(outcomes=campaign.outcomes, node_seconds=campaign.node_seconds_spent, began_s=now_s)
                 _keep(self._newest, campaign.id, found, most=MOST_EDITIONS)
-            return found.outcomes
+            return found.outcomes, found.node_seconds
 
     def charge(self, campaign: Campaign, cost_s: float) -> None:
         """Count the processor time of a drawing for the edition that it was made for."""
@@ -95,7 +110,7 @@ class FigureShelf:
 
     editions: Editions = field(default_factory=Editions)
     spent: Callable[[], float] = time.thread_time
-    _sheets: OrderedDict[tuple[int, int], Sheet] = field(default_factory=OrderedDict)
+    _sheets: OrderedDict[tuple[int, tuple[int, float]], Sheet] = field(default_factory=OrderedDict)
     _surveys: OrderedDict[int, Survey] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 

@@ -92,7 +92,7 @@ class PieceMaker:
         return Pieces(
             name=name,
             moment=moment(now),
-            edition=str(self.shelf.editions.of(view.status.campaign, is_live=is_live)),
+            edition="-".join(map(str, self.shelf.editions.of(view.status.campaign, is_live=is_live))),
             polls_every_s=POLL_DRIVEN_S if is_live else POLL_S,
             parts=tuple(
                 Part(name=part, html=Markup(render(f"campaign/{part}.html", **values)))  # noqa: S704 - likewise

@@ -18,7 +18,7 @@ from frontrunner.results.explain import ExplainedAttempt
 from frontrunner.results.outcome import Failure, Measurement, ProbeEnding
 from frontrunner.results.pages import TrialOutcome
 from frontrunner.service.pages.assets import assets
-from frontrunner.text import count, gib, percent, plain, seconds, size, thousands
+from frontrunner.text import count, gib, node_time, percent, plain, seconds, size, thousands
 
 HTMX = {
     "allowEval": False,
@@ -60,7 +60,7 @@ def environment() -> Environment:
         "count": count,
         "gib": gib,
         "minute": minute,
-        "node_hours": node_hours,
+        "node_time": node_time,
         "number": number,
         "percent": percent,
         "seconds": seconds,
@@ -107,11 +107,6 @@ def number(value: float | None) -> str:
 def minute(moment: str) -> str:
     """An ISO timestamp in UTC to the minute."""
     return moment[:16].replace("T", " ")
-
-
-def node_hours(node_seconds: float) -> str:
-    """Seconds of nodes as node-hours: 0.012, 3.4, 12,345."""
-    return thousands(node_seconds / 3600)
 
 
 def why(tried: TrialOutcome | ExplainedAttempt) -> str:

@@ -8,30 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from frontrunner.service.pages.drawings.reach import Reach, reaches
+from frontrunner.service.pages.drawings.strip import STRIP_HEIGHT, Stage, parts, shade, stages, strip_width
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.spaces.stages import even_layers, rank_of_stage
+from frontrunner.spaces.stages import rank_of_stage
 
 MOST_NODES = 12
 MOST_DEVICES_A_NODE = 64
 NODES_A_ROW, DEVICES_A_ROW = 4, 4
 CELL_WIDTH, CELL_HEIGHT, CELL_GAP = 60, 42, 6
 NODE_PADDING, NODE_GAP, NODE_HEADING = 10, 12, 22
-STRIP_HEIGHT, LEAST_STRIP_WIDTH = 64, 566
-MOST_PARTS_DRAWN = 16
-ROOM_FOR_WORDS, ROOM_FOR_A_NUMBER = 112, 20
+MOST_STAGE_CHARACTERS = 6
 AROUND = 2
 """From a group's devices to its outline."""
-LIGHTEST, DARKEST = 0.14, 0.62
-"""Opacities of the first and the last stage: text can be read on all between."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """One device and the rank that it drives; `replica`, `context` and `tensor` count from 0, as ranks do."""
+    """One device and the rank that it drives; `replica`, `context` and `tensor` count from 0, as ranks do.
+
+    `stages` are those that it holds, several where they are interleaved.
+    """
 
     rank: int
     x: float
@@ -41,6 +40,13 @@ class Device:
     tensor: int
     replica: int
     context: int
+    stages: tuple[int, ...]
+
+    @property
+    def stage_words(self) -> str:
+        """S3, or S3,11; of many the first and the last, since the rest follows from them."""
+        words = "S" + ",".join(map(str, self.stages))
+        return words if len(words) <= MOST_STAGE_CHARACTERS else f"S{self.stages[0]}-{self.stages[-1]}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,19 +58,6 @@ class Box:
     width: float
     height: float
     words: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stage:
-    """A stage in the strip of the model: `layers` layers, held by the pipeline rank `rank`."""
-
-    number: int
-    rank: int
-    layers: int
-    x: float
-    width: float
-    shade: float
-    words: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +87,7 @@ def cut_drawing(recipe: Recipe, cluster: Cluster, *, layers: int) -> CutDrawing:
     nodes = -(-recipe.devices // cluster.devices_per_node)
     shown, shown_devices = _shown_nodes(recipe, cluster, nodes), min(cluster.devices_per_node, MOST_DEVICES_A_NODE)
     boxes = _nodes(shown, shown_devices)
-    width = max(LEAST_STRIP_WIDTH, *(box.x + box.width for box in boxes))
+    width = max(strip_width(recipe.stages), *(box.x + box.width for box in boxes))
     places = [
         (number * cluster.devices_per_node + place, *_cell(box, place))
         for number, box in zip(shown, boxes, strict=True)
@@ -105,8 +98,8 @@ def cut_drawing(recipe: Recipe, cluster: Cluster, *, layers: int) -> CutDrawing:
         width=width,
         height=max(box.y + box.height for box in boxes),
         strip_height=STRIP_HEIGHT,
-        parts=_parts(recipe.tensor_parallel),
-        stages=_stages(recipe, layers, width),
+        parts=parts(recipe.tensor_parallel),
+        stages=stages(recipe, layers, width),
         nodes=boxes,
         devices=devices,
         groups=tuple(_groups(devices, recipe)),
@@ -115,40 +108,6 @@ def cut_drawing(recipe: Recipe, cluster: Cluster, *, layers: int) -> CutDrawing:
         devices_left_out=cluster.devices_per_node - shown_devices,
         reaches=reaches(recipe, cluster),
     )
-
-
-def _shade(place: int, places: int) -> float:
-    """The opacity of the place-th of so many; one alone has the middle."""
-    share = place / (places - 1) if places > 1 else 0.4
-    return round(LIGHTEST + (DARKEST - LIGHTEST) * share, 3)
-
-
-def _parts(tensor_parallel: int) -> tuple[float, ...]:
-    """The heights at which the strip is cut into tensor-parallel parts; too many would be a grey area."""
-    if tensor_parallel > MOST_PARTS_DRAWN:
-        return ()
-    return tuple(STRIP_HEIGHT * part / tensor_parallel for part in range(1, tensor_parallel))
-
-
-def _stages(recipe: Recipe, layers: int, width: float) -> tuple[Stage, ...]:
-    counts = recipe.layers_per_stage or even_layers(layers, recipe.stages)
-    begins = [width * count / sum(counts) for count in accumulate(counts, initial=0)]
-    found = []
-    for number, count in enumerate(counts):
-        rank, size = rank_of_stage(recipe, number), begins[number + 1] - begins[number]
-        words = f"stage {number}: {count} layer{'s' if count > 1 else ''}" if size >= ROOM_FOR_WORDS else str(count)
-        found.append(
-            Stage(
-                number=number,
-                rank=rank,
-                layers=count,
-                x=begins[number],
-                width=size,
-                shade=_shade(rank, recipe.pipeline_parallel),
-                words=words if size >= ROOM_FOR_A_NUMBER else "",
-            )
-        )
-    return tuple(found)
 
 
 def _shown_nodes(recipe: Recipe, cluster: Cluster, nodes: int) -> list[int]:
@@ -197,11 +156,12 @@ def _device(recipe: Recipe, rank: int, x: float, y: float) -> Device:
         rank=rank,
         x=x,
         y=y,
-        shade=_shade(pipeline, recipe.pipeline_parallel),
+        shade=shade(pipeline, recipe.pipeline_parallel),
         pipeline=pipeline,
         tensor=rank // strides["tp"] % recipe.tensor_parallel,
         replica=copy // recipe.context_parallel,
         context=copy % recipe.context_parallel,
+        stages=tuple(stage for stage in range(recipe.stages) if rank_of_stage(recipe, stage) == pipeline),
     )
 
 

@@ -7,13 +7,32 @@ from dataclasses import dataclass
 
 WIDTH, ROW_HEIGHT, ROW_GAP, LABEL_HEIGHT = 1120.0, 30.0, 10.0, 18.0
 ROOM_A_CHARACTER = 7.5
-COLOURS = 8
-"""Fills that the style sheet knows, `part-0` and on."""
+FILLS = {
+    "compute": 0,
+    "TP traffic": 1,
+    "optimizer": 2,
+    "recompute": 3,
+    "CP traffic": 4,
+    "PP transfer": 5,
+    "DP traffic": 6,
+    "bubble": 7,
+    "host transfer": 8,
+    "parameters": 0,
+    "gradients": 1,
+    "activations": 3,
+    "logits": 4,
+    "working": 5,
+    "runtime": 7,
+}
+"""The fill of each part of a step and of a memory, by which the style sheet knows it, `part-0` and on: a part has the
+same colour on every recipe's page."""
+OTHER = 8
+"""The fill of a part that is not listed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A part of a bar; `fill` numbers its colour, which is the same for parts of one name in all bars."""
+    """A part of a bar; `fill` numbers its colour, as `FILLS` says."""
 
     name: str
     amount: float
@@ -48,8 +67,6 @@ class Stack:
 
 def stack(rows: Sequence[tuple[str, Mapping[str, float]]], *, limit: float | None = None) -> Stack:
     """Bars of (label, part -> amount), with one scale that also holds the limit; parts of 0 are left out."""
-    names = [name for name in dict.fromkeys(name for _, parts in rows for name in parts) if _is_there(name, rows)]
-    fills = {name: place % COLOURS for place, name in enumerate(names)}
     longest = max([sum(parts.values()) for _, parts in rows] + ([limit] if limit is not None else []))
     scale = WIDTH / longest if longest > 0 else 0.0
     step = LABEL_HEIGHT + ROW_HEIGHT + ROW_GAP
@@ -58,22 +75,19 @@ def stack(rows: Sequence[tuple[str, Mapping[str, float]]], *, limit: float | Non
         height=step * len(rows),
         row_height=ROW_HEIGHT,
         label_height=LABEL_HEIGHT,
-        rows=tuple(_row(label, parts, number * step, scale, fills) for number, (label, parts) in enumerate(rows)),
+        rows=tuple(_row(label, parts, number * step, scale) for number, (label, parts) in enumerate(rows)),
         limit_x=None if limit is None else limit * scale,
     )
 
 
-def _is_there(name: str, rows: Sequence[tuple[str, Mapping[str, float]]]) -> bool:
-    return any(parts.get(name, 0.0) > 0 for _, parts in rows)
-
-
-def _row(label: str, parts: Mapping[str, float], y: float, scale: float, fills: Mapping[str, int]) -> Row:
+def _row(label: str, parts: Mapping[str, float], y: float, scale: float) -> Row:
     total, x, found = sum(parts.values()), 0.0, []
     for name, amount in parts.items():
         if amount > 0:
             width = amount * scale
             words = name if width >= ROOM_A_CHARACTER * (len(name) + 2) else ""
             share = amount / total
-            found.append(Part(name=name, amount=amount, share=share, x=x, width=width, fill=fills[name], words=words))
+            fill = FILLS.get(name, OTHER)
+            found.append(Part(name=name, amount=amount, share=share, x=x, width=width, fill=fill, words=words))
             x += width
     return Row(label=label, y=y, total=total, parts=tuple(found))

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse
+from markupsafe import Markup
 
 from frontrunner.results.driving import stamp
 from frontrunner.results.pages import campaign_page
 from frontrunner.service.answers import JSON, AnswersOf
 from frontrunner.service.drivers import Word
-from frontrunner.service.pages.figures import SHOWN, FigureShelf, coordinates, figure
-from frontrunner.service.pages.pieces import LIVE, PARTS, PieceMaker
-from frontrunner.service.pages.rendering import HTML, page, render
+from frontrunner.service.pages.figures import ACROSS, SHOWN, FigureShelf, coordinates, figure
+from frontrunner.service.pages.pieces import LIVE, PARTS, POLL_S, PieceMaker
+from frontrunner.service.pages.rendering import HTML, digest, page, render
 from frontrunner.service.pages.views.campaign import moment, trials_table
 from frontrunner.service.routes.parameters import CampaignName, PageNumber
-from frontrunner.service.state import OPERATOR, RoleOf, ServiceOf, StoreOf
+from frontrunner.service.state import OPERATOR, RoleOf, Service, ServiceOf, StoreOf
 from frontrunner.service.tokens import Role
 from frontrunner.spaces.errors import bad_value
 
 router = APIRouter()
 PAGE_SIZE = 50
 Asked = Annotated[PageNumber, Query(alias="page")]
+Digest = Annotated[str, Query(max_length=64)]
+"""Which list of campaigns a page shows."""
 Seen = Annotated[str, Query(max_length=400, pattern="~")]
 """What a page has seen: the campaign's moment, the edition of its figures, and each part's digest, with ~ between."""
 
@@ -42,25 +46,47 @@ TOLD = {
 
 
 @router.get("/")
-def all_campaigns(
-    answers: AnswersOf, service: ServiceOf, role: RoleOf, page_number: Annotated[PageNumber, Query(alias="page")] = 1
+def all_campaigns(answers: AnswersOf, service: ServiceOf, role: RoleOf, page_number: Asked = 1) -> Response:
+    """The store's campaigns, the newest first; live."""
+    listed = _listed(answers, service, role, page_number)
+    live = _live_list(page_number, listed)
+    return page("campaigns.html", here="/", listed=listed, may_change=role is Role.OPERATOR, **live)
+
+
+@router.get("/campaigns")
+def campaigns_live(
+    answers: AnswersOf, service: ServiceOf, role: RoleOf, seen: Digest, page_number: Asked = 1
 ) -> Response:
-    """The store's campaigns, the newest first."""
+    """The list as it is now; nothing (204) where the page shows that already."""
+    listed = _listed(answers, service, role, page_number)
+    if seen == digest(listed):
+        return Response(status_code=204)
+    return HTMLResponse(render("campaigns_live.html", **_live_list(page_number, listed)) + listed)
 
-    def made() -> str:
-        found = campaign_page(service.store, page=page_number, page_size=PAGE_SIZE, known=service.summaries)
+
+def _listed(answers: AnswersOf, service: Service, role: Role, number: int) -> Markup:
+    """The list alone, made once for all who ask at the same time."""
+
+    def made(_: object) -> str:
+        found = campaign_page(service.store, page=number, page_size=PAGE_SIZE, known=service.summaries)
         pages = max(1, -(-found.total // PAGE_SIZE))
-        values = {"found": found, "page": page_number, "pages": pages, "may_change": role is Role.OPERATOR}
-        return render("campaigns.html", here="/", **values)
+        values = {"found": found, "page": number, "pages": pages, "may_change": role is Role.OPERATOR}
+        return render("campaigns_list.html", **values)
 
-    return answers.text(object, made, HTML)
+    question = replace(answers.question, about=f"list of campaigns, page {number}")
+    return Markup(answers.memory.answered(question, object, made))  # noqa: S704 - what a template has made
+
+
+def _live_list(number: int, listed: str) -> dict[str, object]:
+    """What the element that asks again says of the list that is shown."""
+    return {"page": number, "seen": digest(listed), "polls_every_s": POLL_S}
 
 
 @router.get("/campaigns/{name}")
 def one_campaign(answers: AnswersOf, store: StoreOf, shelf: ShelfOf, role: RoleOf, name: CampaignName) -> Response:
     """One campaign, live."""
     pieces = PieceMaker(store=store, shelf=shelf, role=role).kept(answers, name)
-    return page("campaign.html", here=None, pieces=pieces, figures=tuple(SHOWN.items()))
+    return page("campaign.html", here=None, pieces=pieces, figures=tuple(SHOWN.items()), across=ACROSS)
 
 
 @router.get("/campaigns/{name}/live")

@@ -12,6 +12,7 @@ from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from frontrunner.results.store import Store
 from frontrunner.service.bodies import campaign_from, campaign_table, contents_untold, parsed
 from frontrunner.service.mistakes import mistake_in
 from frontrunner.service.models import CampaignBody
@@ -22,7 +23,7 @@ from frontrunner.service.pages.views.plan_form import ENTRIES, GROUPS, PlanForm,
 from frontrunner.service.registered import KINDS
 from frontrunner.service.state import OPERATOR, RoleOf, ServiceOf
 from frontrunner.service.tokens import Role
-from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NotFound
 from frontrunner.toml_file import parse_toml
 
 router = APIRouter()
@@ -133,16 +134,26 @@ async def check(service: ServiceOf, given: CampaignText) -> Response:
                 found = spec.survey()
         except FrontrunnerError as error:
             return {"error": error}
-        devices = spec.problem.cluster.devices
         return {
             "error": None,
             "name": spec.name,
+            "is_taken": _is_taken(service.store, spec.name),
             "legal": len(found.recipes),
             "points": found.points,
-            "devices": devices,
+            "why_none": None if found.recipes else next(found.refused_by_count(), None),
+            "devices": spec.problem.cluster.devices,
         }
 
     return page("launch_checked.html", **await service.slowly(checked))
+
+
+def _is_taken(store: Store, name: str) -> bool:
+    """Whether the store has a campaign of this name."""
+    try:
+        store.campaign(name)
+    except NotFound:
+        return False
+    return True
 
 
 @router.post("/launch", dependencies=OPERATOR)

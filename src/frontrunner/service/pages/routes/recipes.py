@@ -20,11 +20,12 @@ from frontrunner.service.pages.rendering import HTML, render
 from frontrunner.service.pages.views.campaign import NOTICES
 from frontrunner.service.pages.views.compare import choice, compare_recipes
 from frontrunner.service.pages.views.recipe import RecipeView, recipe_view
-from frontrunner.service.replays import Replay
+from frontrunner.service.pages.views.replay import ReplayView, replay_view
+from frontrunner.service.refusals import told_without_store
 from frontrunner.service.routes.parameters import RecipeId
 from frontrunner.service.state import OPERATOR, RoleOf, Service, ServiceOf, StoreOf
 from frontrunner.service.tokens import Role
-from frontrunner.spaces.errors import NotFound
+from frontrunner.spaces.errors import InvalidInput, NotFound
 from frontrunner.spaces.recipe import Recipe
 
 router = APIRouter()
@@ -38,6 +39,7 @@ class ReplayForm(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     steps: Steps
+    anyway: bool = False
 
 
 @router.get("/recipes/{recipe_id}")
@@ -46,7 +48,7 @@ def one_recipe(answers: AnswersOf, service: ServiceOf, role: RoleOf, recipe_id: 
 
     def made() -> str:
         view = recipe_view(service.store, recipe_id)
-        replay = _replay(service, role, view.explanation.recipe_id, can_be_replayed=view.can_be_replayed)
+        card = replay_view(service.replays, view.explanation)
         return render(
             "recipe.html",
             here=None,
@@ -54,11 +56,17 @@ def one_recipe(answers: AnswersOf, service: ServiceOf, role: RoleOf, recipe_id: 
             recipe=view.explanation.recipe,
             notice=NOTICES.get(view.leading.campaign.figures, ""),
             choices=_choices(view),
-            replay=Markup(replay),  # noqa: S704 - what a template has made
+            can_be_replayed=card.can_be_replayed,
+            replay=Markup(_replay(card, role)),  # noqa: S704 - what a template has made
         )
 
     def read_stamp() -> object:
-        return stamp_of_recipe(service.store, recipe_id), service.replays.beginning_with(recipe_id)
+        replays = service.replays
+        return (
+            stamp_of_recipe(service.store, recipe_id),
+            replays.beginning_with(recipe_id),
+            replays.checkpoint_steps(recipe_id),
+        )
 
     return answers.text(read_stamp, made, HTML)
 
@@ -77,7 +85,7 @@ def replay_so_far(service: ServiceOf, role: RoleOf, recipe_id: RecipeId) -> Resp
 @router.post("/recipes/{recipe_id}/replay", dependencies=OPERATOR)
 async def start_replay(service: ServiceOf, role: RoleOf, recipe_id: RecipeId, form: ReplayForm) -> Response:
     """Start a replay, or go on with one."""
-    body = ReplayBody(recipe_id=recipe_id, steps=form.steps)
+    body = ReplayBody(recipe_id=recipe_id, steps=form.steps, anyway=form.anyway)
     await service.slowly(lambda: service.replays.start(body.settings()))
     return _shown(service, role, recipe_id)
 
@@ -90,24 +98,13 @@ def stop_replay(service: ServiceOf, role: RoleOf, recipe_id: RecipeId) -> Respon
 
 
 def _shown(service: Service, role: Role, recipe_id: str) -> Response:
-    found = explain(service.store, recipe_id)
-    can = any(row.campaign.figures != "imported" and row.standing is not None for row in found.appearances)
-    return Response(_replay(service, role, found.recipe_id, can_be_replayed=can), media_type="text/html")
+    card = replay_view(service.replays, explain(service.store, recipe_id))
+    return Response(_replay(card, role), media_type="text/html")
 
 
-def _replay(service: Service, role: Role, recipe_id: str, *, can_be_replayed: bool) -> str:
+def _replay(card: ReplayView, role: Role) -> str:
     """The card with the recipe's replay, and the form that starts one."""
-    try:
-        replay: Replay | None = service.replays.one(recipe_id)
-    except NotFound:  # none was ever started
-        replay = None
-    return render(
-        "replay.html",
-        recipe_id=recipe_id,
-        replay=replay,
-        can_be_replayed=can_be_replayed,
-        may_change=role is Role.OPERATOR,
-    )
+    return render("replay.html", view=card, replay=card.replay, may_change=role is Role.OPERATOR)
 
 
 @router.get("/compare")
@@ -122,17 +119,23 @@ def compared(
 
 
 def _comparison(store: Store, campaign: list[str], recipe: list[str]) -> str:
+    """The forms with what was typed, beside it what is wrong with that, or the answer below."""
     names = newest_names(store, MOST_NAMES)
-    both = compare(store, *campaign) if len(campaign) == 2 else None
-    pair = compare_recipes(store, *recipe) if len(recipe) == 2 else None
-    is_wrong = len(campaign) not in (0, 2) or len(recipe) not in (0, 2)
+    both, pair, problem = None, None, ""
+    try:
+        both = compare(store, *campaign) if len(campaign) == 2 else None
+        pair = compare_recipes(store, *recipe) if len(recipe) == 2 else None
+    except (InvalidInput, NotFound) as error:
+        problem = told_without_store(error, store.url)
+    if len(campaign) not in (0, 2) or len(recipe) not in (0, 2):
+        problem = "choose two to compare"
     return render(
         "compare.html",
         here="/compare",
         names=names,
-        chosen=campaign if both else (names * 2)[:2] or ("", ""),
-        recipes=recipe if pair else ("", ""),
+        chosen=campaign if both else (names * 2)[:2],
+        recipes=[*recipe, "", ""][:2],
         campaigns=both,
         pair=pair,
-        problem="Choose two to compare." if is_wrong else "",
+        problem=problem,
     )

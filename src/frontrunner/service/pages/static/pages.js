@@ -1,7 +1,10 @@
 "use strict";
-// What htmx alone does not do: bodies as JSON, and details that stay open when their surroundings are replaced.
+// What htmx alone does not do: bodies as JSON, and what a reader has opened or scrolled stays so when its surroundings
+// are replaced. (What has the focus keeps it by its id: that htmx does.)
 (() => {
   const NUMBERS = new Set(["steps"]);
+  const scrolled = new Map();
+  const BOOLEANS = new Set(["anyway"]);
 
   htmx.defineExtension("json-body", {
     onEvent(name, event) {
@@ -13,21 +16,51 @@
     },
     encodeParameters(_xhr, parameters) {
       const values = {};
-      for (const [key, value] of parameters.entries()) values[key] = NUMBERS.has(key) ? Number(value) : value;
+      for (const [key, value] of parameters.entries()) {
+        values[key] = NUMBERS.has(key) ? Number(value) : BOOLEANS.has(key) ? value === "on" : value;
+      }
       return JSON.stringify(values);
     },
   });
 
+  // What stands below a table that grows and shrinks must not move while somebody reads it.
+  function keepHeight(section, next) {
+    if (section.hasAttribute("data-keeps-height")) next.style.minHeight = `${section.offsetHeight}px`;
+  }
+
   document.body.addEventListener("htmx:oobBeforeSwap", (event) => {
+    keepHeight(event.detail.target, event.detail.fragment.firstElementChild);
     const open = event.detail.target.querySelectorAll("details[open][id]");
     for (const details of open) {
       const next = event.detail.fragment.querySelector(`#${details.id}`);
       if (next) next.open = true;
     }
+    for (const place of event.detail.target.querySelectorAll("[id]")) {
+      if (place.scrollLeft || place.scrollTop) scrolled.set(place.id, { left: place.scrollLeft, top: place.scrollTop });
+    }
+    for (const box of event.detail.target.querySelectorAll("input:checked[id]")) {
+      const next = event.detail.fragment.querySelector(`#${CSS.escape(box.id)}`);
+      if (next) next.checked = true;
+    }
   });
 
-  // Errors are shown where the page has room for them, and what was done before is no longer said.
+  let opened = [];
+  document.body.addEventListener("htmx:beforeSwap", (event) => {
+    opened = [...event.detail.target.querySelectorAll("details[open][id]")].map((details) => details.id);
+  });
+  document.body.addEventListener("htmx:afterSwap", () => {
+    for (const details of opened.map((id) => document.getElementById(id))) if (details) details.open = true;
+  });
+
+  document.body.addEventListener("htmx:oobAfterSwap", () => {
+    for (const [id, where] of scrolled) document.getElementById(id)?.scrollTo(where);
+    scrolled.clear();
+  });
+
+  // Answers and errors lie over the page, at its window's foot; what was said before is no longer said.
+  const notice = document.getElementById("notice");
+  document.getElementById("dismiss").addEventListener("click", () => notice.replaceChildren());
   document.body.addEventListener("htmx:beforeRequest", (event) => {
-    if (event.detail.requestConfig.verb !== "get") document.getElementById("notice").replaceChildren();
+    if (event.detail.requestConfig.verb !== "get") notice.replaceChildren();
   });
 })();

@@ -6,18 +6,20 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 
-from frontrunner.results.driving import Stamp
+from frontrunner.results.driving import Stamp, drivers
 from frontrunner.results.known import probes_made
 from frontrunner.results.outlooks import outlook_shares
 from frontrunner.results.pages import TrialPage, trial_page
 from frontrunner.results.pareto import pareto
 from frontrunner.results.ranking import RankedRecipe, rank
+from frontrunner.results.records import CUT_OFF, IMPORTED
 from frontrunner.results.spans import newest_spans
+from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.status import FailedTrial, Status, failures, status
 from frontrunner.results.store import Store
 from frontrunner.search.budget import Limit, Spent, limits
 from frontrunner.search.spec import CampaignSpec
-from frontrunner.search.stopping import outlook_in_words
+from frontrunner.search.stopping import STOPPING, outlook_in_words
 from frontrunner.search.strategy import Outlook
 from frontrunner.service.pages.drawings.timeline import MOST_SPANS, Span, Timeline, timeline
 from frontrunner.spaces.recipe import Recipe
@@ -50,15 +52,19 @@ class TrialsTable:
 class CampaignView:
     """One campaign at one moment.
 
-    `limits` are those of its budget, with what is used of each; `front_ids` the recipes of the ranking that no other
-    beats in both speed and memory; `failed` the newest failures first, `failed_in_all` how many there are.
+    `ending` says that its driver was told to end and which probes it waits for, empty where it was not; `rows_ahead` is
+    how many more rows the ranking may come to have, 0 where nobody drives. `limits` are those of its budget, with what
+    is used of each; `front_ids` the recipes of the ranking that no other beats in both speed and memory; `failed` the
+    newest failures first, `failed_in_all` how many there are.
     """
 
     status: Status
     spec: CampaignSpec
     limits: tuple[Limit, ...]
+    ending: str
     outlook: str
     ranking: tuple[RankedRecipe, ...]
+    rows_ahead: int
     front_ids: frozenset[str]
     trials: TrialsTable
     failed: tuple[FailedTrial, ...]
@@ -78,7 +84,7 @@ class CampaignView:
     @property
     def is_cut_off(self) -> bool:
         """Whether it counts as running, and nobody drives it."""
-        return self.status.campaign.state == "running" and not self.status.driver_is_live
+        return self.status.state_in_words == CUT_OFF
 
     @property
     def can_be_driven(self) -> bool:
@@ -116,14 +122,42 @@ def _view(store: Store, name: str) -> CampaignView:
         status=found,
         spec=spec,
         limits=tuple(limits(spec.budget, spent)),
-        outlook="" if found.outlook is None else outlook_in_words(Outlook(**outlook_shares(found.outlook))),
+        ending=_ending(store, found),
+        outlook=_outlook(found),
         ranking=tuple(ranking),
+        rows_ahead=_most_rows(found, spec) - len(ranking) if found.driver_is_live else 0,
         front_ids=frozenset(row.recipe_id for row in front),
         trials=trials_table(store, name),
         failed=tuple(reversed(failed)),
         failed_in_all=failed_in_all,
         timeline=_timeline(store, found),
     )
+
+
+def _most_rows(found: Status, spec: CampaignSpec) -> int:
+    """How many recipes the ranking of a campaign may come to show."""
+    probes = spec.budget.probes
+    return min(TOP, found.campaign.legal_recipes, TOP if probes is None else probes)
+
+
+def _outlook(found: Status) -> str:
+    """What is left to gain; empty where nobody says, and where the reason for which the campaign ended says it."""
+    if found.outlook is None:
+        return ""
+    words = outlook_in_words(Outlook(**outlook_shares(found.outlook)))
+    expected, _, _ = words.partition("; ")
+    return "" if found.campaign.state_reason.startswith(expected) else words
+
+
+def _ending(store: Store, found: Status) -> str:
+    """In words that the driver of now was told to pause or to stop, and what it waits for."""
+    told = next((event for event in reversed(found.last_events) if event.kind == STOPPING), None)
+    driver = next((one for one in drivers(store) if one.campaign == found.campaign.name), None)
+    if told is None or driver is None or not driver.is_live or told.at < driver.since:
+        return ""
+    word = "pausing" if told.data.get("leaves") == CampaignState.PAUSED else "stopping"
+    left = found.trials[TrialState.RUNNING]
+    return f"{word}, {left} probe{'s' if left > 1 else ''} to finish" if left else word
 
 
 def moment(now: Stamp) -> str:
@@ -141,7 +175,12 @@ def _described(recipe: Recipe) -> str:
 
 
 def _timeline(store: Store, found: Status) -> Timeline | None:
-    """The newest attempts; one that runs reaches up to this moment, one whose driver is gone has no length."""
+    """The newest attempts; one that runs reaches up to this moment, one whose driver is gone has no length.
+
+    None where none has begun, and of an imported table, whose rows have the moment of the import.
+    """
+    if found.campaign.figures == IMPORTED:
+        return None
     newest = newest_spans(store, found.campaign.id, MOST_SPANS)
     now = store.now() if found.driver_is_live else None
     spans = []

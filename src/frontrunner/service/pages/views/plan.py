@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from frontrunner.toml_file import Table
 TOP = 12
 FACTORS = (0.25, 0.5, 1, 2, 4)
 """The node counts of the what-if table, against the one that was asked for."""
+MOST_FACTOR = 64
+"""Up to which more counts are tried where nothing fits on those."""
 SHAPE = ("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary", "activation", "positions")
 LINKS = ("pair_gb_per_s", "node_gb_per_s", "nic_gb_per_s", "nics_per_node")
 MOST_STAGES, MOST_STAGE_COUNTS = 64, 8
@@ -70,6 +72,11 @@ class PlanView:
     plan: Plan
     scaling: Scaling
 
+    @property
+    def fits_on(self) -> int | None:
+        """The fewest nodes of the what-if table on which a recipe fits, None where none does."""
+        return next((row.nodes for row in self.scaling.strong if row.best is not None), None)
+
 
 def plan_view(question: PlanQuestion) -> PlanView:
     """The answer; raises `InvalidInput` for a question that cannot be asked, and `NothingLegal` without a recipe."""
@@ -77,14 +84,24 @@ def plan_view(question: PlanQuestion) -> PlanView:
     surveyed = spec.survey()
     if not surveyed.recipes:
         raise nothing_legal(surveyed)
-    counts = sorted({max(1, int(question.nodes * factor)) for factor in FACTORS})
-    fitting = [count for count in counts if count * spec.problem.cluster.devices_per_node <= MOST_DEVICES]
     return PlanView(
         question=question,
         spec=spec,
         plan=estimate.plan(surveyed.recipes, surveyed.problem),
-        scaling=scaling(spec.space, spec.problem, fitting),
+        scaling=_on_other_counts(spec, question.nodes),
     )
+
+
+def _on_other_counts(spec: CampaignSpec, nodes: int) -> Scaling:
+    """The what-if table; where nothing fits on any of its counts, they are doubled until something does."""
+    most = min(MOST_DEVICES // spec.problem.cluster.devices_per_node, MOST_FACTOR * nodes)
+    counts = sorted({max(1, int(nodes * factor)) for factor in FACTORS})
+    found = scaling(spec.space, spec.problem, [count for count in counts if count <= most])
+    more = 2 * counts[-1]
+    while more <= most and not any(row.best for row in found.strong):
+        found = replace(found, strong=found.strong + scaling(spec.space, spec.problem, [more]).strong)
+        more *= 2
+    return found
 
 
 def campaign_of(question: PlanQuestion) -> CampaignSpec:

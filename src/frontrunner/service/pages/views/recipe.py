@@ -50,13 +50,6 @@ class RecipeView:
     strip: StepStrip | None
     exports: tuple[ExportTarget, ...]
 
-    @property
-    def can_be_replayed(self) -> bool:
-        """Whether it was measured here, or at least simulated; what a table says cannot be."""
-        return any(
-            row.campaign.figures != "imported" and row.standing is not None for row in self.explanation.appearances
-        )
-
 
 def recipe_view(store: Store, recipe_id: str) -> RecipeView:
     """What the page shows of the recipe with this id, or a unique beginning of it; raises as `explain` does."""

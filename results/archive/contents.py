@@ -1,0 +1,63 @@
+"""What the texts of an archive's rows have to hold, beside being texts: what questions to a store read of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from types import SimpleNamespace
+from typing import Any
+
+from frontrunner.results.clock import timestamp
+from frontrunner.results.codec import measurement_from_columns, measurement_to_columns, recipe_from_json
+from frontrunner.results.known import provenance_from_json
+from frontrunner.spaces.document import recipe_id
+from frontrunner.spaces.problem import Problem
+
+Row = Mapping[str, Any]
+
+TIMES = ("at", "created_at", "updated_at", "started_at", "finished_at", "recorded_at", "driven_since", "lease_until")
+"""Columns with a time, in whichever table."""
+OBJECTS = ("problem_json", "data_json")
+"""Columns with a JSON object of which no more is asked."""
+
+
+def check_texts(table: str, row: Row) -> None:
+    """Go through the times and the JSON of a row, whose columns are of the right types.
+
+    Raises ValueError or another error of parsing, which says what is wrong with the first that cannot be read.
+    """
+    for column in TIMES:
+        _check_time(column, row.get(column))
+    for column in OBJECTS:
+        if column in row and not isinstance(json.loads(row[column]), dict):
+            raise ValueError(f"{column} holds no table")
+    if table == "provenance":
+        _check_provenance(row["provenance_json"])
+    elif table == "measurements":
+        measurement_to_columns(measurement_from_columns(SimpleNamespace(**row)))
+
+
+def check_recipe(row: Row, problem: Problem) -> None:
+    """Raise ValueError where a trial's recipe is not the one that its id names."""
+    identity = recipe_id(problem, recipe_from_json(row["recipe_json"]))
+    if identity != row["recipe_id"]:
+        raise ValueError(f"the recipe's id is {identity}, and not {row['recipe_id']}")
+
+
+def _check_time(column: str, text: str | None) -> None:
+    """A time is in UTC with microseconds, so that texts sort by time."""
+    if text is not None and timestamp(datetime.fromisoformat(text)) != text:
+        raise ValueError(f"{column} = {text!r} is no time in UTC with microseconds")
+
+
+def _check_provenance(text: str) -> None:
+    found = provenance_from_json(text)
+    if found is None:
+        raise ValueError("no provenance")
+    words = (found.host, found.platform, found.device, found.git_revision or "", *found.command_line)
+    versions = dict(found.versions)
+    if not all(isinstance(word, str) for word in (*words, *versions, *versions.values())):
+        raise ValueError("what a driver ran with is told in words")
+    if found.git_dirty not in (None, True, False):
+        raise ValueError("git_dirty is neither true nor false")

@@ -1,0 +1,225 @@
+"""A cell that no version wrote: what reads it refuses the store by its row and column, and names the newest backup."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from frontrunner.results import compare, driving, pages, pareto, probed, ranking, spans, status, trial_history
+from frontrunner.results.cells import DamagedCell
+from frontrunner.results.explain import explain
+from frontrunner.results.frames import frame
+from frontrunner.results.known import CUT, known_recipes, probes_made
+from frontrunner.results.outlooks import OUTLOOK, newest_outlooks
+from frontrunner.results.predictions import PREDICTION, Predicted, predicted_ids, prediction_data, small_scale
+from frontrunner.results.provenance import Provenance
+from frontrunner.results.states import CampaignState
+from frontrunner.results.store import Store, open_store
+from frontrunner.spaces.errors import StoreUnusable
+from frontrunner.starting import stored_spec
+from frontrunner.validation import dump_json
+from support.campaigns import spec_of, tiny
+from support.store_contract import RECIPE, begin, failure, lease_elsewhere, measurement
+
+RECIPE_ID = "aaaa00000000"
+PROVENANCE = Provenance(
+    versions={"torch": "2.8"},
+    host="h",
+    platform="p",
+    device="d",
+    git_revision=None,
+    git_dirty=None,
+    command_line=("a",),
+)
+FORECAST = Predicted(recipe_id="ffff", recipe=RECIPE, tokens_per_s=9.0, low=8.0, high=10.0, chance=1.0)
+BACKUP = "store.db.backup-20260301T120000Z"
+
+
+def outlooks(store: Store) -> object:
+    with store.database.read() as connection:
+        return newest_outlooks(connection, 1, 3)
+
+
+QUESTIONS: dict[str, Callable[[Store], object]] = {
+    "campaigns": lambda store: store.campaigns(),
+    "status": lambda store: status.status(store, "kept"),
+    "failures": lambda store: status.failures(store, "kept"),
+    "best": lambda store: [ranking.best(store, "kept", by=by.value) for by in ranking.RankBy],
+    "pareto": lambda store: pareto.pareto(store, "kept"),
+    "show": lambda store: explain(store, RECIPE_ID),
+    "dataframe": lambda store: frame(store, "kept"),
+    "told": lambda store: (store.told(1), store.trials(1), store.events(1), store.open_attempts(1)),
+    "histories": lambda store: trial_history.trial_histories(store, 1),
+    "probed": lambda store: probed.probed(store, "kept"),
+    "spans": lambda store: spans.newest_spans(store, 1, 50),
+    "recipes": lambda store: pages.recipe_page(store, "kept", filters={"tensor_parallel": 2}),
+    "trials": lambda store: (pages.trial_page(store, "kept"), pages.outcomes_after(store, 1, 0, 50)),
+    "compare": lambda store: compare.compare(store, "kept", "kept"),
+    "known": lambda store: (known_recipes(store, 1), probes_made(store, store.campaign("kept"))),
+    "drivers": lambda store: (driving.drivers(store), driving.stamp(store, ["kept"])),
+    "predictions": lambda store: (predicted_ids(store), small_scale(store, store.campaign("kept"))),
+    "outlooks": outlooks,
+    "specification": lambda store: stored_spec(store.campaign("kept")),
+}
+"""What commands, pages and drivers ask of a store."""
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with something in every table, which a driver on another host holds, and a backup beside it."""
+    path = tmp_path_factory.mktemp("sound") / "store.db"
+    spec = spec_of(tiny(name="kept", evaluator="simulated"), run_root=Path("/nowhere"))
+    with open_store(str(path)) as store:
+        campaign = store.create_campaign(
+            name="kept",
+            spec_json=dump_json(spec),
+            legal_recipes=9,
+            problem_summary={"nodes": 1, "small_campaign": "kept"},
+        )
+        writer = store.drive(lease_elsewhere(store, campaign))
+        writer.set_state(CampaignState.RUNNING, reason="")
+        writer.record_provenance(PROVENANCE)
+        for recipe_id, outcome in ((RECIPE_ID, measurement()), ("bbbb", failure()), ("cccc", measurement(0.6))):
+            writer.finish_attempt(writer.start_attempt(begin(writer, recipe_id), run_folder="r"), outcome, retry=False)
+        writer.start_attempt(begin(writer, "dddd"), run_folder="r")
+        writer.event(PREDICTION, **prediction_data(FORECAST))
+        writer.event(OUTLOOK, expected_improvement=0.1, gap=0.2, gap_at_most=0.3, measured=2)
+        writer.event(CUT, trial=2)
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("INSERT INTO endings VALUES (1, 'known')")
+    (path.parent / BACKUP).touch()
+    return path
+
+
+@pytest.fixture(scope="module")
+def store(sound: Path) -> Iterator[Store]:
+    """The store, opened once: most of a question's time would go into opening it."""
+    with open_store(str(sound), read_only=True) as opened:
+        yield opened
+
+
+@contextmanager
+def damaged(path: Path, table: str, column: str, value: str) -> Iterator[int]:
+    """Have a value, as SQL writes it, in the column of a table's first row, past the constraints; gives out its key."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as file:
+        file.execute("PRAGMA ignore_check_constraints = ON")
+        row, held = file.execute(f"SELECT rowid, {column} FROM {table} ORDER BY rowid LIMIT 1").fetchone()
+        file.execute(f"UPDATE {table} SET {column} = {value} WHERE rowid = ?", (row,))
+        try:
+            yield row
+        finally:
+            file.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (held, row))
+
+
+def refusals(store: Store, path: Path) -> dict[str, str]:
+    """What each question says that does not answer; anything but an error of ours fails the test."""
+    said = {}
+    for name, ask in QUESTIONS.items():
+        try:
+            ask(store)
+        except StoreUnusable as error:
+            named = store.damaged(error) if isinstance(error, DamagedCell) else error
+            assert named.hint is not None
+            assert named.hint.endswith(f"frontrunner store copy {path.parent / BACKUP} NEW.db")
+            said[name] = named.message
+    return said
+
+
+def test_a_sound_store_answers_every_question(store: Store, sound: Path) -> None:
+    assert refusals(store, sound) == {}
+
+
+CUT_SHORT = "substr({column}, 1, length({column}) - 2)"
+DAMAGES = [
+    ("campaigns", "state", "'finishee'", 'it holds "finishee", expected one of created, running, '),
+    ("campaigns", "spec_json", CUT_SHORT, "Expecting|Unterminated"),
+    ("campaigns", "spec_json", "'[]'", "it holds a list, expected a table"),
+    ("campaigns", "spec_json", "'{}'", "this version cannot read it"),
+    ("campaigns", "problem_json", "'[[[['", "Expecting value"),
+    ("campaigns", "problem_json", '\'{"nodes":"x","small_campaign":"kept"}\'', "invalid literal for int"),
+    ("campaigns", "lease_until", "'2026-13-01T00:00:00+00:00'", "month must be in 1..12"),
+    ("campaigns", "lease_until", "'2026-12-01T00:00:00'", "has no offset"),
+    ("campaigns", "updated_at", "'yesterday'", "Invalid isoformat string"),
+    ("campaigns", "epoch", "'one'", 'it holds "one", a str'),
+    ("campaigns", "driver_seconds", "'x'", 'it holds "x", a str'),
+    ("provenance", "provenance_json", CUT_SHORT, "Expecting|Unterminated"),
+    ("provenance", "provenance_json", "'{}'", '"versions" is missing'),
+    ("provenance", "provenance_json", "replace(provenance_json, '\"2.8\"', '28')", "versions = 28 is a int"),
+    ("trials", "recipe_json", CUT_SHORT, "Expecting|Unterminated"),
+    ("trials", "recipe_json", "replace(recipe_json, '1f1b', '1f1c')", 'recipe.schedule = "1f1c": expected one of'),
+    ("trials", "recipe_json", 'replace(recipe_json, \'"devices":8\', \'"devices":"8"\')', 'devices = "8" is a str'),
+    ("trials", "recipe_json", "replace(recipe_json, '\"compile\"', '\"compilf\"')", '"compilf" is not known'),
+    ("trials", "state", "'measurfd'", 'it holds "measurfd"'),
+    ("trials", "number", "'x'", 'it holds "x", a str'),
+    ("attempts", "state", "'meazured'", 'it holds "meazured"'),
+    ("attempts", "started_at", "'x'", "Invalid isoformat string"),
+    ("attempts", "finished_at", "'x'", "Invalid isoformat string"),
+    ("attempts", "trial_id", "77", "its campaign has no trial with the id 77"),
+    ("measurements", "step_times_s_json", "'[0.5,null]'", "it holds nothing, expected a number above 0"),
+    ("measurements", "step_times_s_json", "'[0.5,NaN]'", "it holds NaN, which is no number"),
+    ("measurements", "step_times_s_json", "'[1e999]'", "it holds inf, expected a number above 0"),
+    ("measurements", "step_times_s_json", "'[]'", "it holds an empty list"),
+    ("measurements", "step_times_s_json", f"'{'[' * 100_000}'", "it is nested without end"),
+    ("measurements", "peak_memory_bytes_json", "'[1.5]'", "it holds 1.5, expected a whole number"),
+    ("measurements", "losses_json", "'{}'", "it holds a dict, expected a list"),
+    ("measurements", "tokens_per_s", "'x'", 'it holds "x", a str'),
+    ("endings", "ended", "'knowo'", 'it holds "knowo"'),
+    ("failures", "kind", "'crasxed'", 'it holds "crasxed"'),
+    ("standings", "tokens_per_s", "'x'", 'it holds "x", a str'),
+    ("standings", "tokens_per_s", "0.0", "it holds 0.0, expected a number above 0"),
+    ("events", "data_json", CUT_SHORT, "Expecting|Unterminated"),
+    ("events", "data_json", "'{}'", "recipe_id"),
+    ("events", "at", "'x'", "Invalid isoformat string"),
+    ("trials", "recipe_json", "CAST(x'7bff7d' AS TEXT)", "'utf-8' codec can't decode byte 0xff in position 1"),
+    ("campaigns", "name", "CAST(x'6bff' AS TEXT)", "'utf-8' codec can't decode byte 0xff in position 1"),
+]
+"""Table, column, what it is made to hold, and what is said of it."""
+
+
+@pytest.mark.parametrize(("table", "column", "value", "says"), DAMAGES)
+def test_a_damaged_cell_is_refused_by_its_row_its_column_and_the_newest_backup(
+    store: Store, sound: Path, table: str, column: str, value: str, says: str
+) -> None:
+    with damaged(sound, table, column, value.replace("{column}", column)) as row:
+        said = refusals(store, sound)
+    assert said, "no question reads it"
+    for message in said.values():
+        assert re.fullmatch(
+            rf"{re.escape(str(sound))} is damaged: {table} row {row}, {column}: .*({says}).*", message, re.DOTALL
+        ), message
+
+
+def test_a_specification_that_is_read_later_is_refused_alike(sound: Path) -> None:
+    def specification() -> None:
+        with open_store(str(sound), read_only=True) as opened:
+            stored_spec(opened.campaign("kept"))
+
+    with damaged(sound, "campaigns", "spec_json", "'{}'"), pytest.raises(StoreUnusable) as refused:
+        specification()
+    assert refused.value.message.startswith(f"{sound} is damaged: campaigns row 1, spec_json: ")
+    assert BACKUP in str(refused.value.hint)
+
+
+def test_a_constraint_that_no_longer_holds_is_refused_by_its_row_before_a_driver_starts(sound: Path) -> None:
+    with damaged(sound, "trials", "state", "'queueb'"), pytest.raises(StoreUnusable) as refused:
+        open_store(str(sound))
+    assert 'trials row 1, state: it holds "queueb", expected one of queued, ' in refused.value.message
+
+
+def test_what_another_campaign_ran_with_is_left_out_where_it_cannot_be_read(store: Store, sound: Path) -> None:
+    with damaged(sound, "provenance", "provenance_json", "'{}'"):
+        known = known_recipes(store, 1)
+    assert [recipe.provenance for recipe in known] == [None] * 3
+    assert all(str(recipe.damage).startswith("provenance row 1, provenance_json: ") for recipe in known)
+
+
+def test_fields_of_a_later_version_are_not_taken_for_damage(store: Store, sound: Path) -> None:
+    value = 'replace(recipe_json, \'"compile"\', \'"new":1,"compile"\')'
+    with damaged(sound, "trials", "recipe_json", value), pytest.raises(StoreUnusable, match="does not know") as refused:
+        store.trials(1)
+    assert refused.value.hint == "upgrade frontrunner"

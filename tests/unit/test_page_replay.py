@@ -1,0 +1,155 @@
+"""The card of a recipe's replay: how far it is, how fast beside the campaign's figure, how it ended, and going on."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from frontrunner.evaluators.files import write_json
+from frontrunner.results.store import open_store
+from frontrunner.service.app import create_app
+from frontrunner.service.pages.router import router
+from frontrunner.service.pages.routes.recipes import ReplayForm
+from frontrunner.service.replays import STARTED, Replay, Replays, noting_its_end
+from frontrunner.settings import run_root
+from frontrunner.spaces.errors import FrontrunnerError
+from support.page_stores import page_store
+from support.services import ORIGIN, bearer, settings, tokens_of
+
+TOKENS = 8192
+"""A step, as the stored measurements have it."""
+GONE = {"pid": 2**22 + 1, "since": "2026-01-01T00:00:00+00:00", "steps": 4000}
+"""What a process wrote that is no more: no process has a greater id than Linux allows."""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("replays")
+
+
+@pytest.fixture(scope="module")
+def recipe_id(home: Path) -> str:
+    return page_store(home)[0]
+
+
+@pytest.fixture(scope="module")
+def client(home: Path, recipe_id: str) -> Iterator[TestClient]:
+    chosen = settings(home)
+    with TestClient(create_app(chosen, pages=(router,)), base_url=ORIGIN) as found:
+        found.headers.update(bearer(tokens_of(chosen).operator) | {"accept": "text/html"})
+        yield found
+
+
+@pytest.fixture
+def folder(home: Path, recipe_id: str) -> Iterator[Path]:
+    """Where the recipe's replay keeps its files, empty again after each test."""
+    found = run_root(str(home / "store.db")) / "replays" / recipe_id
+    found.mkdir(parents=True, exist_ok=True)
+    yield found
+    for path in sorted(found.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+
+
+def left(folder: Path, *events: Mapping[str, object], log: str = "", **started: object) -> None:
+    """What a replay leaves in its folder."""
+    write_json(folder / STARTED, {**GONE, **started})
+    (folder / "progress.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events), encoding="utf-8")
+    (folder / "replay.log").write_text(log, encoding="utf-8")
+
+
+def step(number: int, time_s: float) -> dict[str, object]:
+    return {"event": "step", "step": number, "time_s": time_s, "loss": 5.0 - number / 10, "tokens": TOKENS}
+
+
+def found(home: Path, folder: Path) -> Replay:
+    with open_store(str(home / "store.db")) as store:
+        return Replays(store, settings(home)).one(folder.name)
+
+
+def card(client: TestClient, recipe_id: str) -> str:
+    answer = client.get(f"/recipes/{recipe_id}/replay")
+    assert answer.status_code == 200
+    return " ".join(re.sub(r"<[^>]+>", " ", answer.text).split())
+
+
+def test_a_replay_is_as_fast_as_its_newest_steps_beside_what_was_measured(
+    home: Path, folder: Path, client: TestClient
+) -> None:
+    evaluation = {"event": "evaluation", "step": 30, "loss": 3.25}
+    left(folder, *(step(n, 9.0) for n in range(1, 31)), evaluation, *(step(n, 0.4) for n in range(31, 41)))
+    left_out = found(home, folder)
+    assert left_out.step_time_s == pytest.approx((9.0 + 0.4) / 2), "the median of ten slow and ten fast steps"
+    assert left_out.tokens_per_s == pytest.approx(TOKENS / 4.7)
+    left(folder, *(step(n, 0.2) for n in range(1, 31)), evaluation, *(step(n, 0.2) for n in range(31, 41)))
+    told = card(client, folder.name)
+    measured_tokens_per_s = TOKENS / 0.105
+    share = TOKENS / 0.2 / measured_tokens_per_s
+    assert f"tokens/s 40,960, {share:.0%}".replace("%", " %") in told
+    assert f"of the {measured_tokens_per_s:,.0f} measured in second" in told
+    assert "step 200 ms" in told
+    assert "evaluation loss 3.250 after step 30" in told
+    assert "loss 1.000" in told
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (None, "was cut off: its process is gone without a word"),
+        (KeyboardInterrupt(), "The last replay was stopped"),
+        (FrontrunnerError("the replay ended with status 1:\nand a long log"), "failed: the replay ended with status 1"),
+        (OSError("no space left"), "failed: OSError: no space left"),
+    ],
+    ids=["killed", "stopped", "crashed", "broken"],
+)
+def test_how_a_replay_ended_is_told(folder: Path, client: TestClient, error: BaseException | None, words: str) -> None:
+    left(folder, step(1, 0.2), log="Traceback: it was so\n")
+    if error is not None:
+        catches = pytest.raises(type(error)) if isinstance(error, Exception) else nullcontext()
+        with catches, noting_its_end(folder / STARTED, GONE):
+            raise error
+    told = card(client, folder.name)
+    assert words in told
+    assert "Traceback: it was so" in told
+    assert "long log" not in told
+
+
+def test_a_failure_is_told_though_an_earlier_run_left_its_result(home: Path, folder: Path) -> None:
+    left(folder, step(200, 0.2))
+    write_json(folder / "result.json", {})
+    assert found(home, folder).state == "finished"
+    left(folder, step(200, 0.2), ended="failed", why="it holds another run")
+    assert (found(home, folder).state, found(home, folder).why) == ("failed", "it holds another run")
+
+
+def test_going_on_offers_the_steps_that_were_asked_for_and_names_the_checkpoint(
+    folder: Path, client: TestClient
+) -> None:
+    def form() -> dict[str, Any]:
+        text = client.get(f"/recipes/{folder.name}/replay").text
+        field = re.search(r'name="steps" min="(\d+)" max="\d+" value="(\d+)"', text)
+        assert field is not None
+        return {"least": int(field[1]), "value": int(field[2]), "goes_on": "Go on</button>" in text, "text": text}
+
+    assert form()["goes_on"] is False
+    left(folder, step(40, 0.2), ended="stopped")
+    assert (form()["least"], form()["value"], form()["goes_on"]) == (1, 4000, False), "nothing to go on from"
+    for name in ("step-00000020", "step-00000030", ".step-00000040.partial"):
+        (folder / "checkpoints" / name).mkdir(parents=True)
+    assert (form()["least"], form()["value"], form()["goes_on"]) == (31, 4000, True)
+    assert "going on from the checkpoint after step 30" in form()["text"]
+    (folder / STARTED).unlink()
+    assert form()["goes_on"] is True, "the command's own checkpoints count too"
+    assert "going on from the checkpoint after step 30" in client.get(f"/recipes/{folder.name}").text
+
+
+def test_the_page_can_ask_for_a_replay_on_other_hardware(folder: Path, client: TestClient) -> None:
+    assert '<input type="checkbox" name="anyway">' in client.get(f"/recipes/{folder.name}/replay").text
+    assert ReplayForm.model_validate({"steps": 5, "anyway": True}).anyway is True
+    assert ReplayForm.model_validate({"steps": 5}).anyway is False

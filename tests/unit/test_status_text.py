@@ -1,0 +1,73 @@
+"""Where a campaign stands, on the terminal: what is said of failures, of lost attempts and of what was spent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from frontrunner.commands.campaigning import _raise_unless_done
+from frontrunner.render_campaigns import print_campaigns, print_status
+from frontrunner.results.outcome import Failure, FailureKind
+from frontrunner.results.states import CampaignState
+from frontrunner.results.status import failures, status
+from frontrunner.results.store import open_store
+from frontrunner.search.conclusion import Conclusion
+from frontrunner.spaces.errors import CampaignFailed
+from support.page_stores import page_store
+from support.rankings import measurement, record, start
+
+LOST = Failure(kind=FailureKind.LOST, message="its node went away")
+HUNG = Failure(kind=FailureKind.HUNG, message="it stood still")
+DONE = measurement((1.0,), 1_000)
+
+
+def told(folder: Path, capsys: pytest.CaptureFixture[str], *outcomes: Failure) -> dict[str, str]:
+    """The lines by their first words, after attempts at one recipe of which the last is measured."""
+    with open_store(str(folder / "s.db"), create=True) as store:
+        writer = start(store, "c")
+        record(writer, f"{1:012x}", *outcomes, DONE)
+        assert not failures(store, None), "no recipe has failed"
+        capsys.readouterr()
+        print_status(status(store, None))
+    return {line.split()[0]: line.rstrip() for line in capsys.readouterr().out.splitlines()}
+
+
+def test_a_lost_attempt_is_no_failure_to_look_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = told(tmp_path, capsys, LOST)
+    assert "failures" not in lines
+    assert lines["lost"] == "lost      1 attempt, cut off or withdrawn"
+
+
+def test_failures_are_only_pointed_to_where_a_recipe_has_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told(tmp_path, capsys, HUNG)["failures"] == "failures  1 hung"
+    with open_store(str(tmp_path / "t.db"), create=True) as store:
+        record(start(store, "c"), f"{2:012x}", HUNG)
+        print_status(status(store, None))
+    assert "failures  1 hung  (frontrunner failures c)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("log_path", [None, "/runs/7/rank-0.log"])
+def test_a_campaign_that_failures_paused_names_the_log_that_there_is(log_path: str | None) -> None:
+    failure = replace(HUNG, log_path=log_path)
+    paused = Conclusion(state=CampaignState.PAUSED, reason="3 failed in a row", measured=0, last_failure=failure)
+    with pytest.raises(CampaignFailed) as ended:
+        _raise_unless_done(paused, "c", None, has_answer=False)
+    once = "once mended: frontrunner resume c"
+    assert ended.value.hint == (once if log_path is None else f"the whole log: {log_path}; {once}")
+
+
+def test_little_is_told_in_node_seconds_and_of_a_table_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "10 node-seconds in probes" in told(tmp_path, capsys)["spent"]
+    page_store(tmp_path, ("table",), figures="imported")
+    with open_store(str(tmp_path / "store.db")) as store:
+        print_status(status(store, None))
+        print_campaigns(store.campaigns())
+    out = capsys.readouterr().out
+    assert "spent  " not in out.partition("campaign ")[0]
+    assert "node-" not in out
