@@ -26,9 +26,9 @@ every-recipe: .venv/.installed-dev
 	  tests/integration/test_numerics.py tests/integration/test_numerics_deepspeed.py
 
 # The pictures of docs/pages: of two campaigns of the examples, which are launched where there is no pictured.db. The
-# ranking that is printed is that of the first, for README.md to show what its picture does.
+# ranking that is printed is that of the one that is pictured, for README.md to show the same.
 pictures: .venv/.installed-dev
-	test -f pictured.db || for name in laptop laptop-accumulation; do \
+	test -f pictured.db || for name in laptop-accumulation laptop; do \
 	  $(BIN)/frontrunner launch examples/$$name.toml --store pictured.db || exit; done
 	FRONTRUNNER_PICTURES=$(CURDIR)/docs/pages FRONTRUNNER_PICTURED_STORE=$(CURDIR)/pictured.db \
 	  $(BIN)/pytest -m slow -k fits_its_window tests/integration/test_pages.py

@@ -1,6 +1,6 @@
 """The pages in a real browser: launch a campaign, see it progress, open its best recipe, replay it.
 
-With FRONTRUNNER_PICTURES set to a folder the pages are pictured there, as docs/pages shows them: those of the first
+With FRONTRUNNER_PICTURES set to a folder the pages are pictured there, as docs/pages shows them: those of the newest
 campaign of FRONTRUNNER_PICTURED_STORE, where that is set, else of the one that the test launches. `make pictures` makes
 those of the documents.
 """
@@ -19,7 +19,6 @@ from typing import Any, Literal
 from urllib.request import Request, urlopen
 
 import pytest
-from PIL import Image
 
 from frontrunner.service.tokens import read_tokens
 from support.live_campaigns import LiveCampaign, driven
@@ -114,11 +113,19 @@ def window(service: Served, *, width: int = 1280, scheme: Literal["light", "dark
 def picture(page: api.Page, name: str, *, top: int = 0, height: int = 860) -> None:
     folder = os.environ.get("FRONTRUNNER_PICTURES")
     if folder and name in PICTURED:
+        from PIL import Image  # matplotlib brings it
+
         width = page.evaluate("document.documentElement.clientWidth")
         clip = {"x": 0, "y": top, "width": width, "height": height}
         taken = Image.open(io.BytesIO(page.screenshot(clip=clip, full_page=True)))
         few = taken.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE)
         few.save(Path(folder) / f"{name}.png", optimize=True)
+
+
+def pictured_campaign(page: api.Page) -> api.Locator:
+    """The link to the newest campaign of a store made to be pictured, else to the first, which a test launched."""
+    links = page.locator("tbody a")
+    return links.first if os.environ.get("FRONTRUNNER_PICTURED_STORE") else links.last
 
 
 def bottom(page: api.Page, place: str) -> int:
@@ -268,7 +275,7 @@ def test_each_page_fits_its_window_by_day_and_by_night(service: Served, width: i
     with window(service, width=width, scheme=scheme) as page:
         assert fits(page)
         picture(page, f"campaigns-{scheme}", height=420)
-        page.locator("tbody a").last.click()
+        pictured_campaign(page).click()
         wait_for_figures(page)
         assert fits(page)
         charts = page.evaluate("document.querySelector('.charts').offsetTop")
@@ -286,7 +293,7 @@ def test_each_page_fits_its_window_by_day_and_by_night(service: Served, width: i
         assert fits(page)
         picture(page, f"plan-{scheme}", height=bottom(page, "#answer tbody tr:nth-child(10)") - 24)
         page.goto(service.url)
-        page.locator("tbody a").last.click()
+        pictured_campaign(page).click()
         api.expect(page.locator("#ranking tbody a").nth(1)).to_be_visible()
         first, second, *_ = recipe_ids(page)
         page.goto(f"{service.url}/compare?recipe={first}&recipe={second}")
