@@ -216,7 +216,7 @@ def test_figures_come_as_json_and_others_are_refused(client: TestClient) -> None
     [
         ("/recipes/deadbeef", 404, "No recipe id begins with &#39;deadbeef&#39;"),
         ("/campaigns/nope", 404, "There is no campaign &#39;nope&#39;"),
-        ("/recipes/UPPER", 422, "Recipe_id: "),
+        ("/recipes/UPPER", 422, "Recipe_id = "),
         ("/nothing/here", 404, "Not Found"),
     ],
 )
