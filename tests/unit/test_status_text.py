@@ -55,7 +55,7 @@ def test_a_campaign_that_failures_paused_names_the_log_that_there_is(log_path: s
     failure = replace(HUNG, log_path=log_path)
     paused = Conclusion(state=CampaignState.PAUSED, reason="3 failed in a row", measured=0, last_failure=failure)
     with pytest.raises(CampaignFailed) as ended:
-        _raise_unless_done(paused, "c", None, has_answer=False)
+        _raise_unless_done(paused, "c", None, stopped=1, has_answer=False)
     once = "once mended: frontrunner resume c"
     assert ended.value.hint == (once if log_path is None else f"the whole log: {log_path}; {once}")
 
