@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
 
+from frontrunner.results import stored_json
 from frontrunner.results.clock import timestamp
 from frontrunner.results.codec import measurement_from_columns, measurement_to_columns, recipe_from_json
 from frontrunner.results.known import provenance_from_json
@@ -30,10 +30,10 @@ def check_texts(table: str, row: Row) -> None:
     for column in TIMES:
         _check_time(column, row.get(column))
     for column in OBJECTS:
-        if column in row and not isinstance(json.loads(row[column]), dict):
-            raise ValueError(f"{column} holds no table")
+        if column in row:
+            stored_json.table(row[column])
     if table == "provenance":
-        _check_provenance(row["provenance_json"])
+        provenance_from_json(row["provenance_json"])
     elif table == "measurements":
         measurement_to_columns(measurement_from_columns(SimpleNamespace(**row)))
 
@@ -49,15 +49,3 @@ def _check_time(column: str, text: str | None) -> None:
     """A time is in UTC with microseconds, so that texts sort by time."""
     if text is not None and timestamp(datetime.fromisoformat(text)) != text:
         raise ValueError(f"{column} = {text!r} is no time in UTC with microseconds")
-
-
-def _check_provenance(text: str) -> None:
-    found = provenance_from_json(text)
-    if found is None:
-        raise ValueError("no provenance")
-    words = (found.host, found.platform, found.device, found.git_revision or "", *found.command_line)
-    versions = dict(found.versions)
-    if not all(isinstance(word, str) for word in (*words, *versions, *versions.values())):
-        raise ValueError("what a driver ran with is told in words")
-    if found.git_dirty not in (None, True, False):
-        raise ValueError("git_dirty is neither true nor false")

@@ -11,6 +11,7 @@ from pathlib import Path
 from frontrunner.results.archive.contents import check_recipe, check_texts
 from frontrunner.results.archive.lines import END, FORMAT, HEADER, VERSION, Line, broken, read_lines
 from frontrunner.results.archive.writing import TABLES
+from frontrunner.results.cells import DamagedCell
 from frontrunner.results.codec import storable
 from frontrunner.results.schema import REVISION, Base
 from frontrunner.spaces.errors import FrontrunnerError, StoreUnusable
@@ -125,5 +126,5 @@ def _named(path: Path, line: Line) -> Iterator[None]:
     try:
         yield
     except (FrontrunnerError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-        said = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+        said = error.finding if isinstance(error, DamagedCell) else str(error)
         raise broken(path, line.number, f"this version cannot read it: {said[:200]}") from error
