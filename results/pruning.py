@@ -16,6 +16,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, or_, select
 
 from frontrunner.results.archive.reading import ATTEMPTS_BEFORE, UNARCHIVED
+from frontrunner.results.cells import Cells
 from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, FailureRow, MeasurementRow
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store, find_campaign
@@ -86,16 +87,16 @@ def names_itself(folder: Path) -> bool:
 
 def _folders(connection: Connection, campaign: Row[int, str]) -> list[Path]:
     stored = (
-        select(AttemptRow.run_folder)
+        select(AttemptRow.id, AttemptRow.run_folder)
         .outerjoin(MeasurementRow, MeasurementRow.attempt_id == AttemptRow.id)
         .outerjoin(FailureRow, FailureRow.attempt_id == AttemptRow.id)
         .where(AttemptRow.campaign_id == campaign.id, AttemptRow.finished_at.is_not(None))
         .where(or_(MeasurementRow.attempt_id.is_not(None), FailureRow.attempt_id.is_not(None)))
         .where(AttemptRow.id.not_in(_from_elsewhere(connection, campaign.id)))
-        .distinct()
         .order_by(AttemptRow.run_folder)
     )
-    folders = [Path(name) for name in connection.execute(stored).scalars()]
+    rows = connection.execute(stored).all()
+    folders = dict.fromkeys(Path(Cells(AttemptRow, row, row.id).of_type("run_folder", str)) for row in rows)
     return [folder for folder in folders if _is_run_folder(folder, campaign.name) and names_itself(folder)]
 
 

@@ -505,6 +505,14 @@ class TestPrune:
         assert prune_store(store=str(tmp_path / "store.db")) == ()
         assert job.parent.exists()
 
+    def test_a_run_folder_that_is_no_text_is_damage(self, folders: Path, tmp_path: Path) -> None:
+        url = str(tmp_path / "store.db")
+        with closing(sqlite3.connect(url)) as connection, connection:
+            connection.execute("UPDATE attempts SET run_folder = x'ff00' WHERE id = 1")
+        with pytest.raises(StoreUnusable, match=r"damaged: attempts row 1, run_folder: it holds b"):
+            prune_store(store=url)
+        assert (folders / "done" / "00001.1").exists()
+
     def test_what_an_archive_names_is_not_touched_and_what_was_made_here_afterwards_is(self, tmp_path: Path) -> None:
         here, there, runs = str(tmp_path / "here.db"), str(tmp_path / "there.db"), tmp_path / "kept"
         made(here)
