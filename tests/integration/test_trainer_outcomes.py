@@ -78,7 +78,7 @@ def test_a_limit_below_what_is_used_fails_at_once_with_the_numbers(tmp_path: Pat
 
     (error,) = _errors(job)
     assert (error["type"], error["phase"]) == ("MemoryError", "starting")
-    assert str(64 * MIB) in error["message"]
+    assert "the limit is 0.0625 GiB a rank" in error["message"]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
