@@ -5,7 +5,7 @@ CAMPAIGN ?= examples/laptop.toml
 # One process for the tests that watch the time, and two beside it: tests/support/turns.py.
 PYTEST := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: campaign test slow test-and-slow every-recipe pictures check links format audit hashes clean
+.PHONY: campaign test slow every-recipe pictures check links format audit hashes clean
 
 campaign: .venv/.installed
 	$(BIN)/frontrunner launch $(CAMPAIGN)
@@ -15,10 +15,6 @@ test: .venv/.installed-dev
 
 slow: .venv/.installed-dev
 	$(PYTEST) -m "slow or stress"
-
-# Both, in less time than one after the other.
-test-and-slow: .venv/.installed-dev
-	$(PYTEST)
 
 # Every legal recipe of two spaces of the trainer, not only the chosen ones: hours.
 every-recipe: .venv/.installed-dev
