@@ -7,11 +7,13 @@ from datetime import datetime
 from enum import StrEnum
 from functools import cache
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from frontrunner.results.schema import Base
 from frontrunner.spaces.errors import StoreUnusable
 from frontrunner.spaces.wording import shown
+
+if TYPE_CHECKING:  # nodes read outcomes by the same functions, and need no database
+    from frontrunner.results.schema import Base
 
 T = TypeVar("T")
 WordT = TypeVar("WordT", bound=StrEnum)
@@ -115,7 +117,7 @@ class _Plan:
     """What is looked at in each row of a table."""
 
     def __init__(self, table: type[Base]) -> None:
-        columns = Base.metadata.tables[table.__tablename__].columns
+        columns = table.metadata.tables[table.__tablename__].columns
         self.key = next(column.name for column in columns if column.primary_key)
         self.columns = tuple(column.name for column in columns)
         self.values: Callable[[Any], tuple[Any, ...]] = attrgetter(*self.columns)

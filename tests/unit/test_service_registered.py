@@ -168,7 +168,7 @@ def test_the_launch_page_checks_the_names_with_the_text(client: TestClient) -> N
         return client.post("/launch/check", json={"campaign": text, **names}).text
 
     assert "[cluster] is missing" in check(site="", trainer="")
-    assert "legal recipes on 16 devices" in check(site="slurm")
+    assert "legal recipe on 16 devices" in check(site="slurm")
     assert "expected one of queue, slurm" in check(site="frontier")
     assert (
         "another site"

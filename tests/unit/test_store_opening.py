@@ -14,10 +14,10 @@ import pytest
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
 
-from frontrunner import check_store
 from frontrunner.results.address import parse_address
 from frontrunner.results.backup_names import backup_beside, newest_backup
 from frontrunner.results.file_system import OVERRIDE, file_system_of, refuse_network
+from frontrunner.results.pages import trial_page
 from frontrunner.results.schema import Base
 from frontrunner.results.store import open_store
 from frontrunner.spaces.errors import InvalidInput, NotFound, StoreUnusable
@@ -149,8 +149,11 @@ def test_a_store_without_one_of_its_tables_is_damaged(tmp_path: Path) -> None:
     path = make(tmp_path / "store.db", "kept")
     sqlite_file(path, "DROP TABLE measurements")
     (tmp_path / "store.db.backup-20260301T120000Z").touch()
-    with pytest.raises(StoreUnusable, match="is damaged: no such table: measurements") as refused:
-        check_store(str(path))
+    with (
+        open_store(str(path), read_only=True) as store,
+        pytest.raises(StoreUnusable, match="is damaged: no such table: measurements") as refused,
+    ):
+        trial_page(store, "kept")
     assert "store copy" in str(refused.value.hint)
 
 
