@@ -1,4 +1,7 @@
-"""Values to columns and back: recipes, outcomes, and the pooling of repeated measurements."""
+"""Values to columns, recipes back from them, and the pooling of repeated measurements.
+
+Nodes use this for outcome files, and have no database's library: rows are read in `from_columns`.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,8 @@ from functools import lru_cache
 from typing import Any
 
 from frontrunner.results import stored_json
-from frontrunner.results.cells import whole
-from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
+from frontrunner.results.outcome import Failure, Measurement, Outcome
 from frontrunner.results.records import Standing
-from frontrunner.results.schema import FailureRow, MeasurementRow, StandingRow
 from frontrunner.results.secret_values import without_secrets
 from frontrunner.spaces.document import canonical_json
 from frontrunner.spaces.recipe import Recipe
@@ -23,8 +24,6 @@ RECIPES_KEPT = 8192
 """Recipes that are not read again from the same text: about 1 KiB each."""
 LARGEST = 2**63 - 1
 """The largest whole number of a column."""
-RANKED = ("step_time_s_median", "tokens_per_s")
-"""Columns of a standing that other figures are divided by."""
 
 
 def recipe_to_json(recipe: Recipe) -> str:
@@ -63,25 +62,6 @@ def measurement_to_columns(measurement: Measurement) -> Columns:
     }
 
 
-def measurement_from_columns(row: Any) -> Measurement:
-    """The measurement of a row with `MeasurementRow`'s columns; NULL losses and times read as NaN."""
-    cells = whole(MeasurementRow, row)
-    losses = cells.read("losses_json", stored_json.figures_or_nothing)
-    return Measurement(
-        step_times_s=cells.read("step_times_s_json", stored_json.figures),
-        tokens_per_step=row.tokens_per_step,
-        tokens_per_s=row.tokens_per_s,
-        model_tflops_per_device=row.model_tflops_per_device,
-        hardware_tflops_per_device=row.hardware_tflops_per_device,
-        mfu=row.mfu,
-        peak_memory_bytes=cells.read("peak_memory_bytes_json", stored_json.sizes),
-        losses=tuple(_nan_if_none(value) for value in losses),
-        node_seconds=row.node_seconds,
-        build_time_s=_nan_if_none(row.build_time_s),
-        first_step_time_s=_nan_if_none(row.first_step_time_s),
-    )
-
-
 def refuse_unstorable(outcome: Outcome) -> None:
     """Raise ValueError for an outcome that the store would not hold, or not as it is."""
     if isinstance(outcome, Failure):
@@ -106,17 +86,6 @@ def failure_to_columns(failure: Failure) -> Columns:
     }
 
 
-def failure_from_columns(row: Any) -> Failure:
-    """The failure of a row with `FailureRow`'s columns."""
-    return Failure(
-        kind=whole(FailureRow, row).word("kind", FailureKind),
-        message=row.message,
-        log_tail=row.log_tail,
-        log_path=row.log_path,
-        node_seconds=row.node_seconds,
-    )
-
-
 def pool(measurements: Sequence[Measurement]) -> Standing:
     """What one or more measurements of one recipe say together; see `Standing` for the formulas."""
     steps = [time for measurement in measurements for time in measurement.step_times_s]
@@ -134,14 +103,6 @@ def pool(measurements: Sequence[Measurement]) -> Standing:
     )
 
 
-def standing_from_columns(row: Any) -> Standing:
-    """The standing of a row with `StandingRow`'s columns."""
-    cells = whole(StandingRow, row)
-    for column in RANKED:
-        cells.read(column, _above_zero)
-    return Standing(**{name: getattr(row, name) for name in Standing.__dataclass_fields__})
-
-
 def finite_or_none(value: float | None) -> float | None:
     """The value, or None where it is NaN or infinite."""
     return value if value is not None and math.isfinite(value) else None
@@ -150,16 +111,6 @@ def finite_or_none(value: float | None) -> float | None:
 def storable(text: str) -> str:
     """The text without what PostgreSQL, or UTF-8, cannot hold: NUL characters and halves of surrogate pairs."""
     return text.replace("\x00", "\ufffd").encode(errors="replace").decode()
-
-
-def _nan_if_none(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def _above_zero(value: float) -> float:
-    if not 0 < value < math.inf:
-        raise ValueError(f"it holds {value!r}, expected a number above 0")
-    return value
 
 
 def _finite(name: str, value: float) -> float:

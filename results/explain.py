@@ -9,7 +9,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, and_, func, or_, select
 
 from frontrunner.results.cells import Cells, DamagedCell
-from frontrunner.results.codec import recipe_from_json, standing_from_columns
+from frontrunner.results.codec import recipe_from_json
+from frontrunner.results.from_columns import standing_from_columns
 from frontrunner.results.known import provenance_from_json
 from frontrunner.results.notebook import explanation_html
 from frontrunner.results.outcome import Outcome

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import select
 
-from frontrunner.results.codec import failure_from_columns
+from frontrunner.results.from_columns import failure_from_columns
 from frontrunner.results.outcome import Failure
 from frontrunner.results.ranking import resolve
 from frontrunner.results.schema import AttemptRow, FailureRow, TrialRow

@@ -12,7 +12,8 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from frontrunner.results.cells import Cells
-from frontrunner.results.codec import recipe_from_json, recipe_to_json, standing_from_columns
+from frontrunner.results.codec import recipe_from_json, recipe_to_json
+from frontrunner.results.from_columns import standing_from_columns
 from frontrunner.results.records import Campaign, Event, Figures, Standing
 from frontrunner.results.rows import to_campaign, to_event
 from frontrunner.results.schema import CampaignRow, EventRow, StandingRow, TrialRow

@@ -10,7 +10,8 @@ from sqlalchemy import ColumnElement, Connection, select
 from sqlalchemy.orm import InstrumentedAttribute
 
 from frontrunner.results.cells import Cells
-from frontrunner.results.codec import recipe_from_json, standing_from_columns
+from frontrunner.results.codec import recipe_from_json
+from frontrunner.results.from_columns import standing_from_columns
 from frontrunner.results.notebook import ranking_html
 from frontrunner.results.records import Campaign, Figures, Standing
 from frontrunner.results.schema import StandingRow, TrialRow

@@ -10,12 +10,8 @@ from sqlalchemy import Connection, Select, func, or_, select
 
 from frontrunner.results import stored_json
 from frontrunner.results.cells import Cells, DamagedCell, whole
-from frontrunner.results.codec import (
-    failure_from_columns,
-    measurement_from_columns,
-    recipe_from_json,
-    standing_from_columns,
-)
+from frontrunner.results.codec import recipe_from_json
+from frontrunner.results.from_columns import failure_from_columns, measurement_from_columns, standing_from_columns
 from frontrunner.results.later_tables import is_there
 from frontrunner.results.outcome import Outcome, ProbeEnding
 from frontrunner.results.records import Attempt, Campaign, Event, Trial

@@ -6,7 +6,8 @@ from dataclasses import asdict
 
 from sqlalchemy import Connection, delete, insert, select
 
-from frontrunner.results.codec import measurement_from_columns, pool
+from frontrunner.results.codec import pool
+from frontrunner.results.from_columns import measurement_from_columns
 from frontrunner.results.schema import AttemptRow, MeasurementRow, StandingRow, TrialRow
 
 

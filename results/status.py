@@ -9,7 +9,7 @@ from sqlalchemy import Connection, func, select
 
 from frontrunner.results import leases
 from frontrunner.results.cells import Cells
-from frontrunner.results.codec import failure_from_columns
+from frontrunner.results.from_columns import failure_from_columns
 from frontrunner.results.notebook import failures_html, status_html
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.outlooks import OUTLOOK, newest_outlooks

@@ -9,7 +9,8 @@ from typing import Any
 
 from frontrunner.results import stored_json
 from frontrunner.results.clock import timestamp
-from frontrunner.results.codec import measurement_from_columns, measurement_to_columns, recipe_from_json
+from frontrunner.results.codec import measurement_to_columns, recipe_from_json
+from frontrunner.results.from_columns import measurement_from_columns
 from frontrunner.results.known import provenance_from_json
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.problem import Problem
