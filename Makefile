@@ -21,14 +21,13 @@ every-recipe: .venv/.installed-dev
 	FRONTRUNNER_TEST_EVERY_RECIPE=1 $(BIN)/pytest -n 2 --dist load -k test_each_two_choices_together \
 	  tests/integration/test_numerics.py tests/integration/test_numerics_deepspeed.py
 
-# The pictures of docs/pages: of two campaigns of the examples, which are launched where there is no pictured.db. The
-# ranking that is printed is that of the one that is pictured, for README.md to show the same.
+# The pictures of docs/pages: of two campaigns of the examples, which are launched where there is no pictured.db; the second
+# begins with what the first has measured.
 pictures: .venv/.installed-dev
 	test -f pictured.db || for name in laptop-accumulation laptop; do \
 	  $(BIN)/frontrunner launch examples/$$name.toml --store pictured.db || exit; done
 	FRONTRUNNER_PICTURES=$(CURDIR)/docs/pages FRONTRUNNER_PICTURED_STORE=$(CURDIR)/pictured.db \
 	  $(BIN)/pytest -m slow -k fits_its_window tests/integration/test_pages.py
-	$(BIN)/frontrunner best laptop --store pictured.db
 
 check: .venv/.installed-dev links
 	$(BIN)/ruff check .

@@ -45,7 +45,7 @@ PICTURED = (
     "launch-light",
 )
 """The pictures that the documents show."""
-COLORS = 128
+COLORS = 256
 """Of a picture: they are drawings, which more make no better but three times as large."""
 CAMPAIGN = """
 name = "seen"
@@ -118,7 +118,7 @@ def picture(page: api.Page, name: str, *, top: int = 0, height: int = 860) -> No
         width = page.evaluate("document.documentElement.clientWidth")
         clip = {"x": 0, "y": top, "width": width, "height": height}
         taken = Image.open(io.BytesIO(page.screenshot(clip=clip, full_page=True)))
-        few = taken.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE)
+        few = taken.convert("RGB").quantize(COLORS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
         few.save(Path(folder) / f"{name}.png", optimize=True)
 
 
