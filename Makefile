@@ -2,8 +2,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 CAMPAIGN ?= examples/laptop.toml
-# One process for the tests that watch the time, and two beside it: tests/support/turns.py.
-PYTEST := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
+MARKS := not slow and not stress
+# These watch how long things take or what the machine holds, or wait only so long for processes to come or to go: one
+# test at a time.
+TIMED := tests/faults $(addprefix tests/integration/test_,calibrate.py campaign.py doctor.py doctor_slurm.py \
+  profile.py replay.py service.py)
+THREE := -n 3 --dist loadfile --no-loadscope-reorder $(TIMED:%=--ignore=%)
 
 .PHONY: campaign test slow every-recipe pictures check links format audit hashes clean
 
@@ -11,10 +15,12 @@ campaign: .venv/.installed
 	$(BIN)/frontrunner launch $(CAMPAIGN)
 
 test: .venv/.installed-dev
-	$(PYTEST) -m "not slow and not stress"
+	$(BIN)/pytest -m "$(MARKS)" $(THREE)
+	$(BIN)/pytest -m "$(MARKS)" $(TIMED)
 
 slow: .venv/.installed-dev
-	$(PYTEST) -m "slow or stress"
+	$(BIN)/pytest -m "slow or stress" $(THREE)
+	$(BIN)/pytest -m "slow or stress" $(TIMED)
 
 # Every legal recipe of two spaces of the trainer, not only the chosen ones: hours.
 every-recipe: .venv/.installed-dev

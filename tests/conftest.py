@@ -2,13 +2,11 @@
 
 import signal
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from support.postgresql import Server, running_server, why_none
-from support.turns import ByTurns, give_way, turn_of
 
 # A shell starts background jobs, and nohup its command, with these ignored, and every child inherits that: the
 # programs under test must meet signals as they do in a user's terminal.
@@ -23,18 +21,12 @@ settings.register_profile("explore", derandomize=False, deadline=None)
 settings.load_profile("same")
 
 
+WAITING = "test_slurm.py"
+"""Its tests take minutes, most of them in wait for a batch system: begun last, they would be all that still runs."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: turn_of(item.path))
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    give_way(item)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByTurns | None:
-    return ByTurns(config, log) if config.getoption("dist") == "loadfile" else None
+    items.sort(key=lambda item: item.path.name != WAITING)
 
 
 @pytest.fixture(scope="session")
