@@ -73,7 +73,9 @@ def questions(recipe: str) -> list[str]:
     whole = [f"{API}/campaigns", f"{API}/compare?first=c2&second=c3", f"{API}/recipes/{recipe}", "/metrics", "/healthz"]
     driven = [f"{API}/campaigns/driven", f"{API}/campaigns/driven/best"]
     pages = ["/", "/compare", "/campaigns/c7", "/campaigns/driven", "/campaigns/driven/live?seen=earlier~0"]
-    return [*campaigns, *whole, *driven, *pages]
+    drawn = ["/campaigns/c7/figures/speed-memory", "/campaigns/c7/coordinates"]
+    single = [f"/recipes/{recipe}", "/launch", "/plan?model=frontier-22b&nodes=8"]
+    return [*campaigns, *whole, *driven, *pages, *drawn, *single]
 
 
 class Asker:
