@@ -8,7 +8,7 @@ telling the stored outcomes again.
 from __future__ import annotations
 
 import math
-import tempfile
+from pathlib import Path
 
 import numpy as np
 from deephyper.hpo import CBO, HpProblem
@@ -32,6 +32,10 @@ ACQUISITION = {
     "outliers_iqr_factor": math.inf,  # clipping also logs, and sets up the root logger
 }
 """How DeepHyper treats outcomes and samples before it ranks the open recipes."""
+
+UNUSED = Path(__file__).parent
+"""DeepHyper wants a folder, makes it where there is none, and writes nothing to it for ask and tell. It is told one
+that is there: a driver that is killed while a temporary one exists would leave that behind."""
 
 Configuration = dict[str, Choice]
 
@@ -81,18 +85,17 @@ class DeepHyperStrategy(Learner):
             return self._sample(size)
 
         problem.set_sampling_fn(sample)
-        with tempfile.TemporaryDirectory() as unused:  # made by DeepHyper, and not written to by ask and tell
-            return CBO(
-                problem,
-                random_state=self._seed,
-                log_dir=unused,
-                checkpoint_history_to_csv=False,
-                surrogate_model="ET",
-                n_initial_points=MEASUREMENTS_BEFORE_MODEL,
-                acq_optimizer="sampling",
-                acq_optimizer_kwargs=ACQUISITION,
-                multi_point_strategy="qUCBd",
-            )
+        return CBO(
+            problem,
+            random_state=self._seed,
+            log_dir=str(UNUSED),
+            checkpoint_history_to_csv=False,
+            surrogate_model="ET",
+            n_initial_points=MEASUREMENTS_BEFORE_MODEL,
+            acq_optimizer="sampling",
+            acq_optimizer_kwargs=ACQUISITION,
+            multi_point_strategy="qUCBd",
+        )
 
     def _sample(self, size: int) -> list[Configuration]:
         """At most `size` open recipes in random order: DeepHyper's first proposals are the first of these."""
