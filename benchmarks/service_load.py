@@ -211,6 +211,7 @@ def measure(folder: Path, options: argparse.Namespace, recipe: str) -> None:
         def connect() -> Asker:
             return Asker(port, token)
 
+        idle = share_of_core(process, lambda: time.sleep(STREAMED_S))
         load(connect, asked, options.clients, WARM_UP_S)
         show_load(connect, process, asked, options)
         show_alone(connect(), process, asked)
@@ -219,12 +220,13 @@ def measure(folder: Path, options: argparse.Namespace, recipe: str) -> None:
         with open_store(str(folder / "load.db"), create=False, read_only=True) as store:
             kept = store.campaign("driven").outcomes
         print(f"the driver wrote {written} outcomes, at most {latest_s} s late; the store holds {kept}")
-        print(f"a live page costs {100 * page:.2f} % of a core while trials come in")
+        print(f"while nobody asks, the service takes {100 * idle:.2f} % of a core")
+        print(f"while a live page is open and trials come in, {100 * page:.2f} %")
         follower = connect()
         follower.follow()
         stream = share_of_core(process, lambda: time.sleep(STREAMED_S))
         follower.close()
-        print(f"a stream in which nothing happens costs {100 * stream:.2f} % of a core")
+        print(f"while a stream is open in which nothing happens, {100 * stream:.2f} %")
     finally:
         for started in (driver, server):
             if started is not None:

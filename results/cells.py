@@ -22,6 +22,7 @@ UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, RecursionErro
 TIME_COLUMNS = frozenset(
     {"at", "created_at", "updated_at", "recorded_at", "started_at", "finished_at", "driven_since", "lease_until"}
 )
+"""Columns with a time, in whichever table."""
 
 
 class DamagedCell(StoreUnusable):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from frontrunner.results import stored_json
+from frontrunner.results.cells import TIME_COLUMNS
 from frontrunner.results.clock import timestamp
 from frontrunner.results.codec import measurement_to_columns, recipe_from_json
 from frontrunner.results.from_columns import measurement_from_columns
@@ -17,8 +18,6 @@ from frontrunner.spaces.problem import Problem
 
 Row = Mapping[str, Any]
 
-TIMES = ("at", "created_at", "updated_at", "started_at", "finished_at", "recorded_at", "driven_since", "lease_until")
-"""Columns with a time, in whichever table."""
 OBJECTS = ("problem_json", "data_json")
 """Columns with a JSON object of which no more is asked."""
 
@@ -28,7 +27,7 @@ def check_texts(table: str, row: Row) -> None:
 
     Raises ValueError or another error of parsing, which says what is wrong with the first that cannot be read.
     """
-    for column in TIMES:
+    for column in sorted(TIME_COLUMNS):
         _check_time(column, row.get(column))
     for column in OBJECTS:
         if column in row:

@@ -19,7 +19,6 @@ from frontrunner import archive, backup_store, check_store, copy_store, prunable
 from frontrunner.results.address import parse_address
 from frontrunner.results.archive.lines import END, Chain
 from frontrunner.results.codec import recipe_to_json
-from frontrunner.results.provenance import Provenance
 from frontrunner.results.records import Campaign, Trial
 from frontrunner.results.schema import Base
 from frontrunner.results.states import CampaignState
@@ -32,17 +31,7 @@ from frontrunner.validation import dump_json
 from support.campaigns import spec_of, tiny
 from support.limits import fill, small_disk
 from support.postgresql import Server
-from support.store_contract import KINDS, RECIPE, begin, everything, failure, lease_elsewhere, measurement
-
-RAN_WITH = Provenance(
-    versions={"python": "3.11.7"},
-    host="here",
-    platform="Linux",
-    device="test",
-    git_revision=None,
-    git_dirty=None,
-    command_line=("frontrunner", "launch", "kept.toml"),
-)
+from support.store_contract import KINDS, RAN_WITH, RECIPE, begin, everything, failure, lease_elsewhere, measurement
 
 
 def made(url: str, *, name: str = "kept", state: CampaignState = CampaignState.FINISHED) -> str:

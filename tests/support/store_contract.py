@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
+from frontrunner.results.provenance import Provenance
 from frontrunner.results.records import Campaign, Lease, Trial
 from frontrunner.results.store import Store, open_store
 from frontrunner.results.writer import CampaignWriter
@@ -25,6 +26,15 @@ RECIPE = Recipe(
     micro_batch_seqs=2,
     accumulation=4,
     sharding=Sharding(optimizer=2),
+)
+RAN_WITH = Provenance(
+    versions={"torch": "2.8"},
+    host="here",
+    platform="Linux",
+    device="test",
+    git_revision=None,
+    git_dirty=None,
+    command_line=("frontrunner", "launch", "kept.toml"),
 )
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 FOREIGN_HOST = "another-host.example"

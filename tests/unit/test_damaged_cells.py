@@ -17,25 +17,15 @@ from frontrunner.results.frames import frame
 from frontrunner.results.known import CUT, known_recipes, probes_made
 from frontrunner.results.outlooks import OUTLOOK, newest_outlooks
 from frontrunner.results.predictions import PREDICTION, Predicted, predicted_ids, prediction_data, small_scale
-from frontrunner.results.provenance import Provenance
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store, open_store
 from frontrunner.spaces.errors import StoreUnusable
 from frontrunner.starting import stored_spec
 from frontrunner.validation import dump_json
 from support.campaigns import spec_of, tiny
-from support.store_contract import RECIPE, begin, failure, lease_elsewhere, measurement
+from support.store_contract import RAN_WITH, RECIPE, begin, failure, lease_elsewhere, measurement
 
 RECIPE_ID = "aaaa00000000"
-PROVENANCE = Provenance(
-    versions={"torch": "2.8"},
-    host="h",
-    platform="p",
-    device="d",
-    git_revision=None,
-    git_dirty=None,
-    command_line=("a",),
-)
 FORECAST = Predicted(recipe_id="ffff", recipe=RECIPE, tokens_per_s=9.0, low=8.0, high=10.0, chance=1.0)
 BACKUP = "store.db.backup-20260301T120000Z"
 
@@ -83,7 +73,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         writer = store.drive(lease_elsewhere(store, campaign))
         writer.set_state(CampaignState.RUNNING, reason="")
-        writer.record_provenance(PROVENANCE)
+        writer.record_provenance(RAN_WITH)
         for recipe_id, outcome in ((RECIPE_ID, measurement()), ("bbbb", failure()), ("cccc", measurement(0.6))):
             writer.finish_attempt(writer.start_attempt(begin(writer, recipe_id), run_folder="r"), outcome, retry=False)
         writer.start_attempt(begin(writer, "dddd"), run_folder="r")

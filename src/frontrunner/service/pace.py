@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SHARE_OF_CORE = 0.004
-"""Of one core, for the pieces of a campaign's page and for its figures, each. With what its questions cost beside them,
-a live page stays under 1 %."""
+"""Of one core, for the pieces of a campaign's page and for its figures, each. What a live page asks costs
+beside them; all of it should stay under 1 %."""
 
 
 @dataclass(frozen=True, kw_only=True)
