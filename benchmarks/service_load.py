@@ -6,8 +6,9 @@ Builds a store, serves it from a process of its own, has another write 50 outcom
 asks from as many clients at once, each one question after the other without a pause: of the API, and pages, live ones
 as if all of their parts had changed. Prints the median and the 99th percentile of each question, the processor time
 of the service and of the clients, what the driver wrote and what the store holds of it. Then asks one question at a
-time: the processor time that the service needs for an answer depends least on what else the machine does. Last, what
-a live page costs that asks as a browser does, its figures included, and an idle stream.
+time: the processor time that the service needs for an answer depends least on what else the machine does. Beside
+that, what share of a core the service takes while nobody asks, while a live page is open that asks as a browser does, its
+figures included, and while a stream is open in which nothing happens.
 """
 
 from __future__ import annotations
