@@ -7,8 +7,8 @@ asks from as many clients at once, each one question after the other without a p
 as if all of their parts had changed. Prints the median and the 99th percentile of each question, the processor time
 of the service and of the clients, what the driver wrote and what the store holds of it. Then asks one question at a
 time: the processor time that the service needs for an answer depends least on what else the machine does. Beside
-that, what share of a core the service takes while nobody asks, while a live page is open that asks as a browser does, its
-figures included, and while a stream is open in which nothing happens.
+that, what share of a core the service takes while nobody asks, while a live page is open that asks as a browser
+does, with its figures, and while a stream is open in which nothing happens.
 """
 
 from __future__ import annotations
