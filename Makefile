@@ -35,11 +35,11 @@ pictures: .venv/.installed-dev
 	FRONTRUNNER_PICTURES=$(CURDIR)/docs/pages FRONTRUNNER_PICTURED_STORE=$(CURDIR)/pictured.db \
 	  $(BIN)/pytest -m slow -k fits_its_window tests/integration/test_pages.py
 
-check: .venv/.installed-dev links
+check: .venv/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy .links/frontrunner
-	PYTHONPATH=.links $(BIN)/lint-imports
+	$(BIN)/mypy src/frontrunner
+	$(BIN)/lint-imports
 
 # Known weaknesses of the pinned packages, as far as this machine's index tells any.
 audit:
@@ -52,12 +52,6 @@ hashes:
 format: .venv/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-
-# Type checkers cannot see through the editable install's mapping of folders to packages: show them links.
-links:
-	@rm -rf .links && mkdir -p .links/frontrunner
-	@for item in src/frontrunner/*.py src/frontrunner/*/ search evaluators spaces results; do \
-	  case $$item in *__pycache__*) ;; *) ln -s "../../$${item%/}" .links/frontrunner/ ;; esac; done
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "frontrunner needs Python 3.11 or later; this is " + sys.version.split()[0] + ". Run: make PYTHON=/path/to/python3.11")'
@@ -72,4 +66,4 @@ links:
 	@touch $@ .venv/.installed
 
 clean:
-	rm -rf .venv .links build dist *.egg-info
+	rm -rf .venv build dist *.egg-info

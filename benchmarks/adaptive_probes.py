@@ -23,10 +23,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # for the module besid
 
 from probe_start import EXAMPLE
 
-from frontrunner.campaign_file import read_campaign_file
+from frontrunner.config.campaign_file import read_campaign_file
+from frontrunner.evaluators.probe.settings import ProbeSettings
+from frontrunner.evaluators.probe.training_probe import TrainingProbe
 from frontrunner.evaluators.protocol import ProbeOrder
-from frontrunner.evaluators.settings import ProbeSettings
-from frontrunner.evaluators.training_probe import TrainingProbe
 from frontrunner.results.outcome import Measurement
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.recipe import Recipe

@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
-from frontrunner.evaluators.simulated import simulate
+from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.results.audit.check import check
 from frontrunner.results.outcome import Measurement, Outcome
 from frontrunner.results.store import Store

@@ -19,7 +19,7 @@ from types import TracebackType
 
 import psutil
 
-from frontrunner.evaluators.marks import MARKER
+from frontrunner.evaluators.probe.marks import MARKER
 
 PR_SET_CHILD_SUBREAPER = 36
 SHARED_MEMORY = Path("/dev/shm")

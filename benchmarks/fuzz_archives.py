@@ -11,8 +11,9 @@ from typing import Any
 from fuzz_damage import tree_damaged
 
 from frontrunner import api
+from frontrunner.config.validation import dump_json
+from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.evaluators.protocol import ProbeSetup
-from frontrunner.evaluators.simulated import simulate
 from frontrunner.results.archive.lines import Chain
 from frontrunner.results.holders import this_host
 from frontrunner.results.outcome import Failure, FailureKind
@@ -24,7 +25,6 @@ from frontrunner.spaces.document import canonical_json, recipe_id
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.starting import problem_summary
 from frontrunner.store_api import archive, check_store, unarchive
-from frontrunner.validation import dump_json
 
 INNER = ("spec_json", "problem_json", "recipe_json", "step_times_s_json", "peak_memory_bytes_json", "losses_json",
          "data_json", "provenance_json")  # fmt: skip

@@ -17,18 +17,19 @@ from typing import Any
 
 from fuzz_damage import damaged, tree_damaged
 
-from frontrunner.campaign_file import parse_campaign, read_campaign_file
-from frontrunner.cluster_file import read_cluster_file
-from frontrunner.evaluators.calibration.samples import of_tables, read_tables
-from frontrunner.evaluators.concluding import harvested
-from frontrunner.evaluators.formats import names
+from frontrunner.config.campaign_file import parse_campaign, read_campaign_file
+from frontrunner.config.cluster_file import read_cluster_file
+from frontrunner.config.recipe_file import Origin, RecipeFile, Training, content_hash, from_bytes, to_text
+from frontrunner.config.recipe_file import read as read_recipe_file
+from frontrunner.config.validation import dump_json, load_json
+from frontrunner.evaluators.analytic.simulated import simulate
+from frontrunner.evaluators.diagnostics.calibration.samples import of_tables, read_tables
+from frontrunner.evaluators.export import names
+from frontrunner.evaluators.probe.concluding import harvested
+from frontrunner.evaluators.probe.run_folder import RunFolder, StepCounter
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
-from frontrunner.evaluators.run_folder import RunFolder, StepCounter
-from frontrunner.evaluators.simulated import simulate
-from frontrunner.evaluators.table_rows import read_problems
+from frontrunner.evaluators.tables.table_rows import read_problems
 from frontrunner.import_api import import_table
-from frontrunner.recipe_file import Origin, RecipeFile, Training, content_hash, from_bytes, to_text
-from frontrunner.recipe_file import read as read_recipe_file
 from frontrunner.results.codec import failure_to_columns, measurement_to_columns
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.search.spec import CampaignSpec
@@ -37,7 +38,6 @@ from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe, Sharding
 from frontrunner.travel_api import import_config
-from frontrunner.validation import dump_json, load_json
 
 ROOT = Path(__file__).parents[1]
 CAMPAIGN_TOML = b"""\
@@ -360,13 +360,13 @@ ValueError: tensor parallel size 2 does not divide 3 heads
 
 
 def read_a_log(path: Path) -> None:
-    from frontrunner.evaluators.command.agreement import why_disagreeing
-    from frontrunner.evaluators.command.judging import timed, verdict, why_inconsistent
-    from frontrunner.evaluators.command.logs import LOG_PATTERNS
-    from frontrunner.evaluators.command.outcome import exceptions
-    from frontrunner.evaluators.command.patterns import patterns_of
-    from frontrunner.evaluators.command.reading import LogReader
-    from frontrunner.evaluators.files import tail
+    from frontrunner.evaluators.external.agreement import why_disagreeing
+    from frontrunner.evaluators.external.judging import timed, verdict, why_inconsistent
+    from frontrunner.evaluators.external.logs import LOG_PATTERNS
+    from frontrunner.evaluators.external.outcome import exceptions
+    from frontrunner.evaluators.external.patterns import patterns_of
+    from frontrunner.evaluators.external.reading import LogReader
+    from frontrunner.evaluators.probe.files import tail
 
     recipe, size = RECIPES[0], path.stat().st_size
     (path.parent / "arrivals.txt").write_bytes(b"%d 1.0\n%d 2.5\n" % (size // 2, size))
@@ -408,7 +408,7 @@ def read_an_archive(path: Path) -> None:
 
 
 def _bodies() -> list[Any]:
-    from frontrunner.service.models import LAPTOP
+    from frontrunner.server.models import LAPTOP
 
     small = {"space": {"tensor_parallel": [1], "micro_batch_seqs": [1]}, "top": 1}
     return [{**LAPTOP, **small}]

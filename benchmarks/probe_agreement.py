@@ -21,12 +21,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # for the module besid
 
 from probe_start import EXAMPLE
 
-from frontrunner.campaign_file import read_campaign_file
-from frontrunner.evaluators.measure import tokens_per_step
+from frontrunner.config.campaign_file import read_campaign_file
+from frontrunner.evaluators.probe.measure import tokens_per_step
+from frontrunner.evaluators.probe.replay import ReplaySettings, plan
+from frontrunner.evaluators.probe.replay_run import run
+from frontrunner.evaluators.probe.training_probe import TrainingProbe
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
-from frontrunner.evaluators.replay import ReplaySettings, plan
-from frontrunner.evaluators.replay_run import run
-from frontrunner.evaluators.training_probe import TrainingProbe
 from frontrunner.results.outcome import Measurement
 from frontrunner.spaces.recipe import Recipe
 

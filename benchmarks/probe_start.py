@@ -18,13 +18,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from frontrunner.campaign_file import read_campaign_file
-from frontrunner.evaluators.files import write_json
-from frontrunner.evaluators.jobs import probe_job
+from frontrunner.config.campaign_file import read_campaign_file
+from frontrunner.evaluators.probe.files import write_json
+from frontrunner.evaluators.probe.jobs import probe_job
+from frontrunner.evaluators.probe.replay import torchrun
+from frontrunner.evaluators.probe.run_folder import StepCounter
+from frontrunner.evaluators.probe.training_probe import TrainingProbe, rank_environment
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
-from frontrunner.evaluators.replay import torchrun
-from frontrunner.evaluators.run_folder import StepCounter
-from frontrunner.evaluators.training_probe import TrainingProbe, rank_environment
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.recipe import ENGINES, Recipe
 

@@ -32,8 +32,8 @@ from types import ModuleType
 from simulated_cluster import ClusterSettings, Record, SimulatedCluster
 
 import frontrunner
+from frontrunner.evaluators.probe.settings import ProbeSettings
 from frontrunner.evaluators.protocol import EVALUATORS, ProbeSetup
-from frontrunner.evaluators.settings import ProbeSettings
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import open_store
 from frontrunner.search.spec import Budget, CampaignSpec, SearchSettings

@@ -26,7 +26,7 @@ from typing import Any
 
 from search_runs import CHECKPOINTS, Case, Run, figures, search
 
-from frontrunner.evaluators.table_rows import read_problems
+from frontrunner.evaluators.tables.table_rows import read_problems
 from frontrunner.search.strategy import STRATEGIES
 from frontrunner.spaces.errors import InvalidInput
 

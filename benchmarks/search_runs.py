@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from frontrunner.evaluators.table_rows import TableProblem
-from frontrunner.evaluators.table_survey import survey_of
+from frontrunner.evaluators.tables.table_rows import TableProblem
+from frontrunner.evaluators.tables.table_survey import survey_of
 from frontrunner.results.outcome import Measurement, Outcome
 from frontrunner.search.guided.prior import Prior, prior_of
 from frontrunner.search.guided.strategy import Guided

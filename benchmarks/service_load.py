@@ -32,13 +32,13 @@ import psutil
 from service_store import build, drive
 
 from frontrunner.results.store import open_store
-from frontrunner.service.app import create_app
-from frontrunner.service.pages.figures import SHOWN
-from frontrunner.service.pages.pieces import POLL_DRIVEN_S
-from frontrunner.service.pages.router import router
-from frontrunner.service.server import listen, run
-from frontrunner.service.settings import Limits, ServiceSettings
-from frontrunner.service.tokens import make_tokens
+from frontrunner.server.app import create_app
+from frontrunner.server.pages.figures import SHOWN
+from frontrunner.server.pages.pieces import POLL_DRIVEN_S
+from frontrunner.server.pages.router import router
+from frontrunner.server.server import listen, run
+from frontrunner.server.settings import Limits, ServiceSettings
+from frontrunner.server.tokens import make_tokens
 
 WARM_UP_S = 2.0
 ASKED_ALONE = 60

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from frontrunner.evaluators.dispatch.packing import Allocation, Occupied, Placement, Waiting, place
-from frontrunner.evaluators.measure import nodes_used
+from frontrunner.evaluators.analytic.simulated import simulate
+from frontrunner.evaluators.cluster.packing import Allocation, Occupied, Placement, Waiting, place
+from frontrunner.evaluators.probe.measure import nodes_used
+from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.protocol import QUEUED, Finished, ProbeOrder, ProbeSetup, Progress
-from frontrunner.evaluators.run_folder import RunFolder
-from frontrunner.evaluators.simulated import simulate
 from frontrunner.results.outcome import Failure, FailureKind, Outcome
 
 

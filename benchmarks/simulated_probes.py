@@ -15,7 +15,7 @@ import statistics
 from collections import Counter
 from dataclasses import dataclass
 
-from frontrunner.evaluators.settings import ProbeSettings
+from frontrunner.evaluators.probe.settings import ProbeSettings
 from frontrunner.evaluators.trainer.steady import ending, interval, settled
 
 PROBES = 2000

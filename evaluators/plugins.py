@@ -20,8 +20,8 @@ from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, bad_value,
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-    from frontrunner.evaluators.command.command import Command, CommandRequest, MakeCommand
-    from frontrunner.evaluators.command.settings import CommandSettings
+    from frontrunner.evaluators.external.command import Command, CommandRequest, MakeCommand
+    from frontrunner.evaluators.external.settings import CommandSettings
     from frontrunner.spaces.reasons import Reason
 
 GROUP = "frontrunner.evaluators"
@@ -106,7 +106,7 @@ def made_by_plugin(name: str, setup: ProbeSetup) -> Evaluator:
     make = commands_of(name, setup.command)
     if make is None:
         return cast("EvaluatorFactory", loaded(name))(setup)
-    from frontrunner.evaluators.command.evaluator import CommandEvaluator
+    from frontrunner.evaluators.external.evaluator import CommandEvaluator
 
     return CommandEvaluator(setup, make)
 
@@ -117,7 +117,7 @@ def commands_of(name: str, settings: CommandSettings) -> MakeCommand | None:
     Raises `InvalidInput` for settings of [command] that make none, and for a plug-in that cannot be used.
     """
     if name == "command":
-        from frontrunner.evaluators.command.trainers import configured
+        from frontrunner.evaluators.external.trainers import configured
 
         return configured(settings)
     if name in EVALUATORS or name == IMPORTED:
@@ -128,8 +128,8 @@ def commands_of(name: str, settings: CommandSettings) -> MakeCommand | None:
 
 def _checked(name: str, make: MakeCommand) -> MakeCommand:
     """A plug-in's function, whose mistakes become errors that name the plug-in."""
-    from frontrunner.evaluators.command.command import Command
-    from frontrunner.evaluators.command.patterns import patterns_of
+    from frontrunner.evaluators.external.command import Command
+    from frontrunner.evaluators.external.patterns import patterns_of
     from frontrunner.spaces.reasons import Reason
 
     def checked(request: CommandRequest) -> Command | Reason:

@@ -8,10 +8,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from frontrunner.evaluators.command.settings import CommandSettings
-from frontrunner.evaluators.dispatch.settings import DispatchSettings
-from frontrunner.evaluators.settings import DataSettings, ProbeSettings
-from frontrunner.evaluators.table_settings import TableSettings
+from frontrunner.evaluators.cluster.settings import DispatchSettings
+from frontrunner.evaluators.external.settings import CommandSettings
+from frontrunner.evaluators.probe.settings import DataSettings, ProbeSettings
+from frontrunner.evaluators.tables.table_settings import TableSettings
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.spaces.errors import FrontrunnerError
 from frontrunner.spaces.problem import Problem
@@ -122,11 +122,11 @@ class Located(Protocol):
 
 EvaluatorFactory = Callable[[ProbeSetup], Evaluator]
 
-COMMAND = "frontrunner.evaluators.command.evaluator:CommandEvaluator"
+COMMAND = "frontrunner.evaluators.external.evaluator:CommandEvaluator"
 EVALUATORS: dict[str, str] = {
-    "probe": "frontrunner.evaluators.dispatch.choice:training_probe",
-    "simulated": "frontrunner.evaluators.simulated:Simulated",
-    "table": "frontrunner.evaluators.table:TableLookup",
+    "probe": "frontrunner.evaluators.cluster.choice:training_probe",
+    "simulated": "frontrunner.evaluators.analytic.simulated:Simulated",
+    "table": "frontrunner.evaluators.tables.table:TableLookup",
     "command": COMMAND,
 }
 """The built-in evaluators by name, as import paths; others are plug-ins (`plugins.py`)."""

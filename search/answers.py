@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from frontrunner.evaluators.measure import rates
+from frontrunner.evaluators.probe.measure import rates
 from frontrunner.results.codec import pool
 from frontrunner.results.known import KnownRecipe
 from frontrunner.results.outcome import STABLE_SPREAD, Failure, FailureKind, Measurement, Outcome

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from frontrunner.evaluators.measure import nodes_used
+from frontrunner.evaluators.probe.measure import nodes_used
+from frontrunner.evaluators.probe.stragglers import Orphans
 from frontrunner.evaluators.protocol import Evaluator, Finished, Located, ProbeOrder
-from frontrunner.evaluators.stragglers import Orphans
 from frontrunner.results.known import CUT, REUSED, cuts_by_trial
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.results.records import Attempt, Trial

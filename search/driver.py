@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from frontrunner.evaluators.probe.room import is_full, why_no_room
 from frontrunner.evaluators.protocol import Finished, NodesUnavailable, make_evaluator
-from frontrunner.evaluators.room import is_full, why_no_room
 from frontrunner.results.provenance import collect
 from frontrunner.results.records import Campaign
 from frontrunner.results.states import CampaignState, TrialState

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from frontrunner.evaluators.dispatch.left_behind import LeftBehind, was_interrupted
-from frontrunner.evaluators.measure import nodes_used
+from frontrunner.evaluators.cluster.left_behind import LeftBehind, was_interrupted
+from frontrunner.evaluators.probe.measure import nodes_used
+from frontrunner.evaluators.probe.run_folder import RunFolder
+from frontrunner.evaluators.probe.stragglers import Orphans
 from frontrunner.evaluators.protocol import Evaluator, ProbeOrder
-from frontrunner.evaluators.run_folder import RunFolder
-from frontrunner.evaluators.stragglers import Orphans
 from frontrunner.results.outcome import Failure, FailureKind, Outcome
 from frontrunner.results.outlooks import measured_by, newest_outlooks, outlook_shares
 from frontrunner.results.records import Attempt, Trial

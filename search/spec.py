@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from frontrunner.evaluators.command.settings import CommandSettings
-from frontrunner.evaluators.dispatch.settings import SPARE_WALLTIME_S, DispatchSettings
+from frontrunner.evaluators.cluster.settings import SPARE_WALLTIME_S, DispatchSettings
+from frontrunner.evaluators.external.settings import CommandSettings
 from frontrunner.evaluators.plugins import commands_of, require_evaluator_name
+from frontrunner.evaluators.probe.settings import DataSettings, ProbeSettings
 from frontrunner.evaluators.protocol import COMMAND, EVALUATORS, ProbeSetup
-from frontrunner.evaluators.settings import DataSettings, ProbeSettings
-from frontrunner.evaluators.table_settings import TableSettings
+from frontrunner.evaluators.tables.table_settings import TableSettings
 from frontrunner.results.records import IMPORTED
 from frontrunner.search.objectives import TOKENS_ALONE, check_objectives
 from frontrunner.search.strategy import STRATEGIES
@@ -191,12 +191,12 @@ class CampaignSpec:
         found = self.space.survey(self.problem)
         make = commands_of(self.evaluator, self.command)
         if make is not None:
-            from frontrunner.evaluators.command.checked import expressible
+            from frontrunner.evaluators.external.checked import expressible
 
             return expressible(found, self._setup_before_launch, make)
         if self.evaluator != "table":
             return found
-        from frontrunner.evaluators.table import rows_only  # pandas, which no other evaluator's survey needs
+        from frontrunner.evaluators.tables.table import rows_only  # pandas, which no other evaluator's survey needs
 
         return rows_only(found, self.table)
 
@@ -204,7 +204,7 @@ class CampaignSpec:
         """Raise `InvalidInput` where the campaign runs another trainer whose program is not here."""
         make = commands_of(self.evaluator, self.command)
         if make is not None:
-            from frontrunner.evaluators.command.checked import check_program
+            from frontrunner.evaluators.external.checked import check_program
 
             check_program(self._setup_before_launch, make, recipe)
 

@@ -15,7 +15,7 @@ from frontrunner.evaluators.analytic.notebook import breakdown_html
 from frontrunner.evaluators.analytic.software import ENGINES
 from frontrunner.evaluators.analytic.step import busy_of_ranks
 from frontrunner.evaluators.analytic.workload import Rows, Workload
-from frontrunner.evaluators.measure import rates
+from frontrunner.evaluators.probe.measure import rates
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.legality import Mark, marks

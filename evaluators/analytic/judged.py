@@ -16,7 +16,7 @@ from frontrunner.evaluators.analytic.software import ENGINES
 from frontrunner.evaluators.analytic.step import StepTime, fullest_parameters, step_time
 from frontrunner.evaluators.analytic.trust import expected_error, unjudged
 from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
-from frontrunner.evaluators.measure import rates
+from frontrunner.evaluators.probe.measure import rates
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe

@@ -29,7 +29,7 @@ from frontrunner.evaluators.analytic.software import (
 )
 from frontrunner.evaluators.analytic.table_workload import workload
 from frontrunner.evaluators.analytic.workload import Workload
-from frontrunner.evaluators.csv_file import csv_bytes, csv_table
+from frontrunner.evaluators.tables.csv_file import csv_bytes, csv_table
 from frontrunner.spaces.cluster import PRECISIONS, Cluster
 
 NEEDED = ("layers", "hidden", "heads", "seq", "gpus", "tp", "pp", "dp", "mbs", "gas", "vocab")

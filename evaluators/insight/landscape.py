@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from frontrunner.evaluators.insight.collected import Collected, Missing
 from frontrunner.evaluators.insight.history import NOTHING_ENDED
 from frontrunner.evaluators.insight.knobs import Knob, knobs
-from frontrunner.evaluators.measure import nodes_used
+from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.results.ranking import RankedRecipe
 from frontrunner.spaces.recipe import Recipe
 

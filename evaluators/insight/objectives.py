@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from frontrunner.evaluators.measure import nodes_used
+from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.html_tables import table
 from frontrunner.results.notebook import RANKING, not_measured, ranked_cells
 from frontrunner.results.ranking import RankedRecipe

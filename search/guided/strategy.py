@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from frontrunner.evaluators.measure import nodes_used
+from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.results.outcome import Measurement
 from frontrunner.search.candidates import Candidates
 from frontrunner.search.guided.acquisition import mean_loss, node_seconds

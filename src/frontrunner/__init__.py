@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from frontrunner.profiling_api import plan_profile, profile
     from frontrunner.replay_api import plan_replay, replay
     from frontrunner.reporting_api import front, plot, report
-    from frontrunner.service.client import connect
+    from frontrunner.server.client import connect
     from frontrunner.store_api import (
         archive,
         backup_store,
@@ -103,7 +103,7 @@ _ELSEWHERE = (
     | dict.fromkeys(("TableForm", "import_table"), "frontrunner.import_api")
     | dict.fromkeys(("archive", "backup_store", "check_store", "copy_store"), "frontrunner.store_api")
     | dict.fromkeys(("prunable", "prune_store", "unarchive", "upgrade_store"), "frontrunner.store_api")
-    | {"connect": "frontrunner.service.client"}
+    | {"connect": "frontrunner.server.client"}
 )
 """The module of what is not in `frontrunner.api`."""
 

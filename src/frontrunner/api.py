@@ -18,12 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frontrunner.campaign_file import CampaignFile, read_campaign_file
+from frontrunner.config.campaign_file import CampaignFile, read_campaign_file
+from frontrunner.config.file_sections import StoreSettings
+from frontrunner.config.settings import run_root, store_url
 from frontrunner.earlier import refuse_imported_campaign, remembered
-from frontrunner.evaluators.here import prepare_here
-from frontrunner.file_sections import StoreSettings
+from frontrunner.evaluators.probe.here import prepare_here
 from frontrunner.search.spec import CampaignSpec
-from frontrunner.settings import run_root, store_url
 from frontrunner.spaces.names import require_campaign_name
 from frontrunner.spaces.space import Survey
 from frontrunner.starting import created, free_name, prepare, runnable, stored_spec

@@ -9,18 +9,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frontrunner.cluster_file import named_cluster, parse_cluster
-from frontrunner.evaluators.job_devices import job_environment
-from frontrunner.evaluators.jobs import TORCH_DEVICES
-from frontrunner.evaluators.this_machine import detect, processors, share_processors
+from frontrunner.config.cluster_file import named_cluster, parse_cluster
+from frontrunner.evaluators.cluster.job_devices import job_environment
+from frontrunner.evaluators.probe.jobs import TORCH_DEVICES
+from frontrunner.evaluators.probe.this_machine import detect, processors, share_processors
 from frontrunner.spaces.cluster import Cluster, PeakTflops
 from frontrunner.spaces.errors import InvalidInput, bad_value
 
 if TYPE_CHECKING:
-    from frontrunner.evaluators.calibration.figures import Calibration
-    from frontrunner.evaluators.calibration.ranks import Place
-    from frontrunner.evaluators.calibration.samples import Samples
-    from frontrunner.evaluators.calibration.step_fit import StepFit
+    from frontrunner.evaluators.diagnostics.calibration.figures import Calibration
+    from frontrunner.evaluators.diagnostics.calibration.ranks import Place
+    from frontrunner.evaluators.diagnostics.calibration.samples import Samples
+    from frontrunner.evaluators.diagnostics.calibration.step_fit import StepFit
 
 SHORTEST_S = 5.0
 LONGEST_S = 3600.0
@@ -45,9 +45,9 @@ def calibrate(
     detected, without. `device` is torch's word for what is measured. In an allocation every process calls this; rank 0
     writes, and the others return None. Raises `InvalidInput` for what cannot be measured here.
     """
-    from frontrunner.evaluators.calibration.cluster_file import write_measured
-    from frontrunner.evaluators.calibration.figures import calibration
-    from frontrunner.evaluators.calibration.ranks import allocated, measure, this_machine
+    from frontrunner.evaluators.diagnostics.calibration.cluster_file import write_measured
+    from frontrunner.evaluators.diagnostics.calibration.figures import calibration
+    from frontrunner.evaluators.diagnostics.calibration.ranks import allocated, measure, this_machine
 
     path = writable(out)
     if not SHORTEST_S <= seconds <= LONGEST_S:
@@ -77,7 +77,7 @@ def fit_tables(
     `out` is the cluster file to write: `cluster` with the constants, or the preset of the rows' hardware. Raises
     `InvalidInput` for a table that cannot be read and for too few rows.
     """
-    from frontrunner.evaluators.calibration.samples import of_tables, read_tables
+    from frontrunner.evaluators.diagnostics.calibration.samples import of_tables, read_tables
 
     path = None if out is None else writable(out)
     base = named_cluster(cluster) if isinstance(cluster, str) else cluster
@@ -99,7 +99,7 @@ def fit_campaign(
     `cluster` stands in for the campaign's own, such as a file with this machine's figures in it.
     """
     from frontrunner.api import opened
-    from frontrunner.evaluators.calibration.samples import of_outcomes
+    from frontrunner.evaluators.diagnostics.calibration.samples import of_outcomes
     from frontrunner.starting import stored_spec
 
     path = None if out is None else writable(out)
@@ -124,8 +124,8 @@ def fit_campaign(
 
 
 def _fitted(measured: Samples, path: Path | None, base: Cluster | None, origin: str) -> StepFit:
-    from frontrunner.evaluators.calibration.cluster_file import write_fit
-    from frontrunner.evaluators.calibration.step_fit import fit_steps
+    from frontrunner.evaluators.diagnostics.calibration.cluster_file import write_fit
+    from frontrunner.evaluators.diagnostics.calibration.step_fit import fit_steps
 
     found = fit_steps(measured)
     if path is not None and base is not None:

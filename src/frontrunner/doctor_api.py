@@ -8,19 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frontrunner.campaign_file import CampaignFile, read_campaign_file
-from frontrunner.evaluators.calibration.ranks import Place, allocated, this_machine
-from frontrunner.evaluators.doctor.checks import Check
-from frontrunner.evaluators.doctor.wanted import Wanted
-from frontrunner.evaluators.job_devices import JobEnvironment, job_environment
-from frontrunner.evaluators.jobs import TORCH_DEVICES
-from frontrunner.evaluators.this_machine import detect
+from frontrunner.config.campaign_file import CampaignFile, read_campaign_file
+from frontrunner.config.settings import run_root, store_url
+from frontrunner.evaluators.cluster.job_devices import JobEnvironment, job_environment
+from frontrunner.evaluators.diagnostics.calibration.ranks import Place, allocated, this_machine
+from frontrunner.evaluators.diagnostics.doctor.checks import Check
+from frontrunner.evaluators.diagnostics.doctor.wanted import Wanted
+from frontrunner.evaluators.probe.jobs import TORCH_DEVICES
+from frontrunner.evaluators.probe.this_machine import detect
 from frontrunner.results.address import parse_address
-from frontrunner.settings import run_root, store_url
 from frontrunner.spaces.errors import bad_value
 
 if TYPE_CHECKING:
-    from frontrunner.evaluators.doctor.roll_call import RollCall
+    from frontrunner.evaluators.diagnostics.doctor.roll_call import RollCall
 
 DEADLINE_S = 60.0
 SHORTEST_S, LONGEST_S = 5.0, 3600.0
@@ -35,7 +35,7 @@ def doctor(campaign: str | Path | None = None, *, store: str | None = None) -> t
 
     `store` overrides the file's. Raises `InvalidInput` or `NotFound` for a file that cannot be read.
     """
-    from frontrunner.evaluators.doctor.examine import examine
+    from frontrunner.evaluators.diagnostics.doctor.examine import examine
 
     return examine(_wanted(campaign, store))
 
@@ -53,7 +53,7 @@ def call_ranks(
     process: then every process calls this, rank 0 gets the result, and the others None. `deadline_s` is the longest
     that a rank may take to come, or to go on. Raises `InvalidInput` for what this machine cannot do.
     """
-    from frontrunner.evaluators.doctor.roll_call import call_roll
+    from frontrunner.evaluators.diagnostics.doctor.roll_call import call_roll
 
     if not SHORTEST_S <= deadline_s <= LONGEST_S:
         raise bad_value("--deadline", deadline_s, f"between {SHORTEST_S:g} and {LONGEST_S:g}")

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frontrunner.api import show
-from frontrunner.campaign_file import read_campaign_file
+from frontrunner.config.campaign_file import read_campaign_file
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.starting import stored_spec
 
 if TYPE_CHECKING:
-    from frontrunner.evaluators.dry_run.plan import DryRunPlan
-    from frontrunner.evaluators.dry_run.report import DryRun
+    from frontrunner.evaluators.diagnostics.dry_run.plan import DryRunPlan
+    from frontrunner.evaluators.diagnostics.dry_run.report import DryRun
 
 
 def named_recipe(
@@ -44,7 +44,7 @@ def plan_dryrun(
     store: str | None = None,
 ) -> DryRunPlan:
     """What a dry run would trace; see `dryrun`."""
-    from frontrunner.evaluators.dry_run.plan import plan
+    from frontrunner.evaluators.diagnostics.dry_run.plan import plan
     from frontrunner.spaces.document import recipe_id
 
     spec, found = named_recipe(recipe, campaign=campaign, store=store)
@@ -66,6 +66,6 @@ def dryrun(
     `{"tensor_parallel": 8}` that leave one legal recipe. `rank` None traces the ranks that may need most memory. Raises
     `InvalidInput` for a recipe that cannot be traced.
     """
-    from frontrunner.evaluators.dry_run.run import run
+    from frontrunner.evaluators.diagnostics.dry_run.run import run
 
     return run(plan_dryrun(recipe, campaign=campaign, rank=rank, store=store))

@@ -9,7 +9,7 @@ from frontrunner.spaces.errors import InvalidInput, StoreUnusable
 from frontrunner.starting import stored_spec
 
 if TYPE_CHECKING:
-    from frontrunner.recipe_file import RecipeFile
+    from frontrunner.config.recipe_file import RecipeFile
     from frontrunner.results.explain import Explanation
     from frontrunner.results.records import Campaign
     from frontrunner.results.store import Store

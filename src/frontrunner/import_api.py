@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frontrunner.api import opened
-from frontrunner.cluster_file import named_cluster
+from frontrunner.config.cluster_file import named_cluster
+from frontrunner.config.settings import shown_store, store_url
+from frontrunner.config.validation import dump_json
 from frontrunner.search.spec import CampaignSpec
-from frontrunner.settings import shown_store, store_url
 from frontrunner.spaces.choices import DEGREES
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput
@@ -18,12 +19,11 @@ from frontrunner.spaces.names import campaign_name_from, require_campaign_name
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Space
 from frontrunner.starting import problem_summary
-from frontrunner.validation import dump_json
 
 if TYPE_CHECKING:
-    from frontrunner.evaluators.imported.judged import LeftOut, Repeats
-    from frontrunner.evaluators.imported.reading import Reading
-    from frontrunner.evaluators.table_rows import TableProblem
+    from frontrunner.evaluators.tables.judged import LeftOut, Repeats
+    from frontrunner.evaluators.tables.reading import Reading
+    from frontrunner.evaluators.tables.table_rows import TableProblem
     from frontrunner.results.imported import ImportedCampaign
 
 
@@ -90,8 +90,8 @@ def import_table(
 
     Raises `NotFound` and `InvalidInput` for a table that cannot be used or has no usable row; nothing is written then.
     """
-    from frontrunner.evaluators.imported.columns import parse_columns
-    from frontrunner.evaluators.imported.reading import read
+    from frontrunner.evaluators.tables.columns import parse_columns
+    from frontrunner.evaluators.tables.reading import read
 
     if name is not None:
         require_campaign_name("--name", name)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from frontrunner.file_sections import KEYS
+from frontrunner.config.file_sections import KEYS
+from frontrunner.config.validation import refuse_unusable_values, validate
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal, bad_value, did_you_mean
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Space, Survey
 from frontrunner.spaces.wording import shown, shown_key
-from frontrunner.validation import refuse_unusable_values, validate
 
 
 def one_recipe(spec: CampaignSpec, choices: Mapping[str, object]) -> Recipe:

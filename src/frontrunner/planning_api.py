@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frontrunner.api import opened
-from frontrunner.campaign_file import read_campaign_file
+from frontrunner.config.campaign_file import read_campaign_file
+from frontrunner.config.settings import store_url
 from frontrunner.dryrun_api import named_recipe
-from frontrunner.settings import store_url
 from frontrunner.spaces.errors import NotFound
 from frontrunner.starting import nothing_legal, stored_spec
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from frontrunner.evaluators.analytic.scaling import Scaling
     from frontrunner.results.explain import Explanation
     from frontrunner.search.spec import CampaignSpec
-    from frontrunner.shown_plan import ShownPlan
+    from frontrunner.views.shown_plan import ShownPlan
 
 
 def plan(campaign_file: str | Path) -> Plan:
@@ -43,7 +43,7 @@ def plan_of(spec: CampaignSpec) -> Plan:
 
 def shown_plan(found: Plan, top: int) -> ShownPlan:
     """A plan for programs, with its `top` fastest estimates."""
-    from frontrunner.shown_plan import ShownPlan as Shown
+    from frontrunner.views.shown_plan import ShownPlan as Shown
 
     return Shown(
         legal=found.legal,

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frontrunner import api
+from frontrunner.config.settings import run_root, store_url
 from frontrunner.earlier import refuse_file_of_others, refuse_recipe_of_others
-from frontrunner.settings import run_root, store_url
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.starting import stored_spec
 
 if TYPE_CHECKING:
-    from frontrunner.evaluators.replay import ReplayPlan, ReplaySettings
-    from frontrunner.evaluators.replay_run import ReplayResult
+    from frontrunner.evaluators.probe.replay import ReplayPlan, ReplaySettings
+    from frontrunner.evaluators.probe.replay_run import ReplayResult
 
 
 def names_a_file(recipe: str) -> bool:
@@ -30,7 +30,7 @@ def plan_replay(
     The recipe's newest measurement gives the figure to compare with; a simulated one never does. With
     `settings.launched` a recipe of several nodes is planned too.
     """
-    from frontrunner.evaluators.replay import plan
+    from frontrunner.evaluators.probe.replay import plan
 
     if names_a_file(recipe_id):
         return _plan_file(Path(recipe_id), settings, anyway=anyway)
@@ -58,10 +58,10 @@ def plan_replay(
 
 
 def _plan_file(path: Path, settings: ReplaySettings, *, anyway: bool) -> ReplayPlan:
+    from frontrunner.config.recipe_file import read
+    from frontrunner.evaluators.probe.replay import plan
+    from frontrunner.evaluators.probe.settings import DataSettings, ProbeSettings
     from frontrunner.evaluators.protocol import ProbeSetup
-    from frontrunner.evaluators.replay import plan
-    from frontrunner.evaluators.settings import DataSettings, ProbeSettings
-    from frontrunner.recipe_file import read
 
     file = read(path)
     refuse_file_of_others(file)
@@ -95,8 +95,8 @@ def replay(
 
     Raises `InvalidInput` if this machine is not what the recipe was measured on, unless `anyway`.
     """
-    from frontrunner.evaluators.replay import ReplaySettings as Settings
-    from frontrunner.evaluators.replay_run import run
+    from frontrunner.evaluators.probe.replay import ReplaySettings as Settings
+    from frontrunner.evaluators.probe.replay_run import run
 
     chosen = replace(settings, steps=steps) if settings else Settings(steps=steps)
     return run(plan_replay(recipe_id, chosen, store=store, anyway=anyway))

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frontrunner.api import opened
-from frontrunner.settings import DEFAULT_STORE, store_url
+from frontrunner.config.settings import DEFAULT_STORE, store_url
 from frontrunner.spaces.places import writing
 from frontrunner.starting import stored_spec
 
 if TYPE_CHECKING:
-    from frontrunner.drawing.catalogue import Drawn
     from frontrunner.evaluators.insight.objectives import Front
+    from frontrunner.views.charts.catalogue import Drawn
 
 
 def front(
@@ -42,8 +42,8 @@ def report(campaign: str | None = None, *, out: str | Path | None = None, store:
     """
     from frontrunner import __version__
     from frontrunner import reporting_pieces as pieces
-    from frontrunner.drawing.head import Elsewhere
-    from frontrunner.evaluators.files import write_text
+    from frontrunner.evaluators.probe.files import write_text
+    from frontrunner.views.charts.head import Elsewhere
 
     pieces.require_installed("plotly")
     if out is not None:

@@ -12,15 +12,15 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING
 
-from frontrunner.drawing.catalogue import FIGURES, Drawn, drawn
-from frontrunner.drawing.chart import Chart
-from frontrunner.drawing.head import Elsewhere, head
-from frontrunner.evaluators.files import write_bytes
 from frontrunner.evaluators.insight.collected import Missing, collect
 from frontrunner.evaluators.insight.figures import Figures
+from frontrunner.evaluators.probe.files import write_bytes
 from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal, bad_value, did_you_mean
 from frontrunner.spaces.places import writing
 from frontrunner.starting import stored_spec, stored_survey
+from frontrunner.views.charts.catalogue import FIGURES, Drawn, drawn
+from frontrunner.views.charts.chart import Chart
+from frontrunner.views.charts.head import Elsewhere, head
 
 if TYPE_CHECKING:
     from frontrunner.results.store import Store
@@ -58,7 +58,7 @@ def report_text(found: Reported, elsewhere: Elsewhere, *, version: str) -> str:
 
     Raises `InvalidInput` where Plotly is not installed.
     """
-    from frontrunner.drawing.page import page
+    from frontrunner.views.charts.page import page
 
     plotly_js = _plotly_js()
     collected = found.figures.collected
@@ -74,7 +74,7 @@ def picture(found: Reported, figure: str, kind: str) -> bytes | Missing:
     require_figure(figure)
     require_format(kind)
     require_installed("matplotlib")
-    from frontrunner.drawing.matplotlib_figure import chart_bytes
+    from frontrunner.views.charts.matplotlib_figure import chart_bytes
 
     (row,) = drawn(found.figures, figure)
     if isinstance(row.chart, Chart):

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frontrunner.api import opened
+from frontrunner.config.settings import store_url
+from frontrunner.config.validation import load_json
 from frontrunner.search.spec import CampaignSpec
-from frontrunner.settings import store_url
 from frontrunner.spaces.names import require_campaign_name
-from frontrunner.validation import load_json
 
 if TYPE_CHECKING:
     from frontrunner.results.archive.reading import Unarchived

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from frontrunner import api
-from frontrunner.campaign_file import read_campaign_file
+from frontrunner.config.campaign_file import read_campaign_file
+from frontrunner.config.recipe_file import FIGURES, Measured, Origin, RecipeFile, Training, read, to_text
+from frontrunner.config.toml_file import holds, why_no_file
 from frontrunner.earlier import refuse_file_of_others
-from frontrunner.evaluators.formats import names
-from frontrunner.evaluators.formats.given import Given
-from frontrunner.evaluators.formats.scripts import SCHEDULERS, batch_script
-from frontrunner.recipe_file import FIGURES, Measured, Origin, RecipeFile, Training, read, to_text
+from frontrunner.evaluators.export import names
+from frontrunner.evaluators.export.given import Given
+from frontrunner.evaluators.export.scripts import SCHEDULERS, batch_script
 from frontrunner.replay_api import names_a_file
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput, NotFound, bad_value, did_you_mean
@@ -21,7 +22,6 @@ from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.starting import stored_spec
 from frontrunner.text import thousands
-from frontrunner.toml_file import holds, why_no_file
 
 if TYPE_CHECKING:
     from frontrunner.results.explain import Appearance, Explanation

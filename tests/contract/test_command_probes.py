@@ -12,12 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from frontrunner.evaluators.command.evaluator import CommandEvaluator
-from frontrunner.evaluators.command.run import RUN_VARIABLE
-from frontrunner.evaluators.command.settings import CommandSettings
-from frontrunner.evaluators.marks import marks
+from frontrunner.evaluators.external.evaluator import CommandEvaluator
+from frontrunner.evaluators.external.run import RUN_VARIABLE
+from frontrunner.evaluators.external.settings import CommandSettings
+from frontrunner.evaluators.probe.marks import marks
+from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.protocol import Finished, ProbeSetup, make_evaluator
-from frontrunner.evaluators.run_folder import RunFolder
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, ProbeEnding
 from frontrunner.results.pruning import names_itself
 from support.campaigns import is_alive, marked, order, setup_of, wait_for
@@ -182,7 +182,7 @@ def test_nothing_is_left_when_the_driver_or_the_keeper_dies(tmp_path: Path, vict
     with evaluator_of(setup) as evaluator:
         evaluator.start(order(setup))
         assert wait_for(lambda: not evaluator.finished(0.05) and evaluator.progress("00001.1").steps_done)  # type: ignore[union-attr]
-        (keeper,) = (p for p in psutil.Process().children() if "frontrunner.evaluators.command.keeper" in p.cmdline())
+        (keeper,) = (p for p in psutil.Process().children() if "frontrunner.evaluators.external.keeper" in p.cmdline())
         started = [p for p in keeper.children(recursive=True) if is_alive(p)]
         assert len(started) == 2, "the trainer and its rank"
         if victim == "keeper":

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from frontrunner.evaluators.dispatch.settings import DispatchSettings
+from frontrunner.evaluators.cluster.settings import DispatchSettings
+from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.protocol import EVALUATORS, Evaluator, Finished, ProbeSetup, make_evaluator
-from frontrunner.evaluators.run_folder import RunFolder
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.pruning import names_itself
 from frontrunner.spaces.errors import InvalidInput

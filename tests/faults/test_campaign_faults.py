@@ -68,7 +68,9 @@ def test_a_full_disk_of_run_folders_pauses_a_campaign_until_there_is_room(tmp_pa
 def test_a_disk_that_fills_up_within_a_probe_pauses_the_campaign_and_costs_it_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("frontrunner.evaluators.room.LEAST_FREE_BYTES", 0)  # as where others fill it between two looks
+    monkeypatch.setattr(
+        "frontrunner.evaluators.probe.room.LEAST_FREE_BYTES", 0
+    )  # as where others fill it between two looks
     with small_disk(tmp_path / "disk", mib=8) as disk, campaigns_in(tmp_path, disk) as campaigns:
         record, spec = campaigns.create()
         paused = campaigns.driver(record, spec, after_outcomes(3, lambda: fill(disk))).run()

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from frontrunner.evaluators.marks import MARKER
+from frontrunner.evaluators.probe.marks import MARKER
 from frontrunner.results.holders import this_host
 from frontrunner.results.records import Trial
 from frontrunner.results.store import open_store

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.protocol import QUEUED, NodesUnavailable
-from frontrunner.evaluators.run_folder import RunFolder
 from frontrunner.results.outcome import FailureKind, Measurement
 from support.benches import Bench
 from support.campaigns import is_alive, ranks_of, setup_of, wait_for
@@ -72,7 +72,7 @@ def test_the_kernel_s_memory_killer_is_told_from_other_kills(bench: Bench) -> No
 def test_a_rank_that_nothing_ends_is_named_and_the_next_probe_waits_for_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("frontrunner.evaluators.watch.KILL_GRACE_S", 1.0)
+    monkeypatch.setattr("frontrunner.evaluators.probe.watch.KILL_GRACE_S", 1.0)
     bench.stepping()
     stuck = ranks_of(ME)[1]
     with held_in_the_kernel(stuck.pid):
@@ -86,7 +86,7 @@ def test_a_rank_that_nothing_ends_is_named_and_the_next_probe_waits_for_it(
         progress = bench.evaluator.progress(following.token)
         assert progress is not None
         assert progress.phase == QUEUED, "nothing is measured beside it"
-        monkeypatch.setattr("frontrunner.evaluators.training_probe.STUCK_S", 0.0)
+        monkeypatch.setattr("frontrunner.evaluators.probe.training_probe.STUCK_S", 0.0)
         with pytest.raises(NodesUnavailable, match=rf"hold their devices: process {stuck.pid} \(disk-sleep\)"):
             bench.evaluator.finished(0.0)
     assert isinstance(bench.outcome(), Measurement), "it starts as soon as the other has ended"

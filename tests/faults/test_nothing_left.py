@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from frontrunner.evaluators.marks import FOLDER_PREFIX
-from frontrunner.evaluators.watch import Watch
+from frontrunner.evaluators.probe.marks import FOLDER_PREFIX
+from frontrunner.evaluators.probe.watch import Watch
 from support.benches import Bench
 from support.campaigns import (
     frontrunner,

@@ -15,11 +15,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from frontrunner.evaluators import marks
-from frontrunner.evaluators.command.command import Command
-from frontrunner.evaluators.command.run import RUN_VARIABLE, CommandRun, write_run
-from frontrunner.evaluators.command.settings import CommandSettings
-from frontrunner.evaluators.stragglers import Fenced, Orphans, _orphans
+from frontrunner.evaluators.external.command import Command
+from frontrunner.evaluators.external.run import RUN_VARIABLE, CommandRun, write_run
+from frontrunner.evaluators.external.settings import CommandSettings
+from frontrunner.evaluators.probe import marks
+from frontrunner.evaluators.probe.stragglers import Fenced, Orphans, _orphans
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.search.held import fenced_here
@@ -172,7 +172,7 @@ def test_processes_under_other_numbers_are_left_alone(gone: str) -> None:
     if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("no process namespaces may be made here")
     environment = {"PYTHONPATH": os.pathsep.join(sys.path), marks.MARKER: gone, marks.HOST_MARKER: marks.this_host()}
-    count = "from frontrunner.evaluators.stragglers import _orphans; print(len(list(_orphans())))"
+    count = "from frontrunner.evaluators.probe.stragglers import _orphans; print(len(list(_orphans())))"
     done = subprocess.run(
         [*inside, sys.executable, "-P", "-c", count],
         env={**os.environ, **environment},  # it has the mark itself

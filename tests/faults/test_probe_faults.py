@@ -11,13 +11,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from frontrunner.evaluators.disk import disk_folder
-from frontrunner.evaluators.files import write_json
-from frontrunner.evaluators.fork_client import Ranks
-from frontrunner.evaluators.jobs import probe_job
+from frontrunner.evaluators.probe.disk import disk_folder
+from frontrunner.evaluators.probe.files import write_json
+from frontrunner.evaluators.probe.fork_client import Ranks
+from frontrunner.evaluators.probe.jobs import probe_job
+from frontrunner.evaluators.probe.run_folder import RunFolder
+from frontrunner.evaluators.probe.training_probe import TrainingProbe
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
-from frontrunner.evaluators.run_folder import RunFolder
-from frontrunner.evaluators.training_probe import TrainingProbe
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.spaces.errors import FrontrunnerError
 from support.benches import ENDLESS, Bench
@@ -154,7 +154,7 @@ def test_a_slow_start_of_the_server_is_not_held_against_a_probe(tmp_path: Path) 
 def test_a_server_that_is_stopped_is_replaced(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.start(setup_of(bench.folder))
     assert isinstance(bench.outcome(), Measurement)
-    monkeypatch.setattr("frontrunner.evaluators.fork_client.ANSWER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("frontrunner.evaluators.probe.fork_client.ANSWER_TIMEOUT_S", 1.0)
     (server,) = [p for p in processes_of(ME) if str(bench.folder) in _log_of(p)]
     server.send_signal(signal.SIGSTOP)
     bench.start(setup_of(bench.folder))
@@ -186,7 +186,7 @@ def test_a_server_whose_driver_is_gone_ends_while_it_warms_up(tmp_path: Path) ->
     )
     own = tmp_path / "rendezvous"
     own.mkdir()
-    command = [sys.executable, "-P", "-m", "frontrunner.evaluators.fork_server", str(own), "torch"]
+    command = [sys.executable, "-P", "-m", "frontrunner.evaluators.probe.fork_server", str(own), "torch"]
     path = os.pathsep.join([str(tmp_path / "modules"), os.environ.get("PYTHONPATH", "")])
     server = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path, env=os.environ | {"PYTHONPATH": path}

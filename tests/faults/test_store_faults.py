@@ -423,7 +423,7 @@ def test_a_store_that_may_not_be_written_is_read_and_refused_for_driving(path: P
             folder.chmod(0o755)
     path.chmod(0o444)
     as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-P", "-c"]
-    script = "import sys; sys.argv[0] = 'frontrunner'; from frontrunner.cli import main; main()"
+    script = "import sys; sys.argv[0] = 'frontrunner'; from frontrunner.cli.main import main; main()"
     before = path.read_bytes()
 
     def asked(*arguments: str) -> subprocess.CompletedProcess[str]:

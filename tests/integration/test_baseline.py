@@ -9,8 +9,8 @@ import pytest
 
 import frontrunner
 from frontrunner.baseline import baseline
-from frontrunner.campaign_file import read_campaign_file
-from frontrunner.recipe_file import Origin, RecipeFile, Training, to_text
+from frontrunner.config.campaign_file import read_campaign_file
+from frontrunner.config.recipe_file import Origin, RecipeFile, Training, to_text
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput, NotFound
 from frontrunner.spaces.recipe import Recipe

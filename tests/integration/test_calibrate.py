@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 import frontrunner
-from frontrunner.cluster_file import read_cluster_file
-from frontrunner.evaluators.calibration.ranks import CHILD, allocated, measure, this_machine
+from frontrunner.config.cluster_file import read_cluster_file
+from frontrunner.evaluators.diagnostics.calibration.ranks import CHILD, allocated, measure, this_machine
 from frontrunner.evaluators.trainer.calibration.collectives import COLLECTIVES
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 from support.campaigns import command, environment, tiny, write_toml
@@ -127,7 +127,7 @@ def test_an_interrupted_calibration_leaves_no_file_and_no_rank(how: signal.Signa
 def test_a_rank_that_is_killed_is_told_and_the_others_are_ended() -> None:
     """Real ranks over gloo, of which one goes: an error with its rank, within seconds."""
     program = (
-        "import sys; from frontrunner.evaluators.calibration.ranks import measure, this_machine\n"
+        "import sys; from frontrunner.evaluators.diagnostics.calibration.ranks import measure, this_machine\n"
         "try: measure(this_machine(2), device='cpu', seconds=60)\n"
         "except Exception as error: print(error); sys.exit(3)\n"
     )

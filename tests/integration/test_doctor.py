@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 import frontrunner as api
-from frontrunner.evaluators.doctor.roll_call import CHILD
-from frontrunner.evaluators.doctor.watching import SILENT_S
+from frontrunner.evaluators.diagnostics.doctor.roll_call import CHILD
+from frontrunner.evaluators.diagnostics.doctor.watching import SILENT_S
 from frontrunner.spaces.errors import InvalidInput
 from support.campaigns import command, environment, frontrunner, is_alive, tiny, write_toml
 from support.roll_calls import ranks_below, slowed, start_roll_call

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from frontrunner.evaluators.analytic.simulated import simulate
+from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.protocol import QUEUED, Finished, ProbeOrder, ProbeSetup, Progress
-from frontrunner.evaluators.run_folder import RunFolder
-from frontrunner.evaluators.simulated import simulate
 from frontrunner.results.holders import this_host
 from frontrunner.results.outcome import FailureKind, Outcome
 from frontrunner.results.records import Campaign

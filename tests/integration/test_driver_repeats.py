@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from frontrunner.evaluators.protocol import ProbeOrder
-from frontrunner.render_campaigns import print_status
 from frontrunner.results.outcome import FailureKind, Measurement, Outcome
 from frontrunner.results.outlooks import OUTLOOK
 from frontrunner.results.ranking import best
@@ -22,6 +21,7 @@ from frontrunner.results.status import status
 from frontrunner.search.proposals import MOST_MEASUREMENTS
 from frontrunner.search.strategy import STRATEGIES, Outlook
 from frontrunner.spaces.recipe import Recipe
+from frontrunner.views.render_campaigns import print_status
 from support.campaigns import environment, spec_of, tiny
 from support.doubles import register
 from support.drivers import LEGAL, Campaigns, Recorder, failure

@@ -8,7 +8,7 @@ from unittest.mock import Mock, patch
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 
-from frontrunner.evaluators.formats import accelerate, names
+from frontrunner.evaluators.export import accelerate, names
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import SHARDING_NAMES
 from support.formats import problem, recipes

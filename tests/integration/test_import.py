@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 import frontrunner as api
-from frontrunner.drawing.head import Elsewhere, head
+from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.evaluators.insight.collected import collect
-from frontrunner.evaluators.simulated import simulate
 from frontrunner.results.known import REUSED, known_recipes, reused_trials
 from frontrunner.results.outcome import Measurement
 from frontrunner.results.states import CampaignState
@@ -20,6 +19,7 @@ from frontrunner.search.answers import Answer
 from frontrunner.search.driver import Driver
 from frontrunner.search.evidence import Gathered
 from frontrunner.spaces.document import recipe_id
+from frontrunner.views.charts.head import Elsewhere, head
 from support.campaigns import frontrunner, spec_of, tiny, write_toml
 from support.drivers import LEGAL, Campaigns, Recorder
 from support.imports import ROWS, row, write_table

@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from frontrunner.evaluators.dispatch.lifeline import Heart
-from frontrunner.evaluators.dispatch.step import Step, StepFolder
+from frontrunner.evaluators.cluster.lifeline import Heart
+from frontrunner.evaluators.cluster.step import Step, StepFolder
+from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.protocol import ProbeSetup, make_evaluator
-from frontrunner.evaluators.run_folder import RunFolder
 from support.agents import command_of, reports, start_agents, step_of
 from support.campaigns import is_alive, order, setup_of, steps_written, tiny_recipe, wait_for
 

@@ -14,11 +14,11 @@ from typing import Any
 import psutil
 import pytest
 
-from frontrunner.evaluators.async_io import prepare_disk
+from frontrunner.evaluators.probe.async_io import prepare_disk
+from frontrunner.evaluators.probe.training_probe import TrainingProbe
 from frontrunner.evaluators.protocol import ProbeOrder
 from frontrunner.evaluators.trainer.deepspeed_engine.disk import check_written
 from frontrunner.evaluators.trainer.job import Disk, Job, Train
-from frontrunner.evaluators.training_probe import TrainingProbe
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput

@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 import frontrunner as api
-from frontrunner.evaluators.replay import ReplaySettings
-from frontrunner.evaluators.replay_run import MARKER
+from frontrunner.evaluators.probe.replay import ReplaySettings
+from frontrunner.evaluators.probe.replay_run import MARKER
 from frontrunner.spaces.errors import InvalidInput
 from support.campaigns import (
     environment,

@@ -23,11 +23,11 @@ import uvicorn
 
 import frontrunner
 from frontrunner.results.store import open_store
-from frontrunner.service import server
-from frontrunner.service.app import create_app
-from frontrunner.service.client import Client
-from frontrunner.service.processes import CHILD
-from frontrunner.service.settings import Limits
+from frontrunner.server import server
+from frontrunner.server.app import create_app
+from frontrunner.server.client import Client
+from frontrunner.server.processes import CHILD
+from frontrunner.server.settings import Limits
 from frontrunner.spaces.errors import InvalidInput, NotFound, ServiceUnreachable
 from frontrunner.starting import created, stored_spec
 from support.campaigns import spec_of, tiny, write_toml

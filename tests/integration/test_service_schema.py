@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
 
-from frontrunner.service.app import create_app
+from frontrunner.server.app import create_app
 from support.services import bearer, filled, tokens_of
 from support.services import settings as service_settings
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from frontrunner.evaluators.dispatch.step import StepFolder
-from frontrunner.evaluators.run_folder import RunFolder
+from frontrunner.evaluators.cluster.step import StepFolder
+from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.results.outcome import Failure, FailureKind
 from support.campaigns import command, frontrunner, started, steps_written, tiny, wait_for, write_toml
 from support.slurm import SlurmCluster, missing_programs, slurm_cluster

@@ -13,9 +13,10 @@ import optuna
 import pytest
 
 import frontrunner
-from frontrunner.cluster_file import parse_cluster
-from frontrunner.evaluators.replay import ReplaySettings
-from frontrunner.recipe_file import Measured, Origin, RecipeFile, Training, read, to_text
+from frontrunner.config.cluster_file import parse_cluster
+from frontrunner.config.recipe_file import Measured, Origin, RecipeFile, Training, read, to_text
+from frontrunner.config.validation import dump_json
+from frontrunner.evaluators.probe.replay import ReplaySettings
 from frontrunner.results.store import open_store
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.document import recipe_id
@@ -23,7 +24,6 @@ from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.validation import dump_json
 from support.campaigns import spec_of, tiny
 from support.rankings import measurement
 

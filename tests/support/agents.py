@@ -7,12 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from frontrunner.evaluators.concluding import write_job
-from frontrunner.evaluators.corpus import corpus
-from frontrunner.evaluators.dispatch.step import NodeReport, Step, StepFolder
-from frontrunner.evaluators.jobs import probe_job
+from frontrunner.evaluators.cluster.step import NodeReport, Step, StepFolder
+from frontrunner.evaluators.probe.concluding import write_job
+from frontrunner.evaluators.probe.corpus import corpus
+from frontrunner.evaluators.probe.jobs import probe_job
+from frontrunner.evaluators.probe.training_probe import rank_environment
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
-from frontrunner.evaluators.training_probe import rank_environment
 
 
 def step_of(one: ProbeOrder, setup: ProbeSetup, *, nodes: int, lifeline: Path, **changes: object) -> Step:
@@ -40,7 +40,7 @@ def step_of(one: ProbeOrder, setup: ProbeSetup, *, nodes: int, lifeline: Path, *
 
 def command_of(step: Step) -> list[str]:
     """What a launcher starts on each node."""
-    return [sys.executable, "-P", "-m", "frontrunner.evaluators.dispatch.agent", str(step.path)]
+    return [sys.executable, "-P", "-m", "frontrunner.evaluators.cluster.agent", str(step.path)]
 
 
 def start_agents(step: Step) -> list[subprocess.Popen[bytes]]:

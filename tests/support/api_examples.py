@@ -16,8 +16,8 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter
 
 from frontrunner.plain_json import as_plain
-from frontrunner.service.app import API, ROUTERS
-from frontrunner.service.description import examples
+from frontrunner.server.app import API, ROUTERS
+from frontrunner.server.description import examples
 
 PLACE = Path(__file__).parents[2] / "src" / "frontrunner" / "service" / "examples.json"
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import psutil
 
-from frontrunner.campaign_file import parse_campaign
-from frontrunner.evaluators.marks import MARKER
+from frontrunner.config.campaign_file import parse_campaign
+from frontrunner.evaluators.probe.marks import MARKER
+from frontrunner.evaluators.probe.settings import DataSettings
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
-from frontrunner.evaluators.settings import DataSettings
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.recipe import Recipe
 

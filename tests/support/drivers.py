@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from frontrunner.config.validation import dump_json
+from frontrunner.evaluators.analytic.simulated import Simulated, simulate
+from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.protocol import Finished, ProbeOrder, ProbeSetup
-from frontrunner.evaluators.run_folder import RunFolder
-from frontrunner.evaluators.simulated import Simulated, simulate
 from frontrunner.results.outcome import Failure, FailureKind, Outcome
 from frontrunner.results.records import Campaign
 from frontrunner.results.store import Store
@@ -17,7 +18,6 @@ from frontrunner.search.listener import Ended, Silent, View
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.starting import problem_summary
-from frontrunner.validation import dump_json
 from support.campaigns import Table, spec_of, tiny
 
 LEGAL = 9

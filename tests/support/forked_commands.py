@@ -11,14 +11,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from frontrunner.cli import main
+from frontrunner.cli.main import main
 
 PRELOADED = (
-    "frontrunner.commands.asking",
-    "frontrunner.commands.campaigning",
-    "frontrunner.commands.questions",
-    "frontrunner.live",
-    "frontrunner.render_ranking",
+    "frontrunner.cli.asking",
+    "frontrunner.cli.campaigning",
+    "frontrunner.cli.questions",
+    "frontrunner.views.live",
+    "frontrunner.views.render_ranking",
     "frontrunner.search.driver",
     "sqlalchemy.dialects.sqlite",
 )

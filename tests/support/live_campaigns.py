@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from frontrunner.campaign_file import parse_campaign
+from frontrunner.config.campaign_file import parse_campaign
+from frontrunner.config.validation import dump_json
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
@@ -18,7 +19,6 @@ from frontrunner.results.writer import CampaignWriter
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.validation import dump_json
 from support.rankings import measurement
 
 GIB = 2**30

@@ -1,6 +1,6 @@
 """A plug-in for frontrunner: probes of a trainer of one's own. The page docs/other-trainers.md shows this file."""
 
-from frontrunner.evaluators.command.command import Command, CommandRequest
+from frontrunner.evaluators.external.command import Command, CommandRequest
 from frontrunner.spaces.reasons import Reason
 
 

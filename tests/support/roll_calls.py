@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from frontrunner.evaluators.doctor.roll_call import CHILD
+from frontrunner.evaluators.diagnostics.doctor.roll_call import CHILD
 from support.campaigns import environment, marked, wait_for
 
 

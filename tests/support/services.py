@@ -19,12 +19,12 @@ from frontrunner.results.driving import drivers
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
-from frontrunner.service.app import create_app
-from frontrunner.service.client import Client
-from frontrunner.service.connection import API, Connection
-from frontrunner.service.processes import error_from
-from frontrunner.service.settings import Limits, ServiceSettings
-from frontrunner.service.tokens import Tokens, read_tokens
+from frontrunner.server.app import create_app
+from frontrunner.server.client import Client
+from frontrunner.server.connection import API, Connection
+from frontrunner.server.processes import error_from
+from frontrunner.server.settings import Limits, ServiceSettings
+from frontrunner.server.tokens import Tokens, read_tokens
 from support.rankings import measurement, record, start
 
 ORIGIN = "http://127.0.0.1:8787"

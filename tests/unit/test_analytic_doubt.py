@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontrunner.campaign_file import parse_campaign
+from frontrunner.config.campaign_file import parse_campaign
 from frontrunner.evaluators.analytic.doubt import why_too_fast
 from frontrunner.evaluators.analytic.estimate import estimate
-from frontrunner.evaluators.measure import measurement
+from frontrunner.evaluators.probe.measure import measurement
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe

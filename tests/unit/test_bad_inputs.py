@@ -14,22 +14,22 @@ from pathlib import Path
 import pytest
 
 from frontrunner.calibration_api import fit_tables
-from frontrunner.evaluators.command.logs import LOG_PATTERNS
-from frontrunner.evaluators.command.patterns import patterns_of
-from frontrunner.evaluators.command.reading import Arrivals, LogReader
-from frontrunner.evaluators.command.run import read_end
-from frontrunner.evaluators.concluding import harvested
-from frontrunner.evaluators.csv_file import csv_bytes, csv_table
-from frontrunner.evaluators.formats import names
-from frontrunner.evaluators.formats.given import Given
-from frontrunner.evaluators.formats.parsed import json_table, yaml_table
-from frontrunner.evaluators.run_folder import RunFolder, StepCounter
-from frontrunner.evaluators.simulated import simulate
-from frontrunner.evaluators.table_rows import read_problems
+from frontrunner.config.toml_file import parse_toml
+from frontrunner.evaluators.analytic.simulated import simulate
+from frontrunner.evaluators.export import names
+from frontrunner.evaluators.export.given import Given
+from frontrunner.evaluators.export.parsed import json_table, yaml_table
+from frontrunner.evaluators.external.logs import LOG_PATTERNS
+from frontrunner.evaluators.external.patterns import patterns_of
+from frontrunner.evaluators.external.reading import Arrivals, LogReader
+from frontrunner.evaluators.external.run import read_end
+from frontrunner.evaluators.probe.concluding import harvested
+from frontrunner.evaluators.probe.run_folder import RunFolder, StepCounter
+from frontrunner.evaluators.tables.csv_file import csv_bytes, csv_table
+from frontrunner.evaluators.tables.table_rows import read_problems
 from frontrunner.import_api import import_table
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.spaces.errors import InvalidInput
-from frontrunner.toml_file import parse_toml
 from support.campaigns import environment, order, setup_of, tiny_recipe
 from support.formats import problem
 from support.tables import row, write_table

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from frontrunner.cluster_file import read_cluster_file
+from frontrunner.config.cluster_file import read_cluster_file
 from frontrunner.evaluators.analytic.compute import matmul_s
 from frontrunner.evaluators.analytic.machine import Machine, assumptions, ring_s
 from frontrunner.evaluators.analytic.software import FRONTRUNNER
-from frontrunner.evaluators.calibration.cluster_file import table_path, write_measured
-from frontrunner.evaluators.calibration.figures import Calibration, calibration
-from frontrunner.evaluators.calibration.lines import lines, link_bytes, ring
+from frontrunner.evaluators.diagnostics.calibration.cluster_file import table_path, write_measured
+from frontrunner.evaluators.diagnostics.calibration.figures import Calibration, calibration
+from frontrunner.evaluators.diagnostics.calibration.lines import lines, link_bytes, ring
 from frontrunner.evaluators.trainer.calibration.clock import expected
 from frontrunner.spaces.cluster import Cluster, Links, PeakTflops
 from support.calibrations import (

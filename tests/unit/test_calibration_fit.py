@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 import frontrunner
-from frontrunner.cluster_file import read_cluster_file
+from frontrunner.config.cluster_file import read_cluster_file
+from frontrunner.config.validation import dump_json
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.tables import read
-from frontrunner.evaluators.calibration.samples import Samples, of_outcomes, of_tables, read_tables
-from frontrunner.evaluators.calibration.step_fit import FEWEST_ROWS, StepFit, fit_steps
+from frontrunner.evaluators.diagnostics.calibration.samples import Samples, of_outcomes, of_tables, read_tables
+from frontrunner.evaluators.diagnostics.calibration.step_fit import FEWEST_ROWS, StepFit, fit_steps
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.store import open_store
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
-from frontrunner.validation import dump_json
 from support.analytic import A100, PROBLEM, recipe
 from support.campaigns import spec_of, tiny
 from support.rankings import measurement

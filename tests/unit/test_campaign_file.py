@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from frontrunner.campaign_file import parse_campaign, read_campaign_file
-from frontrunner.file_sections import KEYS, SECTIONS
+from frontrunner.config.campaign_file import parse_campaign, read_campaign_file
+from frontrunner.config.file_sections import KEYS, SECTIONS
+from frontrunner.config.validation import dump_json, load_json
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
-from frontrunner.validation import dump_json, load_json
 from support.campaign_files import campaign_toml, surveyed, written
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.campaign_file import read_campaign_file
+from frontrunner.config.campaign_file import read_campaign_file
+from frontrunner.config.toml_file import MAX_FILE_BYTES
 from frontrunner.spaces.errors import FrontrunnerError, NotFound
-from frontrunner.toml_file import MAX_FILE_BYTES
 from support.campaign_files import campaign_toml, surveyed, written
 
 FOREIGN_WORDS = re.compile(

@@ -271,7 +271,7 @@ REPORT = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=s
     "arguments", [["--help"], ["best"], ["status"], ["space", "sim.toml"]], ids=lambda arguments: arguments[0]
 )
 def test_reading_imports_nothing_heavy(arguments: list[str], folder: Path) -> None:
-    code = REPORT + f"sys.argv = {['frontrunner', *arguments]!r}; from frontrunner.cli import main; main()"
+    code = REPORT + f"sys.argv = {['frontrunner', *arguments]!r}; from frontrunner.cli.main import main; main()"
     finished = subprocess.run(
         [sys.executable, "-P", "-c", code],
         cwd=folder, env=environment(), capture_output=True, text=True, timeout=60, check=True,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.cli import EPILOG, SECTIONS, frontrunner
+from frontrunner.cli.main import EPILOG, SECTIONS, frontrunner
 from support.commands import warm_command_line
 
 COMMANDS = [name for section in SECTIONS.values() for name in section]

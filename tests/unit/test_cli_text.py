@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontrunner.render import layout, sharding
-from frontrunner.settings import run_root, store_url
+from frontrunner.config.settings import run_root, store_url
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
 from frontrunner.text import gib, node_time, percent, plain, seconds, thousands
+from frontrunner.views.render import layout, sharding
 
 
 def test_context_ranks_stand_beside_the_degrees_and_are_sharded_over() -> None:

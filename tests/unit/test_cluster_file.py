@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import frontrunner
-from frontrunner.campaign_file import read_campaign_file
-from frontrunner.cluster_file import named_cluster, read_cluster_file
+from frontrunner.config.campaign_file import read_campaign_file
+from frontrunner.config.cluster_file import named_cluster, read_cluster_file
 from frontrunner.evaluators.analytic import measured
 from frontrunner.evaluators.analytic.estimate import UNKNOWN_HARDWARE_ERROR, plan
 from frontrunner.evaluators.analytic.machine import FITTED, Machine
@@ -202,8 +202,8 @@ def test_plan_from_a_campaign_with_a_cluster_file(tmp_path: Path) -> None:
 
 
 def test_a_stored_campaign_keeps_its_cluster(tmp_path: Path) -> None:
+    from frontrunner.config.validation import dump_json, load_json
     from frontrunner.search.spec import CampaignSpec
-    from frontrunner.validation import dump_json, load_json
 
     written(tmp_path / "cluster.toml", CLUSTER)
     spec = read_campaign_file(campaign(tmp_path)).spec

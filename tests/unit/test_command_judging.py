@@ -2,10 +2,10 @@
 
 import pytest
 
-from frontrunner.evaluators.command.judging import measured, timed, verdict, why_inconsistent
-from frontrunner.evaluators.command.outcome import exceptions
-from frontrunner.evaluators.command.reading import LoggedStep
-from frontrunner.evaluators.settings import ProbeSettings
+from frontrunner.evaluators.external.judging import measured, timed, verdict, why_inconsistent
+from frontrunner.evaluators.external.outcome import exceptions
+from frontrunner.evaluators.external.reading import LoggedStep
+from frontrunner.evaluators.probe.settings import ProbeSettings
 from frontrunner.results.outcome import ProbeEnding
 from support.campaigns import spec_of, tiny, tiny_recipe
 

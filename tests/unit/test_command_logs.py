@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.evaluators.command.keeper import ARRIVALS, LOG
-from frontrunner.evaluators.command.logs import LOG_PATTERNS
-from frontrunner.evaluators.command.patterns import Pattern, number, patterns_of
-from frontrunner.evaluators.command.reading import CHUNK_BYTES, LogReader
+from frontrunner.evaluators.external.keeper import ARRIVALS, LOG
+from frontrunner.evaluators.external.logs import LOG_PATTERNS
+from frontrunner.evaluators.external.patterns import Pattern, number, patterns_of
+from frontrunner.evaluators.external.reading import CHUNK_BYTES, LogReader
 from frontrunner.spaces.errors import InvalidInput
 
 GIB, MIB = 2**30, 2**20

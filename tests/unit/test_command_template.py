@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import yaml
 
-from frontrunner.campaign_file import read_campaign_file
-from frontrunner.evaluators.command.agreement import stated_before, why_disagreeing
-from frontrunner.evaluators.command.command import Command, CommandRequest, request_of
-from frontrunner.evaluators.command.fields import field_values
-from frontrunner.evaluators.command.settings import CommandSettings
-from frontrunner.evaluators.command.template import Template, filled_text
-from frontrunner.evaluators.command.trainers import STEPS, configured
-from frontrunner.evaluators.formats.names import FORMATS
+from frontrunner.config.campaign_file import read_campaign_file
+from frontrunner.evaluators.export.names import FORMATS
+from frontrunner.evaluators.external.agreement import stated_before, why_disagreeing
+from frontrunner.evaluators.external.command import Command, CommandRequest, request_of
+from frontrunner.evaluators.external.fields import field_values
+from frontrunner.evaluators.external.settings import CommandSettings
+from frontrunner.evaluators.external.template import Template, filled_text
+from frontrunner.evaluators.external.trainers import STEPS, configured
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.reasons import Reason

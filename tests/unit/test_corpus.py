@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from frontrunner.evaluators.corpus import FEWEST_SEQUENCES, check_data, corpus
-from frontrunner.evaluators.settings import DataSettings
+from frontrunner.evaluators.probe.corpus import FEWEST_SEQUENCES, check_data, corpus
+from frontrunner.evaluators.probe.settings import DataSettings
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.model import Model

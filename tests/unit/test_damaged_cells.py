@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from frontrunner.config.validation import dump_json
 from frontrunner.results import compare, driving, pages, pareto, probed, ranking, spans, status, trial_history
 from frontrunner.results.cells import DamagedCell
 from frontrunner.results.explain import explain
@@ -21,7 +22,6 @@ from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store, open_store
 from frontrunner.spaces.errors import StoreUnusable
 from frontrunner.starting import stored_spec
-from frontrunner.validation import dump_json
 from support.campaigns import spec_of, tiny
 from support.store_contract import RAN_WITH, RECIPE, begin, failure, lease_elsewhere, measurement
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from frontrunner.evaluators.dispatch.packing import (
+from frontrunner.evaluators.cluster.packing import (
     Allocation,
     Occupied,
     Placement,

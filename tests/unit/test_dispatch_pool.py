@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from frontrunner.evaluators.dispatch import pool as pools
-from frontrunner.evaluators.dispatch.packing import Waiting
-from frontrunner.evaluators.dispatch.pool import NEVER_READY, Pool
-from frontrunner.evaluators.dispatch.settings import DispatchSettings
-from frontrunner.evaluators.dispatch.sources import NodeSource
-from frontrunner.evaluators.job_environment import Allocation
+from frontrunner.evaluators.cluster import pool as pools
+from frontrunner.evaluators.cluster.job_environment import Allocation
+from frontrunner.evaluators.cluster.packing import Waiting
+from frontrunner.evaluators.cluster.pool import NEVER_READY, Pool
+from frontrunner.evaluators.cluster.settings import DispatchSettings
+from frontrunner.evaluators.cluster.sources import NodeSource
 from frontrunner.evaluators.protocol import NodesUnavailable
 
 SETTINGS = DispatchSettings(backend="parsl", scheduler="slurm", walltime="01:00:00", queue_limit_minutes=1.0)

@@ -11,15 +11,15 @@ from typing import Any, cast
 
 import pytest
 
-from frontrunner.evaluators.concluding import conclude
-from frontrunner.evaluators.dispatch import left_behind, under_way
-from frontrunner.evaluators.dispatch.left_behind import LeftBehind, was_interrupted
-from frontrunner.evaluators.dispatch.lifeline import Heart, Listener
-from frontrunner.evaluators.dispatch.pool import Placed
-from frontrunner.evaluators.dispatch.step import NodeReport, Step, StepFolder
-from frontrunner.evaluators.dispatch.under_way import StepWatch
+from frontrunner.evaluators.cluster import left_behind, under_way
+from frontrunner.evaluators.cluster.left_behind import LeftBehind, was_interrupted
+from frontrunner.evaluators.cluster.lifeline import Heart, Listener
+from frontrunner.evaluators.cluster.pool import Placed
+from frontrunner.evaluators.cluster.step import NodeReport, Step, StepFolder
+from frontrunner.evaluators.cluster.under_way import StepWatch
+from frontrunner.evaluators.probe.concluding import conclude
+from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.protocol import ProbeSetup
-from frontrunner.evaluators.run_folder import RunFolder
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.records import Attempt
 from frontrunner.results.states import AttemptState
@@ -152,8 +152,8 @@ def test_a_report_that_is_half_written_is_not_read(seen: Seen) -> None:
 
 
 def test_a_heart_is_heard_until_it_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("frontrunner.evaluators.dispatch.lifeline.BEAT_S", 0.02)
-    monkeypatch.setattr("frontrunner.evaluators.dispatch.lifeline.LOOK_S", 0.0)
+    monkeypatch.setattr("frontrunner.evaluators.cluster.lifeline.BEAT_S", 0.02)
+    monkeypatch.setattr("frontrunner.evaluators.cluster.lifeline.LOOK_S", 0.0)
     heart = Heart(tmp_path / "lifeline")
     listener = Listener(tmp_path / "lifeline", silence_s=1.0)
     end_s = time.monotonic() + 1.5

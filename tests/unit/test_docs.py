@@ -9,13 +9,13 @@ from pathlib import Path
 import click
 import pytest
 
-from frontrunner.campaign_file import read_campaign_file
-from frontrunner.cli import SECTIONS, frontrunner
-from frontrunner.evaluators.command.patterns import GROUPS
-from frontrunner.evaluators.formats.names import FORMATS
+from frontrunner.cli.main import SECTIONS, frontrunner
+from frontrunner.config.campaign_file import read_campaign_file
+from frontrunner.config.file_sections import KEYS
+from frontrunner.config.file_sections import SECTIONS as FILE_SECTIONS
+from frontrunner.evaluators.export.names import FORMATS
+from frontrunner.evaluators.external.patterns import GROUPS
 from frontrunner.evaluators.protocol import EVALUATORS
-from frontrunner.file_sections import KEYS
-from frontrunner.file_sections import SECTIONS as FILE_SECTIONS
 from frontrunner.results.outcome import POLICIES, FailureKind
 from frontrunner.search.strategy import STRATEGIES
 from frontrunner.spaces import errors

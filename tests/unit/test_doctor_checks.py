@@ -8,10 +8,17 @@ from pathlib import Path, PurePosixPath
 import pytest
 from packaging.requirements import Requirement
 
-from frontrunner.evaluators.doctor.checks import Check, Status, examination, run_checks
-from frontrunner.evaluators.doctor.devices import System, gather_system, judge_devices, judge_torch, judge_wanted
-from frontrunner.evaluators.doctor.devices import judge_collectives as judge_library
-from frontrunner.evaluators.doctor.limits import (
+from frontrunner.evaluators.cluster.job_devices import job_environment
+from frontrunner.evaluators.diagnostics.doctor.checks import Check, Status, examination, run_checks
+from frontrunner.evaluators.diagnostics.doctor.devices import (
+    System,
+    gather_system,
+    judge_devices,
+    judge_torch,
+    judge_wanted,
+)
+from frontrunner.evaluators.diagnostics.doctor.devices import judge_collectives as judge_library
+from frontrunner.evaluators.diagnostics.doctor.limits import (
     Ceilings,
     Clocks,
     Memory,
@@ -21,10 +28,17 @@ from frontrunner.evaluators.doctor.limits import (
     judge_open_files,
     judge_shared,
 )
-from frontrunner.evaluators.doctor.mounts import Mount, mount_of, parse_mounts
-from frontrunner.evaluators.doctor.network import Fabric, Host, Loopback, judge_fabric, judge_host, judge_loopback
-from frontrunner.evaluators.doctor.scheduling import Scheduler, judge_job, judge_schedulers
-from frontrunner.evaluators.doctor.software import (
+from frontrunner.evaluators.diagnostics.doctor.mounts import Mount, mount_of, parse_mounts
+from frontrunner.evaluators.diagnostics.doctor.network import (
+    Fabric,
+    Host,
+    Loopback,
+    judge_fabric,
+    judge_host,
+    judge_loopback,
+)
+from frontrunner.evaluators.diagnostics.doctor.scheduling import Scheduler, judge_job, judge_schedulers
+from frontrunner.evaluators.diagnostics.doctor.software import (
     Package,
     Tools,
     judge_packages,
@@ -32,10 +46,9 @@ from frontrunner.evaluators.doctor.software import (
     judge_sqlite,
     judge_tools,
 )
-from frontrunner.evaluators.doctor.storage import Disk, gather_disk, judge_offload, judge_runs, judge_store
-from frontrunner.evaluators.doctor.torch_seen import Device, failed, read_answer
-from frontrunner.evaluators.doctor.wanted import Wanted
-from frontrunner.evaluators.job_devices import job_environment
+from frontrunner.evaluators.diagnostics.doctor.storage import Disk, gather_disk, judge_offload, judge_runs, judge_store
+from frontrunner.evaluators.diagnostics.doctor.torch_seen import Device, failed, read_answer
+from frontrunner.evaluators.diagnostics.doctor.wanted import Wanted
 
 GIB = 2**30
 NOTHING_WANTED = Wanted(store_path=None, run_folder=Path("runs"))

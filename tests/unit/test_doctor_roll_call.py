@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from frontrunner.evaluators.doctor.board import Arrival, Ending, Sign
-from frontrunner.evaluators.doctor.findings import Bandwidth, bandwidths, differences, laggards, wrong_sums
-from frontrunner.evaluators.doctor.watching import SETTLE_S, SILENT_S, Watch
+from frontrunner.evaluators.diagnostics.doctor.board import Arrival, Ending, Sign
+from frontrunner.evaluators.diagnostics.doctor.findings import Bandwidth, bandwidths, differences, laggards, wrong_sums
+from frontrunner.evaluators.diagnostics.doctor.watching import SETTLE_S, SILENT_S, Watch
 from frontrunner.evaluators.trainer.roll_call.order import DONE
 from frontrunner.evaluators.trainer.roll_call.rounds import partners
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 import frontrunner
-from frontrunner.campaign_file import read_campaign_file
-from frontrunner.evaluators.dry_run.plan import (
+from frontrunner.config.campaign_file import read_campaign_file
+from frontrunner.evaluators.diagnostics.dry_run.plan import (
     layers_of_pipeline_ranks,
     needed_micro_batches,
     plan,
     why_untraceable,
     worst_ranks,
 )
-from frontrunner.evaluators.settings import ProbeSettings
+from frontrunner.evaluators.probe.settings import ProbeSettings
 from frontrunner.one_recipe import one_recipe
 from frontrunner.spaces.errors import InvalidInput, NothingLegal
 from frontrunner.spaces.recipe import Recipe

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from frontrunner.evaluators.simulated import simulate
+from frontrunner.config.validation import dump_json
+from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.results.known import REUSED, known_recipes
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.results.provenance import Provenance
@@ -22,7 +23,6 @@ from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.starting import problem_summary
-from frontrunner.validation import dump_json
 from support.campaigns import Table, spec_of, tiny
 from support.store_contract import SettableClock
 

@@ -10,19 +10,19 @@ from xml.etree import ElementTree as ET
 import pytest
 
 import frontrunner
-from frontrunner.campaign_file import read_campaign_file
-from frontrunner.cli import frontrunner as command
-from frontrunner.commands.recipe_words import named
+from frontrunner.cli.main import frontrunner as command
+from frontrunner.cli.recipe_words import named
+from frontrunner.config.campaign_file import read_campaign_file
+from frontrunner.config.validation import dump_json
 from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured, breakdown
-from frontrunner.evaluators.dry_run.plan import layers_of_pipeline_ranks
+from frontrunner.evaluators.diagnostics.dry_run.plan import layers_of_pipeline_ranks
 from frontrunner.one_recipe import one_recipe, recipe_by_id
-from frontrunner.picture import LABELS, MARGIN, WIDTH, picture
-from frontrunner.render_explain import bar
 from frontrunner.results.store import open_store
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput, NotFound
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.validation import dump_json
+from frontrunner.views.picture import LABELS, MARGIN, WIDTH, picture
+from frontrunner.views.render_explain import bar
 from support.analytic import PROBLEM, recipe
 from support.campaigns import spec_of, tiny, write_toml
 from support.rankings import measurement

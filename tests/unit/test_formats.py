@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from frontrunner.evaluators.formats import names
-from frontrunner.evaluators.formats.given import Given
-from frontrunner.evaluators.formats.megatron import layers_of_layout, layout
+from frontrunner.evaluators.export import names
+from frontrunner.evaluators.export.given import Given
+from frontrunner.evaluators.export.megatron import layers_of_layout, layout
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding

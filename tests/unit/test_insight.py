@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.drawing.course import history_chart, spending_chart
 from frontrunner.evaluators.analytic.estimate import estimate
 from frontrunner.evaluators.insight.collected import Collected, Missing
 from frontrunner.evaluators.insight.history import History, history, spending
@@ -25,6 +24,7 @@ from frontrunner.evaluators.insight.sensitivity import Sensitivity, Source, sens
 from frontrunner.results.outcome import FailureKind, Measurement
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.recipe import Recipe
+from frontrunner.views.charts.course import history_chart, spending_chart
 from support.insight import GIB, failed, measured, recorded, spec
 
 SPEC = spec()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.evaluators.host_lists import expand
-from frontrunner.evaluators.job_environment import FIRST_SPECIAL_STEP, allocation, launched_rank
+from frontrunner.evaluators.cluster.host_lists import expand
+from frontrunner.evaluators.cluster.job_environment import FIRST_SPECIAL_STEP, allocation, launched_rank
 from frontrunner.spaces.errors import InvalidInput
 
 SLURM_JOB = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "frontier[00009-00011]", "SLURM_NTASKS": "24"}

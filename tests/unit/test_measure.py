@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from frontrunner.evaluators.measure import measurement, nodes_used
+from frontrunner.evaluators.probe.measure import measurement, nodes_used
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.spaces.problem import Problem
 from support.campaigns import spec_of, tiny, tiny_recipe

@@ -17,28 +17,26 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-SETUPTOOLS = PROJECT["tool"]["setuptools"]
+DATA = PROJECT["tool"]["setuptools"]["package-data"]
+PACKAGE = ROOT / "src" / "frontrunner"
 FLOORS = ("spaces", "results", "evaluators", "search")
 SOURCES = (*FLOORS, "src")
 
 
-def folder_of(package: str) -> Path:
-    """Where a package's files are kept, by the longest mapping that fits, as setuptools reads it."""
-    mapped: dict[str, str] = SETUPTOOLS["package-dir"]
-    parent, rest = package, []
-    while parent not in mapped:
-        parent, _, last = parent.rpartition(".")
-        rest.insert(0, last)
-    return ROOT.joinpath(mapped[parent], *rest)
+def packages() -> dict[str, Path]:
+    """Each package that is shipped, and the folder that src/frontrunner shows it in."""
+    folders = {path.parent for folder in ("", *FLOORS) for path in (PACKAGE / folder).rglob("*.py")}
+    return {folder.relative_to(PACKAGE.parent).as_posix().replace("/", "."): folder for folder in folders}
 
 
 def python_files(*folders: str) -> list[Path]:
     return [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
 
 
-def test_the_list_of_packages_is_the_folders_with_an_init() -> None:
-    found = {path.parent for path in python_files(*SOURCES) if path.name == "__init__.py"}
-    assert {folder_of(package) for package in SETUPTOOLS["packages"]} == found
+def test_the_links_of_the_package_lead_to_the_four_folders() -> None:
+    assert {path.name: str(path.readlink()) for path in PACKAGE.iterdir() if path.is_symlink()} == {
+        floor: f"../../{floor}" for floor in FLOORS
+    }
 
 
 def test_every_folder_with_modules_has_an_init() -> None:
@@ -59,7 +57,7 @@ def test_no_floor_is_imported_by_its_bare_name() -> None:
 
 def test_the_command_s_entry_point_exists() -> None:
     module, function = PROJECT["project"]["scripts"]["frontrunner"].split(":")
-    tree = ast.parse((folder_of(module.rpartition(".")[0]) / f"{module.rpartition('.')[2]}.py").read_text())
+    tree = ast.parse((PACKAGE.parent / f"{module.replace('.', '/')}.py").read_text())
     assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
@@ -85,7 +83,8 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         pytest.skip("building a wheel needs setuptools and pip in this environment")
     copy = tmp_path_factory.mktemp("wheel")
     for folder in SOURCES:
-        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+        shutil.copytree(ROOT / folder, copy / folder, symlinks=True, ignore=ignored)
     for name in ("pyproject.toml", PROJECT["project"]["readme"]):
         shutil.copy(ROOT / name, copy / name)
     command = [
@@ -114,19 +113,19 @@ def test_a_wheel_has_one_name_at_its_top(shipped: set[str]) -> None:
 
 def test_a_wheel_has_every_module_and_data_file(shipped: set[str]) -> None:
     expected = set()
-    for package in SETUPTOOLS["packages"]:
-        folder, inside = folder_of(package), package.replace(".", "/")
+    for package, folder in packages().items():
+        inside = package.replace(".", "/")
         files = [path for path in folder.iterdir() if path.suffix == ".py"]
-        files += [path for pattern in SETUPTOOLS["package-data"].get(package, []) for path in folder.glob(pattern)]
+        files += [path for pattern in DATA.get(package, []) for path in folder.glob(pattern)]
         expected |= {f"{inside}/{path.relative_to(folder).as_posix()}" for path in files}
     assert {name for name in shipped if name.startswith("frontrunner/")} == expected
 
 
 def test_every_file_that_is_no_module_is_declared(shipped: set[str]) -> None:
-    for package in SETUPTOOLS["packages"]:
+    for folder in packages().values():
         others = [
             path
-            for path in folder_of(package).rglob("*")
+            for path in folder.rglob("*")
             if path.is_file() and path.suffix not in {".py", ".pyc"} and "egg-info" not in str(path)
         ]
         for path in others:

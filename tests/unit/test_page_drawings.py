@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from frontrunner.drawing.chart import Coordinate
 from frontrunner.evaluators.analytic.memory import PeakMemory
 from frontrunner.evaluators.trainer.layout import rank_grid
-from frontrunner.render_plan import WORDS
-from frontrunner.service.pages.drawings.coordinates import parallels
-from frontrunner.service.pages.drawings.cut import MOST_NODES, cut_drawing
-from frontrunner.service.pages.drawings.reach import nodes_of_groups
-from frontrunner.service.pages.drawings.stack import FILLS, stack
-from frontrunner.service.pages.drawings.steps import step_strip
-from frontrunner.service.pages.drawings.timeline import Span, timeline
+from frontrunner.server.pages.drawings.coordinates import parallels
+from frontrunner.server.pages.drawings.cut import MOST_NODES, cut_drawing
+from frontrunner.server.pages.drawings.reach import nodes_of_groups
+from frontrunner.server.pages.drawings.stack import FILLS, stack
+from frontrunner.server.pages.drawings.steps import step_strip
+from frontrunner.server.pages.drawings.timeline import Span, timeline
 from frontrunner.spaces.cluster import Cluster, Links
 from frontrunner.spaces.recipe import RANK_ORDERS, Recipe
+from frontrunner.views.charts.chart import Coordinate
+from frontrunner.views.render_plan import WORDS
 
 BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
 

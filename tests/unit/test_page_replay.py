@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from frontrunner.evaluators.files import write_json
+from frontrunner.config.settings import run_root
+from frontrunner.evaluators.probe.files import write_json
 from frontrunner.results.store import open_store
-from frontrunner.service.app import create_app
-from frontrunner.service.pages.router import router
-from frontrunner.service.pages.routes.recipes import ReplayForm
-from frontrunner.service.replays import STARTED, Replay, Replays, noting_its_end
-from frontrunner.settings import run_root
+from frontrunner.server.app import create_app
+from frontrunner.server.pages.router import router
+from frontrunner.server.pages.routes.recipes import ReplayForm
+from frontrunner.server.replays import STARTED, Replay, Replays, noting_its_end
 from frontrunner.spaces.errors import FrontrunnerError
 from support.page_stores import page_store
 from support.services import ORIGIN, bearer, settings, tokens_of

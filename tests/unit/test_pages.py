@@ -19,10 +19,10 @@ from frontrunner.results.holders import this_host
 from frontrunner.results.known import REUSED, probes_made
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
-from frontrunner.service.app import create_app
-from frontrunner.service.pages.router import router
-from frontrunner.service.pages.views.campaign import campaign_view, moment
-from frontrunner.service.pages.views.plan import PlanQuestion, campaign_of
+from frontrunner.server.app import create_app
+from frontrunner.server.pages.router import router
+from frontrunner.server.pages.views.campaign import campaign_view, moment
+from frontrunner.server.pages.views.plan import PlanQuestion, campaign_of
 from support.page_stores import SCRIPT, page_store
 from support.services import ORIGIN, bearer, settings, tokens_of
 
@@ -383,10 +383,10 @@ def test_reading_pages_loads_neither_torch_nor_the_searches(folder: Path, ids: l
 import sys
 from fastapi.testclient import TestClient
 from pathlib import Path
-from frontrunner.service.app import create_app
-from frontrunner.service.settings import ServiceSettings
-from frontrunner.service.tokens import read_tokens
-from frontrunner.service.pages.router import router
+from frontrunner.server.app import create_app
+from frontrunner.server.settings import ServiceSettings
+from frontrunner.server.tokens import read_tokens
+from frontrunner.server.pages.router import router
 tokens = Path({str(folder / "tokens" / "tokens.json")!r})
 app = create_app(ServiceSettings(store={str(folder / "store.db")!r}, token_file=tokens), pages=(router,))
 with TestClient(app, base_url={ORIGIN!r}) as client:

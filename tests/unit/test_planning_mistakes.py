@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.cli import frontrunner as command
+from frontrunner.cli.main import frontrunner as command
 from frontrunner.spaces.errors import InvalidInput, NothingLegal
 from support.campaign_files import campaign_toml, written
 

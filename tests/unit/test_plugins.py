@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.evaluators.command.evaluator import CommandEvaluator
-from frontrunner.evaluators.instant import Instant
+from frontrunner.evaluators.external.evaluator import CommandEvaluator
 from frontrunner.evaluators.plugins import GROUP, commands_of, require_evaluator
+from frontrunner.evaluators.probe.instant import Instant
 from frontrunner.evaluators.protocol import make_evaluator
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
@@ -17,7 +17,7 @@ from support.campaigns import order, setup_of, spec_of, tiny, wait_for
 EXAMPLE = Path(__file__).parent.parent / "support" / "plugin_example.py"
 PAGE = Path(__file__).parent.parent.parent / "docs" / "other-trainers.md"
 A_CLASS = """
-from frontrunner.evaluators.instant import Instant
+from frontrunner.evaluators.probe.instant import Instant
 from frontrunner.results.outcome import Failure, FailureKind
 
 class Never(Instant):
@@ -30,7 +30,7 @@ class Never(Instant):
 """
 A_TRAINER = """
 import sys
-from frontrunner.evaluators.command.command import Command
+from frontrunner.evaluators.external.command import Command
 
 def made(request):
     script = "import time\\nfor i in range(9): time.sleep(0.01); print('did', i + 1, request_says)"

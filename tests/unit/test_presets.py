@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from frontrunner.campaign_file import parse_campaign
+from frontrunner.config.campaign_file import parse_campaign
+from frontrunner.config.validation import validate
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.model import Model
@@ -20,7 +21,6 @@ from frontrunner.spaces.presets import (
     model_names,
     model_preset,
 )
-from frontrunner.validation import validate
 
 
 def catalogue(name: str) -> dict[str, dict[str, Any]]:

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontrunner.evaluators.profiling.breakdown import Breakdown, Part, break_down, mean
-from frontrunner.evaluators.profiling.events import Event
-from frontrunner.evaluators.profiling.names import collective_part
-from frontrunner.evaluators.profiling.spans import Span, difference, intersection, merged, total
-from frontrunner.evaluators.profiling.trace import timeline
+from frontrunner.evaluators.diagnostics.profiling.breakdown import Breakdown, Part, break_down, mean
+from frontrunner.evaluators.diagnostics.profiling.events import Event
+from frontrunner.evaluators.diagnostics.profiling.names import collective_part
+from frontrunner.evaluators.diagnostics.profiling.spans import Span, difference, intersection, merged, total
+from frontrunner.evaluators.diagnostics.profiling.trace import timeline
 
 SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=12)
 

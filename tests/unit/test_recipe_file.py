@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from frontrunner import recipe_file
-from frontrunner.recipe_file import Measured, Origin, RecipeFile, Training, content_hash, from_bytes, to_text
+from frontrunner.config import recipe_file
+from frontrunner.config.recipe_file import Measured, Origin, RecipeFile, Training, content_hash, from_bytes, to_text
 from frontrunner.spaces.cluster import Links
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput, NotFound
@@ -64,7 +64,7 @@ def test_what_is_written_is_read_back_to_the_same_value_and_text(recipe: Recipe)
 def test_the_published_schema_is_the_code_s_and_accepts_what_is_written() -> None:
     jsonschema = pytest.importorskip("jsonschema")
     schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
-    assert schema == recipe_file.schema(), "write docs/recipe.schema.json anew from frontrunner.recipe_file.schema()"
+    assert schema == recipe_file.schema(), "run frontrunner.config.recipe_file.schema() into docs/recipe.schema.json"
     for file in (made(), made(measured=None)):
         jsonschema.validate(json.loads(to_text(file)), schema)
     document = json.loads(to_text(made()))

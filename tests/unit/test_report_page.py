@@ -15,13 +15,13 @@ from xml.etree import ElementTree as ET
 import pytest
 
 import frontrunner
-from frontrunner.cli import frontrunner as frontrunner_command
-from frontrunner.drawing.catalogue import FIGURES
-from frontrunner.drawing.chart import OUTCOMES
-from frontrunner.drawing.head import Elsewhere, head
+from frontrunner.cli.main import frontrunner as frontrunner_command
 from frontrunner.results.outcome import FailureKind, ProbeEnding
 from frontrunner.results.records import Event
 from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal
+from frontrunner.views.charts.catalogue import FIGURES
+from frontrunner.views.charts.chart import OUTCOMES
+from frontrunner.views.charts.head import Elsewhere, head
 from support.insight import failed, measured, recorded, renamed, spec
 
 pytest.importorskip("plotly")

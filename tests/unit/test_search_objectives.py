@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from frontrunner.evaluators.insight import objectives as fronts
-from frontrunner.evaluators.measure import nodes_used
+from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.search.guided.front import REFERENCE, Allowances, Demands, Front
 from frontrunner.search.guided.prior import prior_of

@@ -13,18 +13,18 @@ import pytest
 from fastapi.testclient import TestClient
 
 from frontrunner import api
-from frontrunner.file_sections import KEYS
+from frontrunner.config.file_sections import KEYS
+from frontrunner.config.validation import dump_json
 from frontrunner.plain_json import as_plain
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
-from frontrunner.service.logs import read_end
-from frontrunner.service.metrics import metrics
-from frontrunner.service.models import FORBIDDEN_KEYS, SECTIONS
-from frontrunner.service.refusals import refusal_of
-from frontrunner.service.streams import Cursor, Follower, cursor_from
+from frontrunner.server.logs import read_end
+from frontrunner.server.metrics import metrics
+from frontrunner.server.models import FORBIDDEN_KEYS, SECTIONS
+from frontrunner.server.refusals import refusal_of
+from frontrunner.server.streams import Cursor, Follower, cursor_from
 from frontrunner.spaces.errors import InvalidInput
-from frontrunner.validation import dump_json
 from support.campaigns import spec_of, tiny
 from support.rankings import measurement, record, start
 from support.services import BODY, bearer, browser, filled, settings, tokens_of

@@ -15,15 +15,15 @@ from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
 import frontrunner
-from frontrunner.campaign_file import parse_campaign
-from frontrunner.campaign_schema import section_schema
-from frontrunner.file_sections import KEYS, PLACES, SECTIONS
-from frontrunner.service.app import create_app
-from frontrunner.service.description import examples
-from frontrunner.service.models import FORBIDDEN_KEYS, LAPTOP
-from frontrunner.service.models import SECTIONS as WIRED
-from frontrunner.service.pages.router import router
-from frontrunner.service.registered import register
+from frontrunner.config.campaign_file import parse_campaign
+from frontrunner.config.campaign_schema import section_schema
+from frontrunner.config.file_sections import KEYS, PLACES, SECTIONS
+from frontrunner.server.app import create_app
+from frontrunner.server.description import examples
+from frontrunner.server.models import FORBIDDEN_KEYS, LAPTOP
+from frontrunner.server.models import SECTIONS as WIRED
+from frontrunner.server.pages.router import router
+from frontrunner.server.registered import register
 from frontrunner.spaces.errors import InvalidInput
 from support.api_examples import PLACE, as_answered, routes
 from support.page_stores import page_store

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 import pytest
 from fastapi.testclient import TestClient
 
-from frontrunner.service.guards import COOKIE, SECURITY_HEADERS
-from frontrunner.service.settings import Limits, ServiceSettings
-from frontrunner.service.tokens import Role, Tokens
+from frontrunner.server.guards import COOKIE, SECURITY_HEADERS
+from frontrunner.server.settings import Limits, ServiceSettings
+from frontrunner.server.tokens import Role, Tokens
 from frontrunner.spaces.errors import InvalidInput
 from support.services import BODY, ORIGIN, bearer, browser, filled, settings, tokens_of
 

@@ -18,12 +18,12 @@ from frontrunner.results.driving import stamp, stamp_of_recipe
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store, open_store
 from frontrunner.results.writer import CampaignWriter
-from frontrunner.service.answers import BESIDE_BYTES, Memory, Question
-from frontrunner.service.app import create_app
-from frontrunner.service.pace import SHARE_OF_CORE, Pace
-from frontrunner.service.pages.pieces import LIVE, Part, Pieces
-from frontrunner.service.pages.router import router
-from frontrunner.service.tokens import Role
+from frontrunner.server.answers import BESIDE_BYTES, Memory, Question
+from frontrunner.server.app import create_app
+from frontrunner.server.pace import SHARE_OF_CORE, Pace
+from frontrunner.server.pages.pieces import LIVE, Part, Pieces
+from frontrunner.server.pages.router import router
+from frontrunner.server.tokens import Role
 from support.page_stores import page_store
 from support.rankings import measurement, record
 from support.services import ORIGIN, bearer, settings, tokens_of

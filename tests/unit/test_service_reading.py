@@ -17,20 +17,20 @@ import pytest
 
 import frontrunner
 from frontrunner.baseline import baseline
-from frontrunner.cli import SECTIONS
-from frontrunner.cli import frontrunner as program
+from frontrunner.cli.main import SECTIONS
+from frontrunner.cli.main import frontrunner as program
+from frontrunner.config.validation import dump_json
 from frontrunner.predictions_api import predictions_of
 from frontrunner.results import frames
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.provenance import REDACTED
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
-from frontrunner.service.client import Client
-from frontrunner.service.settings import Limits
+from frontrunner.server.client import Client
+from frontrunner.server.settings import Limits
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal, StoreUnusable
 from frontrunner.starting import stored_spec
-from frontrunner.validation import dump_json
 from support.campaigns import spec_of, tiny, write_toml
 from support.page_stores import page_store
 from support.rankings import measurement, record, start

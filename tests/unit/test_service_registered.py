@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from frontrunner.campaign_file import read_campaign_file
-from frontrunner.service.app import create_app
-from frontrunner.service.bodies import campaign_table, parsed
-from frontrunner.service.models import CampaignBody
-from frontrunner.service.pages.router import router
-from frontrunner.service.registered import AROUND, Registered, register
-from frontrunner.service.settings import ServiceSettings
+from frontrunner.config.campaign_file import read_campaign_file
+from frontrunner.server.app import create_app
+from frontrunner.server.bodies import campaign_table, parsed
+from frontrunner.server.models import CampaignBody
+from frontrunner.server.pages.router import router
+from frontrunner.server.registered import AROUND, Registered, register
+from frontrunner.server.settings import ServiceSettings
 from frontrunner.spaces.errors import InvalidInput, NotFound
 from support.campaigns import tiny
 from support.services import ORIGIN, bearer, settings, tokens_of

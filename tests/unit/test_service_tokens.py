@@ -13,12 +13,12 @@ import pytest
 
 from frontrunner.results.holders import this_host
 from frontrunner.results.store import open_store
-from frontrunner.service.client import PLAIN_HTTP_VARIABLE, connect
-from frontrunner.service.drivers import Drivers
-from frontrunner.service.errors import Conflict
-from frontrunner.service.pressure import TokenBucket
-from frontrunner.service.processes import CHILD, our_process
-from frontrunner.service.tokens import (
+from frontrunner.server.client import PLAIN_HTTP_VARIABLE, connect
+from frontrunner.server.drivers import Drivers
+from frontrunner.server.errors import Conflict
+from frontrunner.server.pressure import TokenBucket
+from frontrunner.server.processes import CHILD, our_process
+from frontrunner.server.tokens import (
     MOST_LINKS,
     TOKEN_FILE_VARIABLE,
     TOKEN_VARIABLE,

@@ -16,10 +16,10 @@ from types import MappingProxyType
 
 import pytest
 
-from frontrunner.campaign_file import CampaignFile, read_campaign_file
-from frontrunner.evaluators.dispatch.executors import make_provider
-from frontrunner.evaluators.dispatch.launching import launch_command
-from frontrunner.evaluators.dispatch.sources import node_source
+from frontrunner.config.campaign_file import CampaignFile, read_campaign_file
+from frontrunner.evaluators.cluster.executors import make_provider
+from frontrunner.evaluators.cluster.launching import launch_command
+from frontrunner.evaluators.cluster.sources import node_source
 
 ROOT = Path(__file__).parents[2]
 SITES = sorted((ROOT / "examples" / "sites").glob("*.toml"))

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from frontrunner.campaign_file import parse_campaign
-from frontrunner.evaluators.dispatch.settings import DispatchSettings
+from frontrunner.config.campaign_file import parse_campaign
+from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.results.records import Campaign
 from frontrunner.results.states import CampaignState
 from frontrunner.search.small_scale import scale_in_words, small_spec, what_is_left

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from frontrunner.evaluators.table_rows import TableProblems, read_problems
-from frontrunner.evaluators.table_survey import survey_of
+from frontrunner.evaluators.tables.table_rows import TableProblems, read_problems
+from frontrunner.evaluators.tables.table_survey import survey_of
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.spaces.errors import InvalidInput
 from support.tables import row, write_table

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from frontrunner.evaluators import here
+from frontrunner.evaluators.probe import here
 from frontrunner.evaluators.trainer.checks import check_job
 from frontrunner.evaluators.trainer.deepspeed_engine import disk, operators
 from frontrunner.evaluators.trainer.deepspeed_engine.configuration import configuration, zero_stage

@@ -1,7 +1,7 @@
 """What a called rank is asked to do, as JSON on its standard input; and the words of the board that all share.
 
 The board is a TCPStore that the process which started rank 0 holds, so that it outlives every rank. Each rank writes
-there how far it is; see `frontrunner.evaluators.doctor.board`, which reads it.
+there how far it is; see `frontrunner.evaluators.diagnostics.doctor.board`, which reads it.
 """
 
 import json

@@ -1,0 +1,103 @@
+"""A simulated evaluator: instant outcomes from a rough cost formula, for rehearsals and for tests of the driver.
+
+It measures nothing. Its step times come from a roofline of the cluster's stated peak with a pipeline bubble
+and a charge for tensor parallelism; recipes whose states and activations exceed the device's memory fail as
+out of memory. Outcomes are a pure function of recipe, problem and seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from frontrunner.evaluators.probe.instant import Instant
+from frontrunner.evaluators.probe.measure import hardware_flops_per_token, rates, tokens_per_step
+from frontrunner.evaluators.protocol import ProbeSetup
+from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
+from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.recipe import Recipe
+
+FALLBACK_PEAK_FLOPS = 1e14
+BEST_EFFICIENCY = 0.45
+TENSOR_PARALLEL_CHARGE = 0.08
+"""Share of a step lost each time the tensor-parallel degree doubles."""
+CONTEXT_PARALLEL_CHARGE = 0.04
+"""Likewise for the context-parallel degree, whose all-to-alls move less."""
+BYTES_PER_PARAMETER = (4, 4, 8)
+"""Parameters, gradients and AdamW's two states in fp32."""
+ACTIVATION_BYTES_PER_TOKEN_AND_HIDDEN = 34
+"""A layer's activations for each token and hidden unit in 16 bits (arXiv 2205.05198, equation 1, first term)."""
+
+
+class Simulated(Instant):
+    """The `Evaluator` that computes outcomes instead of measuring them."""
+
+    def __init__(self, setup: ProbeSetup) -> None:
+        super().__init__()
+        self._setup = setup
+
+    def _outcome(self, recipe: Recipe) -> Outcome:
+        return simulate(recipe, self._setup)
+
+
+def simulate(recipe: Recipe, setup: ProbeSetup) -> Measurement | Failure:
+    """The simulated outcome of one recipe."""
+    problem = setup.problem
+    memory = memory_bytes(recipe, problem)
+    limit = problem.cluster.memory_bytes_per_device
+    if memory > limit:
+        return Failure(
+            kind=FailureKind.OUT_OF_MEMORY,
+            message=f"simulated: {memory / 2**30:.1f} GiB needed, {limit / 2**30:.1f} GiB a device",
+            log_tail="simulated",
+        )
+    step = step_time_s(recipe, problem)
+    noise = _noise(recipe, setup.seed)
+    times = tuple(step * (1 + 0.01 * noise * sign) for sign in (-1, 0, 1, 0.5, -0.5)[: setup.probe.measured_steps])
+    found = rates(recipe, problem, sorted(times)[len(times) // 2])
+    return Measurement(
+        step_times_s=times,
+        tokens_per_step=tokens_per_step(recipe, problem),
+        tokens_per_s=found["tokens_per_s"] or 0.0,
+        model_tflops_per_device=found["model_tflops_per_device"] or 0.0,
+        hardware_tflops_per_device=found["hardware_tflops_per_device"] or 0.0,
+        mfu=found["mfu"],
+        peak_memory_bytes=(memory,) * recipe.devices,
+        losses=(),
+        node_seconds=sum(times) * problem.cluster.nodes,
+        build_time_s=0.0,
+        first_step_time_s=step,
+    )
+
+
+def step_time_s(recipe: Recipe, problem: Problem) -> float:
+    """Hardware FLOPs over peak and efficiency, stretched by the bubble (m + p - 1) / m and what parallelism costs."""
+    tokens = tokens_per_step(recipe, problem)
+    flops = tokens * hardware_flops_per_token(recipe, problem)
+    peak = problem.cluster.peak_flops(problem.precision) or FALLBACK_PEAK_FLOPS
+    efficiency = BEST_EFFICIENCY * (1 - 0.3 / (recipe.micro_batch_seqs + 1))
+    bubble = (recipe.accumulation + (recipe.pipeline_parallel - 1) / recipe.virtual_stages) / recipe.accumulation
+    kept = 1 - TENSOR_PARALLEL_CHARGE * (recipe.tensor_parallel - 1).bit_length()
+    kept *= 1 - CONTEXT_PARALLEL_CHARGE * (recipe.context_parallel - 1).bit_length()
+    sharding = 1 + 0.02 * sum(degree > 1 for degree in recipe.sharding.degrees)
+    return flops / (recipe.devices * peak * efficiency) * bubble * sharding / kept
+
+
+def memory_bytes(recipe: Recipe, problem: Problem) -> int:
+    """States of one rank by sharding degrees, and the activations of the micro-batches in flight."""
+    model = problem.model
+    share = model.parameters / (recipe.tensor_parallel * recipe.pipeline_parallel)
+    states = sum(
+        share * size / degree for size, degree in zip(BYTES_PER_PARAMETER, recipe.sharding.degrees, strict=True)
+    )
+    in_flight = min(recipe.accumulation, recipe.pipeline_parallel)
+    layers = model.layers / recipe.pipeline_parallel
+    positions = problem.sequence_length / recipe.context_parallel
+    per_layer = positions * recipe.micro_batch_seqs * model.hidden
+    per_layer *= 2 if recipe.recompute == "full" else ACTIVATION_BYTES_PER_TOKEN_AND_HIDDEN / recipe.tensor_parallel
+    return int(states + in_flight * layers * per_layer)
+
+
+def _noise(recipe: Recipe, seed: int) -> float:
+    """A number in [0, 1) that depends on the recipe and the seed alone."""
+    digest = hashlib.sha256(f"{seed} {recipe!r}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64

@@ -1,0 +1,1 @@
+"""Diagnostics: doctor, calibration, profile, dry run."""

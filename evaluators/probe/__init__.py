@@ -1,0 +1,1 @@
+"""Real training probes: job, fork server, supervision, classification, measurement, replay."""

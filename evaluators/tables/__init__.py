@@ -1,0 +1,1 @@
+"""Measured tables of others: import, lookup, survey."""

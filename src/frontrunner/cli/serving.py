@@ -1,0 +1,97 @@
+"""The command that opens the store to browsers and programs: serve."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from frontrunner.cli.options import store_option
+from frontrunner.config.settings import store_url
+from frontrunner.spaces.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from frontrunner.server.settings import ServiceSettings
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8787, show_default=True, help="0 takes a free one.")
+@click.option("--allow-host", "allowed", multiple=True, metavar="NAME", help="A name that requests may be sent to.")
+@click.option("--behind-tls", is_flag=True, help="A proxy with TLS is in front: https links, secure cookies.")
+@click.option("--token-file", type=click.Path(path_type=Path), metavar="FILE", help="Where the tokens are kept.")
+@click.option("--max-campaigns", type=click.IntRange(1, 1000), default=4, show_default=True, help="Running at once.")
+@click.option("--site", "sites", multiple=True, metavar="NAME=FILE", help="The nodes of FILE, for launches to name.")
+@click.option("--trainer", "trainers", multiple=True, metavar="NAME=FILE", help="The command of FILE, likewise.")
+@click.option("--data", multiple=True, metavar="NAME=FILE", help="A training text, likewise.")
+@click.option("--table", "tables", multiple=True, metavar="NAME=FILE", help="Measured configurations, likewise.")
+@store_option
+def serve(  # noqa: PLR0913, PLR0917 - an option each
+    host: str,
+    port: int,
+    allowed: tuple[str, ...],
+    token_file: Path | None,
+    max_campaigns: int,
+    sites: tuple[str, ...],
+    trainers: tuple[str, ...],
+    data: tuple[str, ...],
+    tables: tuple[str, ...],
+    store: str | None,
+    *,
+    behind_tls: bool,
+) -> None:
+    """Serve the store over HTTP: launch, watch and query campaigns from a browser or another machine.
+
+    Listens on this machine alone; the link that it prints opens one browser once. The drivers that it starts go on
+    when it ends, and are found again. What a launch may not send (nodes, commands, files) it names, as registered here
+    by --site, --trainer, --data and --table, each of which can be given several times.
+
+    \b
+    Examples:
+      frontrunner serve
+      frontrunner serve --store sweeps.db --port 9000
+      frontrunner serve --site frontier=examples/sites/frontier.toml
+    """
+    if any(find_spec(name) is None for name in ("fastapi", "uvicorn", "jinja2")):
+        raise InvalidInput("this needs fastapi, uvicorn and jinja2", hint="run: pip install 'frontrunner[serve]'")
+    from frontrunner.server.registered import register
+    from frontrunner.server.settings import Limits, ServiceSettings
+    from frontrunner.server.tokens import default_token_file
+
+    settings = ServiceSettings(
+        store=store_url(store),
+        token_file=token_file or default_token_file(),
+        host=host,
+        port=port,
+        allowed_hosts=allowed,
+        behind_tls=behind_tls,
+        limits=Limits(running_campaigns=max_campaigns),
+        registered=register({"site": sites, "trainer": trainers, "data": data, "table": tables}),
+    )
+    _serve(settings)
+
+
+def _serve(settings: ServiceSettings) -> None:
+    from frontrunner.server.app import create_app
+    from frontrunner.server.pages.router import router
+    from frontrunner.server.server import listen, run
+    from frontrunner.server.settings import is_loopback
+    from frontrunner.server.tokens import Role
+
+    with listen(settings) as listener:
+        app = create_app(settings, pages=(router,))
+        code = app.state.service.links.make(Role.OPERATOR)
+        port = listener.getsockname()[1]
+        click.echo(f"{settings.address(port)}/login?code={code}")
+        if settings.behind_tls:
+            click.echo(f"listening for the proxy on {settings.listening(port)}", err=True)
+        click.echo("the link opens one browser, once, within ten minutes", err=True)
+        click.echo(f"tokens for programs: {settings.token_file}", err=True)
+        if not is_loopback(settings.host):
+            click.echo(
+                "warning: tokens and results cross the network unencrypted unless TLS is in front (docs/service.md)",
+                err=True,
+            )
+        run(app, settings, listener)

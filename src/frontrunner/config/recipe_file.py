@@ -1,0 +1,243 @@
+"""Recipe files: one recipe with its problem, where it comes from and what was measured of it, as versioned JSON.
+
+The document is `{"format", "version", "hash", "content"}`; its content is a `RecipeFile`, and the hash is SHA-256 over
+the content's canonical JSON (sorted keys, no spaces). docs/recipe.schema.json is its JSON schema.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from frontrunner.config.toml_file import holds, why_no_file
+from frontrunner.config.validation import validate
+from frontrunner.evaluators.export.parsed import json_table
+from frontrunner.evaluators.probe.settings import OPTIMIZERS
+from frontrunner.spaces.document import canonical_json, recipe_id
+from frontrunner.spaces.errors import (
+    InvalidInput,
+    NotFound,
+    bad_value,
+    require_above_zero,
+    require_at_least,
+    require_one_of,
+)
+from frontrunner.spaces.legality import why_illegal
+from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.wording import shown, shown_key
+
+FORMAT = "frontrunner-recipe"
+VERSION = 1
+MOST_BYTES = 256 * 1024
+DEEPEST = 8
+"""Levels of lists and tables; a document has five."""
+LARGEST = 2**63 - 1
+FIGURES = ("measured", "simulated", "imported")
+KEYS = ("format", "version", "hash", "content")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What a campaign says of the recipe; the fields are those of a `Standing`.
+
+    `figures` says where the numbers come from: real training, a rehearsal's formulas, or a table of others' training.
+    `trainer` names the evaluator that ran another trainer than frontrunner's own, None for our own.
+    """
+
+    campaign: str
+    figures: str
+    repeats: int
+    step_time_s_median: float
+    step_time_spread: float
+    tokens_per_s: float
+    model_tflops_per_device: float
+    hardware_tflops_per_device: float
+    mfu: float | None
+    peak_memory_bytes_max_rank: int
+    trainer: str | None = None
+
+    def __post_init__(self) -> None:
+        require_one_of("measured", "figures", self.figures, FIGURES)
+        require_at_least("measured", 1, repeats=self.repeats)
+        require_above_zero("measured.tokens_per_s", self.tokens_per_s, "a rate above 0")
+        require_above_zero("measured.step_time_s_median", self.step_time_s_median, "a time above 0 in seconds")
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether frontrunner's own trainer ran the recipe, or its formulas stood for it."""
+        return self.trainer is None and self.figures != "imported"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What of a probe's training is no part of the problem: the optimizer, and the seed of weights and data."""
+
+    optimizer: str = "adamw"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_one_of("training", "optimizer", self.optimizer, OPTIMIZERS)
+        require_at_least("training", 0, seed=self.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Who wrote the file and when (ISO 8601, UTC), and the versions by name that the recipe was measured with."""
+
+    written_by: str
+    written_at: str
+    measured_with: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeFile:
+    """A recipe that travels: `measured` is None where no probe measured it."""
+
+    recipe_id: str
+    problem: Problem
+    recipe: Recipe
+    training: Training
+    measured: Measured | None
+    origin: Origin
+
+    def __post_init__(self) -> None:
+        reason = why_illegal(self.recipe, self.problem)
+        if reason is not None:
+            raise InvalidInput(f"content.recipe is illegal: {reason}")
+        wanted = recipe_id(self.problem, self.recipe)
+        if self.recipe_id != wanted:
+            raise bad_value("content.recipe_id", self.recipe_id, f"{wanted}, the id of this problem and recipe")
+
+
+def to_text(file: RecipeFile) -> str:
+    """The file's text; `from_text` reads it back to an equal value, and the same value gives the same text."""
+    content = asdict(file)
+    document = {"format": FORMAT, "version": VERSION, "hash": content_hash(content), "content": content}
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"
+
+
+def content_hash(content: Mapping[str, Any]) -> str:
+    """SHA-256 over the canonical JSON, in hexadecimal."""
+    return hashlib.sha256(canonical_json(content).encode()).hexdigest()
+
+
+def read(path: Path) -> RecipeFile:
+    """The recipe file at a path; raises `NotFound`, and `InvalidInput` naming the place for one that is malformed."""
+    if not holds(path.is_file):
+        raise NotFound(
+            f"no recipe file at {path}: {why_no_file(path)}", hint="frontrunner export RECIPE --to recipe writes one"
+        )
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None
+    try:
+        return from_bytes(content)
+    except InvalidInput as error:
+        raise InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
+
+
+def from_bytes(content: bytes) -> RecipeFile:
+    """The recipe file with these bytes; size and nesting are looked at before anything is parsed."""
+    if len(content) > MOST_BYTES:
+        raise InvalidInput(f"a recipe file has at most {MOST_BYTES:,} bytes")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"not text in UTF-8: byte {error.start + 1} does not fit") from None
+    _refuse_depth(text)
+    return _from_document(json_table(text))
+
+
+def _from_document(document: Mapping[str, Any]) -> RecipeFile:
+    if document.get("format") != FORMAT:
+        raise bad_value("format", document.get("format"), f'"{FORMAT}"')
+    version = document.get("version")
+    if isinstance(version, bool) or version != VERSION:
+        hint = "upgrade frontrunner" if isinstance(version, int) and version > VERSION else None
+        raise bad_value("version", version, f"{VERSION}, which this version of frontrunner reads", hint=hint)
+    _refuse_numbers(document)
+    for key in document:
+        if key not in KEYS:
+            raise InvalidInput(f"unknown key {shown_key(key)}: a recipe file has {', '.join(KEYS)}")
+    content = document.get("content")
+    if not isinstance(content, dict):
+        raise bad_value("content", content, "a table of keys and values")
+    wanted = content_hash(content)
+    if document.get("hash") != wanted:
+        raise bad_value("hash", document.get("hash"), f"{wanted}: the file was changed after it was written")
+    found = validate(RecipeFile, content, prefix="content")
+    _refuse_unknown(content, asdict(found), "content")
+    return found
+
+
+def _refuse_depth(text: str) -> None:
+    """Raise `InvalidInput` for brackets nested deeper than any document's, by one pass over the text."""
+    depth, in_string, escaped = 0, False, False
+    for place, character in enumerate(text):
+        if in_string:
+            in_string, escaped = escaped or character != '"', character == "\\" and not escaped
+        elif character == '"':
+            in_string = True
+        elif character in "[{":
+            depth += 1
+            if depth > DEEPEST:
+                raise InvalidInput(f"nested more than {DEEPEST} deep at character {place + 1}")
+        elif character in "]}":
+            depth -= 1
+
+
+def _refuse_numbers(value: Any, path: str = "") -> None:
+    """Raise `InvalidInput`, with the key, for an infinity, a NaN and a number that no field takes."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            _refuse_numbers(item, f"{path}.{shown_key(key)}" if path else shown_key(key))
+    elif isinstance(value, list):
+        for item in value:
+            _refuse_numbers(item, path)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise bad_value(path, value, "a finite number")
+    elif isinstance(value, int) and abs(value) > LARGEST:
+        raise bad_value(path, value, f"a number of at most {LARGEST}")
+
+
+def _refuse_unknown(given: Any, known: Any, path: str) -> None:
+    """Raise `InvalidInput` for the first key that is not among those of the value that was read."""
+    if isinstance(given, Mapping) and isinstance(known, Mapping):
+        for key, item in given.items():
+            if key not in known:
+                raise InvalidInput(f"unknown key {path}.{shown_key(key)} = {shown(item)}")
+            _refuse_unknown(item, known[key], f"{path}.{key}")
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of the document, which docs/recipe.schema.json holds."""
+    content = TypeAdapter(RecipeFile).json_schema()
+    definitions = content.pop("$defs")
+    for table in (content, *definitions.values()):
+        table["additionalProperties"] = False
+        table.pop("description", None)  # docstrings are for readers of the code
+    properties = {
+        "format": {"const": FORMAT},
+        "version": {"const": VERSION},
+        "hash": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
+        "content": content,
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A frontrunner recipe file",
+        "type": "object",
+        "properties": properties,
+        "required": list(KEYS),
+        "additionalProperties": False,
+        "$defs": definitions,
+    }

@@ -1,0 +1,119 @@
+"""What a process does that the service has started: answer on one line what it will do, then do it.
+
+    python -P -m frontrunner.server.child launch | resume CAMPAIGN | replay
+
+The body of the request is on stdin. The answer, or an error, is the only line on stdout; the rest is a log on stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from frontrunner.results.states import CampaignState
+from frontrunner.search.listener import View
+from frontrunner.spaces.errors import FrontrunnerError
+from frontrunner.views.live import Lines
+
+DEFAULT_NAME = "campaign"
+
+
+class Answer:
+    """The one line to the service; whoever waited for it may be gone."""
+
+    def __init__(self) -> None:
+        self.is_given = False
+
+    def give(self, table: Mapping[str, object]) -> None:
+        """Write the line, and have everything after it go to the log."""
+        if self.is_given:
+            return
+        self.is_given = True
+        with contextlib.suppress(BrokenPipeError):
+            os.write(sys.stdout.fileno(), json.dumps(table).encode() + b"\n")
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+
+class Answering(Lines):
+    """Answers once the driver holds the campaign: until then it may be refused, since another one does."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+
+    def began(self, view: View) -> None:
+        """Answer with the campaign's name."""
+        super().began(view)
+        self._answer.give({"campaign": view.name})
+
+    def ended(self, view: View, state: CampaignState, reason: str) -> None:
+        """Answer where the campaign was paused, for want of nodes, before it began."""
+        super().ended(view, state, reason)
+        self._answer.give({"campaign": view.name})
+
+
+def main(arguments: list[str]) -> int:
+    """Run one action; the exit status is that of the command of the same name."""
+    answer = Answer()
+    try:
+        body = json.load(sys.stdin)
+        if arguments == ["launch"]:
+            _launch(body, answer)
+        elif arguments[0] == "resume":
+            _resume(arguments[1], answer)
+        else:
+            _replay(body, answer)
+    except FrontrunnerError as error:
+        sys.stderr.write(f"error: {error.message}\n")
+        told = {"kind": type(error).__name__, "message": error.message, "hint": error.hint}
+        answer.give({"error": told})
+        return error.exit_code
+    return 0
+
+
+def _launch(body: dict[str, Any], answer: Answer) -> None:
+    from frontrunner import api
+    from frontrunner.config.campaign_file import parse_campaign
+    from frontrunner.stop_signals import stopped_by_signals
+
+    file = parse_campaign(body, default_name=DEFAULT_NAME, base=Path.cwd())
+    with stopped_by_signals() as on_driver:
+        api.launch(file, listener=Answering(answer), on_driver=on_driver)
+
+
+def _resume(campaign: str, answer: Answer) -> None:
+    from frontrunner import api
+    from frontrunner.stop_signals import stopped_by_signals
+
+    with stopped_by_signals() as on_driver:
+        api.resume(campaign, listener=Answering(answer), on_driver=on_driver)
+
+
+def _replay(body: dict[str, Any], answer: Answer) -> None:
+    from frontrunner import api
+    from frontrunner.evaluators.probe.files import write_json
+    from frontrunner.evaluators.probe.replay import ReplaySettings
+    from frontrunner.evaluators.probe.replay_run import run
+    from frontrunner.replay_api import plan_replay
+    from frontrunner.server.replays import STARTED, noting_its_end, started_now
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the ranks first, as Ctrl-C does
+    anyway, root = body.pop("anyway"), Path(body.pop("root"))
+    recipe_id = api.show(body.pop("recipe_id")).recipe_id
+    settings = ReplaySettings(**body, folder=root / recipe_id)
+    planned = plan_replay(recipe_id, settings, anyway=anyway)
+    planned.folder.mkdir(parents=True, exist_ok=True)
+    started = started_now(settings.steps)
+    write_json(planned.folder / STARTED, started)
+    with noting_its_end(planned.folder / STARTED, started):
+        answer.give({"recipe_id": recipe_id})
+        run(planned)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

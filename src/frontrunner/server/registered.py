@@ -1,0 +1,155 @@
+"""Names for what may not come from the wire: files that whoever runs the service names when it starts.
+
+A site is the [cluster] and [dispatch] of a file, and where its nodes see the probes' files; a trainer is its [command];
+data and tables are a file's [data] and [table], or the training text and the CSV file themselves. A launch says a name,
+and gets what it stands for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from frontrunner.config.campaign_file import CampaignFile, parse_campaign
+from frontrunner.config.toml_file import Table, holds, read_toml
+from frontrunner.search.spec import CampaignSpec
+from frontrunner.spaces.cluster import Cluster
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, bad_value, did_you_mean
+from frontrunner.spaces.names import FALLBACK, require_campaign_name
+
+KINDS = ("site", "trainer", "data", "table")
+"""What can be named: the keys of a launch, and the options of `frontrunner serve`."""
+SECTIONS = {"site": ("cluster", "dispatch"), "trainer": ("command",), "data": ("data",), "table": ("table",)}
+"""The sections that are read of a file; what else it holds is left alone, so that a campaign file can be named."""
+AROUND: Mapping[str, Any] = {
+    "model": {"layers": 1, "hidden": 8, "heads": 1, "vocabulary": 8},
+    "cluster": {"device": "any", "backend": "cpu", "devices_per_node": 1, "memory_gib_per_device": 1.0},
+    "problem": {"sequence_length": 2, "global_batch": 1, "precision": "fp32"},
+    "space": {"micro_batch_seqs": [1]},
+}
+"""A campaign around sections that are checked alone."""
+EVALUATOR_OF = {"trainer": "command", "table": "table"}
+"""The evaluator that a campaign with such a name has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One name: what it is in a few words, and the sections of a campaign file that it stands for."""
+
+    about: str
+    sections: Mapping[str, Table]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registered:
+    """Every name that a launch may say, by kind."""
+
+    site: Mapping[str, Entry] = field(default_factory=dict)
+    trainer: Mapping[str, Entry] = field(default_factory=dict)
+    data: Mapping[str, Entry] = field(default_factory=dict)
+    table: Mapping[str, Entry] = field(default_factory=dict)
+
+    def names(self, kind: str) -> tuple[str, ...]:
+        """The names of a kind, in the order of the alphabet."""
+        return tuple(sorted(self._of(kind)))
+
+    def about(self) -> dict[str, dict[str, str]]:
+        """Kind -> name -> what it is, without what it holds."""
+        return {kind: {name: self._of(kind)[name].about for name in self.names(kind)} for kind in KINDS}
+
+    def sections(self, kind: str, name: str) -> Mapping[str, Table]:
+        """What a name stands for; raises `InvalidInput`, with those that there are, for an unknown one."""
+        known = self._of(kind)
+        if name not in known:
+            register = f"whoever runs the service registers one: frontrunner serve --{kind} NAME=FILE"
+            hint = (did_you_mean(name, known) or register) if known else register
+            listed = f"one of {', '.join(self.names(kind))}" if known else f"no entry: no {kind} is registered here"
+            raise bad_value(kind, name, listed, hint=hint)
+        return known[name].sections
+
+    def _of(self, kind: str) -> Mapping[str, Entry]:
+        found: Mapping[str, Entry] = getattr(self, kind)
+        return found
+
+
+def register(words: Mapping[str, Iterable[str]]) -> Registered:
+    """The names of options such as `--site NAME=FILE`, by kind; every file is read and checked here.
+
+    Raises `InvalidInput` for a name that is none or is there twice, and for a file that cannot be used, and `NotFound`
+    for one that is not there.
+    """
+    found: dict[str, dict[str, Entry]] = {kind: {} for kind in KINDS}
+    for kind in KINDS:
+        for word in words.get(kind, ()):
+            name, equals, file = word.partition("=")
+            if not equals or not file:
+                raise bad_value(f"--{kind}", word, "NAME=FILE")
+            require_campaign_name(f"--{kind} {word}: the name", name)
+            if name in found[kind]:
+                raise bad_value(f"--{kind}", word, f"another name: {name} stands for another file already")
+            found[kind][name] = _entry(kind, word, Path(file))
+    return Registered(**found)
+
+
+def _entry(kind: str, word: str, path: Path) -> Entry:
+    try:
+        given = _given(kind, path)
+        file = _checked(kind, given, path.parent)
+    except FrontrunnerError as error:
+        raise type(error)(f"--{kind} {word}: {error.message}", hint=error.hint) from None
+    about = {"site": _site, "trainer": _trainer, "data": _data, "table": _table}[kind](given, file.spec)
+    sections = asdict(file.spec) | {"cluster": asdict(file.spec.problem.cluster)}
+    if file.store.run_folder is not None:
+        sections["store"] = {"run_folder": str(Path(file.store.run_folder).resolve())}
+    return Entry(about=about, sections={section: sections[section] for section in given})
+
+
+def _given(kind: str, path: Path) -> dict[str, Any]:
+    """The sections of a file, or a section that names the file itself."""
+    if kind in ("data", "table") and path.suffix != ".toml":
+        return {kind: {"path": path.name}}
+    table = read_toml(path, f"{kind} file", f"docs/service.md says what a {kind} file holds")
+    given = {section: table[section] for section in SECTIONS[kind] if section in table}
+    if not given:
+        expected = " or ".join(f"[{section}]" for section in SECTIONS[kind])
+        raise InvalidInput(f"{path} has no section {expected}")
+    if kind == "site" and "run_folder" in (store := table.get("store", {})):
+        given["store"] = {"run_folder": store["run_folder"]}
+    return given
+
+
+def _checked(kind: str, given: Mapping[str, Any], base: Path) -> CampaignFile:
+    """The sections as a campaign file's, with paths made whole; of a trainer one command is made."""
+    evaluator = EVALUATOR_OF.get(kind, "probe")
+    file = parse_campaign({**AROUND, **given, "evaluator": evaluator}, default_name=FALLBACK, base=base)
+    if evaluator == "command":
+        file.spec.survey()
+    return file
+
+
+def _site(given: Mapping[str, Any], spec: CampaignSpec) -> str:
+    cluster, dispatch = spec.problem.cluster, spec.dispatch
+    machine = f"{cluster_words(cluster)}, " if "cluster" in given else ""
+    return f"{machine}{dispatch.scheduler or dispatch.backend or 'this machine, or the job it is in'}"
+
+
+def cluster_words(cluster: Cluster) -> str:
+    """A cluster in a few words, as `frontier: 8 nodes of 8 x mi250x-gcd`."""
+    nodes = f"{cluster.nodes:,} node{'s' if cluster.nodes > 1 else ''}"
+    return f"{cluster.name}: {nodes} of {cluster.devices_per_node} x {cluster.device}"
+
+
+def _trainer(_: Mapping[str, Any], spec: CampaignSpec) -> str:
+    """The ready-made trainer, or that the command has a log of its own; no word of the command itself."""
+    return spec.command.trainer or spec.command.log or "a command"
+
+
+def _data(_: Mapping[str, Any], spec: CampaignSpec) -> str:
+    path = Path(spec.data.path or "")
+    return f"{path.stat().st_size / 1e6:,.1f} MB" if holds(path.is_file) else "the built-in text"
+
+
+def _table(_: Mapping[str, Any], spec: CampaignSpec) -> str:
+    return spec.table.problem or "a table of measured configurations"

@@ -1,0 +1,211 @@
+"""Replays: started, watched by the files that they leave, and stopped.
+
+A replay that the service starts keeps its files in frontrunner-runs/replays/RECIPE_ID, as the command does, and in
+`service.json` there its process: so a service that was restarted finds it again. That process notes there how it ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import statistics
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from frontrunner.config.settings import run_root
+from frontrunner.evaluators.probe.files import read_json, write_json
+from frontrunner.results.clock import timestamp, utc_now
+from frontrunner.results.secret_values import without_secrets
+from frontrunner.results.store import Store
+from frontrunner.server.errors import Conflict, TooMany
+from frontrunner.server.logs import read_end
+from frontrunner.server.processes import Starter, our_process
+from frontrunner.server.settings import ServiceSettings
+from frontrunner.spaces.errors import FrontrunnerError, NotFound
+
+STARTED = "service.json"
+MOST_PROGRESS_BYTES = 65_536
+LAST_EVENTS = 100
+RATED_STEPS = 20
+"""The newest steps whose median is the step's time."""
+CHECKPOINT = re.compile(r"step-(\d{8,})")
+"""The folder of a complete checkpoint, as the trainer names it."""
+
+
+class ReplayState(StrEnum):
+    """Where a replay stands. The call that started it goes on from its newest checkpoint where it did not finish."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    STOPPED = "stopped"  # by a person
+    FAILED = "failed"  # `Replay.why` says how
+    CUT_OFF = "cut off"  # its process is gone without a word: it was killed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """One replay. `last_events` are the newest lines of its progress, oldest first; `log_tail` the end of its log.
+
+    `step_time_s` is the median of the newest `RATED_STEPS` steps, `tokens_per_s` the rate at that, `evaluation_loss`
+    the one after `evaluation_step`; all are None before the first, and losses where they were not finite.
+    `checkpoint_step` is the step of the newest complete checkpoint, 0 where there is none.
+    """
+
+    recipe_id: str
+    state: ReplayState
+    why: str
+    pid: int | None
+    steps: int
+    step: int
+    loss: float | None
+    step_time_s: float | None
+    tokens_per_s: float | None
+    evaluation_step: int | None
+    evaluation_loss: float | None
+    checkpoint_step: int
+    last_events: tuple[Mapping[str, Any], ...]
+    log_tail: str
+
+
+def started_now(steps: int) -> dict[str, object]:
+    """What a replay's process says of itself."""
+    return {"pid": os.getpid(), "since": timestamp(utc_now()), "steps": steps}
+
+
+@contextmanager
+def noting_its_end(path: Path, started: Mapping[str, object]) -> Iterator[None]:
+    """Note in a replay's file that it was stopped, or why it failed; nobody else hears of either."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        write_json(path, {**started, "ended": ReplayState.STOPPED.value})
+    except Exception as error:
+        why = error.message if isinstance(error, FrontrunnerError) else f"{type(error).__name__}: {error}"
+        write_json(path, {**started, "ended": ReplayState.FAILED.value, "why": why.partition("\n")[0].rstrip(":")})
+        raise
+
+
+class Replays:
+    """The replays of one service, in the folder beside the store."""
+
+    def __init__(self, store: Store, settings: ServiceSettings) -> None:
+        self._store = store
+        self._most = settings.limits.running_replays
+        self._log_bytes = settings.limits.log_bytes
+        self._root = run_root(settings.store) / "replays"
+        self._starter = Starter(settings.store, self._root.parent / "service", settings.limits.launch_s)
+        self._starting = threading.Lock()
+
+    def start(self, body: Mapping[str, object]) -> Replay:
+        """Start a replay, once it was found possible; going on from the newest checkpoint of an earlier try."""
+        with self._starting:
+            running = [replay for replay in self.all() if replay.state is ReplayState.RUNNING]
+            if len(running) >= self._most:
+                raise TooMany(f"{len(running)} replays are running: at most {self._most} may")
+            if any(replay.recipe_id.startswith(str(body["recipe_id"])) for replay in running):
+                raise Conflict(f"a replay of recipe {body['recipe_id']} is running")
+            answer = self._starter.start(["replay"], {**body, "root": str(self._root)})
+        return self.one(answer["recipe_id"])
+
+    def all(self) -> list[Replay]:
+        """Every replay that a service has started, by recipe id."""
+        return self.beginning_with("")
+
+    def beginning_with(self, prefix: str) -> list[Replay]:
+        """The replays of recipes whose ids begin like this, by recipe id; `prefix` has hexadecimal digits alone."""
+        folders = sorted(path.parent.name for path in self._root.glob(f"{prefix}*/{STARTED}"))
+        return [self.one(recipe_id) for recipe_id in folders]
+
+    def one(self, recipe_id: str) -> Replay:
+        """One replay, by its recipe's whole id; raises `NotFound` where the service has started none."""
+        self._starter.running_pids()
+        folder = self._root / recipe_id
+        started = read_json(folder / STARTED) if recipe_id.isalnum() else None
+        if not isinstance(started, dict):
+            raise NotFound(f"no replay of recipe {recipe_id} was started by this service")
+        events = _last_events(folder / "progress.jsonl")
+        steps = [event for event in events if event.get("event") == "step"]
+        evaluated = [event for event in events if event.get("event") == "evaluation"]
+        step_time_s = _step_time_s(steps)
+        state = _state(started, has_result=(folder / "result.json").exists())
+        return Replay(
+            recipe_id=recipe_id,
+            state=state,
+            why=without_secrets(str(started.get("why", ""))),
+            pid=started["pid"] if state is ReplayState.RUNNING else None,
+            steps=started["steps"],
+            step=steps[-1]["step"] if steps else 0,
+            loss=steps[-1].get("loss") if steps else None,
+            step_time_s=step_time_s,
+            tokens_per_s=steps[-1]["tokens"] / step_time_s if step_time_s else None,
+            evaluation_step=evaluated[-1]["step"] if evaluated else None,
+            evaluation_loss=evaluated[-1].get("loss") if evaluated else None,
+            checkpoint_step=self.checkpoint_steps(recipe_id).get(recipe_id, 0),
+            last_events=tuple(events),
+            log_tail=without_secrets(read_end(self._root, folder / "replay.log", most_bytes=self._log_bytes) or ""),
+        )
+
+    def checkpoint_steps(self, prefix: str) -> dict[str, int]:
+        """The step of the newest complete checkpoint of each recipe whose id begins like this and that has one.
+
+        The command `frontrunner replay` keeps its checkpoints there too. `prefix` has hexadecimal digits alone.
+        """
+        found: dict[str, int] = {}
+        for path in self._root.glob(f"{prefix}*/checkpoints/step-*"):
+            if complete := CHECKPOINT.fullmatch(path.name):
+                recipe_id = path.parent.parent.name
+                found[recipe_id] = max(int(complete[1]), found.get(recipe_id, 0))
+        return found
+
+    def stop(self, recipe_id: str) -> Replay:
+        """End a replay's ranks; its checkpoints stay. Raises `Conflict` for one that is not running."""
+        found = self.one(recipe_id)
+        started = read_json(self._root / recipe_id / STARTED)
+        process = our_process(found.pid, since=started["since"]) if found.pid and isinstance(started, dict) else None
+        if process is None:
+            raise Conflict(f"the replay of recipe {recipe_id} is not running")
+        process.send_signal(signal.SIGTERM)
+        return found
+
+
+def _state(started: Mapping[str, Any], *, has_result: bool) -> ReplayState:
+    """What the replay's process has noted, or what is left to think of one that noted nothing."""
+    if "ended" in started:
+        return ReplayState(started["ended"])
+    process = our_process(started["pid"], since=started["since"])
+    if process is not None and process.status() != psutil.STATUS_ZOMBIE:
+        return ReplayState.RUNNING
+    return ReplayState.FINISHED if has_result else ReplayState.CUT_OFF
+
+
+def _step_time_s(steps: Sequence[Mapping[str, Any]]) -> float | None:
+    return statistics.median(step["time_s"] for step in steps[-RATED_STEPS:]) if steps else None
+
+
+def _last_events(path: Path) -> list[dict[str, Any]]:
+    """The newest whole lines of a progress file that are events."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - MOST_PROGRESS_BYTES))
+            lines = deque(file.read().splitlines(keepends=True), maxlen=LAST_EVENTS)
+    except FileNotFoundError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:  # cut short, by where reading began or by a kill
+            continue
+        if isinstance(event, dict):
+            found.append(event)
+    return found
