@@ -2,30 +2,24 @@
 PYTHON ?= python3
 BIN := .venv/bin
 CAMPAIGN ?= examples/laptop.toml
-MARKS := not slow and not stress
-# These watch how long things take or what the machine holds, or wait only so long for processes to come or to go: one
-# test at a time.
-TIMED := tests/faults $(addprefix tests/integration/test_,calibrate.py campaign.py doctor.py doctor_slurm.py \
-  profile.py replay.py service.py)
-THREE := -n 3 --dist loadfile --no-loadscope-reorder $(TIMED:%=--ignore=%)
+QUICK := unit or contract or smoke
 
-.PHONY: campaign test slow every-recipe pictures check links format audit hashes clean
+.PHONY: campaign test system every-recipe pictures check links format audit hashes clean
 
 campaign: .venv/.installed
 	$(BIN)/frontrunner launch $(CAMPAIGN)
 
 test: .venv/.installed-dev
-	$(BIN)/pytest -m "$(MARKS)" $(THREE)
-	$(BIN)/pytest -m "$(MARKS)" $(TIMED)
+	$(BIN)/pytest -n 2 --dist worksteal -m "$(QUICK)"
 
-slow: .venv/.installed-dev
-	$(BIN)/pytest -m "slow or stress" $(THREE)
-	$(BIN)/pytest -m "slow or stress" $(TIMED)
+system: .venv/.installed-dev
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "system and not alone and not ($(QUICK))"
+	$(BIN)/pytest -m "system and alone and not ($(QUICK))"
 
 # Every legal recipe of two spaces of the trainer, not only the chosen ones: hours.
 every-recipe: .venv/.installed-dev
 	FRONTRUNNER_TEST_EVERY_RECIPE=1 $(BIN)/pytest -n 2 --dist load -k test_each_two_choices_together \
-	  tests/integration/test_numerics.py tests/integration/test_numerics_deepspeed.py
+	  tests/system/test_numerics.py tests/system/test_numerics_deepspeed.py
 
 # The pictures of docs/pages: of two campaigns of the examples, which are launched where there is no pictured.db; the second
 # begins with what the first has measured.
@@ -33,7 +27,7 @@ pictures: .venv/.installed-dev
 	test -f pictured.db || for name in laptop-accumulation laptop; do \
 	  $(BIN)/frontrunner launch examples/$$name.toml --store pictured.db || exit; done
 	FRONTRUNNER_PICTURES=$(CURDIR)/docs/pages FRONTRUNNER_PICTURED_STORE=$(CURDIR)/pictured.db \
-	  $(BIN)/pytest -m slow -k fits_its_window tests/integration/test_pages.py
+	  $(BIN)/pytest -m system -k fits_its_window tests/system/test_pages.py
 
 check: .venv/.installed-dev
 	$(BIN)/ruff check .

@@ -1,7 +1,7 @@
 """What the DeepSpeed engine cannot run, or would run wrongly, as legality rules.
 
 Found by running every combination against one process on DeepSpeed 0.19.8 and torch 2.13;
-`tests/integration/test_numerics_deepspeed.py` runs the legal ones. Reasons that begin with "wrong" name
+`tests/system/test_numerics_deepspeed.py` runs the legal ones. Reasons that begin with "wrong" name
 combinations that DeepSpeed runs at full speed with other weights than one process would have.
 """
 

@@ -1,7 +1,7 @@
 """What each engine cannot run, or would run wrongly, as legality rules.
 
 The rules of the torch engine were found by running every combination against one process on torch 2.13;
-`tests/integration/test_numerics.py` runs the legal ones, and the two that give wrong gradients at full speed
+`tests/system/test_numerics.py` runs the legal ones, and the two that give wrong gradients at full speed
 are marked as such in their reason.
 """
 

@@ -1,6 +1,6 @@
 """Where the torch engine can pull its levers of compilation and memory, as legality rules.
 
-`tests/integration/test_levers.py` runs the legal combinations against one process.
+`tests/system/test_levers.py` runs the legal combinations against one process.
 """
 
 from __future__ import annotations

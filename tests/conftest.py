@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -21,12 +22,20 @@ settings.register_profile("explore", derandomize=False, deadline=None)
 settings.load_profile("same")
 
 
-WAITING = "test_slurm.py"
-"""Its tests take minutes, most of them in wait for a batch system: begun last, they would be all that still runs."""
+TIERS = {"unit": "unit", "contract": "contract", "system": "system", "faults": "system"}
+"""Marker of the tests in each folder. A test marked `smoke` or `system` by itself keeps its own."""
+STARTED_FIRST = "test_slurm.py"
+"""Its tests wait for a batch system most of their time: started last, they would be all that still runs."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name != WAITING)
+    for item in items:
+        own = {mark.name for mark in item.iter_markers()}
+        if "postgresql" in item.name:  # starting a server costs more than what these see beyond SQLite
+            item.add_marker("system")
+        elif not own & {"smoke", "system"}:
+            item.add_marker(TIERS[item.path.relative_to(Path(__file__).parent).parts[0]])
+    items.sort(key=lambda item: item.path.name != STARTED_FIRST)
 
 
 @pytest.fixture(scope="session")

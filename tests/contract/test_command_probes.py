@@ -149,7 +149,7 @@ def test_a_trainer_that_stops_stepping_is_hung(tmp_path: Path) -> None:
     assert found.message == "no finished step in the log within probe.step_deadline_s = 1 s, after 2 steps"
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_a_trainer_in_an_endless_loop_that_ignores_signals_is_ended(tmp_path: Path) -> None:
     """It is asked to end, and killed five seconds later."""
     setup = setup_with(tmp_path, "ignores-signals", step_deadline_s=5.0)

@@ -28,7 +28,7 @@ LIVE = [name for name in EVALUATORS if name not in ("table", "command")]
 """Those that answer for any recipe by themselves; the others are held to this in test_table_lookup.py and
 test_command_probes.py."""
 
-PARSL = pytest.param("parsl", marks=pytest.mark.slow)
+PARSL = pytest.param("parsl", marks=pytest.mark.system)
 """The training probe over Parsl, with this machine for its allocation."""
 
 

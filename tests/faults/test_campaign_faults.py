@@ -21,6 +21,8 @@ from frontrunner.spaces.errors import StoreUnusable
 from support.drivers import LEGAL, Campaigns, Recorder
 from support.limits import fill, small_disk
 
+pytestmark = pytest.mark.alone
+
 ROOM = 2**20
 """Too little to begin a probe with, and enough for the files of one that has begun."""
 
@@ -118,7 +120,7 @@ class Lock:
         self._connection.close()
 
 
-@pytest.mark.parametrize("seconds", [0.8, pytest.param(60.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [0.8, pytest.param(60.0, marks=pytest.mark.system)])
 def test_a_running_driver_waits_for_another_programs_lock(tmp_path: Path, seconds: float) -> None:
     assert BUSY_TIMEOUT_S > 60.0
     with campaigns_in(tmp_path, tmp_path / "runs") as campaigns:

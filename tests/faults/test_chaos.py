@@ -26,6 +26,8 @@ from frontrunner.search.spec import Budget, CampaignSpec
 from frontrunner.starting import created
 from support.campaigns import environment, spec_of, tiny
 
+pytestmark = pytest.mark.alone
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 LEAVER = Path(__file__).parents[1] / "support" / "leaver.py"
 NOTHING = {"processes": [], "ports": [], "files": [], "shared_memory": []}
@@ -38,7 +40,7 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(asked, env=env, capture_output=True, text=True, timeout=900, check=False)
 
 
-@pytest.mark.slow
+@pytest.mark.system
 @pytest.mark.parametrize(("evaluator", "campaigns", "kills"), [("simulated", 2, 120), ("probe", 1, 12)])
 def test_killed_at_random_nothing_is_lost_doubled_or_left(evaluator: str, campaigns: int, kills: int) -> None:
     asked = {"campaigns": campaigns, "kills-per-minute": kills, "most-kills": 4, "seed": 1, "evaluator": evaluator}

@@ -8,10 +8,12 @@ import pytest
 
 from support.campaigns import frontrunner, is_alive, started, tiny, wait_for, write_toml
 
+pytestmark = pytest.mark.alone
+
 TRAINER = Path(__file__).parent.parent / "support" / "fake_trainer.py"
 
 
-@pytest.mark.slow
+@pytest.mark.system
 @pytest.mark.parametrize("is_keeper_stopped", [False, True])
 def test_a_killed_driver_leaves_no_trainer_and_its_campaign_goes_on(tmp_path: Path, is_keeper_stopped: bool) -> None:
     """A keeper that stands still does not notice: the trainer and its ranks go on until the campaign does."""

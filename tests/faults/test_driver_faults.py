@@ -32,6 +32,8 @@ from support.campaigns import (
     write_toml,
 )
 
+pytestmark = pytest.mark.alone
+
 LONG = {"measured_steps": 25}
 """Probes of a second or so: time enough to be caught in one."""
 PROBES = 3
@@ -89,7 +91,7 @@ def test_a_driver_killed_in_a_probe_leaves_no_process_and_is_resumed(tmp_path: P
     assert trials(tmp_path)[1].recipe_id in before, "the probe that was cut off is made again, not replaced"
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_the_order_of_recipes_is_that_of_a_campaign_that_was_never_killed(tmp_path: Path) -> None:
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
@@ -123,7 +125,7 @@ def test_a_result_that_was_finished_but_not_stored_is_harvested(tmp_path: Path) 
     assert str(result["step_times_s"][0])[:10] in json.dumps(ranking)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.system)])
 def test_one_signal_lets_the_probe_finish_and_says_how_to_go_on(tmp_path: Path, number: signal.Signals) -> None:
     write_campaign(tmp_path, probe=LONG)
     with started("launch", "tiny.toml", cwd=tmp_path) as driver:
@@ -140,7 +142,7 @@ def test_one_signal_lets_the_probe_finish_and_says_how_to_go_on(tmp_path: Path, 
     check_complete(tmp_path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.system)])
 def test_two_signals_end_the_probe_at_once(tmp_path: Path, number: signal.Signals) -> None:
     write_campaign(tmp_path, probe={"measured_steps": 1_000_000, "deadline_s": 600})
     with started("launch", "tiny.toml", cwd=tmp_path) as driver:

@@ -16,6 +16,8 @@ from frontrunner.results.holders import this_host
 from frontrunner.results.store import open_store
 from support.campaigns import frontrunner, processes_of, spec_of, started, steps_written, tiny, wait_for, write_toml
 
+pytestmark = pytest.mark.alone
+
 PROBES = 60
 FINAL = "SELECT recipe_id, state FROM trials WHERE state IN ('measured', 'failed')"
 ATTEMPTS = "SELECT trial_id, state FROM attempts"
@@ -71,7 +73,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     return final_recipes(folder)
 
 
-@pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.system)])
 def test_killed_again_and_again_it_ends_as_if_nothing_had_been(
     seed: int, tmp_path: Path, undisturbed: set[str]
 ) -> None:

@@ -28,6 +28,8 @@ from support.campaigns import (
     write_toml,
 )
 
+pytestmark = pytest.mark.alone
+
 GRACE_S = 10.0
 ME = os.getpid()
 SHARED_MEMORY = Path("/dev/shm")
@@ -88,10 +90,10 @@ def by_a_kill_of_the_fork_server(_: Watch) -> None:
 @pytest.mark.parametrize(
     "end",
     [
-        pytest.param(by_its_deadline, marks=pytest.mark.slow),
+        pytest.param(by_its_deadline, marks=pytest.mark.system),
         by_a_kill_of_one_rank,
-        pytest.param(by_a_stopped_rank, marks=pytest.mark.slow),
-        pytest.param(by_a_kill_of_the_fork_server, marks=pytest.mark.slow),
+        pytest.param(by_a_stopped_rank, marks=pytest.mark.system),
+        pytest.param(by_a_kill_of_the_fork_server, marks=pytest.mark.system),
     ],
 )
 def test_an_attempt_leaves_nothing(bench: Bench, end: Callable[[Watch], None]) -> None:
@@ -103,7 +105,7 @@ def test_an_attempt_leaves_nothing(bench: Bench, end: Callable[[Watch], None]) -
     check_gone(held, time.monotonic())
 
 
-@pytest.mark.slow
+@pytest.mark.system
 @pytest.mark.parametrize("is_server_stopped", [False, True])
 def test_a_killed_driver_leaves_nothing_that_the_next_one_does_not_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_server_stopped: bool

@@ -8,9 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 import torch.distributed as dist
 
 from frontrunner.evaluators.trainer.meeting import FILE, meeting_at
+
+pytestmark = pytest.mark.alone
 
 MEETINGS = 12
 

@@ -31,6 +31,8 @@ from support.campaigns import (
     wait_for,
 )
 
+pytestmark = pytest.mark.alone
+
 ME = os.getpid()
 
 

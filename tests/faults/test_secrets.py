@@ -16,6 +16,8 @@ from support.campaigns import command, environment, tiny, write_toml
 from support.postgresql import Server
 from support.services import bearer, browser, settings, tokens_of
 
+pytestmark = pytest.mark.alone
+
 SECRETS = {
     "AWS_SECRET_ACCESS_KEY": "planted0aws0wJalrXUtnFEMI",
     "HF_TOKEN": "planted0hf0abcdefghijklmnop",
@@ -50,7 +52,7 @@ def campaign(**sections: object) -> dict[str, object]:
     return tiny(budget={"probes": 1}, **sections)  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_a_trainer_that_prints_its_environment_tells_nobody_but_its_own_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,7 +88,7 @@ def test_a_trainer_that_prints_its_environment_tells_nobody_but_its_own_log(
         assert PLANTED not in asking.get("/metrics", headers=headers).content
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_a_real_probe_leaves_no_secret_anywhere(tmp_path: Path) -> None:
     write_toml(tmp_path / "t.toml", campaign())
     done = run(tmp_path, "launch", "t.toml")
@@ -97,7 +99,7 @@ def test_a_real_probe_leaves_no_secret_anywhere(tmp_path: Path) -> None:
     assert holding(tmp_path, but="") == []
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_a_database_s_password_is_in_no_file_and_no_answer(postgresql_server: Server, tmp_path: Path) -> None:
     url = postgresql_server.new_store().replace("@", f":{SECRETS['SOME_PASSWORD']}@")
     write_toml(tmp_path / "t.toml", {"evaluator": "simulated", **campaign()})

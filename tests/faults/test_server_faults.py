@@ -24,6 +24,8 @@ from support.campaigns import frontrunner, spec_of, started, tiny, wait_for
 from support.cut_proxy import proxy_before
 from support.postgresql import Server, running_server, why_none
 
+pytestmark = pytest.mark.alone
+
 PROBES = 60
 WIDE = {
     "name": "wide",
@@ -204,7 +206,7 @@ def test_two_machines_of_one_name_do_not_judge_each_other_s_processes(url: str, 
     assert there().startswith(f"refused campaign faulted is driven by {this_host()}:{os.getpid()} since ")
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_a_server_that_restarts_again_and_again_costs_a_running_campaign_nothing(
     server: Server, url: str, tmp_path: Path
 ) -> None:

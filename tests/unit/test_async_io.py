@@ -77,7 +77,7 @@ def test_on_rocm_the_operator_comes_with_deepspeed(tmp_path: Path) -> None:
 
 
 @needs_deepspeed
-@pytest.mark.slow  # imports torch and deepspeed in a process of its own
+@pytest.mark.system  # imports torch and deepspeed in a process of its own
 def test_a_build_that_fails_leaves_its_log_and_nothing_built(
     tmp_path: Path, no_operator: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

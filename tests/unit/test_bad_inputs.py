@@ -38,7 +38,7 @@ FUZZ = Path(__file__).parents[2] / "benchmarks" / "fuzz_inputs.py"
 DEEP = "[" * 100_000
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_two_thousand_bad_inputs_are_refused_or_read_as_they_were_written() -> None:
     done = subprocess.run(
         [sys.executable, str(FUZZ), "--inputs", "2000", "--seed", "1"],

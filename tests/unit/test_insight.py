@@ -289,7 +289,7 @@ def test_equal_speeds_leave_nothing_to_explain(factorial: Collected) -> None:
     assert "same speed" in found.reason
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_shap_values_are_those_of_the_formula(factorial: Collected) -> None:
     """Of a sum of independent terms (the logarithms) each knob's Shapley value is its own term, less its mean."""
     pytest.importorskip("shap")

@@ -157,7 +157,7 @@ def test_a_recipe_is_taken_apart_as_here(client: Client, ids: tuple[Path, list[s
     assert refused.value.message == here.value.message
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_a_report_is_drawn_by_the_service(client: Client, ids: tuple[Path, list[str]], tmp_path: Path) -> None:
     told, own = tmp_path / "told.html", tmp_path / "own.html"
     assert client.report("first", out=told) == told

@@ -17,7 +17,7 @@ PROBLEM = problem()
 GENERATED = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-@pytest.mark.slow
+@pytest.mark.system
 @pytest.mark.filterwarnings("ignore")  # those of deepspeed's own modules as they are imported
 @GENERATED
 @given(recipe=recipes(PROBLEM))
@@ -42,7 +42,7 @@ def test_deepspeed_reads_its_configuration_as_the_recipe(recipe: Recipe) -> None
     assert (zero.offload_optimizer is not None) + (zero.offload_param is not None) == offloaded
 
 
-@pytest.mark.slow
+@pytest.mark.system
 @pytest.mark.filterwarnings("ignore")
 @GENERATED
 @given(recipe=recipes(PROBLEM))

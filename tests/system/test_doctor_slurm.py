@@ -17,7 +17,8 @@ from support.roll_calls import ranks_of_cluster
 from support.slurm import SlurmCluster, missing_programs, slurm_cluster
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.alone,
+    pytest.mark.system,
     pytest.mark.skipif(bool(missing_programs()), reason=f"Slurm is not installed: {', '.join(missing_programs())}"),
 ]
 

@@ -241,13 +241,13 @@ def _assert_losses_equal_one_process(job: Job) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.slow else []) for case in CASES]
+    "case", [pytest.param(case, id=case.name, marks=[pytest.mark.system] if case.slow else []) for case in CASES]
 )
 def test_losses_equal_one_process(case: Case, tmp_path: Path) -> None:
     _assert_losses_equal_one_process(case.job(tmp_path / "run"))
 
 
-@pytest.mark.slow
+@pytest.mark.system
 @pytest.mark.parametrize("recipe", CHOSEN.values(), ids=CHOSEN)
 def test_each_two_choices_together_train_the_right_model(recipe: dict[str, Any], tmp_path: Path) -> None:
     _assert_losses_equal_one_process(Case(name="chosen", recipe=recipe, clip_norm=0.2).job(tmp_path / "run"))

@@ -231,7 +231,7 @@ def test_a_pbs_script_works_where_it_was_submitted(tmp_path: Path) -> None:
     assert [path.name for path in submitted.glob("frontrunner-*/*")] == ["recipe.json"]
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_a_recipe_file_trains_without_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     here = parse_cluster({"preset": "this-machine", "devices_per_node": 2})
@@ -265,7 +265,7 @@ for pid in "${pids[@]}"; do wait "$pid" || exit 1; done
 """
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_a_slurm_script_trains_on_two_nodes(tmp_path: Path) -> None:
     here = parse_cluster({"preset": "this-machine", "devices_per_node": 1, "nodes": 2})
     if here.backend != "cpu":

@@ -25,7 +25,7 @@ SLACK = 0.005
 SLACK_AMONG_RANKS = 0.02
 """Likewise among ranks, where on a busy machine gloo's threads let go of a collective's tensors late in every step."""
 
-slow = pytest.mark.slow
+slow = pytest.mark.system
 
 
 def traced_job(folder: Path, *, micro_batches: int | None = None, **changes: Any) -> Job:

@@ -50,7 +50,7 @@ IN_PIECES_SLOW = {
 def _rows(quick: dict[str, dict[str, Any]], slow: dict[str, dict[str, Any]]) -> list[Any]:
     return [
         *(pytest.param(recipe, id=name) for name, recipe in quick.items()),
-        *(pytest.param(recipe, id=name, marks=pytest.mark.slow) for name, recipe in slow.items()),
+        *(pytest.param(recipe, id=name, marks=pytest.mark.system) for name, recipe in slow.items()),
     ]
 
 
@@ -157,7 +157,7 @@ COMPILED = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.system
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("recipe", COMPILED.values(), ids=COMPILED)
 def test_compiled_blocks_change_no_loss_and_compile_before_the_measurement(
@@ -176,7 +176,7 @@ def test_compiled_blocks_change_no_loss_and_compile_before_the_measurement(
     assert len(result["step_times_s"]) == 4
 
 
-@pytest.mark.slow
+@pytest.mark.system
 @pytest.mark.timeout(600)
 def test_a_step_that_compiles_is_not_measured(tmp_path: Path) -> None:
     recipe = small_recipe(**COMPILED["one-rank-full-pieces"], compile=True)

@@ -46,7 +46,7 @@ def campaign(folder: Path) -> Path:
     return write_toml(folder / "campaign.toml", table)
 
 
-@pytest.mark.slow
+@pytest.mark.system
 @pytest.mark.parametrize("choices", CHOICES.values(), ids=CHOICES)
 def test_peak_memory_is_the_dry_runs(choices: dict[str, object], tmp_path: Path) -> None:
     file = campaign(tmp_path)

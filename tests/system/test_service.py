@@ -33,6 +33,8 @@ from frontrunner.starting import created, stored_spec
 from support.campaigns import spec_of, tiny, write_toml
 from support.services import BODY, Served, bearer, filled, served, settings, tokens_of, wait_for
 
+pytestmark = pytest.mark.alone
+
 LONG = BODY | {
     "name": "long",
     "model": {"layers": 48, "hidden": 6144, "heads": 48, "vocabulary": 51200},
@@ -62,7 +64,7 @@ def outcomes(client: Client, name: str) -> int:
     return client.status(name).campaign.outcomes
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_a_campaign_goes_on_while_the_service_is_killed_and_restarted(service: Served) -> None:
     client = service.start()
     name = client.launch(LONG)
@@ -101,7 +103,7 @@ def test_a_campaign_goes_on_while_the_service_is_killed_and_restarted(service: S
         client.stop(name)
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_two_services_on_one_store_see_and_stop_one_driver(tmp_path: Path) -> None:
     with served(tmp_path) as one, served(tmp_path) as other:
         first, second = one.start(), other.start()
@@ -310,7 +312,7 @@ def test_no_port_twice_and_no_open_door(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_real_probes_and_a_replay_by_wire(tmp_path: Path) -> None:
     body: dict[str, Any] = BODY | {
         "evaluator": "probe",
@@ -345,7 +347,7 @@ def _is_zombie(pid: int | None) -> bool:
     return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_a_registered_trainer_is_launched_by_its_name_and_its_secrets_stay(tmp_path: Path) -> None:
     """The campaign measures by the operator's command; the store holds the command, and no answer holds its key."""
     trainer = Path(__file__).parent.parent / "support" / "fake_trainer.py"

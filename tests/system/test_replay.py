@@ -32,6 +32,8 @@ from support.campaigns import (
     write_toml,
 )
 
+pytestmark = pytest.mark.alone
+
 STEPS = 120
 OPTIONS = ("--anyway", "--checkpoint-every", "10", "--evaluate-every", "40", "--steps", str(STEPS))
 
@@ -156,10 +158,10 @@ def parts_without_a_whole(folder: Path) -> list[Path]:
     ("strike", "status"),
     [
         (strike_rank, 1),
-        pytest.param(strike_between_the_parts_of_a_checkpoint, -signal.SIGKILL, marks=pytest.mark.slow),
-        pytest.param(strike_torchrun, 1, marks=pytest.mark.slow),
+        pytest.param(strike_between_the_parts_of_a_checkpoint, -signal.SIGKILL, marks=pytest.mark.system),
+        pytest.param(strike_torchrun, 1, marks=pytest.mark.system),
         (strike_command_line, -signal.SIGKILL),
-        pytest.param(strike_everything_but_ranks, -signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param(strike_everything_but_ranks, -signal.SIGKILL, marks=pytest.mark.system),
     ],
 )
 def test_killed_in_the_middle_it_goes_on_with_the_same_losses(

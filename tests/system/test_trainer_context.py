@@ -39,10 +39,12 @@ def _exchanged_bytes(ranks: int, *, heads: int, kv_heads: int, precision: str) -
     ("recipe", "kv_heads", "precision", "exchanges"),
     [
         pytest.param({"context_parallel": 2, "sharding": (2, 2, 2)}, 2, "bf16", 4, id="cp2-bf16-2-kv-heads"),
-        pytest.param({"context_parallel": 4}, 2, "fp32", 4, id="cp4-sends-2-kv-heads-twice", marks=pytest.mark.slow),
+        pytest.param({"context_parallel": 4}, 2, "fp32", 4, id="cp4-sends-2-kv-heads-twice", marks=pytest.mark.system),
         # The kept outcomes are not sent again; under full recompute all of the forward pass is.
         pytest.param({"context_parallel": 2, "recompute": "selective"}, 4, "fp32", 4, id="cp2-selective"),
-        pytest.param({"context_parallel": 2, "recompute": "full"}, 4, "fp32", 6, id="cp2-full", marks=pytest.mark.slow),
+        pytest.param(
+            {"context_parallel": 2, "recompute": "full"}, 4, "fp32", 6, id="cp2-full", marks=pytest.mark.system
+        ),
     ],
 )
 def test_all_to_alls_a_layer_and_their_bytes(
@@ -63,7 +65,7 @@ def test_all_to_alls_a_layer_and_their_bytes(
     assert received_bytes(job, rank=1)["all_to_all_single"] == STEPS * model.layers * received
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_a_rank_keeps_a_share_of_the_activations(tmp_path: Path) -> None:
     """Of feed-forward parts this wide a quarter of the positions must leave less than half of the memory."""
     peaks = {}

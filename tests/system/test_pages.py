@@ -27,7 +27,7 @@ from support.services import Served, served
 api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium")
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.system,
     pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on PATH"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # playwright's own, of asyncio
 ]

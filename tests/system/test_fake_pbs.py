@@ -17,7 +17,7 @@ from support.campaigns import frontrunner, started, steps_written, tiny, wait_fo
 from support.fake_pbs import install
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.system,
     pytest.mark.skipif(shutil.which("mpiexec") is None, reason="there is no mpiexec: apt-get install mpich"),
 ]
 ASKED = {

@@ -23,6 +23,8 @@ from support.campaigns import command, environment, frontrunner, is_alive, tiny,
 from support.roll_calls import ranks_below, slowed, start_roll_call
 from support.terminals import run_on_terminal
 
+pytestmark = pytest.mark.alone
+
 RANKS = 3
 
 
@@ -80,7 +82,7 @@ def test_ranks_for_devices_that_are_not_here_are_refused(tmp_path: Path) -> None
         api.call_ranks(write_toml(tmp_path / "campaign.toml", table), ranks=1)
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_ranks_that_work_together_are_timed_and_leave_nothing(tmp_path: Path) -> None:
     process = start_roll_call(RANKS, 60, tmp_path)
     ranks = ranks_below(process.pid, RANKS)
@@ -97,7 +99,7 @@ def test_ranks_that_work_together_are_timed_and_leave_nothing(tmp_path: Path) ->
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
     process = start_roll_call(RANKS, 60, tmp_path)
     ranks = ranks_below(process.pid, RANKS)
@@ -119,7 +121,7 @@ def wait_until_they_work(ranks: list[psutil.Process]) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_a_rank_that_stands_still_is_named_long_before_collectives_give_up(tmp_path: Path) -> None:
     process = start_roll_call(RANKS, 200, tmp_path)
     ranks = ranks_below(process.pid, RANKS)
@@ -136,7 +138,7 @@ def test_a_rank_that_stands_still_is_named_long_before_collectives_give_up(tmp_p
     assert not any(map(is_alive, ranks))
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_a_rank_that_never_comes_is_named(tmp_path: Path) -> None:
     process = start_roll_call(RANKS, 20, tmp_path)
     ranks = ranks_below(process.pid, RANKS)
@@ -149,7 +151,7 @@ def test_a_rank_that_never_comes_is_named(tmp_path: Path) -> None:
     assert "never came within 20 s; 2 of 3 did" in check["found"]
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_a_rank_that_is_slowed_is_named(tmp_path: Path) -> None:
     process = start_roll_call(RANKS, 60, tmp_path)
     ranks = ranks_below(process.pid, RANKS)
@@ -163,7 +165,7 @@ def test_a_rank_that_is_slowed_is_named(tmp_path: Path) -> None:
     assert named[0].startswith("rank 1 on ")
 
 
-@pytest.mark.slow
+@pytest.mark.system
 @pytest.mark.skipif(shutil.which("mpiexec") is None, reason="no MPI launcher is installed")
 def test_ranks_of_a_launcher_meet_and_one_process_tells(tmp_path: Path) -> None:
     called = ["mpiexec", "-n", "2", *command("doctor", "--run", "--json")]
@@ -176,7 +178,7 @@ def test_ranks_of_a_launcher_meet_and_one_process_tells(tmp_path: Path) -> None:
     assert checks["all-reduce"] == "2 ranks, cpu: all came, all sums are right"
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_a_rank_of_torchrun_that_is_killed_is_named_and_all_processes_end(tmp_path: Path) -> None:
     launcher = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     called = [*launcher, "-m", "--", "frontrunner.cli", "doctor", "--run", "--json"]
@@ -192,7 +194,7 @@ def test_a_rank_of_torchrun_that_is_killed_is_named_and_all_processes_end(tmp_pa
     assert not any(map(is_alive, ranks))
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_a_called_rank_imports_torch_and_the_trainer_alone() -> None:
     program = f"""
 import sys, importlib

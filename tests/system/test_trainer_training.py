@@ -115,7 +115,7 @@ def _pid_of_rank_0(job: Job) -> int:
 
 @pytest.mark.parametrize(
     "form",
-    [pytest.param(form, marks=[pytest.mark.slow] if "cp2" in form else []) for form in STEPS_TO_KILL_IN],
+    [pytest.param(form, marks=[pytest.mark.system] if "cp2" in form else []) for form in STEPS_TO_KILL_IN],
 )
 def test_a_killed_run_goes_on_as_if_it_never_was(form: str, finished: Finished, tmp_path: Path) -> None:
     steps = STEPS_TO_KILL_IN[form]

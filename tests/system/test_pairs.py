@@ -40,7 +40,7 @@ def store(tmp_path: Path) -> str:
     return str(tmp_path / "store.db")
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_a_pair_measures_small_predicts_large_and_confirms_the_best(tmp_path: Path) -> None:
     write_toml(tmp_path / "tiny.toml", pair())
     done = frontrunner("launch", "tiny.toml", "--json", cwd=tmp_path)
@@ -66,7 +66,7 @@ def test_a_pair_measures_small_predicts_large_and_confirms_the_best(tmp_path: Pa
     assert "predicted tokens/s on 4 nodes" in frontrunner("best", cwd=tmp_path).stdout
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_probes_run_for_real_on_one_node_and_the_rest_is_a_prediction(tmp_path: Path) -> None:
     few = {"tensor_parallel": [1, 2], "pipeline_parallel": [1], "micro_batch_seqs": [2, 4]}
     write_toml(tmp_path / "tiny.toml", pair(evaluator="probe", space=few, budget={"probes": 2}))

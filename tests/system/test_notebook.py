@@ -38,7 +38,7 @@ def test_the_worked_notebook_is_kept_with_what_it_shows() -> None:
     assert "/tmp" not in NOTEBOOK.read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
+@pytest.mark.system
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # of jupyter's own event loops
 def test_the_worked_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
     kept = tables(nbformat.read(NOTEBOOK, as_version=4))

@@ -14,6 +14,8 @@ from frontrunner.spaces.errors import InvalidInput, NothingLegal
 from support.campaigns import Table, frontrunner, spec_of, tiny, write_toml
 from support.terminals import run_on_terminal
 
+pytestmark = pytest.mark.alone
+
 FEW: Table = {"tensor_parallel": [1, 2], "pipeline_parallel": [1], "micro_batch_seqs": [4]}
 """Two legal recipes: two replicas, and a model cut in two."""
 
@@ -112,7 +114,7 @@ def test_the_panel_is_drawn_in_place(tmp_path: Path, columns: int, rows: int) ->
     assert "frontrunner replay" in shown, "the ranking and what to do next come below"
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_the_panel_over_real_probes(tmp_path: Path) -> None:
     screen, status = run_on_terminal(tmp_path, "launch", write(tmp_path, space=FEW), columns=80, rows=24)
     shown = "\n".join(screen.lines)

@@ -18,7 +18,7 @@ from support.campaigns import command, frontrunner, started, steps_written, tiny
 from support.slurm import SlurmCluster, missing_programs, slurm_cluster
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.system,
     pytest.mark.skipif(bool(missing_programs()), reason=f"Slurm is not installed: {', '.join(missing_programs())}"),
     pytest.mark.timeout(400),
 ]

@@ -20,6 +20,8 @@ from frontrunner.evaluators.trainer.calibration.collectives import COLLECTIVES
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 from support.campaigns import command, environment, tiny, write_toml
 
+pytestmark = pytest.mark.alone
+
 ALLOCATION = {
     "RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
     "MASTER_PORT": "1",
@@ -62,7 +64,7 @@ def test_ranks_of_an_allocation_are_its_own(monkeypatch: pytest.MonkeyPatch) -> 
         allocated(8)
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_four_ranks_measure_every_level_and_a_campaign_uses_it(tmp_path: Path) -> None:
     out = tmp_path / "cluster.toml"
     called = command("calibrate", "--out", str(out), "--ranks", "4", "--seconds", "16", "--json")
@@ -90,7 +92,7 @@ def test_four_ranks_measure_every_level_and_a_campaign_uses_it(tmp_path: Path) -
     assert lacks_rate or set(found.assumed) <= unwritten
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_an_allocation_of_torchrun_is_measured_and_written_once(tmp_path: Path) -> None:
     launcher = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     arguments = ["-m", "frontrunner.cli", "calibrate", "--out", "cluster.toml", "--seconds", "5", "--device", "cpu"]
@@ -103,7 +105,7 @@ def test_an_allocation_of_torchrun_is_measured_and_written_once(tmp_path: Path) 
     assert [line for line in done.stdout.splitlines() if line.startswith("written: ")] == ["written: cluster.toml"]
 
 
-@pytest.mark.slow
+@pytest.mark.system
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_calibration_leaves_no_file_and_no_rank(how: signal.Signals, tmp_path: Path) -> None:
     called = command("calibrate", "--out", "cluster.toml", "--ranks", "2", "--seconds", "60")
@@ -123,7 +125,7 @@ def test_an_interrupted_calibration_leaves_no_file_and_no_rank(how: signal.Signa
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_a_rank_that_is_killed_is_told_and_the_others_are_ended() -> None:
     """Real ranks over gloo, of which one goes: an error with its rank, within seconds."""
     program = (
@@ -145,7 +147,7 @@ def test_a_rank_that_is_killed_is_told_and_the_others_are_ended() -> None:
     assert not psutil.wait_procs(ranks, timeout=10)[1]
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_a_device_that_is_not_there_ends_with_the_rank_s_own_words() -> None:
     import torch
 
@@ -155,7 +157,7 @@ def test_a_device_that_is_not_there_ends_with_the_rank_s_own_words() -> None:
         measure(this_machine(1), device="cuda", seconds=5)
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_a_rank_imports_torch_and_the_trainer_alone() -> None:
     program = f"""
 import sys, importlib

@@ -116,7 +116,7 @@ def test_a_few_recipes_that_legality_admits(engine: str) -> None:
     _train(QUICK, engine, fixed=True)
 
 
-@pytest.mark.slow
+@pytest.mark.system
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("engine", ["torch", "deepspeed"])
 def test_more_recipes_that_legality_admits(engine: str) -> None:

@@ -28,7 +28,7 @@ from support.campaigns import order, ranks_of, setup_of, steps_written, tiny_rec
 from support.trainer_runs import read_progress, reference_losses, run_job, small_job, small_model, small_recipe
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.system,
     pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is an extra"),
 ]
 

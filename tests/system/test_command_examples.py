@@ -12,7 +12,7 @@ EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 NEEDS = {"command-deepspeed": "deepspeed", "command-accelerate": "accelerate"}
 
 
-@pytest.mark.slow
+@pytest.mark.system
 @pytest.mark.parametrize("name", NEEDS)
 def test_an_example_measures_another_trainer_s_recipes(tmp_path: Path, name: str) -> None:
     pytest.importorskip(NEEDS[name])
