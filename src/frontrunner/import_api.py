@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frontrunner.api import opened
-from frontrunner.config.cluster_file import named_cluster
+from frontrunner.config.cluster import named_cluster
 from frontrunner.config.settings import shown_store, store_url
 from frontrunner.config.validation import dump_json
 from frontrunner.search.spec import CampaignSpec

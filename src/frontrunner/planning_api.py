@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frontrunner.api import opened
-from frontrunner.config.campaign_file import read_campaign_file
+from frontrunner.config.campaign import read_campaign_file
 from frontrunner.config.settings import store_url
 from frontrunner.dryrun_api import named_recipe
 from frontrunner.spaces.errors import NotFound
