@@ -12,9 +12,9 @@ from frontrunner.config.campaign import read_campaign_file
 from frontrunner.config.recipe_file import FIGURES, Measured, Origin, RecipeFile, Training, read, to_text
 from frontrunner.config.toml_file import holds, why_no_file
 from frontrunner.earlier import refuse_file_of_others
-from frontrunner.evaluators.export import names
-from frontrunner.evaluators.export.given import Given
-from frontrunner.evaluators.export.scripts import SCHEDULERS, batch_script
+from frontrunner.evaluators.export.batch import SCHEDULERS, batch_script
+from frontrunner.evaluators.export.reading import Given
+from frontrunner.evaluators.export.tools import TOOLS, tool_named
 from frontrunner.replay_api import names_a_file
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput, NotFound, bad_value, did_you_mean
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from frontrunner.search.mirror import Mirrored
 
 RECIPE_FILE = "recipe"
-TARGETS = (*names.FORMATS, *SCHEDULERS, RECIPE_FILE)
+TARGETS = (*TOOLS, *SCHEDULERS, RECIPE_FILE)
 """What `export` writes."""
 MOST_BYTES = 1_000_000
 
@@ -56,7 +56,7 @@ def export(recipe: str, *, to: str, store: str | None = None) -> str:
     if to in SCHEDULERS:
         refuse_file_of_others(file)
         return batch_script(to, file.problem, file.recipe, provenance(file), to_text(file))
-    return names.render(to, file.problem, file.recipe, provenance(file))
+    return tool_named(to).render(file.problem, file.recipe, provenance(file))
 
 
 def provenance(file: RecipeFile) -> tuple[str, ...]:
@@ -154,7 +154,7 @@ def import_config(
     text = _text(path)
     try:
         given = Given(text=text, stated=stated or {}, beside=lambda name: _beside(path, name))
-        recipe = names.read(tool, spec.problem, given)
+        recipe = tool_named(tool).read(spec.problem, given)
     except InvalidInput as error:
         raise InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
     reason, identity = why_illegal(recipe, spec.problem), recipe_id(spec.problem, recipe)

@@ -12,7 +12,7 @@ import pytest
 from frontrunner.cli.main import SECTIONS, frontrunner
 from frontrunner.config.campaign import SECTIONS as FILE_SECTIONS
 from frontrunner.config.campaign import keys_of, read_campaign_file
-from frontrunner.evaluators.export.names import FORMATS
+from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.evaluators.external.patterns import GROUPS
 from frontrunner.evaluators.protocol import EVALUATORS
 from frontrunner.results.outcome import POLICIES, FailureKind
@@ -86,7 +86,7 @@ def test_nested_settings_and_words_are_documented() -> None:
 
 
 def test_every_ready_made_trainer_and_figure_of_a_log_is_documented() -> None:
-    for trainer in FORMATS:
+    for trainer in TOOLS:
         assert f"| `{trainer}` |" in section("other-trainers.md", "Ready-made trainers")
         assert f"`{trainer}`" in section("campaign-file.md", "[command]")
     for group in GROUPS:

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from frontrunner.config.toml_file import holds, why_no_file
 from frontrunner.config.validation import refuse_unusable_values, validate
-from frontrunner.evaluators.export.parsed import json_table
+from frontrunner.evaluators.export.reading import json_section
 from frontrunner.evaluators.probe.settings import OPTIMIZERS
 from frontrunner.spaces.document import canonical_json, recipe_id
 from frontrunner.spaces.errors import (
@@ -151,7 +151,7 @@ def from_bytes(content: bytes) -> RecipeFile:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidInput(f"not text in UTF-8: byte {error.start + 1} does not fit") from None
-    return _from_document(json_table(text))
+    return _from_document(json_section(text).values)
 
 
 def _from_document(document: Mapping[str, Any]) -> RecipeFile:
