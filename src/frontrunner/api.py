@@ -17,8 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frontrunner.config.campaign_file import CampaignFile, read_campaign_file
-from frontrunner.config.file_sections import StoreSettings
+from frontrunner.config.campaign import CampaignFile, StoreSettings, read_campaign_file
 from frontrunner.config.settings import run_root, store_url
 from frontrunner.earlier import refuse_imported_campaign, remembered
 from frontrunner.evaluators.probe.here import prepare_here

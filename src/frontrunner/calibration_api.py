@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frontrunner.config.cluster_file import named_cluster, parse_cluster
+from frontrunner.config.cluster import named_cluster, parse_cluster
 from frontrunner.evaluators.cluster.job_devices import job_environment
 from frontrunner.evaluators.probe.jobs import TORCH_DEVICES
 from frontrunner.evaluators.probe.this_machine import detect, processors, share_processors

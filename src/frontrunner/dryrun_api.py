@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from frontrunner.config.campaign_file import read_campaign_file
+from frontrunner.config.campaign import read_campaign_file
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.recipe import Recipe

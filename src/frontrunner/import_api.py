@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frontrunner.config.cluster_file import named_cluster
+from frontrunner.config.cluster import named_cluster
 from frontrunner.config.settings import shown_store, store_url
 from frontrunner.config.validation import dump_json
 from frontrunner.search.spec import CampaignSpec

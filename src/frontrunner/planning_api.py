@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frontrunner.config.campaign_file import read_campaign_file
+from frontrunner.config.campaign import read_campaign_file
 from frontrunner.dryrun_api import Explains, named_recipe
 from frontrunner.spaces.errors import NotFound
 from frontrunner.starting import nothing_legal

@@ -184,7 +184,7 @@ class LocalStore:
         `recipe` is a stored id, or with a `campaign` file an id or choices such as `{"tensor_parallel": 8}` that leave
         one legal recipe of its space. Raises `InvalidInput` for a recipe that the estimate does not cover.
         """
-        from frontrunner.config.campaign_file import read_campaign_file
+        from frontrunner.config.campaign import read_campaign_file
         from frontrunner.planning_api import breakdown_of
 
         if campaign is None:

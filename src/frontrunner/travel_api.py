@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from frontrunner.config.campaign_file import read_campaign_file
+from frontrunner.config.campaign import read_campaign_file
 from frontrunner.config.recipe_file import FIGURES, Measured, Origin, RecipeFile, Training, read, to_text
 from frontrunner.config.toml_file import holds, why_no_file
 from frontrunner.earlier import refuse_file_of_others

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import frontrunner
-from frontrunner.config.campaign_file import read_campaign_file
+from frontrunner.config.campaign import read_campaign_file
 from frontrunner.config.recipe_file import Origin, RecipeFile, Training, to_text
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput, NotFound

@@ -37,7 +37,7 @@ def launch(file: Path, name: str | None, store: str | None, *, as_json: bool) ->
       frontrunner launch examples/laptop.toml
       frontrunner launch frontier.toml --name 22b-first --store sweeps.db
     """
-    from frontrunner.config.campaign_file import read_campaign_file
+    from frontrunner.config.campaign import read_campaign_file
     from frontrunner.views.live import make_listener
 
     campaign = read_campaign_file(file)
