@@ -51,7 +51,7 @@ def checked_cluster(table: Table) -> Cluster:
     """A cluster from all of its fields."""
     cluster = section_of(Cluster, "cluster", table)
     if cluster.efficiencies:
-        from frontrunner.evaluators.analytic.measured import check_efficiencies
+        from frontrunner.evaluators.analytic.machine import check_efficiencies
 
         check_efficiencies(cluster.efficiencies)
     return cluster

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence
 
-from frontrunner.evaluators.analytic.estimate import Plan, Trust
-from frontrunner.evaluators.analytic.judged import Estimate
+from frontrunner.evaluators.analytic.accuracy_bounds import Trust
+from frontrunner.evaluators.analytic.estimates import Estimate, Plan
 from frontrunner.evaluators.analytic.scaling import Bound, Scaling, ScalingRow
 from frontrunner.spaces.problem import GlobalBatch
 from frontrunner.text import gib, percent, seconds, thousands
@@ -31,7 +31,7 @@ WORDS = {
 def print_plan(plan: Plan, *, top: int, file: str) -> None:
     """The plan; its front follows where it holds more than the first recipe, and the command that looks closer."""
     out = console()
-    fitting = plan.judged.fitting
+    fitting = plan.table.fitting
     left_out = sum(plan.not_modelled.values())
     out.print(
         f"{plan.legal:,} legal recipes: {fitting:,} are estimated to fit in {gib(plan.memory_limit_bytes)} GiB "
@@ -43,7 +43,7 @@ def print_plan(plan: Plan, *, top: int, file: str) -> None:
         print_estimates("estimated, fastest first", plan.fastest(top))
     if len(plan.front) > 1:
         print_estimates("speed against memory: what nothing else beats in both", plan.front[:top])
-    if len(plan.judged):
+    if len(plan.table):
         out.print()
         print_trust(plan.trust)
     for best in plan.fastest(1):
