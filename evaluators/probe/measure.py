@@ -60,7 +60,7 @@ def measurement(
     `memory_is_known` is False where a trainer's log states no peak: its peak is then the one entry 0.
 
     `Failure` of kind NOT_FINITE where the loss was not, IMPLAUSIBLE where the numbers cannot be true: above the
-    device's peak, or faster than the formulas can explain (`analytic/doubt.py`).
+    device's peak, or faster than the formulas can explain (`analytic/plausibility.py`).
     Raises KeyError, TypeError or ValueError for a file that is not a result.
     """
     if result["status"] == "not-finite":

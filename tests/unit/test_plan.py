@@ -125,8 +125,9 @@ def test_what_no_measurement_has_judged_gets_a_wide_error(choice: str, change: d
     assert errors[known] == ((), EXPECTED_ERROR)
     assert errors[replace(known, **change)] == ((choice,), UNKNOWN_HARDWARE_ERROR)
     assert found.trust.expected_error == EXPECTED_ERROR
-    assert any(choice in remark and remark.startswith("1 estimate may be off by 50 %") for remark in found.trust.remarks)
-    assert (HOST_ASSUMED in found.trust.remarks) == ("offload" in choice)
+    remarks = found.trust.remarks
+    assert any(choice in remark and remark.startswith("1 estimate may be off by 50 %") for remark in remarks)
+    assert (HOST_ASSUMED in remarks) == ("offload" in choice)
 
 
 def test_every_field_of_a_recipe_counts_or_is_left_out() -> None:
