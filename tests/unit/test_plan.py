@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import frontrunner
-from frontrunner.config.campaign_file import read_campaign_file
+from frontrunner.config.campaign import read_campaign_file
 from frontrunner.evaluators.analytic.accuracy_bounds import (
     EXPECTED_ERROR,
     HOST_ASSUMED,
