@@ -14,7 +14,7 @@ from typing import Any
 from frontrunner.cli.main import main
 
 PRELOADED = (
-    "frontrunner.cli.asking",
+    "frontrunner.cli.options",
     "frontrunner.cli.campaigning",
     "frontrunner.cli.questions",
     "frontrunner.views.live",

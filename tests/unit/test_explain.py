@@ -12,7 +12,7 @@ import pytest
 import frontrunner
 from frontrunner.cli.main import frontrunner as command
 from frontrunner.cli.recipe_words import named
-from frontrunner.config.campaign_file import read_campaign_file
+from frontrunner.config.campaign import read_campaign_file
 from frontrunner.config.validation import dump_json
 from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured, breakdown
 from frontrunner.evaluators.diagnostics.dry_run.plan import layers_of_pipeline_ranks

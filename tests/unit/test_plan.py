@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import frontrunner
-from frontrunner.config.campaign_file import read_campaign_file
+from frontrunner.config.campaign import read_campaign_file
 from frontrunner.evaluators.analytic.estimate import HOST_ASSUMED, UNJUDGED, Plan, estimate, not_modelled, plan
 from frontrunner.evaluators.analytic.trust import EXPECTED_ERROR, UNKNOWN_HARDWARE_ERROR
 from frontrunner.spaces.cluster import PeakTflops

@@ -78,7 +78,7 @@ def _base(cluster: str | None, campaign: Path | None) -> str | Cluster | None:
         return cluster
     if cluster is not None:
         raise InvalidInput("--cluster and --campaign are both given: expected one of them")
-    from frontrunner.config.campaign_file import read_campaign_file
+    from frontrunner.config.campaign import read_campaign_file
 
     return read_campaign_file(campaign).spec.problem.cluster
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from frontrunner import planning_api
-from frontrunner.cli.asking import asked, server_option
-from frontrunner.cli.options import json_option, print_json, store_option
+from frontrunner.cli.options import json_option, open_backend, print_json, server_option, store_option
 from frontrunner.cli.recipe_words import named
 from frontrunner.spaces.errors import InvalidInput, NothingLegal, bad_value
 
@@ -109,13 +108,7 @@ def explain(
       frontrunner explain --campaign a.toml 3f9c --svg 3f9c.svg
       frontrunner explain --campaign a.toml sharding=zero-1 recompute=none
     """
-    wanted = named(recipe, campaign)
-    if server is not None and isinstance(wanted, str) and campaign is None:
-        found = asked(store, server).explain(wanted)
-    elif server is not None:
-        raise bad_value("--server", server, "a stored recipe's id with it, and no --campaign: files are explained here")
-    else:
-        found = planning_api.explain(wanted, campaign=campaign, store=store)
+    found = open_backend(store, server).explain(named(recipe, campaign), campaign=campaign)
     if svg is not None:
         from frontrunner.views.picture import write_picture
 

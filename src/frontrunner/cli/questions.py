@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from frontrunner.cli.asking import Questions, asked, server_option
-from frontrunner.cli.options import json_option, print_json, store_option
+from frontrunner.cli.options import json_option, open_backend, print_json, server_option, store_option
 from frontrunner.plain_json import as_plain
 from frontrunner.spaces.errors import NotFound, NothingLegal
+
+if TYPE_CHECKING:
+    from frontrunner.remote import RemoteStore
+    from frontrunner.store import LocalStore
+
+    Backend = LocalStore | RemoteStore
 
 
 @click.command()
@@ -37,7 +43,7 @@ def best(  # noqa: PLR0913 - an option each
       frontrunner best
       frontrunner best laptop --top 3 --by memory --json
     """
-    questions = asked(store, server)
+    questions = open_backend(store, server)
     ranking = questions.best(campaign, top=top, by=by, max_memory_gb=max_memory_gb)
     if as_json:
         print_json(ranking)
@@ -56,7 +62,7 @@ def best(  # noqa: PLR0913 - an option each
         print_predictions(scale)
 
 
-def _say_baseline(campaign: str | None, questions: Questions) -> None:
+def _say_baseline(campaign: str | None, questions: Backend) -> None:
     """What the best gains over the campaign's baseline, where it has one."""
     found = questions.baseline(campaign)
     if found is not None:
@@ -82,7 +88,7 @@ def pareto(
       frontrunner pareto laptop --json
       frontrunner pareto --objectives tokens,memory,nodes
     """
-    questions = asked(store, server)
+    questions = open_backend(store, server)
     if objectives is not None:
         _front(campaign, tuple(name.strip() for name in objectives.split(",")), questions, as_json=as_json)
         return
@@ -97,7 +103,7 @@ def pareto(
         print_ranking(front, title="speed against memory: what nothing else beats in both")
 
 
-def _front(campaign: str | None, objectives: tuple[str, ...], questions: Questions, *, as_json: bool) -> None:
+def _front(campaign: str | None, objectives: tuple[str, ...], questions: Backend, *, as_json: bool) -> None:
     found = questions.front(campaign, objectives=objectives)
     if as_json:
         print_json(found)
@@ -122,7 +128,7 @@ def show(recipe_id: str, store: str | None, server: str | None, *, as_json: bool
       frontrunner show 3f9c01d2ab4e
       frontrunner show 3f9c --json
     """
-    questions = asked(store, server)
+    questions = open_backend(store, server)
     try:
         explanation = questions.show(recipe_id)
     except NotFound:
@@ -138,7 +144,7 @@ def show(recipe_id: str, store: str | None, server: str | None, *, as_json: bool
         _show_predicted(explanation.recipe_id, questions, as_json=False)
 
 
-def _show_predicted(recipe_id: str, questions: Questions, *, as_json: bool) -> bool:
+def _show_predicted(recipe_id: str, questions: Backend, *, as_json: bool) -> bool:
     """Print what is predicted of a recipe, where anything is."""
     try:
         scales = questions.predictions_of(recipe_id)
@@ -167,7 +173,7 @@ def status(campaign: str | None, store: str | None, server: str | None, *, as_js
       frontrunner status
       frontrunner status laptop --json
     """
-    questions = asked(store, server)
+    questions = open_backend(store, server)
     found = questions.status(campaign)
     scale = questions.predictions(found.campaign.name)
     if as_json:
@@ -195,7 +201,7 @@ def failures(campaign: str | None, store: str | None, server: str | None, *, as_
       frontrunner failures
       frontrunner failures laptop --json
     """
-    found = asked(store, server).failures(campaign)
+    found = open_backend(store, server).failures(campaign)
     if as_json:
         print_json(found)
     elif not found:
@@ -218,7 +224,7 @@ def campaigns(store: str | None, server: str | None, *, as_json: bool) -> None:
       frontrunner campaigns
       frontrunner campaigns --store sweeps.db --json
     """
-    found = asked(store, server).campaigns()
+    found = open_backend(store, server).campaigns()
     if as_json:
         print_json(found)
     elif not found:
@@ -244,6 +250,6 @@ def dataframe(campaign: str | None, out: Path, store: str | None, server: str | 
     """
     from frontrunner.results.frames import write_frame
 
-    table = asked(store, server).dataframe(campaign)
+    table = open_backend(store, server).dataframe(campaign)
     write_frame(table, out)
     click.echo(f"{len(table)} rows, {len(table.columns)} columns: {out}")

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from frontrunner.evaluators.export.export import Launch, launch_of, why_no_launch
-from frontrunner.evaluators.export.script import END_OF_FILE, comments
+from frontrunner.evaluators.export.base import END_OF_FILE, Launch, comments, launch_of, why_no_launch
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.problem import Problem
@@ -50,7 +49,7 @@ _JOB_ID = {"slurm": "SLURM_JOB_ID", "pbs": "PBS_JOBID"}
 
 
 def batch_script(scheduler: str, problem: Problem, recipe: Recipe, header: Sequence[str], recipe_file: str) -> str:
-    """A script for sbatch or qsub; raises `InvalidInput` where the recipe's devices fill no equal nodes."""
+    """Return a script for sbatch or qsub; raise `InvalidInput` where the recipe's devices fill no equal nodes."""
     launch, reason = launch_of(problem, recipe), why_no_launch(problem, recipe)
     if launch is None:
         raise InvalidInput(f"{scheduler} cannot start this recipe: {reason}")
