@@ -214,7 +214,7 @@ def test_nothing_that_fits_ends_with_its_own_exit_code(tmp_path: Path) -> None:
     done = told("plan", str(write_toml(tmp_path / "tiny.toml", table)), cwd=tmp_path)
 
     assert done.returncode == 7
-    assert "0 are estimated to fit in 0.01 GiB a device" in done.stdout
+    assert "0 are estimated to fit in 0.01 GiB per device" in done.stdout
     assert "hint: " in done.stderr
 
 

@@ -45,7 +45,7 @@ def _plan(found: Plan, top: int, file: str, *, as_json: bool) -> None:
     if as_json:
         print_json(planning_api.shown_plan(found, top))
     else:
-        from frontrunner.views.render_plan import print_plan
+        from frontrunner.views.plan import print_plan
 
         print_plan(found, top=top, file=file)
     if not len(found.table):
@@ -74,7 +74,7 @@ def _scaling(found: Scaling, *, as_json: bool) -> None:
     if as_json:
         print_json(found)
     else:
-        from frontrunner.views.render_plan import print_scaling
+        from frontrunner.views.plan import print_scaling
 
         print_scaling(found)
     if not found.has_recipe:
@@ -117,7 +117,7 @@ def explain(
     if as_json:
         print_json(found)
         return
-    from frontrunner.views.render_explain import print_breakdown
+    from frontrunner.views.plan import print_breakdown
 
     print_breakdown(found)
 
@@ -142,7 +142,7 @@ def advise(file: Path, *, as_json: bool) -> None:
 
         print_json(as_table(found, str(file)))
     else:
-        from frontrunner.views.render_advice import print_advice
+        from frontrunner.views.plan import print_advice
 
         print_advice(found, str(file))
     if found.chosen is None:
