@@ -18,7 +18,7 @@ PRELOADED = (
     "frontrunner.cli.campaigning",
     "frontrunner.cli.questions",
     "frontrunner.views.live",
-    "frontrunner.views.render_ranking",
+    "frontrunner.views.ranking",
     "frontrunner.search.driver",
     "sqlalchemy.dialects.sqlite",
 )

@@ -95,7 +95,7 @@ def space(file: Path, *, as_json: bool) -> None:
             }
         )
     else:
-        from frontrunner.views.render_campaigns import print_survey
+        from frontrunner.views.campaigns import print_survey
 
         print_survey(surveyed)
     if not surveyed.recipes:
@@ -122,16 +122,16 @@ def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, stopped
         print_json(answer | {"outlook": conclusion.outlook, "budget": conclusion.limits} | answer_on_front | small)
         ranking = Ranking()
     elif scale is not None:
-        from frontrunner.views.render_predictions import print_predictions
+        from frontrunner.views.ranking import print_predictions
 
         print_predictions(scale)
     if ranking:
-        from frontrunner.views.render_ranking import print_next_commands, print_outlook, print_ranking
+        from frontrunner.views.ranking import print_next_commands, print_outlook, print_ranking
 
         measured = " measured" if ranking[0].figures == "measured" else ""  # the table says itself what else they are
         print_ranking(ranking, title=f"{campaign}: {conclusion.measured} recipes{measured}")
         if found:
-            from frontrunner.views.render_front import print_front
+            from frontrunner.views.ranking import print_front
 
             print_front(found, conclusion.objectives)
         print_outlook(conclusion.outlook, conclusion.limits)

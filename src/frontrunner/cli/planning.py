@@ -13,7 +13,7 @@ from frontrunner.cli.recipe_words import named
 from frontrunner.spaces.errors import InvalidInput, NothingLegal, bad_value
 
 if TYPE_CHECKING:
-    from frontrunner.evaluators.analytic.estimate import Plan
+    from frontrunner.evaluators.analytic.estimates import Plan
     from frontrunner.evaluators.analytic.scaling import Scaling
 
 TOP = 10
@@ -45,16 +45,16 @@ def _plan(found: Plan, top: int, file: str, *, as_json: bool) -> None:
     if as_json:
         print_json(planning_api.shown_plan(found, top))
     else:
-        from frontrunner.views.render_plan import print_plan
+        from frontrunner.views.plan import print_plan
 
         print_plan(found, top=top, file=file)
-    if not len(found.judged):
+    if not len(found.table):
         raise NothingLegal(
             f"none of the {found.legal:,} legal recipes can be estimated: the formulas do not know "
             f"{', '.join(found.not_modelled)}",
             hint="frontrunner dryrun traces single recipes",
         )
-    if not found.judged.fitting:
+    if not found.table.fitting:
         raise NothingLegal(
             f"no recipe of this space is estimated to fit in {found.memory_limit_bytes / 2**30:.3g} GiB a device",
             hint="frontrunner advise FILE looks beyond the space; or allow more sharding, recompute or devices",
@@ -74,7 +74,7 @@ def _scaling(found: Scaling, *, as_json: bool) -> None:
     if as_json:
         print_json(found)
     else:
-        from frontrunner.views.render_plan import print_scaling
+        from frontrunner.views.plan import print_scaling
 
         print_scaling(found)
     if not found.has_recipe:
@@ -117,7 +117,7 @@ def explain(
     if as_json:
         print_json(found)
         return
-    from frontrunner.views.render_explain import print_breakdown
+    from frontrunner.views.plan import print_breakdown
 
     print_breakdown(found)
 
@@ -142,7 +142,7 @@ def advise(file: Path, *, as_json: bool) -> None:
 
         print_json(as_table(found, str(file)))
     else:
-        from frontrunner.views.render_advice import print_advice
+        from frontrunner.views.plan import print_advice
 
         print_advice(found, str(file))
     if found.chosen is None:

@@ -50,14 +50,14 @@ def best(  # noqa: PLR0913 - an option each
         return
     scale = questions.predictions(campaign)
     if ranking:
-        from frontrunner.views.render_ranking import print_ranking
+        from frontrunner.views.ranking import print_ranking
 
         print_ranking(ranking, title=f"best by {by}")
         _say_baseline(campaign, questions)
     elif scale is None or not scale.predicted:
         raise NothingLegal("no measured recipe answers this question", hint="see `frontrunner status`")
     if scale is not None:
-        from frontrunner.views.render_predictions import print_predictions
+        from frontrunner.views.ranking import print_predictions
 
         print_predictions(scale)
 
@@ -98,7 +98,7 @@ def pareto(
     elif not front:
         raise NothingLegal("no recipe was measured", hint="see `frontrunner status`")
     else:
-        from frontrunner.views.render_ranking import print_ranking
+        from frontrunner.views.ranking import print_ranking
 
         print_ranking(front, title="speed against memory: what nothing else beats in both")
 
@@ -110,7 +110,7 @@ def _front(campaign: str | None, objectives: tuple[str, ...], questions: Backend
     elif not found:
         raise NothingLegal("no recipe was measured", hint="see `frontrunner status`")
     else:
-        from frontrunner.views.render_front import print_front
+        from frontrunner.views.ranking import print_front
 
         print_front(found, objectives)
 
@@ -138,7 +138,7 @@ def show(recipe_id: str, store: str | None, server: str | None, *, as_json: bool
     if as_json:
         print_json(explanation)
     else:
-        from frontrunner.views.render_recipe import print_explanation
+        from frontrunner.views.ranking import print_explanation
 
         print_explanation(explanation)
         _show_predicted(explanation.recipe_id, questions, as_json=False)
@@ -153,7 +153,7 @@ def _show_predicted(recipe_id: str, questions: Backend, *, as_json: bool) -> boo
     if as_json:
         print_json({"recipe_id": scales[0].predicted[0].recipe_id, "appearances": [], "predictions": scales})
         return True
-    from frontrunner.views.render_predictions import print_prediction
+    from frontrunner.views.ranking import print_prediction
 
     for scale in scales:
         print_prediction(scale)
@@ -179,11 +179,11 @@ def status(campaign: str | None, store: str | None, server: str | None, *, as_js
     if as_json:
         print_json(as_plain(found) | ({} if scale is None else {"small_scale": as_plain(scale)}))
         return
-    from frontrunner.views.render_campaigns import print_status
+    from frontrunner.views.campaigns import print_status
 
     print_status(found)
     if scale is not None:
-        from frontrunner.views.render_predictions import scale_lines
+        from frontrunner.views.ranking import scale_lines
 
         click.echo("\n".join(scale_lines(scale)))
 
@@ -207,7 +207,7 @@ def failures(campaign: str | None, store: str | None, server: str | None, *, as_
     elif not found:
         click.echo("nothing failed")
     else:
-        from frontrunner.views.render_campaigns import print_failures
+        from frontrunner.views.campaigns import print_failures
 
         print_failures(found)
 
@@ -230,7 +230,7 @@ def campaigns(store: str | None, server: str | None, *, as_json: bool) -> None:
     elif not found:
         click.echo("no campaign yet: frontrunner launch FILE")
     else:
-        from frontrunner.views.render_campaigns import print_campaigns
+        from frontrunner.views.campaigns import print_campaigns
 
         print_campaigns(found)
 
