@@ -33,10 +33,10 @@ from frontrunner.results.predictions import SmallScale
 from frontrunner.results.ranking import RankedRecipe, Ranking
 from frontrunner.results.records import CampaignList
 from frontrunner.results.status import FailedTrial, FailureList, Status
+from frontrunner.server.auth import TOKEN_VARIABLE, default_token_file, read_tokens
 from frontrunner.server.errors import from_table
 from frontrunner.server.replays import Replay
 from frontrunner.server.settings import is_loopback
-from frontrunner.server.auth import TOKEN_VARIABLE, default_token_file, read_tokens
 from frontrunner.spaces.errors import (
     FrontrunnerError,
     InvalidInput,
@@ -133,7 +133,9 @@ class RemoteStore:
         self.url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
         # Tokens are sent to the service itself: no proxy or .netrc of the environment is used.
-        self._client = client or httpx2.Client(timeout=TIMEOUT_S, trust_env=False)
+        # No connection outlives its request, so that a store need not be closed.
+        no_pool = httpx2.Limits(max_keepalive_connections=0)
+        self._client = client or httpx2.Client(timeout=TIMEOUT_S, trust_env=False, limits=no_pool)
 
     def campaigns(self) -> CampaignList:
         found = CampaignList()
@@ -243,7 +245,7 @@ class RemoteStore:
 
     def dataframe(self, campaign: str | None = None) -> pd.DataFrame:
         from frontrunner.results.frames import from_columns
-        from frontrunner.server.models import FrameAnswer
+        from frontrunner.server.requests import FrameAnswer
 
         found = self._get(FrameAnswer, self._of(campaign, "/dataframe"))
         try:

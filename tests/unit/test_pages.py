@@ -385,7 +385,7 @@ from fastapi.testclient import TestClient
 from pathlib import Path
 from frontrunner.server.app import create_app
 from frontrunner.server.settings import ServiceSettings
-from frontrunner.server.tokens import read_tokens
+from frontrunner.server.auth import read_tokens
 from frontrunner.server.pages.router import router
 tokens = Path({str(folder / "tokens" / "tokens.json")!r})
 app = create_app(ServiceSettings(store={str(folder / "store.db")!r}, token_file=tokens), pages=(router,))

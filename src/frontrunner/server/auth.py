@@ -147,5 +147,7 @@ def read_tokens(path: Path) -> Tokens:
     except (ValueError, KeyError, TypeError):
         usable = False
     if not usable or tokens.operator == tokens.reader:
-        raise InvalidInput(f"the token file {path} does not hold two tokens", hint="remove it: `frontrunner serve` creates a new one")
+        raise InvalidInput(
+            f"the token file {path} does not hold two tokens", hint="remove it: `frontrunner serve` creates a new one"
+        )
     return tokens

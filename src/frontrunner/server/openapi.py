@@ -28,9 +28,7 @@ SCHEMES: Document = {
         "description": "Set in a browser that opened a link of `frontrunner serve`.",
     },
 }
-ERROR = {
-    "error": {"kind": "InvalidInput", "message": "unknown section [budgets]", "hint": "did you mean 'budget'?"}
-}
+ERROR = {"error": {"kind": "InvalidInput", "message": "unknown section [budgets]", "hint": "did you mean 'budget'?"}}
 ERRORS: dict[int | str, Document] = {
     status: {"model": ErrorAnswer, "description": text, "content": {"application/json": {"example": ERROR}}}
     for status, text in (("4XX", "Refused"), ("5XX", "Not possible now"))

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from frontrunner.results.driving import Stamp, stamp
+from frontrunner.results.driving import stamp
 from frontrunner.results.store import Store
-from frontrunner.server.answers import Answers
-from frontrunner.server.pace import Pace
+from frontrunner.server.auth import Role
 from frontrunner.server.pages.figures import FigureShelf
 from frontrunner.server.pages.rendering import digest, render
 from frontrunner.server.pages.views.campaign import campaign_view, moment
-from frontrunner.server.tokens import Role
 from frontrunner.views.columns import COLUMNS, used
 
 PARTS = ("numbers", "ranking", "trials", "timeline", "failures", "events")
 """The pieces, in their order on the page."""
-LIVE = Pace(least_s=1.0, most_s=10.0)
-"""How old the pieces may be that a live page is sent: while a driver writes, they are made once in that time, whoever
-looks."""
 POLL_S, POLL_DRIVEN_S = 5, 3
 """How often a live page asks, in seconds."""
 
@@ -48,9 +43,6 @@ class Pieces:
     polls_every_s: int
     parts: tuple[Part, ...]
 
-    def __len__(self) -> int:
-        return sum(len(part.html.encode()) for part in self.parts)
-
     @property
     def live(self) -> Markup:
         """The element that asks again, with what the page has seen."""
@@ -66,21 +58,9 @@ class PieceMaker:
     shelf: FigureShelf
     role: Role
 
-    def kept(self, answers: Answers, name: str, *, pace: Pace | None = None) -> Pieces:
-        """The pieces of a campaign, which are made anew where it was written to; see `Memory.answered` for `pace`.
-
-        While a driver runs, they are made at least once a second: bars of probes that run reach up to now.
-        """
-        question = replace(answers.question, about=f"pieces of {name}")
-
-        def read_stamp() -> tuple[Stamp, int]:
-            (found,) = stamp(self.store, (name,))
-            return found, int(self.store.now().timestamp()) if found.is_driven else 0
-
-        return answers.memory.answered(question, read_stamp, lambda now: self.made(name, now[0]), pace=pace)
-
-    def made(self, name: str, now: Stamp) -> Pieces:
-        """The pieces as they are, where `now` was read before."""
+    def made(self, name: str) -> Pieces:
+        """Return the pieces as they are."""
+        (now,) = stamp(self.store, (name,))
         view = campaign_view(self.store, name)
         is_live = view.status.driver_is_live
         values = {

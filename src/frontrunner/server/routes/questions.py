@@ -113,9 +113,7 @@ def failed(store: StoreOf, name: CampaignName, page: PageNumber = 1, page_size: 
     return answer(failures(store, name, limit=page_size, offset=(page - 1) * page_size))
 
 
-@campaigns.get(
-    "/campaigns/{name}/trials/{number}/log", response_class=Response, responses=_content("text/plain")
-)
+@campaigns.get("/campaigns/{name}/trials/{number}/log", response_class=Response, responses=_content("text/plain"))
 def log(
     store: LocalOf,
     role: RoleOf,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -11,18 +10,17 @@ from markupsafe import Markup
 
 from frontrunner.results.driving import stamp
 from frontrunner.results.pages import campaign_page
-from frontrunner.server.answers import JSON, AnswersOf
+from frontrunner.server.auth import Role
 from frontrunner.server.drivers import Word
 from frontrunner.server.pages.figures import ACROSS, SHOWN, FigureShelf, coordinates, figure
-from frontrunner.server.pages.pieces import LIVE, PARTS, POLL_S, PieceMaker
+from frontrunner.server.pages.pieces import PARTS, POLL_S, PieceMaker
 from frontrunner.server.pages.rendering import HTML, digest, page, render
 from frontrunner.server.pages.views.campaign import moment, trials_table
-from frontrunner.server.routes.parameters import CampaignName, PageNumber
-from frontrunner.server.state import OPERATOR, RoleOf, Service, ServiceOf, StoreOf
-from frontrunner.server.tokens import Role
+from frontrunner.server.routes.questions import CampaignName, PageNumber
+from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf, StoreOf
 from frontrunner.spaces.errors import bad_value
 
-router = APIRouter()
+router = APIRouter(route_class=CachedRoute)
 PAGE_SIZE = 50
 Asked = Annotated[PageNumber, Query(alias="page")]
 Digest = Annotated[str, Query(max_length=64)]
@@ -46,35 +44,29 @@ TOLD = {
 
 
 @router.get("/")
-def all_campaigns(answers: AnswersOf, service: ServiceOf, role: RoleOf, page_number: Asked = 1) -> Response:
+def all_campaigns(service: ServiceOf, role: RoleOf, page_number: Asked = 1) -> Response:
     """The store's campaigns, the newest first; live."""
-    listed = _listed(answers, service, role, page_number)
+    listed = _listed(service, role, page_number)
     live = _live_list(page_number, listed)
     return page("campaigns.html", here="/", listed=listed, may_change=role is Role.OPERATOR, **live)
 
 
 @router.get("/campaigns")
-def campaigns_live(
-    answers: AnswersOf, service: ServiceOf, role: RoleOf, seen: Digest, page_number: Asked = 1
-) -> Response:
+def campaigns_live(service: ServiceOf, role: RoleOf, seen: Digest, page_number: Asked = 1) -> Response:
     """The list as it is now; nothing (204) where the page shows that already."""
-    listed = _listed(answers, service, role, page_number)
+    listed = _listed(service, role, page_number)
     if seen == digest(listed):
         return Response(status_code=204)
     return HTMLResponse(render("campaigns_live.html", **_live_list(page_number, listed)) + listed)
 
 
-def _listed(answers: AnswersOf, service: Service, role: Role, number: int) -> Markup:
+def _listed(service: Service, role: Role, number: int) -> Markup:
     """The list alone, made once for all who ask at the same time."""
 
-    def made(_: object) -> str:
-        found = campaign_page(service.store, page=number, page_size=PAGE_SIZE, known=service.summaries)
-        pages = max(1, -(-found.total // PAGE_SIZE))
-        values = {"found": found, "page": number, "pages": pages, "may_change": role is Role.OPERATOR}
-        return render("campaigns_list.html", **values)
-
-    question = replace(answers.question, about=f"list of campaigns, page {number}")
-    return Markup(answers.memory.answered(question, object, made))  # noqa: S704 - what a template has made
+    found = campaign_page(service.store, page=number, page_size=PAGE_SIZE)
+    pages = max(1, -(-found.total // PAGE_SIZE))
+    values = {"found": found, "page": number, "pages": pages, "may_change": role is Role.OPERATOR}
+    return Markup(render("campaigns_list.html", **values))  # noqa: S704 - what a template has made
 
 
 def _live_list(number: int, listed: str) -> dict[str, object]:
@@ -83,20 +75,20 @@ def _live_list(number: int, listed: str) -> dict[str, object]:
 
 
 @router.get("/campaigns/{name}")
-def one_campaign(answers: AnswersOf, store: StoreOf, shelf: ShelfOf, role: RoleOf, name: CampaignName) -> Response:
+def one_campaign(store: StoreOf, shelf: ShelfOf, role: RoleOf, name: CampaignName) -> Response:
     """One campaign, live."""
-    pieces = PieceMaker(store=store, shelf=shelf, role=role).kept(answers, name)
+    pieces = PieceMaker(store=store, shelf=shelf, role=role).made(name)
     return page("campaign.html", here=None, pieces=pieces, figures=tuple(SHOWN.items()), across=ACROSS)
 
 
 @router.get("/campaigns/{name}/live")
-def live(answers: AnswersOf, store: StoreOf, shelf: ShelfOf, role: RoleOf, name: CampaignName, seen: Seen) -> Response:
+def live(store: StoreOf, shelf: ShelfOf, role: RoleOf, name: CampaignName, seen: Seen) -> Response:
     """The pieces that changed since the page saw them last; nothing (204) where nothing was written."""
     was, edition, *digests = seen.split("~")
     (now,) = stamp(store, (name,))
     if was == moment(now):
         return Response(status_code=204)
-    pieces = PieceMaker(store=store, shelf=shelf, role=role).kept(answers, name, pace=LIVE)
+    pieces = PieceMaker(store=store, shelf=shelf, role=role).made(name)
     if was == pieces.moment:
         return Response(status_code=204)
     old = dict(zip(PARTS, digests, strict=False))
@@ -106,13 +98,10 @@ def live(answers: AnswersOf, store: StoreOf, shelf: ShelfOf, role: RoleOf, name:
 
 
 @router.get("/campaigns/{name}/trials")
-def trials(answers: AnswersOf, store: StoreOf, name: CampaignName, page_number: Asked = 1) -> Response:
+def trials(store: StoreOf, name: CampaignName, page_number: Asked = 1) -> Response:
     """One page of the table of trials."""
 
-    def made() -> str:
-        return render("campaign/trials.html", table=trials_table(store, name, page_number), replaces=False)
-
-    return answers.text(lambda: stamp(store, (name,)), made, HTML)
+    return page("campaign/trials.html", table=trials_table(store, name, page_number), replaces=False)
 
 
 @router.get("/campaigns/{name}/figures/{wanted}")
@@ -121,7 +110,7 @@ async def one_figure(service: ServiceOf, shelf: ShelfOf, name: CampaignName, wan
     if wanted not in SHOWN:
         raise bad_value("figure", wanted, f"one of {', '.join(SHOWN)}")
     drawn = await service.slowly(lambda: shelf.drawn(service.store, name, wanted, lambda found: figure(found, wanted)))
-    return Response(drawn, media_type=JSON)
+    return Response(drawn, media_type="application/json")
 
 
 @router.get("/campaigns/{name}/coordinates")

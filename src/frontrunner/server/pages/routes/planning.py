@@ -14,16 +14,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from frontrunner.config.toml_file import parse_toml
 from frontrunner.results.store import Store
-from frontrunner.server.bodies import campaign_from, campaign_table, contents_untold, parsed
-from frontrunner.server.mistakes import mistake_in
-from frontrunner.server.models import CampaignBody
+from frontrunner.server.auth import Role
 from frontrunner.server.pages.drawings.cut import cut_drawing
 from frontrunner.server.pages.rendering import page, render
 from frontrunner.server.pages.views.plan import TOP, PlanQuestion, plan_view
 from frontrunner.server.pages.views.plan_form import ENTRIES, GROUPS, PlanForm, read_form, shown_values
 from frontrunner.server.registered import KINDS
-from frontrunner.server.state import OPERATOR, RoleOf, ServiceOf
-from frontrunner.server.tokens import Role
+from frontrunner.server.requests import CampaignBody, campaign_from, campaign_table, hiding_contents, parsed
+from frontrunner.server.responses import from_validation
+from frontrunner.server.service import OPERATOR, RoleOf, ServiceOf
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NotFound
 from frontrunner.views.columns import ESTIMATES, used
 
@@ -55,7 +54,7 @@ class CampaignText(BaseModel):
         try:
             return CampaignBody.model_validate(table)
         except ValidationError as error:
-            raise mistake_in(error.errors()) from None
+            raise from_validation(error.errors()) from None
 
 
 @router.get("/plan")
@@ -132,7 +131,7 @@ async def check(service: ServiceOf, given: CampaignText) -> Response:
     def checked() -> dict[str, Any]:
         try:
             settings, body = service.settings, given.body()
-            with contents_untold(body, settings.registered):
+            with hiding_contents(body, settings.registered):
                 spec = campaign_from(body, settings.registered, most_points=settings.limits.plan_points).spec
                 found = spec.survey()
         except FrontrunnerError as error:

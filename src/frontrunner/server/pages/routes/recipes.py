@@ -6,29 +6,28 @@ from dataclasses import fields
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
+from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 from pydantic import BaseModel, ConfigDict
 
 from frontrunner.results.compare import compare
-from frontrunner.results.driving import stamp_of_recipe
 from frontrunner.results.explain import explain
 from frontrunner.results.pages import newest_names
 from frontrunner.results.store import Store
-from frontrunner.server.answers import AnswersOf
-from frontrunner.server.models import ReplayBody, Steps
-from frontrunner.server.pages.rendering import HTML, render
+from frontrunner.server.auth import Role
+from frontrunner.server.pages.rendering import page, render
 from frontrunner.server.pages.views.compare import choice, compare_recipes
 from frontrunner.server.pages.views.recipe import RecipeView, recipe_view
 from frontrunner.server.pages.views.replay import ReplayView, replay_view
-from frontrunner.server.refusals import told_without_store
-from frontrunner.server.routes.parameters import RecipeId
-from frontrunner.server.state import OPERATOR, RoleOf, Service, ServiceOf, StoreOf
-from frontrunner.server.tokens import Role
+from frontrunner.server.requests import ReplayBody, Steps
+from frontrunner.server.responses import message_without_store
+from frontrunner.server.routes.questions import RecipeId
+from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf, StoreOf
 from frontrunner.spaces.errors import InvalidInput, NotFound
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.views.columns import ORIGINS
 
-router = APIRouter()
+router = APIRouter(route_class=CachedRoute)
 MOST_NAMES = 200
 Two = Annotated[list[Annotated[str, Query(max_length=64)]], Query(max_length=MOST_NAMES)]
 
@@ -43,32 +42,21 @@ class ReplayForm(BaseModel):
 
 
 @router.get("/recipes/{recipe_id}")
-def one_recipe(answers: AnswersOf, service: ServiceOf, role: RoleOf, recipe_id: RecipeId) -> Response:
+def one_recipe(service: ServiceOf, role: RoleOf, recipe_id: RecipeId) -> Response:
     """One recipe in full."""
 
-    def made() -> str:
-        view = recipe_view(service.store, recipe_id)
-        card = replay_view(service.replays, view.explanation)
-        return render(
-            "recipe.html",
-            here=None,
-            view=view,
-            recipe=view.explanation.recipe,
-            notice=ORIGINS.get(view.leading.campaign.figures, ""),
-            choices=_choices(view),
-            can_be_replayed=card.can_be_replayed,
-            replay=Markup(_replay(card, role)),  # noqa: S704 - what a template has made
-        )
-
-    def read_stamp() -> object:
-        replays = service.replays
-        return (
-            stamp_of_recipe(service.store, recipe_id),
-            replays.beginning_with(recipe_id),
-            replays.checkpoint_steps(recipe_id),
-        )
-
-    return answers.text(read_stamp, made, HTML)
+    view = recipe_view(service.store, recipe_id)
+    card = replay_view(service.replays, view.explanation)
+    return page(
+        "recipe.html",
+        here=None,
+        view=view,
+        recipe=view.explanation.recipe,
+        notice=ORIGINS.get(view.leading.campaign.figures, ""),
+        choices=_choices(view),
+        can_be_replayed=card.can_be_replayed,
+        replay=Markup(_replay(card, role)),  # noqa: S704 - what a template has made
+    )
 
 
 def _choices(view: RecipeView) -> list[tuple[str, str]]:
@@ -109,13 +97,12 @@ def _replay(card: ReplayView, role: Role) -> str:
 
 @router.get("/compare")
 def compared(
-    answers: AnswersOf,
     store: StoreOf,
     campaign: Two = [],  # noqa: B006 - FastAPI copies it
     recipe: Two = [],  # noqa: B006
 ) -> Response:
     """Two campaigns, or two recipes, side by side; without either, the forms that ask for them."""
-    return answers.text(object, lambda: _comparison(store, campaign, recipe), HTML)
+    return HTMLResponse(_comparison(store, campaign, recipe))
 
 
 def _comparison(store: Store, campaign: list[str], recipe: list[str]) -> str:
@@ -126,7 +113,7 @@ def _comparison(store: Store, campaign: list[str], recipe: list[str]) -> str:
         both = compare(store, *campaign) if len(campaign) == 2 else None
         pair = compare_recipes(store, *recipe) if len(recipe) == 2 else None
     except (InvalidInput, NotFound) as error:
-        problem = told_without_store(error, store.url)
+        problem = message_without_store(error, store.url)
     if len(campaign) not in (0, 2) or len(recipe) not in (0, 2):
         problem = "choose two to compare"
     return render(
