@@ -63,7 +63,7 @@ def recipes_per_second() -> float:
         accumulation=power(7), sharding_parameters=np.where(yes, replicas, 1),
         sharding_gradients=np.where(yes, replicas, 1), sharding_optimizer=replicas,
         recompute_full=generator.random(SPEED_ROWS) < 0.5, recompute_selective=no,
-        sequence_parallel=yes, synchronise_each=no, loss_chunks=one, feed_forward_tiled=no,
+        sequence_parallel=yes, gradient_sync_each=no, loss_chunks=one, feed_forward_tiled=no,
         bytes_per_optimizer_state=one * 4, layers_first=96 / ranks, layers_middle=96 / ranks, layers_last=96 / ranks,
         head_on_first=ranks == 1, split_backward=no, keeps_all=no,
     )  # fmt: skip

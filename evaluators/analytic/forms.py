@@ -10,9 +10,8 @@ import numpy as np
 
 from frontrunner.evaluators.analytic.estimate import plan, why_nothing_legal
 from frontrunner.evaluators.analytic.judged import Estimate, Judged
-from frontrunner.spaces.choices import Choice
 from frontrunner.spaces.problem import GlobalBatch, Problem
-from frontrunner.spaces.recipe import RECOMPUTES
+from frontrunner.spaces.recipe import RECOMPUTES, Choice
 from frontrunner.spaces.space import Space
 
 LARGEST_MICRO_BATCH = 8

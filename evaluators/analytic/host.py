@@ -36,7 +36,7 @@ def host_transfer_s(
     _, kept = layer_activations(machine, work)
     activations = np.where(work.activations_on_host, 2 * layers * kept, 0.0) / machine.host_bytes_per_s
     fetched = 2 * parameters / work.sharding_parameters * parameter_bytes_on_host(machine, work)
-    reduces_each = (work.sharding_gradients > 1) | work.synchronise_each | work.parameters_on_host
+    reduces_each = (work.sharding_gradients > 1) | work.gradient_sync_each | work.parameters_on_host
     gradients = parameters / work.sharding_gradients * machine.gradient_bytes(work.bytes_per_value)
     each = np.where(work.parameters_on_host, fetched, 0.0) + np.where(reduces_each, gradients, 0.0)
     updated = parameters / work.sharding_optimizer * work.bytes_per_value

@@ -25,10 +25,10 @@ def replicas_s(machine: Machine, work: Workload, parameters: Rows, forward: Rows
     overlap: Rows = np.where(hides, software.gradient_overlap, 0.0)
     each = _each_micro_batch(machine, work, parameters)
     once = _once(machine, work, parameters)
-    repeated = np.where(work.synchronise_each & (work.sharding_gradients == 1), once, 0.0)
+    repeated = np.where(work.gradient_sync_each & (work.sharding_gradients == 1), once, 0.0)
     per_pass = np.where(work.sharding_parameters > 1, forward + backward, backward)
     shown = np.maximum(each + repeated - overlap * per_pass, LEAST_SHOWN * (each + repeated))
-    last = np.where(work.synchronise_each, 0.0, np.maximum(once - overlap * backward, LEAST_SHOWN * once))
+    last = np.where(work.gradient_sync_each, 0.0, np.maximum(once - overlap * backward, LEAST_SHOWN * once))
     return work.accumulation * shown + last + _published(machine, work, parameters)
 
 

@@ -60,7 +60,7 @@ def workload(rows: pd.DataFrame, precision: str, *, balances_head: bool = False)
         recompute_full=(rows.recompute == "full").to_numpy(bool),
         recompute_selective=(rows.recompute == "selective").to_numpy(bool),
         sequence_parallel=((rows.seq_parallel == 1) & (rows.tp > 1)).to_numpy(bool),
-        synchronise_each=none,
+        gradient_sync_each=none,
         loss_chunks=np.ones(len(rows)),
         feed_forward_tiled=none,
         bytes_per_optimizer_state=np.full(len(rows), 4.0),

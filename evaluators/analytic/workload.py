@@ -89,7 +89,7 @@ class Workload:
     recompute_full: Flags
     recompute_selective: Flags
     sequence_parallel: Flags
-    synchronise_each: Flags
+    gradient_sync_each: Flags
     loss_chunks: Rows
     feed_forward_tiled: Flags
     bytes_per_optimizer_state: Rows
@@ -181,7 +181,7 @@ def _recipe_columns(recipes: Sequence[Recipe], layers: int) -> dict[str, Any]:
         columns[f"sharding_{part}"] = rows(getattr(recipe.sharding, part) for recipe in recipes)
     columns["recompute_full"] = flags(recipe.recompute == "full" for recipe in recipes)
     columns["recompute_selective"] = flags(recipe.recompute == "selective" for recipe in recipes)
-    columns["synchronise_each"] = flags(recipe.synchronise == "each" for recipe in recipes)
+    columns["gradient_sync_each"] = flags(recipe.gradient_sync == "each" for recipe in recipes)
     columns["loss_chunks"] = rows(recipe.loss_chunks for recipe in recipes)
     columns["feed_forward_tiled"] = flags(recipe.feed_forward_tiles > 1 for recipe in recipes)
     columns["bytes_per_optimizer_state"] = rows(2 if recipe.optimizer_state == "bf16" else 4 for recipe in recipes)

@@ -7,6 +7,7 @@ defaults and turns every complaint into the file's own words.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,7 +34,10 @@ from frontrunner.spaces.model import Model
 from frontrunner.spaces.names import campaign_name_from, require_campaign_name
 from frontrunner.spaces.presets import model_preset
 from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.recipe import EARLIER_NAMES, current_names
 from frontrunner.spaces.space import Space
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +71,9 @@ def parse_campaign(table: Table, *, default_name: str, base: Path) -> CampaignFi
     name, evaluator = text_at(table, "name", default_name), text_at(table, "evaluator", "probe")
     require_campaign_name("name", name)
     require_evaluator(evaluator)
-    refuse_unknown_keys("space", table["space"], KEYS["space"])
-    space = {key: value if isinstance(value, list) else [value] for key, value in table["space"].items()}
+    choices = _with_current_names("space", table["space"])
+    refuse_unknown_keys("space", choices, KEYS["space"])
+    space = {key: value if isinstance(value, list) else [value] for key, value in choices.items()}
     spec = CampaignSpec(
         name=name,
         problem=_problem(table, base),
@@ -85,6 +90,15 @@ def parse_campaign(table: Table, *, default_name: str, base: Path) -> CampaignFi
     return CampaignFile(
         spec=spec, store=section_of(StoreSettings, "store", table.get("store", {})), named="name" in table
     )
+
+
+def _with_current_names(section: str, table: Table) -> Table:
+    """Return the section with today's keys for those of earlier versions, and print a note for each."""
+    current = current_names(table)
+    for key in table:
+        if key not in current:
+            logger.warning("note: %s.%s is now called %s.%s", section, key, section, EARLIER_NAMES[key])
+    return current
 
 
 def _data(table: Table, base: Path) -> DataSettings:

@@ -12,7 +12,7 @@ from frontrunner.config.cluster_file import cluster_table
 from frontrunner.config.file_sections import KEYS, SECTION_TYPES
 from frontrunner.search.strategy import STRATEGIES
 from frontrunner.spaces.presets import cluster_names, device_names, model_names
-from frontrunner.spaces.space import WORDS
+from frontrunner.spaces.recipe import DIMENSIONS
 
 Schema = dict[str, Any]
 
@@ -76,9 +76,9 @@ def _problem(schema: Schema, needed: list[str]) -> list[str]:
 def _space(schema: Schema, needed: list[str]) -> list[str]:
     """A dimension is a list of values, or one of them."""
     for name, dimension in schema["properties"].items():
-        dimension["items"] |= {"enum": list(WORDS[name])} if name in WORDS else {}
-        default = {"default": dimension.pop("default")}
-        schema["properties"][name] = {"anyOf": [dimension, dimension["items"]]} | default
+        dimension["items"] |= {"enum": list(DIMENSIONS[name].values)} if DIMENSIONS[name].values else {}
+        more = {"default": dimension.pop("default"), "description": DIMENSIONS[name].description}
+        schema["properties"][name] = {"anyOf": [dimension, dimension["items"]]} | more
     return needed
 
 
