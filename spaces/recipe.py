@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple
 
+from frontrunner.notebook import Displayed
 from frontrunner.spaces.errors import bad_value, require_at_least, require_one_of
 from frontrunner.spaces.sharding import UNSHARDED, Sharding
 
@@ -131,7 +132,7 @@ def _choice(values: tuple[str, ...], description: str, *, group: Group = "option
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Recipe(Displayed):
     """How one model is cut over the devices and how one optimizer step is run; the fields say what each is.
 
     `layers_per_stage` holds the layers of each stage along the model; empty is as even as possible, the first stages
@@ -221,7 +222,6 @@ class Recipe:
         metadata=_choice(
             ("replicate", "ddp"),
             "torch's wrapper that keeps unsharded replicas equal",
-            group="sharding",
             word="{value}",
             matters=_over_copies,
         ),
@@ -418,22 +418,12 @@ class Recipe:
     def describe(self) -> str:
         """Return the recipe on one line: `tp2 pp2 dp1 1f1b mb2 x8 none recompute=full`."""
         batch = f"mb{self.micro_batch_seqs} x{self.accumulation}"
-        copies = (self.words("sharding") or (self.sharding_name,)) if self.copies > 1 else ()
+        copies = (self.sharding_name,) if self.copies > 1 and self.replication == "replicate" else ()
         return " ".join((self.layout(), *self.words("pipeline"), batch, *copies, *self.words("option", "lever")))
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
         return reading_earlier_names(source, handler)
-
-    def _repr_html_(self) -> str:
-        """Return a table for notebooks: the choices that are off their defaults, and what follows from them."""
-        from frontrunner.html_tables import facts
-
-        chosen = {f.name: str(getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default}
-        named = {"sharding": self.sharding_name, "layers_per_stage": self.layers_name}
-        chosen |= {name: value for name, value in named.items() if name in chosen}
-        counts = {"data_parallel": str(self.data_parallel), "global_batch_seqs": str(self.global_batch_seqs)}
-        return facts(f"recipe {self.describe()}", (chosen | counts).items())
 
 
 def _declared() -> dict[str, Dimension]:
