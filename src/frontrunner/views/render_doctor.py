@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from frontrunner.evaluators.diagnostics.doctor.checks import Check, Status
-from frontrunner.evaluators.diagnostics.doctor.findings import Bandwidth
+from frontrunner.evaluators.diagnostics.doctor.check import Check, Status
+from frontrunner.evaluators.diagnostics.doctor.collective_report import Bandwidth
 from frontrunner.text import latency, plain, thousands, wrapped
 from frontrunner.views.render import console, titled_table
 
