@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from frontrunner.config.campaign_file import read_campaign_file
+from frontrunner.config.campaign import read_campaign_file
 from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.evaluators.external.agreement import stated_before, why_disagreeing
 from frontrunner.evaluators.external.command import Command, CommandRequest, request_of
