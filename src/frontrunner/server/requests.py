@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args, get_type_hints
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -27,10 +27,11 @@ from frontrunner.config.campaign import CampaignFile, CampaignName, parse_campai
 from frontrunner.config.toml_file import Table
 from frontrunner.config.validation import invalid_input, refuse_unusable_values
 from frontrunner.results.ranking import RankBy
+from frontrunner.results.recipe_filters import FILTERS
 from frontrunner.server.registered import EVALUATOR_OF, Registered
 from frontrunner.spaces.errors import InvalidInput, bad_value
 from frontrunner.spaces.names import FALLBACK
-from frontrunner.spaces.space import WORDS, Space
+from frontrunner.spaces.recipe import DIMENSIONS
 from frontrunner.spaces.wording import shown, shown_key
 
 logger = logging.getLogger("frontrunner.server")
@@ -143,6 +144,9 @@ class ReplayBody(Body):
         return table
 
 
+COUNT: Any = Annotated[int | None, Field(ge=1, le=1_000_000)]
+
+
 class RecipeFilters(Body):
     """Which recipes of a campaign to return: each choice that is given must have the value."""
 
@@ -157,25 +161,18 @@ class RecipeFilters(Body):
         return self.model_dump(exclude_none=True, exclude=set(RecipeFilters.model_fields))
 
 
-def _filter_type(name: str, values: Any) -> Any:
-    """Return the type of a filter by one dimension of a space."""
-    if name in WORDS:
-        return Literal[*WORDS[name]] | None
-    kind = get_args(values)[0]
-    return {
-        bool: bool | None,
-        int: Annotated[int | None, Field(ge=1, le=1_000_000)],
-        str: Annotated[str | None, Field(max_length=64)],
-    }[kind]
+def _filter_type(name: str) -> Any:
+    """Return the type of a filter by one dimension of a recipe."""
+    if name not in DIMENSIONS:  # data_parallel, which is derived
+        return COUNT
+    dimension = DIMENSIONS[name]
+    words = Literal[*dimension.values] | None if dimension.values else Annotated[str | None, Field(max_length=64)]
+    return {"count": COUNT, "flag": bool | None}.get(dimension.kind, words)
 
 
-_DIMENSIONS = get_type_hints(Space) | {"data_parallel": tuple[int, ...]}
-RecipeQuestion = create_model(  # type: ignore[call-overload]
-    "RecipeQuestion",
-    __base__=RecipeFilters,
-    **{name: (_filter_type(name, values), None) for name, values in _DIMENSIONS.items()},
-)
-"""`RecipeFilters` with one key per dimension of a space."""
+_FILTER_FIELDS: dict[str, Any] = {name: (_filter_type(name), None) for name in FILTERS}
+RecipeQuestion: Any = create_model("RecipeQuestion", __base__=RecipeFilters, **_FILTER_FIELDS)
+"""`RecipeFilters` with one key per filter."""
 
 
 class FrameAnswer(BaseModel):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
@@ -24,7 +23,7 @@ from frontrunner.server.responses import message_without_store
 from frontrunner.server.routes.questions import RecipeId
 from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf, StoreOf
 from frontrunner.spaces.errors import InvalidInput, NotFound
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.recipe import DIMENSIONS
 from frontrunner.views.columns import ORIGINS
 
 router = APIRouter(route_class=CachedRoute)
@@ -61,7 +60,7 @@ def one_recipe(service: ServiceOf, role: RoleOf, recipe_id: RecipeId) -> Respons
 
 def _choices(view: RecipeView) -> list[tuple[str, str]]:
     recipe = view.explanation.recipe
-    return [(field.name.replace("_", " "), choice(recipe, field.name)) for field in fields(Recipe)]
+    return [(one.name.replace("_", " "), choice(recipe, one)) for one in DIMENSIONS.values()]
 
 
 @router.get("/recipes/{recipe_id}/replay")
