@@ -20,9 +20,9 @@ from frontrunner.results.known import REUSED, probes_made
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.server.app import create_app
+from frontrunner.server.pages.campaigns import campaign_view
+from frontrunner.server.pages.planning import planned_campaign
 from frontrunner.server.pages.router import router
-from frontrunner.server.pages.views.campaign import campaign_view, moment
-from frontrunner.server.pages.views.plan import PlanQuestion, campaign_of
 from support.page_stores import SCRIPT, page_store
 from support.services import ORIGIN, bearer, settings, tokens_of
 
@@ -372,7 +372,7 @@ def test_where_nothing_fits_more_nodes_are_tried_until_something_does(client: Te
 
 
 def test_a_machine_of_another_device_has_that_device_s_figures() -> None:
-    preset, other = (campaign_of(PlanQuestion(device=name)).problem.cluster for name in (None, "h100-80gb"))
+    preset, other = (planned_campaign(typed).problem.cluster for typed in ({}, {"device": "h100-80gb"}))
     assert (other.peak_tflops.bf16, other.memory_gib_per_device) == (989.4, 79.6)
     assert (other.devices_per_node, other.links) == (preset.devices_per_node, preset.links)
     assert other.matmul_share != preset.matmul_share, "what was measured of the other machine's devices is not its own"
