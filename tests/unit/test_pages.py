@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from frontrunner.results.driving import stamp
 from frontrunner.results.holders import this_host
 from frontrunner.results.known import REUSED, probes_made
 from frontrunner.results.states import CampaignState
@@ -127,11 +126,11 @@ def test_a_page_hears_that_its_driver_died_without_a_word(tmp_path: Path) -> Non
     with open_store(str(tmp_path / "store.db"), clock=lambda: start) as store:
         name = store.campaigns()[-1].name
         store.acquire_lease(store.campaign(name).id, host="gone", pid=1, duration_s=30)
-        driven = moment(*stamp(store, (name,)))
+        driven = version(store, name)
         assert campaign_view(store, name).status.driver_is_live
-        assert moment(*stamp(store, (name,))) == driven
+        assert version(store, name) == driven
     with open_store(str(tmp_path / "store.db"), clock=lambda: start + timedelta(seconds=31)) as store:
-        assert moment(*stamp(store, (name,))) != driven
+        assert version(store, name) != driven
         view = campaign_view(store, name)
         assert (view.status.driver_is_live, view.can_be_driven) == (False, True)
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from frontrunner.config.campaign import parse_campaign
 from frontrunner.config.toml_file import Table, parse_toml
-from frontrunner.evaluators.analytic import estimate
+from frontrunner.evaluators.analytic import estimates
 from frontrunner.evaluators.analytic.scaling import Scaling, scaling
 from frontrunner.results.store import Store
 from frontrunner.search.spec import CampaignSpec
@@ -289,10 +289,9 @@ def _answer(spec: CampaignSpec) -> Markup:
     surveyed, problem = spec.survey(), spec.problem
     if not surveyed.recipes:
         return render("launch_checked.html", error=nothing_legal(surveyed))
-    plan = estimate.plan(surveyed.recipes, surveyed.problem)
+    plan = estimates.plan(surveyed.recipes, surveyed.problem)
     found = _on_other_counts(spec)
-    estimates = plan.fastest(TOP)
-    rows = list(enumerate(estimates, start=1))
+    rows = list(enumerate(plan.fastest(TOP), start=1))
     return render(
         "plan_answer.html",
         plan=plan,
@@ -301,7 +300,7 @@ def _answer(spec: CampaignSpec) -> Markup:
         fits_on=next((row.nodes for row in found.strong if row.best is not None), None),
         rows=rows,
         columns=used(ESTIMATES, rows),
-        cut=cut_drawing(estimates[0].recipe, problem.cluster, layers=problem.model.layers) if estimates else None,
+        cut=cut_drawing(rows[0][1].recipe, problem.cluster, layers=problem.model.layers) if rows else None,
     )
 
 
