@@ -19,7 +19,7 @@ from frontrunner.results.known import REUSED, probes_made
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.server.app import create_app
-from frontrunner.server.pages.campaigns import campaign_view
+from frontrunner.server.pages.campaigns import campaign_view, version
 from frontrunner.server.pages.planning import planned_campaign
 from frontrunner.server.pages.router import router
 from support.page_stores import SCRIPT, page_store
@@ -175,7 +175,7 @@ def test_an_imported_campaign_spent_nothing_here_and_has_no_timeline(tmp_path: P
 
 def test_little_time_of_nodes_is_told_in_node_seconds(every_page: dict[str, str]) -> None:
     assert "<dt>spent</dt><dd>30 node-seconds</dd>" in every_page["/campaigns/first"]
-    assert '<td class="number">30 node-seconds</td>' in every_page["/"]
+    assert '<td class="col-node_seconds_spent number">30 node-seconds</td>' in every_page["/"]
 
 
 def live_of(page: str) -> str:

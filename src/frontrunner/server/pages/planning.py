@@ -189,7 +189,7 @@ class PlanForm:
     errors: Mapping[str, str]
 
     @property
-    def values(self) -> dict[str, object]:
+    def values(self) -> dict[str, str | int]:
         """What the fields hold: what was typed, else the default."""
         return {name: entry.default for name, entry in ENTRIES.items()} | dict(self.typed)
 

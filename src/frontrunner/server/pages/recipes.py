@@ -33,7 +33,7 @@ from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.starting import stored_spec
 from frontrunner.travel_api import TARGETS
-from frontrunner.views.columns import ATTEMPTS, FIGURES, ORIGINS, PARTS
+from frontrunner.views.columns import ATTEMPTS, FIGURES, ORIGINS, PARTS, Column
 
 router = APIRouter()
 MOST_STRIPS = 12
@@ -299,7 +299,7 @@ def compare_recipes(store: Store, first: str, second: str) -> dict[str, Any]:
         Pair(name=name.replace("_", " "), first=choice(sides[0].recipe, name), second=choice(sides[1].recipe, name))
         for name in names
     ]
-    columns = [column.of(lambda row: row.standing) for column in FIGURES]
+    columns: list[Column[Appearance]] = [column.of(lambda row: row.standing) for column in FIGURES]
     return {
         "ids": [side.recipe_id for side in sides],
         "campaigns": [left.campaign.name, right.campaign.name],
