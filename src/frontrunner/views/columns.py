@@ -82,41 +82,15 @@ class Column(Generic[Row]):
         return replace(self, value=value, is_doubtful=is_doubtful)  # type: ignore[return-value, arg-type]
 
 
-def _layout(recipe: Recipe) -> str:
-    context = f" cp{recipe.context_parallel}" if recipe.context_parallel > 1 else ""
-    return f"{recipe.tensor_parallel} x {recipe.pipeline_parallel} x {recipe.data_parallel}{context}"
-
-
-def _options(recipe: Recipe) -> str | None:
-    """Return the choices that no other column shows, where they are not the plain ones."""
-    parts = []
-    if recipe.pipeline_parallel > 1:
-        parts.append(recipe.schedule + (f" v{recipe.virtual_stages}" if recipe.virtual_stages > 1 else ""))
-    if recipe.layers_per_stage:
-        parts.append(f"layers {recipe.layers_name}")
-    if recipe.recompute != "none":
-        parts.append(f"recompute {recipe.recompute}")
-    if recipe.sequence_parallel:
-        parts.append("seq. parallel")
-    if recipe.replication != "replicate":
-        parts.append(recipe.replication)
-    if recipe.secondary_partition > 1:
-        parts.append(f"secondary {recipe.secondary_partition}")
-    if recipe.rank_order != "tp-dp-pp":
-        parts.append(f"order {recipe.rank_order}")
-    if recipe.engine != "torch":
-        parts.append(recipe.engine)
-    parts.extend(recipe.levers)
-    return ", ".join(parts) or None
-
-
 def _figure(*names: str) -> Callable[[Any], Any]:
     """Read the first of these attributes: estimates name some figures otherwise than measurements do."""
     return lambda figures: next((getattr(figures, name) for name in names if hasattr(figures, name)), None)
 
 
 CHOICES: tuple[Column[Recipe], ...] = (
-    Column("layout", "tp x pp x dp", _layout, is_number=False, about="tensor x pipeline x data parallel"),
+    Column(
+        "layout", "layout", Recipe.layout, is_number=False, about="tensor, pipeline, data and context parallel degrees"
+    ),
     Column(
         "batch",
         "batch",
@@ -131,7 +105,7 @@ CHOICES: tuple[Column[Recipe], ...] = (
         lambda recipe: recipe.sharding_name if recipe.copies > 1 else None,
         is_number=False,
     ),
-    Column("options", "options", _options, drop=3, is_number=False, least=12),
+    Column("options", "options", lambda recipe: ", ".join(recipe.options()) or None, drop=3, is_number=False, least=12),
 )
 """A recipe's choices."""
 

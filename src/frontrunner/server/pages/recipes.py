@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
@@ -30,7 +30,7 @@ from frontrunner.server.state import OPERATOR, RoleOf, Service, ServiceOf, Store
 from frontrunner.server.tokens import Role
 from frontrunner.spaces.errors import InvalidInput, NotFound
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.recipe import DIMENSIONS, Dimension, Recipe
 from frontrunner.starting import stored_spec
 from frontrunner.travel_api import TARGETS
 from frontrunner.views.columns import ATTEMPTS, FIGURES, ORIGINS, PARTS, Column
@@ -158,16 +158,15 @@ def one_recipe(service: ServiceOf, role: RoleOf, recipe_id: RecipeId) -> Respons
         attempts=[(row, tried) for row in view.explanation.appearances for tried in reversed(row.attempts)],
         attempt_columns=ATTEMPTS,
         notice=ORIGINS.get(view.leading.campaign.figures, ""),
-        choices=[(field.name.replace("_", " "), choice(recipe, field.name)) for field in fields(Recipe)],
+        choices=[(one.name.replace("_", " "), choice(recipe, one)) for one in DIMENSIONS.values()],
         can_be_replayed=card.can_be_replayed,
         replay=_replay(card, role),
     )
 
 
-def choice(recipe: Recipe, name: str) -> str:
+def choice(recipe: Recipe, dimension: Dimension) -> str:
     """Return one choice of a recipe in words."""
-    named = {"sharding": recipe.sharding_name, "layers_per_stage": recipe.layers_name}
-    value = named.get(name, getattr(recipe, name))
+    value = recipe.layers_name if dimension.kind == "layers" else dimension.of(recipe)
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
@@ -270,7 +269,7 @@ def stop_replay(service: ServiceOf, role: RoleOf, recipe_id: RecipeId) -> Respon
     return _replay_card(service, role, recipe_id)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Pair:
     """One line of a comparison: what is compared, and both values in words."""
 
@@ -293,20 +292,16 @@ def compare_recipes(store: Store, first: str, second: str) -> dict[str, Any]:
     sides = [explain(store, first), explain(store, second)]
     left, right = map(_leading, sides)
     ratio = right.standing.tokens_per_s / left.standing.tokens_per_s if left.standing and right.standing else None
-    names = [field.name for field in fields(Recipe)]
-    names.insert(names.index("context_parallel") + 1, "data_parallel")
+    recipes = [side.recipe for side in sides]
     choices = [
-        Pair(name=name.replace("_", " "), first=choice(sides[0].recipe, name), second=choice(sides[1].recipe, name))
-        for name in names
+        Pair(one.name.replace("_", " "), *(choice(recipe, one) for recipe in recipes)) for one in DIMENSIONS.values()
     ]
+    choices.append(Pair("data parallel", *(str(recipe.data_parallel) for recipe in recipes)))
     columns: list[Column[Appearance]] = [column.of(lambda row: row.standing) for column in FIGURES]
     return {
         "ids": [side.recipe_id for side in sides],
         "campaigns": [left.campaign.name, right.campaign.name],
-        "figures": [
-            Pair(name=column.label or column.title, first=column.cell(left), second=column.cell(right))
-            for column in columns
-        ],
+        "figures": [Pair(column.label or column.title, column.cell(left), column.cell(right)) for column in columns],
         "choices": sorted(choices, key=lambda pair: not pair.differs),
         "speed_ratio": ratio,
         "same_problem": dict(left.campaign.problem_summary) == dict(right.campaign.problem_summary),
