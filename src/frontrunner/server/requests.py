@@ -29,10 +29,9 @@ from frontrunner.config.validation import invalid_input, refuse_unusable_values
 from frontrunner.results.ranking import RankBy
 from frontrunner.results.recipe_filters import FILTERS
 from frontrunner.server.registered import EVALUATOR_OF, Registered
-from frontrunner.spaces.errors import InvalidInput, bad_value
+from frontrunner.spaces.errors import InvalidInput, bad_value, shown, shown_key
 from frontrunner.spaces.names import FALLBACK
 from frontrunner.spaces.recipe import DIMENSIONS
-from frontrunner.spaces.wording import shown, shown_key
 
 logger = logging.getLogger("frontrunner.server")
 Section = dict[str, JsonValue]
