@@ -109,9 +109,7 @@ class RunningAttempt:
         elif self.held_since_s is None:
             self.held_since_s = time.monotonic()
         seconds = time.monotonic() - self.started_s
-        return RunningProbe(
-            number=self.trial.number, recipe=self.trial.recipe, seconds=seconds, progress=progress
-        )
+        return RunningProbe(number=self.trial.number, recipe=self.trial.recipe, seconds=seconds, progress=progress)
 
     @property
     def node_seconds(self) -> float:

@@ -53,7 +53,14 @@ class CampaignSession:
 
     @classmethod
     def open(
-        cls, store: Store, campaign: Campaign, spec: CampaignSpec, survey: Survey, listener: Listener, *, take_over: bool
+        cls,
+        store: Store,
+        campaign: Campaign,
+        spec: CampaignSpec,
+        survey: Survey,
+        listener: Listener,
+        *,
+        take_over: bool,
     ) -> Self:
         """Acquire the lease; raises `AlreadyDriven` where another live driver holds it, unless it is taken over."""
         holder = store.campaign(campaign.name).driver

@@ -61,9 +61,7 @@ def why_not_here(spec: CampaignSpec) -> str | None:
     return None
 
 
-def create(
-    store: Store, spec: CampaignSpec, legal_recipes: int, more: Mapping[str, object] | None = None
-) -> Campaign:
+def create(store: Store, spec: CampaignSpec, legal_recipes: int, more: Mapping[str, object] | None = None) -> Campaign:
     """Create the campaign in the store, with `more` in its problem summary."""
     summary = {**problem_summary(spec), **(more or {})}
     return store.create_campaign(

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 
 from frontrunner.evaluators.probe.room import is_full, why_no_room
 from frontrunner.evaluators.protocol import Finished, NodesUnavailable, make_evaluator
-from frontrunner.html_tables import facts
+from frontrunner.notebook import Displayed
 from frontrunner.results.known import probes_made, reused_trials
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.results.outlooks import OUTLOOK, measured_by, newest_outlooks, outlook_shares
@@ -22,7 +22,7 @@ from frontrunner.results.store import Store
 from frontrunner.search.attempts import Attempts, RetryPolicy, RunningAttempt
 from frontrunner.search.budget import Limit
 from frontrunner.search.campaign_session import CampaignSession
-from frontrunner.search.listener import Ended, Listener, Silent
+from frontrunner.search.listener import Ended, Listener
 from frontrunner.search.proposals import Proposals
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.search.stopping import IN_A_ROW, STOPPING, StopRule
@@ -38,7 +38,7 @@ PAUSED_BY_REQUEST = "paused by request"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conclusion:
+class Conclusion(Displayed):
     """How a driver left its campaign, with `measured` recipes.
 
     `last_failure` is set where failures paused it, `outlook` where the strategy predicts what is left to gain.
@@ -53,14 +53,6 @@ class Conclusion:
     limits: tuple[Limit, ...] = ()
     objectives: tuple[str, ...] = TOKENS_ALONE
     trainer: tuple[str, ...] = ()
-
-    def _repr_html_(self) -> str:
-        """For notebooks."""
-        used = ", ".join(str(limit) for limit in self.limits) or "no limit"
-        lines = [("measured", f"{self.measured} recipes"), ("budget", used)]
-        if self.last_failure is not None:
-            lines.append(("last failure", f"{self.last_failure.kind}: {self.last_failure.message}"))
-        return facts(f"{self.state}: {self.reason}", lines)
 
 
 class Driver:
@@ -80,7 +72,7 @@ class Driver:
         self._store = store
         self._campaign = campaign
         self._spec = spec
-        self._listener: Listener = listener or Silent()
+        self._listener: Listener = listener or Listener()
         self._survey = survey or spec.survey()
         self._prior = prior or PriorResults()
         self._retries = RetryPolicy(spec.search.identical_failures)
@@ -314,7 +306,7 @@ OnDriver = Callable[[Driver], None]
 """Called with the driver before it starts, so that a signal handler may stop it."""
 
 
-def run_campaign(
+def run_campaign(  # noqa: PLR0913 - of a store, how it is driven and watched
     store: Store,
     campaign: Campaign,
     spec: CampaignSpec,

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Protocol
 
 from frontrunner.evaluators.protocol import Progress
 from frontrunner.results.outcome import FailureKind, Measurement, Outcome
@@ -94,8 +93,8 @@ class View:
         self.best = max(medians, key=itemgetter(0))[1] if medians else None
 
 
-class Listener(Protocol):
-    """Receives what happens, on the driver's thread; must return quickly and must not raise."""
+class Listener:
+    """Receives events on the driver's thread; methods must return quickly and not raise. The base ignores them."""
 
     def began(self, view: View) -> None:
         """The driver holds the campaign and has read what was measured before."""
@@ -114,7 +113,3 @@ class Listener(Protocol):
 
     def ended(self, view: View, state: CampaignState, reason: str) -> None:
         """The driver has let go of the campaign."""
-
-
-class Silent(Listener):
-    """A listener that does nothing."""

@@ -51,9 +51,7 @@ def gap_in_words(outlook: Outlook) -> str:
     """Describe the estimated distance of the best recipe, or the front, to that of the whole legal space."""
     below, at_most = _percent(outlook.share_below), _percent(outlook.share_below_at_most)
     if outlook.of_front:
-        return (
-            f"the front is estimated to cover {below} less than that of the whole space (95 %: at most {at_most})"
-        )
+        return f"the front is estimated to cover {below} less than that of the whole space (95 %: at most {at_most})"
     return f"the best is estimated to be {below} below the best of the whole space (95 %: at most {at_most})"
 
 

@@ -32,12 +32,12 @@ from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store
 from frontrunner.results.writer import CampaignWriter
 from frontrunner.search.campaign_setup import create, free_name, stored_spec, why_not_here
-from frontrunner.search.listener import Listener, Silent, View
+from frontrunner.search.listener import Listener, View
 from frontrunner.search.spec import Budget, CampaignSpec
 from frontrunner.search.strategy import Evidence, Predictor, make_strategy
 from frontrunner.search.warm_start import prior_results
 from frontrunner.spaces.document import recipe_id
-from frontrunner.spaces.errors import InvalidInput, bad_value
+from frontrunner.spaces.errors import bad_value
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.names import MOST_CHARACTERS
 from frontrunner.spaces.problem import GlobalBatch, Problem
@@ -223,7 +223,7 @@ def run_pair(
         return drive(store.campaign(record.name), replace(spec, budget=left))
     spent = "the budget is used up" if spec.search.confirm_probes else "search.confirm_probes is 0"
     reason = f"predicted, not confirmed: {why_not or spent}"
-    return _end_unconfirmed(store, record, len(survey.recipes), reason, listener or Silent(), take_over=take_over)
+    return _end_unconfirmed(store, record, len(survey.recipes), reason, listener or Listener(), take_over=take_over)
 
 
 def _predict(store: Store, record: Campaign, spec: CampaignSpec, survey: Survey, *, take_over: bool) -> None:

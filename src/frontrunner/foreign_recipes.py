@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from frontrunner.results.records import IMPORTED
-from frontrunner.spaces.errors import InvalidInput, StoreUnusable
-from frontrunner.starting import stored_spec
+from frontrunner.search.campaign_setup import stored_spec
+from frontrunner.spaces.errors import InvalidInput
 
 if TYPE_CHECKING:
     from frontrunner.config.recipe_file import RecipeFile
     from frontrunner.results.explain import Explanation
-    from frontrunner.results.records import Campaign
-    from frontrunner.results.store import Store
-    from frontrunner.search.evidence import Gathered
-    from frontrunner.search.spec import CampaignSpec
 
 
 def refuse_recipe_of_others(explanation: Explanation) -> None:

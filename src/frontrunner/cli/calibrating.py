@@ -98,7 +98,7 @@ def _measure(
     if as_json:
         print_json({"out": str(out), "cluster": found.cluster, "notes": found.notes, "lines": found.lines})
         return
-    from frontrunner.views.render_calibration import print_calibration
+    from frontrunner.views.diagnostics import print_calibration
 
     print_calibration(found, out)
 
@@ -107,6 +107,6 @@ def _tell(found: StepFit, out: Path, *, as_json: bool) -> None:
     if as_json:
         print_json({"out": str(out), **vars(found)})
         return
-    from frontrunner.views.render_calibration import print_fit
+    from frontrunner.views.diagnostics import print_fit
 
     print_fit(found, out)

@@ -10,7 +10,6 @@ from pydantic import AfterValidator, BeforeValidator, ValidationInfo, WithJsonSc
 
 from frontrunner.config.cluster import ClusterSection
 from frontrunner.config.toml_file import Table, holds, read_toml
-from frontrunner.config.validation import Config, SchemaOf, inlined_schema, parse
 from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.evaluators.external.settings import CommandSettings
 from frontrunner.evaluators.plugins import require_evaluator
@@ -25,6 +24,7 @@ from frontrunner.spaces.names import CAMPAIGN_NAME, campaign_name_from, require_
 from frontrunner.spaces.presets import model_names, model_preset
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.space import WORDS, Space
+from frontrunner.spaces.validation import Config, SchemaOf, inlined_schema, parse
 
 Schema = dict[str, Any]
 _COUNT = {"type": "integer", "minimum": 1}

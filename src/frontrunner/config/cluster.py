@@ -9,10 +9,10 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 
 from frontrunner.config.toml_file import Table, read_toml
-from frontrunner.config.validation import Config, SchemaOf, parse
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
 from frontrunner.spaces.presets import cluster_names, cluster_preset, device_names, known_device
+from frontrunner.spaces.validation import Config, SchemaOf, parse
 from frontrunner.spaces.wording import shown
 
 
@@ -24,7 +24,7 @@ def _complete_cluster(given: Any, info: ValidationInfo) -> Any:
 
 def _check_efficiencies(cluster: Cluster) -> Cluster:
     if cluster.efficiencies:
-        from frontrunner.evaluators.analytic.measured import check_efficiencies
+        from frontrunner.evaluators.analytic.machine import check_efficiencies
 
         check_efficiencies(cluster.efficiencies)
     return cluster

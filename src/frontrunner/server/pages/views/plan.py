@@ -8,13 +8,13 @@ from typing import Any
 
 from frontrunner.config.campaign import parse_campaign
 from frontrunner.config.toml_file import Table
-from frontrunner.evaluators.analytic import estimate
-from frontrunner.evaluators.analytic.estimate import Plan
+from frontrunner.evaluators.analytic import estimates
+from frontrunner.evaluators.analytic.estimates import Plan
 from frontrunner.evaluators.analytic.scaling import Scaling, scaling
+from frontrunner.search.campaign_setup import nothing_legal
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.cluster import MOST_DEVICES
 from frontrunner.spaces.presets import cluster_preset, device_preset, model_preset
-from frontrunner.starting import nothing_legal
 
 TOP = 12
 FACTORS = (0.25, 0.5, 1, 2, 4)
@@ -87,7 +87,7 @@ def plan_view(question: PlanQuestion) -> PlanView:
     return PlanView(
         question=question,
         spec=spec,
-        plan=estimate.plan(surveyed.recipes, surveyed.problem),
+        plan=estimates.plan(surveyed.recipes, surveyed.problem),
         scaling=_on_other_counts(spec, question.nodes),
     )
 

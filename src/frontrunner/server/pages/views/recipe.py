@@ -10,15 +10,15 @@ from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.results.explain import Appearance, Explanation, explain
 from frontrunner.results.outcome import Measurement
 from frontrunner.results.store import Store
+from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.server.pages.drawings.cut import CutDrawing, cut_drawing
 from frontrunner.server.pages.drawings.stack import Stack, stack
 from frontrunner.server.pages.drawings.steps import StepStrip, step_strip
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.starting import stored_spec
 from frontrunner.travel_api import TARGETS
-from frontrunner.views.render_plan import WORDS
+from frontrunner.views.columns import PARTS
 
 MOST_STRIPS = 12
 """Of the newest measurements; the table below lists more."""
@@ -112,7 +112,7 @@ def _heading(holds: str, layers: int) -> str:
 
 
 def _worded(parts: Mapping[str, float]) -> dict[str, float]:
-    return {WORDS[name]: amount for name, amount in parts.items()}
+    return {PARTS[name]: amount for name, amount in parts.items()}
 
 
 def _plain(parts: Mapping[str, float]) -> dict[str, float]:
