@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.search.strategy import Told
-from frontrunner.spaces.choices import Choice, recipe_at
-from frontrunner.spaces.recipe import Recipe
-from frontrunner.spaces.space import Survey
+from frontrunner.spaces.recipe import Choice, Recipe
+from frontrunner.spaces.space import Survey, recipe_at
 
 Codes = tuple[int, ...]
 """For each searched dimension, the index of the chosen value among the dimension's values."""

@@ -15,7 +15,7 @@ from deephyper.hpo import CBO, HpProblem
 
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.search.strategies.candidates import Candidates, Learner
-from frontrunner.spaces.choices import Choice
+from frontrunner.spaces.recipe import Choice
 from frontrunner.spaces.space import Survey
 
 MEASUREMENTS_BEFORE_MODEL = 8

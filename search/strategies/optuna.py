@@ -25,7 +25,7 @@ from optuna.trial import TrialState, create_trial
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.search.strategies.candidates import Candidates, Dimension, Learner
 from frontrunner.search.strategy import TOKENS_ALONE
-from frontrunner.spaces.choices import Choice
+from frontrunner.spaces.recipe import Choice
 from frontrunner.spaces.space import Survey
 
 POPULATION = 5

@@ -44,11 +44,11 @@ from frontrunner.spaces.errors import (
     NothingLegal,
     ServiceUnreachable,
     bad_value,
+    shown,
+    writing,
 )
 from frontrunner.spaces.names import campaign_name_from
-from frontrunner.spaces.places import writing
 from frontrunner.spaces.validation import OF_NO_TYPE
-from frontrunner.spaces.wording import shown
 from frontrunner.store import OBJECTIVES
 
 if TYPE_CHECKING:
