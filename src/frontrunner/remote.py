@@ -22,7 +22,6 @@ import httpx2
 from pydantic import TypeAdapter, ValidationError
 
 from frontrunner.config.toml_file import Table, read_toml
-from frontrunner.config.validation import OF_NO_TYPE
 from frontrunner.evaluators.insight.objectives import Front, OnFront
 from frontrunner.events import StreamEvent
 from frontrunner.results.compare import Comparison
@@ -33,6 +32,7 @@ from frontrunner.results.predictions import SmallScale
 from frontrunner.results.ranking import RankedRecipe, Ranking
 from frontrunner.results.records import CampaignList
 from frontrunner.results.status import FailedTrial, FailureList, Status
+from frontrunner.search.campaign_setup import free_among
 from frontrunner.server.auth import TOKEN_VARIABLE, default_token_file, read_tokens
 from frontrunner.server.errors import from_table
 from frontrunner.server.replays import Replay
@@ -48,7 +48,7 @@ from frontrunner.spaces.errors import (
     writing,
 )
 from frontrunner.spaces.names import campaign_name_from
-from frontrunner.starting import free_among
+from frontrunner.spaces.validation import OF_NO_TYPE
 from frontrunner.store import LOG_BYTES, OBJECTIVES
 
 if TYPE_CHECKING:

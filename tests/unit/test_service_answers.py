@@ -14,7 +14,6 @@ from fastapi.testclient import TestClient
 
 from frontrunner import api
 from frontrunner.config.campaign import keys_of
-from frontrunner.config.validation import dump_json
 from frontrunner.events import Cursor, Follower, parse_cursor
 from frontrunner.plain_json import as_plain
 from frontrunner.probe_logs import read_end
@@ -25,6 +24,7 @@ from frontrunner.server.metrics import metrics
 from frontrunner.server.requests import FORBIDDEN_KEYS, SECTIONS
 from frontrunner.server.responses import response_of
 from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.validation import dump_json
 from support.campaigns import spec_of, tiny
 from support.rankings import measurement, record, start
 from support.services import BODY, bearer, browser, filled, settings, tokens_of

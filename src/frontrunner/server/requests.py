@@ -25,13 +25,13 @@ from pydantic import (
 
 from frontrunner.config.campaign import CampaignFile, CampaignName, parse_campaign
 from frontrunner.config.toml_file import Table
-from frontrunner.config.validation import invalid_input, refuse_unusable_values
 from frontrunner.results.ranking import RankBy
 from frontrunner.results.recipe_filters import FILTERS
 from frontrunner.server.registered import EVALUATOR_OF, Registered
 from frontrunner.spaces.errors import InvalidInput, bad_value, shown, shown_key
 from frontrunner.spaces.names import FALLBACK
 from frontrunner.spaces.recipe import DIMENSIONS
+from frontrunner.spaces.validation import invalid_input, refuse_unusable_values
 
 logger = logging.getLogger("frontrunner.server")
 Section = dict[str, JsonValue]

@@ -10,11 +10,11 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
-from frontrunner.config.validation import invalid_input
 from frontrunner.plain_json import to_json
 from frontrunner.server.auth import ROLE
 from frontrunner.server.errors import STATUS_OF
 from frontrunner.spaces.errors import FrontrunnerError
+from frontrunner.spaces.validation import invalid_input
 
 TITLES = {403: "Not allowed", 404: "Not found"}
 OTHER_TITLE = "This request cannot be served"

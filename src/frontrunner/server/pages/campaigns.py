@@ -29,6 +29,7 @@ from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.status import FailedTrial, Status, failures, status
 from frontrunner.results.store import Store
 from frontrunner.search.budget import Limit, Spent, limits
+from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.search.stopping import STOPPING, outlook_in_words
 from frontrunner.search.strategy import Outlook
@@ -40,7 +41,6 @@ from frontrunner.server.pages.rendering import page, render
 from frontrunner.server.routes.questions import CampaignName, PageNumber
 from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf, StoreOf
 from frontrunner.spaces.errors import bad_value
-from frontrunner.starting import stored_spec
 from frontrunner.views.columns import CAMPAIGNS, COLUMNS, ORIGINS, TRIALS, used
 
 router = APIRouter(route_class=CachedRoute)
