@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from frontrunner.evaluators.tables.judged import DISAGREEING
+from frontrunner.evaluators.tables.reading import DISAGREEING
 from frontrunner.results.codec import pool
 from frontrunner.results.drivers import VERSION_FILES
 from frontrunner.results.known import KnownRecipe, known_recipes
