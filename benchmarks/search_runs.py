@@ -13,11 +13,10 @@ from frontrunner.evaluators.tables.rows import TableProblem
 from frontrunner.results.outcome import Measurement, Outcome
 from frontrunner.search.guided.prior import Prior, prior_of
 from frontrunner.search.guided.strategy import Guided
-from frontrunner.search.listed import Listed
+from frontrunner.search.strategies.exhaustive_random import Listed
 from frontrunner.search.strategy import Forecaster, Strategy, Told, make_strategy
-from frontrunner.spaces.choices import Choice
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.recipe import DIMENSIONS, Choice, Recipe
 from frontrunner.spaces.space import Point, Space, Survey
 
 CLOSE, CLOSER = 1.05, 1.01
@@ -65,12 +64,8 @@ def survey_of(recipes: Iterable[Recipe], problem: Problem) -> Survey:
 
 def _choice(recipe: Recipe, name: str, neutral: Choice) -> Choice:
     """Return the choice of a dimension that names the recipe; accumulation follows from the fixed global batch."""
-    if name == "sharding":
-        return recipe.sharding_name
-    if name == "schedule" and recipe.pipeline_parallel == 1:
-        return "1f1b"
-    chosen: Choice = neutral if name == "accumulation" else getattr(recipe, name, neutral)
-    return chosen
+    dimension = DIMENSIONS[name]
+    return dimension.of(recipe) if name != "accumulation" and dimension.matters(recipe) else neutral
 
 
 @dataclass(frozen=True, kw_only=True)

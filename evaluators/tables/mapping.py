@@ -20,8 +20,7 @@ from frontrunner.evaluators.tables.schema import (
     row_of,
 )
 from frontrunner.spaces.cluster import PRECISIONS
-from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
-from frontrunner.spaces.wording import shown_key
+from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean, shown_key
 
 NEEDED = (("gpus",), ("seq",), ("mbs",), ("gbs", "gas"), ("hidden", "n_params_b"), ("step_time_s", "status"))
 """Columns without which no row becomes a recipe with an outcome; of several any one is enough."""

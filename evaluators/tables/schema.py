@@ -16,8 +16,7 @@ from io import StringIO
 from pathlib import Path
 from typing import NamedTuple
 
-from frontrunner.spaces.errors import InvalidInput, NotFound
-from frontrunner.spaces.wording import shown_key
+from frontrunner.spaces.errors import InvalidInput, NotFound, shown_key
 
 NAN = math.nan
 NEEDED = ("layers", "hidden", "heads", "seq", "gpus", "tp", "pp", "dp", "mbs", "gas", "vocab")
