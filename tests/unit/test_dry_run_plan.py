@@ -10,7 +10,7 @@ import pytest
 
 import frontrunner
 from frontrunner.config.campaign import read_campaign_file
-from frontrunner.evaluators.diagnostics.dry_run.plan import (
+from frontrunner.evaluators.diagnostics.dryrun import (
     layers_of_pipeline_ranks,
     needed_micro_batches,
     plan,
