@@ -14,6 +14,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import insert, inspect, text
 
+from frontrunner.maintenance import upgrade_store
 from frontrunner.results.audit.check import check
 from frontrunner.results.driving import drivers
 from frontrunner.results.engine import Database
@@ -25,7 +26,6 @@ from frontrunner.results.schema import FIRST_REVISION, REVISION, SCHEMA_VERSION,
 from frontrunner.results.store import Store, open_store
 from frontrunner.results.upgrading import MIGRATIONS, _run_revisions, revision_of
 from frontrunner.spaces.errors import StoreUnusable
-from frontrunner.store_api import upgrade_store
 from support.store_contract import KINDS, begin, measurement
 
 DUMPS = Path(__file__).parent.parent / "stores"

@@ -15,13 +15,13 @@ from frontrunner.config.campaign import keys_of, read_campaign_file
 from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.evaluators.external.patterns import GROUPS
 from frontrunner.evaluators.protocol import EVALUATORS
+from frontrunner.exchange import TARGETS
 from frontrunner.results.outcome import POLICIES, FailureKind
 from frontrunner.search.strategy import STRATEGIES
 from frontrunner.spaces import errors
 from frontrunner.spaces.cluster import Links, PeakTflops
 from frontrunner.spaces.presets import cluster_names, model_names
 from frontrunner.spaces.recipe import DIMENSIONS
-from frontrunner.travel_api import TARGETS
 from support.docs_tables import with_table
 
 ROOT = Path(__file__).parent.parent.parent

@@ -16,6 +16,7 @@ from frontrunner.baseline import Baseline
 from frontrunner.evaluators.insight.collected import Missing
 from frontrunner.evaluators.insight.objectives import OnFront
 from frontrunner.events import POLL_S, Follower, parse_cursor
+from frontrunner.exchange import TARGETS
 from frontrunner.plain_json import to_json
 from frontrunner.reporting_pieces import Reported, not_drawn, picture, report_text, reported
 from frontrunner.results import frames
@@ -36,7 +37,6 @@ from frontrunner.server.service import CachedRoute, LocalOf, RoleOf, Service, Se
 from frontrunner.spaces.errors import InvalidInput, NothingLegal
 from frontrunner.spaces.names import CAMPAIGN_NAME
 from frontrunner.store import LOG_BYTES
-from frontrunner.travel_api import TARGETS
 from frontrunner.views.charts.catalogue import FIGURES
 from frontrunner.views.charts.head import Elsewhere
 
