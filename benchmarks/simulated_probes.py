@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from frontrunner.evaluators.probe.settings import ProbeSettings
-from frontrunner.evaluators.trainer.steady import ending, interval, settled
+from frontrunner.evaluators.trainer.step_time_stats import ending, interval, settled
 
 PROBES = 2000
 VARIATIONS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16)

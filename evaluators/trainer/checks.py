@@ -1,10 +1,10 @@
 """What the engines refuse, before anything is built. Each refusal is a ValueError with the numbers."""
 
-from frontrunner.evaluators.trainer.compilation import check_compiler
 from frontrunner.evaluators.trainer.deepspeed_engine.checks import check_deepspeed
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import sharding_kind
-from frontrunner.evaluators.trainer.pipeline import (
+from frontrunner.evaluators.trainer.loss import check_compiler
+from frontrunner.evaluators.trainer.parallel.pipeline import (
     SINGLE_STAGE_SCHEDULES,
     SPLIT_BACKWARD_SCHEDULES,
     V_SHAPED_SCHEDULES,

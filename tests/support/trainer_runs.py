@@ -16,9 +16,8 @@ from torch.nn import functional
 
 from frontrunner.evaluators.trainer.corpus import write_token_file
 from frontrunner.evaluators.trainer.data import TokenFile
-from frontrunner.evaluators.trainer.initialise import initialise
 from frontrunner.evaluators.trainer.job import Data, Job, Optimizer, Probe
-from frontrunner.evaluators.trainer.model import Gpt
+from frontrunner.evaluators.trainer.model import Gpt, initialise
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding

@@ -10,15 +10,12 @@ from hypothesis import strategies as st
 
 from frontrunner.evaluators.trainer.corpus import BYTE_VOCABULARY, END_OF_DOCUMENT, builtin_text, write_token_file
 from frontrunner.evaluators.trainer.data import TokenFile
-from frontrunner.evaluators.trainer.initialise import initialise
 from frontrunner.evaluators.trainer.job import Train
 from frontrunner.evaluators.trainer.memory import limit_memory
-from frontrunner.evaluators.trainer.metrics import COLUMNS, open_metrics
-from frontrunner.evaluators.trainer.model import Gpt
-from frontrunner.evaluators.trainer.pipeline import rank_of_stage, stage_layers, stages_of_rank
+from frontrunner.evaluators.trainer.model import Gpt, RotaryTable, initialise
+from frontrunner.evaluators.trainer.parallel.pipeline import rank_of_stage, stage_layers, stages_of_rank
 from frontrunner.evaluators.trainer.precision import FIRST_FACTOR, STEPS_BEFORE_GROWTH, LossScale
-from frontrunner.evaluators.trainer.rotary import RotaryTable
-from frontrunner.evaluators.trainer.training import learning_rate_at
+from frontrunner.evaluators.trainer.training_loop import COLUMNS, learning_rate_at, open_metrics
 from support.trainer_runs import small_model, small_recipe
 
 SEQUENCE_LENGTH = 16

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle, get_schedule_class
 
-from frontrunner.evaluators.trainer.data_parallel import Replicas
 from frontrunner.evaluators.trainer.layout import Layout
 from frontrunner.evaluators.trainer.loss import LossFunction
+from frontrunner.evaluators.trainer.parallel.data import Replicas
 from frontrunner.spaces.recipe import Recipe
 
 SCHEDULE_CLASSES = {
