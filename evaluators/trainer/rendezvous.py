@@ -32,7 +32,6 @@ from pathlib import Path
 from urllib.parse import parse_qs, quote, unquote, urlparse
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
 from torch.distributed import Store, TCPStore, default_pg_timeout, distributed_c10d  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import register_rendezvous_handler
 

@@ -30,9 +30,10 @@ from frontrunner.evaluators.trainer.parallel.data import (
     publish_trained,
     trained_parameters,
 )
-from frontrunner.evaluators.trainer.parallel.pipeline import build_schedule, rank_of_stage, stage_layers, stages_of_rank
+from frontrunner.evaluators.trainer.parallel.pipeline import build_schedule, stage_layers, stages_of_rank
 from frontrunner.evaluators.trainer.parallel.tensor import apply_tensor_parallel
 from frontrunner.evaluators.trainer.precision import COMPUTE_TYPES, LossScale, MasterWeights, has_master_weights
+from frontrunner.spaces.stages import rank_of_stage
 
 
 class AccumulatingEngine:

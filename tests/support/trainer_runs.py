@@ -28,7 +28,7 @@ GLOBAL_BATCH_SEQS = 8
 
 def small_model(**changes: Any) -> Model:
     """Rotary, SwiGLU, RMSNorm, grouped heads; 4 layers of width 64."""
-    shape = {
+    shape: dict[str, Any] = {
         "name": "small",
         "layers": 4,
         "hidden": 64,
@@ -40,6 +40,8 @@ def small_model(**changes: Any) -> Model:
         "activation": "swiglu",
         "norm": "rmsnorm",
     }
+    if changes.get("positions") == "learned":
+        shape["max_positions"] = 4096
     return Model(**(shape | changes))
 
 
