@@ -27,7 +27,7 @@ from frontrunner.evaluators.probe.run_folder import CANCEL
 
 VERSION = 1
 MEETING_FILE = "meeting.json"
-"""As in `evaluators/trainer/meeting.py`, which shares no code with the rest."""
+"""As in `evaluators/trainer/rendezvous.py`, which shares no code with the rest."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ def check_job(job: Job, *, world_size: int) -> None:
     if recipe.compile:
         check_compiler(job.device)
     if recipe.engine == "deepspeed" and find_spec("deepspeed") is None:
-        raise ValueError("deepspeed is not installed; run: pip install 'frontrunner[deepspeed]'")
+        raise ValueError("deepspeed is not installed; run: pip install deepspeed")
     if recipe.offload == "nvme":
         check_disk(job)
 
