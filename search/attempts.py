@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from frontrunner.evaluators.probe.measure import nodes_used
-from frontrunner.evaluators.probe.stragglers import Orphans
+from frontrunner.evaluators.probe.orphans import Orphans
 from frontrunner.evaluators.protocol import Evaluator, Finished, Located, ProbeOrder
 from frontrunner.results.known import CUT, REUSED, cuts_by_trial
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome

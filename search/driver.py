@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from frontrunner.evaluators.probe.room import is_full, why_no_room
-from frontrunner.evaluators.protocol import Finished, NodesUnavailable, make_evaluator
+from frontrunner.evaluators.probe.files import is_disk_full, why_disk_full
+from frontrunner.evaluators.protocol import Finished, NodesUnavailable
+from frontrunner.evaluators.registry import make_evaluator
 from frontrunner.results.provenance import collect
 from frontrunner.results.records import Campaign
 from frontrunner.results.states import CampaignState, TrialState
@@ -126,7 +127,7 @@ class Driver:
         except NodesUnavailable as error:
             return self._concluded(CampaignState.PAUSED, f"no nodes: {error.message}")
         except OSError as error:
-            if not is_full(error):
+            if not is_disk_full(error):
                 raise
             return self._concluded(CampaignState.PAUSED, f"a disk is full: {error}")
         finally:
@@ -167,7 +168,7 @@ class Driver:
         flights, most = self._attempts.in_flight, self._spec.search.parallel_probes
         proposals, stop_rule = self._lessons.proposals, self._lessons.stop_rule
         while (ending := self._why_end(flights.values())) is None and len(flights) < most:
-            if (full := why_no_room(self._spec.run_folder)) is not None:
+            if (full := why_disk_full(self._spec.run_folder)) is not None:
                 return CampaignState.PAUSED, full
             if (again := proposals.again()) is not None:
                 self._attempts.start(again)

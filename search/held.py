@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from frontrunner.evaluators.probe.stragglers import Fenced
+from frontrunner.evaluators.probe.orphans import Fenced
 from frontrunner.results.holders import this_host
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.records import Campaign, Trial

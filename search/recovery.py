@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from frontrunner.evaluators.cluster.left_behind import LeftBehind, was_interrupted
+from frontrunner.evaluators.cluster.step import OrphanedSteps, was_interrupted
 from frontrunner.evaluators.probe.measure import nodes_used
+from frontrunner.evaluators.probe.orphans import Orphans
 from frontrunner.evaluators.probe.run_folder import RunFolder
-from frontrunner.evaluators.probe.stragglers import Orphans
 from frontrunner.evaluators.protocol import Evaluator, ProbeOrder
 from frontrunner.results.outcome import Failure, FailureKind, Outcome
 from frontrunner.results.outlooks import measured_by, newest_outlooks, outlook_shares
@@ -34,7 +34,7 @@ def wait_for_old_ranks(
     So is what `orphans` are, where probes run on this host. `meanwhile` is called several times a second. Raises
     `NodesUnavailable` where something of it cannot be ended.
     """
-    left = LeftBehind(Path(attempt.run_folder) for attempt in attempts)
+    left = OrphanedSteps(Path(attempt.run_folder) for attempt in attempts)
     while not ((orphans is None or orphans.have_ended()) and left.have_ended()):
         time.sleep(LOOK_S)
         meanwhile()

@@ -9,13 +9,7 @@ from functools import cached_property
 
 from frontrunner.evaluators.analytic.judged import Estimate, Judged, judge
 from frontrunner.evaluators.analytic.machine import ASSUMED_HOST_BYTES_PER_S
-from frontrunner.evaluators.analytic.trust import (
-    UNKNOWN_HARDWARE_ERROR,
-    assumed,
-    expected_error,
-    is_judged,
-    unjudged,
-)
+from frontrunner.evaluators.analytic.trust import UNKNOWN_HARDWARE_ERROR, assumed, expected_error, is_judged, unjudged
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey

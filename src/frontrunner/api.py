@@ -22,7 +22,7 @@ from frontrunner.config.campaign_file import CampaignFile, read_campaign_file
 from frontrunner.config.file_sections import StoreSettings
 from frontrunner.config.settings import run_root, store_url
 from frontrunner.earlier import refuse_imported_campaign, remembered
-from frontrunner.evaluators.probe.here import prepare_here
+from frontrunner.evaluators.probe.preflight import prepare_here
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.names import require_campaign_name
 from frontrunner.spaces.space import Survey

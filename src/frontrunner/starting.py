@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from frontrunner.config.validation import dump_json, load_json
-from frontrunner.evaluators.probe.here import prepare_here
+from frontrunner.evaluators.probe.preflight import prepare_here
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal
 from frontrunner.spaces.space import Survey
@@ -42,7 +42,7 @@ def runnable(spec: CampaignSpec) -> Survey:
 def prepare(spec: CampaignSpec, surveyed: Survey | None = None) -> None:
     """Raise `InvalidInput` if the campaign's probes cannot run on this machine."""
     if spec.evaluator == "probe":
-        from frontrunner.evaluators.probe.corpus import check_data
+        from frontrunner.evaluators.probe.job import check_data
 
         check_data(spec.data, spec.problem)
         offloads = {recipe.offload for recipe in (surveyed or spec.survey()).recipes}

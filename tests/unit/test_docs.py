@@ -14,8 +14,8 @@ from frontrunner.config.campaign_file import read_campaign_file
 from frontrunner.config.file_sections import KEYS
 from frontrunner.config.file_sections import SECTIONS as FILE_SECTIONS
 from frontrunner.evaluators.export.names import FORMATS
-from frontrunner.evaluators.external.patterns import GROUPS
-from frontrunner.evaluators.protocol import EVALUATORS
+from frontrunner.evaluators.external.logs import GROUPS
+from frontrunner.evaluators.registry import EVALUATORS
 from frontrunner.results.outcome import POLICIES, FailureKind
 from frontrunner.search.strategy import STRATEGIES
 from frontrunner.spaces import errors

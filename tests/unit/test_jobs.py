@@ -4,8 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from frontrunner.evaluators.probe.corpus import Corpus
-from frontrunner.evaluators.probe.jobs import DEADLINE_SHARE, aim_at, probe_job, profile_job
+from frontrunner.evaluators.probe.job import DEADLINE_SHARE, Corpus, aim_at, probe_job, profile_job
 from frontrunner.evaluators.probe.settings import ProbeSettings
 from frontrunner.evaluators.trainer.job import Job
 from support.campaigns import setup_of, tiny_recipe

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from frontrunner.evaluators.external.evaluator import CommandEvaluator
-from frontrunner.evaluators.plugins import GROUP, commands_of, require_evaluator
-from frontrunner.evaluators.probe.instant import Instant
-from frontrunner.evaluators.protocol import make_evaluator
+from frontrunner.evaluators.protocol import ImmediateEvaluator
+from frontrunner.evaluators.registry import GROUP, commands_of, make_evaluator, require_evaluator
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 from support.campaigns import order, setup_of, spec_of, tiny, wait_for
@@ -17,10 +16,10 @@ from support.campaigns import order, setup_of, spec_of, tiny, wait_for
 EXAMPLE = Path(__file__).parent.parent / "support" / "plugin_example.py"
 PAGE = Path(__file__).parent.parent.parent / "docs" / "other-trainers.md"
 A_CLASS = """
-from frontrunner.evaluators.probe.instant import Instant
+from frontrunner.evaluators.protocol import ImmediateEvaluator
 from frontrunner.results.outcome import Failure, FailureKind
 
-class Never(Instant):
+class Never(ImmediateEvaluator):
     def __init__(self, setup):
         super().__init__()
         self.problem = setup.problem
@@ -72,7 +71,7 @@ def test_a_class_is_an_evaluator(install: Install, tmp_path: Path) -> None:
     install("acme-never", A_CLASS, never="Never")
     setup = setup_of(tmp_path / "runs")
     evaluator = make_evaluator("never", setup)
-    assert isinstance(evaluator, Instant)
+    assert isinstance(evaluator, ImmediateEvaluator)
     evaluator.start(order(setup))
     (finished,) = evaluator.finished(0)
     assert isinstance(finished.outcome, Failure)

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from frontrunner.evaluators.cluster.job_environment import launched_rank
-from frontrunner.evaluators.probe.descent import die_with_parent
+from frontrunner.evaluators.cluster.environment import launched_rank
 from frontrunner.evaluators.probe.files import read_json, tail
+from frontrunner.evaluators.probe.processes import die_with_parent
 from frontrunner.spaces.errors import FrontrunnerError, bad_value
 
 CHILD = "frontrunner.evaluators.trainer.calibration"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from frontrunner.evaluators.cluster.job_devices import COLLECTIVES
+from frontrunner.evaluators.cluster.environment import COLLECTIVES
 from frontrunner.evaluators.diagnostics.doctor.checks import Check, Status, Titled, examination
 from frontrunner.evaluators.diagnostics.doctor.torch_seen import TorchSeen, ask_torch
 from frontrunner.evaluators.diagnostics.doctor.wanted import Wanted

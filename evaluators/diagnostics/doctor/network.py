@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from frontrunner.evaluators.cluster.job_environment import RENDEZVOUS_PORT
+from frontrunner.evaluators.cluster.environment import RENDEZVOUS_PORT
 from frontrunner.evaluators.diagnostics.doctor.checks import Check, Status, Titled, examination
 
 SECTION = "network"

@@ -17,8 +17,8 @@ from typing import Any
 from frontrunner.evaluators.diagnostics.calibration.ranks import Place
 from frontrunner.evaluators.diagnostics.doctor.board import Arrival, Board, Ending, Over, held_elsewhere
 from frontrunner.evaluators.diagnostics.doctor.watching import Fault, Watch
-from frontrunner.evaluators.probe.descent import die_with_parent
 from frontrunner.evaluators.probe.files import tail
+from frontrunner.evaluators.probe.processes import die_with_parent
 from frontrunner.evaluators.trainer.roll_call.order import Order
 from frontrunner.spaces.errors import FrontrunnerError
 

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from frontrunner.evaluators.cluster.job_devices import JobEnvironment, job_environment
+from frontrunner.evaluators.cluster.environment import JobEnvironment, job_environment
 from frontrunner.evaluators.diagnostics.doctor.checks import Check, Status, Titled, examination
 from frontrunner.evaluators.diagnostics.doctor.wanted import Wanted
 from frontrunner.evaluators.probe.this_machine import detect
@@ -95,7 +95,7 @@ def judge_job(job: JobEnvironment, wanted: Wanted) -> Iterable[Check]:
     if job.masked_by is not None:
         found = f"{job.masked_by} shows this process {job.visible_devices} devices"
         yield Check(section=SECTION, name="visible devices", status=Status.NOTE, found=found)
-    told = job.told_devices_per_node
+    told = job.stated_devices_per_node
     if told and job.backend == "cpu":
         found = f"the batch system gave this node {told} devices, and none is seen here"
         remedy = "look at the checks of torch and of the driver, and start this on a compute node (srun, mpiexec)"

@@ -14,8 +14,8 @@ from typing import Any
 
 from frontrunner.evaluators.diagnostics.dry_run.plan import DryRunPlan, layers_of_pipeline_ranks
 from frontrunner.evaluators.diagnostics.dry_run.report import DryRun, TracedRank
-from frontrunner.evaluators.probe.descent import die_with_parent
-from frontrunner.evaluators.probe.jobs import dry_run_job
+from frontrunner.evaluators.probe.job import dry_run_job
+from frontrunner.evaluators.probe.processes import die_with_parent
 from frontrunner.spaces.errors import FrontrunnerError
 from frontrunner.spaces.stages import rank_of_stage
 

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 
-from frontrunner.evaluators.probe.here import prepare_recipe_here
+from frontrunner.evaluators.probe.preflight import prepare_recipe_here
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.spaces.errors import InvalidInput, require_at_least
 from frontrunner.spaces.recipe import Recipe

@@ -12,8 +12,7 @@ from frontrunner.evaluators.diagnostics.profiling.events import read_events
 from frontrunner.evaluators.diagnostics.profiling.joined import join_traces
 from frontrunner.evaluators.diagnostics.profiling.plan import ProfilePlan
 from frontrunner.evaluators.diagnostics.profiling.trace import timeline
-from frontrunner.evaluators.probe.corpus import Corpus
-from frontrunner.evaluators.probe.jobs import profile_job
+from frontrunner.evaluators.probe.job import Corpus, profile_job
 from frontrunner.evaluators.probe.training_probe import TrainingProbe
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup, Progress
 from frontrunner.results.outcome import Failure, Measurement
