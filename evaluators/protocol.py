@@ -64,7 +64,7 @@ QUEUED = "waiting for nodes"
 class Progress:
     """Phase of an order, and the steps it has finished of the most it will run.
 
-    The phase is `QUEUED` as long as it has no nodes: no time is charged then. `node_seconds` is what it has spent, where
+    The phase is `QUEUED` as long as it has no nodes: no time is charged then. `node_seconds` is what it has spent, if
     the evaluator knows that better than by the time since it got its nodes.
     """
 
@@ -114,7 +114,7 @@ class Queueing(Protocol):
 
 @runtime_checkable
 class Located(Protocol):
-    """Addition to an `Evaluator` that knows whether it measures on devices of the driver's host; the default is True."""
+    """Addition to an `Evaluator` that knows whether it measures on devices of the driver's host; by default it does."""
 
     measures_here: bool
 

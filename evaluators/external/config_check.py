@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from frontrunner.evaluators.export.deepspeed import zero_stage
-from frontrunner.evaluators.export.torchtitan_refusals import VERSION as TORCHTITAN
+from frontrunner.evaluators.export.torchtitan import VERSION as TORCHTITAN
 from frontrunner.evaluators.external.command import Command, MakeCommand, environment_of, request_of
 from frontrunner.evaluators.external.logs import Statement
 from frontrunner.evaluators.protocol import ProbeSetup

@@ -209,9 +209,7 @@ class LogReader:
 
     def _take(self, size: int) -> None:
         """Read the lines in the first `size` bytes."""
-        for line in (
-            self._unread[:size].replace(b"\r", b"\n").splitlines(keepends=True)
-        ):  # progress bars
+        for line in self._unread[:size].replace(b"\r", b"\n").splitlines(keepends=True):  # progress bars
             self._offset += len(line)
             self._read(COLORS.sub("", line[:MAX_LINE_BYTES].decode("utf-8", errors="replace").rstrip("\n")))
         self._unread = self._unread[size:]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from frontrunner.evaluators.analytic.judged import Estimate
+from frontrunner.evaluators.analytic.estimates import Estimate
 from frontrunner.evaluators.insight.collected import Collected, Missing
 from frontrunner.evaluators.insight.knobs import SHORT, setting, shown
 from frontrunner.evaluators.insight.landscape import NOTHING_MEASURED

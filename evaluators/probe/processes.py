@@ -1,8 +1,8 @@
 """Supervisor of child processes: starts them, tags them, and ends them with everything they started.
 
-A child dies with its parent (`start_child`), is ended by SIGTERM and then SIGKILL (`end_child`), and carries tags in its
-environment by which whatever it left behind is found again (`kill_tagged`, `orphans.py`). Launchers give ranks sessions
-of their own, so a process group does not reach them, but tags do.
+A child dies with its parent (`start_child`), is ended by SIGTERM and then SIGKILL (`end_child`), and carries tags in
+its environment by which whatever it left behind is found again (`kill_tagged`, `orphans.py`). Launchers give ranks
+sessions of their own, so a process group does not reach them, but tags do.
 """
 
 from __future__ import annotations

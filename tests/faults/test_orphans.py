@@ -94,7 +94,7 @@ def test_a_rank_of_a_command_is_found_when_its_keeper_ends_nothing(tmp_path: Pat
         wait_for(lambda: sum(map(is_alive, family)) == 1)  # the launcher goes with its keeper
         assert {process.pid for process in family if is_alive(process)} <= found(me)
     finally:
-        run.ask_to_end()
+        run.request_end()
         run.wait()
 
 
@@ -173,7 +173,11 @@ def test_processes_under_other_numbers_are_left_alone(gone: str) -> None:
     inside = ["unshare", "--pid", "--fork"]
     if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("no process namespaces may be made here")
-    environment = {"PYTHONPATH": os.pathsep.join(sys.path), processes.DRIVER_TAG: gone, processes.HOST_TAG: processes.machine()}
+    environment = {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        processes.DRIVER_TAG: gone,
+        processes.HOST_TAG: processes.machine(),
+    }
     count = "from frontrunner.evaluators.probe.orphans import find_orphans; print(len(list(find_orphans())))"
     done = subprocess.run(
         [*inside, sys.executable, "-P", "-c", count],

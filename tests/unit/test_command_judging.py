@@ -91,7 +91,7 @@ def test_a_rate_of_another_batch_is_found() -> None:
     for step in steps:
         step.rates = {"tokens_per_s": 1024.0}
     assert why(steps) == (
-        "the log says 1024 tokens/s, and its step time gives 256 tokens/s with the recipe's 256 tokens a step"
+        "the log says 1024 tokens/s, and its step time gives 256 tokens/s with the recipe's 256 tokens per step"
     )
 
 

@@ -187,7 +187,7 @@ def test_a_second_allocation_that_waits_too_long_is_given_back(pool: Pool, asked
 
 def test_nodes_that_nothing_waits_for_any_more_are_not_asked_for(pool: Pool, asked: list[Imagined]) -> None:
     busy_first_and_second_to_come(pool, asked)
-    pool.forgo()
+    pool.withdraw_requests()
     assert [one.is_given_back for one in asked] == [False, True]
 
 

@@ -80,7 +80,7 @@ def test_a_batch_script_and_an_interactive_shell_were_started_by_no_launcher(ste
 
 def test_ranks_on_several_nodes_need_to_know_where_rank_0_is():
     environment = {"PMI_RANK": "1", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "2"}
-    with pytest.raises(InvalidInput, match="does not say where rank 0 is") as raised:
+    with pytest.raises(InvalidInput, match="does not state where rank 0 is") as raised:
         launched_rank(environment)
     assert "MASTER_ADDR" in (raised.value.hint or "")
 

@@ -134,9 +134,9 @@ def test_a_name_that_is_close_is_suggested(install: Install) -> None:
         ("import no_such_module", "made", "acme_broken:made of acme-broken cannot be imported: ModuleNotFoundError"),
         (A_TRAINER, "no_such_name", "cannot be imported: AttributeError"),
         ("1 / 0", "made", "cannot be imported: ZeroDivisionError"),
-        (A_TRAINER, "a_number", "is no callable"),
+        (A_TRAINER, "a_number", "cannot be called"),
         (A_TRAINER, "mistaken", "the plug-in broken made no command for tp1 .* AttributeError: .*no_such_field"),
-        (A_TRAINER, "nothing", "gave no Command with arguments for tp1 .* but None"),
+        (A_TRAINER, "nothing", "returned no Command with arguments for tp1 .* but None"),
     ],
 )
 def test_plug_ins_that_cannot_be_used_are_named(install: Install, code: str, what: str, message: str) -> None:

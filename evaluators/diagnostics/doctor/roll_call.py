@@ -18,7 +18,7 @@ from frontrunner.evaluators.diagnostics.calibration.ranks import Place
 from frontrunner.evaluators.diagnostics.doctor.board import Arrival, Board, Ending, Over, held_elsewhere
 from frontrunner.evaluators.diagnostics.doctor.watching import Fault, Watch
 from frontrunner.evaluators.probe.files import tail
-from frontrunner.evaluators.probe.processes import die_with_parent
+from frontrunner.evaluators.probe.processes import start_child
 from frontrunner.evaluators.trainer.roll_call.order import Order
 from frontrunner.spaces.errors import FrontrunnerError
 
@@ -52,13 +52,12 @@ class _Child:
         self.is_told = False
         self._log = folder / f"rank-{order.rank}.log"
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
+            self._process = start_child(
                 [sys.executable, "-P", "-m", CHILD],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **environment},
-                preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - one thread here
             )
         if self._process.stdin is not None:
             self._process.stdin.write(json.dumps(asdict(order)).encode())

@@ -15,7 +15,7 @@ from typing import Any
 from frontrunner.evaluators.diagnostics.dry_run.plan import DryRunPlan, layers_of_pipeline_ranks
 from frontrunner.evaluators.diagnostics.dry_run.report import DryRun, TracedRank
 from frontrunner.evaluators.probe.job import dry_run_job
-from frontrunner.evaluators.probe.processes import die_with_parent
+from frontrunner.evaluators.probe.processes import start_child
 from frontrunner.spaces.errors import FrontrunnerError
 from frontrunner.spaces.stages import rank_of_stage
 
@@ -67,14 +67,13 @@ def _trace(job: str, traces: Sequence[tuple[int, int]]) -> list[Seen]:
 
 @contextmanager
 def _child(job: str, rank: int, micro_batches: int) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
+    process = start_child(
         [sys.executable, "-P", "-m", CHILD, str(rank), str(micro_batches)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - one thread here
     )
     with process:
         try:
