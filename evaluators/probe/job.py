@@ -20,11 +20,10 @@ from frontrunner.evaluators.probe.settings import TORCH_DEVICES, DataSettings, P
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.evaluators.trainer.corpus import BYTE_VOCABULARY, builtin_text, write_token_file
 from frontrunner.spaces.errors import bad_value
-from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 
-JOB_VERSION = 1
+JOB_VERSION = 2
 DEADLINE_SHARE = 0.8
 """Assumed: the share of a probe's deadline after which an adaptive probe takes no further optional step."""
 WEIGHT_DECAY = 0.1
@@ -52,10 +51,11 @@ def common_job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Corp
     cluster = setup.problem.cluster
     return {
         "version": JOB_VERSION,
-        "model": _model(setup.problem.model),
+        "model": asdict(setup.problem.model),
         "sequence_length": setup.problem.sequence_length,
         "precision": setup.problem.precision,
-        "recipe": _recipe(recipe),
+        # A list, as JSON gives it back: a replay that goes on compares its job with the one in its folder.
+        "recipe": asdict(recipe) | {"layers_per_stage": list(recipe.layers_per_stage)},
         "optimizer": {
             "name": setup.probe.optimizer,
             "learning_rate": setup.probe.learning_rate,
@@ -109,20 +109,6 @@ def dry_run_job(problem: Problem, probe: ProbeSettings, recipe: Recipe) -> dict[
     setup = ProbeSetup(problem=problem, probe=probe, data=DataSettings(), work_folder=Path(), seed=0)
     job = probe_job(setup, recipe, Path(), Corpus(Path(), "uint32"))
     return job | {"memory_limit_bytes_per_rank": None}
-
-
-def _model(model: Model) -> dict[str, Any]:
-    table = asdict(model)
-    for key in ("name", "vocabulary_multiple", "max_positions"):
-        del table[key]
-    return table | {"vocabulary": model.padded_vocabulary}
-
-
-def _recipe(recipe: Recipe) -> dict[str, Any]:
-    table = asdict(recipe)
-    del table["devices"]
-    # A list, as JSON gives it back: a replay that goes on compares its job with the one in its folder.
-    return table | {"data_parallel": recipe.data_parallel, "layers_per_stage": list(recipe.layers_per_stage)}
 
 
 def disk_folder(setup: ProbeSetup, recipe: Recipe, run_folder: Path) -> Path | None:

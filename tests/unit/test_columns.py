@@ -67,7 +67,7 @@ def test_choices_show_context_ranks_and_what_they_are_sharded_over() -> None:
         "layout": "2 x 1 x 1 cp4",
         "batch": "1 x 64",
         "sharding": "zero-3",
-        "options": "recompute selective",
+        "options": "recompute=selective",
     }
 
 

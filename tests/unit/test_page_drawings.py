@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -51,10 +49,7 @@ def span(begin_s: float, end_s: float, outcome: str = "measured") -> Span:
 def test_devices_stand_where_the_trainer_puts_their_ranks(order: str) -> None:
     degrees = {"tensor_parallel": 2, "pipeline_parallel": 4, "context_parallel": 2}
     recipe = Recipe(devices=32, schedule="1f1b", micro_batch_seqs=1, accumulation=4, rank_order=order, **degrees)
-    trained: Any = SimpleNamespace(
-        pipeline_parallel=4, tensor_parallel=2, world_size=32, rank_order=order
-    )  # all that the trainer's grid asks of a recipe
-    grid = rank_grid(trained, (2, 2))  # pipeline, replica, context, tensor
+    grid = rank_grid(recipe, (2, 2))  # pipeline, replica, context, tensor
     drawing = cut_drawing(recipe, cluster(4, 8), layers=8)
     assert [device.rank for device in drawing.devices] == list(range(32))
     for device in drawing.devices:

@@ -87,25 +87,7 @@ def _layout(recipe: Recipe) -> str:
 
 def _options(recipe: Recipe) -> str | None:
     """Return the choices that no other column shows, where they are not the plain ones."""
-    parts = []
-    if recipe.pipeline_parallel > 1:
-        parts.append(recipe.schedule + (f" v{recipe.virtual_stages}" if recipe.virtual_stages > 1 else ""))
-    if recipe.layers_per_stage:
-        parts.append(f"layers {recipe.layers_name}")
-    if recipe.recompute != "none":
-        parts.append(f"recompute {recipe.recompute}")
-    if recipe.sequence_parallel:
-        parts.append("seq. parallel")
-    if recipe.replication != "replicate":
-        parts.append(recipe.replication)
-    if recipe.secondary_partition > 1:
-        parts.append(f"secondary {recipe.secondary_partition}")
-    if recipe.rank_order != "tp-dp-pp":
-        parts.append(f"order {recipe.rank_order}")
-    if recipe.engine != "torch":
-        parts.append(recipe.engine)
-    parts.extend(recipe.levers)
-    return ", ".join(parts) or None
+    return ", ".join(recipe.options()) or None
 
 
 def _figure(*names: str) -> Callable[[Any], Any]:

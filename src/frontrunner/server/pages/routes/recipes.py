@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
@@ -25,7 +24,7 @@ from frontrunner.server.routes.parameters import RecipeId
 from frontrunner.server.state import OPERATOR, RoleOf, Service, ServiceOf, StoreOf
 from frontrunner.server.tokens import Role
 from frontrunner.spaces.errors import InvalidInput, NotFound
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.recipe import DIMENSIONS
 from frontrunner.views.columns import ORIGINS
 
 router = APIRouter()
@@ -73,7 +72,7 @@ def one_recipe(answers: AnswersOf, service: ServiceOf, role: RoleOf, recipe_id: 
 
 def _choices(view: RecipeView) -> list[tuple[str, str]]:
     recipe = view.explanation.recipe
-    return [(field.name.replace("_", " "), choice(recipe, field.name)) for field in fields(Recipe)]
+    return [(one.name.replace("_", " "), choice(recipe, one)) for one in DIMENSIONS.values()]
 
 
 @router.get("/recipes/{recipe_id}/replay")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from frontrunner.results.explain import Appearance, explain
 from frontrunner.results.records import Standing
 from frontrunner.results.store import Store
-from frontrunner.spaces.recipe import Recipe
-from frontrunner.spaces.sharding import Sharding
+from frontrunner.spaces.recipe import DIMENSIONS, Dimension, Recipe
 from frontrunner.views.columns import FIGURES
 
 
@@ -75,19 +74,15 @@ def _figures(first: Standing | None, second: Standing | None) -> tuple[Pair, ...
 
 def _choices(first: Recipe, second: Recipe) -> tuple[Pair, ...]:
     """Every choice of a recipe, and the replicas that follow; those that differ come first."""
-    names = [field.name for field in fields(Recipe)]
-    names.insert(names.index("context_parallel") + 1, "data_parallel")
     pairs = [
-        Pair(name=name.replace("_", " "), first=choice(first, name), second=choice(second, name)) for name in names
+        Pair(name=one.name.replace("_", " "), first=choice(first, one), second=choice(second, one))
+        for one in DIMENSIONS.values()
     ]
-    return tuple(sorted(pairs, key=lambda pair: not pair.differs))
+    replicas = Pair(name="data parallel", first=str(first.data_parallel), second=str(second.data_parallel))
+    return tuple(sorted([*pairs, replicas], key=lambda pair: not pair.differs))
 
 
-def choice(recipe: Recipe, name: str) -> str:
-    """One choice of a recipe in words."""
-    value = getattr(recipe, name)
-    if isinstance(value, Sharding):
-        return recipe.sharding_name
-    if name == "layers_per_stage":
-        return recipe.layers_name
+def choice(recipe: Recipe, dimension: Dimension) -> str:
+    """Return one choice of a recipe in words."""
+    value = recipe.layers_name if dimension.kind == "layers" else dimension.of(recipe)
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)
