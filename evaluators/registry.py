@@ -9,7 +9,6 @@ example.
 from __future__ import annotations
 
 import functools
-import re
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -18,13 +17,14 @@ from typing import TYPE_CHECKING, cast
 from frontrunner.evaluators.protocol import Evaluator, EvaluatorFactory, ProbeSetup
 from frontrunner.results.records import IMPORTED
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, bad_value, did_you_mean
+from frontrunner.spaces.names import CAMPAIGN_NAME
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
     from frontrunner.evaluators.external.command import Command, CommandRequest, MakeCommand
     from frontrunner.evaluators.external.settings import CommandSettings
-    from frontrunner.spaces.reasons import Reason
+    from frontrunner.spaces.legality import Reason
 
 COMMAND = "frontrunner.evaluators.external.evaluator:CommandEvaluator"
 EVALUATORS: dict[str, str] = {
@@ -36,7 +36,6 @@ EVALUATORS: dict[str, str] = {
 """Import paths of the built-in evaluators."""
 
 GROUP = "frontrunner.evaluators"
-NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 
 
 def make_evaluator(name: str, setup: ProbeSetup) -> Evaluator:
@@ -69,7 +68,7 @@ def training_probe(setup: ProbeSetup) -> Evaluator:
 
 def require_evaluator_name(name: str) -> None:
     """Raise `InvalidInput` if the syntax of an evaluator's name is wrong; it need not be installed."""
-    if not NAME.fullmatch(name):
+    if not CAMPAIGN_NAME.fullmatch(name):
         raise bad_value("evaluator", name, "a known evaluator", hint=did_you_mean(name, EVALUATORS))
 
 
@@ -154,7 +153,7 @@ def _checked(name: str, make: MakeCommand) -> MakeCommand:
     """Wrap a plug-in's function so that its mistakes become errors that name the plug-in."""
     from frontrunner.evaluators.external.command import Command
     from frontrunner.evaluators.external.logs import patterns_of
-    from frontrunner.spaces.reasons import Reason
+    from frontrunner.spaces.legality import Reason
 
     def checked(request: CommandRequest) -> Command | Reason:
         recipe = request.recipe.describe()

@@ -25,7 +25,6 @@ from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.reasons import Reason
 from frontrunner.spaces.recipe import Recipe
 
 RECIPE_FIELDS = tuple(f.name for f in fields(Recipe) if f.name not in ("sharding", "layers_per_stage"))

@@ -23,8 +23,8 @@ from frontrunner.evaluators.external.command import Command, MakeCommand, enviro
 from frontrunner.evaluators.external.logs import Statement
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.spaces.errors import InvalidInput, bad_value
+from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.reasons import Reason
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
 

@@ -24,7 +24,7 @@ from frontrunner.evaluators.probe.processes import driver_tags, kernel_oom_kills
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.protocol import Finished, ProbeOrder, ProbeSetup, Progress
 from frontrunner.results.outcome import Failure, FailureKind, Outcome
-from frontrunner.spaces.reasons import Reason
+from frontrunner.spaces.legality import Reason
 
 POLL_S = 0.1
 RUN_TAG = "FRONTRUNNER_RUN"

@@ -21,7 +21,7 @@ from frontrunner.evaluators.external.command import (
 from frontrunner.evaluators.external.logs import patterns_of
 from frontrunner.evaluators.external.settings import CommandSettings
 from frontrunner.spaces.errors import bad_value, require_one_of
-from frontrunner.spaces.reasons import Reason
+from frontrunner.spaces.legality import Reason
 
 MEGATRON_STEP = (
     r"iteration\s+(?P<step>\d+)/\s*\d+ \|.*?elapsed time per iteration \(ms\): (?P<step_time_ms>[\d.]+)",

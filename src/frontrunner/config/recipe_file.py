@@ -27,11 +27,11 @@ from frontrunner.spaces.errors import (
     require_above_zero,
     require_at_least,
     require_one_of,
+    shown_key,
 )
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe, stored_recipe
-from frontrunner.spaces.wording import shown_key
 
 FORMAT = "frontrunner-recipe"
 VERSION = 1
