@@ -23,6 +23,7 @@ from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.evaluators.probe.settings import ProbeSettings
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
+from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe

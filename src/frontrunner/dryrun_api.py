@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from frontrunner.config.campaign import read_campaign_file
+from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.starting import stored_spec
 from frontrunner.store import LocalStore
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def named_recipe(
 
     It is a stored one by its id, or, of the space of a `campaign` file, the one of this id or that choices leave.
     """
-    from frontrunner.one_recipe import one_recipe, recipe_by_id
+    from frontrunner.config.recipe_lookup import one_recipe, recipe_by_id
 
     if campaign is not None:
         spec = read_campaign_file(Path(campaign)).spec

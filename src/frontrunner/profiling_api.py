@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from frontrunner.api import show
-from frontrunner.earlier import refuse_recipe_of_others
+from frontrunner.foreign_recipes import refuse_recipe_of_others
+from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.spaces.errors import InvalidInput
-from frontrunner.starting import stored_spec
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.diagnostics.profiling.plan import ProfilePlan, ProfileSettings

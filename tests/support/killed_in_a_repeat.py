@@ -17,9 +17,9 @@ from frontrunner.evaluators.analytic.simulated import Simulated
 from frontrunner.evaluators.protocol import ProbeOrder
 from frontrunner.evaluators.registry import EVALUATORS
 from frontrunner.results.store import open_store
+from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.driver import Driver
 from frontrunner.search.strategy import STRATEGIES
-from frontrunner.starting import stored_spec
 from support.forecasters import Forecaster, measured_twice
 
 

@@ -14,8 +14,7 @@ import numpy as np
 from deephyper.hpo import CBO, HpProblem
 
 from frontrunner.results.outcome import Failure, Measurement
-from frontrunner.search.candidates import Candidates
-from frontrunner.search.learner import Learner
+from frontrunner.search.strategies.candidates import Candidates, Learner
 from frontrunner.spaces.recipe import Choice
 from frontrunner.spaces.space import Survey
 

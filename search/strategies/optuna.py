@@ -23,9 +23,8 @@ from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, TPESampler
 from optuna.trial import TrialState, create_trial
 
 from frontrunner.results.outcome import Failure, Measurement
-from frontrunner.search.candidates import Candidates, Dimension
-from frontrunner.search.learner import Learner
-from frontrunner.search.objectives import TOKENS_ALONE
+from frontrunner.search.strategies.candidates import Candidates, Dimension, Learner
+from frontrunner.search.strategy import TOKENS_ALONE
 from frontrunner.spaces.recipe import Choice
 from frontrunner.spaces.space import Survey
 

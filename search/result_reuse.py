@@ -1,4 +1,4 @@
-"""Outcomes of earlier campaigns that answer for a recipe without a probe: those of the same environment alone."""
+"""Reuse of earlier campaigns' outcomes in place of a probe, within the same environment."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.recipe import Recipe
 
 RECENT = timedelta(days=7)
-"""An older measurement is made again: clocks, firmware and a network's neighbours change without a version. Assumed."""
+"""Older measurements are repeated: clocks, firmware and network load change without a version. Assumed."""
 CHOOSING = frozenset({"deephyper", "optuna", "sqlalchemy"})
-"""Packages whose versions change which recipe is tried, and nothing of how it runs."""
+"""Packages whose versions change which recipe is tried, but not how it runs."""
 
-SHAPES_A_STEP = (
+AFFECTS_STEPS = (
     "backend", "scheduler", "queue", "constraint", "scheduler_options", "select_options", "launcher",
     "launcher_options", "worker_init", "network_interface",
 )  # fmt: skip
-"""Keys of [dispatch] that choose a probe's nodes, and what its ranks find there; the others say how nodes are had."""
+"""Keys of [dispatch] that choose a probe's nodes and its environment there; the others are about getting nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What is known of a recipe: its outcome, the campaign and trial it is of, and when it was measured."""
+class ReusableResult:
+    """An outcome of an earlier campaign that needs no probe."""
 
     outcome: Outcome
     campaign: str
@@ -38,12 +38,12 @@ class Answer:
 
     @property
     def origin(self) -> dict[str, str | int]:
-        """Where the outcome comes from, for an event."""
+        """Where the outcome comes from, as event data."""
         return {"campaign": self.campaign, "its_trial": self.trial_number, "measured_at": self.measured_at}
 
 
 def same_environment(one: Provenance, other: Provenance) -> bool:
-    """Whether the same probe would run alike: host, system, device, driver and every package that takes part."""
+    """Return whether host, system, device, driver and every package that takes part in a probe are the same."""
     alike = (one.host, one.platform, one.device) == (other.host, other.platform, other.device)
     return alike and _running(one) == _running(other)
 
@@ -52,14 +52,14 @@ def _running(provenance: Provenance) -> dict[str, str]:
     return {name: version for name, version in provenance.versions.items() if name not in CHOOSING}
 
 
-def answer_of(
+def reusable_result(
     known: KnownRecipe, *, campaign: str, there: CampaignSpec, spec: CampaignSpec, here: Provenance, now: datetime
-) -> Answer | None:
-    """What a recipe of an earlier campaign answers in a campaign of `spec`; None where a probe is due.
+) -> ReusableResult | None:
+    """Return the result of an earlier campaign `there` for use in a campaign of `spec`; None where a probe is needed.
 
-    An answer was measured in the same environment, in the last `RECENT` days, with the same optimizer, as many probes
-    at a time and the same disk where it offloads to one, and its steps are not noisy, those of all its repeats
-    together. Of failures only a want of memory answers, which is no accident.
+    It was measured in the same environment, in the last `RECENT` days, with the same optimizer, as many probes at a
+    time and the same disk where it offloads to one, and the steps of all its repeats together are not noisy. Of
+    failures only out of memory is reused, which is no accident.
     """
     if spec.evaluator != "probe" or there.evaluator != "probe" or known.provenance is None:
         return None
@@ -72,7 +72,7 @@ def answer_of(
     outcome = _outcome(known, there, spec)
     if outcome is None:
         return None
-    return Answer(
+    return ReusableResult(
         outcome=replace(outcome, node_seconds=0.0),
         campaign=campaign,
         trial_number=known.trial_number,
@@ -82,14 +82,14 @@ def answer_of(
 
 
 def _conditions(spec: CampaignSpec, recipe: Recipe) -> tuple[object, ...]:
-    """What a campaign adds to a recipe's identity that its probe's times hang on."""
+    """Return the campaign's settings, beyond a recipe's identity, that a probe's times depend on."""
     disk = spec.problem.cluster.nvme_path if recipe.offload == "nvme" else None
-    steps = tuple(getattr(spec.dispatch, key) for key in SHAPES_A_STEP)
+    steps = tuple(getattr(spec.dispatch, key) for key in AFFECTS_STEPS)
     return spec.probe.optimizer, spec.search.parallel_probes, disk, steps
 
 
 def _outcome(known: KnownRecipe, there: CampaignSpec, spec: CampaignSpec) -> Outcome | None:
-    """The outcome under the memory and the peak that this campaign states of the same devices, or None."""
+    """Return the outcome under the memory and the peak that this campaign states for the same devices, or None."""
     limit, limit_there = (of.problem.cluster.memory_bytes_per_device for of in (spec, there))
     if isinstance(known.outcomes, Failure):
         is_answer = known.outcomes.kind is FailureKind.OUT_OF_MEMORY and limit <= limit_there

@@ -1,31 +1,29 @@
-"""Before a campaign runs: whether it can, what it is called, and its record in the store."""
+"""Set-up of a campaign: whether it can run here, its name, and its record in the store."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from frontrunner.config.validation import dump_json, load_json
 from frontrunner.evaluators.probe.preflight import prepare_here
+from frontrunner.results.records import IMPORTED, Campaign
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal
 from frontrunner.spaces.space import Survey
+from frontrunner.spaces.validation import dump_json, load_json
 
 if TYPE_CHECKING:
-    from frontrunner.results.records import Campaign
     from frontrunner.results.store import Store
 
 MAX_NUMBERED_NAMES = 10_000
 FIGURES = {"simulated": "simulated", "imported": "imported", "table": "imported"}
-"""What the outcomes of an evaluator are, where they were not measured here."""
-NOTHING_MORE: Mapping[str, object] = MappingProxyType({})
+"""Origin of the numbers of evaluators that do not measure here."""
 
 
 def runnable(spec: CampaignSpec) -> Survey:
-    """The survey of a campaign that can be run on this machine; writes nothing.
+    """Return the survey of a campaign that can run on this machine; raises `InvalidInput` or `NothingLegal` otherwise.
 
-    With `search.probe_nodes` it is its campaign on so many nodes that must run here.
+    With `search.probe_nodes` only its campaign on that many nodes has to run here.
     """
     surveyed = spec.survey()
     if not surveyed.recipes:
@@ -33,7 +31,7 @@ def runnable(spec: CampaignSpec) -> Survey:
     if spec.search.probe_nodes is None:
         prepare(spec, surveyed)
         return surveyed
-    from frontrunner.search.small_scale import small_spec
+    from frontrunner.search.two_stage import small_spec
 
     runnable(small_spec(spec))
     return surveyed
@@ -52,7 +50,7 @@ def prepare(spec: CampaignSpec, surveyed: Survey | None = None) -> None:
 
 
 def why_not_here(spec: CampaignSpec) -> str | None:
-    """Why the campaign's probes cannot run on the machines at hand, or None."""
+    """Return why the campaign's probes cannot run on the available machines, or None."""
     held, nodes = spec.dispatch.nodes_per_allocation, spec.problem.cluster.nodes
     if held is not None and held < nodes:  # enough for search.probe_nodes, which is all that the file had to promise
         return f"dispatch.nodes_per_allocation = {held}: expected at least cluster.nodes = {nodes}"
@@ -63,18 +61,16 @@ def why_not_here(spec: CampaignSpec) -> str | None:
     return None
 
 
-def created(
-    store: Store, spec: CampaignSpec, legal_recipes: int, more: Mapping[str, object] = NOTHING_MORE
-) -> Campaign:
-    """A new campaign of the store, with `more` in its problem summary."""
-    summary = {**problem_summary(spec), **more}
+def create(store: Store, spec: CampaignSpec, legal_recipes: int, more: Mapping[str, object] | None = None) -> Campaign:
+    """Create the campaign in the store, with `more` in its problem summary."""
+    summary = {**problem_summary(spec), **(more or {})}
     return store.create_campaign(
         name=spec.name, spec_json=dump_json(spec), legal_recipes=legal_recipes, problem_summary=summary
     )
 
 
 def problem_summary(spec: CampaignSpec) -> dict[str, object]:
-    """What a campaign is about, for lists of campaigns."""
+    """Summarize a campaign's problem for lists of campaigns."""
     problem = spec.problem
     return {
         "model": problem.model.name,
@@ -90,7 +86,7 @@ def problem_summary(spec: CampaignSpec) -> dict[str, object]:
 
 
 def stored_spec(record: Campaign) -> CampaignSpec:
-    """The specification that a campaign was launched with; raises `StoreUnusable` where it cannot be read any more."""
+    """Return the specification that a campaign was launched with; raises `StoreUnusable` where it cannot be read."""
     try:
         return load_json(CampaignSpec, record.spec_json, what=f"campaign {record.name}")
     except InvalidInput as error:
@@ -103,7 +99,7 @@ def stored_spec(record: Campaign) -> CampaignSpec:
 
 
 def stored_survey(spec: CampaignSpec) -> Survey:
-    """The survey of a campaign of the store; where its table or plug-in is gone, that of its space alone."""
+    """Return the survey of a stored campaign; where its table or plug-in is gone, that of its space alone."""
     try:
         return spec.survey()
     except FrontrunnerError:
@@ -111,7 +107,7 @@ def stored_survey(spec: CampaignSpec) -> Survey:
 
 
 def nothing_legal(surveyed: Survey) -> NothingLegal:
-    """The error for a space without a legal recipe, with the reasons counted."""
+    """Return the error for a space without a legal recipe, with the reasons counted."""
     reasons = "; ".join(f"{count} x {code} ({example})" for code, count, example in surveyed.refused_by_count())
     return NothingLegal(
         f"none of the space's {surveyed.points:,} points is legal: {reasons}",
@@ -120,14 +116,23 @@ def nothing_legal(surveyed: Survey) -> NothingLegal:
 
 
 def free_name(store: Store, wanted: str) -> str:
-    """`wanted`, or the first of wanted-2, wanted-3, ... that no campaign of the store has."""
+    """Return `wanted`, or the first of wanted-2, wanted-3, ... that no campaign of the store has."""
     return free_among({summary.name for summary in store.campaigns()}, wanted)
 
 
 def free_among(taken: Collection[str], wanted: str) -> str:
-    """`wanted`, or the first of wanted-2, wanted-3, ... that is not `taken`."""
+    """Return `wanted`, or the first of wanted-2, wanted-3, ... that is not `taken`."""
     for number in range(2, MAX_NUMBERED_NAMES):
         if wanted not in taken:
             return wanted
         wanted = f"{wanted.rsplit('-', 1)[0] if number > 2 else wanted}-{number}"
     raise InvalidInput(f"{MAX_NUMBERED_NAMES} campaigns have names like {wanted}", hint="give one with --name")
+
+
+def refuse_imported_campaign(campaign: Campaign) -> None:
+    """Raise `InvalidInput` for a campaign that holds an imported table, which nothing can drive."""
+    if campaign.strategy == IMPORTED:
+        raise InvalidInput(
+            f"campaign {campaign.name} holds an imported table: there is nothing to resume",
+            hint="name another: frontrunner campaigns",
+        )

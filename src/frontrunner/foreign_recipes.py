@@ -1,29 +1,15 @@
-"""What was known before: earlier campaigns as a new one may learn from them, and what imported ones cannot do."""
+"""Recipes that frontrunner's own trainer cannot repeat: those of imported tables and of other trainers."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from frontrunner.results.records import IMPORTED
-from frontrunner.spaces.errors import InvalidInput, StoreUnusable
-from frontrunner.starting import stored_spec
+from frontrunner.search.campaign_setup import stored_spec
+from frontrunner.spaces.errors import InvalidInput
 
 if TYPE_CHECKING:
     from frontrunner.config.recipe_file import RecipeFile
     from frontrunner.results.explain import Explanation
-    from frontrunner.results.records import Campaign
-    from frontrunner.results.store import Store
-    from frontrunner.search.evidence import Gathered
-    from frontrunner.search.spec import CampaignSpec
-
-
-def refuse_imported_campaign(campaign: Campaign) -> None:
-    """Raise `InvalidInput` for a campaign that is a table's rows, which nobody drives."""
-    if campaign.strategy == IMPORTED:
-        raise InvalidInput(
-            f"campaign {campaign.name} holds an imported table: there is nothing to go on with",
-            hint="name another: frontrunner campaigns",
-        )
 
 
 def refuse_recipe_of_others(explanation: Explanation) -> None:
@@ -62,25 +48,3 @@ def _of_another_trainer(recipe_id: str, evaluator: str, *, named: str) -> Invali
         f"recipe {recipe_id} was run by another trainer, with evaluator = {evaluator!r}",
         hint=f"frontrunner export {named} --to FORMAT says it in that trainer's words",
     )
-
-
-def remembered(store: Store, record: Campaign, spec: CampaignSpec) -> Gathered:
-    """What the campaigns that were created before this one know that it can use.
-
-    A campaign whose specification this version cannot read is not among them.
-    """
-    from frontrunner.results.provenance import collect
-    from frontrunner.search.evidence import Earlier, Gathered, gather
-
-    if not (spec.search.warm_start or spec.search.reuse or spec.confirms):
-        return Gathered()
-    earlier = []
-    for summary in reversed(store.campaigns()):  # the oldest first
-        if summary.id >= record.id:
-            continue
-        campaign = store.campaign(summary.name)
-        try:
-            earlier.append(Earlier(campaign=campaign, spec=stored_spec(campaign)))
-        except StoreUnusable:
-            continue
-    return gather(store, spec, earlier, collect(spec.problem.cluster.device)) if earlier else Gathered()

@@ -10,7 +10,7 @@ import pytest
 from frontrunner.evaluators.protocol import QUEUED, ProbeOrder, Progress
 from frontrunner.results.records import Attempt, Trial
 from frontrunner.results.states import AttemptState, TrialState
-from frontrunner.search.flight import Flight
+from frontrunner.search.attempts import RunningAttempt
 from support.campaigns import tiny_recipe
 
 
@@ -24,9 +24,9 @@ class Phases:
 
 
 @pytest.fixture
-def flight() -> Flight:
+def running() -> RunningAttempt:
     recipe = tiny_recipe()
-    return Flight(
+    return RunningAttempt(
         trial=Trial(id=1, campaign_id=1, number=1, recipe_id="a", recipe=recipe, state=TrialState.RUNNING),
         attempt=Attempt(
             id=1,
@@ -44,24 +44,24 @@ def flight() -> Flight:
     )
 
 
-def test_an_evaluator_that_says_nothing_of_waiting_is_charged_from_the_start(flight: Flight) -> None:
-    assert flight.look(Phases()) is None  # type: ignore[arg-type]
-    assert flight.node_seconds == pytest.approx(400, abs=20)
+def test_an_evaluator_that_says_nothing_of_waiting_is_charged_from_the_start(running: RunningAttempt) -> None:
+    assert running.update(Phases()).progress is None  # type: ignore[arg-type]
+    assert running.node_seconds == pytest.approx(400, abs=20)
 
 
-def test_waiting_for_nodes_is_free_and_having_them_is_not(flight: Flight) -> None:
+def test_waiting_for_nodes_is_free_and_having_them_is_not(running: RunningAttempt) -> None:
     evaluator = Phases()
     evaluator.phase = QUEUED
-    flight.look(evaluator)  # type: ignore[arg-type]
-    assert flight.node_seconds == 0
+    running.update(evaluator)  # type: ignore[arg-type]
+    assert running.node_seconds == 0
     evaluator.phase = "stepping"
-    flight.look(evaluator)  # type: ignore[arg-type]
-    assert 0 <= flight.node_seconds < 40  # not for the 100 s that it waited
+    running.update(evaluator)  # type: ignore[arg-type]
+    assert 0 <= running.node_seconds < 40  # not for the 100 s that it waited
 
 
-def test_a_probe_that_is_queued_again_is_charged_nothing_meanwhile(flight: Flight) -> None:
+def test_a_probe_that_is_queued_again_is_charged_nothing_meanwhile(running: RunningAttempt) -> None:
     evaluator = Phases()
     for phase in ("stepping", QUEUED):
         evaluator.phase = phase
-        flight.look(evaluator)  # type: ignore[arg-type]
-    assert flight.node_seconds == 0
+        running.update(evaluator)  # type: ignore[arg-type]
+    assert running.node_seconds == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from frontrunner.results.outcome import Failure, FailureKind
-from frontrunner.search.listed import Listed
+from frontrunner.search.strategies.exhaustive_random import Listed
 from frontrunner.search.strategy import Told
 from frontrunner.spaces.recipe import Recipe
 

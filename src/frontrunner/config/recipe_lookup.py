@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from frontrunner.config.campaign import keys_of
-from frontrunner.config.validation import refuse_unusable_values, validate
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal, bad_value, did_you_mean, shown, shown_key
 from frontrunner.spaces.recipe import Recipe, current_names
 from frontrunner.spaces.space import Space, Survey
+from frontrunner.spaces.validation import refuse_unusable_values, validate
 
 
 def one_recipe(spec: CampaignSpec, choices: Mapping[str, object]) -> Recipe:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from frontrunner.config.validation import dump_json
 from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.results.known import REUSED, known_recipes
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
@@ -17,12 +16,13 @@ from frontrunner.results.provenance import Provenance
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store, open_store
 from frontrunner.results.writer import CampaignWriter
-from frontrunner.search.answers import RECENT
-from frontrunner.search.evidence import MOST_EVIDENCE, Earlier, Gathered, gather
+from frontrunner.search.campaign_setup import problem_summary
+from frontrunner.search.result_reuse import RECENT
 from frontrunner.search.spec import CampaignSpec
+from frontrunner.search.warm_start import MOST_EVIDENCE, Earlier, PriorResults, gather
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.starting import problem_summary
+from frontrunner.spaces.validation import dump_json
 from support.campaigns import Table, spec_of, tiny
 from support.store_contract import SettableClock
 
@@ -95,7 +95,7 @@ class Past:
             if trial.number in reused:
                 writer.event(REUSED, trial=trial.number)
 
-    def gather(self, here: Provenance = HERE, **sections: Any) -> Gathered:
+    def gather(self, here: Provenance = HERE, **sections: Any) -> PriorResults:
         return gather(self.store, self.spec(**sections), self.earlier, here)
 
 
@@ -129,18 +129,18 @@ def test_the_same_problem_is_evidence_and_answers(past: Past) -> None:
     assert [(one.recipe, one.origin) for one in found.evidence] == [(recipe(), "campaign c0"), (OTHER, "campaign c0")]
     assert not found.left_out
     spec = past.spec()
-    answer = found.answers[recipe_id(spec.problem, recipe())]
+    answer = found.reusable[recipe_id(spec.problem, recipe())]
     assert (answer.campaign, answer.trial_number, answer.run_folder) == ("c0", 1, "/runs/c0/1")
     assert answer.outcome == replace(measured(), node_seconds=0.0, mfu=None)
-    assert isinstance(found.answers[recipe_id(spec.problem, OTHER)].outcome, Failure)
+    assert isinstance(found.reusable[recipe_id(spec.problem, OTHER)].outcome, Failure)
 
 
 def test_nothing_is_gathered_that_was_switched_off(past: Past) -> None:
     past.add((recipe(), measured()))
-    assert past.gather(search={"reuse": False}).answers == {}
+    assert past.gather(search={"reuse": False}).reusable == {}
     assert len(past.gather(search={"reuse": False}).evidence) == 1
     assert past.gather(search={"warm_start": False}).evidence == ()
-    assert len(past.gather(search={"warm_start": False}).answers) == 1
+    assert len(past.gather(search={"warm_start": False}).reusable) == 1
 
 
 OTHER_SOFTWARE = {
@@ -153,7 +153,7 @@ OTHER_SOFTWARE = {
 def test_other_software_is_left_out(reason: str, past: Past) -> None:
     past.add((recipe(), measured()), provenance=OTHER_SOFTWARE[reason])
     found = past.gather()
-    assert (found.evidence, found.left_out, found.answers) == ((), {reason: 1}, {})
+    assert (found.evidence, found.left_out, found.reusable) == ((), {reason: 1}, {})
 
 
 def test_unknown_software_is_left_out(past: Past) -> None:
@@ -164,7 +164,7 @@ def test_unknown_software_is_left_out(past: Past) -> None:
 def test_a_patch_of_torch_is_evidence_but_no_answer(past: Past) -> None:
     past.add((recipe(), measured()), provenance=replace(HERE, versions=HERE.versions | {"torch": "2.13.1"}))
     found = past.gather()
-    assert (len(found.evidence), found.answers) == (1, {})
+    assert (len(found.evidence), found.reusable) == (1, {})
 
 
 OTHER_PROBLEMS: dict[str, dict[str, Any]] = {
@@ -181,13 +181,13 @@ OTHER_PROBLEMS: dict[str, dict[str, Any]] = {
 def test_other_problems_are_left_out(reason: str, past: Past) -> None:
     past.add((recipe(), measured()), (OTHER, measured()), **OTHER_PROBLEMS[reason])
     found = past.gather()
-    assert (found.evidence, found.left_out, found.answers) == ((), {reason: 2}, {})
+    assert (found.evidence, found.left_out, found.reusable) == ((), {reason: 2}, {})
 
 
 def test_a_rehearsal_may_learn_from_a_rehearsal(past: Past) -> None:
     past.add((recipe(), measured()), evaluator="simulated")
     found = past.gather(evaluator="simulated")
-    assert (len(found.evidence), found.answers) == (1, {})
+    assert (len(found.evidence), found.reusable) == (1, {})
 
 
 def test_the_nearest_problems_come_first(past: Past) -> None:
@@ -232,38 +232,38 @@ def test_repeats_are_one_piece_of_evidence_unless_they_disagree(past: Past) -> N
 
 def test_only_what_is_recent_steady_and_equal_answers(past: Past, clock: SettableClock) -> None:
     past.add((recipe(), measured()))
-    assert past.gather().answers
-    assert not past.gather(here=replace(HERE, host="node2")).answers
-    assert past.gather(here=replace(HERE, versions=HERE.versions | {"optuna": "6.0"})).answers
-    assert not past.gather(probe={"optimizer": "sgd"}).answers
-    assert not past.gather(search={"parallel_probes": 2}).answers
-    assert not past.gather(dispatch={"backend": "allocation", "network_interface": "hsn0"}).answers
-    assert not past.gather(cluster={"memory_gib_per_device": 0.000001}).answers
-    assert not past.gather(evaluator="simulated").answers
+    assert past.gather().reusable
+    assert not past.gather(here=replace(HERE, host="node2")).reusable
+    assert past.gather(here=replace(HERE, versions=HERE.versions | {"optuna": "6.0"})).reusable
+    assert not past.gather(probe={"optimizer": "sgd"}).reusable
+    assert not past.gather(search={"parallel_probes": 2}).reusable
+    assert not past.gather(dispatch={"backend": "allocation", "network_interface": "hsn0"}).reusable
+    assert not past.gather(cluster={"memory_gib_per_device": 0.000001}).reusable
+    assert not past.gather(evaluator="simulated").reusable
     clock.move(RECENT.total_seconds() + 1)
-    assert not past.gather().answers
+    assert not past.gather().reusable
     past.add((recipe(), measured(spread=0.2)))
-    assert not past.gather().answers, "noisy"
+    assert not past.gather().reusable, "noisy"
 
 
 def test_repeats_that_differ_are_no_answer_however_steady_each_is(past: Past) -> None:
     past.add((repeated := recipe(), measured(step_time_s=0.1)), (repeated, measured(step_time_s=0.12)))
     assert [one.recipe for one in past.gather().evidence] == [repeated]
-    assert not past.gather().answers
+    assert not past.gather().reusable
 
 
 def test_a_recipe_that_offloads_to_a_disk_is_answered_for_that_disk(past: Past) -> None:
     on_disk = recipe(engine="deepspeed", offload="nvme")
     past.add((recipe(), measured()), (on_disk, measured()), cluster={"nvme_path": "/fast"})
     ours = [recipe_id(past.spec().problem, one) for one in (recipe(), on_disk)]
-    assert set(past.gather(cluster={"nvme_path": "/fast"}).answers) == set(ours)
-    assert set(past.gather(cluster={"nvme_path": "/slow"}).answers) == {ours[0]}
+    assert set(past.gather(cluster={"nvme_path": "/fast"}).reusable) == set(ours)
+    assert set(past.gather(cluster={"nvme_path": "/slow"}).reusable) == {ours[0]}
 
 
 def test_a_want_of_memory_answers_where_there_is_no_more_of_it(past: Past) -> None:
     past.add((recipe(), failed(FailureKind.OUT_OF_MEMORY)), (OTHER, failed(FailureKind.CRASHED)))
-    assert set(past.gather().answers) == {recipe_id(past.spec().problem, recipe())}
-    assert not past.gather(cluster={"memory_gib_per_device": 4.0}).answers
+    assert set(past.gather().reusable) == {recipe_id(past.spec().problem, recipe())}
+    assert not past.gather(cluster={"memory_gib_per_device": 4.0}).reusable
 
 
 def test_what_was_answered_itself_is_not_counted_again(past: Past) -> None:

@@ -1,8 +1,8 @@
-"""What a new campaign may learn from earlier ones of its store and from imported tables, and what it may not.
+"""Warm starts: what a new campaign can learn from earlier campaigns of its store and from imported tables.
 
-Evidence is of the same device and precision, of the same torch and driver, and of the same model, one of close shape,
-or one that was measured on the same cluster. The rest is left out and counted by its reason: numbers of different
-machines or software are never mixed.
+Evidence has the same device and precision, the same torch and driver, and the same model, one of close shape, or one
+that was measured on the same cluster. The rest is left out and counted by its reason: numbers of different machines
+or software are never mixed.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from frontrunner.evaluators.tables.judged import DISAGREEING
@@ -17,24 +18,26 @@ from frontrunner.results.codec import pool
 from frontrunner.results.drivers import VERSION_FILES
 from frontrunner.results.known import KnownRecipe, known_recipes
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
-from frontrunner.results.provenance import Provenance
+from frontrunner.results.provenance import Provenance, collect
 from frontrunner.results.records import IMPORTED, Campaign
 from frontrunner.results.store import Store
-from frontrunner.search.answers import Answer, answer_of
+from frontrunner.search.campaign_setup import stored_spec
+from frontrunner.search.result_reuse import ReusableResult, reusable_result
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.search.strategy import Evidence
+from frontrunner.spaces.errors import StoreUnusable
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.presets import known_device
 from frontrunner.spaces.problem import Problem
 
 CLOSE_PARAMETERS = 4.0
 CLOSE_HIDDEN = 2.0
-"""A model of close shape has at most so many times the parameters and the hidden size of the other, and as many
-matrices in its feed-forward parts. Assumed: the matrix products' shapes, and with them their rates, change slowly."""
+"""Largest ratios of parameters and hidden sizes between models of close shape, which also have equally many matrices
+in their feed-forward parts. Assumed: the shapes of matrix products, and with them their rates, change slowly."""
 OTHER_DRIVER = "of another driver version"
 MOST_EVIDENCE = 200
-"""Outcomes that are handed on, the nearest problems' first. A Gaussian process takes the cube of their number at each
-ask, and this many are what asking within half a second is promised for."""
+"""Outcomes that are passed on, the nearest problems' first. A Gaussian process takes the cube of their number at each
+ask; with this many an ask takes less than half a second."""
 MOST_ORIGINS = 4
 """Named in an event."""
 
@@ -48,26 +51,25 @@ class Earlier:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gathered:
-    """What a new campaign begins with.
+class PriorResults:
+    """What is known when a campaign begins.
 
     `evidence` is for its strategy, the nearest problems' first. `left_out` counts outcomes by the reason for which they
-    are no evidence. `answers` are outcomes by recipe id that need no probe.
+    are not used. `reusable` are results by recipe id that need no probe.
     """
 
     evidence: tuple[Evidence, ...] = ()
     left_out: Mapping[str, int] = field(default_factory=dict)
-    answers: Mapping[str, Answer] = field(default_factory=dict)
+    reusable: Mapping[str, ReusableResult] = field(default_factory=dict)
 
-    @property
-    def is_worth_telling(self) -> bool:
-        """Whether anything was found, to be used or not."""
-        return bool(self.evidence or self.left_out or self.answers)
+    def __bool__(self) -> bool:
+        """Return whether anything was found, to be used or not."""
+        return bool(self.evidence or self.left_out or self.reusable)
 
     def counts(self, *, used: bool) -> dict[str, str | int]:
-        """How much is used and how much is not, for an event; `used` says whether the strategy learns from evidence."""
+        """Count what is used and what is not, for an event; `used` is whether the strategy learns from evidence."""
         origins = list(dict.fromkeys(piece.origin for piece in self.evidence))
-        found: dict[str, str | int] = {"learned_from": len(self.evidence) if used else 0, "answers": len(self.answers)}
+        found: dict[str, str | int] = {"learned_from": len(self.evidence) if used else 0, "answers": len(self.reusable)}
         if used and origins:
             found["origins"] = ", ".join(origins[:MOST_ORIGINS]) + (", ..." if len(origins) > MOST_ORIGINS else "")
         if not used and self.evidence:
@@ -75,14 +77,28 @@ class Gathered:
         return found | {f"left out: {reason}": count for reason, count in sorted(self.left_out.items())}
 
 
-def gather(store: Store, spec: CampaignSpec, earlier: Iterable[Earlier], here: Provenance) -> Gathered:
-    """What `earlier` campaigns of the store, the oldest first, know that a campaign of `spec` can use.
+def prior_results(store: Store, record: Campaign, spec: CampaignSpec) -> PriorResults:
+    """Collect what a campaign can use of those created before it, as far as this version can read them."""
+    if not (spec.search.warm_start or spec.search.reuse or spec.confirms):
+        return PriorResults()
+    earlier = []
+    for summary in reversed(store.campaigns()):  # the oldest first
+        if summary.id >= record.id:
+            continue
+        campaign = store.campaign(summary.name)
+        with suppress(StoreUnusable):
+            earlier.append(Earlier(campaign=campaign, spec=stored_spec(campaign)))
+    return gather(store, spec, earlier, collect(spec.problem.cluster.device)) if earlier else PriorResults()
+
+
+def gather(store: Store, spec: CampaignSpec, earlier: Iterable[Earlier], here: Provenance) -> PriorResults:
+    """Collect what a campaign of `spec` can use of `earlier` ones, the oldest first.
 
     `here` is what its probes would run with.
     """
     found: list[tuple[float, Evidence]] = []
     left_out: Counter[str] = Counter()
-    answers: dict[str, Answer] = {}
+    reusable: dict[str, ReusableResult] = {}
     for one in earlier:
         known = known_recipes(store, one.campaign.id)
         is_small_self = one.campaign.name == spec.confirms  # made of the same file, for this
@@ -92,11 +108,11 @@ def gather(store: Store, spec: CampaignSpec, earlier: Iterable[Earlier], here: P
             if recipe.damage is not None:
                 left_out[f"of a record that cannot be read: {recipe.damage}"] += 1
                 continue
-            answer = answer_of(
+            result = reusable_result(
                 recipe, campaign=one.campaign.name, there=one.spec, spec=spec, here=here, now=store.now()
             )
-            if answer is not None:
-                answers[recipe.recipe_id] = answer  # the newest campaign's counts
+            if result is not None:
+                reusable[recipe.recipe_id] = result  # the newest campaign's counts
             if not is_learned_from:
                 continue
             why = reason or _why_not(recipe, one, spec, here)
@@ -108,15 +124,11 @@ def gather(store: Store, spec: CampaignSpec, earlier: Iterable[Earlier], here: P
     if len(found) > MOST_EVIDENCE:
         left_out[f"further away than the nearest {MOST_EVIDENCE}"] = len(found) - MOST_EVIDENCE
     nearest = tuple(evidence for _, evidence in found[:MOST_EVIDENCE])
-    return Gathered(
-        evidence=nearest,
-        left_out=left_out,
-        answers=answers if spec.search.reuse else {},
-    )
+    return PriorResults(evidence=nearest, left_out=left_out, reusable=reusable if spec.search.reuse else {})
 
 
 def why_no_evidence(earlier: Earlier, spec: CampaignSpec) -> str | None:
-    """Why nothing of an earlier campaign is evidence for one of `spec`, or None."""
+    """Return why nothing of an earlier campaign is evidence for one of `spec`, or None."""
     there, ours = earlier.spec.problem, spec.problem
     same_cluster = earlier.campaign.figures != "imported" and there.cluster.name == ours.cluster.name
     reasons = {
@@ -132,7 +144,7 @@ def why_no_evidence(earlier: Earlier, spec: CampaignSpec) -> str | None:
 
 
 def is_close(one: Model, other: Model) -> bool:
-    """Whether two models are of close shape."""
+    """Return whether two models are of close shape."""
     return (
         one.ffn_matrices == other.ffn_matrices
         and _ratio(one.parameters, other.parameters) <= CLOSE_PARAMETERS
@@ -141,7 +153,7 @@ def is_close(one: Model, other: Model) -> bool:
 
 
 def _why_not(known: KnownRecipe, earlier: Earlier, spec: CampaignSpec, here: Provenance) -> str | None:
-    """Why one recipe of a campaign that is evidence is none, or None."""
+    """Return why one recipe of a usable campaign is not evidence, or None."""
     if earlier.campaign.figures == "measured":
         different = _other_software(known.provenance, here)
         # A pair's first campaign may run on a machine of its own: its evidence is what the second is for.
@@ -179,7 +191,7 @@ def _device(problem: Problem) -> object:
 
 
 def _is_same(one: Problem, other: Problem) -> bool:
-    """Whether two problems differ in names at most: the same model, sequence, batch and number of devices."""
+    """Return whether two problems differ in names only: same model, sequence, batch and number of devices."""
     return (
         replace(one.model, name="") == replace(other.model, name="")
         and (one.sequence_length, one.global_batch) == (other.sequence_length, other.global_batch)
@@ -188,7 +200,7 @@ def _is_same(one: Problem, other: Problem) -> bool:
 
 
 def distance(one: Problem, other: Problem) -> float:
-    """How far one problem is from another: doublings of parameters, sequence length and devices, summed."""
+    """Return how far apart two problems are: doublings of parameters, sequence length and devices, summed."""
     pairs = (
         (one.model.parameters, other.model.parameters),
         (one.sequence_length, other.sequence_length),
@@ -198,7 +210,7 @@ def distance(one: Problem, other: Problem) -> float:
 
 
 def _ratio(one: float, other: float) -> float:
-    """The larger over the smaller."""
+    """Return the larger over the smaller."""
     return max(one, other) / min(one, other)
 
 
@@ -213,7 +225,7 @@ def _evidence(known: KnownRecipe, earlier: Earlier) -> Evidence:
 
 
 def _pooled(repeats: Sequence[Measurement]) -> Measurement:
-    """Repeats as one measurement with the steps of all, whose spread says how far they agree."""
+    """Combine repeats into one measurement with the steps of all, whose spread shows how far they agree."""
     if len(repeats) == 1:
         return repeats[0]
     together = pool(repeats)

@@ -12,10 +12,10 @@ from frontrunner.config.campaign import parse_campaign
 from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.results.records import Campaign
 from frontrunner.results.states import CampaignState
-from frontrunner.search.small_scale import scale_in_words, small_spec, what_is_left
+from frontrunner.search.campaign_setup import why_not_here
 from frontrunner.search.spec import Budget, CampaignSpec
+from frontrunner.search.two_stage import scale_in_words, small_spec, what_is_left
 from frontrunner.spaces.errors import InvalidInput
-from frontrunner.starting import why_not_here
 from support.campaigns import Table, spec_of, tiny
 
 
