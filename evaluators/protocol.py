@@ -121,6 +121,15 @@ class Located(Protocol):
 
 EvaluatorFactory = Callable[[ProbeSetup], Evaluator]
 
+COMMAND = "frontrunner.evaluators.external.evaluator:CommandEvaluator"
+EVALUATORS: dict[str, str] = {
+    "probe": "frontrunner.evaluators.cluster.choice:training_probe",
+    "simulated": "frontrunner.evaluators.analytic.simulated:Simulated",
+    "table": "frontrunner.evaluators.tables.lookup:TableLookup",
+    "command": COMMAND,
+}
+"""The built-in evaluators by name, as import paths; others are plug-ins (`plugins.py`)."""
+
 
 class ImmediateEvaluator(ABC):
     """Base of evaluators whose outcomes are computed or looked up at once; a subclass defines `_outcome`."""
