@@ -22,6 +22,7 @@ from frontrunner.evaluators.external.logs import Arrivals, LogReader, patterns_o
 from frontrunner.evaluators.external.outcome import read_end
 from frontrunner.evaluators.external.trainers import LOG_PATTERNS
 from frontrunner.evaluators.probe.run_folder import RunFolder, StepCounter
+from frontrunner.evaluators.probe.watch import harvest
 from frontrunner.evaluators.tables.rows import read_problems
 from frontrunner.evaluators.tables.schema import read_csv
 from frontrunner.import_api import import_table
