@@ -17,8 +17,7 @@ from frontrunner.results.rows import outcome_of, outcomes_by_attempt, to_attempt
 from frontrunner.results.schema import AttemptRow, TrialRow
 from frontrunner.results.states import AttemptState
 from frontrunner.results.store import Store
-from frontrunner.spaces.errors import InvalidInput, NotFound, bad_value
-from frontrunner.spaces.places import writing
+from frontrunner.spaces.errors import InvalidInput, NotFound, bad_value, writing
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 
 if TYPE_CHECKING:

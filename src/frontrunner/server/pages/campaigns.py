@@ -29,6 +29,7 @@ from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.status import FailedTrial, Status, failures, status
 from frontrunner.results.store import Store
 from frontrunner.search.budget import Limit, Spent, limits
+from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.search.stopping import STOPPING, outlook_in_words
 from frontrunner.search.strategy import Outlook
@@ -40,7 +41,6 @@ from frontrunner.server.routes.parameters import CampaignName, PageNumber
 from frontrunner.server.state import OPERATOR, RoleOf, Service, ServiceOf, StoreOf
 from frontrunner.server.tokens import Role
 from frontrunner.spaces.errors import bad_value
-from frontrunner.starting import stored_spec
 from frontrunner.views.columns import CAMPAIGNS, COLUMNS, ORIGINS, TRIALS, used
 
 router = APIRouter()

@@ -20,6 +20,7 @@ from frontrunner.config.toml_file import Table, parse_toml
 from frontrunner.evaluators.analytic import estimates
 from frontrunner.evaluators.analytic.scaling import Scaling, scaling
 from frontrunner.results.store import Store
+from frontrunner.search.campaign_setup import nothing_legal
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.server.bodies import campaign_from, campaign_table, contents_untold, parsed
 from frontrunner.server.mistakes import mistake_in
@@ -40,7 +41,6 @@ from frontrunner.spaces.presets import (
     model_names,
     model_preset,
 )
-from frontrunner.starting import nothing_legal
 from frontrunner.views.columns import ESTIMATES, used
 
 router = APIRouter()

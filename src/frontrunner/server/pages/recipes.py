@@ -18,6 +18,7 @@ from frontrunner.results.explain import Appearance, Explanation, explain
 from frontrunner.results.outcome import Measurement
 from frontrunner.results.pages import newest_names
 from frontrunner.results.store import Store
+from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.server.models import ReplayBody, Steps
 from frontrunner.server.pages.drawings.cut import CutDrawing, cut_drawing
 from frontrunner.server.pages.drawings.stack import Stack, stack
@@ -31,7 +32,6 @@ from frontrunner.server.tokens import Role
 from frontrunner.spaces.errors import InvalidInput, NotFound
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import DIMENSIONS, Dimension, Recipe
-from frontrunner.starting import stored_spec
 from frontrunner.travel_api import TARGETS
 from frontrunner.views.columns import ATTEMPTS, FIGURES, ORIGINS, PARTS, Column
 
