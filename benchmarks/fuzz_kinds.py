@@ -409,7 +409,7 @@ def read_an_archive(path: Path) -> None:
 
 
 def _bodies() -> list[Any]:
-    from frontrunner.server.models import LAPTOP
+    from frontrunner.server.requests import LAPTOP
 
     small = {"space": {"tensor_parallel": [1], "micro_batch_seqs": [1]}, "top": 1}
     return [{**LAPTOP, **small}]
