@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from frontrunner.evaluators.tables.judged import DISAGREEING
+from frontrunner.evaluators.tables.reading import DISAGREEING
 from frontrunner.results.codec import pool
 from frontrunner.results.drivers import VERSION_FILES
 from frontrunner.results.known import KnownRecipe, known_recipes

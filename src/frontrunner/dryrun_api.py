@@ -14,8 +14,7 @@ from frontrunner.spaces.recipe import Recipe
 from frontrunner.store import LocalStore
 
 if TYPE_CHECKING:
-    from frontrunner.evaluators.diagnostics.dry_run.plan import DryRunPlan
-    from frontrunner.evaluators.diagnostics.dry_run.report import DryRun
+    from frontrunner.evaluators.diagnostics.dryrun import DryRun, DryRunPlan
     from frontrunner.results.explain import Explanation
 
 
@@ -54,7 +53,7 @@ def plan_dryrun(
     store: str | None = None,
 ) -> DryRunPlan:
     """What a dry run would trace; see `dryrun`."""
-    from frontrunner.evaluators.diagnostics.dry_run.plan import plan
+    from frontrunner.evaluators.diagnostics.dryrun import plan
     from frontrunner.spaces.document import recipe_id
 
     spec, found = named_recipe(LocalStore(store), recipe, campaign)
@@ -76,6 +75,6 @@ def dryrun(
     `{"tensor_parallel": 8}` that leave one legal recipe. `rank` None traces the ranks that may need most memory. Raises
     `InvalidInput` for a recipe that cannot be traced.
     """
-    from frontrunner.evaluators.diagnostics.dry_run.run import run
+    from frontrunner.evaluators.diagnostics.dryrun import run
 
     return run(plan_dryrun(recipe, campaign=campaign, rank=rank, store=store))

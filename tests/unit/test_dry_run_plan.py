@@ -11,7 +11,7 @@ import pytest
 import frontrunner
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.config.recipe_lookup import one_recipe
-from frontrunner.evaluators.diagnostics.dry_run.plan import (
+from frontrunner.evaluators.diagnostics.dryrun import (
     layers_of_pipeline_ranks,
     needed_micro_batches,
     plan,

@@ -15,7 +15,7 @@ from frontrunner.cli.recipe_words import named
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.config.recipe_lookup import one_recipe, recipe_by_id
 from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured, breakdown
-from frontrunner.evaluators.diagnostics.dry_run.plan import layers_of_pipeline_ranks
+from frontrunner.evaluators.diagnostics.dryrun import layers_of_pipeline_ranks
 from frontrunner.results.store import open_store
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput, NotFound
