@@ -30,8 +30,8 @@ from frontrunner.evaluators.probe.run_folder import RunFolder, StepCounter
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
 from frontrunner.evaluators.tables.table_rows import read_problems
 from frontrunner.import_api import import_table
-from frontrunner.results.codec import failure_to_columns, measurement_to_columns
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
+from frontrunner.results.rows import failure_to_columns, measurement_to_columns
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.legality import why_illegal

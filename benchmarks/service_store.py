@@ -15,7 +15,7 @@ from store_queries import rows, sample
 
 from frontrunner.config.campaign_file import parse_campaign
 from frontrunner.config.validation import dump_json
-from frontrunner.results.holders import this_host
+from frontrunner.results.process_identity import this_host
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.search.spec import CampaignSpec

@@ -8,8 +8,8 @@ from pathlib import Path
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.evaluators.probe.stragglers import Orphans
 from frontrunner.evaluators.protocol import Evaluator, Finished, Located, ProbeOrder
-from frontrunner.results.known import CUT, REUSED, cuts_by_trial
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
+from frontrunner.results.prior_results import CUT, REUSED, cuts_by_trial
 from frontrunner.results.records import Attempt, Trial
 from frontrunner.results.states import TrialState
 from frontrunner.search.answers import Answer

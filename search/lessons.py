@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from frontrunner.results.known import probes_made, reused_trials
 from frontrunner.results.outcome import Measurement, Outcome
-from frontrunner.results.outlooks import OUTLOOK
+from frontrunner.results.predictions import OUTLOOK
+from frontrunner.results.prior_results import probes_made, reused_trials
 from frontrunner.results.states import TrialState
 from frontrunner.search.evidence import Gathered
 from frontrunner.search.held import Held
@@ -23,7 +23,7 @@ class Lessons:
     def __init__(self, held: Held, patience: Patience, gathered: Gathered) -> None:
         """Take in all that is stored, and what was known before the campaign."""
         store, campaign = held.store, held.campaign
-        told = store.told(campaign.id)
+        told = store.final_outcomes(campaign.id)
         self.stop_rule = StopRule(held.spec.search.stop_below_improvement)
         self.proposals = Proposals(
             search=held.spec.search,

@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from frontrunner.results.holders import this_host
 from frontrunner.results.predictions import PREDICTION, Predicted, prediction_data
+from frontrunner.results.process_identity import this_host
 from frontrunner.results.records import Campaign
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store

@@ -12,7 +12,7 @@ from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.probe.stragglers import Orphans
 from frontrunner.evaluators.protocol import Evaluator, ProbeOrder
 from frontrunner.results.outcome import Failure, FailureKind, Outcome
-from frontrunner.results.outlooks import measured_by, newest_outlooks, outlook_shares
+from frontrunner.results.predictions import measured_by, newest_outlooks, outlook_shares
 from frontrunner.results.records import Attempt, Trial
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import Store

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from frontrunner.evaluators.insight.collected import Collected, Missing
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
-from frontrunner.results.probed import Probed
+from frontrunner.results.trial_history import Probed
 from frontrunner.spaces.recipe import Recipe
 
 SECONDS_PER_HOUR = 3600.0

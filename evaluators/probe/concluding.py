@@ -14,8 +14,7 @@ from frontrunner.evaluators.probe.room import is_full, why_no_room
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.probe.watch import KILL_GRACE_S, Watch
 from frontrunner.evaluators.protocol import Finished, ProbeOrder, ProbeSetup
-from frontrunner.results.codec import refuse_unstorable
-from frontrunner.results.outcome import Failure, FailureKind, Measurement
+from frontrunner.results.outcome import Failure, FailureKind, Measurement, refuse_unstorable
 
 
 def write_job(order: ProbeOrder, job: dict[str, Any], setup: ProbeSetup) -> Path:

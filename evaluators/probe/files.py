@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from frontrunner.results.secret_values import without_secrets
+from frontrunner.results.redaction import without_secrets
 
 MOST_JSON_BYTES = 64 * 2**20
 """What ranks write of ten thousands of ranks and steps is shorter."""

@@ -28,7 +28,7 @@ from frontrunner.evaluators.probe.marks import (
     this_host,
 )
 from frontrunner.evaluators.protocol import NodesUnavailable
-from frontrunner.results.holders import proc_is_ours, process_stat
+from frontrunner.results.process_identity import proc_is_ours, process_stat
 
 GRACE_S = 5.0
 """How long what a driver left may take to end by itself: a fork server clears up first."""

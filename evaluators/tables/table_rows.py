@@ -21,8 +21,7 @@ from frontrunner.evaluators.analytic.tables import BATCH_TOLERANCE, GPT2_VOCABUL
 from frontrunner.evaluators.probe.measure import rates, tokens_per_step
 from frontrunner.evaluators.tables.csv_file import csv_bytes, csv_table
 from frontrunner.evaluators.tables.table_shapes import cluster_of, model_of
-from frontrunner.results.codec import refuse_unstorable
-from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
+from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome, refuse_unstorable
 from frontrunner.spaces.cluster import PRECISIONS
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.problem import GlobalBatch, Problem

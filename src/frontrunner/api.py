@@ -195,8 +195,8 @@ def best(
 
 def pareto(campaign: str | None = None, *, store: str | None = None) -> Ranking:
     """The recipes that no other beats in both tokens/s and peak memory."""
-    from frontrunner.results import pareto as answers
     from frontrunner.results import ranking
+    from frontrunner.results import ranking as answers
 
     with opened(store) as found:
         return ranking.Ranking(answers.pareto(found, campaign))

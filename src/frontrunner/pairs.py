@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from frontrunner.earlier import remembered
-from frontrunner.results.known import reused_trials
 from frontrunner.results.predictions import SMALL_CAMPAIGN, SMALL_SCALE, small_scale
+from frontrunner.results.prior_results import reused_trials
 from frontrunner.results.states import CampaignState
 from frontrunner.search.small_scale import scale_in_words, small_spec, what_is_left
 from frontrunner.search.spec import CampaignSpec

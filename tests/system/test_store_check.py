@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from frontrunner.results.audit import identity, structure
-from frontrunner.results.audit.check import Check, check
 from frontrunner.results.audit.rules import RULES
+from frontrunner.results.check import Check, check
 from frontrunner.results.outcome import FailureKind
 from frontrunner.results.schema import REVISION, Base
 from frontrunner.results.states import CampaignState

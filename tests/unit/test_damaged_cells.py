@@ -11,13 +11,20 @@ from pathlib import Path
 import pytest
 
 from frontrunner.config.validation import dump_json
-from frontrunner.results import compare, driving, pages, pareto, probed, ranking, spans, status, trial_history
-from frontrunner.results.cells import DamagedCell
+from frontrunner.results import active_drivers, pages, ranking, status, trial_history
 from frontrunner.results.explain import explain
 from frontrunner.results.frames import frame
-from frontrunner.results.known import CUT, known_recipes, probes_made
-from frontrunner.results.outlooks import OUTLOOK, newest_outlooks
-from frontrunner.results.predictions import PREDICTION, Predicted, predicted_ids, prediction_data, small_scale
+from frontrunner.results.predictions import (
+    OUTLOOK,
+    PREDICTION,
+    Predicted,
+    newest_outlooks,
+    predicted_ids,
+    prediction_data,
+    small_scale,
+)
+from frontrunner.results.prior_results import CUT, prior_results, probes_made
+from frontrunner.results.rows import DamagedCell
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store, open_store
 from frontrunner.spaces.errors import StoreUnusable
@@ -40,18 +47,18 @@ QUESTIONS: dict[str, Callable[[Store], object]] = {
     "status": lambda store: status.status(store, "kept"),
     "failures": lambda store: status.failures(store, "kept"),
     "best": lambda store: [ranking.best(store, "kept", by=by.value) for by in ranking.RankBy],
-    "pareto": lambda store: pareto.pareto(store, "kept"),
+    "pareto": lambda store: ranking.pareto(store, "kept"),
     "show": lambda store: explain(store, RECIPE_ID),
     "dataframe": lambda store: frame(store, "kept"),
-    "told": lambda store: (store.told(1), store.trials(1), store.events(1), store.open_attempts(1)),
+    "told": lambda store: (store.final_outcomes(1), store.trials(1), store.events(1), store.open_attempts(1)),
     "histories": lambda store: trial_history.trial_histories(store, 1),
-    "probed": lambda store: probed.probed(store, "kept"),
-    "spans": lambda store: spans.newest_spans(store, 1, 50),
+    "probed": lambda store: trial_history.probed(store, "kept"),
+    "spans": lambda store: pages.newest_spans(store, 1, 50),
     "recipes": lambda store: pages.recipe_page(store, "kept", filters={"tensor_parallel": 2}),
     "trials": lambda store: (pages.trial_page(store, "kept"), pages.outcomes_after(store, 1, 0, 50)),
-    "compare": lambda store: compare.compare(store, "kept", "kept"),
-    "known": lambda store: (known_recipes(store, 1), probes_made(store, store.campaign("kept"))),
-    "drivers": lambda store: (driving.drivers(store), driving.stamp(store, ["kept"])),
+    "compare": lambda store: pages.compare(store, "kept", "kept"),
+    "known": lambda store: (prior_results(store, 1), probes_made(store, store.campaign("kept"))),
+    "drivers": lambda store: (active_drivers.active_drivers(store), active_drivers.stamp(store, ["kept"])),
     "predictions": lambda store: (predicted_ids(store), small_scale(store, store.campaign("kept"))),
     "outlooks": outlooks,
     "specification": lambda store: stored_spec(store.campaign("kept")),
@@ -203,7 +210,7 @@ def test_a_constraint_that_no_longer_holds_is_refused_by_its_row_before_a_driver
 
 def test_what_another_campaign_ran_with_is_left_out_where_it_cannot_be_read(store: Store, sound: Path) -> None:
     with damaged(sound, "provenance", "provenance_json", "'{}'"):
-        known = known_recipes(store, 1)
+        known = prior_results(store, 1)
     assert [recipe.provenance for recipe in known] == [None] * 3
     assert all(str(recipe.damage).startswith("provenance row 1, provenance_json: ") for recipe in known)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from frontrunner.results.outlooks import OUTLOOK
+from frontrunner.results.predictions import OUTLOOK
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.search.stopping import IN_A_ROW, STOPPING, StopRule

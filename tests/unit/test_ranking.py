@@ -11,11 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from frontrunner.results.codec import pool
 from frontrunner.results.explain import explain
-from frontrunner.results.outcome import Failure, FailureKind, Measurement
-from frontrunner.results.pareto import pareto
-from frontrunner.results.ranking import best
+from frontrunner.results.outcome import Failure, FailureKind, Measurement, pool
+from frontrunner.results.ranking import best, pareto
 from frontrunner.results.states import CampaignState
 from frontrunner.results.status import failures, status
 from frontrunner.results.store import Store, open_store

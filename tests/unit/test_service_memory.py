@@ -14,7 +14,7 @@ import pytest
 from fastapi.testclient import TestClient
 from markupsafe import Markup
 
-from frontrunner.results.driving import stamp, stamp_of_recipe
+from frontrunner.results.active_drivers import stamp, stamp_of_recipe
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store, open_store
 from frontrunner.results.writer import CampaignWriter

@@ -23,7 +23,7 @@ from frontrunner.config.validation import dump_json
 from frontrunner.predictions_api import predictions_of
 from frontrunner.results import frames
 from frontrunner.results.outcome import Failure, FailureKind
-from frontrunner.results.provenance import REDACTED
+from frontrunner.results.redaction import REDACTED
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.server.client import Client

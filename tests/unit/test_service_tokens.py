@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.results.holders import this_host
+from frontrunner.results.process_identity import this_host
 from frontrunner.results.store import open_store
 from frontrunner.server.client import PLAIN_HTTP_VARIABLE, connect
 from frontrunner.server.drivers import Drivers

@@ -14,9 +14,14 @@ import pytest
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
 
-from frontrunner.results.address import parse_address
-from frontrunner.results.backup_names import backup_beside, newest_backup
-from frontrunner.results.file_system import OVERRIDE, file_system_of, refuse_network
+from frontrunner.results.address import (
+    OVERRIDE,
+    backup_beside,
+    file_system_of,
+    newest_backup,
+    parse_address,
+    refuse_network,
+)
 from frontrunner.results.pages import trial_page
 from frontrunner.results.schema import Base
 from frontrunner.results.store import open_store

@@ -26,7 +26,7 @@ from frontrunner.evaluators.external.settings import CommandSettings
 from frontrunner.evaluators.plugins import require_evaluator
 from frontrunner.evaluators.probe.settings import DataSettings, ProbeSettings
 from frontrunner.evaluators.tables.table_settings import TableSettings
-from frontrunner.results.secret_values import looks_secret
+from frontrunner.results.redaction import looks_secret
 from frontrunner.search.spec import Budget, CampaignSpec, SearchSettings
 from frontrunner.spaces.errors import InvalidInput, bad_value
 from frontrunner.spaces.model import Model

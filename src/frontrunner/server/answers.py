@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 from fastapi import Depends, Request, Response
 
 from frontrunner.plain_json import to_json
-from frontrunner.results.driving import stamp, stamp_of_recipe
+from frontrunner.results.active_drivers import stamp, stamp_of_recipe
 from frontrunner.results.store import Store
 from frontrunner.server.pace import Pace
 from frontrunner.server.state import RoleOf, ServiceOf

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
 from frontrunner import __version__
-from frontrunner.results.cells import DamagedCell
+from frontrunner.results.rows import DamagedCell
 from frontrunner.results.store import Store, open_store
 from frontrunner.server.access import Access
 from frontrunner.server.answers import Memory

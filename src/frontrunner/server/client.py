@@ -22,10 +22,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from frontrunner.config.validation import OF_NO_TYPE
 from frontrunner.evaluators.insight.objectives import Front, OnFront
-from frontrunner.results.compare import Comparison
-from frontrunner.results.driving import DriverSeen
+from frontrunner.results.active_drivers import ActiveDriver
 from frontrunner.results.explain import Explanation
-from frontrunner.results.pages import CampaignPage, RecipePage, TrialPage
+from frontrunner.results.pages import CampaignPage, Comparison, RecipePage, TrialPage
 from frontrunner.results.ranking import RankedRecipe, Ranking
 from frontrunner.results.records import CampaignList
 from frontrunner.results.status import FailedTrial, FailureList, Status
@@ -104,9 +103,9 @@ class Client(Reports, Actions):
             if len(found) >= page.total or not page.items:
                 return found
 
-    def drivers(self) -> list[DriverSeen]:
+    def drivers(self) -> list[ActiveDriver]:
         """Who drives which campaign."""
-        return self._get(list[DriverSeen], "/drivers")
+        return self._get(list[ActiveDriver], "/drivers")
 
     def status(self, campaign: str | None = None) -> Status:
         """Where a campaign stands."""

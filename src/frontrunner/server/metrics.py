@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from frontrunner.results.driving import DriverSeen, drivers
+from frontrunner.results.active_drivers import ActiveDriver, active_drivers
 from frontrunner.results.pages import campaign_page
 from frontrunner.results.records import CUT_OFF, CampaignSummary
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store
-from frontrunner.results.summaries import Known
+from frontrunner.results.summaries import SummaryCache
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 STATES = (*(state.value for state in CampaignState), CUT_OFF)
@@ -24,10 +24,10 @@ Family = tuple[str, str, Sequence[Sample]]
 """A metric's name, what it is, and its value for each set of labels."""
 
 
-def metrics(store: Store, known: Known) -> str:
+def metrics(store: Store, known: SummaryCache) -> str:
     """All metrics of a store; for `known` see `frontrunner.results.summaries.summaries`."""
     campaigns = campaign_page(store, page_size=MOST_CAMPAIGNS, known=known).items
-    families = [*_of_campaigns(campaigns), *_of_drivers(drivers(store))]
+    families = [*_of_campaigns(campaigns), *_of_drivers(active_drivers(store))]
     return "".join(_family(*family) for family in families)
 
 
@@ -51,7 +51,7 @@ def _of(campaign: CampaignSummary) -> dict[str, str]:
     return {"campaign": campaign.name, "figures": campaign.figures}
 
 
-def _of_drivers(held: Sequence[DriverSeen]) -> list[Family]:
+def _of_drivers(held: Sequence[ActiveDriver]) -> list[Family]:
     ages: list[Sample] = [({"campaign": one.campaign}, one.heartbeat_age_s) for one in held]
     return [
         ("driver_up", "Whether a campaign's driver runs.", [({"campaign": one.campaign}, one.is_live) for one in held]),

@@ -14,7 +14,7 @@ import anyio.to_thread
 from fastapi import Depends, Request
 
 from frontrunner.results.store import Store
-from frontrunner.results.summaries import Known
+from frontrunner.results.summaries import SummaryCache
 from frontrunner.server.drivers import Drivers
 from frontrunner.server.errors import Forbidden
 from frontrunner.server.replays import Replays
@@ -36,7 +36,7 @@ class Service:
     replays: Replays
     slow_work: anyio.CapacityLimiter
     streams: anyio.CapacityLimiter
-    summaries: Known
+    summaries: SummaryCache
 
     async def slowly(self, work: Callable[[], T]) -> T:
         """Do what takes seconds on a thread of its own, so that quick questions do not wait for it."""

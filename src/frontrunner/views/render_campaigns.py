@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from frontrunner.results.outcome import FailureKind
-from frontrunner.results.outlooks import outlook_shares
+from frontrunner.results.predictions import outlook_shares
 from frontrunner.results.records import IMPORTED, CampaignSummary
 from frontrunner.results.states import TrialState
 from frontrunner.results.status import FailedTrial, Status

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from frontrunner.results.explain import Appearance, Explanation, Neighbour
-from frontrunner.results.outcome import Failure, Measurement, ProbeEnding
-from frontrunner.results.records import Standing
+from frontrunner.results.explain import Appearance, Explanation, Neighbor
+from frontrunner.results.outcome import Failure, Measurement, ProbeEnding, RecipeStats
 from frontrunner.text import gib, percent, plain, seconds, thousands
 from frontrunner.views.render import ORIGINS, console, titled_table
 
@@ -42,7 +41,7 @@ def _print_appearance(out: Console, appearance: Appearance) -> None:
         out.print(f"command: {' '.join(latest.command_line)}", style="dim", markup=False)
 
 
-def _print_standing(out: Console, appearance: Appearance, standing: Standing) -> None:
+def _print_standing(out: Console, appearance: Appearance, standing: RecipeStats) -> None:
     out.print(f"rank {appearance.rank} of {appearance.ranked_recipes} by tokens/s")
     out.print(
         f"  {thousands(standing.tokens_per_s)} tokens/s, step {seconds(standing.step_time_s_median)} "
@@ -54,15 +53,15 @@ def _print_standing(out: Console, appearance: Appearance, standing: Standing) ->
         f"({thousands(standing.hardware_tflops_per_device)} with recompute), MFU {percent(standing.mfu)}, "
         f"peak {gib(standing.peak_memory_bytes_max_rank)} GiB on the rank that needs most"
     )
-    for word, neighbour in (("above", appearance.above), ("below", appearance.below)):
-        if neighbour is not None:
-            out.print(f"  {_against(word, neighbour)}")
+    for word, neighbor in (("above", appearance.above), ("below", appearance.below)):
+        if neighbor is not None:
+            out.print(f"  {_against(word, neighbor)}")
 
 
-def _against(word: str, neighbour: Neighbour) -> str:
-    doubt = ": within the spread, another measurement could turn it round" if neighbour.within_spread else ""
+def _against(word: str, neighbor: Neighbor) -> str:
+    doubt = ": within the spread, another measurement could turn it round" if neighbor.within_spread else ""
     relation = "faster" if word == "above" else "slower"
-    return f"next {word}: {neighbour.recipe_id}, {neighbour.gap_percent:.1f} % {relation}{doubt}"
+    return f"next {word}: {neighbor.recipe_id}, {neighbor.gap_percent:.1f} % {relation}{doubt}"
 
 
 _ENDINGS = {

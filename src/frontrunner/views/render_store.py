@@ -9,7 +9,7 @@ from frontrunner.text import plain
 from frontrunner.views.render import console
 
 if TYPE_CHECKING:
-    from frontrunner.results.audit.check import Check
+    from frontrunner.results.check import Check
     from frontrunner.results.pruning import Prunable
 
 MOST_CELL = 60

@@ -12,7 +12,7 @@ from typing import Any
 from frontrunner.evaluators.insight.collected import Missing, collect
 from frontrunner.evaluators.insight.figures import Figures
 from frontrunner.plain_json import to_json
-from frontrunner.results.driving import stamp
+from frontrunner.results.active_drivers import stamp
 from frontrunner.results.records import Campaign
 from frontrunner.results.store import Store
 from frontrunner.server.pace import Pace

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
-from frontrunner.results.driving import Stamp, stamp
+from frontrunner.results.active_drivers import Stamp, stamp
 from frontrunner.results.store import Store
 from frontrunner.server.answers import Answers
 from frontrunner.server.pace import Pace

@@ -7,9 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Response
 
 from frontrunner.results import status as standing
-from frontrunner.results.compare import Comparison, compare
-from frontrunner.results.driving import DriverSeen, drivers
-from frontrunner.results.pages import CampaignPage, TrialPage, campaign_page, trial_page
+from frontrunner.results.active_drivers import ActiveDriver, active_drivers
+from frontrunner.results.pages import CampaignPage, Comparison, TrialPage, campaign_page, compare, trial_page
 from frontrunner.results.states import TrialState
 from frontrunner.results.status import FailedTrial, Status
 from frontrunner.server.answers import AnswersOf, answer
@@ -28,10 +27,10 @@ def all_campaigns(answers: AnswersOf, service: ServiceOf, page: PageNumber = 1, 
     return answers.of_now(lambda: campaign_page(service.store, page=page, page_size=page_size, known=service.summaries))
 
 
-@router.get("/drivers", response_model=list[DriverSeen])
+@router.get("/drivers", response_model=list[ActiveDriver])
 def all_drivers(store: StoreOf) -> Response:
     """Who drives which campaign, and when each last wrote."""
-    return answer(drivers(store))
+    return answer(active_drivers(store))
 
 
 @router.get("/compare", response_model=Comparison)

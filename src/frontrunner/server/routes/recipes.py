@@ -8,8 +8,8 @@ from fastapi import APIRouter, Query, Response
 
 from frontrunner.evaluators.insight import objectives as fronts
 from frontrunner.evaluators.insight.objectives import OnFront
-from frontrunner.results import pareto as walked
 from frontrunner.results import ranking
+from frontrunner.results import ranking as walked
 from frontrunner.results.explain import Explanation, explain
 from frontrunner.results.pages import RecipePage, recipe_page
 from frontrunner.results.ranking import RankBy, RankedRecipe

@@ -17,7 +17,7 @@ from frontrunner.plain_json import to_json
 from frontrunner.predictions_api import scales_of
 from frontrunner.reporting_pieces import Reported, not_drawn, picture, report_text, reported
 from frontrunner.results import frames
-from frontrunner.results.driving import stamp
+from frontrunner.results.active_drivers import stamp
 from frontrunner.results.predictions import SmallScale, small_scale
 from frontrunner.results.store import Store
 from frontrunner.server.answers import JSON, AnswersOf, answer

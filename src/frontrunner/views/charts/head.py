@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from frontrunner.evaluators.insight.collected import Collected
 from frontrunner.results.outcome import Measurement, Outcome, ProbeEnding
-from frontrunner.results.outlooks import outlook_shares
+from frontrunner.results.predictions import outlook_shares
 from frontrunner.results.ranking import RankedRecipe
 from frontrunner.results.records import IMPORTED, Campaign
 from frontrunner.search.spec import Budget, CampaignSpec

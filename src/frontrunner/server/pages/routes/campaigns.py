@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
-from frontrunner.results.driving import stamp
+from frontrunner.results.active_drivers import stamp
 from frontrunner.results.pages import campaign_page
 from frontrunner.server.answers import JSON, AnswersOf
 from frontrunner.server.drivers import Word

@@ -9,10 +9,9 @@ from fastapi import APIRouter, Query, Response
 from markupsafe import Markup
 from pydantic import BaseModel, ConfigDict
 
-from frontrunner.results.compare import compare
-from frontrunner.results.driving import stamp_of_recipe
+from frontrunner.results.active_drivers import stamp_of_recipe
 from frontrunner.results.explain import explain
-from frontrunner.results.pages import newest_names
+from frontrunner.results.pages import compare, newest_names
 from frontrunner.results.store import Store
 from frontrunner.server.answers import AnswersOf
 from frontrunner.server.models import ReplayBody, Steps

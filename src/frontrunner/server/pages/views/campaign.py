@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 
-from frontrunner.results.driving import Stamp, drivers
-from frontrunner.results.known import probes_made
-from frontrunner.results.outlooks import outlook_shares
-from frontrunner.results.pages import TrialPage, trial_page
-from frontrunner.results.pareto import pareto
-from frontrunner.results.ranking import RankedRecipe, rank
+from frontrunner.results.active_drivers import Stamp, active_drivers
+from frontrunner.results.pages import TrialPage, newest_spans, trial_page
+from frontrunner.results.predictions import outlook_shares
+from frontrunner.results.prior_results import probes_made
+from frontrunner.results.ranking import RankedRecipe, pareto, rank
 from frontrunner.results.records import CUT_OFF, IMPORTED
-from frontrunner.results.spans import newest_spans
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.status import FailedTrial, Status, failures, status
 from frontrunner.results.store import Store
@@ -152,7 +150,7 @@ def _outlook(found: Status) -> str:
 def _ending(store: Store, found: Status) -> str:
     """In words that the driver of now was told to pause or to stop, and what it waits for."""
     told = next((event for event in reversed(found.last_events) if event.kind == STOPPING), None)
-    driver = next((one for one in drivers(store) if one.campaign == found.campaign.name), None)
+    driver = next((one for one in active_drivers(store) if one.campaign == found.campaign.name), None)
     if told is None or driver is None or not driver.is_live or told.at < driver.since:
         return ""
     word = "pausing" if told.data.get("leaves") == CampaignState.PAUSED else "stopping"

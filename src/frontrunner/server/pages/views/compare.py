@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from frontrunner.results.explain import Appearance, explain
-from frontrunner.results.records import Standing
+from frontrunner.results.outcome import RecipeStats
 from frontrunner.results.store import Store
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
@@ -65,12 +65,12 @@ def compare_recipes(store: Store, first: str, second: str) -> RecipeComparison:
     )
 
 
-def _figures(first: Standing | None, second: Standing | None) -> tuple[Pair, ...]:
+def _figures(first: RecipeStats | None, second: RecipeStats | None) -> tuple[Pair, ...]:
     rows = zip(_worded(first), _worded(second), strict=True)
     return tuple(Pair(name=name, first=one, second=other) for (name, one), (_, other) in rows)
 
 
-def _worded(standing: Standing | None) -> tuple[tuple[str, str], ...]:
+def _worded(standing: RecipeStats | None) -> tuple[tuple[str, str], ...]:
     names = ("tokens/s", "TFLOPS/device", "MFU", "peak memory, GiB", "step time", "spread of the steps", "measurements")
     if standing is None:
         return tuple((name, "-") for name in names)
