@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import CheckConstraint, Connection, Table, UniqueConstraint, func, inspect, not_, select, text
+from sqlalchemy import CheckConstraint, Connection, Table, UniqueConstraint, func, inspect, select, text
 
 from frontrunner.results.columns import LaterVersion, document
 from frontrunner.results.database import with_undecodable_text
@@ -261,7 +261,7 @@ def _missing(connection: Connection, tables: frozenset[str]) -> Rows:
         for constraint in table.constraints:
             names = [column.name for column in constraint.columns] if isinstance(constraint, UniqueConstraint) else []
             if names and frozenset(names) not in unique:
-                missing.append(about | {"index": f"unique {', '.join(names)}"})
+                missing.append(about | {"unique": ", ".join(names)})
     return missing
 
 
@@ -269,7 +269,8 @@ def _of_rows(connection: Connection, tables: frozenset[str]) -> dict[str, Rows]:
     damaged: Rows = []
     later: Rows = []
     mappers = [mapper.class_ for mapper in Base.registry.mappers if mapper.class_.__tablename__ in tables]
-    owners = dict(connection.execute(select(AttemptRow.id, AttemptRow.campaign_id)).tuples().all())
+    attempts = connection.execute(select(AttemptRow.id, AttemptRow.campaign_id))
+    owners = {row.id: row.campaign_id for row in attempts}
     for table in mappers:
         for row in connection.execute(select(table)):
             try:
@@ -312,7 +313,7 @@ def _unconstrained(connection: Connection, table: Table, owners: Mapping[int, in
     for constraint in table.constraints:
         name = str(constraint.name)
         if isinstance(constraint, CheckConstraint) and not name.endswith("_known"):
-            for row in connection.execute(select(table).where(not_(constraint.sqltext))):
+            for row in connection.execute(select(table).where(text(f"NOT ({constraint.sqltext})"))):
                 about = {"campaign": _campaign_of(table.name, row, owners), "table": table.name}
                 yield about | {"row": row[0], "constraint": str(constraint.sqltext)}
 

@@ -9,7 +9,7 @@ import json
 import math
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from datetime import datetime
 from enum import StrEnum
 from functools import cache, lru_cache
@@ -25,7 +25,7 @@ from frontrunner.results.records import timestamp
 from frontrunner.spaces.document import canonical_json
 from frontrunner.spaces.errors import StoreUnusable
 from frontrunner.spaces.names import CAMPAIGN_NAME
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.recipe import Recipe, current_names, stored_recipe
 from frontrunner.spaces.wording import shown
 
 T = TypeVar("T")
@@ -43,13 +43,13 @@ class LaterVersion(StoreUnusable):
 
 def recipe_to_json(recipe: Recipe) -> str:
     """Return every field of the recipe, as canonical JSON."""
-    return canonical_json(asdict(recipe))
+    return canonical_json(stored_recipe(recipe))
 
 
 @lru_cache(maxsize=RECIPES_KEPT)
 def recipe_from_json(text: str) -> Recipe:
     """Read what `recipe_to_json` wrote; raises ValueError for other text, and `LaterVersion`."""
-    return document(Recipe, text)
+    return document(Recipe, text, names=current_names)
 
 
 def provenance_from_json(text: str) -> Provenance:
@@ -57,13 +57,15 @@ def provenance_from_json(text: str) -> Provenance:
     return document(Provenance, text)
 
 
-def document(kind: type[T], text: str) -> T:
+def document(kind: type[T], text: str, *, names: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> T:
     """Read a dataclass from its JSON text, strictly; fields with a default may be missing.
 
-    Raises ValueError for other text, and `LaterVersion` for text that has all fields and others besides.
+    `names` replaces keys of earlier versions. Raises ValueError for other text, and `LaterVersion` where it has all
+    fields and others as well.
     """
-    _refuse_unknown(kind, json.loads(text) if isinstance(text, str) else text)
-    found: T = _adapter(cast(Any, kind)).validate_json(text, strict=True)
+    table = names(_TABLE.validate_json(text, strict=True))
+    _refuse_unknown(kind, table)
+    found: T = _adapter(cast(Any, kind)).validate_json(json.dumps(table), strict=True)
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, func, or_, select
 
-from frontrunner.results.notebook import explanation_html
+from frontrunner.notebook import Displayed
 from frontrunner.results.outcome import Outcome, RecipeStats
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.ranking import gap_percent
@@ -70,16 +70,12 @@ class Appearance:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Explanation:
+class Explanation(Displayed):
     """A recipe and its appearances, the newest campaign first."""
 
     recipe_id: str
     recipe: Recipe
     appearances: tuple[Appearance, ...]
-
-    def _repr_html_(self) -> str:
-        """For notebooks."""
-        return explanation_html(self)
 
 
 def explain(store: Store, recipe_id: str) -> Explanation:

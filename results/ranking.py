@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import JSON, ColumnElement, Connection, cast, func, or_, select
 from sqlalchemy.orm import InstrumentedAttribute
 
-from frontrunner.results.notebook import ranking_html
+from frontrunner.notebook import Displayed
 from frontrunner.results.outcome import RecipeStats
 from frontrunner.results.records import Campaign, Figures
 from frontrunner.results.rows import cell, find_campaign, to_stats
 from frontrunner.results.schema import StandingRow, TrialRow
 from frontrunner.results.store import Store
 from frontrunner.spaces.errors import InvalidInput, bad_value, require_one_of
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 from frontrunner.spaces.sharding import Sharding
 
 BYTES_PER_GB = 1e9
@@ -42,7 +42,7 @@ MORE_IS_BETTER = frozenset({RankBy.TOKENS, RankBy.TFLOPS})
 
 Filters = Mapping[str, int | str]
 """Fields of a recipe, `data_parallel` or `sharding`, by its common name, with the value that each must have."""
-DEFAULTS = {f.name: f.default for f in fields(Recipe) if f.default is MISSING or isinstance(f.default, int | str)}
+DEFAULTS = {one.name: one.neutral for one in DIMENSIONS.values() if one.kind in ("count", "flag", "choice")}
 """Fields of a recipe that can be filtered by, with the value of recipes that were stored before the field existed."""
 FILTERS = (*DEFAULTS, "data_parallel", "sharding")
 _ALL_COPIES = 10**12
@@ -50,7 +50,7 @@ _ALL_COPIES = 10**12
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankedRecipe:
+class RankedRecipe(Displayed):
     """One recipe with its rank, from 1. `gap_percent` is how much worse it is than the first; 0 for the first."""
 
     rank: int
@@ -61,16 +61,9 @@ class RankedRecipe:
     standing: RecipeStats
     gap_percent: float
 
-    def _repr_html_(self) -> str:
-        """For notebooks."""
-        return ranking_html([self])
 
-
-class Ranking(list[RankedRecipe]):
+class Ranking(list[RankedRecipe], Displayed):
     """Ranked recipes as a list that a notebook shows as a table."""
-
-    def _repr_html_(self) -> str:
-        return ranking_html(self)
 
 
 def best(
@@ -206,7 +199,8 @@ def has_value(connection: Connection, name: str, value: int | str) -> ColumnElem
         return _is_sharded(connection, str(value))
     if name not in DEFAULTS:
         raise bad_value("filter", name, f"one of {', '.join(FILTERS)}")
-    field, same = _field(connection, name), _field(connection, name) == _as_stored(connection, value)
+    field = _field(connection, DIMENSIONS[name].stored)
+    same = field == _as_stored(connection, value)
     return (same | field.is_(None)) if DEFAULTS[name] == value else same
 
 

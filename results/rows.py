@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from sqlalchemy import Connection, Select, func, inspect, or_, select
 from sqlalchemy.orm import InstrumentedAttribute
 from typing_extensions import TypedDict
@@ -46,6 +46,8 @@ from frontrunner.spaces.wording import shown
 
 T = TypeVar("T")
 Columns = dict[str, Any]
+PLAIN_TYPES = {int: int, str: Annotated[str, Field(min_length=0)]}
+"""Types of columns that declare none; a constraint makes pydantic look into text, which may not be UTF-8."""
 SHOULD_BE = "Input should be "
 """How pydantic begins what it expected."""
 
@@ -138,7 +140,7 @@ def _adapter(columns: Mapping[str, Any]) -> TypeAdapter[Columns]:
     """Return the strict reader of rows with these columns; others in the row are left out."""
     types = {}
     for name, column in columns.items():
-        kind = column.info.get("holds", column.type.python_type)
+        kind = column.info.get("holds", PLAIN_TYPES.get(column.type.python_type))
         types[name] = kind | None if column.nullable else kind
     row: Any = cast(Any, TypedDict)("Row", types)
     row.__pydantic_config__ = ConfigDict(strict=True, arbitrary_types_allowed=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, select
 
+from frontrunner.notebook import Displayed
 from frontrunner.results.lease import is_held
-from frontrunner.results.notebook import failures_html, status_html
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.predictions import OUTLOOK, PREDICTION, newest_outlooks
 from frontrunner.results.ranking import RankedRecipe, rank, resolve
@@ -22,7 +22,7 @@ LAST_EVENTS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Status:
+class Status(Displayed):
     """A campaign at one moment.
 
     `trials` counts trials by state, zeros included; `failures` counts failed and lost attempts by kind.
@@ -45,10 +45,6 @@ class Status:
         """The campaign's state, or `frontrunner.results.records.CUT_OFF`."""
         return state_in_words(self.campaign.state, is_driven=self.driver_is_live)
 
-    def _repr_html_(self) -> str:
-        """For notebooks."""
-        return status_html(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class FailedTrial:
@@ -60,12 +56,8 @@ class FailedTrial:
     run_folder: str
 
 
-class FailureList(list[FailedTrial]):
+class FailureList(list[FailedTrial], Displayed):
     """Failed trials as a list that a notebook shows as a table."""
-
-    def _repr_html_(self) -> str:
-        """For notebooks."""
-        return failures_html(self)
 
 
 def status(store: Store, campaign: Campaign | str | None) -> Status:

@@ -63,13 +63,13 @@ def torch_host_memory(recipe: Recipe, problem: Problem) -> Reason | None:
     return None
 
 
-def torch_synchronise(recipe: Recipe, _: Problem) -> Reason | None:
+def torch_gradient_sync(recipe: Recipe, _: Problem) -> Reason | None:
     """Reducing gradients at each micro-batch is a choice only where they could wait."""
-    if recipe.synchronise == "last":
+    if recipe.gradient_sync == "last":
         return None
     if recipe.schedule in SPLIT_BACKWARD_SCHEDULES:
         return Reason(
-            "synchronise-split-backward",
+            "gradient-sync-split-backward",
             f"{recipe.schedule} finishes weight gradients out of order: reduce at the last",
         )
     p, g, o = recipe.sharding.degrees
@@ -78,11 +78,11 @@ def torch_synchronise(recipe: Recipe, _: Problem) -> Reason | None:
         return None
     if 1 < g < o:
         return Reason(
-            "synchronise-sharding",
+            "gradient-sync-sharding",
             f"{recipe.sharding_name} holds gradients over {g} replicas until the last micro-batch: choose last",
         )
     same = "runs as zero-2" if g == 1 else "is what it does at any rate"
-    return Reason("synchronise-sharding", f"{recipe.sharding_name} with synchronise each {same}: choose last")
+    return Reason("gradient-sync-sharding", f"{recipe.sharding_name} with gradient_sync each {same}: choose last")
 
 
 def only_torch_levers(recipe: Recipe, _: Problem) -> Reason | None:
@@ -91,4 +91,4 @@ def only_torch_levers(recipe: Recipe, _: Problem) -> Reason | None:
     return Reason("levers-engine", f"only the torch engine has {', '.join(moved)}") if moved else None
 
 
-TORCH_LEVER_RULES = (torch_compile, torch_pieces, torch_host_memory, torch_synchronise)
+TORCH_LEVER_RULES = (torch_compile, torch_pieces, torch_host_memory, torch_gradient_sync)

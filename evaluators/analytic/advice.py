@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from frontrunner.evaluators.analytic import forms
-from frontrunner.evaluators.analytic.estimate import Trust, estimate, trust_in
+from frontrunner.evaluators.analytic.accuracy_bounds import Trust, trust_in
+from frontrunner.evaluators.analytic.estimates import Estimate, estimate_many
 from frontrunner.evaluators.analytic.forms import Form
-from frontrunner.evaluators.analytic.judged import Estimate
-from frontrunner.spaces.choices import Choice
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.recipe import DIMENSIONS, Choice, Recipe
 from frontrunner.spaces.space import Space
 
 WORTH_ITS_COMPLEXITY = 0.05
@@ -151,15 +150,8 @@ def named_by(space: Space, problem: Problem, form: Form) -> dict[str, Choice]:
 
 
 def _without_effect(recipe: Recipe) -> set[str]:
-    """The dimensions whose values all give this recipe."""
-    idle: set[str] = set()
-    if recipe.pipeline_parallel == 1:
-        idle |= {"schedule", "virtual_stages", "layer_split"}
-    if recipe.tensor_parallel == 1:
-        idle.add("sequence_parallel")
-    if recipe.copies == 1:
-        idle |= {"sharding", "replication", "synchronise", "secondary_partition"}
-    return idle
+    """Return the dimensions whose values all give this recipe."""
+    return {name for name, one in DIMENSIONS.items() if not one.matters(recipe)}
 
 
 def _lacking(space: Space, problem: Problem, choices: Mapping[str, Choice]) -> dict[str, Choice]:
@@ -175,7 +167,7 @@ def _one_copy(problem: Problem) -> OneCopy | None:
     ]
     if any(why_illegal(recipe, problem) for recipe in recipes):
         return None
-    whole, recomputed = estimate(recipes, problem)
+    whole, recomputed = estimate_many(recipes, problem)
     return OneCopy(whole=whole, recomputed=recomputed)
 
 
@@ -185,7 +177,7 @@ def _tiling(form: Form, problem: Problem) -> Tiling | None:
     recipe = replace(form.estimate.recipe, loss_chunks=forms.LOSS_CHUNKS, feed_forward_tiles=forms.TILES)
     if why_illegal(recipe, problem):
         return None
-    return Tiling(base=form.estimate, tiled=estimate([recipe], problem)[0])
+    return Tiling(base=form.estimate, tiled=estimate_many([recipe], problem)[0])
 
 
 def traffic_s(found: Estimate) -> float:

@@ -7,15 +7,15 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.estimate import Trust, not_modelled, trust_in
-from frontrunner.evaluators.analytic.judged import Estimate, judge
+from frontrunner.evaluators.analytic.accuracy_bounds import Trust, trust_in
+from frontrunner.evaluators.analytic.estimates import Estimate, estimate_many, not_modelled
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import PeakMemory, memory_of_ranks
-from frontrunner.evaluators.analytic.notebook import breakdown_html
 from frontrunner.evaluators.analytic.software import ENGINES
 from frontrunner.evaluators.analytic.step import busy_of_ranks
 from frontrunner.evaluators.analytic.workload import Rows, Workload
 from frontrunner.evaluators.probe.measure import rates
+from frontrunner.notebook import Displayed
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.legality import Mark, marks
@@ -56,7 +56,7 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Breakdown:
+class Breakdown(Displayed):
     """An estimate with what stands around it; `measured` is None where no store at hand holds a measurement.
 
     `ranks` are those of the pipeline that differ: with the embedding, the fullest between, with the head.
@@ -97,10 +97,6 @@ class Breakdown:
             return None
         return self.estimate.peak_memory_bytes / self.measured.peak_memory_bytes - 1
 
-    def _repr_html_(self) -> str:
-        """For notebooks."""
-        return breakdown_html(self)
-
 
 def breakdown(recipe: Recipe, problem: Problem, measured: Measured | None = None) -> Breakdown:
     """Take one legal recipe apart; raises `InvalidInput` for one that the formulas do not know."""
@@ -110,7 +106,7 @@ def breakdown(recipe: Recipe, problem: Problem, measured: Measured | None = None
             f"recipe {recipe_id(problem, recipe)} cannot be estimated: the formulas do not know {unknown}",
             hint="frontrunner launch measures",
         )
-    found = judge([recipe], problem).estimate(0)
+    found = estimate_many([recipe], problem)[0]
     return Breakdown(
         problem=problem,
         estimate=found,

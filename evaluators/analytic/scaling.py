@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from frontrunner.evaluators.analytic.estimate import Plan, Trust, plan, trust_in, why_nothing_legal
-from frontrunner.evaluators.analytic.judged import Estimate
-from frontrunner.spaces.choices import DEGREES
+from frontrunner.evaluators.analytic.accuracy_bounds import Trust, trust_in
+from frontrunner.evaluators.analytic.estimates import Estimate, Plan, plan, why_nothing_legal
 from frontrunner.spaces.cluster import MOST_DEVICES
 from frontrunner.spaces.errors import bad_value
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.spaces.space import Space, Survey
+from frontrunner.spaces.space import DEGREES, Space, Survey
 
 MOST_COUNTS = 32
 """Node counts of one table; each is a space to look at."""
@@ -104,7 +103,7 @@ def scaling(space: Space, problem: Problem, nodes: Sequence[int]) -> Scaling:
     Raises `InvalidInput` for counts that cannot be used and for a space that cannot be surveyed.
     """
     counts = check_counts(nodes, problem.cluster.devices_per_node)
-    open_space = replace(space, devices=())
+    open_space = space.with_choices(devices=())
     done: Done = {}
     tables = []
     for grows in (False, True):
@@ -153,7 +152,7 @@ def _judged(space: Space, problem: Problem) -> ScalingRow:
         devices=problem.cluster.devices,
         global_batch=problem.global_batch,
         legal=found.legal,
-        fitting=found.judged.fitting,
+        fitting=found.table.fitting,
         best=best,
         reason=_reason(survey, found) if best is None else None,
         efficiency=None,
@@ -172,9 +171,9 @@ def _reason(survey: Survey, found: Plan) -> str:
         count, example = why_nothing_legal(survey)
         most = "" if count == survey.points else f", mostly ({count:,} of {survey.points:,} points)"
         return f"nothing is legal{most}: {example}"
-    if not len(found.judged):
+    if not len(found.table):
         return f"nothing is estimated: the formulas do not know {', '.join(found.not_modelled)}"
-    smallest = found.judged.peak_memory_bytes.min() / 2**30
+    smallest = found.table.peak_memory_bytes.min() / 2**30
     return f"nothing fits: the smallest recipe needs {smallest:.2f} GiB of {found.memory_limit_bytes / 2**30:.2f}"
 
 

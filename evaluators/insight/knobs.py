@@ -5,25 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from frontrunner.spaces.choices import Choice
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.recipe import DIMENSIONS, Choice, Recipe
 from frontrunner.spaces.space import Survey
-
-SHORT = {
-    "tensor_parallel": "TP",
-    "pipeline_parallel": "PP",
-    "context_parallel": "CP",
-    "micro_batch_seqs": "micro-batch",
-    "virtual_stages": "virtual stages",
-    "sequence_parallel": "seq. parallel",
-    "loss_chunks": "loss chunks",
-    "feed_forward_tiles": "FFN tiles",
-    "optimizer_state": "optimizer state",
-    "activation_offload": "act. offload",
-    "secondary_partition": "secondary",
-    "layer_split": "layer split",
-}
-"""How axes name a dimension; one that is not here is called what it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +19,7 @@ class Knob:
     @property
     def label(self) -> str:
         """The name as axes print it."""
-        return SHORT.get(self.name, self.name)
+        return DIMENSIONS[self.name].label
 
     @property
     def is_numeric(self) -> bool:
@@ -49,13 +32,8 @@ class Knob:
 
 
 def setting(recipe: Recipe, dimension: str) -> Choice:
-    """A recipe's own value on a dimension of spaces: a schedule without a pipeline is `none`, whatever was asked."""
-    if dimension == "sharding":
-        return recipe.sharding_name
-    if dimension == "layer_split":
-        return "balanced" if recipe.layers_per_stage else "even"
-    value: Choice = getattr(recipe, dimension)
-    return value
+    """Return a recipe's own value on a dimension: a schedule without a pipeline is `none`, whatever was asked."""
+    return DIMENSIONS[dimension].of(recipe)
 
 
 def shown(value: Choice) -> str:

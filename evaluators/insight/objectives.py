@@ -6,12 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from frontrunner.evaluators.probe.measure import nodes_used
-from frontrunner.html_tables import table
-from frontrunner.results.notebook import RANKING, not_measured, ranked_cells
+from frontrunner.notebook import Displayed
 from frontrunner.results.ranking import RankedRecipe
 from frontrunner.spaces.errors import bad_value, did_you_mean
 from frontrunner.spaces.problem import Problem
-from frontrunner.text import gib
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,14 +24,8 @@ class OnFront:
     headroom_bytes: int
 
 
-class Front(tuple[OnFront, ...]):
+class Front(tuple[OnFront, ...], Displayed):
     """A front as a tuple that a notebook shows as a table."""
-
-    def _repr_html_(self) -> str:
-        """For notebooks."""
-        rows = ((*ranked_cells(row.ranked), str(row.nodes), gib(row.headroom_bytes)) for row in self)
-        caption = not_measured(row.ranked for row in self)
-        return table((*RANKING, "nodes", "headroom GiB"), rows, caption=caption)
 
 
 OBJECTIVES: dict[str, Callable[[OnFront], float]] = {

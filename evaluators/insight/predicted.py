@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from scipy.stats import rankdata
 
-from frontrunner.evaluators.analytic.estimate import estimate, not_modelled, trust_in
-from frontrunner.evaluators.analytic.judged import Estimate
+from frontrunner.evaluators.analytic.accuracy_bounds import trust_in
+from frontrunner.evaluators.analytic.estimates import Estimate, estimate_many, not_modelled
 from frontrunner.evaluators.insight.collected import Collected, Missing
 from frontrunner.evaluators.insight.landscape import NOTHING_MEASURED
 from frontrunner.results.outcome import FailureKind
@@ -100,7 +100,7 @@ def predicted(collected: Collected) -> Predicted | Missing:
         if failure.kind is FailureKind.OUT_OF_MEMORY and not_modelled(recipe) is None
     ]
     recipes = [row.recipe for row in known]
-    ran = estimate(recipes, collected.problem)
+    ran = estimate_many(recipes, collected.problem)
     compared = [
         Compared(
             measured=row, predicted_tokens_per_s=found.tokens_per_s, predicted_memory_bytes=found.peak_memory_bytes
@@ -110,7 +110,7 @@ def predicted(collected: Collected) -> Predicted | Missing:
     trust = trust_in(recipes, collected.problem)
     return Predicted(
         recipes=tuple(compared),
-        fits=_fits(ran, estimate(out_of_memory, collected.problem) if out_of_memory else []),
+        fits=_fits(ran, estimate_many(out_of_memory, collected.problem) if out_of_memory else []),
         expected_error=trust.expected_error,
         remarks=trust.remarks,
         not_modelled=len(collected.ranking) - len(known),
@@ -120,7 +120,7 @@ def predicted(collected: Collected) -> Predicted | Missing:
 def predicted_speeds(recipes: Sequence[Recipe], collected: Collected) -> dict[Recipe, Estimate]:
     """The estimates of those of the recipes that the formulas know."""
     known = [recipe for recipe in recipes if not_modelled(recipe) is None]
-    return dict(zip(known, estimate(known, collected.problem), strict=True)) if known else {}
+    return dict(zip(known, estimate_many(known, collected.problem), strict=True)) if known else {}
 
 
 def _fits(ran: Sequence[Estimate], out_of_memory: Sequence[Estimate]) -> Fits:

@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from frontrunner.evaluators.analytic.judged import Estimate
+from frontrunner.evaluators.analytic.estimates import Estimate
 from frontrunner.evaluators.insight.collected import Collected, Missing
-from frontrunner.evaluators.insight.knobs import SHORT, setting, shown
+from frontrunner.evaluators.insight.knobs import setting, shown
 from frontrunner.evaluators.insight.landscape import NOTHING_MEASURED
 from frontrunner.evaluators.insight.predicted import predicted_speeds
-from frontrunner.spaces.choices import Choice, recipe_at
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.reasons import Reason
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.recipe import DIMENSIONS, Choice, Recipe
+from frontrunner.spaces.space import recipe_at
 
 FIRST = ("tensor_parallel", "pipeline_parallel", "micro_batch_seqs", "accumulation")
 """The knobs that the Frontier study varies, in its order; the space's others follow."""
@@ -64,7 +64,7 @@ class Curve:
     @property
     def label(self) -> str:
         """The knob's name as axes print it."""
-        return SHORT.get(self.dimension, self.dimension)
+        return DIMENSIONS[self.dimension].label
 
     @property
     def can_move(self) -> bool:

@@ -7,18 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frontrunner.api import opened
-from frontrunner.config.cluster_file import named_cluster
+from frontrunner.config.cluster import named_cluster
 from frontrunner.config.settings import shown_store, store_url
 from frontrunner.config.validation import dump_json
 from frontrunner.search.spec import CampaignSpec
-from frontrunner.spaces.choices import DEGREES
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.names import campaign_name_from, require_campaign_name
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.spaces.space import Space
+from frontrunner.spaces.space import DEGREES, Space
 from frontrunner.starting import problem_summary
+from frontrunner.store import opened
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.tables.judged import LeftOut, Repeats

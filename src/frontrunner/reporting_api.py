@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frontrunner.api import opened
 from frontrunner.config.settings import DEFAULT_STORE, store_url
 from frontrunner.spaces.places import writing
-from frontrunner.starting import stored_spec
+from frontrunner.store import opened
 
 if TYPE_CHECKING:
-    from frontrunner.evaluators.insight.objectives import Front
     from frontrunner.views.charts.catalogue import Drawn
-
-
-def front(
-    campaign: str | None = None, *, objectives: Sequence[str] = ("tokens", "memory", "nodes"), store: str | None = None
-) -> Front:
-    """The recipes that no other beats in all objectives at once, fastest first.
-
-    Objectives are two or more of tokens (tokens/s), memory (what the fullest rank leaves of a device's memory) and
-    nodes (as few as can be). Raises `InvalidInput` for others.
-    """
-    from frontrunner.evaluators.insight import objectives as fronts
-    from frontrunner.results.ranking import best
-
-    wanted = fronts.checked_objectives(objectives)
-    with opened(store) as found:
-        record = found.campaign(campaign)
-        return fronts.front(best(found, record, top=None), stored_spec(record).problem, wanted)
 
 
 def report(campaign: str | None = None, *, out: str | Path | None = None, store: str | None = None) -> Path:

@@ -34,7 +34,7 @@ ROUNDS = 200
 
 RACER = """
 import os, sys
-from frontrunner.results.holders import this_host
+from frontrunner.results.process_identity import this_host
 from frontrunner.results.store import open_store
 from frontrunner.spaces.errors import AlreadyDriven
 

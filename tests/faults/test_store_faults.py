@@ -32,7 +32,7 @@ pytestmark = pytest.mark.alone
 # A driver that records one outcome after another and says so on stdout after each is acknowledged.
 DRIVER = """
 import os, sys
-from frontrunner.results.holders import this_host
+from frontrunner.results.process_identity import this_host
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.store import open_store
 from frontrunner.spaces.recipe import Recipe
@@ -58,7 +58,7 @@ while True:
 
 LEASER = """
 import os, sys
-from frontrunner.results.holders import this_host
+from frontrunner.results.process_identity import this_host
 from frontrunner.results.store import open_store
 from frontrunner.spaces.errors import AlreadyDriven
 with open_store(sys.argv[1]) as store:
@@ -74,7 +74,7 @@ with open_store(sys.argv[1]) as store:
 # A process that has a store open, and takes the lease of the campaign that it is told, if any.
 OTHER = """
 import os, sys
-from frontrunner.results.holders import this_host
+from frontrunner.results.process_identity import this_host
 from frontrunner.results.store import open_store
 with open_store(sys.argv[1]) as store:
     store.campaigns()
@@ -258,12 +258,12 @@ def test_a_driver_is_not_taken_for_gone_where_its_process_id_means_nothing(path:
 def test_another_user_s_process_runs_though_it_is_not_shown() -> None:
     script = (
         "import os, subprocess\n"
-        "from frontrunner.results.holders import runs\n"
+        "from frontrunner.results.process_identity import is_alive\n"
         "subprocess.run(['mount', '-t', 'proc', '-o', 'hidepid=2', 'proc', '/proc'], check=True)\n"
         "os.setgroups([])\n"
         "os.setgid(65534)\n"
         "os.setuid(65534)\n"
-        "print(os.path.exists('/proc/1'), runs(1), runs(2**22 + 1), runs(2**40))\n"
+        "print(os.path.exists('/proc/1'), is_alive(1), is_alive(2**22 + 1), is_alive(2**40))\n"
     )
     assert in_new_namespaces("--mount", script=script) == "False True False False\n"
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import frontrunner
-from frontrunner.config.cluster_file import read_cluster_file
+from frontrunner.config.cluster import read_cluster_file
 from frontrunner.evaluators.diagnostics.calibration.ranks import CHILD, allocated, measure, this_machine
 from frontrunner.evaluators.trainer.calibration.collectives import COLLECTIVES
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
@@ -89,7 +89,7 @@ def test_four_ranks_measure_every_level_and_a_campaign_uses_it(tmp_path: Path) -
     found = frontrunner.plan(write_toml(tmp_path / "campaign.toml", table))
     assert len(found.fitting) == found.legal > 0
     unwritten = {"links.node_gb_per_s"} if "not written: links of a node" in out.read_text() else set()
-    assert lacks_rate or set(found.assumed) <= unwritten
+    assert lacks_rate or set(found.trust.assumed) <= unwritten
 
 
 @pytest.mark.system

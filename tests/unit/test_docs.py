@@ -10,10 +10,9 @@ import click
 import pytest
 
 from frontrunner.cli.main import SECTIONS, frontrunner
-from frontrunner.config.campaign_file import read_campaign_file
-from frontrunner.config.file_sections import KEYS
-from frontrunner.config.file_sections import SECTIONS as FILE_SECTIONS
-from frontrunner.evaluators.export.names import FORMATS
+from frontrunner.config.campaign import SECTIONS as FILE_SECTIONS
+from frontrunner.config.campaign import keys_of, read_campaign_file
+from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.evaluators.external.patterns import GROUPS
 from frontrunner.evaluators.protocol import EVALUATORS
 from frontrunner.results.outcome import POLICIES, FailureKind
@@ -21,16 +20,9 @@ from frontrunner.search.strategy import STRATEGIES
 from frontrunner.spaces import errors
 from frontrunner.spaces.cluster import Links, PeakTflops
 from frontrunner.spaces.presets import cluster_names, model_names
-from frontrunner.spaces.recipe import (
-    ENGINES,
-    OFFLOADS,
-    OPTIMIZER_STATES,
-    RECOMPUTES,
-    REPLICATIONS,
-    SCHEDULES,
-    SYNCHRONISATIONS,
-)
+from frontrunner.spaces.recipe import DIMENSIONS
 from frontrunner.travel_api import TARGETS
+from support.docs_tables import with_table
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")}
@@ -65,11 +57,16 @@ def test_every_section_of_the_campaign_file_is_documented() -> None:
         assert section("campaign-file.md", f"[{name}]")
 
 
-@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.parametrize("name", FILE_SECTIONS)
 def test_every_setting_is_documented(name: str) -> None:
     text = section("campaign-file.md", f"[{name}]")
-    for key in KEYS[name]:
+    for key in keys_of(name):
         assert f"`{key}`" in text, f"{name}.{key}"
+
+
+def test_space_table_is_generated_from_the_dimensions() -> None:
+    page = DOCS["campaign-file.md"]
+    assert with_table(page) == page, "run: python tests/support/docs_tables.py"
 
 
 def test_nested_settings_and_words_are_documented() -> None:
@@ -77,8 +74,7 @@ def test_nested_settings_and_words_are_documented() -> None:
     for field in (*fields(PeakTflops), *fields(Links)):
         assert field.name in cluster
     space = section("campaign-file.md", "[space]")
-    words = (*SCHEDULES, *RECOMPUTES, *REPLICATIONS, *ENGINES, *OPTIMIZER_STATES, *OFFLOADS, *SYNCHRONISATIONS)
-    for word in words:
+    for word in (word for one in DIMENSIONS.values() if one.name != "rank_order" for word in one.values):
         assert word in space or word == "none"
     for preset in (*model_names(), *cluster_names()):
         assert f"`{preset}`" in DOCS["campaign-file.md"]
@@ -87,7 +83,7 @@ def test_nested_settings_and_words_are_documented() -> None:
 
 
 def test_every_ready_made_trainer_and_figure_of_a_log_is_documented() -> None:
-    for trainer in FORMATS:
+    for trainer in TOOLS:
         assert f"| `{trainer}` |" in section("other-trainers.md", "Ready-made trainers")
         assert f"`{trainer}`" in section("campaign-file.md", "[command]")
     for group in GROUPS:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -20,7 +18,7 @@ from frontrunner.server.pages.drawings.timeline import Span, timeline
 from frontrunner.spaces.cluster import Cluster, Links
 from frontrunner.spaces.recipe import RANK_ORDERS, Recipe
 from frontrunner.views.charts.chart import Coordinate
-from frontrunner.views.render_plan import WORDS
+from frontrunner.views.columns import PARTS
 
 BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -51,10 +49,7 @@ def span(begin_s: float, end_s: float, outcome: str = "measured") -> Span:
 def test_devices_stand_where_the_trainer_puts_their_ranks(order: str) -> None:
     degrees = {"tensor_parallel": 2, "pipeline_parallel": 4, "context_parallel": 2}
     recipe = Recipe(devices=32, schedule="1f1b", micro_batch_seqs=1, accumulation=4, rank_order=order, **degrees)
-    trained: Any = SimpleNamespace(
-        pipeline_parallel=4, tensor_parallel=2, world_size=32, rank_order=order
-    )  # all that the trainer's grid asks of a recipe
-    grid = rank_grid(trained, (2, 2))  # pipeline, replica, context, tensor
+    grid = rank_grid(recipe, (2, 2))  # pipeline, replica, context, tensor
     drawing = cut_drawing(recipe, cluster(4, 8), layers=8)
     assert [device.rank for device in drawing.devices] == list(range(32))
     for device in drawing.devices:
@@ -150,7 +145,7 @@ def test_a_stack_has_one_scale_for_all_bars_and_its_limit() -> None:
 
 
 def test_each_part_of_a_step_and_of_a_memory_has_a_colour_of_its_own() -> None:
-    step = [word for name, word in WORDS.items() if name != "memory"]
+    step = [word for name, word in PARTS.items() if name != "memory"]
     for names in (step, [field.name for field in fields(PeakMemory)]):
         assert len({FILLS[name] for name in names}) == len(names)
 

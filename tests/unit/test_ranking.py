@@ -248,7 +248,7 @@ def test_questions_other_than_the_table_do_not_import_pandas() -> None:
 import sys
 import frontrunner.results.outcome
 assert "sqlalchemy" not in sys.modules
-import frontrunner.results.store, frontrunner.results.ranking, frontrunner.results.pareto
+import frontrunner.results.store, frontrunner.results.ranking, frontrunner.results.pages
 import frontrunner.results.explain, frontrunner.results.status, frontrunner.results.frames
 print(sorted({"pandas", "numpy", "torch", "optuna", "deephyper"} & set(sys.modules)))
 """

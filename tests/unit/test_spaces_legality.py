@@ -99,19 +99,19 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"offload": "optimizer"}, "torch-offload", "optimizer+parameters or none, not optimizer"),
     ({"offload": "optimizer+parameters"}, "offload-sharding", "needs zero-3 or hybrid sharding, not none"),
     (
-        {**PIPELINE, "virtual_stages": 2, "schedule": "zbv", "synchronise": "each"},
-        "synchronise-split-backward",
+        {**PIPELINE, "virtual_stages": 2, "schedule": "zbv", "gradient_sync": "each"},
+        "gradient-sync-split-backward",
         "zbv finishes weight gradients out of order",
     ),
-    ({"sharding": Sharding(optimizer=16), "synchronise": "each"}, "synchronise-sharding", "runs as zero-2"),
+    ({"sharding": Sharding(optimizer=16), "gradient_sync": "each"}, "gradient-sync-sharding", "runs as zero-2"),
     (
-        {"sharding": Sharding(parameters=16, gradients=16, optimizer=16), "synchronise": "each"},
-        "synchronise-sharding",
-        "zero-3 with synchronise each is what it does",
+        {"sharding": Sharding(parameters=16, gradients=16, optimizer=16), "gradient_sync": "each"},
+        "gradient-sync-sharding",
+        "zero-3 with gradient_sync each is what it does",
     ),
     (
-        {"sharding": Sharding.named("3-level-2/8", 16), "synchronise": "each"},
-        "synchronise-sharding",
+        {"sharding": Sharding.named("3-level-2/8", 16), "gradient_sync": "each"},
+        "gradient-sync-sharding",
         "3-level-2/8/16 holds gradients over 8 replicas until the last",
     ),
     (

@@ -12,7 +12,7 @@ from frontrunner.evaluators.analytic.breakdown import Breakdown
 from frontrunner.evaluators.probe.files import write_text
 from frontrunner.spaces.places import writing
 from frontrunner.text import gib, percent, plain, seconds, thousands
-from frontrunner.views.render_plan import WORDS
+from frontrunner.views.columns import PARTS
 
 WIDTH, MARGIN, BAR, LINE = 800, 28, 30, 21
 LABELS = 144
@@ -116,7 +116,7 @@ def _step(sheet: _Sheet, found: Breakdown) -> None:
         sheet.text(MARGIN + LABELS + 10, sheet.y + BAR / 2 + 5, seconds(measured.step_time_s))
         sheet.y += BAR + 8
     words = {name: f"{seconds(part)}, {percent(part / time_s)}" for name, part in parts.items() if part > 0}
-    _legend(sheet, {name: (WORDS[name], text) for name, text in words.items()}, list(parts))
+    _legend(sheet, {name: (PARTS[name], text) for name, text in words.items()}, list(parts))
 
 
 def _memory(sheet: _Sheet, found: Breakdown) -> None:

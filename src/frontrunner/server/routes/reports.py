@@ -11,19 +11,18 @@ from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import StreamingResponse
 
 from frontrunner import __version__
-from frontrunner.baseline import Baseline, baseline_of
+from frontrunner.baseline import Baseline
 from frontrunner.evaluators.insight.collected import Missing
 from frontrunner.plain_json import to_json
-from frontrunner.predictions_api import scales_of
 from frontrunner.reporting_pieces import Reported, not_drawn, picture, report_text, reported
 from frontrunner.results import frames
 from frontrunner.results.active_drivers import stamp
-from frontrunner.results.predictions import SmallScale, small_scale
+from frontrunner.results.predictions import SmallScale
 from frontrunner.results.store import Store
 from frontrunner.server.answers import JSON, AnswersOf, answer
 from frontrunner.server.models import FrameAnswer
 from frontrunner.server.routes.parameters import CampaignName, RecipeId
-from frontrunner.server.state import Service, ServiceOf, StoreOf
+from frontrunner.server.state import LocalOf, Service, ServiceOf
 from frontrunner.spaces.errors import InvalidInput, NothingLegal
 from frontrunner.spaces.space import Survey
 from frontrunner.views.charts.catalogue import FIGURES
@@ -132,18 +131,18 @@ def _frame_json(columns: dict[str, list[Any]]) -> bytes:
 
 
 @router.get("/campaigns/{name}/predictions", response_model=SmallScale | None)
-def predictions(store: StoreOf, name: CampaignName) -> Response:
-    """What a campaign that is measured on few nodes predicts of all of them; null for others."""
-    return answer(small_scale(store, store.campaign(name)))
+def predictions(store: LocalOf, name: CampaignName) -> Response:
+    """Return what a campaign that is measured on few nodes predicts for all of them; null for others."""
+    return answer(store.predictions(name))
 
 
 @router.get("/campaigns/{name}/baseline", response_model=Baseline | None)
-def baseline(answers: AnswersOf, store: StoreOf, name: CampaignName) -> Response:
-    """What the campaign's best gains over its baseline; null where it names none, or none was measured."""
-    return answers.about((name,), lambda: baseline_of(store, name))
+def baseline(answers: AnswersOf, store: LocalOf, name: CampaignName) -> Response:
+    """Return the campaign's baseline and its best recipe; null without a measured baseline."""
+    return answers.about((name,), lambda: store.baseline(name))
 
 
 @router.get("/recipes/{recipe_id}/predictions", response_model=list[SmallScale])
-def predictions_of_recipe(store: StoreOf, recipe_id: RecipeId) -> Response:
-    """The campaigns that predict a recipe, each with that prediction alone."""
-    return answer(scales_of(store, recipe_id))
+def predictions_of_recipe(store: LocalOf, recipe_id: RecipeId) -> Response:
+    """Return the campaigns that predict a recipe, each with that prediction only."""
+    return answer(store.predictions_of(recipe_id))

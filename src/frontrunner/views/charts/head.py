@@ -15,16 +15,12 @@ from frontrunner.search.spec import Budget, CampaignSpec
 from frontrunner.search.stopping import outlook_in_words
 from frontrunner.search.strategy import Outlook
 from frontrunner.spaces.problem import Problem
-from frontrunner.text import count, gib, node_time, percent, seconds, thousands
+from frontrunner.text import count, node_time, percent, seconds, thousands
 from frontrunner.views.charts.chart import Table
 from frontrunner.views.charts.landscape import ranking_table
+from frontrunner.views.columns import ORIGINS, figures_in_words
 
 TOP = 10
-NOTICES = {
-    "simulated": "Simulated: these figures come from rough formulas. Nothing was trained, nothing was measured.",
-    "imported": "Imported: these figures come from a table that was measured elsewhere. This campaign ran nothing.",
-}
-"""What is said of figures that this campaign did not measure."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +65,7 @@ def head(collected: Collected, spec: CampaignSpec, elsewhere: Elsewhere) -> Head
     return Head(
         campaign=campaign.name,
         state=f"{campaign.state}{reason}",
-        notice=NOTICES.get(campaign.figures, ""),
+        notice=ORIGINS.get(campaign.figures, ""),
         warnings=tuple(_warnings(collected)),
         facts=tuple(_facts(collected, spec)),
         best="" if best is None else f"{best.recipe_id}  {best.recipe.describe()}",
@@ -113,15 +109,7 @@ def _is_rough(outcome: Outcome) -> bool:
 
 
 def _figures(best: RankedRecipe, collected: Collected) -> tuple[tuple[str, str], ...]:
-    standing, limit = best.standing, collected.problem.cluster.memory_bytes_per_device
-    times = f"{standing.repeats} measurement{'s' if standing.repeats > 1 else ''}"
-    return (
-        (thousands(standing.tokens_per_s), "tokens/s"),
-        (f"{standing.model_tflops_per_device:.3g}", "TFLOPS/device"),
-        (percent(standing.mfu), "MFU"),
-        (gib(standing.peak_memory_bytes_max_rank), f"GiB peak, of {gib(limit)}"),
-        (seconds(standing.step_time_s_median), f"a step ± {percent(standing.step_time_spread)}, {times}"),
-    )
+    return tuple(figures_in_words(best.standing, collected.problem.cluster.memory_bytes_per_device))
 
 
 def _commands(best: RankedRecipe, elsewhere: Elsewhere) -> tuple[tuple[str, str], ...]:

@@ -21,6 +21,7 @@ from frontrunner.views.charts.chart import (
     Series,
     Table,
 )
+from frontrunner.views.columns import COLUMNS, used
 
 GIB = 2**30
 FAR = 2.0
@@ -130,22 +131,10 @@ def hover(row: RankedRecipe) -> str:
 
 def ranking_table(rows: Sequence[RankedRecipe]) -> Table:
     """Recipes with the figures that they are chosen by."""
+    columns = used(COLUMNS, rows)
     return Table(
-        header=("recipe", "choices", "tokens/s", "gap", "TFLOPS/device", "MFU", "peak GiB", "spread", "repeats"),
-        rows=tuple(
-            (
-                row.recipe_id,
-                row.recipe.describe(),
-                thousands(row.standing.tokens_per_s),
-                f"{row.gap_percent:.1f} %",
-                thousands(row.standing.model_tflops_per_device),
-                percent(row.standing.mfu),
-                gib(row.standing.peak_memory_bytes_max_rank),
-                percent(row.standing.step_time_spread),
-                str(row.standing.repeats),
-            )
-            for row in rows
-        ),
+        header=tuple(column.title for column in columns),
+        rows=tuple(tuple(column.cell(row) for column in columns) for row in rows),
     )
 
 

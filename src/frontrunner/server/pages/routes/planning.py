@@ -25,6 +25,7 @@ from frontrunner.server.registered import KINDS
 from frontrunner.server.state import OPERATOR, RoleOf, ServiceOf
 from frontrunner.server.tokens import Role
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NotFound
+from frontrunner.views.columns import ESTIMATES, used
 
 router = APIRouter()
 MOST_CHARACTERS = 100_000
@@ -110,7 +111,9 @@ def _answered(question: PlanQuestion) -> str:
         return render("launch_checked.html", error=error)
     estimates, problem = view.plan.fastest(TOP), view.spec.problem
     first = cut_drawing(estimates[0].recipe, problem.cluster, layers=problem.model.layers) if estimates else None
-    return render("plan_answer.html", view=view, estimates=estimates, cut=first)
+    numbered = list(enumerate(estimates, start=1))
+    columns = used(ESTIMATES, numbered)
+    return render("plan_answer.html", view=view, estimates=estimates, numbered=numbered, columns=columns, cut=first)
 
 
 @router.get("/launch")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
@@ -16,7 +15,6 @@ from frontrunner.results.store import Store
 from frontrunner.server.answers import AnswersOf
 from frontrunner.server.models import ReplayBody, Steps
 from frontrunner.server.pages.rendering import HTML, render
-from frontrunner.server.pages.views.campaign import NOTICES
 from frontrunner.server.pages.views.compare import choice, compare_recipes
 from frontrunner.server.pages.views.recipe import RecipeView, recipe_view
 from frontrunner.server.pages.views.replay import ReplayView, replay_view
@@ -25,7 +23,8 @@ from frontrunner.server.routes.parameters import RecipeId
 from frontrunner.server.state import OPERATOR, RoleOf, Service, ServiceOf, StoreOf
 from frontrunner.server.tokens import Role
 from frontrunner.spaces.errors import InvalidInput, NotFound
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.recipe import DIMENSIONS
+from frontrunner.views.columns import ORIGINS
 
 router = APIRouter()
 MOST_NAMES = 200
@@ -53,7 +52,7 @@ def one_recipe(answers: AnswersOf, service: ServiceOf, role: RoleOf, recipe_id: 
             here=None,
             view=view,
             recipe=view.explanation.recipe,
-            notice=NOTICES.get(view.leading.campaign.figures, ""),
+            notice=ORIGINS.get(view.leading.campaign.figures, ""),
             choices=_choices(view),
             can_be_replayed=card.can_be_replayed,
             replay=Markup(_replay(card, role)),  # noqa: S704 - what a template has made
@@ -72,7 +71,7 @@ def one_recipe(answers: AnswersOf, service: ServiceOf, role: RoleOf, recipe_id: 
 
 def _choices(view: RecipeView) -> list[tuple[str, str]]:
     recipe = view.explanation.recipe
-    return [(field.name.replace("_", " "), choice(recipe, field.name)) for field in fields(Recipe)]
+    return [(one.name.replace("_", " "), choice(recipe, one)) for one in DIMENSIONS.values()]
 
 
 @router.get("/recipes/{recipe_id}/replay")

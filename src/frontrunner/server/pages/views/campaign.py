@@ -22,14 +22,11 @@ from frontrunner.search.strategy import Outlook
 from frontrunner.server.pages.drawings.timeline import MOST_SPANS, Span, Timeline, timeline
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.starting import stored_spec
+from frontrunner.views.columns import ORIGINS
 
 TOP = 10
 TRIALS_A_PAGE = 25
 MOST_FAILURES = 40
-NOTICES = {
-    "simulated": "Simulated: these figures come from rough formulas. Nothing was trained, nothing was measured.",
-    "imported": "Imported: these figures come from a table that was measured elsewhere. This campaign ran nothing.",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +74,7 @@ class CampaignView:
     @property
     def notice(self) -> str:
         """What to say of figures that this campaign did not measure; empty where it did."""
-        return NOTICES.get(self.status.campaign.figures, "")
+        return ORIGINS.get(self.status.campaign.figures, "")
 
     @property
     def is_cut_off(self) -> bool:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from frontrunner.results.explain import Appearance, explain
 from frontrunner.results.outcome import RecipeStats
 from frontrunner.results.store import Store
-from frontrunner.spaces.recipe import Recipe
-from frontrunner.spaces.sharding import Sharding
-from frontrunner.text import gib, percent, seconds, thousands
+from frontrunner.spaces.recipe import DIMENSIONS, Dimension, Recipe
+from frontrunner.views.columns import FIGURES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,41 +65,24 @@ def compare_recipes(store: Store, first: str, second: str) -> RecipeComparison:
 
 
 def _figures(first: RecipeStats | None, second: RecipeStats | None) -> tuple[Pair, ...]:
-    rows = zip(_worded(first), _worded(second), strict=True)
-    return tuple(Pair(name=name, first=one, second=other) for (name, one), (_, other) in rows)
-
-
-def _worded(standing: RecipeStats | None) -> tuple[tuple[str, str], ...]:
-    names = ("tokens/s", "TFLOPS/device", "MFU", "peak memory, GiB", "step time", "spread of the steps", "measurements")
-    if standing is None:
-        return tuple((name, "-") for name in names)
-    values = (
-        thousands(standing.tokens_per_s),
-        thousands(standing.model_tflops_per_device),
-        percent(standing.mfu),
-        gib(standing.peak_memory_bytes_max_rank),
-        seconds(standing.step_time_s_median),
-        percent(standing.step_time_spread),
-        str(standing.repeats),
+    columns = [column.of(lambda found: found) for column in FIGURES]
+    return tuple(
+        Pair(name=column.label or column.title, first=column.cell(first), second=column.cell(second))
+        for column in columns
     )
-    return tuple(zip(names, values, strict=True))
 
 
 def _choices(first: Recipe, second: Recipe) -> tuple[Pair, ...]:
     """Every choice of a recipe, and the replicas that follow; those that differ come first."""
-    names = [field.name for field in fields(Recipe)]
-    names.insert(names.index("context_parallel") + 1, "data_parallel")
     pairs = [
-        Pair(name=name.replace("_", " "), first=choice(first, name), second=choice(second, name)) for name in names
+        Pair(name=one.name.replace("_", " "), first=choice(first, one), second=choice(second, one))
+        for one in DIMENSIONS.values()
     ]
-    return tuple(sorted(pairs, key=lambda pair: not pair.differs))
+    replicas = Pair(name="data parallel", first=str(first.data_parallel), second=str(second.data_parallel))
+    return tuple(sorted([*pairs, replicas], key=lambda pair: not pair.differs))
 
 
-def choice(recipe: Recipe, name: str) -> str:
-    """One choice of a recipe in words."""
-    value = getattr(recipe, name)
-    if isinstance(value, Sharding):
-        return recipe.sharding_name
-    if name == "layers_per_stage":
-        return recipe.layers_name
+def choice(recipe: Recipe, dimension: Dimension) -> str:
+    """Return one choice of a recipe in words."""
+    value = recipe.layers_name if dimension.kind == "layers" else dimension.of(recipe)
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured, breakdown
-from frontrunner.evaluators.export import names
+from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.results.explain import Appearance, Explanation, explain
 from frontrunner.results.outcome import Measurement
 from frontrunner.results.store import Store
@@ -18,7 +18,7 @@ from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.starting import stored_spec
 from frontrunner.travel_api import TARGETS
-from frontrunner.views.render_plan import WORDS
+from frontrunner.views.columns import PARTS
 
 MOST_STRIPS = 12
 """Of the newest measurements; the table below lists more."""
@@ -76,7 +76,7 @@ def recipe_view(store: Store, recipe_id: str) -> RecipeView:
 
 
 def _export_target(name: str, problem: Problem, recipe: Recipe) -> ExportTarget:
-    reason = names.why_not(name, problem, recipe) if name in names.FORMATS else None
+    reason = TOOLS[name].why_not(problem, recipe) if name in TOOLS else None
     return ExportTarget(name=name, refused=None if reason is None else str(reason))
 
 
@@ -112,7 +112,7 @@ def _heading(holds: str, layers: int) -> str:
 
 
 def _worded(parts: Mapping[str, float]) -> dict[str, float]:
-    return {WORDS[name]: amount for name, amount in parts.items()}
+    return {PARTS[name]: amount for name, amount in parts.items()}
 
 
 def _plain(parts: Mapping[str, float]) -> dict[str, float]:

@@ -1,0 +1,116 @@
+"""The closed forms of bubbles against a simulation of the orders that torch's own schedules run."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from torch.distributed.pipelining import schedules
+from torch.distributed.pipelining.schedules import _ComputationType as Kind
+
+from frontrunner.evaluators.analytic.schedules import dual, interleaved, share_left, v_shaped
+
+TIMES = [(10, 13, 9), (10, 23, 9), (10, 11, 11), (10, 13, 5), (7, 19, 9)]
+"""Seconds of a chunk's forward pass, its input's gradients and its weights' gradients."""
+
+
+def simulated_bubble_s(name: str, ranks: int, chunks: int, micro_batches: int, times: tuple[int, int, int]) -> float:
+    """Time that the busiest rank waits when each rank works through torch's order as its inputs arrive."""
+    schedule = getattr(schedules, name)
+    stages = ranks * chunks
+    v_shaped = name in ("ScheduleZBVZeroBubble", "ScheduleDualPipeV")
+    held = [0, stages - 1] if v_shaped else list(range(0, stages, ranks))
+    fakes = [
+        SimpleNamespace(
+            stage_index=stage, num_stages=stages, group_size=ranks, group_rank=0, group=None, has_backward=True,
+            stage_index_to_group_rank=None, is_first=stage == 0, is_last=stage == stages - 1, submod=None, device="cpu",
+        )
+        for stage in held
+    ]  # fmt: skip
+    order = schedule(fakes, micro_batches, loss_fn=lambda *_: 0).pipeline_order
+    return _play(order, stages, dict(zip(("F", "I", "W"), times, strict=True)))
+
+
+def _play(order, stages, times) -> float:
+    """Run every rank's list, an operation as soon as its rank is free and what it needs is there."""
+    done: dict[tuple[str, int, int], float] = {}
+    now, place = dict.fromkeys(order, 0.0), dict.fromkeys(order, 0)
+    while any(place[rank] < len(order[rank]) for rank in order):
+        before = dict(place)
+        for rank, actions in order.items():
+            while place[rank] < len(actions) and _run(actions[place[rank]], stages, times, done, now, rank):
+                place[rank] += 1
+        assert place != before, "the order deadlocks"
+    busy = {rank: sum(_length(one, times) for action in order[rank] for one in _parts(action)) for rank in order}
+    return max(now.values()) - max(busy.values())
+
+
+def _parts(action) -> tuple:
+    return () if action is None else action.sub_actions or (action,)
+
+
+def _length(action, times) -> float:
+    words = {Kind.FORWARD: "F", Kind.BACKWARD_INPUT: "I", Kind.BACKWARD_WEIGHT: "W", Kind.FULL_BACKWARD: "IW"}
+    return sum(times[word] for word in words[action.computation_type])
+
+
+def _needs(action, stages) -> list[tuple[str, int, int]]:
+    stage, batch = action.stage_index, action.microbatch_index
+    if action.computation_type is Kind.FORWARD:
+        return [("F", stage - 1, batch)] if stage else []
+    if action.computation_type is Kind.BACKWARD_WEIGHT:
+        return [("I", stage, batch)]
+    return [("F", stage, batch), *([("I", stage + 1, batch)] if stage < stages - 1 else [])]
+
+
+def _run(action, stages, times, done, now, rank) -> bool:
+    """Run one action if all that it needs is done."""
+    parts = _parts(action)
+    if not all(need in done for part in parts for need in _needs(part, stages)):
+        return False
+    for part in parts:
+        begin = max([now[rank], *(done[need] for need in _needs(part, stages))])
+        now[rank] = begin + _length(part, times)
+        word = {Kind.FORWARD: "F", Kind.BACKWARD_WEIGHT: "W"}.get(part.computation_type, "I")
+        done[word, part.stage_index, part.microbatch_index] = now[rank]
+    return True
+
+
+def in_columns(times):
+    return {
+        name: np.array([float(value)]) for name, value in zip(("forward", "backward", "weights"), times, strict=True)
+    }
+
+
+@pytest.mark.parametrize("times", TIMES)
+@pytest.mark.parametrize("ranks", [2, 3, 4, 6])
+def test_bubbles_are_those_of_torch_orders(ranks, times):
+    p, columns = np.array([float(ranks)]), in_columns(times)
+    for micro_batches in (2 * ranks, 5 * ranks):
+        m = np.array([float(micro_batches)])
+        found = {
+            "ScheduleInterleaved1F1B": (p - 1) * sum(columns.values()),
+            "ScheduleInterleavedZeroBubble": interleaved(p, **columns),
+            "ScheduleZBVZeroBubble": v_shaped(p, m, **columns),
+            "ScheduleDualPipeV": dual(p, **columns),
+        }
+        for name, bubble in found.items():
+            assert bubble[0] == pytest.approx(simulated_bubble_s(name, ranks, 2, micro_batches, times), abs=1.0), name
+
+
+@pytest.mark.parametrize("times", TIMES)
+def test_few_micro_batches_leave_a_v_shaped_pipeline_waiting(times):
+    for micro_batches in (4, 5, 6, 7):
+        found = v_shaped(np.array([4.0]), np.array([float(micro_batches)]), **in_columns(times))
+        simulated = simulated_bubble_s("ScheduleZBVZeroBubble", 4, 2, micro_batches, times)
+        assert found[0] == pytest.approx(simulated, rel=0.25)
+
+
+def test_the_share_left_is_chosen_by_schedule_and_is_all_of_it_without_a_pipeline():
+    columns = in_columns((10, 13, 9))
+    p, m = np.array([4.0, 4.0, 4.0, 1.0]), np.full(4, 16.0)
+    left = share_left(
+        p, m, columns, is_v_shaped=np.array([False, True, True, False]), is_dual=np.array([False, False, True, False])
+    )
+    assert left.tolist() == pytest.approx([42 / 96, 39 / 96, 42 / 96, 1.0])
