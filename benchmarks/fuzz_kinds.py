@@ -21,7 +21,6 @@ from frontrunner.config.campaign import parse_campaign, read_campaign_file
 from frontrunner.config.cluster import read_cluster_file
 from frontrunner.config.recipe_file import Origin, RecipeFile, Training, content_hash, from_bytes, to_text
 from frontrunner.config.recipe_file import read as read_recipe_file
-from frontrunner.config.validation import dump_json, load_json
 from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.evaluators.diagnostics.calibration.samples import of_tables, read_tables
 from frontrunner.evaluators.export.tools import TOOLS
@@ -37,6 +36,7 @@ from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe, Sharding
+from frontrunner.spaces.validation import dump_json, load_json
 from frontrunner.travel_api import import_config
 
 ROOT = Path(__file__).parents[1]

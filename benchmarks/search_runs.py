@@ -14,7 +14,7 @@ from frontrunner.evaluators.tables.table_survey import survey_of
 from frontrunner.results.outcome import Measurement, Outcome
 from frontrunner.search.guided.prior import Prior, prior_of
 from frontrunner.search.guided.strategy import Guided
-from frontrunner.search.listed import Listed
+from frontrunner.search.strategies.exhaustive_random import Listed
 from frontrunner.search.strategy import Forecaster, Strategy, Told, make_strategy
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey

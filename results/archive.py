@@ -31,10 +31,8 @@ from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store, open_store
 from frontrunner.results.transfer import BATCH, batches, first_line
 from frontrunner.spaces.document import canonical_json
-from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NotFound, StoreUnusable
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NotFound, StoreUnusable, shown, writing
 from frontrunner.spaces.names import require_campaign_name
-from frontrunner.spaces.places import writing
-from frontrunner.spaces.wording import shown
 
 FORMAT = "frontrunner-archive"
 VERSION = 1

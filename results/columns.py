@@ -23,10 +23,9 @@ from frontrunner.results.outcome import LARGEST
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.records import timestamp
 from frontrunner.spaces.document import canonical_json
-from frontrunner.spaces.errors import StoreUnusable
+from frontrunner.spaces.errors import StoreUnusable, shown
 from frontrunner.spaces.names import CAMPAIGN_NAME
 from frontrunner.spaces.recipe import Recipe, current_names, stored_recipe
-from frontrunner.spaces.wording import shown
 
 T = TypeVar("T")
 RECIPES_KEPT = 8192

@@ -199,7 +199,8 @@ class Database:
         if self.read_only and self.address.has_log and name.startswith(NO_ROOM_FOR_LOG):
             return StoreUnusable(
                 f"{self.address} cannot be read: a log lies beside it, which needs one more file there ({said})",
-                hint=f"copy {self.address} and {self.address}-wal to a folder that has room and may be written to, and read them there",
+                hint=f"copy {self.address} and {self.address}-wal to a folder that has room and may be written to,"
+                " and read them there",
             )
         return self._file_unusable(name, said)
 

@@ -17,8 +17,7 @@ from frontrunner.results.schema import AttemptRow
 from frontrunner.results.states import AttemptState
 from frontrunner.results.store import Store
 from frontrunner.results.trial_history import Probed, finished_attempts
-from frontrunner.spaces.errors import InvalidInput, NotFound, bad_value
-from frontrunner.spaces.places import writing
+from frontrunner.spaces.errors import InvalidInput, NotFound, bad_value, writing
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 
 if TYPE_CHECKING:

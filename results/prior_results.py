@@ -44,7 +44,7 @@ class PriorResult:
     run_folder: str
 
 
-def prior_results(store: Store, campaign_id: int) -> list[PriorResult]:
+def campaign_results(store: Store, campaign_id: int) -> list[PriorResult]:
     """Return the recipes of a campaign with a final outcome, without those reused from an earlier campaign."""
     final = TrialRow.state.in_((TrialState.MEASURED, TrialState.FAILED))
     mine = (AttemptRow.campaign_id == campaign_id, final)

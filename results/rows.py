@@ -41,8 +41,7 @@ from frontrunner.results.schema import (
 )
 from frontrunner.results.states import AttemptState, TrialState
 from frontrunner.spaces.document import canonical_json
-from frontrunner.spaces.errors import NotFound, StoreUnusable, did_you_mean
-from frontrunner.spaces.wording import shown
+from frontrunner.spaces.errors import NotFound, StoreUnusable, did_you_mean, shown
 
 T = TypeVar("T")
 Columns = dict[str, Any]

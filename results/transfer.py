@@ -21,8 +21,7 @@ from frontrunner.results.lease import refuse_driven
 from frontrunner.results.opening import make_tables
 from frontrunner.results.rows import Columns, storable
 from frontrunner.results.schema import Base, CampaignRow, StoreRow
-from frontrunner.spaces.errors import InvalidInput, NotFound, StoreUnusable
-from frontrunner.spaces.places import writing
+from frontrunner.spaces.errors import InvalidInput, NotFound, StoreUnusable, writing
 
 BATCH = 500
 WRONG_TYPE = "42804"

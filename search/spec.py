@@ -15,8 +15,7 @@ from frontrunner.evaluators.probe.settings import DataSettings, ProbeSettings
 from frontrunner.evaluators.protocol import COMMAND, EVALUATORS, ProbeSetup
 from frontrunner.evaluators.tables.table_settings import TableSettings
 from frontrunner.results.records import IMPORTED
-from frontrunner.search.objectives import TOKENS_ALONE, check_objectives
-from frontrunner.search.strategy import STRATEGIES
+from frontrunner.search.strategy import STRATEGIES, TOKENS_ALONE, check_objectives
 from frontrunner.spaces.errors import InvalidInput, bad_value, require_above_zero, require_at_least, require_one_of
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import Problem

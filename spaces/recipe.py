@@ -119,16 +119,22 @@ class Dimension:
             raise bad_value(f"{owner}.{self.name}", value, "whole numbers of at least 1")
 
 
-def _count(description: str, *, group: Group = "lever", **more: Any) -> dict[str, Dimension]:
-    return {"dimension": Dimension(kind="count", group=group, description=description, **more)}
+def _declare(kind: Kind, description: str, neutral: Any, group: Group = "lever", **more: Any) -> Any:
+    stated = Dimension(kind=kind, description=description, group=group, **more)
+    return field(default=MISSING if neutral is None else neutral, metadata={"dimension": stated})
 
 
-def _flag(description: str, *, group: Group = "lever", **more: Any) -> dict[str, Dimension]:
-    return {"dimension": Dimension(kind="flag", group=group, description=description, **more)}
+def _count(description: str, neutral: int | None = 1, **more: Any) -> Any:
+    return _declare("count", description, neutral, **more)
 
 
-def _choice(values: tuple[str, ...], description: str, *, group: Group = "option", **more: Any) -> dict[str, Dimension]:
-    return {"dimension": Dimension(kind="choice", values=values, group=group, description=description, **more)}
+def _flag(description: str, **more: Any) -> Any:
+    return _declare("flag", description, neutral=False, **more)
+
+
+def _choice(values: tuple[str, ...], description: str, **more: Any) -> Any:
+    """Declare words to choose from, of which the first is neutral."""
+    return _declare("choice", description, values[0], values=values, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,191 +145,100 @@ class Recipe(Displayed):
     taking the remainder. The order of the first eight fields is the order in which spaces enumerate and judge them.
     """
 
-    tensor_parallel: int = field(
-        default=1,
-        metadata=_count(
-            "tensor-parallel degree; data parallelism is what is left of the devices", group="degrees", label="TP"
-        ),
+    tensor_parallel: int = _count(
+        "tensor-parallel degree; data parallelism is what is left of the devices", group="degrees", label="TP"
     )
-    pipeline_parallel: int = field(default=1, metadata=_count("pipeline-parallel degree", group="degrees", label="PP"))
-    context_parallel: int = field(
-        default=1,
-        metadata=_count(
-            "ranks that share each sequence of a replica, a slice of its positions each; `torch` engine only",
-            group="degrees",
-            label="CP",
-        ),
+    pipeline_parallel: int = _count("pipeline-parallel degree", group="degrees", label="PP")
+    context_parallel: int = _count(
+        "ranks that share each sequence of a replica, a slice of its positions each; `torch` engine only",
+        group="degrees", label="CP",
+    )  # fmt: skip
+    micro_batch_seqs: int = _count(
+        "sequences per micro-batch on one replica", None, group="batch", label="micro-batch", default=(1,)
     )
-    micro_batch_seqs: int = field(
-        metadata=_count("sequences per micro-batch on one replica", group="batch", label="micro-batch", default=(1,))
+    accumulation: int = _count(
+        "micro-batches per step and replica; where the global batch is fixed they follow from it", None, group="batch"
     )
-    accumulation: int = field(
-        metadata=_count(
-            "micro-batches per step and replica; where the global batch is fixed they follow from it", group="batch"
-        )
+    devices: int = _count("devices to use; by default all of the cluster's", None, group="degrees")
+    virtual_stages: int = _count(
+        "model chunks that a pipeline rank holds, for the looped schedules",
+        group="pipeline", word="", matters=_in_a_pipeline,
+    )  # fmt: skip
+    schedule: str = _choice(
+        SCHEDULES, "pipeline schedule",
+        group="pipeline", word=_schedule_words, default=("1f1b",), matters=_in_a_pipeline, is_one_hot=True,
+    )  # fmt: skip
+    sharding: Sharding = _declare(  # noqa: RUF009 - it declares a field
+        "sharding",
+        "`none`, `zero-1`, `zero-2`, `zero-3`, `hybrid-K` (parameters, gradients and states over groups of K "
+        "replicas) or `3-level-P/G` (parameters over P replicas, gradients over G, states over all)",
+        UNSHARDED, "sharding", default=("none",), word="{value}", matters=_over_copies,
+    )  # fmt: skip
+    recompute: str = _choice(
+        RECOMPUTES,
+        "what the backward pass computes again: nothing (`none`), all but matrix products and attention "
+        "(`selective`), or each layer (`full`)",
+        group="option",
     )
-    devices: int = field(metadata=_count("devices to use; by default all of the cluster's", group="degrees"))
-    virtual_stages: int = field(
-        default=1,
-        metadata=_count(
-            "model chunks that a pipeline rank holds, for the looped schedules",
-            group="pipeline",
-            word="",
-            matters=_in_a_pipeline,
-        ),
+    sequence_parallel: bool = _flag(
+        "spread norms and residuals over the tensor-parallel group",
+        group="option", label="seq. parallel", word="sp", matters=lambda degrees: degrees.tensor_parallel > 1,
+    )  # fmt: skip
+    replication: str = _choice(
+        ("replicate", "ddp"), "torch's wrapper that keeps unsharded replicas equal",
+        group="option", word="{value}", matters=_over_copies,
+    )  # fmt: skip
+    compile: bool = _flag(
+        "run each layer, and the loss where it is whole and not tensor-parallel, through `torch.compile`",
+        word="compile",
     )
-    schedule: str = field(
-        default="none",
-        metadata=_choice(
-            SCHEDULES,
-            "pipeline schedule",
-            group="pipeline",
-            word=_schedule_words,
-            default=("1f1b",),
-            matters=_in_a_pipeline,
-            is_one_hot=True,
-        ),
+    loss_chunks: int = _count(
+        "pieces in which a sequence is put through head and loss, each computed again in the backward pass, so that "
+        "the logits of one piece live at a time"
     )
-    sharding: Sharding = field(
-        default=UNSHARDED,
-        metadata={
-            "dimension": Dimension(
-                kind="sharding",
-                group="sharding",
-                default=("none",),
-                word="{value}",
-                matters=_over_copies,
-                description="`none`, `zero-1`, `zero-2`, `zero-3`, `hybrid-K` (parameters, gradients and states over "
-                "groups of K replicas) or `3-level-P/G` (parameters over P replicas, gradients "
-                "over G, states over all)",
-            )
-        },
+    feed_forward_tiles: int = _count(
+        "pieces in which a sequence is put through the feed-forward part of each layer, each computed again in the "
+        "backward pass",
+        label="FFN tiles", word="ffn_tiles={value}",
+    )  # fmt: skip
+    optimizer_state: str = _choice(
+        ("fp32", "bf16"),
+        "type in which the optimizer's states are kept; a step computes in fp32",
+        word="states={value}",
     )
-    recompute: str = field(
-        default="none",
-        metadata=_choice(
-            RECOMPUTES,
-            "what the backward pass computes again: nothing (`none`), all but matrix products and attention "
-            "(`selective`), or each layer (`full`)",
-        ),
+    activation_offload: bool = _flag(
+        "keep what layers need for the backward pass in the host's memory; not on `cpu` devices",
+        label="act. offload", word="host-activations",
+    )  # fmt: skip
+    gradient_sync: str = _choice(
+        ("last", "each"),
+        "micro-batches after which plain replicas reduce their gradients, and hybrid ones theirs between groups: the "
+        "`last` of a step, or `each` (zero-2 is zero-1 with `each`)",
+        stored="synchronise", matters=lambda degrees: degrees.copies > 1 and degrees.accumulation > 1,
+    )  # fmt: skip
+    engine: str = _choice(ENGINES, "what trains", group="option", word="{value}")
+    offload: str = _choice(
+        OFFLOADS,
+        "what is kept in the host's memory: nothing (`none`), the optimizer's states and master weights (`optimizer`), "
+        "or parameters as well (`optimizer+parameters`); `nvme` keeps all of it in files under `cluster.nvme_path`",
     )
-    sequence_parallel: bool = field(
-        default=False,
-        metadata=_flag(
-            "spread norms and residuals over the tensor-parallel group",
-            group="option",
-            label="seq. parallel",
-            word="sp",
-            matters=lambda degrees: degrees.tensor_parallel > 1,
-        ),
-    )
-    replication: str = field(
-        default="replicate",
-        metadata=_choice(
-            ("replicate", "ddp"),
-            "torch's wrapper that keeps unsharded replicas equal",
-            word="{value}",
-            matters=_over_copies,
-        ),
-    )
-    compile: bool = field(
-        default=False,
-        metadata=_flag(
-            "run each layer, and the loss where it is whole and not tensor-parallel, through `torch.compile`",
-            word="compile",
-        ),
-    )
-    loss_chunks: int = field(
-        default=1,
-        metadata=_count(
-            "pieces in which a sequence is put through head and loss, each computed again in the backward "
-            "pass, so that the logits of one piece live at a time"
-        ),
-    )
-    feed_forward_tiles: int = field(
-        default=1,
-        metadata=_count(
-            "pieces in which a sequence is put through the feed-forward part of each layer, each computed "
-            "again in the backward pass",
-            label="FFN tiles",
-            word="ffn_tiles={value}",
-        ),
-    )
-    optimizer_state: str = field(
-        default="fp32",
-        metadata=_choice(
-            ("fp32", "bf16"),
-            "type in which the optimizer's states are kept; a step computes in fp32",
-            group="lever",
-            word="states={value}",
-        ),
-    )
-    activation_offload: bool = field(
-        default=False,
-        metadata=_flag(
-            "keep what layers need for the backward pass in the host's memory; not on `cpu` devices",
-            label="act. offload",
-            word="host-activations",
-        ),
-    )
-    gradient_sync: str = field(
-        default="last",
-        metadata=_choice(
-            ("last", "each"),
-            "micro-batches after which plain replicas reduce their gradients, and hybrid ones theirs "
-            "between groups: the `last` of a step, or `each` (zero-2 is zero-1 with `each`)",
-            group="lever",
-            stored="synchronise",
-            matters=lambda degrees: degrees.copies > 1 and degrees.accumulation > 1,
-        ),
-    )
-    engine: str = field(default="torch", metadata=_choice(ENGINES, "what trains", word="{value}"))
-    offload: str = field(
-        default="none",
-        metadata=_choice(
-            OFFLOADS,
-            "what is kept in the host's memory: nothing (`none`), the optimizer's states and master weights "
-            "(`optimizer`), or parameters as well (`optimizer+parameters`); `nvme` keeps all of it in files under "
-            "`cluster.nvme_path`",
-            group="lever",
-        ),
-    )
-    secondary_partition: int = field(
-        default=1,
-        metadata=_count(
-            "neighboring replicas that hold a second copy of ZeRO-3's parameters for the backward pass "
-            "(ZeRO++ hpZ, arXiv 2306.10209); 1 is none",
-            group="option",
-            label="secondary",
-            word="secondary={value}",
-            matters=_over_copies,
-        ),
-    )
-    layers_per_stage: tuple[int, ...] = field(
-        default=(),
-        metadata={
-            "dimension": Dimension(
-                name="layer_split",
-                kind="layers",
-                group="pipeline",
-                values=("even", "balanced"),
-                default=("even",),
-                word=lambda recipe: f"layers={recipe.layers_name}",
-                matters=_in_a_pipeline,
-                description="layers of each pipeline stage: `even`, or `balanced` so that the busiest rank has the "
-                "fewest FLOPs, the head counted, and among such splits the fewest parameters",
-            )
-        },
-    )
-    rank_order: str = field(
-        default="tp-dp-pp",
-        metadata=_choice(
-            RANK_ORDERS,
-            "how ranks are numbered, innermost first, and so which groups lie within a node; `torch` engine only",
-            word="order={value}",
-            is_one_hot=True,
-        ),
-    )
+    secondary_partition: int = _count(
+        "neighboring replicas that hold a second copy of ZeRO-3's parameters for the backward pass (ZeRO++ hpZ, "
+        "arXiv 2306.10209); 1 is none",
+        group="option", label="secondary", word="secondary={value}", matters=_over_copies,
+    )  # fmt: skip
+    layers_per_stage: tuple[int, ...] = _declare(
+        "layers",
+        "layers of each pipeline stage: `even`, or `balanced` so that the busiest rank has the fewest FLOPs, the head "
+        "counted, and among such splits the fewest parameters",
+        (), "pipeline", name="layer_split", values=("even", "balanced"), default=("even",),
+        word=lambda recipe: f"layers={recipe.layers_name}", matters=_in_a_pipeline,
+    )  # fmt: skip
+    rank_order: str = _choice(
+        RANK_ORDERS,
+        "how ranks are numbered, innermost first, and so which groups lie within a node; `torch` engine only",
+        group="option", word="order={value}", is_one_hot=True,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         if min(getattr(self, name) for name in COUNTS) < 1:

@@ -9,10 +9,9 @@ from functools import cached_property
 from typing import Any
 
 from frontrunner.spaces.cluster import Cluster
-from frontrunner.spaces.errors import InvalidInput, bad_value
-from frontrunner.spaces.legality import why_illegal_in_frame, why_no_frame
+from frontrunner.spaces.errors import InvalidInput, bad_value, shown
+from frontrunner.spaces.legality import Reason, why_illegal_in_frame, why_no_frame
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.reasons import Reason
 from frontrunner.spaces.recipe import (
     DIMENSIONS,
     RANK_ORDERS,
@@ -23,7 +22,6 @@ from frontrunner.spaces.recipe import (
 )
 from frontrunner.spaces.sharding import Sharding
 from frontrunner.spaces.stages import balanced_layers, even_layers
-from frontrunner.spaces.wording import shown
 
 Point = tuple[Choice, ...]
 """One value for each dimension, in the order of `Space.dimensions`."""

@@ -30,7 +30,7 @@ class Collected:
 
     `attempts` are in the order in which they ended; `ranking` and `front` have the fastest first, a row a recipe,
     repeats pooled; `failed` are the trials whose final outcome is a failure. `outlook` is the newest estimate of what
-    is left to gain (`frontrunner.results.predictions`), None where the strategy makes none. `answers` counts the attempts
+    is left to gain (`results.predictions`), None where the strategy makes none. `answers` counts the attempts
     that were no probes: outcomes of earlier campaigns.
     """
 

@@ -15,8 +15,7 @@ from frontrunner.evaluators.insight.collected import Collected, Missing
 from frontrunner.evaluators.insight.knobs import setting, shown
 from frontrunner.evaluators.insight.landscape import NOTHING_MEASURED
 from frontrunner.evaluators.insight.predicted import predicted_speeds
-from frontrunner.spaces.legality import why_illegal
-from frontrunner.spaces.reasons import Reason
+from frontrunner.spaces.legality import Reason, why_illegal
 from frontrunner.spaces.recipe import DIMENSIONS, Choice, Recipe
 from frontrunner.spaces.space import recipe_at
 

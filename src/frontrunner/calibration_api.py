@@ -99,7 +99,7 @@ def fit_campaign(
     `cluster` stands in for the campaign's own, such as a file with this machine's figures in it.
     """
     from frontrunner.evaluators.diagnostics.calibration.samples import of_outcomes
-    from frontrunner.starting import stored_spec
+    from frontrunner.search.campaign_setup import stored_spec
     from frontrunner.store import opened
 
     path = None if out is None else writable(out)

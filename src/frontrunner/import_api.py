@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from frontrunner.config.cluster import named_cluster
 from frontrunner.config.settings import shown_store, store_url
-from frontrunner.config.validation import dump_json
+from frontrunner.search.campaign_setup import problem_summary
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.names import campaign_name_from, require_campaign_name
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import DEGREES, Space
-from frontrunner.starting import problem_summary
+from frontrunner.spaces.validation import dump_json
 from frontrunner.store import opened
 
 if TYPE_CHECKING:

@@ -23,7 +23,6 @@ import httpx2
 from pydantic import TypeAdapter, ValidationError
 
 from frontrunner.config.toml_file import Table, read_toml
-from frontrunner.config.validation import OF_NO_TYPE
 from frontrunner.evaluators.insight.objectives import Front, OnFront
 from frontrunner.results.active_drivers import ActiveDriver
 from frontrunner.results.explain import Explanation
@@ -32,6 +31,7 @@ from frontrunner.results.predictions import SmallScale
 from frontrunner.results.ranking import RankedRecipe, Ranking
 from frontrunner.results.records import CampaignList
 from frontrunner.results.status import FailedTrial, FailureList, Status
+from frontrunner.search.campaign_setup import free_among
 from frontrunner.server.processes import error_from
 from frontrunner.server.replays import Replay
 from frontrunner.server.settings import is_loopback
@@ -43,11 +43,11 @@ from frontrunner.spaces.errors import (
     NothingLegal,
     ServiceUnreachable,
     bad_value,
+    shown,
+    writing,
 )
 from frontrunner.spaces.names import campaign_name_from
-from frontrunner.spaces.places import writing
-from frontrunner.spaces.wording import shown
-from frontrunner.starting import free_among
+from frontrunner.spaces.validation import OF_NO_TYPE
 from frontrunner.store import OBJECTIVES
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frontrunner.config.settings import DEFAULT_STORE, store_url
-from frontrunner.spaces.places import writing
+from frontrunner.spaces.errors import writing
 from frontrunner.store import opened
 
 if TYPE_CHECKING:

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 from frontrunner.evaluators.insight.collected import Missing, collect
 from frontrunner.evaluators.insight.figures import Figures
 from frontrunner.evaluators.probe.files import write_bytes
-from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal, bad_value, did_you_mean
-from frontrunner.spaces.places import writing
-from frontrunner.starting import stored_spec, stored_survey
+from frontrunner.search.campaign_setup import stored_spec, stored_survey
+from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal, bad_value, did_you_mean, writing
 from frontrunner.views.charts.catalogue import FIGURES, Drawn, drawn
 from frontrunner.views.charts.chart import Chart
 from frontrunner.views.charts.head import Elsewhere, head

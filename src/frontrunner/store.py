@@ -119,7 +119,7 @@ class LocalStore:
         """
         from frontrunner.evaluators.insight.objectives import checked_objectives, front
         from frontrunner.results.ranking import best
-        from frontrunner.starting import stored_spec
+        from frontrunner.search.campaign_setup import stored_spec
 
         wanted = checked_objectives(objectives)
         with self.opened() as store:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.config.validation import dump_json
-from frontrunner.results.check import check
+from frontrunner.results.audit.check import check
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.process_identity import BOOT_ID, this_host
 from frontrunner.results.states import CampaignState, TrialState
@@ -20,6 +19,7 @@ from frontrunner.results.store import Store, open_store
 from frontrunner.results.writer import CampaignWriter
 from frontrunner.spaces.errors import AlreadyDriven, StoreUnusable
 from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.validation import dump_json
 from support.campaigns import frontrunner, spec_of, started, tiny, wait_for
 from support.cut_proxy import proxy_before
 from support.postgresql import Server, running_server, why_none
@@ -45,7 +45,7 @@ WIDE = {
 ON_ANOTHER_MACHINE = """
 import os, subprocess, sys
 subprocess.run(["mount", "--bind", sys.argv[2], "/proc/sys/kernel/random/boot_id"], check=True)
-from frontrunner.results.process_identity import this_host
+from frontrunner.results.holders import this_host
 from frontrunner.results.store import open_store
 from frontrunner.spaces.errors import AlreadyDriven
 store = open_store(sys.argv[1])

@@ -24,12 +24,12 @@ import uvicorn
 import frontrunner
 from frontrunner.remote import RemoteStore
 from frontrunner.results.store import open_store
+from frontrunner.search.campaign_setup import create, stored_spec
 from frontrunner.server import server
 from frontrunner.server.app import create_app
 from frontrunner.server.processes import CHILD
 from frontrunner.server.settings import Limits
 from frontrunner.spaces.errors import InvalidInput, NotFound, ServiceUnreachable
-from frontrunner.starting import created, stored_spec
 from support.campaigns import spec_of, tiny, write_toml
 from support.services import BODY, Served, bearer, filled, served, settings, tokens_of, wait_for
 
@@ -122,7 +122,7 @@ def test_a_driver_that_is_refused_is_answered_as_that(tmp_path: Path) -> None:
     """Two resumes at once, of which one has the lease: the other's answer is no success."""
     url = str(tmp_path / "store.db")
     with open_store(url) as store:
-        record = created(store, spec_of(tiny(evaluator="simulated"), tmp_path), 9)
+        record = create(store, spec_of(tiny(evaluator="simulated"), tmp_path), 9)
         store.acquire_lease(record.id, host="elsewhere.example", pid=1)
     command = [sys.executable, "-P", "-m", CHILD, "resume", "tiny"]
     environment = os.environ | {"FRONTRUNNER_STORE": url}

@@ -11,7 +11,6 @@ import pytest
 
 import frontrunner
 from frontrunner.config.cluster import read_cluster_file
-from frontrunner.config.validation import dump_json
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.tables import read
@@ -20,6 +19,7 @@ from frontrunner.evaluators.diagnostics.calibration.step_fit import FEWEST_ROWS,
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.store import open_store
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
+from frontrunner.spaces.validation import dump_json
 from support.analytic import A100, PROBLEM, recipe
 from support.campaigns import spec_of, tiny
 from support.rankings import measurement

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.config.validation import dump_json
 from frontrunner.results import active_drivers, pages, ranking, status, trial_history
 from frontrunner.results.explain import explain
 from frontrunner.results.frames import frame
@@ -23,12 +22,13 @@ from frontrunner.results.predictions import (
     prediction_data,
     small_scale,
 )
-from frontrunner.results.prior_results import CUT, prior_results, probes_made
+from frontrunner.results.prior_results import CUT, campaign_results, probes_made
 from frontrunner.results.rows import DamagedCell
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store, open_store
+from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.spaces.errors import StoreUnusable
-from frontrunner.starting import stored_spec
+from frontrunner.spaces.validation import dump_json
 from support.campaigns import spec_of, tiny
 from support.store_contract import RAN_WITH, RECIPE, begin, failure, lease_elsewhere, measurement
 
@@ -57,7 +57,7 @@ QUESTIONS: dict[str, Callable[[Store], object]] = {
     "recipes": lambda store: pages.recipe_page(store, "kept", filters={"tensor_parallel": 2}),
     "trials": lambda store: (pages.trial_page(store, "kept"), pages.outcomes_after(store, 1, 0, 50)),
     "compare": lambda store: pages.compare(store, "kept", "kept"),
-    "known": lambda store: (prior_results(store, 1), probes_made(store, store.campaign("kept"))),
+    "known": lambda store: (campaign_results(store, 1), probes_made(store, store.campaign("kept"))),
     "drivers": lambda store: (active_drivers.active_drivers(store), active_drivers.stamp(store, ["kept"])),
     "predictions": lambda store: (predicted_ids(store), small_scale(store, store.campaign("kept"))),
     "outlooks": outlooks,
@@ -207,7 +207,7 @@ def test_a_constraint_that_no_longer_holds_is_refused_by_its_row_before_a_driver
 
 def test_what_another_campaign_ran_with_is_left_out_where_it_cannot_be_read(store: Store, sound: Path) -> None:
     with damaged(sound, "provenance", "provenance_json", "'{}'"):
-        known = prior_results(store, 1)
+        known = campaign_results(store, 1)
     assert [recipe.provenance for recipe in known] == [None] * 3
     assert all(str(recipe.damage).startswith("provenance row 1, provenance_json: ") for recipe in known)
 

@@ -11,8 +11,8 @@ from frontrunner.results.store import open_store
 from frontrunner.search.stopping import IN_A_ROW, STOPPING, StopRule
 from frontrunner.search.strategy import Outlook
 from frontrunner.server.pace import SHARE_OF_CORE
+from frontrunner.server.pages.campaigns import campaign_view
 from frontrunner.server.pages.figures import EARLY, Editions
-from frontrunner.server.pages.views.campaign import campaign_view
 from frontrunner.spaces.document import recipe_id
 from support.page_stores import page_store
 

@@ -14,7 +14,6 @@ from fastapi.testclient import TestClient
 
 from frontrunner import api
 from frontrunner.config.campaign import keys_of
-from frontrunner.config.validation import dump_json
 from frontrunner.plain_json import as_plain
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.states import CampaignState
@@ -25,6 +24,7 @@ from frontrunner.server.models import FORBIDDEN_KEYS, SECTIONS
 from frontrunner.server.refusals import refusal_of
 from frontrunner.server.streams import Cursor, Follower, cursor_from
 from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.validation import dump_json
 from support.campaigns import spec_of, tiny
 from support.rankings import measurement, record, start
 from support.services import BODY, bearer, browser, filled, settings, tokens_of

@@ -18,17 +18,17 @@ import pytest
 import frontrunner
 from frontrunner.cli.main import SECTIONS
 from frontrunner.cli.main import frontrunner as program
-from frontrunner.config.validation import dump_json
 from frontrunner.remote import RemoteStore
 from frontrunner.results import frames
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.redaction import REDACTED
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
+from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.server.settings import Limits
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal, StoreUnusable
-from frontrunner.starting import stored_spec
+from frontrunner.spaces.validation import dump_json
 from frontrunner.store import LocalStore
 from support.campaigns import spec_of, tiny, write_toml
 from support.page_stores import page_store

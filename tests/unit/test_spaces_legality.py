@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from frontrunner.spaces.engines import ENGINE_RULES
-from frontrunner.spaces.legality import RULES, marks, why_illegal
+from frontrunner.spaces.legality import ENGINE_RULES, FRAME_RULES, LATER_RULES, marks, why_illegal
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import GlobalBatch
 from frontrunner.spaces.recipe import ENGINES, LOOPED_SCHEDULES
@@ -180,7 +179,7 @@ def test_a_range_of_global_batches_takes_both_ends_and_nothing_beyond() -> None:
 
 def test_every_engine_has_rules_and_every_rule_says_what_it_is() -> None:
     assert set(ENGINE_RULES) == set(ENGINES)
-    for rule in (*RULES, *(rule for rules in ENGINE_RULES.values() for rule in rules)):
+    for rule in (*(*FRAME_RULES, *LATER_RULES), *(rule for rules in ENGINE_RULES.values() for rule in rules)):
         assert rule.__doc__
 
 

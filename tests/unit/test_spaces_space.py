@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput
-from frontrunner.spaces.legality import why_illegal
+from frontrunner.spaces.legality import Reason, why_illegal
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
-from frontrunner.spaces.reasons import Reason
 from frontrunner.spaces.recipe import LOOPED_SCHEDULES, Recipe
 from frontrunner.spaces.space import FRAME, MAX_POINTS, Space, recipe_at
 

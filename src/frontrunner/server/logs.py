@@ -10,8 +10,8 @@ from pathlib import Path
 from frontrunner.results.redaction import without_secrets
 from frontrunner.results.status import last_failure
 from frontrunner.results.store import Store
+from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.spaces.errors import FrontrunnerError, NotFound
-from frontrunner.starting import stored_spec
 
 LOG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\.log")
 

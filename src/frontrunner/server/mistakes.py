@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from frontrunner.config.validation import invalid_input
 from frontrunner.spaces.errors import FrontrunnerError
+from frontrunner.spaces.validation import invalid_input
 
 PLACES = ("body", "query", "path", "header")
 """First part of an error's location: where in the request the value is."""

@@ -18,8 +18,8 @@ from pydantic import (
 )
 
 from frontrunner.config.campaign import CampaignName
-from frontrunner.config.validation import invalid_input, refuse_unusable_values
 from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.validation import invalid_input, refuse_unusable_values
 
 Section = dict[str, JsonValue]
 RegisteredName = Annotated[str | None, Field(max_length=64)]

@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 
 from frontrunner.evaluators.analytic.breakdown import Breakdown
 from frontrunner.evaluators.probe.files import write_text
-from frontrunner.spaces.places import writing
+from frontrunner.spaces.errors import writing
 from frontrunner.text import gib, percent, plain, seconds, thousands
 from frontrunner.views.columns import PARTS
 

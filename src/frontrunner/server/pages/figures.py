@@ -15,11 +15,11 @@ from frontrunner.plain_json import to_json
 from frontrunner.results.active_drivers import stamp
 from frontrunner.results.records import Campaign
 from frontrunner.results.store import Store
+from frontrunner.search.campaign_setup import stored_spec, stored_survey
 from frontrunner.server.pace import Pace
 from frontrunner.server.pages.drawings.coordinates import MOST_LINES, parallels
 from frontrunner.server.pages.rendering import render
 from frontrunner.spaces.space import Survey
-from frontrunner.starting import stored_spec, stored_survey
 from frontrunner.views.charts.catalogue import drawn
 from frontrunner.views.charts.chart import Chart
 from frontrunner.views.charts.landscape import parallel_chart
