@@ -17,7 +17,7 @@ from pathlib import Path
 
 from search_runs import CLOSE, CLOSER, Case, Run, run_of
 
-from frontrunner.evaluators.tables.table_rows import TableProblem, read_problems
+from frontrunner.evaluators.tables.rows import TableProblem, read_problems
 from frontrunner.results.outcome import FailureKind, Measurement, Outcome
 from frontrunner.search.guided.strategy import Guided
 from frontrunner.search.strategy import Evidence

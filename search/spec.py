@@ -195,7 +195,7 @@ class CampaignSpec:
             return expressible(found, self._setup_before_launch, make)
         if self.evaluator != "table":
             return found
-        from frontrunner.evaluators.tables.table import rows_only  # pandas, which no other evaluator's survey needs
+        from frontrunner.evaluators.tables.lookup import rows_only
 
         return rows_only(found, self.table)
 

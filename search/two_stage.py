@@ -122,7 +122,7 @@ def _small_problem(spec: CampaignSpec, small: CampaignSpec, nodes: int) -> Probl
     A table has the whole model only, at the batches that were measured.
     """
     if spec.evaluator == "table":
-        from frontrunner.evaluators.tables.table import nearest_batch  # pandas, which no other evaluator needs
+        from frontrunner.evaluators.tables.lookup import nearest_batch
 
         problem = _scaled(spec.problem, nodes, spec.problem.model.layers)
         return replace(problem, global_batch=nearest_batch(small.table, problem))

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from frontrunner.evaluators.tables.judged import DISAGREEING
+from frontrunner.evaluators.tables.reading import DISAGREEING
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, pool
 from frontrunner.results.prior_results import PriorResult, campaign_results
 from frontrunner.results.provenance import GPU_DRIVER_FILES, Provenance, collect
@@ -172,7 +172,9 @@ def _other_software(there: Provenance | None, here: Provenance) -> str | None:
         return "of software that was not recorded"
     if _minor(there) != _minor(here):
         return "of another torch"
-    if any(there.versions.get(name) != here.versions.get(name) for name in GPU_DRIVER_FILES):
+    if [there.versions.get(name) for name in GPU_DRIVER_FILES] != [
+        here.versions.get(name) for name in GPU_DRIVER_FILES
+    ]:
         return OTHER_DRIVER
     return None
 

@@ -16,9 +16,9 @@ from frontrunner.text import counted, fit_verdict, gib, latency, percent, plain,
 from frontrunner.views.terminal import Terminal, console, ruled_table
 
 if TYPE_CHECKING:
+    from frontrunner.evaluators.analytic.fit import StepFit
     from frontrunner.evaluators.diagnostics.calibration.figures import Calibration
     from frontrunner.evaluators.diagnostics.calibration.lines import Line
-    from frontrunner.evaluators.diagnostics.calibration.step_fit import StepFit
     from frontrunner.evaluators.diagnostics.doctor.check import Check
     from frontrunner.evaluators.diagnostics.doctor.collective_report import Bandwidth
     from frontrunner.evaluators.diagnostics.dryrun import DryRun, TracedRank

@@ -31,17 +31,17 @@ from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.search.stopping import STOPPING, outlook_in_words
 from frontrunner.search.strategy import Outlook
+from frontrunner.server.auth import Role
 from frontrunner.server.drivers import Word
 from frontrunner.server.pages.drawings.timeline import MOST_SPANS, Span, Timeline, timeline
 from frontrunner.server.pages.figures import ACROSS, SHOWN, FigureShelf, coordinates, figure
 from frontrunner.server.pages.rendering import page, render
-from frontrunner.server.routes.parameters import CampaignName, PageNumber
-from frontrunner.server.state import OPERATOR, RoleOf, Service, ServiceOf, StoreOf
-from frontrunner.server.tokens import Role
+from frontrunner.server.routes.questions import CampaignName, PageNumber
+from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf, StoreOf
 from frontrunner.spaces.errors import bad_value
 from frontrunner.views.columns import CAMPAIGNS, COLUMNS, ORIGINS, TRIALS, used
 
-router = APIRouter()
+router = APIRouter(route_class=CachedRoute)
 PageOf = Annotated[PageNumber, Query(alias="page")]
 Digest = Annotated[str, Query(max_length=64)]
 Seen = Annotated[str, Query(max_length=400, pattern="~")]
@@ -209,7 +209,7 @@ def campaigns_live(service: ServiceOf, role: RoleOf, seen: Digest, number: PageO
 
 
 def _list(service: Service, role: Role, number: int) -> dict[str, Markup]:
-    found = campaign_page(service.store, page=number, page_size=CAMPAIGNS_A_PAGE, known=service.summaries)
+    found = campaign_page(service.store, page=number, page_size=CAMPAIGNS_A_PAGE)
     listed = render(
         "campaigns_list.html",
         found=found,

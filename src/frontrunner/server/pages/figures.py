@@ -16,7 +16,6 @@ from frontrunner.results.active_drivers import stamp
 from frontrunner.results.records import Campaign
 from frontrunner.results.store import Store
 from frontrunner.search.campaign_setup import stored_spec, stored_survey
-from frontrunner.server.pace import Pace
 from frontrunner.server.pages.drawings.coordinates import MOST_LINES, parallels
 from frontrunner.server.pages.rendering import render
 from frontrunner.spaces.space import Survey
@@ -36,8 +35,8 @@ ACROSS = ("feasibility", "sensitivity")
 """Those of many panels, which take the page's whole width; the others stand in pairs."""
 MOST_KEPT = 8
 MOST_EDITIONS = 1000
-PACE = Pace(least_s=15.0, most_s=300.0)
-"""How often figures are drawn anew while a driver runs: outcomes may come many times a second."""
+LASTS_S = 15.0
+"""How long figures are shown while a driver runs: outcomes may come many times a second."""
 EARLY = 10
 """Outcomes up to which each makes a new edition at once: figures that say that nothing was measured, under a ranking
 that has a first row, would be wrong. That is drawn ten times in a campaign's life, whatever it costs."""
@@ -47,19 +46,12 @@ that has a first row, would be wrong. That is drawn ten times in a campaign's li
 class Edition:
     """What the figures of a campaign show: its first `outcomes` outcomes, since `began_s` of a clock.
 
-    `node_seconds` are those that it had spent: lost attempts cost some, and are no outcomes. `cost_s` is the processor
-    time that drawing the figures has taken so far.
+    `node_seconds` are those that it had spent: lost attempts cost some, and are no outcomes.
     """
 
     outcomes: int
     node_seconds: float
     began_s: float
-    cost_s: float = 0.0
-
-    @property
-    def lasts_s(self) -> float:
-        """How long it is shown while a driver runs."""
-        return PACE.age_s(self.cost_s)
 
 
 @dataclass(kw_only=True)
@@ -76,21 +68,15 @@ class Editions:
     def of(self, campaign: Campaign, *, is_live: bool) -> tuple[int, float]:
         """The outcomes and node-seconds to show: all of them, but while a driver runs those of some time ago.
 
-        How long ago `PACE` says, once there are more than `EARLY` outcomes.
+        At most `LASTS_S` ago, once there are more than `EARLY` outcomes.
         """
         now_s = self.clock()
         with self._lock:
             found = self._newest.get(campaign.id)
-            if found is None or not is_live or found.outcomes < EARLY or now_s - found.began_s >= found.lasts_s:
+            if found is None or not is_live or found.outcomes < EARLY or now_s - found.began_s >= LASTS_S:
                 found = Edition(outcomes=campaign.outcomes, node_seconds=campaign.node_seconds_spent, began_s=now_s)
                 _keep(self._newest, campaign.id, found, most=MOST_EDITIONS)
             return found.outcomes, found.node_seconds
-
-    def charge(self, campaign: Campaign, cost_s: float) -> None:
-        """Count the processor time of a drawing for the edition that it was made for."""
-        with self._lock:
-            if campaign.id in self._newest:
-                self._newest[campaign.id].cost_s += cost_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,13 +89,9 @@ class Sheet:
 
 @dataclass(kw_only=True)
 class FigureShelf:
-    """What was drawn last of a few campaigns; a survey of a space stays good as long as its campaign.
-
-    `spent` tells the seconds of processor time that this thread has used.
-    """
+    """What was drawn last of a few campaigns; a survey of a space stays good as long as its campaign."""
 
     editions: Editions = field(default_factory=Editions)
-    spent: Callable[[], float] = time.thread_time
     _sheets: OrderedDict[tuple[int, tuple[int, float]], Sheet] = field(default_factory=OrderedDict)
     _surveys: OrderedDict[int, Survey] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -123,13 +105,11 @@ class FigureShelf:
         campaign = store.campaign(name)
         key = (campaign.id, self.editions.of(campaign, is_live=now.is_driven))
         with self._lock:  # a page asks for all of its figures at once: one of them reads
-            before_s = self.spent()
             if key not in self._sheets:
                 _keep(self._sheets, key, Sheet(figures=self._read(store, campaign)))
             sheet = self._sheets[key]
             if wanted not in sheet.drawn:
                 sheet.drawn[wanted] = draw(sheet.figures).encode()
-                self.editions.charge(campaign, self.spent() - before_s)
             return sheet.drawn[wanted]
 
     def _read(self, store: Store, campaign: Campaign) -> Figures:

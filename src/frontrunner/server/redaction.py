@@ -1,4 +1,4 @@
-"""What of a campaign is not told over HTTP: what its command and its nodes are given may hold keys and passwords."""
+"""Redaction of what HTTP responses must not carry: commands and nodes may be given keys and passwords."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from frontrunner.results.redaction import REDACTED, redact
 from frontrunner.results.status import Status
 
 LINES = ("worker_init", "scheduler_options", "launcher_options")
-"""Keys of [dispatch] with lines for shells and batch systems, which are left out."""
+"""Keys of [dispatch] with lines for shells and batch systems, which are removed."""
 
 
-def status_told(found: Status) -> Status:
-    """Where a campaign stands, without what may be secret."""
-    return replace(found, campaign=campaign_told(found.campaign))
+def redacted_status(found: Status) -> Status:
+    """Return a status without secrets."""
+    return replace(found, campaign=redacted_campaign(found.campaign))
 
 
-def explanation_told(found: Explanation) -> Explanation:
-    """What is known of a recipe, without what may be secret of its campaigns."""
-    told = (replace(one, campaign=campaign_told(one.campaign)) for one in found.appearances)
-    return replace(found, appearances=tuple(told))
+def redacted_explanation(found: Explanation) -> Explanation:
+    """Return an explanation without the secrets of its campaigns."""
+    redacted = (replace(one, campaign=redacted_campaign(one.campaign)) for one in found.appearances)
+    return replace(found, appearances=tuple(redacted))
 
 
-def campaign_told(campaign: Campaign) -> Campaign:
-    """A campaign whose specification can still be read, but not run where its command or its nodes need a secret."""
-    return replace(campaign, spec_json=_told(campaign.spec_json))
+def redacted_campaign(campaign: Campaign) -> Campaign:
+    """Return a campaign whose specification can be read, but not run where its command or nodes need a secret."""
+    return replace(campaign, spec_json=_redacted(campaign.spec_json))
 
 
 @lru_cache(maxsize=256)
-def _told(spec_json: str) -> str:
+def _redacted(spec_json: str) -> str:
     spec: dict[str, Any] = json.loads(spec_json)
     command, dispatch = spec.get("command") or {}, spec.get("dispatch") or {}
     environment, arguments = command.get("environment"), command.get("arguments")

@@ -1,4 +1,4 @@
-"""Logs of failed trials, read without following a path that anybody sent."""
+"""Logs of failed trials, read only from their own run folders."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ LOG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\.log")
 
 
 def log_tail(store: Store, campaign: str, trial_number: int, *, most_bytes: int) -> str:
-    """The end of the log that a failed trial's last attempt names; where the file is gone, what the store kept of it.
+    """Return the end of the log of a failed trial's last attempt; where the file is gone, what the store kept of it.
 
-    `most_bytes` 0 means what the store kept: the driver, which knows the trainer's secrets, took them out of that. Of
-    the file only the secrets in this process's own environment are taken out.
-
-    Only a file that lies itself, not by a link, in the attempt's own folder under the campaign's folder is opened.
-    Raises `NotFound` where the trial has not failed or left no log.
+    `most_bytes` 0 means what the store kept: the driver, which knows the trainer's secrets, removed them from that.
+    From the file only the secrets in this process's own environment are removed. Only a regular file in the attempt's
+    own folder under the campaign's folder is opened, through no link. Raises `NotFound` where the trial has not failed
+    or left no log.
     """
     failure = last_failure(store, campaign, trial_number)
     if failure is None:
         raise NotFound(f"trial {trial_number} of campaign {campaign} has no failure to read the log of")
-    root = _campaign_folder(store, campaign)
     found = None
+    try:
+        root = stored_spec(store.campaign(campaign)).run_folder
+    except FrontrunnerError:  # an imported table, which has none, or another version's
+        root = None
     if most_bytes and failure.log_path is not None and root is not None:
         found = read_end(root, Path(failure.log_path), most_bytes=most_bytes)
     if found is None and not failure.log_tail:
@@ -38,7 +40,7 @@ def log_tail(store: Store, campaign: str, trial_number: int, *, most_bytes: int)
 
 
 def read_end(root: Path, path: Path, *, most_bytes: int) -> str | None:
-    """The last bytes of `root`/FOLDER/NAME.log as text; None for a path of another form, a link, or no file."""
+    """Return the last bytes of `root`/FOLDER/NAME.log as text; None for another path, a link, or a missing file."""
     try:
         folder, name = path.relative_to(root).parts
     except ValueError:  # it is not below the root, or not two steps below it
@@ -68,10 +70,3 @@ def _read_beneath(root: Path, folder: str, name: str, most_bytes: int) -> str | 
             return None
         file.seek(max(0, found.st_size - most_bytes))
         return file.read(most_bytes).decode("utf-8", errors="replace")
-
-
-def _campaign_folder(store: Store, campaign: str) -> Path | None:
-    try:
-        return stored_spec(store.campaign(campaign)).run_folder
-    except FrontrunnerError:  # an imported table, which has none, or another version's
-        return None

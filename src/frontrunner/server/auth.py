@@ -1,12 +1,11 @@
-"""Who may ask: two tokens in a file, the cookies made of them, and the links that open a browser once.
+"""Tokens of operator and reader, their file, browser sessions and one-time login links.
 
-A token is 32 random bytes. The operator's may launch and stop, the reader's only look. The file is its owner's alone
-(mode 0600); tokens are compared in constant time and never stand in an address.
+A token is 32 random bytes. The operator's may launch and stop, the reader's only read. The file is readable by its
+owner only; tokens are compared in constant time and never appear in a URL.
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import json
 import os
@@ -17,11 +16,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from frontrunner.spaces.errors import InvalidInput, NotFound
 
+if TYPE_CHECKING:
+    from itsdangerous import URLSafeTimedSerializer
+
 TOKEN_VARIABLE = "FRONTRUNNER_TOKEN"  # noqa: S105 - the name of a variable
-TOKEN_FILE_VARIABLE = "FRONTRUNNER_TOKEN_FILE"  # noqa: S105 - likewise
+TOKEN_FILE_VARIABLE = "FRONTRUNNER_TOKEN_FILE"  # noqa: S105
 TOKEN_BYTES = 32
 MOST_FILE_BYTES = 4096
 SESSION_S = 12 * 3600
@@ -30,14 +33,14 @@ MOST_LINKS = 32
 
 
 class Role(StrEnum):
-    """What a token lets its holder do."""
+    """What the holder of a token may do."""
 
     READER = "reader"
     OPERATOR = "operator"
 
 
 ROLE = "frontrunner.role"
-"""Key of a request's scope under which the role of its sender stands, once it has shown a token."""
+"""Key of an ASGI scope that holds the role of an authenticated request."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,58 +51,52 @@ class Tokens:
     reader: str
 
     def role_of(self, presented: str) -> Role | None:
-        """The role of a token; both are compared whatever the first comparison says."""
+        """Return the role of a token; both comparisons are always made."""
         given = presented.encode()
         is_operator = hmac.compare_digest(given, self.operator.encode())
         is_reader = hmac.compare_digest(given, self.reader.encode())
         return Role.OPERATOR if is_operator else Role.READER if is_reader else None
 
-    def session(self, role: Role, *, now_s: float) -> str:
-        """The value of a cookie that stands for a role for `SESSION_S`; it dies with the tokens."""
-        claim = f"{role}.{int(now_s) + SESSION_S}"
-        return f"{claim}.{self._sign(claim)}"
+    def session(self, role: Role) -> str:
+        """Return the value of a cookie that grants a role for `SESSION_S`; it ends with the tokens."""
+        return self._signer().dumps(role.value)
 
-    def role_of_session(self, cookie: str, *, now_s: float) -> Role | None:
-        """The role of a cookie that `session` made; None for any other, and for one whose time is over."""
-        claim, _, signature = cookie.rpartition(".")
-        if not hmac.compare_digest(self._sign(claim).encode(), signature.encode()):
+    def role_of_session(self, cookie: str) -> Role | None:
+        """Return the role of a cookie that `session` made; None for any other, and for an expired one."""
+        from itsdangerous import BadData
+
+        try:
+            return Role(self._signer().loads(cookie, max_age=SESSION_S))
+        except BadData:
             return None
-        role, _, until = claim.partition(".")
-        return Role(role) if int(until) > now_s else None
 
-    def _sign(self, claim: str) -> str:
-        key = f"{self.operator}.{self.reader}".encode()
-        return hmac.new(key, f"session.{claim}".encode(), hashlib.sha256).hexdigest()
+    def _signer(self) -> URLSafeTimedSerializer:
+        from itsdangerous import URLSafeTimedSerializer
+
+        return URLSafeTimedSerializer(f"{self.operator}.{self.reader}", salt="session")
 
 
-class OneTimeLinks:
-    """Codes that are good once, for `LINK_S`; kept in memory, so that a restart ends them."""
+class LoginLinks:
+    """Codes that log one browser in, once, within `LINK_S`; kept in memory, so that a restart ends them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._open: dict[str, tuple[Role, float]] = {}
+        from cachetools import TTLCache
+
+        self._roles: TTLCache[str, Role] = TTLCache(MOST_LINKS, LINK_S, timer=clock)
 
     def make(self, role: Role) -> str:
-        """A new code; the oldest ends where there would be more than `MOST_LINKS`."""
+        """Return a new code; the oldest one ends where there would be more than `MOST_LINKS`."""
         code = secrets.token_urlsafe(TOKEN_BYTES)
-        self._open[_digest(code)] = (role, self._clock() + LINK_S)
-        while len(self._open) > MOST_LINKS:
-            del self._open[next(iter(self._open))]
+        self._roles[code] = role
         return code
 
     def spend(self, code: str) -> Role | None:
-        """The role of a code, which is good no more; None for one that was spent, is too old or never was."""
-        role, until = self._open.pop(_digest(code), (None, 0.0))
-        return role if until > self._clock() else None
-
-
-def _digest(code: str) -> str:
-    """What a code is kept under: looking up a digest tells nothing, by its time, about the code."""
-    return hashlib.sha256(code.encode()).hexdigest()
+        """Return the role of a code and end it; None for one that was used, has expired or never existed."""
+        return self._roles.pop(code, None)
 
 
 def default_token_file() -> Path:
-    """FRONTRUNNER_TOKEN_FILE, else frontrunner/tokens.json in the user's configuration folder."""
+    """Return $FRONTRUNNER_TOKEN_FILE, else frontrunner/tokens.json in the user's configuration folder."""
     named = os.environ.get(TOKEN_FILE_VARIABLE)
     if named:
         return Path(named)
@@ -107,7 +104,7 @@ def default_token_file() -> Path:
 
 
 def make_tokens(path: Path) -> Tokens:
-    """The tokens of a file; new ones where there is none. Raises `InvalidInput` for a file that others may read."""
+    """Return the tokens of a file, creating it if missing. Raises `InvalidInput` for a file that others may read."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = Tokens(operator=secrets.token_urlsafe(TOKEN_BYTES), reader=secrets.token_urlsafe(TOKEN_BYTES))
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
@@ -124,15 +121,15 @@ def make_tokens(path: Path) -> Tokens:
 
 
 def read_tokens(path: Path) -> Tokens:
-    """The tokens of a file that is its owner's alone.
+    """Return the tokens of a file that only its owner can read.
 
-    Raises `NotFound` where there is none, and `InvalidInput` for a link, somebody else's file, one that others may
-    read, or one that holds anything else.
+    Raises `NotFound` for a missing file, and `InvalidInput` for a link, another user's file, one that others may read,
+    or one with other content.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
-        raise NotFound(f"there is no token file at {path}", hint="`frontrunner serve` makes one") from None
+        raise NotFound(f"there is no token file at {path}", hint="`frontrunner serve` creates one") from None
     except OSError as error:
         raise InvalidInput(f"the token file {path} cannot be opened: {error.strerror}") from None
     with os.fdopen(descriptor, "rb") as file:
@@ -150,5 +147,7 @@ def read_tokens(path: Path) -> Tokens:
     except (ValueError, KeyError, TypeError):
         usable = False
     if not usable or tokens.operator == tokens.reader:
-        raise InvalidInput(f"the token file {path} holds no two tokens", hint="remove it: `serve` makes a new one")
+        raise InvalidInput(
+            f"the token file {path} does not hold two tokens", hint="remove it: `frontrunner serve` creates a new one"
+        )
     return tokens

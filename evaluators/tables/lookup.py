@@ -13,7 +13,7 @@ from pathlib import Path
 
 from frontrunner.evaluators.probe.instant import Instant
 from frontrunner.evaluators.protocol import ProbeSetup
-from frontrunner.evaluators.tables.table_rows import TableProblem, read_problems
+from frontrunner.evaluators.tables.rows import TableProblem, read_problems
 from frontrunner.evaluators.tables.table_settings import TableSettings
 from frontrunner.results.outcome import Failure, FailureKind, Outcome
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
@@ -27,7 +27,7 @@ MOST_NAMED = 5
 
 
 class TableLookup(Instant):
-    """The `Evaluator` that finds outcomes in a table instead of measuring them."""
+    """Evaluator that finds outcomes in a table instead of measuring them."""
 
     def __init__(self, setup: ProbeSetup) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class TableLookup(Instant):
 
 
 def rows_only(survey: Survey, settings: TableSettings) -> Survey:
-    """The survey without the recipes that no row of the table has, which count as refused."""
+    """Return the survey without the recipes that are in no row of the table, which count as refused."""
     outcomes = chosen_problem(settings, survey.problem).outcomes()
     legal = {point: recipe for point, recipe in survey.legal.items() if recipe in outcomes}
     absent = len(survey.legal) - len(legal)
@@ -50,14 +50,16 @@ def rows_only(survey: Survey, settings: TableSettings) -> Survey:
 
 
 def chosen_problem(settings: TableSettings, problem: Problem) -> TableProblem:
-    """The table's problem that is the campaign's: equal in layers, hidden size, sequence, batch and devices used.
+    """Return the table's problem with the campaign's layers, hidden size, sequence, batch and devices used.
 
     Raises `InvalidInput` where there is no table, none of its problems fits, or several do and none is named.
     """
-    if settings.path is None:
-        raise bad_value("table.path", None, 'the path of a CSV file, for evaluator = "table"')
-    table = read_problems(Path(settings.path))
-    fitting = [found for found in table.problems if _is_alike(found, problem)]
+    problems = _problems(settings)
+    fitting = [
+        found
+        for found in problems
+        if problem.global_batch == found.problem.global_batch and _is_alike_but_for_batch(found, problem)
+    ]
     if settings.problem is not None:
         named = next((found for found in fitting if found.name == settings.problem), None)
         if named is None:
@@ -73,19 +75,17 @@ def chosen_problem(settings: TableSettings, problem: Problem) -> TableProblem:
     raise InvalidInput(
         f"table.path = {settings.path} holds no problem of {problem.model.layers} layers of {problem.model.hidden}, "
         f"sequence {problem.sequence_length}, global batch {problem.global_batch} on {problem.cluster.devices} devices",
-        hint=f"it holds (model, sequence, batch, hardware, devices) {_some(found.name for found in table.problems)}",
+        hint=f"it holds (model, sequence, batch, hardware, devices) {_some(found.name for found in problems)}",
     )
 
 
 def nearest_batch(settings: TableSettings, problem: Problem) -> GlobalBatch:
-    """The batch at which the table has the problem, by its ratio the nearest to the problem's own.
+    """Return the batch at which the table has the problem that is nearest to the problem's own, by their ratio.
 
-    A table holds what somebody measured, which need not be the batch that a smaller cluster's share comes to. Raises
+    A table need not hold the batch that is a smaller cluster's share. Raises
     `InvalidInput` where it has the model at no batch on so many devices.
     """
-    if settings.path is None:
-        raise bad_value("table.path", None, 'the path of a CSV file, for evaluator = "table"')
-    found = read_problems(Path(settings.path)).problems
+    found = _problems(settings)
     batches = [one.problem.global_batch for one in found if _is_alike_but_for_batch(one, problem)]
     if not batches:
         raise InvalidInput(
@@ -97,12 +97,14 @@ def nearest_batch(settings: TableSettings, problem: Problem) -> GlobalBatch:
     return min(batches, key=lambda batch: abs(math.log(batch.maximum / wanted)))
 
 
-def _is_alike(found: TableProblem, problem: Problem) -> bool:
-    """Whether a table's problem is the campaign's; clusters may be named and described differently."""
-    return problem.global_batch == found.problem.global_batch and _is_alike_but_for_batch(found, problem)
+def _problems(settings: TableSettings) -> tuple[TableProblem, ...]:
+    if settings.path is None:
+        raise bad_value("table.path", None, 'the path of a CSV file, for evaluator = "table"')
+    return read_problems(Path(settings.path)).problems
 
 
 def _is_alike_but_for_batch(found: TableProblem, problem: Problem) -> bool:
+    """Return whether a table's problem is the campaign's at any batch; clusters may be described differently."""
     devices = {row.recipe.devices for row in found.rows}
     own, other = problem.model, found.problem.model
     return (
@@ -113,7 +115,7 @@ def _is_alike_but_for_batch(found: TableProblem, problem: Problem) -> bool:
 
 
 def _some(names: Iterator[str] | list[str]) -> str:
-    """The first names, and how many others there are."""
+    """Return the first names, and how many others there are."""
     every = list(names)
     rest = f", and {len(every) - MOST_NAMED} others" if len(every) > MOST_NAMED else ""
     return ", ".join(repr(name) for name in every[:MOST_NAMED]) + rest if every else "none"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,9 +13,9 @@ from urllib.parse import urlsplit
 import pytest
 from fastapi.testclient import TestClient
 
-from frontrunner.server.guards import COOKIE, SECURITY_HEADERS
+from frontrunner.server.auth import Role, Tokens
+from frontrunner.server.middleware import COOKIE, SECURITY_HEADERS
 from frontrunner.server.settings import Limits, ServiceSettings
-from frontrunner.server.tokens import Role, Tokens
 from frontrunner.spaces.errors import InvalidInput
 from support.services import BODY, ORIGIN, bearer, browser, filled, settings, tokens_of
 
@@ -73,13 +75,17 @@ def test_only_the_tokens_themselves_open(client: TestClient, tokens: Tokens) -> 
         assert client.get(CAMPAIGNS, headers=bearer(token)).status_code == 200
 
 
-def test_a_cookie_is_good_for_its_role_and_its_time(client: TestClient, tokens: Tokens) -> None:
-    now = time.time()
-    good = tokens.session(Role.READER, now_s=now)
-    old = tokens.session(Role.OPERATOR, now_s=now - 13 * 3600)
-    raised = good.replace("reader", "operator")
-    later = good.replace(good.split(".")[1], str(int(now) + 10**6))
-    for cookie, status in ((good, 200), (old, 401), (raised, 401), (later, 401), ("", 401), ("a.b.c", 401)):
+def test_session_cookie_is_good_for_its_role_and_time(
+    client: TestClient, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = tokens.session(Role.READER)
+    real = time.time
+    with monkeypatch.context() as earlier:
+        earlier.setattr(time, "time", lambda: real() - 13 * 3600)
+        old = tokens.session(Role.OPERATOR)
+    others = replace(tokens, reader="another" * 5).session(Role.OPERATOR)
+    raised = tokens.session(Role.OPERATOR).partition(".")[0] + "." + good.partition(".")[2]
+    for cookie, status in ((good, 200), (old, 401), (others, 401), (raised, 401), ("", 401), ("a.b.c", 401)):
         assert client.get(CAMPAIGNS, headers={"cookie": f"{COOKIE}={cookie}"}).status_code == status
     both = bearer("wrong") | {"cookie": f"{COOKIE}={good}"}
     assert client.get(CAMPAIGNS, headers=both).status_code == 401
@@ -87,7 +93,7 @@ def test_a_cookie_is_good_for_its_role_and_its_time(client: TestClient, tokens: 
 
 @pytest.mark.parametrize("other", ['other={"a":1}', "other=[1,2]", "a b=c", "=", 'x="'])
 def test_cookies_of_other_programs_on_this_host_keep_nobody_out(client: TestClient, tokens: Tokens, other: str) -> None:
-    ours = f"{COOKIE}={tokens.session(Role.READER, now_s=time.time())}"
+    ours = f"{COOKIE}={tokens.session(Role.READER)}"
     for cookies in (f"{other}; {ours}", f"{ours}; {other}"):
         assert client.get(CAMPAIGNS, headers={"cookie": cookies}).status_code == 200, cookies
 
@@ -113,7 +119,7 @@ def test_the_link_leads_to_an_address_that_is_answered(tmp_path: Path, chosen: d
 
 
 def test_a_proxy_needs_a_name_and_is_told_where_to_connect(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="no --allow-host says by which name") as refused:
+    with pytest.raises(InvalidInput, match="no --allow-host gives its name") as refused:
         settings(tmp_path, behind_tls=True, port=0)
     assert "--allow-host" in (refused.value.hint or "")
     found = settings(tmp_path, behind_tls=True, allowed_hosts=("tune.example.org",), host="::1")
@@ -125,8 +131,8 @@ def test_a_proxy_needs_a_name_and_is_told_where_to_connect(tmp_path: Path) -> No
 )
 def test_another_host_name_is_refused(client: TestClient, tokens: Tokens, host: str) -> None:
     headers = bearer(tokens.operator) | {"host": host}
-    assert client.get(CAMPAIGNS, headers=headers).status_code == 421
-    assert client.get("/healthz", headers={"host": host}).status_code == 421
+    assert client.get(CAMPAIGNS, headers=headers).status_code == 400
+    assert client.get("/healthz", headers={"host": host}).status_code == 400
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost:9", "LOCALHOST:8787", "[::1]:8787", "[::1]"])
@@ -155,7 +161,7 @@ def test_other_pages_change_nothing(client: TestClient, tokens: Tokens, method: 
 
 
 def test_a_cookie_alone_changes_nothing_without_a_page_that_sends_it(client: TestClient, tokens: Tokens) -> None:
-    cookie = {"cookie": f"{COOKIE}={tokens.session(Role.OPERATOR, now_s=time.time())}"}
+    cookie = {"cookie": f"{COOKIE}={tokens.session(Role.OPERATOR)}"}
     asked = f"{CAMPAIGNS}/none/stop"
     assert client.post(asked, headers=cookie).status_code == 403
     assert client.post(asked, headers=cookie | {"origin": ORIGIN}).status_code == 404
@@ -167,14 +173,13 @@ def test_the_questions_are_asked_in_order(client: TestClient, tokens: Tokens) ->
     """Each request is wrong in all that follows its reason too."""
     long = b"x" * 1_000_001
     evil = {"host": "evil.example", "origin": "http://evil.example", "content-type": "text/plain"}
-    assert client.post(CAMPAIGNS, headers=evil, content=long).status_code == 421
+    assert client.post(CAMPAIGNS, headers=evil, content=long).status_code == 400
     del evil["host"]
     assert client.post(CAMPAIGNS, headers=evil, content=long).status_code == 403
     del evil["origin"]
     assert client.post(CAMPAIGNS, headers=evil, content=long).status_code == 401
     evil |= bearer(tokens.reader)
     assert client.post(CAMPAIGNS, headers=evil, content=long).status_code == 413
-    assert client.post(CAMPAIGNS, headers=evil, content=b"x").status_code == 415
     assert client.post(CAMPAIGNS, headers=bearer(tokens.reader) | JSON, json=BODY).status_code == 403
 
 
@@ -192,20 +197,10 @@ def test_a_long_body_is_refused_by_what_it_says_and_by_what_arrives(client: Test
     assert client.post("/api/v1/plan", headers=headers, content=parts()).status_code == 413
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        {},
-        {"content-type": "text/plain"},
-        {"content-type": "text/plain; application/json"},
-        {"content-type": "application/x-www-form-urlencoded"},
-        {"content-type": "multipart/form-data; boundary=x"},
-        {"content-type": "application/json", "content-encoding": "gzip"},
-    ],
-    ids=str,
-)
-def test_only_plain_json_is_read(client: TestClient, tokens: Tokens, kind: dict[str, str]) -> None:
-    assert client.post(CAMPAIGNS, headers=bearer(tokens.operator) | kind, content=b"{}").status_code == 415
+@pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
+def test_body_that_any_page_can_send_is_not_read(client: TestClient, tokens: Tokens, kind: str) -> None:
+    headers = bearer(tokens.operator) | {"content-type": kind}
+    assert client.post(CAMPAIGNS, headers=headers, content=json.dumps(BODY).encode()).status_code == 422
 
 
 @pytest.mark.parametrize(
@@ -273,7 +268,7 @@ def test_browsers_see_errors_as_pages_with_text_escaped(client: TestClient, toke
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "tune.example.org"])
 def test_other_machines_are_let_in_by_name_only(tmp_path: Path, host: str) -> None:
-    with pytest.raises(InvalidInput, match="no --allow-host says by which name"):
+    with pytest.raises(InvalidInput, match="no --allow-host gives its name"):
         settings(tmp_path, host=host)
     assert "tune.example.org" in settings(tmp_path, host=host, allowed_hosts=("Tune.example.org",)).host_names
 
