@@ -106,7 +106,7 @@ def shap_chart(found: ShapValues) -> Chart:
 
 
 def _spread(values: Sequence[float]) -> list[float]:
-    """An offset from -1 to 1 for each value, such that neighbours on the axis stand apart; always the same."""
+    """An offset from -1 to 1 for each value, such that neighbors on the axis stand apart; always the same."""
     ordered = sorted(range(len(values)), key=lambda place: values[place])
     offsets = [0.0] * len(values)
     for rank, place in enumerate(ordered):

@@ -64,7 +64,7 @@ class Box:
 class CutDrawing:
     """The whole drawing.
 
-    `groups` are the runs of neighbouring devices that share each layer; `idle` are devices without a rank;
+    `groups` are the runs of neighboring devices that share each layer; `idle` are devices without a rank;
     `nodes_left_out` and `devices_left_out` (of each node) are there, and not drawn.
     """
 
@@ -171,7 +171,7 @@ def _idle(x: float, y: float) -> Box:
 
 
 def _groups(devices: tuple[Device, ...], recipe: Recipe) -> Iterator[Box]:
-    """An outline around each run of neighbours in a row that share each layer."""
+    """An outline around each run of neighbors in a row that share each layer."""
     if recipe.tensor_parallel == 1:
         return
     begin = 0
