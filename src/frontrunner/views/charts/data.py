@@ -1,0 +1,179 @@
+"""Data of a campaign's charts: outcomes, ranking, searched space, and the knobs in which recipes differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from frontrunner.results.known import reused_trials
+from frontrunner.results.outcome import Failure
+from frontrunner.results.pareto import pareto
+from frontrunner.results.probed import Probed, probed
+from frontrunner.results.ranking import RankedRecipe, best
+from frontrunner.results.records import Campaign, Event
+from frontrunner.results.status import FailedTrial, failures, status
+from frontrunner.results.store import Store
+from frontrunner.spaces.choices import Choice
+from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.space import Survey
+
+Json = dict[str, Any]
+GIB = 2**30
+SHORT = {
+    "tensor_parallel": "TP",
+    "pipeline_parallel": "PP",
+    "context_parallel": "CP",
+    "micro_batch_seqs": "micro-batch",
+    "virtual_stages": "virtual stages",
+    "sequence_parallel": "seq. parallel",
+    "loss_chunks": "loss chunks",
+    "feed_forward_tiles": "FFN tiles",
+    "optimizer_state": "optimizer state",
+    "activation_offload": "act. offload",
+    "secondary_partition": "secondary",
+    "layer_split": "layer split",
+}
+"""Axis labels of dimensions; others are labeled by their name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Missing:
+    """Why a chart cannot be drawn, as a sentence."""
+
+    reason: str
+
+
+NOTHING_ENDED = Missing(reason="No probe of this campaign has ended yet.")
+NOTHING_MEASURED = Missing(reason="No recipe of this campaign has been measured.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """The content of a chart as text."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """A chart: a Vega-Lite specification without colors of the page, with the same content as a table.
+
+    `reading` says in one or two sentences what to see in it; `remarks` name what it does not show.
+    """
+
+    reading: str
+    spec: Json
+    table: Table
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collected:
+    """One campaign as the store knows it.
+
+    `attempts` are in the order in which they ended; `ranking` and `front` have one row per recipe, fastest first,
+    repeats pooled; `failed` are the trials whose final outcome is a failure. `outlook` is the newest estimate of the
+    remaining gain, None if the strategy makes none. `answers` counts the attempts that reused outcomes of earlier
+    campaigns.
+    """
+
+    campaign: Campaign
+    survey: Survey
+    attempts: Sequence[Probed]
+    ranking: Sequence[RankedRecipe]
+    front: Sequence[RankedRecipe]
+    failed: Sequence[FailedTrial]
+    outlook: Event | None = None
+    answers: int = 0
+
+    @property
+    def problem(self) -> Problem:
+        """The problem that the campaign's recipes solve."""
+        return self.survey.problem
+
+    @property
+    def final_failures(self) -> dict[Recipe, Failure]:
+        """The failure of each recipe that ended with one."""
+        return {row.trial.recipe: row.failure for row in self.failed}
+
+
+def collect(store: Store, campaign: Campaign, survey: Survey) -> Collected:
+    """Read what the charts need; `survey` is the one of the campaign's space and problem."""
+    return Collected(
+        campaign=campaign,
+        survey=survey,
+        attempts=probed(store, campaign),
+        ranking=best(store, campaign, top=None),
+        front=pareto(store, campaign),
+        failed=failures(store, campaign),
+        outlook=status(store, campaign).outlook,
+        answers=len(reused_trials(store, campaign.id)),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knob:
+    """A dimension with the values that recipes have on it, in the order of the space; numbers ascend."""
+
+    name: str
+    values: tuple[Choice, ...]
+
+    @property
+    def label(self) -> str:
+        """The name on an axis."""
+        return label(self.name)
+
+    def place(self, recipe: Recipe) -> int:
+        """Return the index of the recipe's value among `values`."""
+        return self.values.index(setting(recipe, self.name))
+
+    def word(self, recipe: Recipe) -> str:
+        """Return the recipe's value as text."""
+        return shown(setting(recipe, self.name))
+
+
+def label(dimension: str) -> str:
+    """Return the axis label of a dimension."""
+    return SHORT.get(dimension, dimension)
+
+
+def setting(recipe: Recipe, dimension: str) -> Choice:
+    """Return a recipe's value on a dimension; the schedule of a recipe without a pipeline is `none`."""
+    if dimension == "sharding":
+        return recipe.sharding_name
+    if dimension == "layer_split":
+        return "balanced" if recipe.layers_per_stage else "even"
+    value: Choice = getattr(recipe, dimension)
+    return value
+
+
+def shown(value: Choice) -> str:
+    """Return a value as text: yes and no for flags."""
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
+def knobs(survey: Survey, recipes: Sequence[Recipe]) -> tuple[Knob, ...]:
+    """Return the dimensions with a choice in which these recipes differ."""
+    found = []
+    for name, choices in survey.dimensions.items():
+        if len(choices) == 1:
+            continue  # a recipe without a pipeline has the schedule `none`, whatever the space lists
+        present = {setting(recipe, name) for recipe in recipes}
+        if len(present) > 1:
+            found.append(Knob(name=name, values=tuple(sorted(present, key=_order(survey, name)))))
+    return tuple(found)
+
+
+def _order(survey: Survey, name: str) -> Callable[[Choice], tuple[int, str]]:
+    """Return a sort key: numbers and flags by size, words as the space lists them, after unlisted ones."""
+    listed = list(survey.dimensions[name])
+
+    def key(value: Choice) -> tuple[int, str]:
+        if not isinstance(value, str):
+            return int(value), ""
+        return (listed.index(value), "") if value in listed else (-1, value)
+
+    return key
