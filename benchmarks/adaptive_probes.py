@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # for the module besid
 
 from probe_start import EXAMPLE
 
-from frontrunner.config.campaign_file import read_campaign_file
+from frontrunner.config.campaign import read_campaign_file
 from frontrunner.evaluators.probe.settings import ProbeSettings
 from frontrunner.evaluators.probe.training_probe import TrainingProbe
 from frontrunner.evaluators.protocol import ProbeOrder

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from frontrunner.config.campaign_file import parse_campaign
+from frontrunner.config.campaign import parse_campaign
 from frontrunner.search.spec import CampaignSpec
 
 Table = dict[str, Any]

@@ -17,14 +17,14 @@ from typing import Any
 
 from fuzz_damage import damaged, tree_damaged
 
-from frontrunner.config.campaign_file import parse_campaign, read_campaign_file
-from frontrunner.config.cluster_file import read_cluster_file
+from frontrunner.config.campaign import parse_campaign, read_campaign_file
+from frontrunner.config.cluster import read_cluster_file
 from frontrunner.config.recipe_file import Origin, RecipeFile, Training, content_hash, from_bytes, to_text
 from frontrunner.config.recipe_file import read as read_recipe_file
 from frontrunner.config.validation import dump_json, load_json
 from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.evaluators.diagnostics.calibration.samples import of_tables, read_tables
-from frontrunner.evaluators.export import names
+from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.evaluators.probe.concluding import harvested
 from frontrunner.evaluators.probe.run_folder import RunFolder, StepCounter
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
@@ -127,7 +127,7 @@ def kinds(folder: Path) -> dict[str, Kind]:
         "log": Kind(file="command.log", make=_from([LOG]), read=read_a_log, refuses=False),
         "http": Kind(file="body.json", make=_of_trees(_bodies()), read=asking(folder), refuses=False),
     }
-    for tool in names.FORMATS:
+    for tool in TOOLS:
         found[tool] = Kind(file="configuration", make=_from(_configurations(tool)), read=_importing(tool, campaign))
     return found
 
@@ -263,9 +263,9 @@ def _storable(outcome: Outcome) -> None:
 
 def _configurations(tool: str) -> list[bytes]:
     texts = [
-        names.render(tool, PROBLEM, recipe, ("a header",)).encode()
+        TOOLS[tool].render(PROBLEM, recipe, ("a header",)).encode()
         for recipe in RECIPES
-        if names.why_not(tool, PROBLEM, recipe) is None and why_illegal(recipe, PROBLEM) is None
+        if TOOLS[tool].why_not(PROBLEM, recipe) is None and why_illegal(recipe, PROBLEM) is None
     ]
     if not texts:
         raise ValueError(f"no recipe here can be told {tool}")

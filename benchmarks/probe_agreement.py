@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # for the module besid
 
 from probe_start import EXAMPLE
 
-from frontrunner.config.campaign_file import read_campaign_file
+from frontrunner.config.campaign import read_campaign_file
 from frontrunner.evaluators.probe.measure import tokens_per_step
 from frontrunner.evaluators.probe.replay import ReplaySettings, plan
 from frontrunner.evaluators.probe.replay_run import run

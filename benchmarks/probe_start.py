@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from frontrunner.config.campaign_file import read_campaign_file
+from frontrunner.config.campaign import read_campaign_file
 from frontrunner.evaluators.probe.files import write_json
 from frontrunner.evaluators.probe.jobs import probe_job
 from frontrunner.evaluators.probe.replay import torchrun

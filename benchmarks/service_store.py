@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import insert
 from store_queries import rows, sample
 
-from frontrunner.config.campaign_file import parse_campaign
+from frontrunner.config.campaign import parse_campaign
 from frontrunner.config.validation import dump_json
 from frontrunner.results.holders import this_host
 from frontrunner.results.states import CampaignState

@@ -8,11 +8,11 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, func, or_, select
 
+from frontrunner.notebook import Displayed
 from frontrunner.results.cells import Cells, DamagedCell
 from frontrunner.results.codec import recipe_from_json
 from frontrunner.results.from_columns import standing_from_columns
 from frontrunner.results.known import provenance_from_json
-from frontrunner.results.notebook import explanation_html
 from frontrunner.results.outcome import Outcome
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.ranking import gap_percent
@@ -66,16 +66,12 @@ class Appearance:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Explanation:
+class Explanation(Displayed):
     """A recipe and its appearances, the newest campaign first."""
 
     recipe_id: str
     recipe: Recipe
     appearances: tuple[Appearance, ...]
-
-    def _repr_html_(self) -> str:
-        """For notebooks."""
-        return explanation_html(self)
 
 
 def explain(store: Store, recipe_id: str) -> Explanation:

@@ -9,10 +9,10 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, select
 from sqlalchemy.orm import InstrumentedAttribute
 
+from frontrunner.notebook import Displayed
 from frontrunner.results.cells import Cells
 from frontrunner.results.codec import recipe_from_json
 from frontrunner.results.from_columns import standing_from_columns
-from frontrunner.results.notebook import ranking_html
 from frontrunner.results.records import Campaign, Figures, Standing
 from frontrunner.results.schema import StandingRow, TrialRow
 from frontrunner.results.store import Store, find_campaign
@@ -41,7 +41,7 @@ MORE_IS_BETTER = frozenset({RankBy.TOKENS, RankBy.TFLOPS})
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankedRecipe:
+class RankedRecipe(Displayed):
     """One recipe with its place, from 1. `gap_percent` is how much worse it is than the first; 0 for the first."""
 
     rank: int
@@ -52,16 +52,9 @@ class RankedRecipe:
     standing: Standing
     gap_percent: float
 
-    def _repr_html_(self) -> str:
-        """For notebooks."""
-        return ranking_html([self])
 
-
-class Ranking(list[RankedRecipe]):
+class Ranking(list[RankedRecipe], Displayed):
     """Ranked recipes as a list that a notebook shows as a table."""
-
-    def _repr_html_(self) -> str:
-        return ranking_html(self)
 
 
 def best(

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from frontrunner.notebook import Displayed
 from frontrunner.results.outcome import STABLE_SPREAD, Outcome
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
 from frontrunner.spaces.recipe import Recipe
@@ -31,7 +32,7 @@ def state_in_words(state: CampaignState, *, is_driven: bool) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Campaign:
+class Campaign(Displayed):
     """One search. `driver` is host:pid of the lease's holder, None where there is no lease.
 
     `problem_summary` is what the campaign's creator said of the problem, for people to read; `outcomes` counts
@@ -60,12 +61,6 @@ class Campaign:
         said = self.problem_summary.get("figures")
         return "simulated" if said == "simulated" else "imported" if said == "imported" else "measured"
 
-    def _repr_html_(self) -> str:
-        """For notebooks."""
-        from frontrunner.results.notebook import campaign_html
-
-        return campaign_html(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class CampaignSummary:
@@ -93,14 +88,8 @@ class CampaignSummary:
         return state_in_words(self.state, is_driven=self.is_driven)
 
 
-class CampaignList(list[CampaignSummary]):
+class CampaignList(list[CampaignSummary], Displayed):
     """Campaigns as a list that a notebook shows as a table."""
-
-    def _repr_html_(self) -> str:
-        """For notebooks."""
-        from frontrunner.results.notebook import campaigns_html
-
-        return campaigns_html(self)
 
 
 @dataclass(frozen=True, kw_only=True)

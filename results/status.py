@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, select
 
+from frontrunner.notebook import Displayed
 from frontrunner.results import leases
 from frontrunner.results.cells import Cells
 from frontrunner.results.from_columns import failure_from_columns
-from frontrunner.results.notebook import failures_html, status_html
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.outlooks import OUTLOOK, newest_outlooks
 from frontrunner.results.predictions import PREDICTION
@@ -25,7 +25,7 @@ LAST_EVENTS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Status:
+class Status(Displayed):
     """A campaign at one moment.
 
     `trials` counts trials by state, zeros included; `failures` counts failed and lost attempts by kind.
@@ -48,10 +48,6 @@ class Status:
         """The campaign's state, or `frontrunner.results.records.CUT_OFF`."""
         return state_in_words(self.campaign.state, is_driven=self.driver_is_live)
 
-    def _repr_html_(self) -> str:
-        """For notebooks."""
-        return status_html(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class FailedTrial:
@@ -63,12 +59,8 @@ class FailedTrial:
     run_folder: str
 
 
-class FailureList(list[FailedTrial]):
+class FailureList(list[FailedTrial], Displayed):
     """Failed trials as a list that a notebook shows as a table."""
-
-    def _repr_html_(self) -> str:
-        """For notebooks."""
-        return failures_html(self)
 
 
 def status(store: Store, campaign: Campaign | str | None) -> Status:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from frontrunner.html_tables import facts
+from frontrunner.notebook import Displayed
 from frontrunner.results.outcome import Failure
 from frontrunner.results.states import CampaignState
 from frontrunner.search.budget import Limit
@@ -13,7 +13,7 @@ from frontrunner.search.strategy import Outlook
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conclusion:
+class Conclusion(Displayed):
     """How a driver left its campaign, with `measured` recipes.
 
     `last_failure` is set where failures made it pause, `outlook` where the strategy predicts what is left to gain.
@@ -28,11 +28,3 @@ class Conclusion:
     limits: tuple[Limit, ...] = ()
     objectives: tuple[str, ...] = TOKENS_ALONE
     trainer: tuple[str, ...] = ()
-
-    def _repr_html_(self) -> str:
-        """For notebooks."""
-        used = ", ".join(str(limit) for limit in self.limits) or "no limit"
-        lines = [("measured", f"{self.measured} recipes"), ("budget", used)]
-        if self.last_failure is not None:
-            lines.append(("last failure", f"{self.last_failure.kind}: {self.last_failure.message}"))
-        return facts(f"{self.state}: {self.reason}", lines)

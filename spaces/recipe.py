@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from frontrunner.html_tables import facts
+from frontrunner.notebook import Displayed
 from frontrunner.spaces.errors import bad_value, require_at_least, require_one_of
 from frontrunner.spaces.sharding import UNSHARDED, Sharding
 
@@ -39,7 +39,7 @@ RANK_ORDERS = ("tp-dp-pp", "tp-pp-dp", "dp-tp-pp", "dp-pp-tp", "pp-tp-dp", "pp-d
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Recipe(Displayed):
     """How one model is cut over the devices and how one optimizer step is run.
 
     `context_parallel` is the number of ranks that share each sequence of a replica, a slice of positions each.
@@ -187,14 +187,6 @@ class Recipe:
         if self.engine != "torch":
             parts.append(self.engine)
         return " ".join(parts)
-
-    def _repr_html_(self) -> str:
-        """For notebooks: the choices that are off their defaults, and what follows from them."""
-        chosen = {f.name: str(getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default}
-        named = {"sharding": self.sharding_name, "layers_per_stage": self.layers_name}
-        chosen |= {name: value for name, value in named.items() if name in chosen}
-        counts = {"data_parallel": str(self.data_parallel), "global_batch_seqs": str(self.global_batch_seqs)}
-        return facts(f"recipe {self.describe()}", (chosen | counts).items())
 
     @property
     def levers(self) -> tuple[str, ...]:

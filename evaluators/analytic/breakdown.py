@@ -11,11 +11,11 @@ from frontrunner.evaluators.analytic.estimate import Trust, not_modelled, trust_
 from frontrunner.evaluators.analytic.judged import Estimate, judge
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import PeakMemory, memory_of_ranks
-from frontrunner.evaluators.analytic.notebook import breakdown_html
 from frontrunner.evaluators.analytic.software import ENGINES
 from frontrunner.evaluators.analytic.step import busy_of_ranks
 from frontrunner.evaluators.analytic.workload import Rows, Workload
 from frontrunner.evaluators.probe.measure import rates
+from frontrunner.notebook import Displayed
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.legality import Mark, marks
@@ -56,7 +56,7 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Breakdown:
+class Breakdown(Displayed):
     """An estimate with what stands around it; `measured` is None where no store at hand holds a measurement.
 
     `ranks` are those of the pipeline that differ: with the embedding, the fullest between, with the head.
@@ -96,10 +96,6 @@ class Breakdown:
         if self.measured is None or not self.measured.peak_memory_bytes:
             return None
         return self.estimate.peak_memory_bytes / self.measured.peak_memory_bytes - 1
-
-    def _repr_html_(self) -> str:
-        """For notebooks."""
-        return breakdown_html(self)
 
 
 def breakdown(recipe: Recipe, problem: Problem, measured: Measured | None = None) -> Breakdown:

@@ -1,1 +1,1 @@
-"""Recipes in other tools' words: what they are started with, and what of it is a recipe."""
+"""Recipes exported to other tools, and imported from their configurations: one class per tool."""

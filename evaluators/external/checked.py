@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from importlib import metadata
 from pathlib import Path
 
-from frontrunner.evaluators.export.torchtitan_refusals import VERSION as TORCHTITAN
+from frontrunner.evaluators.export.torchtitan import VERSION as TORCHTITAN
 from frontrunner.evaluators.external.command import Command, MakeCommand, request_of
 from frontrunner.evaluators.external.run import environment_of
 from frontrunner.evaluators.protocol import ProbeSetup

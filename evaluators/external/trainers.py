@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
-from frontrunner.evaluators.export import names
-from frontrunner.evaluators.export.parsed import yaml_table, yaml_text
+from frontrunner.evaluators.export.base import yaml_text
+from frontrunner.evaluators.export.reading import yaml_section
+from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.evaluators.external.command import Command, CommandRequest, MakeCommand
 from frontrunner.evaluators.external.fields import field_values
 from frontrunner.evaluators.external.logs import LOG_PATTERNS
@@ -54,11 +55,11 @@ def _ready_made(
     trainer: str, template: Template, patterns: tuple[str, ...], request: CommandRequest
 ) -> Command | Reason:
     """The command with the arguments of `frontrunner export`; files that they name are in the run folder."""
-    reason = names.why_not(trainer, request.problem, request.recipe)
+    reason = TOOLS[trainer].why_not(request.problem, request.recipe)
     if reason is not None:
         return reason
     fields = field_values(request)
-    found = names.export(trainer, request.problem, request.recipe)
+    found = TOOLS[trainer].export(request.problem, request.recipe)
     own = tuple(str(request.run_folder / one) if one in found.files else one for one in found.arguments)
     spliced = (*own, *(filled_text(text, fields) for text in STEPS[trainer]))
     files = {name: _for_a_probe(trainer, text, request.probe.most_steps) for name, text in found.files.items()}
@@ -70,7 +71,7 @@ def _for_a_probe(trainer: str, text: str, steps: int) -> str:
     if trainer == "deepspeed":
         return json.dumps(json.loads(text) | {"steps_per_print": 1}, indent=2)
     if trainer == "nanotron":
-        table = yaml_table(text)
+        table = yaml_section(text).values
         logged = {"log_level": "info", "log_level_replica": "info", "iteration_step_info_interval": 1}
-        return yaml_text(table | {"tokens": table["tokens"] | {"train_steps": steps}, "logging": logged})
+        return yaml_text({**table, "tokens": {**table["tokens"], "train_steps": steps}, "logging": logged})
     return text

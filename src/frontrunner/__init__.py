@@ -14,9 +14,15 @@ if TYPE_CHECKING:
         best,
         campaigns,
         dataframe,
+        explain,
+        export,
         failures,
+        front,
         launch,
         pareto,
+        plot,
+        predictions,
+        report,
         resume,
         show,
         status,
@@ -26,12 +32,10 @@ if TYPE_CHECKING:
     from frontrunner.doctor_api import call_ranks, doctor
     from frontrunner.dryrun_api import dryrun, plan_dryrun
     from frontrunner.import_api import TableForm, import_table
-    from frontrunner.planning_api import advise, explain, plan, scaling
-    from frontrunner.predictions_api import predictions
+    from frontrunner.planning_api import advise, plan, scaling
     from frontrunner.profiling_api import plan_profile, profile
+    from frontrunner.remote import connect
     from frontrunner.replay_api import plan_replay, replay
-    from frontrunner.reporting_api import front, plot, report
-    from frontrunner.server.client import connect
     from frontrunner.store_api import (
         archive,
         backup_store,
@@ -42,7 +46,7 @@ if TYPE_CHECKING:
         unarchive,
         upgrade_store,
     )
-    from frontrunner.travel_api import export, import_config, mirror
+    from frontrunner.travel_api import import_config, mirror
 
 __version__ = "0.1.0"
 __all__ = [
@@ -92,18 +96,16 @@ __all__ = [
 ]
 _ELSEWHERE = (
     dict.fromkeys(("calibrate", "fit_campaign", "fit_tables"), "frontrunner.calibration_api")
-    | dict.fromkeys(("advise", "explain", "plan", "scaling"), "frontrunner.planning_api")
-    | dict.fromkeys(("predictions",), "frontrunner.predictions_api")
-    | dict.fromkeys(("front", "plot", "report"), "frontrunner.reporting_api")
+    | dict.fromkeys(("advise", "plan", "scaling"), "frontrunner.planning_api")
     | dict.fromkeys(("doctor", "call_ranks"), "frontrunner.doctor_api")
     | dict.fromkeys(("dryrun", "plan_dryrun"), "frontrunner.dryrun_api")
     | dict.fromkeys(("plan_profile", "profile"), "frontrunner.profiling_api")
     | dict.fromkeys(("plan_replay", "replay"), "frontrunner.replay_api")
-    | dict.fromkeys(("export", "import_config", "mirror"), "frontrunner.travel_api")
+    | dict.fromkeys(("import_config", "mirror"), "frontrunner.travel_api")
     | dict.fromkeys(("TableForm", "import_table"), "frontrunner.import_api")
     | dict.fromkeys(("archive", "backup_store", "check_store", "copy_store"), "frontrunner.store_api")
     | dict.fromkeys(("prunable", "prune_store", "unarchive", "upgrade_store"), "frontrunner.store_api")
-    | {"connect": "frontrunner.server.client"}
+    | {"connect": "frontrunner.remote"}
 )
 """The module of what is not in `frontrunner.api`."""
 

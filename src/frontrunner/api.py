@@ -1,4 +1,4 @@
-"""The Python API of campaigns: one function for each command, returning what the command prints.
+"""The Python API of campaigns: run them, and query a store by the methods of `frontrunner.store.LocalStore`.
 
     import frontrunner
 
@@ -12,14 +12,12 @@ in the working directory. `campaign` is a name; None means the newest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frontrunner.config.campaign_file import CampaignFile, read_campaign_file
-from frontrunner.config.file_sections import StoreSettings
+from frontrunner.config.campaign import CampaignFile, StoreSettings, read_campaign_file
 from frontrunner.config.settings import run_root, store_url
 from frontrunner.earlier import refuse_imported_campaign, remembered
 from frontrunner.evaluators.probe.here import prepare_here
@@ -27,15 +25,11 @@ from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.names import require_campaign_name
 from frontrunner.spaces.space import Survey
 from frontrunner.starting import created, free_name, prepare, runnable, stored_spec
+from frontrunner.store import LocalStore, as_function, opened
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from frontrunner.pairs import Hands
-    from frontrunner.results.explain import Explanation
-    from frontrunner.results.ranking import Ranking
-    from frontrunner.results.records import Campaign, CampaignList
-    from frontrunner.results.status import FailureList, Status
+    from frontrunner.results.records import Campaign
     from frontrunner.results.store import Store
     from frontrunner.search.conclusion import Conclusion
     from frontrunner.search.driver import Driver
@@ -43,15 +37,6 @@ if TYPE_CHECKING:
 
 OnDriver = Callable[["Driver"], None]
 """Called with the driver before it starts, so that a signal handler may stop it."""
-
-
-@contextmanager
-def opened(store: str | None, *, create: bool = False, from_file: str | None = None) -> Iterator[Store]:
-    """The store, closed again at the end; reading commands open it read-only."""
-    from frontrunner.results.store import open_store
-
-    with open_store(store_url(store, from_file=from_file), create=create, read_only=not create) as found:
-        yield found
 
 
 def survey(campaign_file: str | Path) -> Survey:
@@ -154,65 +139,16 @@ def _drive(driver: Driver, on_driver: OnDriver | None, *, take_over: bool = Fals
     return driver.run(take_over=take_over)
 
 
-def campaigns(*, store: str | None = None) -> CampaignList:
-    """Every campaign of the store, the newest first."""
-    from frontrunner.results import records
-
-    with opened(store) as found:
-        return records.CampaignList(found.campaigns())
-
-
-def status(campaign: str | None = None, *, store: str | None = None) -> Status:
-    """Where a campaign stands."""
-    from frontrunner.results import status as answers
-
-    with opened(store) as found:
-        return answers.status(found, campaign)
-
-
-def failures(campaign: str | None = None, *, store: str | None = None) -> FailureList:
-    """A campaign's failed trials, with the ends of their logs."""
-    from frontrunner.results import status as answers
-
-    with opened(store) as found:
-        return answers.FailureList(answers.failures(found, campaign))
-
-
-def best(
-    campaign: str | None = None,
-    *,
-    top: int | None = 10,
-    by: str = "tokens",
-    max_memory_gb: float | None = None,
-    store: str | None = None,
-) -> Ranking:
-    """A campaign's recipes, best first, by tokens, tflops, memory or step-time."""
-    from frontrunner.results import ranking
-
-    with opened(store) as found:
-        return ranking.Ranking(ranking.best(found, campaign, top=top, by=by, max_memory_gb=max_memory_gb))
-
-
-def pareto(campaign: str | None = None, *, store: str | None = None) -> Ranking:
-    """The recipes that no other beats in both tokens/s and peak memory."""
-    from frontrunner.results import pareto as answers
-    from frontrunner.results import ranking
-
-    with opened(store) as found:
-        return ranking.Ranking(answers.pareto(found, campaign))
-
-
-def show(recipe_id: str, *, store: str | None = None) -> Explanation:
-    """Everything that the store knows of a recipe, by its id or a unique beginning of it."""
-    from frontrunner.results import explain
-
-    with opened(store) as found:
-        return explain.explain(found, recipe_id)
-
-
-def dataframe(campaign: str | None = None, *, store: str | None = None) -> pd.DataFrame:
-    """One row a finished attempt of a campaign."""
-    from frontrunner.results import frames
-
-    with opened(store) as found:
-        return frames.frame(found, campaign)
+best = as_function(LocalStore.best)
+campaigns = as_function(LocalStore.campaigns)
+dataframe = as_function(LocalStore.dataframe)
+explain = as_function(LocalStore.explain)
+export = as_function(LocalStore.export)
+failures = as_function(LocalStore.failures)
+front = as_function(LocalStore.front)
+pareto = as_function(LocalStore.pareto)
+plot = as_function(LocalStore.plot)
+predictions = as_function(LocalStore.predictions)
+report = as_function(LocalStore.report)
+show = as_function(LocalStore.show)
+status = as_function(LocalStore.status)

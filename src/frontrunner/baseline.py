@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from frontrunner import api
 from frontrunner.results.ranking import RankedRecipe, best
 from frontrunner.results.store import Store
 from frontrunner.starting import stored_spec
@@ -31,14 +30,8 @@ class Baseline:
         return f"{speed}; the best is {self.factor:.3g} times as fast"
 
 
-def baseline(campaign: str | None = None, *, store: str | None = None) -> Baseline | None:
-    """The campaign's baseline beside its best; None where it names none, or the baseline was not measured."""
-    with api.opened(store) as found:
-        return baseline_of(found, campaign)
-
-
 def baseline_of(store: Store, campaign: str | None) -> Baseline | None:
-    """`baseline` in a store that is open."""
+    """Return the campaign's baseline and its best; None where it names none, or the baseline was not measured."""
     record = store.campaign(campaign)
     named = stored_spec(record).search.baseline
     if named is None:

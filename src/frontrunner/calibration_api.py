@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frontrunner.config.cluster_file import named_cluster, parse_cluster
+from frontrunner.config.cluster import named_cluster, parse_cluster
 from frontrunner.evaluators.cluster.job_devices import job_environment
 from frontrunner.evaluators.probe.jobs import TORCH_DEVICES
 from frontrunner.evaluators.probe.this_machine import detect, processors, share_processors
@@ -98,9 +98,9 @@ def fit_campaign(
 
     `cluster` stands in for the campaign's own, such as a file with this machine's figures in it.
     """
-    from frontrunner.api import opened
     from frontrunner.evaluators.diagnostics.calibration.samples import of_outcomes
     from frontrunner.starting import stored_spec
+    from frontrunner.store import opened
 
     path = None if out is None else writable(out)
     with opened(store) as found:

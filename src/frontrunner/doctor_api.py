@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frontrunner.config.campaign_file import CampaignFile, read_campaign_file
+from frontrunner.config.campaign import CampaignFile, read_campaign_file
 from frontrunner.config.settings import run_root, store_url
 from frontrunner.evaluators.cluster.job_devices import JobEnvironment, job_environment
 from frontrunner.evaluators.diagnostics.calibration.ranks import Place, allocated, this_machine

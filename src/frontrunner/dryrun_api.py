@@ -4,22 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from frontrunner.api import show
-from frontrunner.config.campaign_file import read_campaign_file
+from frontrunner.config.campaign import read_campaign_file
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.starting import stored_spec
+from frontrunner.store import LocalStore
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.diagnostics.dry_run.plan import DryRunPlan
     from frontrunner.evaluators.diagnostics.dry_run.report import DryRun
+    from frontrunner.results.explain import Explanation
+
+
+class Explains(Protocol):
+    """A store, local or remote, that knows recipes."""
+
+    url: str
+
+    def show(self, recipe_id: str) -> Explanation:
+        """Return everything that the store knows of a recipe."""
 
 
 def named_recipe(
-    recipe: str | Mapping[str, object], *, campaign: str | Path | None, store: str | None
+    store: Explains, recipe: str | Mapping[str, object], campaign: str | Path | None
 ) -> tuple[CampaignSpec, Recipe]:
     """A recipe with the campaign that it is of.
 
@@ -32,7 +42,7 @@ def named_recipe(
         return spec, recipe_by_id(spec, recipe) if isinstance(recipe, str) else one_recipe(spec, recipe)
     if not isinstance(recipe, str):
         raise InvalidInput("a recipe by its choices needs the campaign file that they are of")
-    explanation = show(recipe, store=store)
+    explanation = store.show(recipe)
     return stored_spec(explanation.appearances[0].campaign), explanation.recipe
 
 
@@ -47,7 +57,7 @@ def plan_dryrun(
     from frontrunner.evaluators.diagnostics.dry_run.plan import plan
     from frontrunner.spaces.document import recipe_id
 
-    spec, found = named_recipe(recipe, campaign=campaign, store=store)
+    spec, found = named_recipe(LocalStore(store), recipe, campaign)
     return plan(
         recipe_id=recipe_id(spec.problem, found), recipe=found, problem=spec.problem, probe=spec.probe, rank=rank
     )

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frontrunner.api import opened
-from frontrunner.config.cluster_file import named_cluster
+from frontrunner.config.cluster import named_cluster
 from frontrunner.config.settings import shown_store, store_url
 from frontrunner.config.validation import dump_json
 from frontrunner.search.spec import CampaignSpec
@@ -19,6 +18,7 @@ from frontrunner.spaces.names import campaign_name_from, require_campaign_name
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Space
 from frontrunner.starting import problem_summary
+from frontrunner.store import opened
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.tables.judged import LeftOut, Repeats

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from frontrunner.config.file_sections import KEYS
+from frontrunner.config.campaign import keys_of
 from frontrunner.config.validation import refuse_unusable_values, validate
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import recipe_id
@@ -22,8 +22,8 @@ def one_recipe(spec: CampaignSpec, choices: Mapping[str, object]) -> Recipe:
     where several recipes are left, and `NothingLegal`, with the reason, where none is.
     """
     for key in choices:
-        if key not in KEYS["space"]:
-            raise InvalidInput(f"unknown choice {shown_key(key)}", hint=did_you_mean(key, KEYS["space"]))
+        if key not in keys_of("space"):
+            raise InvalidInput(f"unknown choice {shown_key(key)}", hint=did_you_mean(key, keys_of("space")))
     refuse_unusable_values(choices)
     space = asdict(spec.space) | {key: [value] for key, value in choices.items()}
     survey = validate(Space, space, prefix="space").survey(spec.problem)

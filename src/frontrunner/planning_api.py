@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frontrunner.api import opened
-from frontrunner.config.campaign_file import read_campaign_file
-from frontrunner.config.settings import store_url
-from frontrunner.dryrun_api import named_recipe
+from frontrunner.config.campaign import read_campaign_file
+from frontrunner.dryrun_api import Explains, named_recipe
 from frontrunner.spaces.errors import NotFound
-from frontrunner.starting import nothing_legal, stored_spec
+from frontrunner.starting import nothing_legal
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.analytic.advice import Advice
@@ -80,44 +78,19 @@ def advise(campaign_file: str | Path) -> Advice:
     return advice.advise(spec.space, spec.problem)
 
 
-def explain(
-    recipe: str | Mapping[str, object], *, campaign: str | Path | None = None, store: str | None = None
-) -> Breakdown:
-    """The parts of one recipe's step and memory by formulas, beside what a store measured of it.
-
-    The recipe is a stored one by its id, or one of the space of a `campaign` file: by its id, or by choices such as
-    `{"tensor_parallel": 8}` that leave one legal recipe. Raises `InvalidInput` for a recipe that the formulas do not
-    know.
-    """
+def breakdown_of(store: Explains, recipe: str | Mapping[str, object], campaign: str | Path | None) -> Breakdown:
+    """Break a recipe's estimate down, with its newest measurement in a store; see `LocalStore.explain`."""
     from frontrunner.evaluators.analytic.breakdown import breakdown
     from frontrunner.spaces.document import recipe_id
 
-    spec, found = named_recipe(recipe, campaign=campaign, store=store)
-    from_file = None if campaign is None else read_campaign_file(Path(campaign)).store.url
-    return breakdown(found, spec.problem, _measured(recipe_id(spec.problem, found), store, from_file))
-
-
-def explain_known(explanation: Explanation, *, store: str) -> Breakdown:
-    """`explain` of what a store, named `store`, has told of a recipe."""
-    from frontrunner.evaluators.analytic.breakdown import breakdown
-
-    spec = stored_spec(explanation.appearances[0].campaign)
-    return breakdown(explanation.recipe, spec.problem, _newest(explanation, store))
-
-
-def _measured(recipe_id: str, store: str | None, from_file: str | None) -> Measured | None:
-    """The recipe's newest measurement; None without one, and where no store was named and there is none."""
-    url = store_url(store, from_file=from_file)
-    if store is None and "://" not in url and not Path(url).exists():
-        return None
-    from frontrunner.results.explain import explain as ask
-
-    with opened(store, from_file=from_file) as found:
-        try:
-            explanation = ask(found, recipe_id)
-        except NotFound:
-            return None
-    return _newest(explanation, url)
+    spec, found = named_recipe(store, recipe, campaign)
+    try:
+        measured = _newest(store.show(recipe_id(spec.problem, found)), store.url)
+    except NotFound:  # no such recipe, or no store
+        if campaign is None:
+            raise
+        measured = None
+    return breakdown(found, spec.problem, measured)
 
 
 def _newest(explanation: Explanation, store: str) -> Measured | None:

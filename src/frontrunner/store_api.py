@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frontrunner.api import opened
 from frontrunner.config.settings import store_url
 from frontrunner.config.validation import load_json
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.names import require_campaign_name
+from frontrunner.store import opened
 
 if TYPE_CHECKING:
     from frontrunner.results.archive.reading import Unarchived

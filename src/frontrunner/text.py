@@ -38,6 +38,15 @@ def gib(size_bytes: float) -> str:
     return f"{size_bytes / 2**30:.2f}" if size_bytes else "-"
 
 
+def fit_verdict(peak_bytes: int, device_bytes: int) -> str:
+    """Return whether a peak fits in a device's memory, and by how much."""
+    left = device_bytes - peak_bytes
+    if left < 0:
+        return f"does not fit: {gib(peak_bytes)} GiB on a device of {gib(device_bytes)} GiB, {gib(-left)} GiB too much"
+    share = percent(peak_bytes / device_bytes)
+    return f"fits: {gib(peak_bytes)} of {gib(device_bytes)} GiB ({share}), {gib(left)} GiB left"
+
+
 def size(size_bytes: float) -> str:
     """Bytes in words, three digits or whole thousands: 14.2 MiB, 62.3 GiB, 2,937 GiB."""
     unit, name = (2**30, "GiB") if size_bytes >= 2**30 else (2**20, "MiB")
@@ -50,6 +59,11 @@ def count(value: float) -> str:
         if value >= 0.9995 * unit:
             return f"{value / unit:.3g} {name}"
     return f"{value:g}"
+
+
+def counted(number: int, word: str) -> str:
+    """Return a count with its noun: 1 row, 2,000 rows."""
+    return f"{number:,} {word}" + ("" if number == 1 else "s")
 
 
 def wrapped(text: str, *, width: int, indent: int) -> str:
@@ -85,6 +99,11 @@ def node_time(node_seconds: float) -> str:
     """Seconds of nodes in words: 24.8 node-seconds, 3.4 node-hours, 12,345 node-hours."""
     unit, size_s = node_unit(node_seconds)
     return f"{thousands(node_seconds / size_s)} {unit}"
+
+
+def minute(moment: str) -> str:
+    """An ISO timestamp in UTC to the minute: 2025-03-01 12:30."""
+    return moment[:16].replace("T", " ")
 
 
 def latency(value: float) -> str:

@@ -7,28 +7,29 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from frontrunner import api
-from frontrunner.config.campaign_file import read_campaign_file
+from frontrunner.config.campaign import read_campaign_file
 from frontrunner.config.recipe_file import FIGURES, Measured, Origin, RecipeFile, Training, read, to_text
 from frontrunner.config.toml_file import holds, why_no_file
 from frontrunner.earlier import refuse_file_of_others
-from frontrunner.evaluators.export import names
-from frontrunner.evaluators.export.given import Given
-from frontrunner.evaluators.export.scripts import SCHEDULERS, batch_script
+from frontrunner.evaluators.export.batch import SCHEDULERS, batch_script
+from frontrunner.evaluators.export.reading import Given
+from frontrunner.evaluators.export.tools import TOOLS, tool_named
 from frontrunner.replay_api import names_a_file
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput, NotFound, bad_value, did_you_mean
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.starting import stored_spec
+from frontrunner.store import opened
 from frontrunner.text import thousands
 
 if TYPE_CHECKING:
     from frontrunner.results.explain import Appearance, Explanation
     from frontrunner.search.mirror import Mirrored
+    from frontrunner.store import LocalStore
 
 RECIPE_FILE = "recipe"
-TARGETS = (*names.FORMATS, *SCHEDULERS, RECIPE_FILE)
+TARGETS = (*TOOLS, *SCHEDULERS, RECIPE_FILE)
 """What `export` writes."""
 MOST_BYTES = 1_000_000
 
@@ -43,20 +44,17 @@ class ImportedRecipe:
     file: RecipeFile | None
 
 
-def export(recipe: str, *, to: str, store: str | None = None) -> str:
-    """A recipe, stored or of a recipe file, as a text that the tool `to` accepts as it is.
-
-    `to` is one of `TARGETS`. Raises `InvalidInput`, with the reason, where the tool cannot be told the recipe.
-    """
+def exported(store: LocalStore, recipe: str, *, to: str) -> str:
+    """Return a recipe, stored or of a recipe file, as a configuration of the tool `to`, one of `TARGETS`."""
     if to not in TARGETS:
         raise bad_value("--to", to, f"one of {', '.join(TARGETS)}, optuna", hint=did_you_mean(to, (*TARGETS, "optuna")))
-    file = read(Path(recipe)) if names_a_file(recipe) else recipe_file(recipe, store=store)
+    file = read(Path(recipe)) if names_a_file(recipe) else recipe_file(store.show(recipe))
     if to == RECIPE_FILE:
         return to_text(file)
     if to in SCHEDULERS:
         refuse_file_of_others(file)
         return batch_script(to, file.problem, file.recipe, provenance(file), to_text(file))
-    return names.render(to, file.problem, file.recipe, provenance(file))
+    return tool_named(to).render(file.problem, file.recipe, provenance(file))
 
 
 def provenance(file: RecipeFile) -> tuple[str, ...]:
@@ -89,9 +87,8 @@ def _by_whom(recipe: Recipe, measured: Measured) -> str:
     return f"by frontrunner's {recipe.engine} engine" if measured.is_ours else "from a table of others' training"
 
 
-def recipe_file(recipe: str, *, store: str | None = None) -> RecipeFile:
-    """A stored recipe as a recipe file; of several campaigns the newest that measured it by our own trainer first."""
-    explanation = api.show(recipe, store=store)
+def recipe_file(explanation: Explanation) -> RecipeFile:
+    """Return a stored recipe as a recipe file, preferring the newest campaign in which our own trainer measured it."""
     appearance = _chosen(explanation)
     spec = stored_spec(appearance.campaign)
     return RecipeFile(
@@ -154,7 +151,7 @@ def import_config(
     text = _text(path)
     try:
         given = Given(text=text, stated=stated or {}, beside=lambda name: _beside(path, name))
-        recipe = names.read(tool, spec.problem, given)
+        recipe = tool_named(tool).read(spec.problem, given)
     except InvalidInput as error:
         raise InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
     reason, identity = why_illegal(recipe, spec.problem), recipe_id(spec.problem, recipe)
@@ -197,6 +194,6 @@ def mirror(campaign: str | None = None, *, storage: str, store: str | None = Non
     """Write a campaign's trials into the Optuna study of its name; run again, it adds what is new."""
     from frontrunner.search.mirror import mirror_campaign
 
-    with api.opened(store) as found:
+    with opened(store) as found:
         record = found.campaign(campaign)
         return mirror_campaign(found, record, stored_spec(record), storage)

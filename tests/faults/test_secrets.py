@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.config.campaign_file import parse_campaign
+from frontrunner.config.campaign import parse_campaign
 from frontrunner.results.provenance import REDACTED
 from frontrunner.results.secret_values import looks_secret, without_secrets
 from frontrunner.spaces.errors import InvalidInput

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from frontrunner.config.campaign_file import parse_campaign
+from frontrunner.config.campaign import parse_campaign
 from frontrunner.evaluators.probe.marks import MARKER
 from frontrunner.evaluators.probe.settings import DataSettings
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup

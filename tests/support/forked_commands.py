@@ -14,11 +14,11 @@ from typing import Any
 from frontrunner.cli.main import main
 
 PRELOADED = (
-    "frontrunner.cli.asking",
+    "frontrunner.cli.options",
     "frontrunner.cli.campaigning",
     "frontrunner.cli.questions",
     "frontrunner.views.live",
-    "frontrunner.views.render_ranking",
+    "frontrunner.views.ranking",
     "frontrunner.search.driver",
     "sqlalchemy.dialects.sqlite",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from frontrunner.config.campaign_file import parse_campaign
+from frontrunner.config.campaign import parse_campaign
 from frontrunner.config.validation import dump_json
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.states import CampaignState

@@ -15,14 +15,12 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
+from frontrunner.remote import RemoteStore
 from frontrunner.results.driving import drivers
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.server.app import create_app
-from frontrunner.server.client import Client
-from frontrunner.server.connection import API, Connection
-from frontrunner.server.processes import error_from
 from frontrunner.server.settings import Limits, ServiceSettings
 from frontrunner.server.tokens import Tokens, read_tokens
 from support.rankings import measurement, record, start
@@ -88,7 +86,7 @@ class Served:
     def token_file(self) -> Path:
         return self.folder / "tokens" / "tokens.json"
 
-    def start(self, *more: str) -> Client:
+    def start(self, *more: str) -> RemoteStore:
         """Start it, with `more` options, and wait for the link that it prints."""
         arguments = ["serve", "--port", "0", "--store", "store.db", "--token-file", str(self.token_file), *more]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("FRONTRUNNER_")}
@@ -102,7 +100,7 @@ class Served:
         )
         assert self.process.stdout
         self.url = self.process.stdout.readline().partition("/login")[0]
-        return Client(Connection(self.url, read_tokens(self.token_file).operator))
+        return RemoteStore(self.url, read_tokens(self.token_file).operator)
 
     def kill(self) -> None:
         """As a machine does that runs out of memory: at once, without a word."""
@@ -138,16 +136,6 @@ def wait_for(is_so: Callable[[], bool], *, at_most_s: float = 60.0) -> None:
         time.sleep(0.05)
 
 
-class WiredConnection(Connection):
-    """A client's connection to a service inside this process."""
-
-    def __init__(self, service: TestClient, token: str) -> None:
-        super().__init__(ORIGIN, token)
-        self._service = service
-
-    def ask(self, method: str, path: str, body: bytes | None = None) -> bytes:
-        sent = self._headers | ({} if body is None else {"Content-Type": "application/json"})
-        answer = self._service.request(method, API + path, content=body, headers=sent)
-        if answer.status_code >= 300:
-            raise error_from(answer.json()["error"])
-        return answer.content
+def remote(service: TestClient, token: str) -> RemoteStore:
+    """A client of a service inside this process."""
+    return RemoteStore(ORIGIN, token, client=service)

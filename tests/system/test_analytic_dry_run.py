@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from frontrunner import dryrun
-from frontrunner.config.campaign_file import read_campaign_file
+from frontrunner.config.campaign import read_campaign_file
 from frontrunner.evaluators.analytic.estimate import estimate
 from support.campaigns import tiny, write_toml
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 import frontrunner
-from frontrunner.baseline import baseline
-from frontrunner.config.campaign_file import read_campaign_file
+from frontrunner.config.campaign import read_campaign_file
 from frontrunner.config.recipe_file import Origin, RecipeFile, Training, to_text
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput, NotFound
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
+from frontrunner.store import LocalStore
 
 CAMPAIGN = """
 name = "small"
@@ -78,7 +78,7 @@ def test_the_baseline_is_measured_first_and_once(strategy: str, recipe: Recipe, 
     frontrunner.resume("small", store=store)
     again = frontrunner.dataframe("small", store=store)
     assert (again["recipe_id"] == first["recipe_id"]).sum() == (rows["recipe_id"] == first["recipe_id"]).sum()
-    found = baseline("small", store=store)
+    found = LocalStore(store).baseline("small")
     assert found is not None
     assert found.own.recipe == recipe
     assert found.factor == found.best.standing.tokens_per_s / found.own.standing.tokens_per_s >= 1

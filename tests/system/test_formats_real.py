@@ -8,7 +8,8 @@ from unittest.mock import Mock, patch
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 
-from frontrunner.evaluators.export import accelerate, names
+from frontrunner.evaluators.export import accelerate
+from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import SHARDING_NAMES
 from support.formats import problem, recipes
@@ -25,8 +26,8 @@ def test_deepspeed_reads_its_configuration_as_the_recipe(recipe: Recipe) -> None
     pytest.importorskip("deepspeed")
     from deepspeed.runtime.config import DeepSpeedConfig
 
-    assume(names.why_not("deepspeed", PROBLEM, recipe) is None)
-    written = json.loads(names.render("deepspeed", PROBLEM, recipe, ("provenance",)))
+    assume(TOOLS["deepspeed"].why_not(PROBLEM, recipe) is None)
+    written = json.loads(TOOLS["deepspeed"].render(PROBLEM, recipe, ("provenance",)))
     replicas = Mock(get_data_parallel_world_size=lambda: recipe.data_parallel)
     with patch("deepspeed.runtime.config.dist.get_rank", return_value=0):  # there are no ranks here
         read = DeepSpeedConfig(written, mpu=replicas)
@@ -52,9 +53,9 @@ def test_accelerate_reads_its_configuration_as_the_recipe(
     pytest.importorskip("accelerate")
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
-    assume(names.why_not("accelerate", PROBLEM, recipe) is None)
+    assume(TOOLS["accelerate"].why_not(PROBLEM, recipe) is None)
     path = tmp_path_factory.mktemp("accelerate") / accelerate.FILE
-    path.write_text(names.export("accelerate", PROBLEM, recipe).files[accelerate.FILE])
+    path.write_text(TOOLS["accelerate"].export(PROBLEM, recipe).files[accelerate.FILE])
     given_arguments = ["--config_file", str(path), "--machine_rank", "0", "train.py"]
     arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args(given_arguments))
     assert arguments.num_processes == recipe.devices

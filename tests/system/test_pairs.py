@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from frontrunner import predictions
 from frontrunner.api import campaigns, launch, resume, status
-from frontrunner.predictions_api import predictions, predictions_of
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.search.driver import Driver
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.stop_signals import stopped_by_signals
+from frontrunner.store import LocalStore
 from support.campaigns import Table, frontrunner, spec_of, tiny, write_toml
 from support.tables import row, write_table
 
@@ -119,7 +120,7 @@ def test_predictions_are_kept_apart_from_measurements(store: str) -> None:
         assert "search.confirm_probes is 0" in opened.campaign("tiny").state_reason
     scale = predictions("tiny", store=store)
     assert scale is not None
-    (found,) = predictions_of(scale.predicted[0].recipe_id, store=store)
+    (found,) = LocalStore(store).predictions_of(scale.predicted[0].recipe_id)
     assert found.predicted == scale.predicted[:1]
     assert predictions("tiny-small", store=store) is None
 

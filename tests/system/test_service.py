@@ -22,10 +22,10 @@ import pytest
 import uvicorn
 
 import frontrunner
+from frontrunner.remote import RemoteStore
 from frontrunner.results.store import open_store
 from frontrunner.server import server
 from frontrunner.server.app import create_app
-from frontrunner.server.client import Client
 from frontrunner.server.processes import CHILD
 from frontrunner.server.settings import Limits
 from frontrunner.spaces.errors import InvalidInput, NotFound, ServiceUnreachable
@@ -60,7 +60,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield found
 
 
-def outcomes(client: Client, name: str) -> int:
+def outcomes(client: RemoteStore, name: str) -> int:
     return client.status(name).campaign.outcomes
 
 

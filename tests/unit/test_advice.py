@@ -14,7 +14,7 @@ from frontrunner.advice_next import additions, commands
 from frontrunner.advice_words import in_words
 from frontrunner.cli.main import frontrunner as command
 from frontrunner.cli.recipe_words import named
-from frontrunner.config.campaign_file import read_campaign_file
+from frontrunner.config.campaign import read_campaign_file
 from frontrunner.evaluators.analytic import forms
 from frontrunner.evaluators.analytic.advice import Advice, advise, choose
 from frontrunner.evaluators.analytic.estimate import estimate

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontrunner.config.campaign_file import parse_campaign
+from frontrunner.config.campaign import parse_campaign
 from frontrunner.evaluators.analytic.doubt import why_too_fast
 from frontrunner.evaluators.analytic.estimate import estimate
 from frontrunner.evaluators.probe.measure import measurement

@@ -16,9 +16,8 @@ import pytest
 from frontrunner.calibration_api import fit_tables
 from frontrunner.config.toml_file import parse_toml
 from frontrunner.evaluators.analytic.simulated import simulate
-from frontrunner.evaluators.export import names
-from frontrunner.evaluators.export.given import Given
-from frontrunner.evaluators.export.parsed import json_table, yaml_table
+from frontrunner.evaluators.export.reading import Given, json_section
+from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.evaluators.external.logs import LOG_PATTERNS
 from frontrunner.evaluators.external.patterns import patterns_of
 from frontrunner.evaluators.external.reading import Arrivals, LogReader
@@ -146,34 +145,14 @@ class TestOtherTools:
     )
     def test_values_of_other_kinds_are_refused(self, tool: str, text: str) -> None:
         with pytest.raises(InvalidInput):
-            names.read(tool, problem(), Given(text=text, stated={"micro_batch_seqs": 1, "accumulation": 1}))
+            TOOLS[tool].read(problem(), Given(text=text, stated={"micro_batch_seqs": 1, "accumulation": 1}))
 
     def test_a_key_given_twice_among_thousands_is_found_quickly(self) -> None:
         keys = ", ".join(f'"k{number}": 1' for number in [*range(20_000), 19_999])
         begin = time.process_time()
         with pytest.raises(InvalidInput, match="the key k19999 is given twice"):
-            json_table("{" + keys + "}")
+            json_section("{" + keys + "}")
         assert quickly(begin)
-
-    def test_yaml_that_repeats_itself_by_merge_keys_is_refused_at_once(self) -> None:
-        fields = ", ".join(f"k{number}: 1" for number in range(20))
-        levels = "".join(f"{b}: &{b} {{<<: [{', '.join([f'*{a}'] * 20)}]}}\n" for a, b in ("ab", "bc", "cd", "de"))
-        begin = time.process_time()
-        with pytest.raises(InvalidInput, match="merge keys"):
-            yaml_table(f"a: &a {{{fields}}}\n{levels}")
-        assert quickly(begin)
-
-    @pytest.mark.parametrize(
-        "text",
-        [
-            "a: &a [*a]",
-            "a: &a [1, 2, 3, 4, 5, 6, 7, 8, 9]\n"
-            + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefg", "bcdefgh", strict=True)),
-        ],
-    )
-    def test_yaml_that_holds_itself_or_grows_without_end_is_refused(self, text: str) -> None:
-        with pytest.raises(InvalidInput, match="not usable YAML: nested more than"):
-            yaml_table(text)
 
 
 class TestRunFolders:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import frontrunner
-from frontrunner.config.cluster_file import read_cluster_file
+from frontrunner.config.cluster import read_cluster_file
 from frontrunner.config.validation import dump_json
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.step import step_time

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from frontrunner.config.campaign_file import parse_campaign, read_campaign_file
-from frontrunner.config.file_sections import KEYS, SECTIONS
+from frontrunner.config.campaign import SECTIONS, keys_of, parse_campaign, read_campaign_file
 from frontrunner.config.validation import dump_json, load_json
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
@@ -128,7 +127,7 @@ def test_no_table_ends_in_anything_but_a_message(table: dict[str, Any], tmp_path
     assert ends_well(lambda: survey_of(table, tmp_path))
 
 
-@given(entry=st.sampled_from([(section, key) for section, keys in KEYS.items() for key in keys]), value=VALUES)
+@given(entry=st.sampled_from([(section, key) for section in SECTIONS for key in keys_of(section)]), value=VALUES)
 @QUICK
 def test_no_value_of_a_known_key_ends_in_anything_but_a_message(
     entry: tuple[str, str], value: object, tmp_path: Path

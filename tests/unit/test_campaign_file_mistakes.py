@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.config.campaign_file import read_campaign_file
+from frontrunner.config.campaign import read_campaign_file
 from frontrunner.config.toml_file import MAX_FILE_BYTES
 from frontrunner.spaces.errors import FrontrunnerError, NotFound
 from support.campaign_files import campaign_toml, surveyed, written

@@ -108,7 +108,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert re.search(r"frontrunner replay [0-9a-f]{12} --steps", finished.stdout)
     assert "sim: exhaustive over" in finished.stderr
     assert "legal recipes, simulated" in finished.stderr
-    assert "recipes (simulated: rough formulas" in finished.stdout
+    assert "Simulated: these figures come from rough formulas" in finished.stdout
     assert ESCAPE not in finished.stdout + finished.stderr
     return path
 
@@ -190,8 +190,11 @@ def test_simulated_figures_are_called_so_wherever_they_are_shown(folder: Path, r
     assert {row["figures"] for row in ranking + answer("pareto", cwd=folder)} == {"simulated"}
     assert [row["figures"] for row in answer("campaigns", cwd=folder)] == ["simulated"]
     for arguments in (["best"], ["pareto"], ["status"], ["show", winner]):
-        assert "simulated: rough formulas, nothing was trained" in run(*arguments, cwd=folder).stdout, arguments
-    assert "finished, simulated" in run("campaigns", cwd=folder).stdout
+        assert (
+            "Simulated: these figures come from rough formulas; nothing was trained"
+            in run(*arguments, cwd=folder).stdout
+        ), arguments
+    assert re.search("finished .* simulated", run("campaigns", cwd=folder).stdout)
     assert "measured" not in run("best", cwd=folder).stdout
 
 

@@ -9,22 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frontrunner.config.settings import run_root, store_url
-from frontrunner.spaces.recipe import Recipe
-from frontrunner.spaces.sharding import Sharding
 from frontrunner.text import gib, node_time, percent, plain, seconds, thousands
-from frontrunner.views.render import layout, sharding
-
-
-def test_context_ranks_stand_beside_the_degrees_and_are_sharded_over() -> None:
-    spread = Recipe(
-        devices=8,
-        tensor_parallel=2,
-        context_parallel=4,
-        micro_batch_seqs=1,
-        accumulation=1,
-        sharding=Sharding.named("zero-3", 4),
-    )
-    assert (layout(spread), sharding(spread)) == ("2 x 1 x 1 cp4", "zero-3")
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from frontrunner.config.campaign_file import read_campaign_file
-from frontrunner.evaluators.export.names import FORMATS
+from frontrunner.config.campaign import read_campaign_file
+from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.evaluators.external.agreement import stated_before, why_disagreeing
 from frontrunner.evaluators.external.command import Command, CommandRequest, request_of
 from frontrunner.evaluators.external.fields import field_values
@@ -79,7 +79,7 @@ def test_every_choice_of_a_recipe_has_its_field(tmp_path: Path) -> None:
     assert filled_text("{run_folder}/{data_parallel}", values) == f"{tmp_path}/2"
 
 
-@pytest.mark.parametrize("trainer", sorted(FORMATS))
+@pytest.mark.parametrize("trainer", sorted(TOOLS))
 def test_ready_made_trainers_put_their_arguments_in(tmp_path: Path, trainer: str) -> None:
     settings = CommandSettings(trainer=trainer, arguments=("run", "{trainer_arguments}", "--mine"))
     found = command(settings, request(tmp_path))

@@ -10,10 +10,9 @@ import click
 import pytest
 
 from frontrunner.cli.main import SECTIONS, frontrunner
-from frontrunner.config.campaign_file import read_campaign_file
-from frontrunner.config.file_sections import KEYS
-from frontrunner.config.file_sections import SECTIONS as FILE_SECTIONS
-from frontrunner.evaluators.export.names import FORMATS
+from frontrunner.config.campaign import SECTIONS as FILE_SECTIONS
+from frontrunner.config.campaign import keys_of, read_campaign_file
+from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.evaluators.external.patterns import GROUPS
 from frontrunner.evaluators.protocol import EVALUATORS
 from frontrunner.results.outcome import POLICIES, FailureKind
@@ -65,10 +64,10 @@ def test_every_section_of_the_campaign_file_is_documented() -> None:
         assert section("campaign-file.md", f"[{name}]")
 
 
-@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.parametrize("name", FILE_SECTIONS)
 def test_every_setting_is_documented(name: str) -> None:
     text = section("campaign-file.md", f"[{name}]")
-    for key in KEYS[name]:
+    for key in keys_of(name):
         assert f"`{key}`" in text, f"{name}.{key}"
 
 
@@ -87,7 +86,7 @@ def test_nested_settings_and_words_are_documented() -> None:
 
 
 def test_every_ready_made_trainer_and_figure_of_a_log_is_documented() -> None:
-    for trainer in FORMATS:
+    for trainer in TOOLS:
         assert f"| `{trainer}` |" in section("other-trainers.md", "Ready-made trainers")
         assert f"`{trainer}`" in section("campaign-file.md", "[command]")
     for group in GROUPS:

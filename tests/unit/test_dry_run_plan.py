@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import frontrunner
-from frontrunner.config.campaign_file import read_campaign_file
+from frontrunner.config.campaign import read_campaign_file
 from frontrunner.evaluators.diagnostics.dry_run.plan import (
     layers_of_pipeline_ranks,
     needed_micro_batches,

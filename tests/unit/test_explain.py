@@ -12,7 +12,7 @@ import pytest
 import frontrunner
 from frontrunner.cli.main import frontrunner as command
 from frontrunner.cli.recipe_words import named
-from frontrunner.config.campaign_file import read_campaign_file
+from frontrunner.config.campaign import read_campaign_file
 from frontrunner.config.validation import dump_json
 from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured, breakdown
 from frontrunner.evaluators.diagnostics.dry_run.plan import layers_of_pipeline_ranks
@@ -22,7 +22,6 @@ from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput, NotFound
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.views.picture import LABELS, MARGIN, WIDTH, picture
-from frontrunner.views.render_explain import bar
 from support.analytic import PROBLEM, recipe
 from support.campaigns import spec_of, tiny, write_toml
 from support.rankings import measurement
@@ -215,11 +214,3 @@ def test_the_picture_is_whole_by_itself_and_to_scale(found: Breakdown) -> None:
     assert "a<b>&c" in "".join(root.itertext())
     assert "href" not in text
     assert text.count("http") == 1
-
-
-@pytest.mark.parametrize(
-    ("share", "drawn"), [(0.0, ""), (0.001, "▏"), (0.5, "█████"), (0.55, "█████▌"), (1.0, "█" * 10)]
-)
-def test_bars_are_drawn_to_an_eighth(share: float, drawn: str) -> None:
-    assert bar(share, 10) == drawn
-    assert bar(share, 10, ascii_only=True) == "#" * round(max(10 * share, 1 if share else 0))

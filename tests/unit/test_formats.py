@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from frontrunner.evaluators.export import names
-from frontrunner.evaluators.export.given import Given
-from frontrunner.evaluators.export.megatron import layers_of_layout, layout
+from frontrunner.evaluators.export.megatron_core import layers_of_layout, layout
+from frontrunner.evaluators.export.reading import Given
+from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
@@ -29,19 +29,19 @@ def as_read(recipe: Recipe) -> Recipe:
     return replace(recipe, engine="torch", replication="replicate")
 
 
-@pytest.mark.parametrize("name", names.FORMATS)
+@pytest.mark.parametrize("name", TOOLS)
 @GENERATED
 @given(data=st.data())
 def test_what_can_be_said_is_read_back_to_the_same_recipe(name: str, data: st.DataObject) -> None:
     recipe = data.draw(recipes(PROBLEM))
-    reason = names.why_not(name, PROBLEM, recipe)
+    reason = TOOLS[name].why_not(PROBLEM, recipe)
     if reason is not None:
-        with pytest.raises(InvalidInput, match="cannot be told this recipe"):
-            names.export(name, PROBLEM, recipe)
+        with pytest.raises(InvalidInput, match="cannot express this recipe"):
+            TOOLS[name].export(PROBLEM, recipe)
         return
-    text = names.render(name, PROBLEM, recipe, HEADER)
+    text = TOOLS[name].render(PROBLEM, recipe, HEADER)
     stated = {"engine": "torch"} | ({"devices": recipe.devices} if name == "nemo" else {})
-    assert names.read(name, PROBLEM, Given(text=text, stated=stated)) == as_read(recipe)
+    assert TOOLS[name].read(PROBLEM, Given(text=text, stated=stated)) == as_read(recipe)
 
 
 PLAIN = Recipe(devices=16, tensor_parallel=2, micro_batch_seqs=2, accumulation=8, sharding=Sharding.named("zero-3", 8))
@@ -68,8 +68,8 @@ INTERLEAVED = replace(
 def test_a_script_is_bash_that_sets_the_arguments_and_writes_the_files(
     name: str, recipe: Recipe, tmp_path: Path
 ) -> None:
-    exported = names.export(name, PROBLEM, recipe)
-    (tmp_path / "recipe.sh").write_text(names.render(name, PROBLEM, recipe, HEADER))
+    exported = TOOLS[name].export(PROBLEM, recipe)
+    (tmp_path / "recipe.sh").write_text(TOOLS[name].render(PROBLEM, recipe, HEADER))
     shell = 'source ./recipe.sh; printf "%s\\n" "${RECIPE_ARGS[@]}"'
     done = subprocess.run(["bash", "-euc", shell], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == list(exported.arguments)
@@ -85,15 +85,15 @@ REFUSALS = {
     "nemo": ({"compile": True}, "Megatron-Bridge has no setting for compile = true"),
     "torchtitan": ({}, "torchtitan has zero-2, zero-3 and hybrid-K, not zero-1"),
     "nanotron": ({"recompute": "selective"}, "nanotron recomputes whole layers or none"),
-    "accelerate": ({}, "Accelerate runs pipelines by Megatron-LM alone"),
+    "accelerate": ({}, "Accelerate runs pipelines only by Megatron-LM"),
 }
 
 
-@pytest.mark.parametrize("name", names.FORMATS)
+@pytest.mark.parametrize("name", TOOLS)
 def test_a_refusal_says_what_the_tool_cannot_be_told(name: str) -> None:
     changes, reason = REFUSALS[name]
     with pytest.raises(InvalidInput, match=re.escape(reason)):
-        names.export(name, PROBLEM, replace(PIPELINED, **changes))
+        TOOLS[name].export(PROBLEM, replace(PIPELINED, **changes))
 
 
 def test_a_layout_is_read_with_the_repetitions_of_megatron_core() -> None:
@@ -127,17 +127,17 @@ torchrun $DISTRIBUTED_ARGS pretrain_gpt.py $GPT_ARGS --data-path "$DATA"
 def test_variables_that_grow_without_end_are_not_followed() -> None:
     lines = ["A=" + "x" * 100, *(f"A=$A$A{n}" for n in range(200)), "--bf16 --micro-batch-size $A"]
     with pytest.raises(InvalidInput, match="--micro-batch-size"):
-        names.read("megatron-lm", PROBLEM, Given(text="\n".join(lines)))
+        TOOLS["megatron-lm"].read(PROBLEM, Given(text="\n".join(lines)))
 
 
 def test_options_in_quotes_over_lines_are_read() -> None:
     text = 'A="--tensor-model-parallel-size 2\n --micro-batch-size 4\n --global-batch-size 32"\nB="--bf16"\nrun $A $B\n'
-    read = names.read("megatron-lm", PROBLEM, Given(text=text))
+    read = TOOLS["megatron-lm"].read(PROBLEM, Given(text=text))
     assert (read.tensor_parallel, read.micro_batch_seqs, read.accumulation) == (2, 4, 1)
 
 
 def test_a_launch_script_of_another_hand_is_read_without_running_it() -> None:
-    assert names.read("megatron-lm", PROBLEM, Given(text=LAUNCH_SCRIPT)) == PIPELINED
+    assert TOOLS["megatron-lm"].read(PROBLEM, Given(text=LAUNCH_SCRIPT)) == PIPELINED
 
 
 MISTAKES = {
@@ -153,12 +153,12 @@ MISTAKES = {
     "other kv heads": (("groups 4", "groups 2"), "--num-query-groups = 2: the campaign file's problem has 4"),
     "kv heads that are not used": (
         ("--group-query-attention", ""),
-        "--group-query-attention is not there, which stands for 8: .* has 4",
+        "--group-query-attention is not there, which means 8: .* has 4",
     ),
-    "another activation": (("--swiglu", ""), '--swiglu is not there, which stands for "gelu": .* has "swiglu"'),
+    "another activation": (("--swiglu", ""), '--swiglu is not there, which means "gelu": .* has "swiglu"'),
     "another width by default": (
         ("--ffn-hidden-size 512", ""),
-        "--ffn-hidden-size is not there, which stands for 640: .* has 512",
+        "--ffn-hidden-size is not there, which means 640: .* has 512",
     ),
     "another vocabulary": (("--bf16", "--bf16 --vocab-size 1100"), "--vocab-size = 1100: .* has 1000"),
     "an older name": (("--bf16", "--bf16 --use-custom-fsdp"), "give --use-megatron-fsdp"),
@@ -169,7 +169,7 @@ MISTAKES = {
 def test_what_is_no_recipe_is_refused_by_name(case: str) -> None:
     (old, new), message = MISTAKES[case]
     with pytest.raises(InvalidInput, match=message):
-        names.read("megatron-lm", PROBLEM, Given(text=LAUNCH_SCRIPT.replace(old, new)))
+        TOOLS["megatron-lm"].read(PROBLEM, Given(text=LAUNCH_SCRIPT.replace(old, new)))
 
 
 OTHERS = {
@@ -190,7 +190,11 @@ OTHERS = {
     ),
     "nemo": (
         ("model:", "mixed_precision: fp16_mixed\nmodel:", 'mixed_precision = "fp16"'),
-        ("model:", "mixed_precision: bf16_with_fp8_current_scaling_mixed\nmodel:", "expected bf16_mixed or fp16"),
+        (
+            "model:",
+            "mixed_precision: bf16_with_fp8_current_scaling_mixed\nmodel:",
+            "expected one of bf16_mixed, fp16_mixed",
+        ),
         ("model:", "mixed_precision:\n  fp8: hybrid\nmodel:", "mixed_precision.fp8"),
         ("model:", "model:\n  num_attention_heads: 16", "num_attention_heads = 16"),
         ("model:", "model:\n  vocab_size: 99", "vocab_size = 99"),
@@ -207,29 +211,29 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_configuration_of_another_model_or_precision_is_refused(name: str) -> None:
     recipe = replace(PLAIN, sharding=Sharding.named("zero-1" if name == "nanotron" else "zero-2", 8))
-    text = names.render(name, PROBLEM, recipe, ())
+    text = TOOLS[name].render(PROBLEM, recipe, ())
     for old, new, message in OTHERS[name]:
         assert old in text
         with pytest.raises(InvalidInput, match=re.escape(message)):
-            names.read(name, PROBLEM, Given(text=text.replace(old, new, 1)))
+            TOOLS[name].read(PROBLEM, Given(text=text.replace(old, new, 1)))
 
 
 def test_a_precision_that_deepspeed_s_file_leaves_open_is_the_script_s() -> None:
-    text = names.render("deepspeed", PROBLEM, PLAIN, ()).replace("true", '"auto"')
-    assert names.read("deepspeed", PROBLEM, Given(text=text)) == replace(PLAIN, engine="deepspeed")
+    text = TOOLS["deepspeed"].render(PROBLEM, PLAIN, ()).replace("true", '"auto"')
+    assert TOOLS["deepspeed"].read(PROBLEM, Given(text=text)) == replace(PLAIN, engine="deepspeed")
 
 
 def test_torchtitan_is_told_the_precision() -> None:
     whole = problem(precision="fp32")
-    text = names.render("torchtitan", whole, PLAIN, ())
+    text = TOOLS["torchtitan"].render(whole, PLAIN, ())
     assert "--training.mixed_precision_param float32" in text
-    assert names.read("torchtitan", whole, Given(text=text)) == PLAIN
+    assert TOOLS["torchtitan"].read(whole, Given(text=text)) == PLAIN
     with pytest.raises(InvalidInput, match="torchtitan trains in bf16 and fp32, not fp16"):
-        names.export("torchtitan", problem(precision="fp16"), PLAIN)
+        TOOLS["torchtitan"].export(problem(precision="fp16"), PLAIN)
 
 
 def test_sources_that_disagree_are_refused() -> None:
-    script = names.render("megatron-deepspeed", PROBLEM, PIPELINED, ())
+    script = TOOLS["megatron-deepspeed"].render(PROBLEM, PIPELINED, ())
     slips = {
         "micro_batch_seqs is 1 in the arguments and 2": ("--micro-batch-size 2", "--micro-batch-size 1"),
         "--zero-stage 2: DeepSpeed's configuration has stage 1": ("--zero-stage 1", "--zero-stage 2"),
@@ -237,15 +241,15 @@ def test_sources_that_disagree_are_refused() -> None:
     }
     for message, (old, new) in slips.items():
         with pytest.raises(InvalidInput, match=re.escape(message)):
-            names.read("megatron-deepspeed", PROBLEM, Given(text=script.replace(old, new)))
+            TOOLS["megatron-deepspeed"].read(PROBLEM, Given(text=script.replace(old, new)))
     with pytest.raises(InvalidInput, match="micro_batch_seqs = 4 was given, but the configuration says 2"):
-        names.read("megatron-deepspeed", PROBLEM, Given(text=script, stated={"micro_batch_seqs": 4}))
+        TOOLS["megatron-deepspeed"].read(PROBLEM, Given(text=script, stated={"micro_batch_seqs": 4}))
 
 
-@pytest.mark.parametrize("name", names.FORMATS)
+@pytest.mark.parametrize("name", TOOLS)
 @pytest.mark.parametrize(
     "text", ["", "{", "[" * 100_000, "a: [b", "{}", "x" * 1000, '{"a": 1, "a": 2}', "!!python/name:os.system"]
 )
 def test_a_text_that_is_no_configuration_is_refused(name: str, text: str) -> None:
     with pytest.raises(InvalidInput):
-        names.read(name, PROBLEM, Given(text=text))
+        TOOLS[name].read(PROBLEM, Given(text=text))

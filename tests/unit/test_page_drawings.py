@@ -20,7 +20,7 @@ from frontrunner.server.pages.drawings.timeline import Span, timeline
 from frontrunner.spaces.cluster import Cluster, Links
 from frontrunner.spaces.recipe import RANK_ORDERS, Recipe
 from frontrunner.views.charts.chart import Coordinate
-from frontrunner.views.render_plan import WORDS
+from frontrunner.views.columns import PARTS
 
 BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -150,7 +150,7 @@ def test_a_stack_has_one_scale_for_all_bars_and_its_limit() -> None:
 
 
 def test_each_part_of_a_step_and_of_a_memory_has_a_colour_of_its_own() -> None:
-    step = [word for name, word in WORDS.items() if name != "memory"]
+    step = [word for name, word in PARTS.items() if name != "memory"]
     for names in (step, [field.name for field in fields(PeakMemory)]):
         assert len({FILLS[name] for name in names}) == len(names)
 

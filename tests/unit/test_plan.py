@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import frontrunner
-from frontrunner.config.campaign_file import read_campaign_file
+from frontrunner.config.campaign import read_campaign_file
 from frontrunner.evaluators.analytic.estimate import HOST_ASSUMED, UNJUDGED, Plan, estimate, not_modelled, plan
 from frontrunner.evaluators.analytic.trust import EXPECTED_ERROR, UNKNOWN_HARDWARE_ERROR
 from frontrunner.spaces.cluster import PeakTflops
@@ -208,7 +208,7 @@ def test_nothing_that_fits_ends_with_its_own_exit_code(tmp_path: Path) -> None:
     done = told("plan", str(write_toml(tmp_path / "tiny.toml", table)), cwd=tmp_path)
 
     assert done.returncode == 7
-    assert "0 are estimated to fit in 0.01 GiB a device" in done.stdout
+    assert "0 are estimated to fit in 0.01 GiB per device" in done.stdout
     assert "hint: " in done.stderr
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from frontrunner.config.campaign_file import parse_campaign
+from frontrunner.config.campaign import parse_campaign
 from frontrunner.config.validation import validate
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput

@@ -13,7 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from frontrunner import api
-from frontrunner.config.file_sections import KEYS
+from frontrunner.config.campaign import keys_of
 from frontrunner.config.validation import dump_json
 from frontrunner.plain_json import as_plain
 from frontrunner.results.outcome import Failure, FailureKind
@@ -247,7 +247,7 @@ def test_a_plan_is_the_command_s(client: TestClient) -> None:
 
 def test_no_section_of_the_wire_has_a_key_for_a_path_that_is_not_refused() -> None:
     for section in SECTIONS:
-        for key in KEYS[section]:
+        for key in keys_of(section):
             if any(word in key for word in ("path", "file", "folder", "url", "command", "init", "environment")):
                 assert key in FORBIDDEN_KEYS.get(section, ()), f"{section}.{key}"
 

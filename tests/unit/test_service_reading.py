@@ -16,25 +16,24 @@ import pandas as pd
 import pytest
 
 import frontrunner
-from frontrunner.baseline import baseline
 from frontrunner.cli.main import SECTIONS
 from frontrunner.cli.main import frontrunner as program
 from frontrunner.config.validation import dump_json
-from frontrunner.predictions_api import predictions_of
+from frontrunner.remote import RemoteStore
 from frontrunner.results import frames
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.provenance import REDACTED
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
-from frontrunner.server.client import Client
 from frontrunner.server.settings import Limits
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal, StoreUnusable
 from frontrunner.starting import stored_spec
+from frontrunner.store import LocalStore
 from support.campaigns import spec_of, tiny, write_toml
 from support.page_stores import page_store
 from support.rankings import measurement, record, start
-from support.services import UNLIMITED, WiredConnection, browser, settings, tokens_of
+from support.services import UNLIMITED, browser, remote, settings, tokens_of
 
 OF_FILES = {"advise", "plan", "scaling", "survey", "import_config"}
 """What reads a campaign file of this machine, and no store. A service estimates one too, so the client has `plan`."""
@@ -44,11 +43,11 @@ KEEPING = {
     "archive", "backup_store", "check_store", "copy_store", "prunable", "prune_store", "unarchive", "upgrade_store",
 }  # fmt: skip
 """Done by whoever keeps the store, where it lies."""
-SERVICE_ALONE = {
-    *("drivers", "events", "log", "recipes", "registered", "trials", "compare"),
-    *("pause", "stop", "cancel", "replays", "watch_replay", "stop_replay"),
-    *("baseline", "predictions_of"),  # what `best` and `show` print below their answers
+ACTIONS = {
+    *("plan", "launch", "resume", "replay", "pause", "stop", "cancel"),
+    *("replays", "watch_replay", "stop_replay", "registered", "events", "log"),
 }
+"""What a service does, or holds beside its store."""
 READING = (
     *("best", "campaigns", "dataframe", "explain", "export", "failures", "front", "pareto"),
     *("plot", "predictions", "report", "show", "status"),
@@ -68,24 +67,33 @@ def ids(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def client(ids: tuple[Path, list[str]]) -> Iterator[Client]:
+def client(ids: tuple[Path, list[str]]) -> Iterator[RemoteStore]:
     chosen = settings(ids[0])
     with browser(chosen) as found:
-        yield Client(WiredConnection(found, tokens_of(chosen).operator))
+        yield remote(found, tokens_of(chosen).operator)
 
 
 def public(kind: type) -> set[str]:
     return {name for name in dir(kind) if not name.startswith("_")}
 
 
-def test_the_client_has_every_reading_function_by_its_name() -> None:
-    functions, methods = set(frontrunner.__all__), public(Client)
-    launched = {"launch", "resume", "connect"}
-    assert functions == {*READING, *OF_FILES, *RUN_HERE, *WRITING, *KEEPING, *launched}
-    assert methods == {*READING, *SERVICE_ALONE, "plan", "launch", "resume", "replay"}
+def test_public_functions_are_methods_of_a_store_or_need_none() -> None:
+    functions = set(frontrunner.__all__)
+    assert functions == {*READING, *OF_FILES, *RUN_HERE, *WRITING, *KEEPING, "launch", "resume", "connect"}
+    assert set(READING) <= public(LocalStore)
 
 
-def test_a_campaign_file_is_planned_as_here(client: Client, tmp_path: Path) -> None:
+def test_local_and_remote_store_have_the_same_questions() -> None:
+    assert public(LocalStore) - {"opened"} == public(RemoteStore) - ACTIONS
+
+
+@pytest.mark.parametrize("name", sorted(public(LocalStore) - {"opened"}))
+def test_local_and_remote_store_take_the_same_arguments(name: str) -> None:
+    local, remote = (inspect.signature(getattr(owner, name)) for owner in (LocalStore, RemoteStore))
+    assert local == remote
+
+
+def test_a_campaign_file_is_planned_as_here(client: RemoteStore, tmp_path: Path) -> None:
     file = write_toml(tmp_path / "tiny.toml", tiny())
     own = frontrunner.plan(file)
     for given in (file, str(file), tiny()):
@@ -96,7 +104,7 @@ def test_a_campaign_file_is_planned_as_here(client: Client, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("change", [{"budgets": {}}, {"budget": {"probes": "3"}}, {"model": 3}])
-def test_a_campaign_file_is_refused_as_here(client: Client, tmp_path: Path, change: dict[str, object]) -> None:
+def test_a_campaign_file_is_refused_as_here(client: RemoteStore, tmp_path: Path, change: dict[str, object]) -> None:
     file = write_toml(tmp_path / "tiny.toml", {**tiny(), **change})
     asked = [(frontrunner.plan, client.plan), (frontrunner.launch, client.launch)]
     for ask, theirs in asked if "budgets" in change else asked[:1]:  # what is in sections is refused by a process
@@ -108,7 +116,7 @@ def test_a_campaign_file_is_refused_as_here(client: Client, tmp_path: Path, chan
     assert here.value.message.startswith(f"{file}: ")
 
 
-def test_what_is_no_campaign_file_is_refused_before_it_is_sent(client: Client, tmp_path: Path) -> None:
+def test_what_is_no_campaign_file_is_refused_before_it_is_sent(client: RemoteStore, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="there is no such file"):
         client.launch(tmp_path / "none.toml")
     with pytest.raises(InvalidInput, match="expected a campaign file's path, or its tables"):
@@ -118,11 +126,9 @@ def test_what_is_no_campaign_file_is_refused_before_it_is_sent(client: Client, t
 
 
 @pytest.mark.parametrize("name", READING)
-def test_a_method_takes_what_the_function_takes_but_the_store(name: str) -> None:
-    ours, theirs = (inspect.signature(getattr(owner, name)).parameters for owner in (frontrunner, Client))
-    files = {"campaign"} if name == "explain" else set()  # a campaign file is explained where it lies
-    expected = {key: value.default for key, value in ours.items() if key not in {"store", *files}}
-    assert {key: value.default for key, value in theirs.items() if key != "self"} == expected
+def test_public_function_takes_what_the_method_takes_and_a_store(name: str) -> None:
+    function, method = (inspect.signature(getattr(owner, name)).parameters for owner in (frontrunner, LocalStore))
+    assert [*list(method)[1:], "store"] == list(function)
 
 
 def test_every_command_that_reads_a_store_takes_a_server() -> None:
@@ -135,13 +141,13 @@ def test_every_command_that_reads_a_store_takes_a_server() -> None:
             assert ("server" in options) != (name in COMMANDS_WITHOUT_A_SERVICE), name
 
 
-def test_a_table_crosses_the_wire_whole(client: Client, ids: tuple[Path, list[str]]) -> None:
+def test_a_table_crosses_the_wire_whole(client: RemoteStore, ids: tuple[Path, list[str]]) -> None:
     told, own = client.dataframe("first"), frontrunner.dataframe("first", store=str(ids[0] / "store.db"))
     assert len(own) == 4
     pd.testing.assert_frame_equal(told, own, check_exact=True)
 
 
-def test_a_recipe_is_taken_apart_as_here(client: Client, ids: tuple[Path, list[str]]) -> None:
+def test_a_recipe_is_taken_apart_as_here(client: RemoteStore, ids: tuple[Path, list[str]]) -> None:
     folder, (first, *_) = ids
     at = str(folder / "store.db")
     told, own = client.explain(first), frontrunner.explain(first, store=at)
@@ -149,16 +155,16 @@ def test_a_recipe_is_taken_apart_as_here(client: Client, ids: tuple[Path, list[s
     assert told.measured.store == "http://127.0.0.1:8787"
     assert replace(told, measured=replace(told.measured, store=at)) == own
     assert client.predictions("first") is frontrunner.predictions("first", store=at) is None
-    assert client.baseline("first") is baseline("first", store=at) is None
+    assert client.baseline("first") is LocalStore(at).baseline("first") is None
     with pytest.raises(NotFound, match="no predicted recipe") as refused:
         client.predictions_of(first)
     with pytest.raises(NotFound) as here:
-        predictions_of(first, store=at)
+        LocalStore(at).predictions_of(first)
     assert refused.value.message == here.value.message
 
 
 @pytest.mark.system
-def test_a_report_is_drawn_by_the_service(client: Client, ids: tuple[Path, list[str]], tmp_path: Path) -> None:
+def test_a_report_is_drawn_by_the_service(client: RemoteStore, ids: tuple[Path, list[str]], tmp_path: Path) -> None:
     told, own = tmp_path / "told.html", tmp_path / "own.html"
     assert client.report("first", out=told) == told
     frontrunner.report("first", out=own, store=str(ids[0] / "store.db"))
@@ -170,7 +176,7 @@ def test_a_report_is_drawn_by_the_service(client: Client, ids: tuple[Path, list[
 
 @pytest.mark.parametrize("name", ["a.svg", "a.png"])
 def test_figures_are_drawn_by_the_service(
-    client: Client, ids: tuple[Path, list[str]], tmp_path: Path, name: str
+    client: RemoteStore, ids: tuple[Path, list[str]], tmp_path: Path, name: str
 ) -> None:
     made, own = tmp_path / name, tmp_path / f"own-{name}"
     assert client.plot("first", out=made, figure="speed-memory") == ([made], [])
@@ -179,7 +185,7 @@ def test_figures_are_drawn_by_the_service(
 
 
 def test_what_cannot_be_drawn_or_written_is_said_as_here(
-    client: Client, ids: tuple[Path, list[str]], tmp_path: Path
+    client: RemoteStore, ids: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
     at = str(ids[0] / "store.db")
     for ask in (client.plot, lambda *given, **named: frontrunner.plot(*given, store=at, **named)):
@@ -197,7 +203,7 @@ def test_what_cannot_be_drawn_or_written_is_said_as_here(
 def test_a_table_has_its_limit(ids: tuple[Path, list[str]]) -> None:
     chosen = settings(ids[0], Limits(frame_rows=3, requests_per_s=1e6, request_burst=1_000_000))
     with browser(chosen) as found:
-        client = Client(WiredConnection(found, tokens_of(chosen).reader))
+        client = remote(found, tokens_of(chosen).reader)
         with pytest.raises(InvalidInput, match="has 4 finished attempts: a service makes a table of at most 3"):
             client.dataframe("first")
 
@@ -220,7 +226,7 @@ def test_a_table_has_a_row_for_each_try_and_is_sent_in_pieces(tmp_path: Path) ->
             assert ("content-length" in answer.headers) == (status != 200)
 
 
-def test_a_recipe_is_named_to_a_service_as_to_a_store(client: Client, ids: tuple[Path, list[str]]) -> None:
+def test_a_recipe_is_named_to_a_service_as_to_a_store(client: RemoteStore, ids: tuple[Path, list[str]]) -> None:
     first = ids[1][0]
     written = f" {first.upper()} "
     assert client.show(written) == client.show(first)
@@ -231,7 +237,9 @@ def test_a_recipe_is_named_to_a_service_as_to_a_store(client: Client, ids: tuple
         client.predictions_of(written)
 
 
-def test_what_is_not_there_is_not_there_without_the_store_s_name(client: Client, ids: tuple[Path, list[str]]) -> None:
+def test_missing_campaign_is_reported_without_the_store_s_name(
+    client: RemoteStore, ids: tuple[Path, list[str]]
+) -> None:
     with pytest.raises(NotFound, match=r"there is no campaign 'fisrt'$") as refused:
         client.status("fisrt")
     assert str(refused.value.hint) == "did you mean 'first'?"
@@ -240,7 +248,7 @@ def test_what_is_not_there_is_not_there_without_the_store_s_name(client: Client,
 def test_a_damaged_cell_is_refused_by_its_place_and_is_no_failure_of_the_service(tmp_path: Path) -> None:
     page_store(tmp_path)
     with browser(settings(tmp_path)) as found:
-        asked = Client(WiredConnection(found, tokens_of(settings(tmp_path)).reader))
+        asked = remote(found, tokens_of(settings(tmp_path)).reader)
         with closing(sqlite3.connect(tmp_path / "store.db")) as file, file:
             file.execute("PRAGMA ignore_check_constraints = ON")
             file.execute("UPDATE campaigns SET state = 'finishee' WHERE id = 1")
@@ -279,7 +287,7 @@ def test_what_commands_and_nodes_are_given_is_not_told(tmp_path: Path) -> None:
                 path = path.replace(name, value)  # noqa: PLW2901 - as a template is filled in
             answer = service.get(path, params={"objective": ["tokens", "nodes"], "first": "tiny", "second": "tiny"})
             assert SECRET not in answer.text, path
-        shown = Client(WiredConnection(service, tokens_of(chosen).reader)).show(filled_in["{recipe_id}"])
+        shown = remote(service, tokens_of(chosen).reader).show(filled_in["{recipe_id}"])
     known = stored_spec(shown.appearances[0].campaign)
     assert (known.problem, known.space) == (spec.problem, spec.space), "the rest is told as it is"
     assert known.command.environment == {"API": REDACTED}

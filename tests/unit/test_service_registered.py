@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from frontrunner.config.campaign_file import read_campaign_file
+from frontrunner.config.campaign import read_campaign_file
 from frontrunner.server.app import create_app
 from frontrunner.server.bodies import campaign_table, parsed
 from frontrunner.server.models import CampaignBody

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from frontrunner.remote import PLAIN_HTTP_VARIABLE, connect
 from frontrunner.results.holders import this_host
 from frontrunner.results.store import open_store
-from frontrunner.server.client import PLAIN_HTTP_VARIABLE, connect
 from frontrunner.server.drivers import Drivers
 from frontrunner.server.errors import Conflict
 from frontrunner.server.pressure import TokenBucket
@@ -187,7 +187,7 @@ def test_the_operator_s_token_goes_to_this_machine_alone(tmp_path: Path, monkeyp
     for here in ("http://127.0.0.1:8787", "http://localhost:8787", "http://[::1]:8787", "https://localhost"):
         connect(here)
     for elsewhere in ("https://tune.example.org", "http://localhost.example.org:8787", "http://10.0.0.1:8787"):
-        with pytest.raises(NotFound, match="is for this machine alone"):
+        with pytest.raises(NotFound, match="is for this machine only"):
             connect(elsewhere)
 
 

@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 import pytest
 
-from frontrunner.config.campaign_file import CampaignFile, read_campaign_file
+from frontrunner.config.campaign import CampaignFile, read_campaign_file
 from frontrunner.evaluators.cluster.executors import make_provider
 from frontrunner.evaluators.cluster.launching import launch_command
 from frontrunner.evaluators.cluster.sources import node_source

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from frontrunner.config.campaign_file import parse_campaign
+from frontrunner.config.campaign import parse_campaign
 from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.results.records import Campaign
 from frontrunner.results.states import CampaignState

@@ -14,7 +14,7 @@ from frontrunner.results.status import failures, status
 from frontrunner.results.store import open_store
 from frontrunner.search.conclusion import Conclusion
 from frontrunner.spaces.errors import CampaignFailed
-from frontrunner.views.render_campaigns import print_campaigns, print_status
+from frontrunner.views.campaigns import print_campaigns, print_status
 from support.page_stores import page_store
 from support.rankings import measurement, record, start
 
@@ -37,7 +37,7 @@ def told(folder: Path, capsys: pytest.CaptureFixture[str], *outcomes: Failure) -
 def test_a_lost_attempt_is_no_failure_to_look_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = told(tmp_path, capsys, LOST)
     assert "failures" not in lines
-    assert lines["lost"] == "lost      1 attempt, cut off or withdrawn"
+    assert lines["lost"] == "lost      1 attempt, interrupted or withdrawn"
 
 
 def test_failures_are_only_pointed_to_where_a_recipe_has_failed(

@@ -11,7 +11,7 @@ import pytest
 from frontrunner import report
 from frontrunner.api import launch
 from frontrunner.cli.main import frontrunner as frontrunner_command
-from frontrunner.config.campaign_file import parse_campaign
+from frontrunner.config.campaign import parse_campaign
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.protocol import make_evaluator
 from frontrunner.reporting_pieces import reported

@@ -78,7 +78,7 @@ def _base(cluster: str | None, campaign: Path | None) -> str | Cluster | None:
         return cluster
     if cluster is not None:
         raise InvalidInput("--cluster and --campaign are both given: expected one of them")
-    from frontrunner.config.campaign_file import read_campaign_file
+    from frontrunner.config.campaign import read_campaign_file
 
     return read_campaign_file(campaign).spec.problem.cluster
 
@@ -98,7 +98,7 @@ def _measure(
     if as_json:
         print_json({"out": str(out), "cluster": found.cluster, "notes": found.notes, "lines": found.lines})
         return
-    from frontrunner.views.render_calibration import print_calibration
+    from frontrunner.views.diagnostics import print_calibration
 
     print_calibration(found, out)
 
@@ -107,6 +107,6 @@ def _tell(found: StepFit, out: Path, *, as_json: bool) -> None:
     if as_json:
         print_json({"out": str(out), **vars(found)})
         return
-    from frontrunner.views.render_calibration import print_fit
+    from frontrunner.views.diagnostics import print_fit
 
     print_fit(found, out)

@@ -12,9 +12,9 @@ import click
 from frontrunner import api
 from frontrunner.cli.options import json_option, print_json, store_option
 from frontrunner.config.settings import shown_store, store_url
-from frontrunner.predictions_api import predictions
 from frontrunner.spaces.errors import CampaignFailed, NothingLegal
 from frontrunner.stop_signals import stopped_by_signals
+from frontrunner.store import LocalStore
 
 if TYPE_CHECKING:
     from frontrunner.search.conclusion import Conclusion
@@ -37,7 +37,7 @@ def launch(file: Path, name: str | None, store: str | None, *, as_json: bool) ->
       frontrunner launch examples/laptop.toml
       frontrunner launch frontier.toml --name 22b-first --store sweeps.db
     """
-    from frontrunner.config.campaign_file import read_campaign_file
+    from frontrunner.config.campaign import read_campaign_file
     from frontrunner.views.live import make_listener
 
     campaign = read_campaign_file(file)
@@ -95,7 +95,7 @@ def space(file: Path, *, as_json: bool) -> None:
             }
         )
     else:
-        from frontrunner.views.render_campaigns import print_survey
+        from frontrunner.views.campaigns import print_survey
 
         print_survey(surveyed)
     if not surveyed.recipes:
@@ -107,29 +107,31 @@ def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, stopped
 
     `stopped` is the exit code of a campaign that was stopped or paused by request.
     """
-    from frontrunner.reporting_api import front
+    from frontrunner.front import Front
+    from frontrunner.results.ranking import Ranking
 
-    ranking = api.best(campaign, top=TOP, store=store) if conclusion.measured else []
+    questions = LocalStore(store)
+    ranking = questions.best(campaign, top=TOP) if conclusion.measured else Ranking()
     several = len(conclusion.objectives) > 1
-    found = front(campaign, objectives=conclusion.objectives, store=store) if several and ranking else ()
-    scale = predictions(campaign, store=store)
+    found = questions.front(campaign, objectives=conclusion.objectives) if several and ranking else Front()
+    scale = questions.predictions(campaign)
     if as_json:
         answer = {"campaign": campaign, "state": conclusion.state, "reason": conclusion.reason, "best": ranking}
         answer_on_front = {"objectives": conclusion.objectives, "front": found} if several else {}
         small = {} if scale is None else {"small_scale": scale}
         print_json(answer | {"outlook": conclusion.outlook, "budget": conclusion.limits} | answer_on_front | small)
-        ranking = []
+        ranking = Ranking()
     elif scale is not None:
-        from frontrunner.views.render_predictions import print_predictions
+        from frontrunner.views.ranking import print_predictions
 
         print_predictions(scale)
     if ranking:
-        from frontrunner.views.render_ranking import print_next_commands, print_outlook, print_ranking
+        from frontrunner.views.ranking import print_next_commands, print_outlook, print_ranking
 
         measured = " measured" if ranking[0].figures == "measured" else ""  # the table says itself what else they are
         print_ranking(ranking, title=f"{campaign}: {conclusion.measured} recipes{measured}")
         if found:
-            from frontrunner.views.render_front import print_front
+            from frontrunner.views.ranking import print_front
 
             print_front(found, conclusion.objectives)
         print_outlook(conclusion.outlook, conclusion.limits)

@@ -79,7 +79,7 @@ def _tell(campaign_file: Path | None, store: str | None, called: RollCall | None
     if as_json:
         print_json({"checks": checks, "all_reduce": rows})
     else:
-        from frontrunner.views.render_doctor import print_doctor
+        from frontrunner.views.diagnostics import print_doctor
 
         print_doctor(checks, rows)
     sys.stdout.flush()

@@ -39,6 +39,6 @@ def dryrun(
     if as_json:
         print_json(found)
         return
-    from frontrunner.views.render_dryrun import print_dryrun
+    from frontrunner.views.diagnostics import print_dryrun
 
     print_dryrun(found)

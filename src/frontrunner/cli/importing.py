@@ -50,7 +50,7 @@ def import_(
     if as_json:
         print_json(found)
         return
-    from frontrunner.views.render_import import print_import
+    from frontrunner.views.campaigns import print_import
 
     print_import(found)
 

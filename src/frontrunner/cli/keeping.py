@@ -53,7 +53,7 @@ def check(store: str | None, *, as_json: bool) -> None:
     if as_json:
         print_json(found)
     else:
-        from frontrunner.views.render_store import print_check
+        from frontrunner.views.campaigns import print_check
 
         print_check(found)
     if not found.is_sound:
@@ -139,7 +139,7 @@ def prune(campaign: str | None, store: str | None, *, yes: bool, as_json: bool) 
     if as_json:
         print_json({"removed": yes, "campaigns": found})
         return
-    from frontrunner.views.render_store import print_prunable
+    from frontrunner.views.campaigns import print_prunable
 
     print_prunable(found, removed=yes)
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from frontrunner import planning_api
-from frontrunner.cli.asking import asked, server_option
-from frontrunner.cli.options import json_option, print_json, store_option
+from frontrunner.cli.options import json_option, open_backend, print_json, server_option, store_option
 from frontrunner.cli.recipe_words import named
 from frontrunner.spaces.errors import InvalidInput, NothingLegal, bad_value
 
@@ -46,7 +45,7 @@ def _plan(found: Plan, top: int, file: str, *, as_json: bool) -> None:
     if as_json:
         print_json(planning_api.shown_plan(found, top))
     else:
-        from frontrunner.views.render_plan import print_plan
+        from frontrunner.views.plan import print_plan
 
         print_plan(found, top=top, file=file)
     if not len(found.judged):
@@ -75,7 +74,7 @@ def _scaling(found: Scaling, *, as_json: bool) -> None:
     if as_json:
         print_json(found)
     else:
-        from frontrunner.views.render_plan import print_scaling
+        from frontrunner.views.plan import print_scaling
 
         print_scaling(found)
     if not found.has_recipe:
@@ -109,22 +108,21 @@ def explain(
       frontrunner explain --campaign a.toml 3f9c --svg 3f9c.svg
       frontrunner explain --campaign a.toml sharding=zero-1 recompute=none
     """
-    wanted = named(recipe, campaign)
-    if server is not None and isinstance(wanted, str) and campaign is None:
-        found = asked(store, server).explain(wanted)
-    elif server is not None:
-        raise bad_value("--server", server, "a stored recipe's id with it, and no --campaign: files are explained here")
-    else:
-        found = planning_api.explain(wanted, campaign=campaign, store=store)
+    found = open_backend(store, server).explain(named(recipe, campaign), campaign=campaign)
     if svg is not None:
-        from frontrunner.views.picture import write_picture
+        from frontrunner.evaluators.probe.files import write_bytes
+        from frontrunner.spaces.places import writing
+        from frontrunner.views.charts.recipe import breakdown
+        from frontrunner.views.charts.render import picture
 
-        write_picture(found, svg)
+        content = picture(breakdown(found), "svg")
+        with writing(svg):
+            write_bytes(svg, content)
         click.echo(f"picture: {svg}", err=True)
     if as_json:
         print_json(found)
         return
-    from frontrunner.views.render_explain import print_breakdown
+    from frontrunner.views.plan import print_breakdown
 
     print_breakdown(found)
 
@@ -149,7 +147,7 @@ def advise(file: Path, *, as_json: bool) -> None:
 
         print_json(as_table(found, str(file)))
     else:
-        from frontrunner.views.render_advice import print_advice
+        from frontrunner.views.plan import print_advice
 
         print_advice(found, str(file))
     if found.chosen is None:

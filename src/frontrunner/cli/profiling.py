@@ -50,7 +50,7 @@ def profile(recipe_id: str, steps: int, folder: Path | None, store: str | None, 
     if as_json:
         print_json(report)
         return
-    from frontrunner.views.render_profile import print_profile
+    from frontrunner.views.diagnostics import print_profile
 
     print_profile(report)
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from frontrunner.cli.asking import Questions, asked, server_option
-from frontrunner.cli.options import json_option, print_json, store_option
+from frontrunner.cli.options import json_option, open_backend, print_json, server_option, store_option
 from frontrunner.plain_json import as_plain
 from frontrunner.spaces.errors import NotFound, NothingLegal
+
+if TYPE_CHECKING:
+    from frontrunner.remote import RemoteStore
+    from frontrunner.store import LocalStore
+
+    Backend = LocalStore | RemoteStore
 
 
 @click.command()
@@ -37,26 +43,26 @@ def best(  # noqa: PLR0913 - an option each
       frontrunner best
       frontrunner best laptop --top 3 --by memory --json
     """
-    questions = asked(store, server)
+    questions = open_backend(store, server)
     ranking = questions.best(campaign, top=top, by=by, max_memory_gb=max_memory_gb)
     if as_json:
         print_json(ranking)
         return
     scale = questions.predictions(campaign)
     if ranking:
-        from frontrunner.views.render_ranking import print_ranking
+        from frontrunner.views.ranking import print_ranking
 
         print_ranking(ranking, title=f"best by {by}")
         _say_baseline(campaign, questions)
     elif scale is None or not scale.predicted:
         raise NothingLegal("no measured recipe answers this question", hint="see `frontrunner status`")
     if scale is not None:
-        from frontrunner.views.render_predictions import print_predictions
+        from frontrunner.views.ranking import print_predictions
 
         print_predictions(scale)
 
 
-def _say_baseline(campaign: str | None, questions: Questions) -> None:
+def _say_baseline(campaign: str | None, questions: Backend) -> None:
     """What the best gains over the campaign's baseline, where it has one."""
     found = questions.baseline(campaign)
     if found is not None:
@@ -82,7 +88,7 @@ def pareto(
       frontrunner pareto laptop --json
       frontrunner pareto --objectives tokens,memory,nodes
     """
-    questions = asked(store, server)
+    questions = open_backend(store, server)
     if objectives is not None:
         _front(campaign, tuple(name.strip() for name in objectives.split(",")), questions, as_json=as_json)
         return
@@ -92,19 +98,19 @@ def pareto(
     elif not front:
         raise NothingLegal("no recipe was measured", hint="see `frontrunner status`")
     else:
-        from frontrunner.views.render_ranking import print_ranking
+        from frontrunner.views.ranking import print_ranking
 
         print_ranking(front, title="speed against memory: what nothing else beats in both")
 
 
-def _front(campaign: str | None, objectives: tuple[str, ...], questions: Questions, *, as_json: bool) -> None:
+def _front(campaign: str | None, objectives: tuple[str, ...], questions: Backend, *, as_json: bool) -> None:
     found = questions.front(campaign, objectives=objectives)
     if as_json:
         print_json(found)
     elif not found:
         raise NothingLegal("no recipe was measured", hint="see `frontrunner status`")
     else:
-        from frontrunner.views.render_front import print_front
+        from frontrunner.views.ranking import print_front
 
         print_front(found, objectives)
 
@@ -122,7 +128,7 @@ def show(recipe_id: str, store: str | None, server: str | None, *, as_json: bool
       frontrunner show 3f9c01d2ab4e
       frontrunner show 3f9c --json
     """
-    questions = asked(store, server)
+    questions = open_backend(store, server)
     try:
         explanation = questions.show(recipe_id)
     except NotFound:
@@ -132,13 +138,13 @@ def show(recipe_id: str, store: str | None, server: str | None, *, as_json: bool
     if as_json:
         print_json(explanation)
     else:
-        from frontrunner.views.render_recipe import print_explanation
+        from frontrunner.views.ranking import print_explanation
 
         print_explanation(explanation)
         _show_predicted(explanation.recipe_id, questions, as_json=False)
 
 
-def _show_predicted(recipe_id: str, questions: Questions, *, as_json: bool) -> bool:
+def _show_predicted(recipe_id: str, questions: Backend, *, as_json: bool) -> bool:
     """Print what is predicted of a recipe, where anything is."""
     try:
         scales = questions.predictions_of(recipe_id)
@@ -147,7 +153,7 @@ def _show_predicted(recipe_id: str, questions: Questions, *, as_json: bool) -> b
     if as_json:
         print_json({"recipe_id": scales[0].predicted[0].recipe_id, "appearances": [], "predictions": scales})
         return True
-    from frontrunner.views.render_predictions import print_prediction
+    from frontrunner.views.ranking import print_prediction
 
     for scale in scales:
         print_prediction(scale)
@@ -167,17 +173,17 @@ def status(campaign: str | None, store: str | None, server: str | None, *, as_js
       frontrunner status
       frontrunner status laptop --json
     """
-    questions = asked(store, server)
+    questions = open_backend(store, server)
     found = questions.status(campaign)
     scale = questions.predictions(found.campaign.name)
     if as_json:
         print_json(as_plain(found) | ({} if scale is None else {"small_scale": as_plain(scale)}))
         return
-    from frontrunner.views.render_campaigns import print_status
+    from frontrunner.views.campaigns import print_status
 
     print_status(found)
     if scale is not None:
-        from frontrunner.views.render_predictions import scale_lines
+        from frontrunner.views.ranking import scale_lines
 
         click.echo("\n".join(scale_lines(scale)))
 
@@ -195,13 +201,13 @@ def failures(campaign: str | None, store: str | None, server: str | None, *, as_
       frontrunner failures
       frontrunner failures laptop --json
     """
-    found = asked(store, server).failures(campaign)
+    found = open_backend(store, server).failures(campaign)
     if as_json:
         print_json(found)
     elif not found:
         click.echo("nothing failed")
     else:
-        from frontrunner.views.render_campaigns import print_failures
+        from frontrunner.views.campaigns import print_failures
 
         print_failures(found)
 
@@ -218,13 +224,13 @@ def campaigns(store: str | None, server: str | None, *, as_json: bool) -> None:
       frontrunner campaigns
       frontrunner campaigns --store sweeps.db --json
     """
-    found = asked(store, server).campaigns()
+    found = open_backend(store, server).campaigns()
     if as_json:
         print_json(found)
     elif not found:
         click.echo("no campaign yet: frontrunner launch FILE")
     else:
-        from frontrunner.views.render_campaigns import print_campaigns
+        from frontrunner.views.campaigns import print_campaigns
 
         print_campaigns(found)
 
@@ -244,6 +250,6 @@ def dataframe(campaign: str | None, out: Path, store: str | None, server: str | 
     """
     from frontrunner.results.frames import write_frame
 
-    table = asked(store, server).dataframe(campaign)
+    table = open_backend(store, server).dataframe(campaign)
     write_frame(table, out)
     click.echo(f"{len(table)} rows, {len(table.columns)} columns: {out}")

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from frontrunner.cli.asking import asked, server_option
-from frontrunner.cli.options import store_option
+from frontrunner.cli.options import open_backend, server_option, store_option
 
 
 @click.command()
@@ -26,7 +25,7 @@ def report(campaign: str | None, out: Path | None, store: str | None, server: st
       frontrunner report
       frontrunner report laptop --out laptop.html
     """
-    path = asked(store, server).report(campaign, out=out)
+    path = open_backend(store, server).report(campaign, out=out)
     click.echo(f"report: {path}, {path.stat().st_size / 1e6:.1f} MB; open it in a browser")
 
 
@@ -50,8 +49,8 @@ def plot(
       frontrunner plot --out figures
       frontrunner plot laptop --out front.svg --figure speed-memory
     """
-    written, absent = asked(store, server).plot(campaign, out=out, figure=figure, format=wanted)
+    written, absent = open_backend(store, server).plot(campaign, out=out, figure=figure, format=wanted)
     for path in written:
         click.echo(str(path))
     for row in absent:
-        click.echo(f"{row.name} is not drawn: {getattr(row.chart, 'reason', '')}", err=True)
+        click.echo(f"{row.name} is not drawn: {row.reason}", err=True)

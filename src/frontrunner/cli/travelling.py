@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from frontrunner.cli.asking import asked, server_option
-from frontrunner.cli.options import json_option, print_json, store_option
+from frontrunner.cli.options import json_option, open_backend, print_json, server_option, store_option
 from frontrunner.cli.recipe_words import choices
 from frontrunner.spaces.errors import NothingLegal, bad_value
 from frontrunner.spaces.places import writing
@@ -47,7 +46,7 @@ def export(name: str, to: str, out: Path | None, storage: str | None, store: str
     if storage is not None:
         _mirror(name, storage, store, out)
         return
-    text = asked(store, server).export(name, to=to)
+    text = open_backend(store, server).export(name, to=to)
     if out is None:
         click.echo(text, nl=False)
     else:

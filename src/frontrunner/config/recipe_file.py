@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,8 +16,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from frontrunner.config.toml_file import holds, why_no_file
-from frontrunner.config.validation import validate
-from frontrunner.evaluators.export.parsed import json_table
+from frontrunner.config.validation import refuse_unusable_values, validate
+from frontrunner.evaluators.export.reading import json_section
 from frontrunner.evaluators.probe.settings import OPTIMIZERS
 from frontrunner.spaces.document import canonical_json, recipe_id
 from frontrunner.spaces.errors import (
@@ -32,13 +31,11 @@ from frontrunner.spaces.errors import (
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.spaces.wording import shown, shown_key
+from frontrunner.spaces.wording import shown_key
 
 FORMAT = "frontrunner-recipe"
 VERSION = 1
 MOST_BYTES = 256 * 1024
-DEEPEST = 8
-"""Levels of lists and tables; a document has five."""
 LARGEST = 2**63 - 1
 FIGURES = ("measured", "simulated", "imported")
 KEYS = ("format", "version", "hash", "content")
@@ -154,8 +151,7 @@ def from_bytes(content: bytes) -> RecipeFile:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidInput(f"not text in UTF-8: byte {error.start + 1} does not fit") from None
-    _refuse_depth(text)
-    return _from_document(json_table(text))
+    return _from_document(json_section(text).values)
 
 
 def _from_document(document: Mapping[str, Any]) -> RecipeFile:
@@ -165,7 +161,7 @@ def _from_document(document: Mapping[str, Any]) -> RecipeFile:
     if isinstance(version, bool) or version != VERSION:
         hint = "upgrade frontrunner" if isinstance(version, int) and version > VERSION else None
         raise bad_value("version", version, f"{VERSION}, which this version of frontrunner reads", hint=hint)
-    _refuse_numbers(document)
+    refuse_unusable_values(document, LARGEST)
     for key in document:
         if key not in KEYS:
             raise InvalidInput(f"unknown key {shown_key(key)}: a recipe file has {', '.join(KEYS)}")
@@ -175,48 +171,7 @@ def _from_document(document: Mapping[str, Any]) -> RecipeFile:
     wanted = content_hash(content)
     if document.get("hash") != wanted:
         raise bad_value("hash", document.get("hash"), f"{wanted}: the file was changed after it was written")
-    found = validate(RecipeFile, content, prefix="content")
-    _refuse_unknown(content, asdict(found), "content")
-    return found
-
-
-def _refuse_depth(text: str) -> None:
-    """Raise `InvalidInput` for brackets nested deeper than any document's, by one pass over the text."""
-    depth, in_string, escaped = 0, False, False
-    for place, character in enumerate(text):
-        if in_string:
-            in_string, escaped = escaped or character != '"', character == "\\" and not escaped
-        elif character == '"':
-            in_string = True
-        elif character in "[{":
-            depth += 1
-            if depth > DEEPEST:
-                raise InvalidInput(f"nested more than {DEEPEST} deep at character {place + 1}")
-        elif character in "]}":
-            depth -= 1
-
-
-def _refuse_numbers(value: Any, path: str = "") -> None:
-    """Raise `InvalidInput`, with the key, for an infinity, a NaN and a number that no field takes."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            _refuse_numbers(item, f"{path}.{shown_key(key)}" if path else shown_key(key))
-    elif isinstance(value, list):
-        for item in value:
-            _refuse_numbers(item, path)
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise bad_value(path, value, "a finite number")
-    elif isinstance(value, int) and abs(value) > LARGEST:
-        raise bad_value(path, value, f"a number of at most {LARGEST}")
-
-
-def _refuse_unknown(given: Any, known: Any, path: str) -> None:
-    """Raise `InvalidInput` for the first key that is not among those of the value that was read."""
-    if isinstance(given, Mapping) and isinstance(known, Mapping):
-        for key, item in given.items():
-            if key not in known:
-                raise InvalidInput(f"unknown key {path}.{shown_key(key)} = {shown(item)}")
-            _refuse_unknown(item, known[key], f"{path}.{key}")
+    return validate(RecipeFile, content, prefix="content", largest=LARGEST)
 
 
 def schema() -> dict[str, Any]:

@@ -33,6 +33,7 @@ from frontrunner.server.settings import ServiceSettings
 from frontrunner.server.state import Service
 from frontrunner.server.tokens import OneTimeLinks, make_tokens, read_tokens
 from frontrunner.spaces.errors import FrontrunnerError
+from frontrunner.store import LocalStore
 
 API = "/api/v1"
 SLOW_THREADS = 2
@@ -70,6 +71,7 @@ def create_app(settings: ServiceSettings, *, pages: Sequence[APIRouter] = ()) ->
         tokens=tokens,
         links=OneTimeLinks(),
         store=store,
+        local=LocalStore(is_open=store),
         drivers=Drivers(store, settings),
         replays=Replays(store, settings),
         slow_work=anyio.CapacityLimiter(SLOW_THREADS),

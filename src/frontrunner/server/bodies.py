@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from frontrunner.config.campaign_file import CampaignFile, parse_campaign
+from frontrunner.config.campaign import CampaignFile, parse_campaign
 from frontrunner.config.toml_file import Table
 from frontrunner.server.models import FORBIDDEN_KEYS, SECTIONS, CampaignBody
 from frontrunner.server.registered import EVALUATOR_OF, Registered

@@ -78,7 +78,7 @@ def main(arguments: list[str]) -> int:
 
 def _launch(body: dict[str, Any], answer: Answer) -> None:
     from frontrunner import api
-    from frontrunner.config.campaign_file import parse_campaign
+    from frontrunner.config.campaign import parse_campaign
     from frontrunner.stop_signals import stopped_by_signals
 
     file = parse_campaign(body, default_name=DEFAULT_NAME, base=Path.cwd())

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from frontrunner.config.campaign_schema import section_schema
+from frontrunner.config.campaign import section_schema
 from frontrunner.server.guards import COOKIE
 from frontrunner.server.models import FORBIDDEN_KEYS, SECTIONS
 from frontrunner.server.registered import KINDS, Registered

@@ -5,20 +5,25 @@ No field is a path, a command, an address or a template: what a client may choos
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
 
-from frontrunner.config.file_sections import refuse_wrong_sections, text_at
-from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
-from frontrunner.spaces.names import CAMPAIGN_NAME, require_campaign_name
-from frontrunner.spaces.wording import shown, shown_key
+from frontrunner.config.campaign import CampaignName
+from frontrunner.config.validation import invalid_input, refuse_unusable_values
+from frontrunner.spaces.errors import InvalidInput
 
 Section = dict[str, JsonValue]
 RegisteredName = Annotated[str | None, Field(max_length=64)]
 Evaluator = Literal["probe", "simulated", "command", "table"]
-WIRED: tuple[str, ...] = get_args(Evaluator)
 Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
 NAMED = "expected {} = a registered name (GET /api/v1/registered)"
@@ -42,19 +47,18 @@ LAPTOP: dict[str, JsonValue] = {
 
 
 class Body(BaseModel):
-    """A body: keys that are not known are refused."""
+    """A request body without unknown keys; mistakes are described in the words of a campaign file's."""
 
     model_config = ConfigDict(extra="forbid")
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def known_keys_alone(cls, given: object) -> object:
-        """Refuse a key that is not known, and name the nearest that is."""
-        for key, value in given.items() if isinstance(given, Mapping) else ():
-            if key not in cls.model_fields:
-                hint = did_you_mean(str(key), cls.model_fields)
-                raise InvalidInput(f"unknown key {shown_key(str(key))} = {shown(value)}", hint=hint)
-        return given
+    def in_our_words(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Raise `InvalidInput` in place of pydantic's errors."""
+        try:
+            return handler(given)
+        except ValidationError as error:
+            raise invalid_input(error.errors(), given, cls) from None
 
 
 class CampaignBody(Body):
@@ -67,7 +71,7 @@ class CampaignBody(Body):
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [LAPTOP]})
 
-    name: Annotated[str, Field(pattern=f"^{CAMPAIGN_NAME.pattern}$")] | None = None
+    name: CampaignName | None = None
     evaluator: Evaluator | None = None
     site: RegisteredName = None
     trainer: RegisteredName = None
@@ -83,27 +87,15 @@ class CampaignBody(Body):
 
     @model_validator(mode="before")
     @classmethod
-    def known_keys_alone(cls, given: object) -> object:
-        """Refuse what the reader of campaign files refuses, in its words, and sections in whose place a name stands."""
+    def no_paths_or_commands(cls, given: object) -> object:
+        """Refuse the sections that a registered name replaces, and values that no key takes."""
         if not isinstance(given, dict):
             return given
         for section, instead in TAKEN_INSTEAD.items():
             if isinstance(given.get(section), dict) or (section in given and section not in cls.model_fields):
                 raise InvalidInput(f"[{section}] is not taken from the wire: {instead}")
-        needed = [name for name, entry in cls.model_fields.items() if entry.is_required()]
-        known = (*cls.model_fields, *TAKEN_INSTEAD)
-        refuse_wrong_sections(given, known=known, sections=SECTIONS, needed=needed)
-        if given.get("name") is not None:
-            require_campaign_name("name", text_at(given, "name", ""))
-        if given.get("evaluator") is not None:
-            _require_evaluator(text_at(given, "evaluator", ""))
+        refuse_unusable_values(given)
         return given
-
-
-def _require_evaluator(name: str) -> None:
-    """Raise `InvalidInput` for an evaluator that a launch over the wire cannot have, as one of a plug-in."""
-    if name not in WIRED:
-        raise bad_value("evaluator", name, f"one of {', '.join(WIRED)}", hint=did_you_mean(name, WIRED))
 
 
 class PlanBody(CampaignBody):

@@ -28,7 +28,7 @@ STATUS_OF: dict[type[errors.FrontrunnerError], int] = {
     TooMany: 429,
     errors.FrontrunnerError: 500,
 }
-"""The status of each of our errors; `frontrunner.server.client` turns them back."""
+"""The status of each of our errors; `frontrunner.remote` turns them back."""
 
 CLOSE = {"connection": "close"}
 """Header of a refusal after which the connection ends: what follows on it is a body that nobody has read."""

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from frontrunner.config.campaign_file import CampaignFile, parse_campaign
+from frontrunner.config.campaign import CampaignFile, parse_campaign
 from frontrunner.config.toml_file import Table, holds, read_toml
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.cluster import Cluster

@@ -20,6 +20,7 @@ from frontrunner.server.errors import Forbidden
 from frontrunner.server.replays import Replays
 from frontrunner.server.settings import ServiceSettings
 from frontrunner.server.tokens import ROLE, OneTimeLinks, Role, Tokens
+from frontrunner.store import LocalStore
 
 T = TypeVar("T")
 
@@ -32,6 +33,7 @@ class Service:
     tokens: Tokens
     links: OneTimeLinks
     store: Store
+    local: LocalStore
     drivers: Drivers
     replays: Replays
     slow_work: anyio.CapacityLimiter
@@ -54,6 +56,11 @@ async def the_store(service: Annotated[Service, Depends(the_service)]) -> Store:
     return service.store
 
 
+async def the_local_store(service: Annotated[Service, Depends(the_service)]) -> LocalStore:
+    """Return the questions to the open store."""
+    return service.local
+
+
 async def the_role(request: Request) -> Role:
     """Whose token the request carries."""
     role: Role = request.scope[ROLE]
@@ -68,5 +75,6 @@ async def operator(role: Annotated[Role, Depends(the_role)]) -> None:
 
 ServiceOf = Annotated[Service, Depends(the_service)]
 StoreOf = Annotated[Store, Depends(the_store)]
+LocalOf = Annotated[LocalStore, Depends(the_local_store)]
 RoleOf = Annotated[Role, Depends(the_role)]
 OPERATOR = [Depends(operator)]

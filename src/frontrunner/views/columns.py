@@ -1,58 +1,267 @@
-"""Tables whose least telling columns leave where the terminal is narrow."""
+"""Columns of tables of recipes, declared once.
+
+The terminal, the pages, notebooks and reports loop over these tuples. A new figure is one entry of `FIGURES`; it then
+shows in the ranking, the front, a recipe's page, the comparison and the plan alike.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from rich import box
-from rich.table import Table
+from frontrunner.results.outcome import STABLE_SPREAD, ProbeEnding
+from frontrunner.results.ranking import RankedRecipe
+from frontrunner.results.records import IMPORTED, CampaignSummary, Standing
+from frontrunner.results.states import TrialState
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.text import gib, minute, node_time, percent, plain, seconds, thousands
+
+if TYPE_CHECKING:
+    from frontrunner.evaluators.analytic.judged import Estimate
 
 Row = TypeVar("Row")
-GAP = 2
+Other = TypeVar("Other")
+
+ORIGINS = {
+    "simulated": "Simulated: these figures come from rough formulas; nothing was trained.",
+    "imported": "Imported: these figures come from a table of others' training; nothing was trained here.",
+}
+"""Notice for figures that the campaign did not measure, by `Campaign.figures`."""
+ENDINGS = {
+    ProbeEnding.KNOWN: "ended when its step time was known well enough",
+    ProbeEnding.SLOWER: "ended early, clearly slower than the best: its figures are rough",
+    ProbeEnding.NOISY: "ended as too noisy to be known better with more steps",
+    ProbeEnding.LIMIT: "ended at its limit of steps or time",
+    ProbeEnding.FIXED: "ended after the requested number of steps",
+}
+"""Why a probe ended where it did."""
 
 
 @dataclass(frozen=True)
 class Column(Generic[Row]):
-    """A column; those with a lower `drop` are fitted in first, 0 always. One with a `least` width may wrap to it."""
+    """A column: its key, its title, and how a row's value becomes text.
 
+    `value` is None where a row has none; a column without any value is left out. A narrow terminal keeps columns with
+    a `drop` of 0 and fits in the others, the lowest first; a column with a `least` width may be wrapped to it. `label`
+    names a figure that stands alone, `brief` is its form in a line of figures (empty: not in it), `about` explains the
+    title. `is_doubtful` marks values to be used with care.
+    """
+
+    key: str
     title: str
-    cell: Callable[[Row], str]
+    value: Callable[[Row], Any]
+    text: Callable[[Any], str] = str
     drop: int = 0
     is_number: bool = True
     least: int | None = None
+    label: str = ""
+    brief: str = ""
+    about: str = ""
+    is_doubtful: Callable[[Row], bool] = lambda _: False
+
+    def cell(self, row: Row) -> str:
+        """Return the text of a row's value, a dash for None."""
+        value = self.value(row)
+        return "-" if value is None else plain(self.text(value))
+
+    def of(self, part: Callable[[Other], Row | None]) -> Column[Other]:
+        """Return the column for rows that hold its own kind of row as a part, or None."""
+
+        def value(row: Other) -> Any:
+            found = part(row)
+            return None if found is None else self.value(found)
+
+        def is_doubtful(row: Other) -> bool:
+            found = part(row)
+            return found is not None and self.is_doubtful(found)
+
+        return replace(self, value=value, is_doubtful=is_doubtful)  # type: ignore[return-value, arg-type]
 
 
-def tight_table(title: str | None) -> Table:
-    """A table without a frame, whose columns stand as close as can be read."""
-    return Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        padding=(0, 1, 0, 0),
-    )
+def _layout(recipe: Recipe) -> str:
+    context = f" cp{recipe.context_parallel}" if recipe.context_parallel > 1 else ""
+    return f"{recipe.tensor_parallel} x {recipe.pipeline_parallel} x {recipe.data_parallel}{context}"
 
 
-def fitted_table(
-    title: str | None, columns: Sequence[Column[Row]], rows: Sequence[Row], *, width: int, bold: Callable[[Row], bool]
-) -> Table:
-    """The rows as a table of at most `width` characters, if the columns that never leave allow it."""
-    kept: list[Column[Row]] = []
-    for column in sorted(columns, key=lambda c: c.drop):
-        if not column.drop or sum(_width(c, rows) + GAP for c in (*kept, column)) <= width + 1:
-            kept.append(column)
-    table = tight_table(title)
-    kept = [column for column in columns if column in kept]
-    for column in kept:
-        table.add_column(column.title, justify="right" if column.is_number else "left", no_wrap=column.least is None)
-    for row in rows:
-        table.add_row(*(column.cell(row) for column in kept), style="bold" if bold(row) else None)
-    return table
+def _options(recipe: Recipe) -> str | None:
+    """Return the choices that no other column shows, where they are not the plain ones."""
+    parts = []
+    if recipe.pipeline_parallel > 1:
+        parts.append(recipe.schedule + (f" v{recipe.virtual_stages}" if recipe.virtual_stages > 1 else ""))
+    if recipe.layers_per_stage:
+        parts.append(f"layers {recipe.layers_name}")
+    if recipe.recompute != "none":
+        parts.append(f"recompute {recipe.recompute}")
+    if recipe.sequence_parallel:
+        parts.append("seq. parallel")
+    if recipe.replication != "replicate":
+        parts.append(recipe.replication)
+    if recipe.secondary_partition > 1:
+        parts.append(f"secondary {recipe.secondary_partition}")
+    if recipe.rank_order != "tp-dp-pp":
+        parts.append(f"order {recipe.rank_order}")
+    if recipe.engine != "torch":
+        parts.append(recipe.engine)
+    parts.extend(recipe.levers)
+    return ", ".join(parts) or None
 
 
-def _width(column: Column[Row], rows: Sequence[Row]) -> int:
-    whole = max(len(line) for text in (column.title, *map(column.cell, rows)) for line in text.split("\n"))
-    return whole if column.least is None else min(whole, column.least)
+def _figure(*names: str) -> Callable[[Any], Any]:
+    """Read the first of these attributes: estimates name some figures otherwise than measurements do."""
+    return lambda figures: next((getattr(figures, name) for name in names if hasattr(figures, name)), None)
+
+
+CHOICES: tuple[Column[Recipe], ...] = (
+    Column("layout", "tp x pp x dp", _layout, is_number=False, about="tensor x pipeline x data parallel"),
+    Column(
+        "batch",
+        "batch",
+        lambda recipe: f"{recipe.micro_batch_seqs} x {recipe.accumulation}",
+        drop=1,
+        is_number=False,
+        about="micro-batch in sequences x accumulation",
+    ),
+    Column(
+        "sharding",
+        "sharding",
+        lambda recipe: recipe.sharding_name if recipe.copies > 1 else None,
+        is_number=False,
+    ),
+    Column("options", "options", _options, drop=3, is_number=False, least=12),
+)
+"""A recipe's choices."""
+
+FIGURES: tuple[Column[Any], ...] = (
+    Column("tokens_per_s", "tokens/s", _figure("tokens_per_s"), thousands, brief="{} tok/s"),
+    Column(
+        "step_time_s_median", "step", _figure("step_time_s_median", "step_time_s"), seconds, drop=2, brief="{}/step"
+    ),
+    Column(
+        "step_time_spread",
+        "spread",
+        _figure("step_time_spread"),
+        percent,
+        brief="± {}",
+        about="standard deviation of the steps over their median",
+        is_doubtful=lambda figures: getattr(figures, "step_time_spread", 0.0) > STABLE_SPREAD,
+    ),
+    Column(
+        "model_tflops_per_device",
+        "TFLOPS/device",
+        _figure("model_tflops_per_device"),
+        thousands,
+        drop=6,
+        about="of the model's own work, without recomputation",
+    ),
+    Column("mfu", "MFU", _figure("mfu"), percent, drop=5, about="model FLOPs utilization"),
+    Column(
+        "peak_memory_bytes_max_rank",
+        "peak GiB",
+        _figure("peak_memory_bytes_max_rank", "peak_memory_bytes"),
+        gib,
+        label="GiB at the peak",
+        brief="{} GiB",
+        about="memory of the rank that needs most",
+    ),
+    Column("repeats", "n", _figure("repeats"), str, drop=7, label="measurements", about="measurements"),
+)
+"""Figures of a `Standing`, a `Measurement` or an estimate."""
+
+RECIPE_ID: Column[Any] = Column("recipe_id", "recipe", attrgetter("recipe_id"), is_number=False)
+RECIPE: tuple[Column[Any], ...] = (RECIPE_ID, *(column.of(attrgetter("recipe")) for column in CHOICES))
+"""Columns of whatever has a `recipe_id` and a `recipe`."""
+
+_MEASURED: tuple[Column[RankedRecipe], ...] = tuple(column.of(attrgetter("standing")) for column in FIGURES)
+COLUMNS: tuple[Column[RankedRecipe], ...] = (
+    Column("rank", "#", attrgetter("rank")),
+    *RECIPE,
+    *_MEASURED[:1],
+    Column("gap_percent", "gap", attrgetter("gap_percent"), "{:.1f} %".format, drop=4, about="to the first"),
+    *_MEASURED[1:],
+)
+"""The ranking."""
+
+
+PARTS = {
+    "compute": "compute",
+    "recompute": "recompute",
+    "tensor_parallel": "TP traffic",
+    "context_parallel": "CP traffic",
+    "pipeline_transfer": "PP transfer",
+    "bubble": "bubble",
+    "data_parallel": "DP traffic",
+    "host_transfer": "host transfer",
+    "optimizer": "optimizer",
+    "memory": "memory",
+}
+"""Names of the parts of a step, and of what else limits a recipe."""
+
+
+def limited_by(estimate: Estimate) -> str:
+    """Return what limits a recipe, with its share of the step."""
+    share = estimate.step_parts_s.get(estimate.limit)
+    word = PARTS[estimate.limit]
+    return word if share is None else f"{word} {percent(share / estimate.step_time_s, 0)}"
+
+
+LIMIT: Column[Estimate] = Column("limit", "limited by", limited_by, drop=2, is_number=False)
+
+
+def _estimate(row: tuple[int, Estimate]) -> Estimate:
+    return row[1]
+
+
+ESTIMATES: tuple[Column[tuple[int, Estimate]], ...] = (
+    Column("rank", "#", lambda row: row[0], drop=5),
+    *(column.of(_estimate) for column in (*RECIPE, *FIGURES, LIMIT)),
+)
+"""Numbered estimates."""
+
+
+def used(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> list[Column[Row]]:
+    """Return the columns that have a value in some row."""
+    return [column for column in columns if not rows or any(column.value(row) is not None for row in rows)]
+
+
+def figures_in_words(standing: Standing, device_memory_bytes: int) -> list[tuple[str, str]]:
+    """Return (figure, what it is) of each figure that is known, for a summary."""
+    device = {"peak_memory_bytes_max_rank": f", of {gib(device_memory_bytes)}"}
+    return [
+        (column.cell(standing), (column.label or column.title) + device.get(column.key, ""))
+        for column in FIGURES
+        if column.value(standing) is not None
+    ]
+
+
+def briefly(figures: object, *, aligned: bool = False) -> str:
+    """Return the main figures in a line: `11,474 tok/s, 1.25 s/step, ± 2.1 %, 40.12 GiB`."""
+    parts = [(column, column.brief.format(column.cell(figures))) for column in FIGURES if column.brief]
+    if aligned:
+        return " ".join(text.rjust(len(column.brief) + 5) for column, text in parts)
+    return ", ".join(text for _, text in parts)
+
+
+def origin_notice(rows: Sequence[RankedRecipe]) -> str:
+    """Return where figures come from that nobody measured; nothing for others."""
+    return " ".join(ORIGINS[origin] for origin in sorted({row.figures for row in rows} & set(ORIGINS)))
+
+
+def _measured_here(summary: CampaignSummary) -> float | None:
+    return None if summary.figures == IMPORTED else summary.node_seconds_spent
+
+
+CAMPAIGNS: tuple[Column[CampaignSummary], ...] = (
+    Column("name", "campaign", attrgetter("name"), is_number=False),
+    Column("state", "state", attrgetter("state_in_words"), is_number=False),
+    Column("best_tokens_per_s", "best tokens/s", attrgetter("best_tokens_per_s"), thousands),
+    Column("measured", "measured", lambda row: row.probes[TrialState.MEASURED], "{:,}".format, drop=1),
+    Column("failed", "failed", lambda row: row.probes[TrialState.FAILED], "{:,}".format, drop=2),
+    Column("legal_recipes", "legal recipes", attrgetter("legal_recipes"), "{:,}".format, drop=6),
+    Column("node_seconds_spent", "spent", _measured_here, node_time, drop=4),
+    Column("strategy", "strategy", attrgetter("strategy"), drop=5, is_number=False),
+    Column("figures", "figures", attrgetter("figures"), drop=1, is_number=False, about="where the figures come from"),
+    Column("created_at", "created, UTC", attrgetter("created_at"), minute, drop=3, is_number=False),
+)
+"""The list of campaigns."""

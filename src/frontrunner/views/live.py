@@ -1,7 +1,4 @@
-"""What a person sees while a campaign runs: a live panel on a terminal, a line an event elsewhere.
-
-All of it goes to stderr, so that stdout holds the answer alone.
-"""
+"""Progress of a running campaign on stderr: a live panel on a terminal, a line per event elsewhere."""
 
 from __future__ import annotations
 
@@ -9,15 +6,28 @@ import contextlib
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
+from rich.text import Text
 
+from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.results.states import CampaignState
-from frontrunner.search.listener import Ended, Silent, View
+from frontrunner.search.budget import Limit
+from frontrunner.search.listener import LAST_OUTCOMES, Ended, RunningProbe, Silent, View
+from frontrunner.search.strategy import Outlook
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.text import plain
-from frontrunner.views.panel import Heights, outcome_line, panel
+from frontrunner.text import percent, plain, seconds
+from frontrunner.views.columns import briefly
+
+LABEL_WIDTH = 11
+BAR_WIDTH = 30
+NUMBERS_WIDTH = 51
+"""Most columns for the numbers of a measurement; a recipe's text gets the rest of the line."""
+MOST_RUNNING = 6
+"""Running probes that are shown one by one."""
+EventData = Mapping[str, str | int | float | None]
 
 
 class Watcher(Silent):
@@ -31,32 +41,32 @@ class Watcher(Silent):
 
 
 class Lines(Watcher):
-    """One plain line an event."""
+    """One plain line per event."""
 
     def began(self, view: View) -> None:
-        """Say what is searched, and what is known already."""
+        """Report what is searched, and what is known already."""
         super().began(view)
         known = f", {view.measured} {view.figures} before" if view.measured else ""
         origin = "" if view.figures == "measured" else f", {view.figures}"
-        _say(f"campaign {view.name}: {view.strategy} over {view.legal_recipes:,} legal recipes{origin}{known}")
+        _write(f"campaign {view.name}: {view.strategy} over {view.legal_recipes:,} legal recipes{origin}{known}")
 
     def probe_ended(self, view: View, ended: Ended) -> None:
-        """One outcome, and how far the campaign is."""
+        """Report one outcome, and how far the campaign is."""
         budget = ", ".join(str(limit) for limit in view.limits)
-        _say(f"[{ended.number}] {ended.recipe.describe()}: {outcome_line(ended)}  ({budget})")
+        _write(f"[{ended.number}] {ended.recipe.describe()}: {outcome_line(ended)}  ({budget})")
 
-    def noticed(self, view: View, kind: str, data: Mapping[str, str | int | float | None]) -> None:
-        """Anything else, with its data."""
+    def noticed(self, view: View, kind: str, data: EventData) -> None:
+        """Report anything else, with its data."""
         del view
-        _say(_notice(kind, data))
+        _write(_notice(kind, data))
 
     def ended(self, view: View, state: CampaignState, reason: str) -> None:
-        """How it ended."""
-        _say(f"campaign {view.name} {state}: {reason}")
+        """Report how it ended."""
+        _write(f"campaign {view.name} {state}: {reason}")
 
 
 class Panel(Watcher):
-    """A panel that is drawn anew a few times a second, and never gets lower than it was."""
+    """A panel that is redrawn a few times a second, and never gets lower than it was."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
@@ -68,26 +78,26 @@ class Panel(Watcher):
         if not self._live.is_started:
             self._heights = Heights()
             self._live.start()
-        self._draw(view)
+        self.ticked(view)
 
     def probe_began(self, view: View, number: int, recipe: Recipe) -> None:
         """Draw."""
         del number, recipe
-        self._draw(view)
+        self.ticked(view)
 
     def probe_ended(self, view: View, ended: Ended) -> None:
         """Draw."""
         del ended
-        self._draw(view)
+        self.ticked(view)
 
-    def noticed(self, view: View, kind: str, data: Mapping[str, str | int | float | None]) -> None:
+    def noticed(self, view: View, kind: str, data: EventData) -> None:
         """Print the notice above the panel, where it stays."""
         del view
         self._live.console.print(_notice(kind, data), style="yellow", markup=False)
 
     def ticked(self, view: View) -> None:
         """Draw."""
-        self._draw(view)
+        self._live.update(panel(view, width=self._live.console.width, heights=self._heights))
 
     def ended(self, view: View, state: CampaignState, reason: str) -> None:
         """Draw the last panel, and below it how it ended."""
@@ -95,13 +105,10 @@ class Panel(Watcher):
         self._live.stop()
         self._live.console.print(f"campaign {view.name} {state}: {plain(reason)}", markup=False)
 
-    def _draw(self, view: View) -> None:
-        self._live.update(panel(view, width=self._live.console.width, heights=self._heights))
-
 
 @contextmanager
 def make_listener(*, quiet: bool) -> Iterator[Watcher]:
-    """A panel on a terminal, lines elsewhere, silence where the answer is for a program."""
+    """Yield a panel on a terminal, lines elsewhere, silence where the output is for a program."""
     screen = Console(stderr=True, highlight=False)
     if quiet:
         yield Watcher()
@@ -112,14 +119,14 @@ def make_listener(*, quiet: bool) -> Iterator[Watcher]:
         yield Lines()
 
 
-def _notice(kind: str, data: Mapping[str, str | int | float | None]) -> str:
+def _notice(kind: str, data: EventData) -> str:
     if kind == "evidence":
         return plain(_evidence(data))
     return plain(f"{kind}: " + " ".join(f"{key}={value}" for key, value in data.items()))
 
 
-def _evidence(data: Mapping[str, str | int | float | None]) -> str:
-    """What a campaign begins with: `evidence: 12 outcomes of sweep.csv, 3 recipes answered; left out: 2 simulated`."""
+def _evidence(data: EventData) -> str:
+    """Return what a warm start found: `evidence: 12 outcomes of a.csv, 3 recipes answered; left out: 2 simulated`."""
     found = f"evidence: {data['learned_from']} outcomes"
     found += f" of {data['origins']}" if "origins" in data else ""
     found += f", {data['answers']} recipes answered" if data["answers"] else ""
@@ -128,8 +135,123 @@ def _evidence(data: Mapping[str, str | int | float | None]) -> str:
     return found + (f"; {prefix}{', '.join(left_out)}" if left_out else "")
 
 
-def _say(line: str) -> None:
-    """Write a line to stderr; whoever reads it may leave (`| head`), which does not end the campaign."""
+def _write(line: str) -> None:
+    """Write a line to stderr; a reader may leave (`| head`), which does not end the campaign."""
     with contextlib.suppress(BrokenPipeError):
         sys.stderr.write(plain(line).replace("\n", " ") + "\n")
         sys.stderr.flush()
+
+
+@dataclass(kw_only=True)
+class Heights:
+    """The most lines that the running probes have taken so far: kept, so that the panel does not jump."""
+
+    running: int = 1
+
+
+def panel(view: View, *, width: int, heights: Heights | None) -> Group:
+    """Return budget, counts, best so far, what runs, and the last outcomes, in lines that never wrap.
+
+    With `heights` the panel is padded to a steady height; without it holds no empty lines.
+    """
+    failed = "".join(f", {count} {kind}" for kind, count in view.failures.items())
+    best = [Text(f"nothing {view.figures} yet")]
+    if view.best is not None:
+        best = [_outcome(view.best, _recipe_width(view, width), style="bold green")]
+    running, last = list(_running(view)), list(_last(view, width))
+    if heights is not None:
+        heights.running = max(heights.running, len(running))
+        running += [Text()] * (heights.running - len(running))
+        last += [Text()] * (LAST_OUTCOMES - len(last))
+    lines = [
+        _head(view, width),
+        *(line for limit in view.limits for line in _labelled(limit.name, [_limit(limit)])),
+        *_labelled("outcomes", [Text(f"{view.measured} {view.figures}{failed}")]),
+        *_labelled("best", best),
+        *_labelled("outlook", [] if view.outlook is None else [Text(_outlook(view.outlook))]),
+        *_labelled("running", running),
+        *_labelled("last", last),
+    ]
+    for line in lines:
+        line.no_wrap, line.overflow = True, "ellipsis"
+    return Group(*lines)
+
+
+def _labelled(label: str, lines: list[Text]) -> Iterator[Text]:
+    for number, line in enumerate(lines):
+        head = Text("" if number else label, style="dim")
+        yield Text.assemble(head, " " * (LABEL_WIDTH - len(head)), line)
+
+
+def _head(view: View, width: int) -> Text:
+    text = Text(view.name, style="bold")
+    text.append(f"  {view.strategy} over {view.legal_recipes:,} legal recipes", style="not bold")
+    if view.figures != "measured":
+        text.append(f", {view.figures}", style="not bold yellow")
+    if view.seconds_left is not None and view.seconds_left >= 1:
+        left = f"about {seconds(round(view.seconds_left))} left"
+        text.append(left.rjust(max(2 + len(left), min(width, 100) - text.cell_len)), style="not bold")
+    return text
+
+
+def _limit(limit: Limit) -> Text:
+    done = round(BAR_WIDTH * limit.share)
+    bar = (("━" * done, "green"), ("━" * (BAR_WIDTH - done), "bright_black"))
+    return Text.assemble(*bar, f"  {limit.used:.3g} of {limit.allowed:.3g}")
+
+
+def _outlook(outlook: Outlook) -> str:
+    """Return what is left to gain, short enough for a narrow terminal."""
+    shares = (outlook.expected_improvement, outlook.share_below, outlook.share_below_at_most)
+    gain, below, most = (percent(share) for share in shares)
+    what = "front" if outlook.of_front else "best"
+    return f"next probe +{gain}; {what} {below} (at most {most}) below the space's"
+
+
+def _running(view: View) -> Iterator[Text]:
+    shown = view.running if len(view.running) <= MOST_RUNNING else view.running[: MOST_RUNNING - 1]
+    for probe in shown:
+        yield Text(f"[{probe.number}] {probe.recipe.describe()}  {_progress(probe)}")
+    if len(shown) < len(view.running):
+        yield Text(f"and {len(view.running) - len(shown)} more")
+
+
+def _progress(probe: RunningProbe) -> str:
+    """Return what a probe does, with the time first: its width changes least."""
+    elapsed = f"{probe.seconds:.0f} s"
+    if probe.progress is None:
+        return elapsed
+    steps = f"step {probe.progress.steps_done} of at most {probe.progress.steps_total}"
+    return f"{elapsed}, {steps if probe.progress.phase == 'stepping' else probe.progress.phase}"
+
+
+def _last(view: View, width: int) -> Iterator[Text]:
+    for ended in reversed(view.last):
+        yield _outcome(ended, _recipe_width(view, width), style="red" if isinstance(ended.outcome, Failure) else "")
+
+
+def _recipe_width(view: View, width: int) -> int:
+    """Return one width for every recipe shown, so that the numbers are aligned."""
+    shown = [*view.last, *([view.best] if view.best else [])]
+    longest = max((len(_named(ended)) for ended in shown), default=0)
+    return max(12, min(longest, width - LABEL_WIDTH - NUMBERS_WIDTH))
+
+
+def _named(ended: Ended) -> str:
+    return f"[{ended.number}] {ended.recipe.describe()}"
+
+
+def _outcome(ended: Ended, recipe_width: int, *, style: str) -> Text:
+    name = Text(_named(ended))
+    name.truncate(recipe_width, overflow="ellipsis", pad=True)
+    is_measured = isinstance(ended.outcome, Measurement)
+    return name.append(f"  {briefly(ended.outcome, aligned=True) if is_measured else outcome_line(ended)}", style=style)
+
+
+def outcome_line(ended: Ended) -> str:
+    """Return one outcome in a few words."""
+    outcome = ended.outcome
+    if isinstance(outcome, Measurement):
+        return briefly(outcome)
+    again = ", will be tried again" if ended.will_retry else ""
+    return plain(f"{outcome.kind}: {outcome.message[:120]}{again}").replace("\n", " ")

@@ -27,11 +27,12 @@ from frontrunner.search.spec import Budget, CampaignSpec
 from frontrunner.search.stopping import outlook_in_words
 from frontrunner.search.strategy import Outlook
 from frontrunner.spaces.problem import Problem
-from frontrunner.text import count, gib, node_time, percent, plain, seconds, thousands
+from frontrunner.text import count, node_time, percent, plain, seconds, thousands
 from frontrunner.views.charts import FIGURES
 from frontrunner.views.charts.data import Chart, Collected, Missing, Table
 from frontrunner.views.charts.landscape import ranking_table
 from frontrunner.views.charts.render import javascript
+from frontrunner.views.columns import ORIGINS, figures_in_words
 
 TOP = 10
 MOST_FAILURES = 200
@@ -40,11 +41,6 @@ MOST_ROWS = 500
 """Of a chart's table."""
 LONG_WORDS = 16
 """Columns with longer text stay broad, whatever the page's width."""
-NOTICES = {
-    "simulated": "Simulated: these figures come from rough formulas. Nothing was trained, nothing was measured.",
-    "imported": "Imported: these figures come from a table that was measured elsewhere. This campaign ran nothing.",
-}
-"""Notice on figures that this campaign did not measure."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +106,8 @@ def _header(collected: Collected, spec: CampaignSpec, elsewhere: Elsewhere) -> I
     campaign, ranking = collected.campaign, collected.ranking
     reason = f": {campaign.state_reason}" if campaign.state_reason else ""
     yield f'<header><h1>{_text(campaign.name)}</h1><p class="quiet">{_text(f"{campaign.state}{reason}")}</p>'
-    if campaign.figures in NOTICES:
-        yield f'<p class="warning"><b>{NOTICES[campaign.figures]}</b></p>'
+    if campaign.figures in ORIGINS:
+        yield f'<p class="warning"><b>{ORIGINS[campaign.figures]}</b></p>'
     if ranking:
         yield from _best(ranking[0], collected.problem, elsewhere)
     yield from (f'<p class="warning">{_text(warning)}</p>' for warning in warnings(collected))
@@ -123,16 +119,7 @@ def _header(collected: Collected, spec: CampaignSpec, elsewhere: Elsewhere) -> I
 
 
 def _best(best: RankedRecipe, problem: Problem, elsewhere: Elsewhere) -> Iterator[str]:
-    standing = best.standing
-    times = f"{standing.repeats} measurement{'s' if standing.repeats > 1 else ''}"
-    limit = gib(problem.cluster.memory_bytes_per_device)
-    figures = (
-        (thousands(standing.tokens_per_s), "tokens/s"),
-        (f"{standing.model_tflops_per_device:.3g}", "TFLOPS/device"),
-        (percent(standing.mfu), "MFU"),
-        (gib(standing.peak_memory_bytes_max_rank), f"GiB peak, of {limit}"),
-        (seconds(standing.step_time_s_median), f"per step ± {percent(standing.step_time_spread)}, {times}"),
-    )
+    figures = figures_in_words(best.standing, problem.cluster.memory_bytes_per_device)
     shown = "".join(f"<div><b>{_text(value)}</b><span>{_text(what)}</span></div>" for value, what in figures)
     purposes, commands = zip(*_commands(best, elsewhere), strict=True)
     yield f'<div class="best"><h2>Best recipe: {_text(f"{best.recipe_id}  {best.recipe.describe()}")}</h2>'
@@ -232,15 +219,9 @@ def _figure(name: str, chart: Chart | Missing) -> Iterator[str]:
         return
     yield f"<p>{_text(' '.join((chart.reading, *chart.remarks)))}</p>"
     label = _text(f"{title}. {chart.reading}")
-    data = f'<script type="application/json">{_json(chart.spec)}</script>'
-    yield f'<div class="plot" id="plot-{name}" data-chart role="img" aria-label="{label}">{data}</div>'
+    spec = html.escape(json.dumps(chart.spec, allow_nan=False, separators=(",", ":")))
+    yield f'<div class="plot" id="plot-{name}" data-chart="{spec}" role="img" aria-label="{label}"></div>'
     yield f"<details><summary>As a table</summary>{_table(chart.table)}</details></section>"
-
-
-def _json(value: object) -> str:
-    """Return JSON that cannot end the element that holds it."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _table(table: Table) -> str:

@@ -9,31 +9,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from frontrunner.evaluators.insight.collected import Missing, collect
-from frontrunner.evaluators.insight.figures import Figures
 from frontrunner.plain_json import to_json
 from frontrunner.results.driving import stamp
 from frontrunner.results.records import Campaign
 from frontrunner.results.store import Store
 from frontrunner.server.pace import Pace
-from frontrunner.server.pages.drawings.coordinates import MOST_LINES, parallels
-from frontrunner.server.pages.rendering import render
 from frontrunner.spaces.space import Survey
 from frontrunner.starting import stored_spec, stored_survey
-from frontrunner.views.charts.catalogue import drawn
-from frontrunner.views.charts.chart import Chart
-from frontrunner.views.charts.landscape import parallel_chart
-from frontrunner.views.charts.plotly_figure import plotly_figure
+from frontrunner.views.charts import FIGURES
+from frontrunner.views.charts.data import Collected, Missing, collect
 
 SHOWN = {
-    "history": "Best so far",
-    "speed-memory": "Speed against memory",
-    "feasibility": "What fits and what fails",
-    "sensitivity": "One knob at a time around the best",
+    name: FIGURES[name][0] for name in ("history", "speed-memory", "feasibility", "sensitivity", "parallel-coordinates")
 }
-"""The report's figures that the page draws as well: the others take seconds, or are drawn by the page itself."""
-ACROSS = ("feasibility", "sensitivity")
-"""Those of many panels, which take the page's whole width; the others stand in pairs."""
+"""The report's figures that a campaign's page draws too; the others take seconds."""
+ACROSS = ("feasibility", "sensitivity", "parallel-coordinates")
+"""Those that take the page's whole width; the others stand in pairs."""
 MOST_KEPT = 8
 MOST_EDITIONS = 1000
 PACE = Pace(least_s=15.0, most_s=300.0)
@@ -97,7 +88,7 @@ class Editions:
 class Sheet:
     """The figures of one edition, and those that were drawn of them, as they are sent."""
 
-    figures: Figures
+    collected: Collected
     drawn: dict[str, bytes] = field(default_factory=dict)
 
 
@@ -114,7 +105,7 @@ class FigureShelf:
     _surveys: OrderedDict[int, Survey] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def drawn(self, store: Store, name: str, wanted: str, draw: Callable[[Figures], str]) -> bytes:
+    def drawn(self, store: Store, name: str, wanted: str, draw: Callable[[Collected], str]) -> bytes:
         """The figure called `wanted` of a campaign in its edition of now, which `draw` draws once for all who ask.
 
         Raises `NotFound` where there is no such campaign.
@@ -125,17 +116,17 @@ class FigureShelf:
         with self._lock:  # a page asks for all of its figures at once: one of them reads
             before_s = self.spent()
             if key not in self._sheets:
-                _keep(self._sheets, key, Sheet(figures=self._read(store, campaign)))
+                _keep(self._sheets, key, Sheet(collected=self._read(store, campaign)))
             sheet = self._sheets[key]
             if wanted not in sheet.drawn:
-                sheet.drawn[wanted] = draw(sheet.figures).encode()
+                sheet.drawn[wanted] = draw(sheet.collected).encode()
                 self.editions.charge(campaign, self.spent() - before_s)
             return sheet.drawn[wanted]
 
-    def _read(self, store: Store, campaign: Campaign) -> Figures:
+    def _read(self, store: Store, campaign: Campaign) -> Collected:
         survey = self._surveys.get(campaign.id) or stored_survey(stored_spec(campaign))
         _keep(self._surveys, campaign.id, survey)
-        return Figures(collected=collect(store, campaign, survey))
+        return collect(store, campaign, survey)
 
 
 def _keep(shelf: OrderedDict[Any, Any], key: object, value: object, *, most: int = MOST_KEPT) -> None:
@@ -144,19 +135,10 @@ def _keep(shelf: OrderedDict[Any, Any], key: object, value: object, *, most: int
         shelf.popitem(last=False)
 
 
-def figure(found: Figures, name: str) -> str:
-    """One of `SHOWN` as JSON for the page's script: what to read in it, and Plotly's figure, null if there is none."""
-    chart = drawn(found, name)[0].chart
-    if isinstance(chart, Chart):
-        return to_json({"reading": " ".join((chart.reading, *chart.remarks)), "figure": plotly_figure(chart)})
-    return to_json({"reading": f"Not drawn: {chart.reason}", "figure": None})
-
-
-def coordinates(found: Figures) -> str:
-    """The parallel coordinates of a campaign, as HTML."""
-    values, template = found.parallel, "campaign/coordinates.html"
-    if isinstance(values, Missing):
-        return render(template, d=None, reason=values.reason, reading="")
-    recipes = [(row.recipe_id, row.recipe.describe()) for row in values.recipes[:MOST_LINES]]
-    drawing = parallels(parallel_chart(values).coordinates, recipes)
-    return render(template, d=drawing, reason="", reading="measured recipes over their choices")
+def figure(found: Collected, name: str) -> str:
+    """Return one of `SHOWN` as JSON for charts.js: what to read in it, and its specification, null if there is none."""
+    _, draw = FIGURES[name]
+    chart = draw(found)
+    if isinstance(chart, Missing):
+        return to_json({"reading": f"Not drawn: {chart.reason}", "spec": None})
+    return to_json({"reading": " ".join((chart.reading, *chart.remarks)), "spec": chart.spec})

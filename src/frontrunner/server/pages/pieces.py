@@ -14,6 +14,7 @@ from frontrunner.server.pages.figures import FigureShelf
 from frontrunner.server.pages.rendering import digest, render
 from frontrunner.server.pages.views.campaign import campaign_view, moment
 from frontrunner.server.tokens import Role
+from frontrunner.views.columns import COLUMNS, used
 
 PARTS = ("numbers", "ranking", "trials", "timeline", "failures", "events")
 """The pieces, in their order on the page."""
@@ -86,6 +87,7 @@ class PieceMaker:
             "view": view,
             "table": view.trials,
             "problem": view.spec.problem,
+            "columns": used(COLUMNS, view.ranking),
             "may_change": self.role is Role.OPERATOR,
             "replaces": True,
         }

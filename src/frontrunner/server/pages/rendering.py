@@ -12,13 +12,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from frontrunner import __version__
+from frontrunner.plain_json import to_json
 from frontrunner.results.explain import ExplainedAttempt
-from frontrunner.results.outcome import Failure, Measurement, ProbeEnding
+from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.results.pages import TrialOutcome
 from frontrunner.server.pages.assets import assets
-from frontrunner.text import count, gib, node_time, percent, plain, seconds, size, thousands
-from frontrunner.views.render import batch, layout, options, sharding
-from frontrunner.views.render_plan import limited_by
+from frontrunner.text import count, gib, minute, node_time, percent, plain, seconds, size, thousands
+from frontrunner.views.columns import ENDINGS, figures_in_words
 
 HTMX = {
     "allowEval": False,
@@ -34,13 +34,6 @@ HTMX = {
     ],
 }
 """htmx's settings: it evaluates nothing, keeps nothing, asks this service alone, and shows errors in one place."""
-ENDINGS = {
-    ProbeEnding.KNOWN: "ended when its step time was known well enough",
-    ProbeEnding.SLOWER: "ended early, clearly slower than the best: its figures are rough",
-    ProbeEnding.NOISY: "ended as too noisy to be known better with more steps",
-    ProbeEnding.LIMIT: "ended at its limit of steps or time",
-    ProbeEnding.FIXED: "ran the steps that were asked for",
-}
 HTML = "text/html; charset=utf-8"
 
 
@@ -59,6 +52,7 @@ def environment() -> Environment:
     found.filters |= {
         "count": count,
         "gib": gib,
+        "json": to_json,
         "minute": minute,
         "node_time": node_time,
         "number": number,
@@ -67,14 +61,7 @@ def environment() -> Environment:
         "size": size,
         "thousands": thousands,
     }
-    found.filters |= {
-        "batch": batch,
-        "layout": layout,
-        "limited_by": limited_by,
-        "options": options,
-        "sharding": sharding,
-        "why": why,
-    }
+    found.filters |= {"figures_in_words": figures_in_words, "why": why}
     found.tests |= {
         "failure": lambda value: isinstance(value, Failure),
         "measurement": lambda value: isinstance(value, Measurement),
@@ -102,11 +89,6 @@ def digest(text: str) -> str:
 def number(value: float | None) -> str:
     """As `thousands`, or a dash for None."""
     return "-" if value is None else thousands(value)
-
-
-def minute(moment: str) -> str:
-    """An ISO timestamp in UTC to the minute."""
-    return moment[:16].replace("T", " ")
 
 
 def why(tried: TrialOutcome | ExplainedAttempt) -> str:

@@ -7,16 +7,16 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Response
 
 from frontrunner.results import status as standing
-from frontrunner.results.compare import Comparison, compare
-from frontrunner.results.driving import DriverSeen, drivers
-from frontrunner.results.pages import CampaignPage, TrialPage, campaign_page, trial_page
+from frontrunner.results.compare import Comparison
+from frontrunner.results.driving import DriverSeen
+from frontrunner.results.pages import CampaignPage, TrialPage, campaign_page
 from frontrunner.results.states import TrialState
 from frontrunner.results.status import FailedTrial, Status
 from frontrunner.server.answers import AnswersOf, answer
 from frontrunner.server.logs import log_tail
 from frontrunner.server.routes.parameters import CampaignName, PageNumber, PageSize
 from frontrunner.server.secrets import status_told
-from frontrunner.server.state import RoleOf, ServiceOf, StoreOf
+from frontrunner.server.state import LocalOf, RoleOf, ServiceOf
 from frontrunner.server.tokens import Role
 
 router = APIRouter(tags=["campaigns"])
@@ -29,50 +29,50 @@ def all_campaigns(answers: AnswersOf, service: ServiceOf, page: PageNumber = 1, 
 
 
 @router.get("/drivers", response_model=list[DriverSeen])
-def all_drivers(store: StoreOf) -> Response:
+def all_drivers(store: LocalOf) -> Response:
     """Who drives which campaign, and when each last wrote."""
-    return answer(drivers(store))
+    return answer(store.drivers())
 
 
 @router.get("/compare", response_model=Comparison)
 def compared(
     answers: AnswersOf,
-    store: StoreOf,
+    store: LocalOf,
     first: Annotated[str, Query(min_length=1, max_length=64)],
     second: Annotated[str, Query(min_length=1, max_length=64)],
     page: PageNumber = 1,
     page_size: PageSize = 50,
 ) -> Response:
     """Two campaigns side by side, and the recipes that both have measured."""
-    return answers.about((first, second), lambda: compare(store, first, second, page=page, page_size=page_size))
+    return answers.about((first, second), lambda: store.compare(first, second, page=page, page_size=page_size))
 
 
 @router.get("/campaigns/{name}", response_model=Status)
-def one_campaign(answers: AnswersOf, store: StoreOf, name: CampaignName) -> Response:
+def one_campaign(answers: AnswersOf, store: LocalOf, name: CampaignName) -> Response:
     """Where a campaign stands."""
-    return answers.about((name,), lambda: status_told(standing.status(store, name)))
+    return answers.about((name,), lambda: status_told(store.status(name)))
 
 
 @router.get("/campaigns/{name}/trials", response_model=TrialPage)
 def trials(
     answers: AnswersOf,
-    store: StoreOf,
+    store: LocalOf,
     name: CampaignName,
     state: TrialState | None = None,
     page: PageNumber = 1,
     page_size: PageSize = 50,
 ) -> Response:
     """A campaign's trials in the order in which they were proposed, with what came of each."""
-    return answers.about((name,), lambda: trial_page(store, name, state=state, page=page, page_size=page_size))
+    return answers.about((name,), lambda: store.trials(name, state=state, page=page, page_size=page_size))
 
 
 @router.get("/campaigns/{name}/failures", response_model=list[FailedTrial])
 def failures(
-    answers: AnswersOf, store: StoreOf, name: CampaignName, page: PageNumber = 1, page_size: PageSize = 50
+    answers: AnswersOf, service: ServiceOf, name: CampaignName, page: PageNumber = 1, page_size: PageSize = 50
 ) -> Response:
     """A campaign's failed trials, with the ends of their logs."""
     offset = (page - 1) * page_size
-    return answers.about((name,), lambda: standing.failures(store, name, limit=page_size, offset=offset))
+    return answers.about((name,), lambda: standing.failures(service.store, name, limit=page_size, offset=offset))
 
 
 @router.get(

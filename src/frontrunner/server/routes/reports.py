@@ -10,24 +10,23 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import StreamingResponse
 
-from frontrunner import __version__
-from frontrunner.baseline import Baseline, baseline_of
-from frontrunner.evaluators.insight.collected import Missing
+from frontrunner.baseline import Baseline
 from frontrunner.plain_json import to_json
-from frontrunner.predictions_api import scales_of
-from frontrunner.reporting_pieces import Reported, not_drawn, picture, report_text, reported
+from frontrunner.reporting import Reported, not_drawn, report_text, reported
+from frontrunner.reporting import figure as drawn_figure
 from frontrunner.results import frames
 from frontrunner.results.driving import stamp
-from frontrunner.results.predictions import SmallScale, small_scale
+from frontrunner.results.predictions import SmallScale
 from frontrunner.results.store import Store
 from frontrunner.server.answers import JSON, AnswersOf, answer
 from frontrunner.server.models import FrameAnswer
 from frontrunner.server.routes.parameters import CampaignName, RecipeId
-from frontrunner.server.state import Service, ServiceOf, StoreOf
+from frontrunner.server.state import LocalOf, Service, ServiceOf
 from frontrunner.spaces.errors import InvalidInput, NothingLegal
 from frontrunner.spaces.space import Survey
-from frontrunner.views.charts.catalogue import FIGURES
-from frontrunner.views.charts.head import Elsewhere
+from frontrunner.views.charts import FIGURES
+from frontrunner.views.charts.data import Missing
+from frontrunner.views.report import Elsewhere
 
 router = APIRouter(tags=["reports"])
 MOST_READ = 2
@@ -60,7 +59,7 @@ class LastReported:
             if found is None or then != now:
                 found = reported(store, name, self._surveys)
                 self._kept[name] = (now, found)
-                self._surveys.move_to_end(found.figures.collected.campaign.id)
+                self._surveys.move_to_end(found.collected.campaign.id)
             self._kept.move_to_end(name)
             for kept in (self._kept, self._surveys):
                 while len(kept) > MOST_READ:
@@ -77,7 +76,7 @@ def _reported(request: Request, service: Service, name: str) -> Reported:
 async def report(request: Request, service: ServiceOf, name: CampaignName) -> Response:
     """A campaign as one HTML page to decide with, which needs no other file."""
     elsewhere = Elsewhere(server=_address(request, service))
-    text = await service.slowly(lambda: report_text(_reported(request, service, name), elsewhere, version=__version__))
+    text = await service.slowly(lambda: report_text(_reported(request, service, name), elsewhere))
     headers = {"content-disposition": f'attachment; filename="{name}.html"'}
     return StreamingResponse(_pieces(text.encode()), media_type="text/html; charset=utf-8", headers=headers)
 
@@ -101,7 +100,7 @@ async def figure(
     format: Literal["svg", "png"] = "svg",  # noqa: A002 - as the command's option
 ) -> Response:
     """One figure of a campaign's report as a picture; 422 with the reason where it cannot be drawn."""
-    drawn = await service.slowly(lambda: picture(_reported(request, service, name), figure, format))
+    drawn = await service.slowly(lambda: drawn_figure(_reported(request, service, name), figure, format))
     if isinstance(drawn, Missing):
         raise NothingLegal(not_drawn(figure) + drawn.reason)
     return Response(drawn, media_type=MEDIA[format])
@@ -132,18 +131,18 @@ def _frame_json(columns: dict[str, list[Any]]) -> bytes:
 
 
 @router.get("/campaigns/{name}/predictions", response_model=SmallScale | None)
-def predictions(store: StoreOf, name: CampaignName) -> Response:
-    """What a campaign that is measured on few nodes predicts of all of them; null for others."""
-    return answer(small_scale(store, store.campaign(name)))
+def predictions(store: LocalOf, name: CampaignName) -> Response:
+    """Return what a campaign that is measured on few nodes predicts for all of them; null for others."""
+    return answer(store.predictions(name))
 
 
 @router.get("/campaigns/{name}/baseline", response_model=Baseline | None)
-def baseline(answers: AnswersOf, store: StoreOf, name: CampaignName) -> Response:
-    """What the campaign's best gains over its baseline; null where it names none, or none was measured."""
-    return answers.about((name,), lambda: baseline_of(store, name))
+def baseline(answers: AnswersOf, store: LocalOf, name: CampaignName) -> Response:
+    """Return the campaign's baseline and its best recipe; null without a measured baseline."""
+    return answers.about((name,), lambda: store.baseline(name))
 
 
 @router.get("/recipes/{recipe_id}/predictions", response_model=list[SmallScale])
-def predictions_of_recipe(store: StoreOf, recipe_id: RecipeId) -> Response:
-    """The campaigns that predict a recipe, each with that prediction alone."""
-    return answer(scales_of(store, recipe_id))
+def predictions_of_recipe(store: LocalOf, recipe_id: RecipeId) -> Response:
+    """Return the campaigns that predict a recipe, each with that prediction only."""
+    return answer(store.predictions_of(recipe_id))

@@ -1,5 +1,5 @@
 "use strict";
-// Draws the charts that a page names: each element with data-chart holds a specification as JSON, or the URL of one.
+// Draws the charts of a page: the attribute data-chart of an element is a specification as JSON, or the URL of one.
 (() => {
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const drawn = new Map(); // id -> { place, answer, node, view, width }
@@ -43,7 +43,7 @@
       if (place.dataset.links) view.addEventListener("click", (_, item) => open(place.dataset.links, item));
       chart.view?.finalize();
       Object.assign(chart, { node, view, width });
-      place.replaceChildren(...place.querySelectorAll(":scope > script"), node);
+      place.replaceChildren(node);
     }
     place.dataset.drawn = answer.spec ? "yes" : "no";
   }
@@ -64,8 +64,8 @@
     const chart = { ...before, place };
     drawn.set(place.id, chart);
     if (before?.node && !place.contains(before.node)) place.append(before.node);
-    const inline = place.querySelector(":scope > script");
-    chart.answer = inline ? { spec: JSON.parse(inline.textContent) } : await fetched(place.dataset.chart);
+    const source = place.dataset.chart;
+    chart.answer = source.startsWith("{") ? { spec: JSON.parse(source) } : await fetched(source);
     await redraw(chart);
     watch.observe(place);
   }

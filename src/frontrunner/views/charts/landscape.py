@@ -37,6 +37,7 @@ from frontrunner.views.charts.marks import (
     tooltip,
     values,
 )
+from frontrunner.views.columns import COLUMNS, used
 
 FAR = 2.0
 """A memory limit beyond this multiple of the fullest recipe's peak is a remark: drawn, it would squeeze the points."""
@@ -149,22 +150,10 @@ def _recipe_layers(rows: Sequence[Json], counts: Sequence[int]) -> list[Json]:
 
 def ranking_table(rows: Sequence[RankedRecipe]) -> Table:
     """Return recipes with the numbers that they are chosen by."""
+    columns = used(COLUMNS, rows)
     return Table(
-        header=("recipe", "choices", "tokens/s", "gap", "TFLOPS/device", "MFU", "peak GiB", "spread", "repeats"),
-        rows=tuple(
-            (
-                row.recipe_id,
-                row.recipe.describe(),
-                thousands(row.standing.tokens_per_s),
-                f"{row.gap_percent:.1f} %",
-                thousands(row.standing.model_tflops_per_device),
-                percent(row.standing.mfu),
-                gib(row.standing.peak_memory_bytes_max_rank),
-                percent(row.standing.step_time_spread),
-                str(row.standing.repeats),
-            )
-            for row in rows
-        ),
+        header=tuple(column.title for column in columns),
+        rows=tuple(tuple(column.cell(row) for column in columns) for row in rows),
     )
 
 

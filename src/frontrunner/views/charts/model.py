@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from frontrunner.evaluators.analytic.estimate import estimate, not_modelled, trust_in
-from frontrunner.evaluators.analytic.judged import Estimate
+from frontrunner.evaluators.analytic.accuracy_bounds import trust_in
+from frontrunner.evaluators.analytic.estimates import Estimate, estimate_many, not_modelled
 from frontrunner.results.outcome import FailureKind
 from frontrunner.results.ranking import RankedRecipe
 from frontrunner.spaces.choices import Choice, recipe_at
@@ -49,7 +49,7 @@ FEWEST_FOR_ORDER = 5
 def estimates(recipes: Sequence[Recipe], collected: Collected) -> dict[Recipe, Estimate]:
     """Return the estimates of those recipes that the formulas know."""
     known = [recipe for recipe in recipes if not_modelled(recipe) is None]
-    return dict(zip(known, estimate(known, collected.problem), strict=True)) if known else {}
+    return dict(zip(known, estimate_many(known, collected.problem), strict=True)) if known else {}
 
 
 @dataclass(frozen=True, kw_only=True)

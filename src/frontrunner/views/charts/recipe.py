@@ -9,7 +9,7 @@ from frontrunner.evaluators.analytic.breakdown import Breakdown
 from frontrunner.text import gib, percent, plain, seconds, size, thousands
 from frontrunner.views.charts.data import GIB, Json
 from frontrunner.views.charts.marks import GRAY, name, number, rule, tooltip, values
-from frontrunner.views.render_plan import WORDS
+from frontrunner.views.columns import PARTS
 
 COLORS = {
     "compute": "#4c78a8",
@@ -39,7 +39,7 @@ FAR = 4
 
 def step_bars(found: Breakdown) -> Json:
     """Specify the parts of a step as one stacked bar, above the measured step time if there is one."""
-    parts = {WORDS[part]: time_s for part, time_s in found.estimate.step_parts_s.items()}
+    parts = {PARTS[part]: time_s for part, time_s in found.estimate.step_parts_s.items()}
     bars: dict[str, Mapping[str, float]] = {ESTIMATED: parts}
     if found.measured is not None:
         bars[MEASURED] = {"": found.measured.step_time_s}
@@ -81,7 +81,10 @@ def _gib(amount: float) -> str:
 
 
 def _bars(
-    bars: Mapping[str, Mapping[str, float]], legend: Mapping[str, str], words: Callable[[float], str], *,
+    bars: Mapping[str, Mapping[str, float]],
+    legend: Mapping[str, str],
+    words: Callable[[float], str],
+    *,
     title: str,
     limit: float = 0.0,
 ) -> Json:

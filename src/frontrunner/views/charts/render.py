@@ -6,6 +6,7 @@ import json
 import math
 from copy import deepcopy
 from functools import cache
+from importlib.metadata import version
 from importlib.resources import files
 from importlib.util import find_spec
 
@@ -98,8 +99,19 @@ def require_installed() -> None:
 @cache
 def javascript() -> str:
     """Return the script that draws the charts of a page: Vega, Vega-Lite, the two themes and charts.js."""
+    require_installed()
     import vl_convert
 
+    return f"{vl_convert.javascript_bundle("", vl_version=VEGA_LITE)}\n{_own_javascript()}"
+
+
+def javascript_version() -> str:
+    """Return what `javascript` depends on, without the second that it takes."""
+    installed = version("vl-convert-python") if find_spec("vl_convert") else ""
+    return f"{installed} {VEGA_LITE}\n{_own_javascript()}"
+
+
+def _own_javascript() -> str:
     themes = json.dumps({"light": theme(is_dark=False), "dark": theme(is_dark=True)})
     own = files("frontrunner.views.charts").joinpath("charts.js").read_text(encoding="utf-8")
-    return f"{vl_convert.javascript_bundle(vl_version=VEGA_LITE)}\nwindow.chartThemes = {themes};\n{own}"
+    return f"window.chartThemes = {themes};\n{own}"

@@ -13,7 +13,7 @@ from frontrunner.results.driving import stamp
 from frontrunner.results.pages import campaign_page
 from frontrunner.server.answers import JSON, AnswersOf
 from frontrunner.server.drivers import Word
-from frontrunner.server.pages.figures import ACROSS, SHOWN, FigureShelf, coordinates, figure
+from frontrunner.server.pages.figures import ACROSS, SHOWN, FigureShelf, figure
 from frontrunner.server.pages.pieces import LIVE, PARTS, POLL_S, PieceMaker
 from frontrunner.server.pages.rendering import HTML, digest, page, render
 from frontrunner.server.pages.views.campaign import moment, trials_table
@@ -122,13 +122,6 @@ async def one_figure(service: ServiceOf, shelf: ShelfOf, name: CampaignName, wan
         raise bad_value("figure", wanted, f"one of {', '.join(SHOWN)}")
     drawn = await service.slowly(lambda: shelf.drawn(service.store, name, wanted, lambda found: figure(found, wanted)))
     return Response(drawn, media_type=JSON)
-
-
-@router.get("/campaigns/{name}/coordinates")
-async def parallel_coordinates(service: ServiceOf, shelf: ShelfOf, name: CampaignName) -> Response:
-    """The parallel coordinates, drawn."""
-    drawn = await service.slowly(lambda: shelf.drawn(service.store, name, "coordinates", coordinates))
-    return Response(drawn, media_type=HTML)
 
 
 @router.post("/campaigns/{name}/resume", dependencies=OPERATOR)

@@ -17,7 +17,6 @@ from frontrunner.results.store import Store
 from frontrunner.server.bodies import campaign_from, campaign_table, contents_untold, parsed
 from frontrunner.server.mistakes import mistake_in
 from frontrunner.server.models import CampaignBody
-from frontrunner.server.pages.drawings.cut import cut_drawing
 from frontrunner.server.pages.rendering import page, render
 from frontrunner.server.pages.views.plan import TOP, PlanQuestion, plan_view
 from frontrunner.server.pages.views.plan_form import ENTRIES, GROUPS, PlanForm, read_form, shown_values
@@ -25,6 +24,8 @@ from frontrunner.server.registered import KINDS
 from frontrunner.server.state import OPERATOR, RoleOf, ServiceOf
 from frontrunner.server.tokens import Role
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NotFound
+from frontrunner.views.charts.cut import cut
+from frontrunner.views.columns import ESTIMATES, used
 
 router = APIRouter()
 MOST_CHARACTERS = 100_000
@@ -109,8 +110,10 @@ def _answered(question: PlanQuestion) -> str:
     except FrontrunnerError as error:
         return render("launch_checked.html", error=error)
     estimates, problem = view.plan.fastest(TOP), view.spec.problem
-    first = cut_drawing(estimates[0].recipe, problem.cluster, layers=problem.model.layers) if estimates else None
-    return render("plan_answer.html", view=view, estimates=estimates, cut=first)
+    first = cut(estimates[0].recipe, problem.cluster, layers=problem.model.layers) if estimates else None
+    numbered = list(enumerate(estimates, start=1))
+    columns = used(ESTIMATES, numbered)
+    return render("plan_answer.html", view=view, estimates=estimates, numbered=numbered, columns=columns, cut=first)
 
 
 @router.get("/launch")

@@ -17,7 +17,6 @@ from frontrunner.results.store import Store
 from frontrunner.server.answers import AnswersOf
 from frontrunner.server.models import ReplayBody, Steps
 from frontrunner.server.pages.rendering import HTML, render
-from frontrunner.server.pages.views.campaign import NOTICES
 from frontrunner.server.pages.views.compare import choice, compare_recipes
 from frontrunner.server.pages.views.recipe import RecipeView, recipe_view
 from frontrunner.server.pages.views.replay import ReplayView, replay_view
@@ -27,6 +26,7 @@ from frontrunner.server.state import OPERATOR, RoleOf, Service, ServiceOf, Store
 from frontrunner.server.tokens import Role
 from frontrunner.spaces.errors import InvalidInput, NotFound
 from frontrunner.spaces.recipe import Recipe
+from frontrunner.views.columns import ORIGINS
 
 router = APIRouter()
 MOST_NAMES = 200
@@ -54,7 +54,7 @@ def one_recipe(answers: AnswersOf, service: ServiceOf, role: RoleOf, recipe_id: 
             here=None,
             view=view,
             recipe=view.explanation.recipe,
-            notice=NOTICES.get(view.leading.campaign.figures, ""),
+            notice=ORIGINS.get(view.leading.campaign.figures, ""),
             choices=_choices(view),
             can_be_replayed=card.can_be_replayed,
             replay=Markup(_replay(card, role)),  # noqa: S704 - what a template has made

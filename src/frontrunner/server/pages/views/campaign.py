@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
+from typing import Any
 
 from frontrunner.results.driving import Stamp, drivers
 from frontrunner.results.known import probes_made
@@ -13,7 +15,7 @@ from frontrunner.results.pages import TrialPage, trial_page
 from frontrunner.results.pareto import pareto
 from frontrunner.results.ranking import RankedRecipe, rank
 from frontrunner.results.records import CUT_OFF, IMPORTED
-from frontrunner.results.spans import newest_spans
+from frontrunner.results.spans import AttemptSpan, newest_spans
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.status import FailedTrial, Status, failures, status
 from frontrunner.results.store import Store
@@ -21,17 +23,16 @@ from frontrunner.search.budget import Limit, Spent, limits
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.search.stopping import STOPPING, outlook_in_words
 from frontrunner.search.strategy import Outlook
-from frontrunner.server.pages.drawings.timeline import MOST_SPANS, Span, Timeline, timeline
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.starting import stored_spec
+from frontrunner.views.charts.campaign import Span, timeline
+from frontrunner.views.columns import ORIGINS
 
 TOP = 10
+MOST_SPANS = 160
+"""Of the timeline; more would be too thin to see."""
 TRIALS_A_PAGE = 25
 MOST_FAILURES = 40
-NOTICES = {
-    "simulated": "Simulated: these figures come from rough formulas. Nothing was trained, nothing was measured.",
-    "imported": "Imported: these figures come from a table that was measured elsewhere. This campaign ran nothing.",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,8 @@ class CampaignView:
     trials: TrialsTable
     failed: tuple[FailedTrial, ...]
     failed_in_all: int
-    timeline: Timeline | None
+    timeline: dict[str, Any] | None
+    timeline_left_out: int
 
     @property
     def name(self) -> str:
@@ -79,7 +81,7 @@ class CampaignView:
     @property
     def notice(self) -> str:
         """What to say of figures that this campaign did not measure; empty where it did."""
-        return NOTICES.get(self.status.campaign.figures, "")
+        return ORIGINS.get(self.status.campaign.figures, "")
 
     @property
     def is_cut_off(self) -> bool:
@@ -114,6 +116,7 @@ def _view(store: Store, name: str) -> CampaignView:
         driver_seconds=campaign.driver_seconds,
         node_seconds=campaign.node_seconds_spent,
     )
+    newest = newest_spans(store, campaign.id, MOST_SPANS)
     with store.database.read() as connection:
         ranking = rank(connection, campaign, top=TOP)
     front = pareto(store, campaign, least_tokens_per_s=ranking[-1].standing.tokens_per_s) if ranking else []
@@ -130,7 +133,8 @@ def _view(store: Store, name: str) -> CampaignView:
         trials=trials_table(store, name),
         failed=tuple(reversed(failed)),
         failed_in_all=failed_in_all,
-        timeline=_timeline(store, found),
+        timeline=_timeline(store, found, newest.items),
+        timeline_left_out=newest.total - len(newest.items),
     )
 
 
@@ -174,19 +178,18 @@ def _described(recipe: Recipe) -> str:
     return recipe.describe()
 
 
-def _timeline(store: Store, found: Status) -> Timeline | None:
+def _timeline(store: Store, found: Status, attempts: Sequence[AttemptSpan]) -> dict[str, Any] | None:
     """The newest attempts; one that runs reaches up to this moment, one whose driver is gone has no length.
 
     None where none has begun, and of an imported table, whose rows have the moment of the import.
     """
     if found.campaign.figures == IMPORTED:
         return None
-    newest = newest_spans(store, found.campaign.id, MOST_SPANS)
     now = store.now() if found.driver_is_live else None
     spans = []
-    for row in newest.items:
+    for row in attempts:
         begun = datetime.fromisoformat(row.started_at)
         ended = datetime.fromisoformat(row.finished_at) if row.finished_at else max(begun, now or begun)
         words = f"{row.trial_number}.{row.number} {_described(row.recipe)}"
         spans.append(Span(started_at=begun, ended_at=ended, outcome=row.ended, words=words, recipe_id=row.recipe_id))
-    return timeline(spans, left_out=newest.total - len(spans))
+    return timeline(spans)

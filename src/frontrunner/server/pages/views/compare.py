@@ -9,7 +9,7 @@ from frontrunner.results.records import Standing
 from frontrunner.results.store import Store
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
-from frontrunner.text import gib, percent, seconds, thousands
+from frontrunner.views.columns import FIGURES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,24 +66,11 @@ def compare_recipes(store: Store, first: str, second: str) -> RecipeComparison:
 
 
 def _figures(first: Standing | None, second: Standing | None) -> tuple[Pair, ...]:
-    rows = zip(_worded(first), _worded(second), strict=True)
-    return tuple(Pair(name=name, first=one, second=other) for (name, one), (_, other) in rows)
-
-
-def _worded(standing: Standing | None) -> tuple[tuple[str, str], ...]:
-    names = ("tokens/s", "TFLOPS/device", "MFU", "peak memory, GiB", "step time", "spread of the steps", "measurements")
-    if standing is None:
-        return tuple((name, "-") for name in names)
-    values = (
-        thousands(standing.tokens_per_s),
-        thousands(standing.model_tflops_per_device),
-        percent(standing.mfu),
-        gib(standing.peak_memory_bytes_max_rank),
-        seconds(standing.step_time_s_median),
-        percent(standing.step_time_spread),
-        str(standing.repeats),
+    columns = [column.of(lambda found: found) for column in FIGURES]
+    return tuple(
+        Pair(name=column.label or column.title, first=column.cell(first), second=column.cell(second))
+        for column in columns
     )
-    return tuple(zip(names, values, strict=True))
 
 
 def _choices(first: Recipe, second: Recipe) -> tuple[Pair, ...]:

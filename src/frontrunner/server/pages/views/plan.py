@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from frontrunner.config.campaign_file import parse_campaign
+from frontrunner.config.campaign import parse_campaign
 from frontrunner.config.toml_file import Table
 from frontrunner.evaluators.analytic import estimate
 from frontrunner.evaluators.analytic.estimate import Plan

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured, breakdown
-from frontrunner.evaluators.export import names
+from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.results.explain import Appearance, Explanation, explain
 from frontrunner.results.outcome import Measurement
 from frontrunner.results.store import Store
-from frontrunner.server.pages.drawings.cut import CutDrawing, cut_drawing
-from frontrunner.server.pages.drawings.stack import Stack, stack
-from frontrunner.server.pages.drawings.steps import StepStrip, step_strip
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.starting import stored_spec
 from frontrunner.travel_api import TARGETS
-from frontrunner.views.render_plan import WORDS
+from frontrunner.views.charts.cut import Cut, cut
+from frontrunner.views.charts.recipe import memory_bars, step_bars, step_times
 
 MOST_STRIPS = 12
 """Of the newest measurements; the table below lists more."""
@@ -42,12 +41,12 @@ class RecipeView:
     explanation: Explanation
     leading: Appearance
     problem: Problem
-    cut: CutDrawing
+    cut: Cut
     breakdown: Breakdown | None
     why_no_breakdown: str
-    step: Stack | None
-    memory: Stack | None
-    strip: StepStrip | None
+    step: dict[str, Any] | None
+    memory: dict[str, Any] | None
+    strip: dict[str, Any] | None
     exports: tuple[ExportTarget, ...]
 
 
@@ -65,18 +64,18 @@ def recipe_view(store: Store, recipe_id: str) -> RecipeView:
         explanation=found,
         leading=leading,
         problem=problem,
-        cut=cut_drawing(found.recipe, problem.cluster, layers=problem.model.layers),
+        cut=cut(found.recipe, problem.cluster, layers=problem.model.layers),
         breakdown=parts,
         why_no_breakdown=why_not,
-        step=None if parts is None else _step(parts),
-        memory=None if parts is None else _memory(parts),
-        strip=step_strip(_step_times(found.appearances)[:MOST_STRIPS]),
+        step=None if parts is None else step_bars(parts),
+        memory=None if parts is None else memory_bars(parts),
+        strip=step_times(_step_times(found.appearances)[:MOST_STRIPS]),
         exports=tuple(_export_target(name, problem, found.recipe) for name in TARGETS),
     )
 
 
 def _export_target(name: str, problem: Problem, recipe: Recipe) -> ExportTarget:
-    reason = names.why_not(name, problem, recipe) if name in names.FORMATS else None
+    reason = TOOLS[name].why_not(problem, recipe) if name in TOOLS else None
     return ExportTarget(name=name, refused=None if reason is None else str(reason))
 
 
@@ -94,29 +93,6 @@ def _measured(row: Appearance) -> Measured | None:
         mfu=row.standing.mfu,
         peak_memory_bytes=row.standing.peak_memory_bytes_max_rank,
     )
-
-
-def _step(parts: Breakdown) -> Stack:
-    return stack([("", _worded(parts.estimate.step_parts_s))])
-
-
-def _memory(parts: Breakdown) -> Stack:
-    """A bar a rank of the pipeline, with the device's memory as the limit where it is not far away."""
-    rows = [(_heading(rank.holds, rank.layers), _plain(rank.memory_parts_bytes)) for rank in parts.ranks]
-    fullest, whole = max(rank.peak_memory_bytes for rank in parts.ranks), parts.memory_limit_bytes
-    return stack(rows, limit=whole if whole <= 4 * fullest else None)
-
-
-def _heading(holds: str, layers: int) -> str:
-    return f"{holds}, {layers} layer{'s' if layers != 1 else ''}"
-
-
-def _worded(parts: Mapping[str, float]) -> dict[str, float]:
-    return {WORDS[name]: amount for name, amount in parts.items()}
-
-
-def _plain(parts: Mapping[str, float]) -> dict[str, float]:
-    return {name.replace("_", " "): amount for name, amount in parts.items()}
 
 
 def _step_times(appearances: Sequence[Appearance]) -> list[tuple[str, Sequence[float]]]:

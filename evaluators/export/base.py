@@ -1,0 +1,159 @@
+"""Base class of the tools that recipes are exported to, and the text of their files.
+
+Two choices of a recipe are never exported: `engine` and `replication` name whose code trains and which wrapper keeps
+replicas equal, and another tool has its own of both. Every other choice is expressed, or refused with a reason.
+"""
+
+from __future__ import annotations
+
+import shlex
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.reasons import Reason
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.wording import shown
+
+if TYPE_CHECKING:
+    from frontrunner.evaluators.export.reading import Given
+
+NEVER_EXPORTED = ("engine", "replication")
+END_OF_FILE = "END_OF_FILE"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """A recipe in a tool's own terms.
+
+    `arguments` follow the training script on its command line. Arguments that name a file name one of `files` (name ->
+    text), which belong in the folder that the tool is started in. `notes` say what the tool does in its own way.
+    """
+
+    arguments: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """Processes that a launcher starts: `per_node` on each of `nodes` equal nodes."""
+
+    nodes: int
+    per_node: int
+
+    @property
+    def torchrun_arguments(self) -> tuple[str, ...]:
+        """Options of torchrun."""
+        return "--nnodes", str(self.nodes), "--nproc-per-node", str(self.per_node)
+
+
+def launch_of(problem: Problem, recipe: Recipe) -> Launch | None:
+    """Return the nodes that a recipe's devices fill, or None if they do not fill nodes equally."""
+    per_node = problem.cluster.devices_per_node
+    if recipe.devices <= per_node:
+        return Launch(nodes=1, per_node=recipe.devices)
+    return None if recipe.devices % per_node else Launch(nodes=recipe.devices // per_node, per_node=per_node)
+
+
+def why_no_launch(problem: Problem, recipe: Recipe) -> Reason | None:
+    """Return why a launcher, which starts the same number of processes on every node, cannot start the recipe."""
+    if launch_of(problem, recipe) is not None:
+        return None
+    per_node = problem.cluster.devices_per_node
+    return Reason("unequal-nodes", f"{recipe.devices} devices do not fill nodes of {per_node} equally")
+
+
+class Tool(ABC):
+    """A tool that trains by its own code, configured by arguments or files.
+
+    `dimensions` are those of a recipe that the tool has a setting for; a recipe with any other off its default is
+    refused. `usage` is the command of a script to be sourced that sets TORCHRUN_ARGS and RECIPE_ARGS.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    dimensions: ClassVar[frozenset[str]]
+    has_launcher: ClassVar[bool] = True
+    usage: ClassVar[str] = ""
+
+    @abstractmethod
+    def why_unsupported(self, problem: Problem, recipe: Recipe) -> Reason | None:
+        """Return what of the recipe's choices the tool does not run in this combination."""
+
+    @abstractmethod
+    def arguments_and_files(self, problem: Problem, recipe: Recipe) -> Export:
+        """Return the recipe in the tool's terms; called for recipes that `why_not` lets pass."""
+
+    @abstractmethod
+    def read(self, problem: Problem, given: Given) -> Recipe:
+        """Return the recipe that a configuration of the tool describes; raise `InvalidInput` if there is none."""
+
+    def why_not(self, problem: Problem, recipe: Recipe) -> Reason | None:
+        """Return why the tool cannot express this recipe, or None if it can."""
+        return (
+            self.why_unsupported(problem, recipe)
+            or self._why_no_setting(recipe)
+            or (why_no_launch(problem, recipe) if self.has_launcher else None)
+        )
+
+    def export(self, problem: Problem, recipe: Recipe) -> Export:
+        """Return the recipe in the tool's terms; raise `InvalidInput` with the reason if it has none for it."""
+        reason = self.why_not(problem, recipe)
+        if reason is not None:
+            raise InvalidInput(
+                f"{self.name} cannot express this recipe: {reason}",
+                hint="export another recipe, or with --to recipe a file that loses nothing",
+            )
+        return self.arguments_and_files(problem, recipe)
+
+    def render(self, problem: Problem, recipe: Recipe, header: Sequence[str]) -> str:
+        """Return one file that the tool accepts, with the header in its comments; raise as `export` does.
+
+        By default this is a bash script to be sourced that writes the files and sets the arguments.
+        """
+        found, launch = self.export(problem, recipe), launch_of(problem, recipe)
+        parts = [comments((*header, *found.notes, f"Use: source this file; {self.usage}"))]
+        parts += [
+            f"cat > {shlex.quote(name)} <<'{END_OF_FILE}'\n{text}{END_OF_FILE}\n" for name, text in found.files.items()
+        ]
+        if launch is not None and "TORCHRUN_ARGS" in self.usage:
+            parts.append(_bash_array("TORCHRUN_ARGS", launch.torchrun_arguments))
+        return "\n".join([*parts, _bash_array("RECIPE_ARGS", found.arguments)])
+
+    def _why_no_setting(self, recipe: Recipe) -> Reason | None:
+        for choice in fields(Recipe):
+            if choice.default is MISSING or choice.name in (*NEVER_EXPORTED, *self.dimensions):
+                continue
+            value = getattr(recipe, choice.name)
+            if value == choice.default or (choice.name == "sharding" and value.degrees == (1, 1, 1)):
+                continue
+            value = recipe.sharding_name if choice.name == "sharding" else value
+            reason = f"{self.title} has no setting for {choice.name} = {shown(value)}"
+            return Reason(f"{choice.name.replace('_', '-')}-unsaid", reason)
+        return None
+
+
+def comments(lines: Iterable[str]) -> str:
+    """Return the lines as comments of a shell script or YAML file, without unprintable characters."""
+    return "".join("# " + "".join(c if c.isprintable() else " " for c in line) + "\n" for line in lines)
+
+
+def yaml_text(table: Mapping[str, Any]) -> str:
+    """Return a table as YAML, its keys in their own order."""
+    import yaml
+
+    return str(yaml.safe_dump(dict(table), sort_keys=False, width=120))
+
+
+def _bash_array(name: str, words: Sequence[str]) -> str:
+    """Return a bash array, one option with its values per line, quoted for the shell."""
+    lines: list[list[str]] = []
+    for word in words:
+        if word.startswith("-") or not lines:
+            lines.append([])
+        lines[-1].append(shlex.quote(word))
+    return f"{name}=(\n" + "".join(f"  {' '.join(line)}\n" for line in lines) + ")\n"

@@ -1,0 +1,306 @@
+"""Configurations of other tools as input: shell scripts, JSON and YAML, and the recipe found in them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
+from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.sharding import Sharding
+from frontrunner.spaces.wording import shown, shown_key
+
+MAX_CHARACTERS = 256 * 1024
+MAX_VARIABLE_CHARACTERS = 200
+"""Scripts that repeat variables within one another could grow without end."""
+STATED = tuple(f.name for f in fields(Recipe) if f.name != "layers_per_stage")
+"""What the user may state for a configuration that leaves it out; sharding by its name."""
+OTHER_PROBLEM = "give the campaign file of this configuration's model, sequence length, precision and batch"
+LARGEST = 2**31 - 1
+_ASSIGNMENT = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(\"[^\"$`]*\"|'[^']*'|[^\s;()\"'$`]*)\s*(?:#.*)?")
+_OPTIONS = re.compile(r"(?<![A-Za-z0-9_])[A-Za-z_][A-Za-z0-9_]*\+?=(?=.*--)")
+"""A variable that is assigned options in quotes; the look-behind keeps a search through a long word short."""
+_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)(?::?-([^}$`]*))?\}|([A-Za-z_][A-Za-z0-9_]*))")
+_HEREDOC = re.compile(r"cat > (\S+) <<'?(\w+)'?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """A configuration: its text, what its owner states in addition, and the files that it may name.
+
+    `stated` holds values of `STATED`. `beside` returns the text of a file by the name that the configuration has for
+    it, or None.
+    """
+
+    text: str
+    stated: Mapping[str, Any] = field(default_factory=dict)
+    beside: Callable[[str], str | None] = lambda _: None
+
+    def __post_init__(self) -> None:
+        if len(self.text) > MAX_CHARACTERS:
+            raise InvalidInput(
+                f"the configuration has {len(self.text):,} characters: expected at most {MAX_CHARACTERS:,}"
+            )
+        for key, value in self.stated.items():
+            if key not in STATED:
+                raise bad_value(shown_key(key), value, "a choice of a recipe", hint=did_you_mean(key, STATED))
+
+
+class Options(dict[str, tuple[str, ...]]):
+    """Command-line options, `--name` -> the word that follows it; names have dashes for underscores."""
+
+    def text(self, name: str, default: str) -> str:
+        """Return an option's word, or the default without the option."""
+        return " ".join(self.get(name, (default,)))
+
+    def number(self, name: str) -> int | None:
+        """Return an option's whole number of at least 1, None without the option; raise `InvalidInput`."""
+        if name not in self:
+            return None
+        text = self.text(name, "")
+        if not (text.isdecimal() and text.isascii() and len(text) <= 10 and 1 <= int(text) <= LARGEST):
+            raise bad_value(name, text, "a whole number of at least 1", hint="write the number in place of a variable")
+        return int(text)
+
+    @property
+    def launch(self) -> dict[str, Any]:
+        """`devices`, where the launcher's numbers of nodes and of processes per node can be read."""
+        words = [self.text(name, "") for name in ("--nnodes", "--nproc-per-node")]
+        if not all(word.isdecimal() for word in words):
+            return {}
+        return {"devices": (self.number("--nnodes") or 1) * (self.number("--nproc-per-node") or 1)}
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table of a parsed file with its path, so that errors name the whole key."""
+
+    values: Mapping[str, Any]
+    path: str = ""
+
+    def key(self, name: str) -> str:
+        """Return the whole key of an entry."""
+        return f"{self.path}.{name}" if self.path else name
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return an entry's value; the default where it is missing or null."""
+        value = self.values.get(name)
+        return default if value is None else value
+
+    def table(self, name: str) -> Section:
+        """Return the table under a key, empty where it is missing or null."""
+        value = self.get(name, {})
+        if not isinstance(value, Mapping):
+            raise bad_value(self.key(name), value, "a table of keys and values")
+        return Section(value, self.key(name))
+
+    def number(self, name: str) -> int | None:
+        """Return the whole number of at least 1 under a key, None where it is missing or null."""
+        value = self.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST):
+            raise bad_value(self.key(name), value, "a whole number of at least 1")
+        return value
+
+    def flag(self, name: str) -> bool:
+        """Return the true or false under a key, False where it is missing or null."""
+        value = self.get(name, False)
+        if not isinstance(value, bool):
+            raise bad_value(self.key(name), value, "true or false")
+        return value
+
+    def choice(self, name: str, default: object, choices: Mapping[Any, str]) -> str:
+        """Return what the value under a key is here; raise `InvalidInput` for one that is not among the choices."""
+        value = self.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, str | int) or value not in choices:
+            raise bad_value(self.key(name), value, f"one of {', '.join(map(str, choices))}")
+        return choices[value]
+
+    def refuse(self, refused: Mapping[str, str]) -> None:
+        """Raise `InvalidInput` for the first key in use that no recipe of ours describes."""
+        for name, what in refused.items():
+            if self.get(name, False) not in (False, 1, -1):
+                raise InvalidInput(f"{self.key(name)} = {shown(self.get(name))}: no recipe of ours has {what}")
+
+
+def json_section(text: str) -> Section:
+    """Return the object in a JSON text; raise `InvalidInput` for any other text and for a key given twice."""
+
+    def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        for key, count in Counter(key for key, _ in pairs).items():
+            if count > 1:
+                raise InvalidInput(f"the key {shown_key(key)} is given twice")
+        return dict(pairs)
+
+    try:
+        found = json.loads(text, object_pairs_hook=table)
+    except InvalidInput:
+        raise
+    except json.JSONDecodeError as error:
+        raise InvalidInput(f"not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
+    except RecursionError:
+        raise InvalidInput("not usable JSON: nested too deeply") from None
+    except ValueError as error:
+        raise InvalidInput(f"not usable JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise InvalidInput("not usable JSON: expected a table of keys and values")
+    return Section(found)
+
+
+def yaml_section(text: str) -> Section:
+    """Return the mapping in a YAML text of plain values; raise `InvalidInput` for any other text."""
+    import yaml
+
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise InvalidInput(f"not valid YAML: {getattr(error, 'problem', None) or 'it cannot be read'}{where}") from None
+    except (RecursionError, ValueError) as error:
+        raise InvalidInput(f"not usable YAML: {error}") from None
+    if not isinstance(found, dict):
+        raise InvalidInput("not usable YAML: expected a mapping")
+    return Section(found)
+
+
+def embedded_files(text: str) -> dict[str, str]:
+    """Return the files that a script writes by `cat > NAME <<WORD`, by name."""
+    return _split_files(text)[1]
+
+
+def _split_files(text: str) -> tuple[list[str], dict[str, str]]:
+    """Return the lines of a script apart from the files that it writes, and these files."""
+    lines: list[str] = []
+    files: dict[str, list[str]] = {}
+    name, end = "", ""
+    for line in text.split("\n"):
+        if end and line == end:
+            end = ""
+        elif end:
+            files[name].append(line + "\n")
+        elif (begins := _HEREDOC.fullmatch(line)) is not None:
+            name, end = begins[1], begins[2]
+            files[name] = []
+        else:
+            lines.append(line)
+    return lines, {name: "".join(content) for name, content in files.items()}
+
+
+def read_options(text: str) -> Options:
+    """Return the options of a launch script or argument file; of an option that is repeated, the last.
+
+    Nothing is run: variables count as far as the text itself assigns them a plain value. Words with any other variable
+    are kept as written, and refused where they are needed.
+    """
+    variables: dict[str, str] = {}
+    found = Options()
+    name: str | None = None
+    for written in "\n".join(_split_files(text)[0]).replace("\\\n", " ").split("\n"):
+        line = _VARIABLE.sub(lambda match: _substitute(match, variables), written)
+        if assignment := _ASSIGNMENT.fullmatch(line):
+            value = assignment[2].strip("\"'")
+            variables.pop(assignment[1], None)
+            if len(value) <= MAX_VARIABLE_CHARACTERS:
+                variables[assignment[1]] = value
+        for word in _words(line):
+            key, equals, value = word.partition("=")
+            if word.startswith("--") and len(word) > 2:
+                name = key.replace("_", "-")
+                found[name] = (value,) if equals else ()
+            elif name is not None and not found[name]:
+                found[name] = (word,)
+    return found
+
+
+def _substitute(match: re.Match[str], variables: Mapping[str, str]) -> str:
+    known = variables.get(match[1] or match[3])
+    return match[0] if known is None and match[2] is None else (known or match[2] or "")
+
+
+def _words(line: str) -> list[str]:
+    """Return the words of a line of shell, without parentheses of arrays and names of variables assigned options."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=False)
+    lexer.whitespace_split = True
+    lexer.commenters = "#"
+    try:
+        words = list(lexer)
+    except ValueError:  # a quotation that began on an earlier line, or ends on a later one
+        plain = _OPTIONS.sub("", line, count=1).replace('"', " ").replace("'", " ").partition(" #")[0]
+        return plain.split()
+    parts = (
+        part for word in words for part in (_OPTIONS.sub("", word, count=1).split() if _OPTIONS.match(word) else [word])
+    )
+    return [part for part in (part.removeprefix("(").removesuffix(")") for part in parts) if part]
+
+
+def refuse_options(options: Options, refused: Mapping[str, str]) -> None:
+    """Raise `InvalidInput` for the first option in use that no recipe of ours describes."""
+    for name, why in refused.items():
+        if name in options and options[name][:1] not in (("1",), ("0",), ("none",)):
+            value = " ".join(options[name])
+            raise InvalidInput(f"{name} {shown_key(value) if value else ''}".strip() + f": no recipe of ours has {why}")
+
+
+def refuse_other_problem(said: Mapping[str, tuple[object, object]]) -> None:
+    """Raise `InvalidInput` for the first setting, key -> (its value, the problem's), of another problem."""
+    for key, (found, wanted) in said.items():
+        if found is not None and found != wanted:
+            raise InvalidInput(
+                f"{shown_key(key)} = {shown(found)}: the campaign file's problem has {shown(wanted)}",
+                hint=OTHER_PROBLEM,
+            )
+
+
+def refuse_other_default(missing: str, found: object, wanted: object) -> None:
+    """Raise `InvalidInput` where the default of a missing setting belongs to another problem."""
+    if found != wanted:
+        raise InvalidInput(
+            f"{missing}, which means {shown(found)}: the campaign file's problem has {shown(wanted)}",
+            hint=OTHER_PROBLEM,
+        )
+
+
+def refuse_other_vocabulary(problem: Problem, key: str, found: int | None) -> None:
+    """Raise `InvalidInput` for a vocabulary that, padded as the problem's is, has another number of rows."""
+    multiple = problem.model.vocabulary_multiple
+    if found is not None and -(-found // multiple) * multiple != problem.model.padded_vocabulary:
+        refuse_other_problem({key: (found, problem.model.vocabulary)})
+
+
+def recipe_of(problem: Problem, found: Mapping[str, Any], given: Given) -> Recipe:
+    """Return the recipe of what was found and stated, on all of the cluster's devices where neither says otherwise.
+
+    `found` may hold `sharding` as a name and, where accumulation is not known, `global_batch_seqs`. Raises
+    `InvalidInput` for what is missing, and for what is both found and stated and differs.
+    """
+    choices = {key: value for key, value in found.items() if value is not None}
+    for key, value in given.stated.items():
+        if choices.setdefault(key, value) != value:
+            raise InvalidInput(f"{key} = {shown(value)} was given, but the configuration says {shown(choices[key])}")
+    choices.setdefault("devices", problem.cluster.devices)
+    sharding, batch = choices.pop("sharding", "none"), choices.pop("global_batch_seqs", None)
+    for key in ("micro_batch_seqs", "accumulation"):
+        if key not in choices and not (key == "accumulation" and batch is not None):
+            raise InvalidInput(f"the configuration does not say {key}", hint=f"say it: --set {key}=N")
+    frame = Recipe(**{**choices, "accumulation": choices.get("accumulation", 1)})
+    if batch is not None:
+        choices["accumulation"] = _accumulation(frame, batch, choices.get("accumulation"))
+    if not isinstance(sharding, Sharding):
+        sharding = Sharding.named(sharding, frame.copies)
+    return Recipe(**{**choices, "sharding": sharding})
+
+
+def _accumulation(frame: Recipe, batch: int, said: int | None) -> int:
+    per_micro_batch = frame.micro_batch_seqs * frame.data_parallel
+    product = f"{frame.micro_batch_seqs} x {frame.data_parallel} replicas"
+    if batch % per_micro_batch:
+        raise bad_value("global batch", batch, f"a multiple of the micro-batch of all replicas, {product}")
+    if said is not None and said != batch // per_micro_batch:
+        raise bad_value("accumulation", said, f"{batch // per_micro_batch}: global batch {batch} over {product}")
+    return batch // per_micro_batch

@@ -1,0 +1,237 @@
+"""The campaign file: one tree of models that parses it, describes it, and is the body of a launch over HTTP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, ValidationInfo, WithJsonSchema
+
+from frontrunner.config.cluster import ClusterSection
+from frontrunner.config.toml_file import Table, holds, read_toml
+from frontrunner.config.validation import Config, SchemaOf, inlined_schema, parse
+from frontrunner.evaluators.cluster.settings import DispatchSettings
+from frontrunner.evaluators.external.settings import CommandSettings
+from frontrunner.evaluators.plugins import require_evaluator
+from frontrunner.evaluators.probe.settings import DataSettings, ProbeSettings
+from frontrunner.evaluators.tables.table_settings import TableSettings
+from frontrunner.results.secret_values import looks_secret
+from frontrunner.search.spec import Budget, CampaignSpec, SearchSettings
+from frontrunner.search.strategy import STRATEGIES
+from frontrunner.spaces.errors import InvalidInput, bad_value
+from frontrunner.spaces.model import Model
+from frontrunner.spaces.names import CAMPAIGN_NAME, campaign_name_from, require_campaign_name
+from frontrunner.spaces.presets import model_names, model_preset
+from frontrunner.spaces.problem import GlobalBatch, Problem
+from frontrunner.spaces.space import WORDS, Space
+
+Schema = dict[str, Any]
+_COUNT = {"type": "integer", "minimum": 1}
+_BATCH_SCHEMA = {
+    "description": "Sequences per optimizer step, or [minimum, maximum].",
+    "anyOf": [_COUNT, {"type": "array", "items": _COUNT, "minItems": 2, "maxItems": 2}],
+}
+
+
+def _base(info: ValidationInfo) -> Path:
+    """The folder from which relative paths are taken."""
+    base: Path = (info.context or {}).get("base", Path())
+    return base
+
+
+def _complete_model(given: Any) -> Any:
+    """Fill in a preset, and what follows from other keys."""
+    if not isinstance(given, dict):
+        return given
+    preset = model_preset(given["preset"]) if "preset" in given else {"name": "custom"}
+    merged = preset | {key: value for key, value in given.items() if key != "preset"}
+    if isinstance(merged.get("heads"), int):
+        merged.setdefault("kv_heads", merged["heads"])
+    if isinstance(merged.get("hidden"), int):
+        merged.setdefault("ffn_hidden", 4 * merged["hidden"])
+    return merged
+
+
+def _model_schema(schema: Schema) -> None:
+    schema["properties"]["preset"] = {"type": "string", "enum": list(model_names())}
+    own = [key for key in schema.pop("required") if key not in _complete_model({"heads": 1, "hidden": 1})]
+    schema["anyOf"] = [{"required": ["preset"]}, {"required": [*own, "hidden", "heads"]}]
+
+
+def _batch_range(given: Any) -> Any:
+    """Read sequences per step: a number, or [minimum, maximum]."""
+    ends = given if isinstance(given, list) and len(given) == 2 else [given, given]
+    if not all(isinstance(end, int) and not isinstance(end, bool) for end in ends):
+        raise bad_value("problem.global_batch", given, "a whole number of sequences, or [minimum, maximum]")
+    return {"minimum": ends[0], "maximum": ends[1]}
+
+
+def _lists(given: Any) -> Any:
+    """Read a single value as a list of one."""
+    if not isinstance(given, dict):
+        return given
+    return {key: tuple(value) if isinstance(value, list) else (value,) for key, value in given.items()}
+
+
+def _space_schema(schema: Schema) -> None:
+    """Each dimension takes a list of values, or one of them."""
+    for name, dimension in schema["properties"].items():
+        default = dimension.pop("default")
+        dimension["items"] |= {"enum": list(WORDS[name])} if name in WORDS else {}
+        schema["properties"][name] = {"anyOf": [dimension, dimension["items"]], "default": default}
+
+
+def _read_baseline(given: Any, info: ValidationInfo) -> Any:
+    """Read the recipe file that `baseline` names."""
+    if not isinstance(given, dict):
+        return given
+    table = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+    name = table.get("baseline")
+    if name is not None:
+        if not isinstance(name, str) or not name:
+            raise bad_value("search.baseline", name, "the path of a recipe file")
+        from frontrunner.config.recipe_file import read
+
+        table["baseline"] = read(_base(info) / name).recipe
+    return table
+
+
+def _search_schema(schema: Schema) -> None:
+    schema["properties"]["strategy"]["enum"] = list(STRATEGIES)
+    schema["properties"]["baseline"] = {"type": "string", "description": "The path of a recipe file."}
+
+
+def _existing_file(key: str, name: str, base: Path) -> str:
+    path = base / name
+    if not holds(path.is_file):
+        raise bad_value(key, name, f"a file, by its path from {base.absolute()}")
+    return str(path.resolve())
+
+
+def _locate_data(data: DataSettings, info: ValidationInfo) -> DataSettings:
+    return data if data.path is None else replace(data, path=_existing_file("data.path", data.path, _base(info)))
+
+
+def _locate_table(table: TableSettings, info: ValidationInfo) -> TableSettings:
+    return table if table.path is None else replace(table, path=_existing_file("table.path", table.path, _base(info)))
+
+
+def _locate_command(command: CommandSettings, info: ValidationInfo) -> CommandSettings:
+    """Refuse secrets, which the store would keep, and resolve the folder."""
+    for name, value in command.environment.items():
+        if looks_secret(name, value):
+            raise InvalidInput(
+                f"command.environment.{name} looks like a secret, which would be stored: expected other variables",
+                hint=f'set it where the driver is started, and pass_environment = ["{name}", ...] hands it on',
+            )
+    folder = _base(info) / (command.folder or "")
+    if command.folder is not None and not holds(folder.is_dir):
+        raise bad_value("command.folder", command.folder, f"a folder, by its path from {_base(info).absolute()}")
+    return replace(command, folder=str(folder.resolve())) if command.arguments else command
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreSettings:
+    """Where outcomes are kept."""
+
+    url: str | None = None
+    run_folder: str | None = None
+
+    def __post_init__(self) -> None:
+        for key, value in (("url", self.url), ("run_folder", self.run_folder)):
+            if value is not None and (not value.strip() or "\0" in value):
+                raise bad_value(f"store.{key}", value, "a path" + (", or a URL" if key == "url" else ""))
+
+
+def _valid_name(name: str) -> str:
+    require_campaign_name("name", name)
+    return name
+
+
+CampaignName = Annotated[
+    str, AfterValidator(_valid_name), WithJsonSchema({"type": "string", "pattern": f"^{CAMPAIGN_NAME.pattern}$"})
+]
+
+
+class ProblemSection(Config):
+    """What a recipe must solve, besides the sections [model] and [cluster]."""
+
+    sequence_length: int
+    global_batch: Annotated[GlobalBatch, BeforeValidator(_batch_range), WithJsonSchema(_BATCH_SCHEMA)]
+    precision: str = "bf16"
+
+
+class CampaignConfig(Config):
+    """A campaign file. Each section is validated to the values that the campaign works with."""
+
+    model: Annotated[Model, BeforeValidator(_complete_model), SchemaOf(_model_schema)]
+    cluster: ClusterSection
+    problem: ProblemSection
+    space: Annotated[Space, BeforeValidator(_lists), SchemaOf(_space_schema)]
+    search: Annotated[SearchSettings, BeforeValidator(_read_baseline), SchemaOf(_search_schema)] = SearchSettings()
+    budget: Budget = Budget()
+    probe: ProbeSettings = ProbeSettings()
+    data: Annotated[DataSettings, AfterValidator(_locate_data)] = DataSettings()
+    dispatch: DispatchSettings = DispatchSettings()
+    table: Annotated[TableSettings, AfterValidator(_locate_table)] = TableSettings()
+    command: Annotated[CommandSettings, AfterValidator(_locate_command)] = CommandSettings()
+    store: StoreSettings = StoreSettings()
+    name: CampaignName | None = None
+    evaluator: str = "probe"
+
+    def campaign(self, default_name: str) -> CampaignFile:
+        """Return the campaign that the file describes; raises `InvalidInput` for sections that do not go together."""
+        require_evaluator(self.evaluator)
+        problem = Problem(
+            model=self.model,
+            cluster=self.cluster,
+            sequence_length=self.problem.sequence_length,
+            global_batch=self.problem.global_batch,
+            precision=self.problem.precision,
+        )
+        shared = ("space", "search", "budget", "probe", "data", "dispatch", "table", "command", "evaluator")
+        spec = CampaignSpec(
+            name=self.name or default_name, problem=problem, **{key: getattr(self, key) for key in shared}
+        )
+        return CampaignFile(spec=spec, store=self.store, named=self.name is not None)
+
+
+SECTIONS = tuple(key for key in CampaignConfig.model_fields if key not in ("name", "evaluator"))
+
+
+def section_schema(section: str) -> Schema:
+    """Return the JSON Schema of one section; which values go together is not part of it."""
+    schema: Schema = inlined_schema(CampaignConfig)["properties"][section]
+    return {key: value for key, value in schema.items() if key != "default"}
+
+
+def keys_of(section: str) -> tuple[str, ...]:
+    """Return the keys that a section takes."""
+    return tuple(section_schema(section)["properties"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class CampaignFile:
+    """A validated campaign file; `named` is whether the file itself names the campaign."""
+
+    spec: CampaignSpec
+    store: StoreSettings
+    named: bool
+
+
+def read_campaign_file(path: Path) -> CampaignFile:
+    """Read and validate a campaign file.
+
+    Raises `NotFound` for a missing file, and `InvalidInput` naming the key, its value and what was expected.
+    """
+    table = read_toml(path, "campaign file", "examples/laptop.toml is one to begin with")
+    try:
+        return parse_campaign(table, default_name=campaign_name_from(path.stem), base=path.parent)
+    except InvalidInput as error:
+        raise InvalidInput(f"{path}: {error.message}", hint=error.hint) from None
+
+
+def parse_campaign(table: Table, *, default_name: str, base: Path) -> CampaignFile:
+    """Validate a campaign from parsed TOML or JSON; relative paths are taken from `base`."""
+    return parse(CampaignConfig, table, base=base).campaign(default_name)

@@ -1,0 +1,454 @@
+"""Client of a service on this or another machine: the questions of a local store, and actions on campaigns.
+
+import frontrunner
+
+team = frontrunner.connect("https://tune.example.org")
+print(team.best("frontier-22b", top=3))
+"""
+
+# ruff: noqa: D102 - methods without a docstring are those of `frontrunner.store.LocalStore`
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote, urlsplit
+
+import httpx2
+from pydantic import TypeAdapter, ValidationError
+
+from frontrunner.config.toml_file import Table, read_toml
+from frontrunner.config.validation import OF_NO_TYPE
+from frontrunner.front import Front, OnFront
+from frontrunner.results.compare import Comparison
+from frontrunner.results.driving import DriverSeen
+from frontrunner.results.explain import Explanation
+from frontrunner.results.pages import CampaignPage, RecipePage, TrialPage
+from frontrunner.results.predictions import SmallScale
+from frontrunner.results.ranking import RankedRecipe, Ranking
+from frontrunner.results.records import CampaignList
+from frontrunner.results.status import FailedTrial, FailureList, Status
+from frontrunner.server.processes import error_from
+from frontrunner.server.replays import Replay
+from frontrunner.server.settings import is_loopback
+from frontrunner.server.tokens import TOKEN_VARIABLE, default_token_file, read_tokens
+from frontrunner.spaces.errors import (
+    FrontrunnerError,
+    InvalidInput,
+    NotFound,
+    NothingLegal,
+    ServiceUnreachable,
+    bad_value,
+)
+from frontrunner.spaces.names import campaign_name_from
+from frontrunner.spaces.places import writing
+from frontrunner.spaces.wording import shown
+from frontrunner.starting import free_among
+from frontrunner.store import OBJECTIVES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from frontrunner.baseline import Baseline
+    from frontrunner.evaluators.analytic.breakdown import Breakdown
+    from frontrunner.reporting import NotDrawn
+    from frontrunner.views.charts.data import Missing
+    from frontrunner.views.shown_plan import ShownPlan
+
+T = TypeVar("T")
+CampaignSource = str | Path | Mapping[str, Any]
+"""A campaign file's path, or its content."""
+API = "/api/v1"
+PAGE = 200
+MOST_RANKED = 1000
+TIMEOUT_S = 150.0
+"""A launch may compile before the service responds; everything else takes milliseconds."""
+STREAM_TIMEOUT_S = 60.0
+PLAIN_HTTP_VARIABLE = "FRONTRUNNER_PLAIN_HTTP"
+"""Environment variable that, set to 1, lets tokens go unencrypted to other machines."""
+NOT_FINITE = ("losses", "build_time_s", "first_step_time_s")
+"""Figures of a measurement that JSON carries as null where they were not finite."""
+ONE_VERSION = "use the same version of frontrunner for client and service"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamEvent:
+    """One event of a campaign's stream; `id` is what to continue after."""
+
+    id: str
+    kind: str
+    data: Mapping[str, Any]
+
+
+def connect(url: str, *, token: str | None = None) -> RemoteStore:
+    """Return a client of the service at `url`; nothing is sent yet.
+
+    `token` None means $FRONTRUNNER_TOKEN, else, for a service on this machine, the operator's token in this user's
+    token file. Raises `InvalidInput` for an invalid address, or one that the token would reach unencrypted over a
+    network, and `NotFound` without a token.
+    """
+    host, is_tls = _host(url)
+    is_here = is_loopback(host)
+    given = token or os.environ.get(TOKEN_VARIABLE) or _token_of_file(url, is_here=is_here)
+    if not (is_here or is_tls or os.environ.get(PLAIN_HTTP_VARIABLE) == "1"):
+        raise InvalidInput(
+            f"--server {url} is neither https nor this machine: the token would cross the network unencrypted",
+            hint=f"use https or a tunnel (ssh -L), or, on a network that you trust, set {PLAIN_HTTP_VARIABLE}=1",
+        )
+    return RemoteStore(url, given)
+
+
+def _host(url: str) -> tuple[str, bool]:
+    """Return the host of a service's URL, and whether it is https; raise `InvalidInput` for an invalid URL."""
+    expected = "http://HOST:PORT, or https://HOST"
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        raise bad_value("--server", url, expected) from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
+        raise bad_value("--server", url, expected)
+    return parts.hostname, parts.scheme == "https"
+
+
+def _token_of_file(url: str, *, is_here: bool) -> str:
+    """Return the operator's token, which is sent to services of this machine only."""
+    hint = f"ask the operator of the service for a token, and set {TOKEN_VARIABLE}"
+    if not is_here:
+        raise NotFound(
+            f"no token for {url}: {TOKEN_VARIABLE} is not set, and this user's token file is for this machine only",
+            hint=hint,
+        )
+    try:
+        return read_tokens(default_token_file()).operator
+    except NotFound as error:
+        raise NotFound(
+            f"no token for the service: {TOKEN_VARIABLE} is not set, and {error.message}", hint=hint
+        ) from None
+
+
+class RemoteStore:
+    """One service, with the questions of `frontrunner.store.LocalStore` and actions."""
+
+    def __init__(self, url: str, token: str, *, client: httpx2.Client | None = None) -> None:
+        """Connect to `url` when the first question is asked, by `client` where one is given."""
+        if not token.isascii() or not token.isprintable():
+            raise bad_value("the token", "...", "the characters of a token file")
+        self.url = url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
+        # Tokens are sent to the service itself: no proxy or .netrc of the environment is used.
+        self._client = client or httpx2.Client(timeout=TIMEOUT_S, trust_env=False)
+
+    def campaigns(self) -> CampaignList:
+        found = CampaignList()
+        while True:
+            page = self._get(CampaignPage, "/campaigns", page=len(found) // PAGE + 1, page_size=PAGE)
+            found += page.items
+            if len(found) >= page.total or not page.items:
+                return found
+
+    def drivers(self) -> list[DriverSeen]:
+        return self._get(list[DriverSeen], "/drivers")
+
+    def status(self, campaign: str | None = None) -> Status:
+        return self._get(Status, self._of(campaign))
+
+    def failures(self, campaign: str | None = None) -> FailureList:
+        path, found = self._of(campaign, "/failures"), FailureList()
+        while True:
+            page = self._get(list[FailedTrial], path, page=len(found) // PAGE + 1, page_size=PAGE)
+            found += page
+            if len(page) < PAGE:
+                return found
+
+    def best(
+        self,
+        campaign: str | None = None,
+        *,
+        top: int | None = 10,
+        by: str = "tokens",
+        max_memory_gb: float | None = None,
+    ) -> Ranking:
+        most = MOST_RANKED if top is None else top
+        path = self._of(campaign, "/best")
+        return Ranking(self._get(list[RankedRecipe], path, top=most, by=by, max_memory_gb=max_memory_gb))
+
+    def pareto(self, campaign: str | None = None) -> Ranking:
+        return Ranking(self._get(list[RankedRecipe], self._of(campaign, "/pareto")))
+
+    def front(self, campaign: str | None = None, *, objectives: Sequence[str] = OBJECTIVES) -> Front:
+        return Front(self._get(list[OnFront], self._of(campaign, "/front"), objective=list(objectives)))
+
+    def recipes(
+        self,
+        campaign: str | None = None,
+        *,
+        by: str = "tokens",
+        max_memory_gb: float | None = None,
+        page: int = 1,
+        page_size: int = 50,
+        **filters: Any,
+    ) -> RecipePage:
+        asked = {"by": by, "max_memory_gb": max_memory_gb, "page": page, "page_size": page_size}
+        return self._get(RecipePage, self._of(campaign, "/recipes"), **asked, **filters)
+
+    def trials(
+        self, campaign: str | None = None, *, state: str | None = None, page: int = 1, page_size: int = 50
+    ) -> TrialPage:
+        return self._get(TrialPage, self._of(campaign, "/trials"), state=state, page=page, page_size=page_size)
+
+    def compare(self, first: str, second: str, *, page: int = 1, page_size: int = 50) -> Comparison:
+        return self._get(Comparison, "/compare", first=first, second=second, page=page, page_size=page_size)
+
+    def log(self, campaign: str | None, trial_number: int) -> str:
+        """Return the end of the log of a failed trial."""
+        return self._send("GET", self._of(campaign, f"/trials/{int(trial_number)}/log")).text
+
+    def events(self, campaign: str, *, after: str | None = None) -> Iterator[StreamEvent]:
+        """Yield a campaign's events as they are recorded, from its beginning or after the event of this id; endless."""
+        headers = self._headers | ({} if after is None else {"Last-Event-ID": after})
+        url = self.url + API + self._of(campaign, "/events")
+        with (
+            self._reached(),
+            self._client.stream("GET", url, headers=headers, timeout=STREAM_TIMEOUT_S) as response,
+        ):
+            if response.status_code >= 300:
+                response.read()
+                raise self._refused(response)
+            fields: dict[str, str] = {}
+            for line in response.iter_lines():
+                name, _, value = line.partition(": ")
+                if name and value:
+                    fields[name] = value
+                elif "data" in fields:
+                    yield StreamEvent(id=fields["id"], kind=fields["event"], data=json.loads(fields["data"]))
+                    fields = {}
+
+    def show(self, recipe_id: str) -> Explanation:
+        return self._get(Explanation, _recipe_path(recipe_id))
+
+    def explain(self, recipe: str | Mapping[str, object], *, campaign: str | Path | None = None) -> Breakdown:
+        from frontrunner.planning_api import breakdown_of
+
+        return breakdown_of(self, recipe, campaign)
+
+    def export(self, recipe: str, *, to: str) -> str:
+        return self._send("GET", _recipe_path(recipe) + "/export", params={"to": to}).text
+
+    def baseline(self, campaign: str | None = None) -> Baseline | None:
+        from frontrunner.baseline import Baseline
+
+        return self._get(Baseline | None, self._of(campaign, "/baseline"))  # type: ignore[arg-type]
+
+    def predictions(self, campaign: str | None = None) -> SmallScale | None:
+        return self._get(SmallScale | None, self._of(campaign, "/predictions"))  # type: ignore[arg-type]
+
+    def predictions_of(self, recipe_id: str) -> tuple[SmallScale, ...]:
+        return tuple(self._get(list[SmallScale], f"{_recipe_path(recipe_id)}/predictions"))
+
+    def dataframe(self, campaign: str | None = None) -> pd.DataFrame:
+        from frontrunner.results.frames import from_columns
+        from frontrunner.server.models import FrameAnswer
+
+        found = self._get(FrameAnswer, self._of(campaign, "/dataframe"))
+        try:
+            return from_columns(found.columns)
+        except ValueError as error:
+            raise self._unreadable(error) from error
+
+    def report(self, campaign: str | None = None, *, out: str | Path | None = None) -> Path:
+        from frontrunner.evaluators.probe.files import write_bytes
+        from frontrunner.reporting import report_place
+
+        path = self._of(campaign)
+        place = report_place(out, path.rpartition("/")[2])
+        page = self._send("GET", f"{path}/report").content
+        with writing(place):
+            write_bytes(place, page)
+        return place
+
+    def plot(
+        self,
+        campaign: str | None = None,
+        *,
+        out: str | Path,
+        figure: str | None = None,
+        format: str | None = None,  # noqa: A002 - the option's name
+    ) -> tuple[list[Path], list[NotDrawn]]:
+        from frontrunner.reporting import picture_place
+
+        place = picture_place(out, figure, format)
+        path = self._of(campaign, "/figures/")
+        return place.save(lambda name: self._picture(path, name, place.kind))
+
+    def _picture(self, path: str, name: str, kind: str) -> bytes | Missing:
+        from frontrunner.reporting import not_drawn
+        from frontrunner.views.charts.data import Missing
+
+        try:
+            return self._send("GET", path + name, params={"format": kind}).content
+        except NothingLegal as error:
+            return Missing(reason=error.message.removeprefix(not_drawn(name)))
+
+    def registered(self) -> dict[str, dict[str, str]]:
+        """Return what a launch may name: kind (site, trainer, data, table) -> name -> description."""
+        return self._get(dict[str, dict[str, str]], "/registered")
+
+    def plan(self, campaign: CampaignSource, *, top: int = 10) -> ShownPlan:
+        """Return the estimates of a campaign's `top` fastest recipes; nothing is run or stored.
+
+        Raises `InvalidInput` for an invalid campaign and `NothingLegal` for a space without a legal recipe.
+        """
+        from frontrunner.views.shown_plan import ShownPlan
+
+        return self._submit(ShownPlan, "/plan", campaign, {"top": top})
+
+    def launch(self, campaign: CampaignSource, *, name: str | None = None) -> str:
+        """Start a campaign on the service's machine and return its name.
+
+        A file without a `name` gives its own, with a number where that is taken. Raises `InvalidInput` for an invalid
+        campaign; nothing is stored then.
+        """
+        if name is None and not isinstance(campaign, Mapping) and "name" not in _table(campaign):
+            taken = {known.name for known in self.campaigns()}
+            name = free_among(taken, campaign_name_from(Path(campaign).stem))
+        more = {} if name is None else {"name": name}
+        return str(self._submit(dict[str, Any], "/campaigns", campaign, more)["campaign"])
+
+    def pause(self, campaign: str) -> None:
+        """Let running probes finish, and leave the campaign paused."""
+        self._post(dict[str, Any], self._of(campaign, "/pause"))
+
+    def resume(self, campaign: str | None = None) -> str:
+        """Continue a campaign where it stopped, and return its name."""
+        return str(self._post(dict[str, Any], self._of(campaign, "/resume"))["campaign"])
+
+    def stop(self, campaign: str) -> None:
+        """Let running probes finish, and leave the campaign stopped."""
+        self._post(dict[str, Any], self._of(campaign, "/stop"))
+
+    def cancel(self, campaign: str) -> None:
+        """End running probes at once."""
+        self._post(dict[str, Any], self._of(campaign, "/cancel"))
+
+    def replay(self, recipe_id: str, *, steps: int, anyway: bool = False, **settings: float) -> Replay:
+        """Start a full training run of a recipe on the service's machine, from its newest checkpoint.
+
+        `settings` are `learning_rate`, `warm_up_steps`, `evaluate_every` and `checkpoint_every`. Returns when the run
+        has begun; `watch_replay` reports its progress. Raises `InvalidInput` if the service's machine differs from the
+        one that the recipe was measured on, unless `anyway`.
+        """
+        body = {"recipe_id": recipe_id.strip().lower(), "steps": steps, "anyway": anyway, **settings}
+        return self._post(Replay, "/replays", body)
+
+    def replays(self) -> list[Replay]:
+        """Return every replay that the service has started."""
+        return self._get(list[Replay], "/replays")
+
+    def watch_replay(self, recipe_id: str) -> Replay:
+        """Return the progress of a replay."""
+        return self._get(Replay, f"/replays/{_path_part(recipe_id)}")
+
+    def stop_replay(self, recipe_id: str) -> Replay:
+        """End a replay; its checkpoints stay."""
+        return self._post(Replay, f"/replays/{_path_part(recipe_id)}/stop")
+
+    def _of(self, campaign: str | None, rest: str = "") -> str:
+        """Return a path under a campaign, the newest one for None."""
+        if campaign is None:
+            newest = self._get(CampaignPage, "/campaigns", page_size=1).items
+            if not newest:
+                raise NotFound(f"there is no campaign at {self.url}")
+            campaign = newest[0].name
+        return f"/campaigns/{_path_part(campaign)}{rest}"
+
+    def _submit(self, kind: type[T], path: str, campaign: CampaignSource, more: Table) -> T:
+        """Send a campaign; an error about a file names its path, as it does locally."""
+        try:
+            return self._post(kind, path, {**_table(campaign), **more})
+        except InvalidInput as error:
+            if isinstance(campaign, Mapping):
+                raise
+            raise InvalidInput(f"{campaign}: {error.message}", hint=error.hint) from None
+
+    def _get(self, kind: type[T], path: str, **params: Any) -> T:
+        given = {key: value for key, value in params.items() if value is not None}
+        return self._read(kind, self._send("GET", path, params=given))
+
+    def _post(self, kind: type[T], path: str, body: Mapping[str, object] | None = None) -> T:
+        text = json.dumps(body or {}, default=lambda _: OF_NO_TYPE)  # TOML has dates, which no campaign has
+        more = {"Content-Type": "application/json"}
+        return self._read(kind, self._send("POST", path, content=text.encode(), headers=self._headers | more))
+
+    def _send(self, method: str, path: str, **options: Any) -> httpx2.Response:
+        """Return the response to a request; raise the service's error, or `ServiceUnreachable`."""
+        with self._reached():
+            response = self._client.request(method, self.url + API + path, **{"headers": self._headers, **options})
+        if response.status_code >= 300:
+            raise self._refused(response)
+        return response
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx2.TransportError as error:
+            raise ServiceUnreachable(
+                f"no service at {self.url}: {error or type(error).__name__}",
+                hint="is `frontrunner serve` running there?",
+            ) from error
+
+    def _refused(self, response: httpx2.Response) -> FrontrunnerError:
+        try:
+            return error_from(response.json()["error"])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return ServiceUnreachable(f"{self.url} returned status {response.status_code}: not a frontrunner service")
+
+    def _read(self, kind: type[T], response: httpx2.Response) -> T:
+        try:
+            return TypeAdapter(kind).validate_python(json.loads(response.content, object_hook=_with_nan))
+        except (ValueError, ValidationError) as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: Exception) -> ServiceUnreachable:
+        return ServiceUnreachable(
+            f"{self.url} returned a document that this version cannot read: {str(error)[:200]}", hint=ONE_VERSION
+        )
+
+
+def _recipe_path(recipe_id: str) -> str:
+    """Return the path of a recipe; as on the command line, its id may have capitals and spaces around it."""
+    return f"/recipes/{_path_part(recipe_id.strip().lower())}"
+
+
+def _path_part(name: str) -> str:
+    """Return a name as one part of a path; raise `InvalidInput` for one that would be none, or several."""
+    if name in ("", ".", "..") or "/" in name:
+        raise InvalidInput(f"{name!r} names no campaign and no recipe")
+    return quote(name, safe="")
+
+
+def _table(campaign: CampaignSource) -> Table:
+    """Return the content of a campaign file."""
+    if isinstance(campaign, Mapping):
+        return dict(campaign)
+    if isinstance(campaign, str | Path):
+        return read_toml(Path(campaign), "campaign file", "examples/laptop.toml is one to begin with")
+    raise InvalidInput(f"campaign = {shown(campaign)}: expected a campaign file's path, or its tables")
+
+
+def _with_nan(table: dict[str, Any]) -> dict[str, Any]:
+    """Restore the NaN of a measurement's figures, which JSON carries as null."""
+    if "step_times_s" in table:
+        for name in NOT_FINITE:
+            value = table.get(name)
+            if value is None:
+                table[name] = float("nan")
+            elif isinstance(value, list):
+                table[name] = [float("nan") if item is None else item for item in value]
+    return table

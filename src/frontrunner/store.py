@@ -1,0 +1,300 @@
+"""Questions to a store of campaigns.
+
+`LocalStore` reads a database, `frontrunner.remote.RemoteStore` asks a service; both have the same methods with the same
+results. The functions of `frontrunner`, the command line and the service's routes call them. In every method `campaign`
+is a name, and None the newest campaign; `recipe_id` is an id or a unique prefix of one.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from frontrunner.config.settings import DEFAULT_STORE, store_url
+from frontrunner.spaces.errors import NotFound
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from frontrunner.baseline import Baseline
+    from frontrunner.evaluators.analytic.breakdown import Breakdown
+    from frontrunner.front import Front
+    from frontrunner.reporting import NotDrawn
+    from frontrunner.results.compare import Comparison
+    from frontrunner.results.driving import DriverSeen
+    from frontrunner.results.explain import Explanation
+    from frontrunner.results.pages import RecipePage, TrialPage
+    from frontrunner.results.predictions import SmallScale
+    from frontrunner.results.ranking import Ranking
+    from frontrunner.results.records import CampaignList
+    from frontrunner.results.status import FailureList, Status
+    from frontrunner.results.store import Store as OpenStore
+
+T = TypeVar("T")
+OBJECTIVES = ("tokens", "memory", "nodes")
+LEAST_PREFIX = 4
+
+
+@contextmanager
+def opened(store: str | None, *, create: bool = False, from_file: str | None = None) -> Iterator[OpenStore]:
+    """Open the store at a path or URL, read-only unless `create` is set, and close it at the end."""
+    from frontrunner.results.store import open_store
+
+    with open_store(store_url(store, from_file=from_file), create=create, read_only=not create) as found:
+        yield found
+
+
+class LocalStore:
+    """A store in a database at a path or URL, which is opened read-only for each question."""
+
+    def __init__(self, url: str | None = None, *, is_open: OpenStore | None = None) -> None:
+        """Name the store at `url` (default: $FRONTRUNNER_STORE, else frontrunner.db), or wrap one that `is_open`."""
+        self.url = is_open.url if is_open is not None else store_url(url)
+        self._open = is_open
+        self._is_named = url is not None
+
+    @contextmanager
+    def opened(self) -> Iterator[OpenStore]:
+        """Open the database for reading."""
+        with nullcontext(self._open) if self._open is not None else opened(self.url) as found:
+            yield found
+
+    def campaigns(self) -> CampaignList:
+        """Return every campaign, the newest first."""
+        from frontrunner.results.records import CampaignList
+
+        with self.opened() as store:
+            return CampaignList(store.campaigns())
+
+    def drivers(self) -> list[DriverSeen]:
+        """Return the drivers that hold a campaign."""
+        from frontrunner.results.driving import drivers
+
+        with self.opened() as store:
+            return drivers(store)
+
+    def status(self, campaign: str | None = None) -> Status:
+        """Return the state of a campaign: trials by state, failures by kind, the best recipe, the last events."""
+        from frontrunner.results.status import status
+
+        with self.opened() as store:
+            return status(store, campaign)
+
+    def failures(self, campaign: str | None = None) -> FailureList:
+        """Return a campaign's failed trials with their log tails."""
+        from frontrunner.results.status import FailureList, failures
+
+        with self.opened() as store:
+            return FailureList(failures(store, campaign))
+
+    def best(
+        self,
+        campaign: str | None = None,
+        *,
+        top: int | None = 10,
+        by: str = "tokens",
+        max_memory_gb: float | None = None,
+    ) -> Ranking:
+        """Return a campaign's recipes, best first by tokens, tflops, memory or step-time; `top` None returns all."""
+        from frontrunner.results.ranking import Ranking, best
+
+        with self.opened() as store:
+            return Ranking(best(store, campaign, top=top, by=by, max_memory_gb=max_memory_gb))
+
+    def pareto(self, campaign: str | None = None) -> Ranking:
+        """Return the recipes that no other beats in both tokens/s and peak memory."""
+        from frontrunner.results.pareto import pareto
+        from frontrunner.results.ranking import Ranking
+
+        with self.opened() as store:
+            return Ranking(pareto(store, campaign))
+
+    def front(self, campaign: str | None = None, *, objectives: Sequence[str] = OBJECTIVES) -> Front:
+        """Return the recipes that no other beats in all objectives at once, fastest first.
+
+        Objectives are two or more of tokens (tokens/s), memory (free memory of the fullest device) and nodes (fewer is
+        better). Raises `InvalidInput` for others.
+        """
+        from frontrunner.front import checked_objectives, front
+        from frontrunner.results.ranking import best
+        from frontrunner.starting import stored_spec
+
+        wanted = checked_objectives(objectives)
+        with self.opened() as store:
+            record = store.campaign(campaign)
+            return front(best(store, record, top=None), stored_spec(record).problem, wanted)
+
+    def recipes(
+        self,
+        campaign: str | None = None,
+        *,
+        by: str = "tokens",
+        max_memory_gb: float | None = None,
+        page: int = 1,
+        page_size: int = 50,
+        **filters: Any,
+    ) -> RecipePage:
+        """Return one page of a campaign's measured recipes, best first; `filters` are values of a recipe's fields."""
+        from frontrunner.results.pages import recipe_page
+        from frontrunner.results.ranking import RankBy
+
+        with self.opened() as store:
+            return recipe_page(
+                store,
+                campaign,
+                by=RankBy(by),
+                filters=filters,
+                max_memory_gb=max_memory_gb,
+                page=page,
+                page_size=page_size,
+            )
+
+    def trials(
+        self, campaign: str | None = None, *, state: str | None = None, page: int = 1, page_size: int = 50
+    ) -> TrialPage:
+        """Return one page of a campaign's trials in the order of their numbers, with their outcomes."""
+        from frontrunner.results.pages import trial_page
+        from frontrunner.results.states import TrialState
+
+        wanted = None if state is None else TrialState(state)
+        with self.opened() as store:
+            return trial_page(store, campaign, state=wanted, page=page, page_size=page_size)
+
+    def compare(self, first: str, second: str, *, page: int = 1, page_size: int = 50) -> Comparison:
+        """Return two campaigns side by side, and one page of the recipes that both have measured."""
+        from frontrunner.results.compare import compare
+
+        with self.opened() as store:
+            return compare(store, first, second, page=page, page_size=page_size)
+
+    def show(self, recipe_id: str) -> Explanation:
+        """Return everything that the store knows of a recipe, and why it ranks where it does."""
+        from frontrunner.results.explain import explain
+
+        with self.opened() as store:
+            return explain(store, recipe_id)
+
+    def explain(self, recipe: str | Mapping[str, object], *, campaign: str | Path | None = None) -> Breakdown:
+        """Break a recipe's estimated step time and memory down, with its newest measurement.
+
+        `recipe` is a stored id, or with a `campaign` file an id or choices such as `{"tensor_parallel": 8}` that leave
+        one legal recipe of its space. Raises `InvalidInput` for a recipe that the estimate does not cover.
+        """
+        from frontrunner.config.campaign import read_campaign_file
+        from frontrunner.planning_api import breakdown_of
+
+        if campaign is None:
+            return breakdown_of(self, recipe, None)
+        if self._is_named:
+            with self.opened():  # one that was named by mistake is not passed over in silence
+                return breakdown_of(self, recipe, campaign)
+        from_file = read_campaign_file(Path(campaign)).store.url
+        return breakdown_of(LocalStore(store_url(from_file=from_file)), recipe, campaign)
+
+    def export(self, recipe: str, *, to: str) -> str:
+        """Return a recipe, stored or of a recipe file, as a configuration of the tool `to`.
+
+        Raises `InvalidInput`, with the reason, where the tool cannot express the recipe.
+        """
+        from frontrunner.travel_api import exported
+
+        return exported(self, recipe, to=to)
+
+    def baseline(self, campaign: str | None = None) -> Baseline | None:
+        """Return the campaign's baseline and its best recipe; None without a measured baseline."""
+        from frontrunner.baseline import baseline_of
+
+        with self.opened() as store:
+            return baseline_of(store, campaign)
+
+    def predictions(self, campaign: str | None = None) -> SmallScale | None:
+        """Return what a campaign with `search.probe_nodes` predicts for its cluster; None for others."""
+        from frontrunner.results.predictions import small_scale
+
+        with self.opened() as store:
+            return small_scale(store, store.campaign(campaign))
+
+    def predictions_of(self, recipe_id: str) -> tuple[SmallScale, ...]:
+        """Return the campaigns that predict a recipe, each with that prediction only.
+
+        Raises `NotFound` unless exactly one predicted recipe has this id or prefix.
+        """
+        from frontrunner.results.predictions import predicted_ids, scales_that_predict
+
+        with self.opened() as store:
+            alike = [known for known in predicted_ids(store) if known.startswith(recipe_id.strip().lower())]
+            if len(alike) != 1 or len(recipe_id) < LEAST_PREFIX:
+                raise NotFound(f"{len(alike) or 'no'} predicted recipe ids begin with {recipe_id!r}")
+            return scales_that_predict(store, alike[0])
+
+    def dataframe(self, campaign: str | None = None) -> pd.DataFrame:
+        """Return a table with one row per finished attempt."""
+        from frontrunner.results.frames import frame
+
+        with self.opened() as store:
+            return frame(store, campaign)
+
+    def report(self, campaign: str | None = None, *, out: str | Path | None = None) -> Path:
+        """Write a campaign as one self-contained HTML page (default: CAMPAIGN.html) and return its path.
+
+        Raises `InvalidInput` for a name that does not end with .html, a file that cannot be written or a missing
+        package, and `NotFound` for a missing folder.
+        """
+        from frontrunner import reporting
+        from frontrunner.evaluators.probe.files import write_text
+        from frontrunner.spaces.places import writing
+        from frontrunner.views.charts.render import require_installed
+        from frontrunner.views.report import Elsewhere
+
+        require_installed()
+        if out is not None:
+            reporting.report_place(out, "")  # before anything is read
+        with self.opened() as store:
+            path = reporting.report_place(out, store.campaign(campaign).name)
+            found = reporting.reported(store, campaign)
+        elsewhere = Elsewhere(store=None if self.url == DEFAULT_STORE else self.url)
+        text = reporting.report_text(found, elsewhere)
+        with writing(path):
+            write_text(path, text)
+        return path
+
+    def plot(
+        self,
+        campaign: str | None = None,
+        *,
+        out: str | Path,
+        figure: str | None = None,
+        format: str | None = None,  # noqa: A002 - the option's name
+    ) -> tuple[list[Path], list[NotDrawn]]:
+        """Write a campaign's figures as PNG or SVG; return the files, and the figures that could not be drawn.
+
+        `out` is a file named x.png or x.svg for one `figure`, or a folder for one or all of them in `format` (default:
+        svg). Raises `InvalidInput` for a name or format that cannot be written or a missing package, and
+        `NothingLegal` where the one figure cannot be drawn.
+        """
+        from frontrunner import reporting
+        from frontrunner.views.charts.render import require_installed
+
+        place = reporting.picture_place(out, figure, format)
+        require_installed()
+        with self.opened() as store:
+            found = reporting.reported(store, campaign)
+        return place.save(lambda name: reporting.figure(found, name, place.kind))
+
+
+def as_function(method: Callable[..., T]) -> Callable[..., T]:
+    """Return a method of `LocalStore` as a function whose keyword `store` names the store."""
+
+    @wraps(method)
+    def function(*args: Any, store: str | None = None, **kwargs: Any) -> T:
+        return method(LocalStore(store), *args, **kwargs)
+
+    own = inspect.signature(method)
+    named = inspect.Parameter("store", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="str | None")
+    parameters = [p for p in list(own.parameters.values())[1:] if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    vars(function)["__signature__"] = own.replace(parameters=[*parameters, named])
+    return function

@@ -1,0 +1,203 @@
+"""Campaigns and stores on the terminal: a space, campaigns, where one stands, failures, imports and store checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from frontrunner.results.outcome import FailureKind
+from frontrunner.results.outlooks import outlook_shares
+from frontrunner.results.records import IMPORTED, Campaign, CampaignSummary
+from frontrunner.results.states import CampaignState, TrialState
+from frontrunner.results.status import FailedTrial, Status
+from frontrunner.search.conclusion import Conclusion
+from frontrunner.search.stopping import outlook_in_words
+from frontrunner.search.strategy import Outlook
+from frontrunner.spaces.legality import marks
+from frontrunner.spaces.space import Survey
+from frontrunner.text import counted, node_time, plain, seconds, thousands
+from frontrunner.views.columns import CAMPAIGNS, ORIGINS
+from frontrunner.views.terminal import Terminal, column_table, console, ruled_table
+
+if TYPE_CHECKING:
+    from frontrunner.import_api import Import
+    from frontrunner.results.audit.check import Check
+    from frontrunner.results.pruning import Prunable
+
+MOST_PROBLEMS, MOST_REASONS, MOST_DISAGREEMENTS = 20, 12, 5
+"""Lines of an import's report."""
+MOST_FOLDERS = 5
+MOST_CELL = 60
+WIDE = 125
+"""Columns from which a campaign's name and its problem fit side by side."""
+
+
+def print_survey(survey: Survey) -> None:
+    """Print how many recipes a space has, and why the others are refused."""
+    out = console()
+    out.say(
+        f"{survey.points:,} points: {len(survey.recipes):,} legal recipes, "
+        f"{survey.repeats:,} other names of the same recipes, {sum(survey.refusals.values()):,} refused"
+    )
+    searched = {name: values for name, values in survey.dimensions.items() if len(values) > 1}
+    out.say("choices: " + ", ".join(f"{name} {len(values)}" for name, values in searched.items()))
+    if survey.refusals:
+        table = ruled_table(None, ("refused", "right"), "reason", ("for example", "fold"))
+        for code, count, example in survey.refused_by_count():
+            table.add_row(f"{count:,}", code, Text(example))
+        out.print(table)
+    remarks: dict[str, tuple[int, str]] = {}
+    for recipe in survey.recipes:
+        for mark in marks(recipe, survey.problem):
+            remarks[mark.code] = remarks.get(mark.code, (0, ""))[0] + 1, mark.text
+    for code, (count, text) in remarks.items():
+        out.say(f"note: {count:,} legal recipes are marked {code}: {text}", style="dim")
+
+
+def print_campaigns(summaries: Sequence[CampaignSummary]) -> None:
+    """Print the list of campaigns."""
+    out = console()
+    out.print(column_table(None, CAMPAIGNS, summaries, width=out.width))
+
+
+def print_campaign(campaign: Campaign, *, state: str = "") -> None:
+    """Print a campaign: its state, its problem, and what it has spent."""
+    out = console()
+    reason = f": {campaign.state_reason}" if campaign.state_reason else ""
+    out.say((campaign.name, "bold"), f"  {state or campaign.state}{reason}")
+    if campaign.figures in ORIGINS:
+        out.say(ORIGINS[campaign.figures], style="yellow")
+    out.say("problem   " + ", ".join(f"{key} {value}" for key, value in campaign.problem_summary.items()))
+    out.say(f"search    {campaign.strategy} over {campaign.legal_recipes:,} legal recipes")
+    if campaign.figures != IMPORTED:
+        driving = f"{node_time(campaign.node_seconds_spent)} in probes, {seconds(campaign.driver_seconds)} of driving"
+        out.say(f"spent     {driving}")
+
+
+def print_status(status: Status) -> None:
+    """Print where a campaign stands."""
+    out = console()
+    campaign = status.campaign
+    print_campaign(campaign, state=status.state_in_words)
+    if status.driver_is_live:
+        out.say(f"driven by {campaign.driver}")
+    elif campaign.state == CampaignState.RUNNING:
+        out.say(f"its driver is gone; to continue: frontrunner resume {campaign.name}", style="yellow")
+    counts = ", ".join(f"{count} {state}" for state, count in status.trials.items() if count)
+    out.say(f"recipes   {counts or 'none tried'} of {campaign.legal_recipes:,} legal")
+    _print_failed_attempts(out, status)
+    if status.best is not None:
+        speed = thousands(status.best.standing.tokens_per_s)
+        out.say(f"best      {status.best.recipe_id}  {speed} tokens/s  {status.best.recipe.describe()}")
+    if status.outlook is not None:
+        out.say(f"outlook   {outlook_in_words(Outlook(**outlook_shares(status.outlook)))}")
+    for event in status.last_events:
+        data = " ".join(f"{key}={value}" for key, value in event.data.items())
+        out.say(f"{event.at[:19].replace('T', ' ')}  {event.kind}  {data}", style="dim")
+
+
+def _print_failed_attempts(out: Terminal, status: Status) -> None:
+    """Print failed attempts by kind; lost ones are no failures of a recipe."""
+    kinds = {kind: count for kind, count in status.failures.items() if kind is not FailureKind.LOST}
+    if kinds:
+        more = f"  (frontrunner failures {status.campaign.name})" if status.trials[TrialState.FAILED] else ""
+        out.say(f"failures  {', '.join(f'{count} {kind}' for kind, count in kinds.items())}{more}")
+    if lost := status.failures.get(FailureKind.LOST):
+        out.say(f"lost      {counted(lost, 'attempt')}, interrupted or withdrawn")
+
+
+def print_conclusion(conclusion: Conclusion) -> None:
+    """Print how a driver left its campaign."""
+    out = console()
+    out.say((conclusion.state, "bold"), f": {conclusion.reason}")
+    out.say(f"measured  {counted(conclusion.measured, 'recipe')}")
+    out.say(f"budget    {', '.join(str(limit) for limit in conclusion.limits) or 'no limit'}")
+    if conclusion.last_failure is not None:
+        out.say(f"failure   {conclusion.last_failure.kind}: {conclusion.last_failure.message}")
+
+
+def print_failures(failed: Sequence[FailedTrial]) -> None:
+    """Print each failed recipe with the end of its log."""
+    out = console()
+    if not failed:
+        out.say("nothing failed")
+    for row in failed:
+        tries = f" after {row.attempts} attempts" if row.attempts > 1 else ""
+        out.say((row.failure.kind, "bold red"), f"{tries}  {row.trial.recipe_id}  {row.trial.recipe.describe()}")
+        out.say(f"  {row.failure.message}")
+        for line in row.failure.log_tail.splitlines()[-5:]:
+            out.print(Text(f"  | {plain(line)}", style="dim"), overflow="ellipsis", no_wrap=True)
+        if row.failure.log_path:
+            out.say(f"  log: {row.failure.log_path}", style="dim", whole=True)
+
+
+def print_import(found: Import) -> None:
+    """Print the campaigns that hold a table's rows, what was left out and why, and which rows disagree."""
+    out = console()
+    verb = "would be kept" if found.is_preview else "kept"
+    out.say(f"{found.file}: {found.taken_rows:,} of {found.rows:,} rows {verb} in {found.store}")
+    if found.problems:
+        _print_problems(out, found)
+    if found.known_rows:
+        out.say(f"already in the store, and not kept twice: {counted(found.known_rows, 'row')}")
+    if found.left_out:
+        out.say(f"left out: {counted(sum(left.rows for left in found.left_out), 'row')}")
+        for left in found.left_out[:MOST_REASONS]:
+            where = "" if left.first_row is None else f" (first: row {left.first_row})"
+            out.say(f"  {left.rows:>5} x {left.reason}{where}")
+        if len(found.left_out) > MOST_REASONS:
+            out.say(f"        and {len(found.left_out) - MOST_REASONS} more reasons (--json has them all)")
+    if found.disagreeing:
+        recipes = counted(len(found.disagreeing), "recipe")
+        out.say(f"kept as repeats, though they differ by more than 25 %: the rows of {recipes}")
+    for repeats in found.disagreeing[:MOST_DISAGREEMENTS]:
+        rows = ", ".join(str(row) for row in repeats.rows)
+        out.say(f"  rows {rows}: {', '.join(map(seconds, repeats.step_times_s))}  {repeats.recipe}")
+
+
+def _print_problems(out: Terminal, found: Import) -> None:
+    """Print the campaigns of an import; the names of several describe the problem, so a narrow terminal omits it."""
+    is_wide = len(found.problems) == 1 or out.width >= WIDE
+    numbers = (("rows", "right"), ("recipes", "right"), ("failed", "right"))
+    table = ruled_table(None, *(("campaign", "fold"), ("problem", "fold"))[: 1 + is_wide], *numbers)
+    for row in found.problems[:MOST_PROBLEMS]:
+        about = row.problem
+        problem = f"{about['model']}, {about['devices']} x {about['device']}, {about['sequence_length']} tokens, "
+        problem += f"batch {about['global_batch']}, {about['precision']}"
+        cells = (row.campaign, Text(plain(problem)))[: 1 + is_wide]
+        table.add_row(*cells, f"{row.rows:,}", f"{row.recipes:,}", f"{row.failed:,}")
+    out.print(table)
+    if len(found.problems) > MOST_PROBLEMS:
+        out.say(f"and {len(found.problems) - MOST_PROBLEMS:,} more campaigns: frontrunner campaigns")
+
+
+def print_check(found: Check) -> None:
+    """Print what does not hold in a store, each with its first rows."""
+    out = console()
+    read = f"{counted(found.campaigns, 'campaign')}, {counted(found.attempts, 'attempt')}, {found.rules} rules"
+    out.say(f"{found.store}: {read}")
+    for finding in found.findings:
+        word = "BROKEN" if finding.is_fault else f"odd, {finding.odd_as}"
+        out.say(f"{word}: {finding.says}: not so in {counted(finding.count, 'row')}")
+        for row in finding.rows:
+            out.say("  " + ", ".join(f"{key} {plain(str(value))[:MOST_CELL]}" for key, value in row.items()))
+    if not found.findings:
+        out.say("all hold")
+
+
+def print_prunable(found: Iterable[Prunable], *, removed: bool) -> None:
+    """Print the folders that can be removed by campaign, and what to do next."""
+    out = console()
+    parts = tuple(found)
+    for part in parts:
+        out.say(f"{part.campaign}: {counted(len(part.folders), 'run folder')}, {counted(part.bytes, 'byte')}")
+        for folder in part.folders[:MOST_FOLDERS]:
+            out.say(f"  {folder}", whole=True)
+        if len(part.folders) > MOST_FOLDERS:
+            out.say(f"  and {len(part.folders) - MOST_FOLDERS:,} more")
+    if not parts:
+        out.say("there is nothing to remove")
+    else:
+        out.say("removed" if removed else "nothing was removed yet; to remove them: add --yes")

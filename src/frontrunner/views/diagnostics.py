@@ -1,0 +1,292 @@
+"""Diagnostics on the terminal: doctor, calibration, dry runs and profiles."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import dropwhile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from frontrunner.text import counted, fit_verdict, gib, latency, percent, plain, seconds, size, thousands, wrapped
+from frontrunner.views.terminal import Terminal, console, ruled_table
+
+if TYPE_CHECKING:
+    from frontrunner.evaluators.diagnostics.calibration.figures import Calibration
+    from frontrunner.evaluators.diagnostics.calibration.lines import Line
+    from frontrunner.evaluators.diagnostics.calibration.step_fit import StepFit
+    from frontrunner.evaluators.diagnostics.doctor.checks import Check
+    from frontrunner.evaluators.diagnostics.doctor.findings import Bandwidth
+    from frontrunner.evaluators.diagnostics.dry_run.report import DryRun, TracedRank
+    from frontrunner.evaluators.diagnostics.profiling.breakdown import Part
+    from frontrunner.evaluators.diagnostics.profiling.run import ProfileReport
+
+STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "bold red"}
+WIDEST = 120
+INDENT = 11
+"""Columns before a check's finding: two, the longest status, two."""
+NOISY = 0.3
+"""Relative error of a line above which its figures are marked: timings that other work disturbed, or no line."""
+LEAST_SHARE = 0.0005
+"""Share of a step below which a part is not shown, since it would read 0.0 %."""
+BINDING = re.compile(r"pybind11_detail_\w+\.")
+"""Prefix of the names of torch's functions in C++, of no use to a reader."""
+MOST_STAGES, MOST_TREE_LINES = 4, 40
+
+
+def print_doctor(checks: Sequence[Check], rows: Sequence[Bandwidth]) -> None:
+    """Print all checks, then the bandwidths, then how many there are of each status."""
+    out = console()
+    width = min(out.width, WIDEST)
+    for section in dict.fromkeys(check.section for check in checks):
+        out.say(section, style="bold")
+        for check in checks:
+            if check.section == section:
+                _print_check(out, check, width)
+    if rows:
+        _print_bandwidths(out, rows)
+    counts = Counter(check.status.value for check in checks)
+    summary = (counted(counts[status], status) if status != "ok" else f"{counts[status]} ok" for status in STYLES)
+    out.say(", ".join(summary), style="bold")
+
+
+def _print_check(out: Terminal, check: Check, width: int) -> None:
+    """Print a check's status and finding, and the remedy, if any, on lines of its own."""
+    status = check.status.value
+    body = wrapped(plain(f"{check.name}: {check.found}"), width=width, indent=INDENT)
+    out.say((f"  {status:<{INDENT - 2}}", STYLES[status]), body[INDENT:])
+    if check.remedy and status != "ok":
+        out.say(wrapped(plain(f"-> {check.remedy}"), width=width, indent=INDENT), style="dim")
+
+
+def _print_bandwidths(out: Terminal, rows: Sequence[Bandwidth]) -> None:
+    heads = ("size", "time", "algorithm GB/s", "bus GB/s")
+    table = ruled_table(f"all-reduce over {rows[0].ranks} ranks", *((head, "right") for head in heads))
+    for row in rows:
+        rates = (thousands(rate / 1e9) for rate in (row.algorithm_bytes_per_s, row.bus_bytes_per_s))
+        table.add_row(size(row.bytes), latency(row.time_s), *rates)
+    out.print(table)
+
+
+def print_calibration(found: Calibration, out_file: Path) -> None:
+    """Print the measured figures of a cluster, then a row per collective."""
+    from frontrunner.evaluators.diagnostics.calibration.figures import busy
+
+    out, cluster = console(), found.cluster
+    out.say(f"{cluster.nodes} x {cluster.devices_per_node} {cluster.device}", style="bold")
+    out.print(_calibrated(found))
+    if found.lines:
+        out.print(_collectives(found.lines))
+    if any(line.residual > NOISY for line in found.lines):
+        out.say(f"! timings lie more than {percent(NOISY, 0)} off the line: other work, or no line", style="dim")
+    for missing in found.untold:
+        out.say(f"! not written: {missing}", style="yellow")
+    if disturbed := busy(found):
+        out.say(f"! {disturbed}", style="yellow")
+    if found.left_out:
+        out.say(f"{found.left_out} measurements were left out for lack of time; raise --seconds to include them",
+                style="dim")  # fmt: skip
+    out.say(f"written: {out_file}", whole=True)
+
+
+def _calibrated(found: Calibration) -> Table:
+    from frontrunner.spaces.cluster import PRECISIONS
+
+    cluster, links = found.cluster, found.cluster.links
+    rows = [
+        (f"matrix products, {name}", f"matmul_tflops.{name}", getattr(cluster.matmul_tflops, name), "TFLOP/s")
+        for name in PRECISIONS
+    ]
+    rows += [
+        ("memory", "memory_gb_per_s", cluster.memory_gb_per_s, "GB/s"),
+        ("pair of devices", "links.pair_gb_per_s", links.pair_gb_per_s, "GB/s"),
+        ("node", "links.node_gb_per_s", links.node_gb_per_s, "GB/s"),
+        ("network port", "links.nic_gb_per_s", links.nic_gb_per_s, "GB/s"),
+        ("host memory", "links.host_gb_per_s", links.host_gb_per_s, "GB/s"),
+    ]
+    table = ruled_table(None, "per device, all at work", ("", "right"), "", ("measured as", "fold"))
+    for title, key, value, unit in rows:
+        if key in found.notes and value is not None:
+            table.add_row(title, thousands(value), unit, found.notes[key])
+    return table
+
+
+def _collectives(lines: Sequence[Line]) -> Table:
+    numbers = ((head, "right") for head in ("ranks", "latency", "GB/s", "sizes", "off by"))
+    table = ruled_table("time = latency + bytes over a link / bandwidth", "collective", "level", *numbers)
+    for line in lines:
+        rate = "-" if line.bytes_per_s is None else thousands(line.bytes_per_s / 1e9)
+        off = percent(line.residual, 0) + (" !" if line.residual > NOISY else "")
+        table.add_row(
+            line.collective, line.level, str(line.ranks), latency(line.latency_s), rate, str(line.points), off
+        )
+    return table
+
+
+def print_fit(found: StepFit, out_file: Path) -> None:
+    """Print the error before and after on rows held back, then the fitted constants."""
+    out = console()
+    how = "whole problems" if found.by_problem else "every fifth row"
+    problems = counted(found.problems, "problem")
+    out.say(f"{found.rows:,} rows of {problems}, held back in {found.folds} parts: {how}")
+    errors = ruled_table(None, "error of step time", ("mean", "right"), ("median", "right"))
+    errors.add_row("before", percent(found.error_before), percent(found.median_error_before))
+    errors.add_row("after, on rows held back", percent(found.error_after), percent(found.median_error_after))
+    out.print(errors)
+    constants = ruled_table(None, "constant", ("before", "right"), ("after", "right"), ("rows", "right"))
+    for constant in found.constants:
+        if not constant.held:
+            before, after = (
+                latency(value) if constant.name.endswith("_s") else f"{value:.3g}"
+                for value in (constant.before, constant.after)
+            )
+            constants.add_row(constant.name, before, after + (" !" if constant.at_the_end else ""), str(constant.rows))
+    out.print(constants)
+    if any(constant.at_the_end for constant in found.constants):
+        out.say("! at a bound of its range: the formulas describe these rows badly", style="dim")
+    if held := [constant.name for constant in found.constants if constant.held]:
+        out.say(f"too few rows to move: {', '.join(held)}", style="dim")
+    for reason, count in found.refused.items():
+        out.say(f"{count:,} rows left out: {reason}", style="dim")
+    out.say(f"written: {out_file}", whole=True)
+
+
+_FLOPS: tuple[tuple[str, Callable[[TracedRank], float]], ...] = (
+    ("forward", lambda rank: rank.forward_flops),
+    ("backward", lambda rank: rank.backward_flops),
+    ("model: both", lambda rank: rank.model_flops_per_step),
+    ("model, by formula", lambda rank: rank.model_flops_by_formula),
+    ("recomputed", lambda rank: rank.recomputed_flops),
+    ("hardware: all", lambda rank: rank.hardware_flops_per_step),
+)
+
+
+def print_dryrun(found: DryRun) -> None:
+    """Print a dry run: memory at the peak by category, whether it fits, and the FLOPs."""
+    out = console()
+    out.say((found.recipe_id, "bold"), f"  {found.recipe.describe()}")
+    heads = ((_rank_heading(rank, found), "right") for rank in found.ranks)
+    table = ruled_table(None, "memory at the peak, GiB", *heads)
+    for category in found.worst.memory_bytes:
+        sizes = [rank.memory_bytes[category] for rank in found.ranks]
+        if any(sizes):
+            table.add_row(category, *map(gib, sizes))
+    table.add_section()
+    table.add_row("peak", *(gib(rank.peak_bytes) for rank in found.ranks), style="bold")
+    table.add_section()
+    table.add_row("TFLOP per step", *("" for _ in found.ranks))
+    for label, value in _FLOPS:
+        table.add_row(label, *(thousands(value(rank) / 1e12) for rank in found.ranks))
+    out.print(table)
+    out.say(fit_verdict(found.peak_bytes, found.device_memory_bytes), style="bold")
+    out.say("not included: the allocator's fragmentation, the collective library's buffers, the device's own context")
+    out.say(_counted_over(found))
+    out.say(f"traced in {seconds(found.wall_time_s)}")
+
+
+def _rank_heading(rank: TracedRank, found: DryRun) -> str:
+    worst = ", worst" if rank is found.worst and len(found.ranks) > 1 else ""
+    stages = found.recipe.pipeline_parallel
+    place = f"\npipeline {rank.pipeline_rank + 1} of {stages}, {rank.layers} layers" if stages > 1 else ""
+    return f"rank {rank.rank}{worst}{place}"
+
+
+def _counted_over(found: DryRun) -> str:
+    """Return what was traced of the step, and why that is enough."""
+    traced, all_of_them = found.micro_batches, found.recipe.accumulation
+    if found.extrapolated:
+        return (
+            f"memory extrapolated from {traced} and {2 * traced} of {all_of_them} micro-batches, all of which are in "
+            "flight; FLOPs are those of all"
+        )
+    if traced == all_of_them:
+        return f"traced: the whole step, {all_of_them} micro-batches"
+    why = "what is in flight grows no further" if found.recipe.pipeline_parallel > 1 else "more need no more memory"
+    return f"traced: {traced} of {all_of_them} micro-batches, {why}; FLOPs are those of all"
+
+
+def print_profile(report: ProfileReport) -> None:
+    """Print the parts of a step by group of ranks, what was hidden, and what the profiler cost."""
+    out = console()
+    out.say((report.recipe_id, "bold"), f"  {report.recipe.describe()}")
+    out.print(_parts(report))
+    if len(report.ranks) > 1:
+        out.say(
+            "communication: the time that a rank waited for it, a slower rank included; "
+            "slowest: the rank that waited least"
+        )
+    if hidden := {part: time for part, time in report.mean.hidden.items() if time > 0}:
+        shown = ", ".join(f"{part} {seconds(time)}" for part, time in hidden.items())
+        out.say(f"hidden behind computing, in no part: {shown}")
+    measured = report.measured_step_time_s
+    probed = "" if measured is None else f"; the campaign's probe measured {seconds(measured)}"
+    out.say(
+        f"step: {seconds(report.mean.step_time_s)} traced, {seconds(report.step_time_s_untraced)} untraced in the "
+        f"same run ({report.tracing_slowdown:.2f} times){probed}"
+    )
+    if report.host_trees:
+        _print_tree(out, report)
+    ranks = f"all {len(report.ranks)} ranks" if len(report.ranks) > 1 else "the rank"
+    out.say(f"trace of {ranks}, for Perfetto: {report.joined_trace}", whole=True)
+
+
+def _parts(report: ProfileReport) -> Table:
+    ranks, slowest = len(report.ranks), report.slowest_rank
+    columns = {"mean": report.mean}
+    if ranks > 1:
+        columns[f"rank {slowest}, slowest"] = report.ranks[slowest]
+    if 1 < len(report.stages) <= MOST_STAGES:
+        columns |= {f"stage {place}": found for place, found in report.stages.items()}
+    title = f"a step, mean of {report.steps}" + (f", over {ranks} ranks" if ranks > 1 else "")
+    table = ruled_table(title, "part", *((name, "right") for name in ("share", *columns)))
+    for part in _shown_parts(report):
+        times = [_milliseconds(found.seconds[part]) for found in columns.values()]
+        share = percent(report.mean.seconds[part] / report.mean.step_time_s)
+        table.add_row(_part_label(part, report), share, *times)
+    table.add_section()
+    table.add_row("step", "100.0 %", *(_milliseconds(found.step_time_s) for found in columns.values()), style="bold")
+    return table
+
+
+def _shown_parts(report: ProfileReport) -> list[Part]:
+    """Return what was computed, always, then what some rank waited for."""
+    from frontrunner.evaluators.diagnostics.profiling.breakdown import Part
+
+    def largest_share(part: Part) -> float:
+        return max(rank.seconds[part] / rank.step_time_s for rank in report.ranks)
+
+    others = [part for part in Part if part.moves_data and largest_share(part) >= LEAST_SHARE]
+    return [Part.COMPUTE, Part.OPTIMIZER, Part.DATA, *others, Part.IDLE]
+
+
+def _milliseconds(time_s: float) -> str:
+    """Return one digit after the point throughout, so that a column adds up."""
+    return f"{1000 * time_s:,.1f} ms"
+
+
+def _part_label(part: Part, report: ProfileReport) -> str:
+    from frontrunner.evaluators.diagnostics.profiling.breakdown import Part
+
+    if part == Part.COMPUTE:
+        return "compute (forward, backward)"
+    if part == Part.SEND_RECV and report.recipe.pipeline_parallel > 1:
+        return "send/recv, pipeline bubble"
+    if part == Part.IDLE and report.on_cpu:
+        return "host (Python, dispatch)"
+    return str(part)
+
+
+def _print_tree(out: Terminal, report: ProfileReport) -> None:
+    """Print the tree of the slowest rank."""
+    path = report.host_trees[report.slowest_rank]
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    lines = list(dropwhile(lambda line: not line[0].isdigit(), lines))  # its banner
+    out.say(f"\nPython on rank {report.slowest_rank}, by pyinstrument:", style="bold")
+    for line in lines[:MOST_TREE_LINES]:
+        out.print(Text(plain(BINDING.sub("", line))), overflow="ellipsis", no_wrap=True)
+    if len(lines) > MOST_TREE_LINES:
+        out.say(f"... {len(lines) - MOST_TREE_LINES} more lines in {path}", whole=True)

@@ -1,0 +1,106 @@
+"""Output on a terminal, and the same as HTML in a notebook. Results go to stdout, in color where it is a terminal."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeVar
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from frontrunner.text import plain
+from frontrunner.views.columns import Column, used
+
+Row = TypeVar("Row")
+PIPED_WIDTH = 140
+"""Columns of a table that is not printed on a terminal."""
+GAP = 2
+
+
+class Terminal(Console):
+    """Console for lines of literal text: no markup, no control characters."""
+
+    def say(self, *parts: str | tuple[str, str], style: str = "", whole: bool = False) -> None:
+        """Print a line; a part may be (text, style). A terminal wraps it between words unless it is to stay `whole`."""
+        shown = (plain(part) if isinstance(part, str) else (plain(part[0]), part[1]) for part in parts)
+        self.print(Text.assemble(*shown, style=style), soft_wrap=whole or not self.is_terminal)
+
+
+_RECORDING: ContextVar[Terminal | None] = ContextVar("_RECORDING", default=None)
+
+
+def console() -> Terminal:
+    """Return the console for results: stdout, as wide as the terminal."""
+    recording = _RECORDING.get()
+    if recording is not None:
+        return recording
+    found = Terminal(highlight=False)
+    return found if found.is_terminal else Terminal(highlight=False, width=PIPED_WIDTH)
+
+
+@contextmanager
+def recorded() -> Iterator[Callable[[], str]]:
+    """Record what is printed to `console()` inside, and yield a function that returns it as HTML."""
+    recording = Terminal(
+        record=True, file=io.StringIO(), width=PIPED_WIDTH, highlight=False, force_jupyter=False, color_system=None
+    )
+    token = _RECORDING.set(recording)
+    try:
+        yield lambda: recording.export_html(inline_styles=True, code_format="<pre style='line-height:1.3'>{code}</pre>")
+    finally:
+        _RECORDING.reset(token)
+
+
+def ruled_table(title: str | None = None, *columns: str | tuple[str, str]) -> Table:
+    """Return a table with a line below its heads and none around; a column may be (title, "right" or "fold")."""
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    for column in columns:
+        head, kind = column if isinstance(column, tuple) else (column, "")
+        table.add_column(head, justify="right" if kind == "right" else "left", no_wrap=kind != "fold", overflow="fold")
+    return table
+
+
+def column_table(
+    title: str | None,
+    columns: Sequence[Column[Row]],
+    rows: Sequence[Row],
+    *,
+    width: int,
+    bold: Callable[[Row], bool] = lambda _: False,
+) -> Table:
+    """Return the rows as a table of at most `width` characters, if the columns that are always kept allow it."""
+    filled = used(columns, rows)
+    kept: list[Column[Row]] = []
+    for column in sorted(filled, key=lambda c: c.drop):
+        if not column.drop or sum(_width(c, rows) + GAP for c in (*kept, column)) <= width + 1:
+            kept.append(column)
+    shown = [column for column in filled if column in kept]
+    table = ruled_table(title)
+    for column in shown:
+        justify = "right" if column.is_number else "left"
+        table.add_column(column.title, justify=justify, no_wrap=column.least is None)  # type: ignore[arg-type]
+    for row in rows:
+        table.add_row(*(Text(_marked(column, row)) for column in shown), style="bold" if bold(row) else None)
+    return table
+
+
+def _marked(column: Column[Row], row: Row) -> str:
+    return column.cell(row) + (" !" if column.is_doubtful(row) else "")
+
+
+def _width(column: Column[Row], rows: Sequence[Row]) -> int:
+    texts = (column.title, *(_marked(column, row) for row in rows))
+    whole = max(len(line) for text in texts for line in text.split("\n"))
+    return whole if column.least is None else min(whole, column.least)

@@ -1,0 +1,79 @@
+"""The column table: what is shown where, on wide and narrow terminals."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from frontrunner.results.ranking import RankedRecipe
+from frontrunner.results.records import Standing
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.sharding import Sharding
+from frontrunner.views.columns import CHOICES, COLUMNS, Column, briefly, figures_in_words, used
+from frontrunner.views.ranking import print_ranking
+from frontrunner.views.terminal import recorded
+
+RECIPE = Recipe(
+    devices=512, tensor_parallel=8, pipeline_parallel=16, schedule="1f1b", micro_batch_seqs=1, accumulation=64,
+    recompute="selective", sharding=Sharding.named("zero-1", 4),
+)  # fmt: skip
+STANDING = Standing(
+    repeats=2, step_time_s_median=1.25, step_time_spread=0.08, tokens_per_s=123_456.0, model_tflops_per_device=81.2,
+    hardware_tflops_per_device=90.0, mfu=None, peak_memory_bytes_max_rank=40 * 2**30,
+)  # fmt: skip
+ROW = RankedRecipe(
+    rank=1, recipe_id="0123456789ab", recipe=RECIPE, trial_number=1, figures="measured", standing=STANDING,
+    gap_percent=0.0,
+)  # fmt: skip
+
+
+def lines(width: int, rows: list[RankedRecipe], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setattr("frontrunner.views.terminal.PIPED_WIDTH", width)
+    with recorded() as html:
+        print_ranking(rows, title="best")
+        return [re.sub("<.*?>", "", line) for line in html().splitlines()]
+
+
+def test_ranking_on_a_narrow_terminal_keeps_the_mark_of_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = lines(80, [ROW, replace(ROW, rank=2)], monkeypatch)
+    row = next(line for line in shown if "0123456789ab" in line)
+    assert "8.0 % !" in row
+    assert "8 x 16 x 4" in row
+    assert all(len(line) <= 81 for line in shown if "tokens/s" in line and "#" in line)
+    assert any("the order near such a row may change" in line for line in shown)
+
+
+def test_ranking_leaves_out_columns_without_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not any("MFU" in line for line in lines(140, [ROW], monkeypatch))
+    peak = replace(ROW, standing=replace(STANDING, mfu=0.4))
+    assert any("MFU" in line for line in lines(140, [ROW, peak], monkeypatch))
+
+
+def test_column_of_a_part_is_a_dash_where_the_part_is_missing() -> None:
+    columns: list[Column[Standing | None]] = [column.of(lambda found: found) for column in COLUMNS[:1]]
+    assert columns[0].cell(None) == "-"
+    assert not used(columns, [None])
+
+
+def test_choices_show_context_ranks_and_what_they_are_sharded_over() -> None:
+    spread = replace(
+        RECIPE, devices=8, tensor_parallel=2, pipeline_parallel=1, schedule="none", context_parallel=4,
+        sharding=Sharding.named("zero-3", 4),
+    )  # fmt: skip
+    shown = {column.key: column.cell(spread) for column in CHOICES}
+    assert shown == {
+        "layout": "2 x 1 x 1 cp4",
+        "batch": "1 x 64",
+        "sharding": "zero-3",
+        "options": "recompute selective",
+    }
+
+
+def test_figures_in_words_leave_out_what_is_unknown() -> None:
+    found = {what: value for value, what in figures_in_words(STANDING, 64 * 2**30)}
+    assert found["GiB at the peak, of 64.00"] == "40.00"
+    assert found["measurements"] == "2"
+    assert "MFU" not in found
+    assert briefly(STANDING) == "123,456 tok/s, 1.25 s/step, ± 8.0 %, 40.00 GiB"
