@@ -27,12 +27,12 @@ from rich.console import Console
 from rich.table import Table as Shown
 
 from frontrunner.evaluators.analytic.accuracy import BARS, by_problem, by_table, judged, summary
-from frontrunner.evaluators.analytic.doubt import FASTER_THAN_NEEDED
+from frontrunner.evaluators.analytic.estimates import ROWS_AT_ONCE
 from frontrunner.evaluators.analytic.fit import fitted, predicted
-from frontrunner.evaluators.analytic.judged import ROWS_AT_ONCE
 from frontrunner.evaluators.analytic.least_errors import SOURCED
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import peak_memory
+from frontrunner.evaluators.analytic.plausibility import FASTER_THAN_NEEDED
 from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.tables import Table, read
@@ -62,10 +62,8 @@ def recipes_per_second() -> float:
         data_parallel=replicas, virtual_stages=np.where(ranks > 1, power(1), 1), micro_batch_seqs=power(3),
         accumulation=power(7), sharding_parameters=np.where(yes, replicas, 1),
         sharding_gradients=np.where(yes, replicas, 1), sharding_optimizer=replicas,
-        recompute_full=generator.random(SPEED_ROWS) < 0.5, recompute_selective=no,
-        sequence_parallel=yes, synchronise_each=no, loss_chunks=one, feed_forward_tiled=no,
-        bytes_per_optimizer_state=one * 4, layers_first=96 / ranks, layers_middle=96 / ranks, layers_last=96 / ranks,
-        head_on_first=ranks == 1, split_backward=no, keeps_all=no,
+        recompute_full=generator.random(SPEED_ROWS) < 0.5, sequence_parallel=yes, layers_first=96 / ranks,
+        layers_middle=96 / ranks, layers_last=96 / ranks, head_on_first=ranks == 1,
     )  # fmt: skip
     cluster = Cluster(
         name="speed", device="a100-80gb", backend="cuda", nodes=128, devices_per_node=8, memory_gib_per_device=80,
@@ -77,7 +75,7 @@ def recipes_per_second() -> float:
     for _ in range(5):
         start = time.perf_counter()
         for first in range(0, SPEED_ROWS, ROWS_AT_ONCE):
-            block = work.rows(first, first + ROWS_AT_ONCE)
+            block = work.rows(slice(first, first + ROWS_AT_ONCE))
             total = step_time(machine, block).total + peak_memory(machine, block).total
         best = min(best, time.perf_counter() - start)
     if not np.isfinite(total).all():

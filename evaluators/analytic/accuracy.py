@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from frontrunner.evaluators.analytic.doubt import FASTER_THAN_NEEDED, at_best
 from frontrunner.evaluators.analytic.fit import fitted, predicted
 from frontrunner.evaluators.analytic.machine import Machine, assumptions
 from frontrunner.evaluators.analytic.memory import peak_memory
+from frontrunner.evaluators.analytic.plausibility import FASTER_THAN_NEEDED, at_best
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.tables import Table
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from frontrunner.evaluators.analytic import forms
-from frontrunner.evaluators.analytic.estimate import Trust, estimate, trust_in
+from frontrunner.evaluators.analytic.accuracy_bounds import Trust, trust_in
+from frontrunner.evaluators.analytic.estimates import Estimate, estimate_many
 from frontrunner.evaluators.analytic.forms import Form
-from frontrunner.evaluators.analytic.judged import Estimate
 from frontrunner.spaces.choices import Choice
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import Problem
@@ -175,7 +175,7 @@ def _one_copy(problem: Problem) -> OneCopy | None:
     ]
     if any(why_illegal(recipe, problem) for recipe in recipes):
         return None
-    whole, recomputed = estimate(recipes, problem)
+    whole, recomputed = estimate_many(recipes, problem)
     return OneCopy(whole=whole, recomputed=recomputed)
 
 
@@ -185,7 +185,7 @@ def _tiling(form: Form, problem: Problem) -> Tiling | None:
     recipe = replace(form.estimate.recipe, loss_chunks=forms.LOSS_CHUNKS, feed_forward_tiles=forms.TILES)
     if why_illegal(recipe, problem):
         return None
-    return Tiling(base=form.estimate, tiled=estimate([recipe], problem)[0])
+    return Tiling(base=form.estimate, tiled=estimate_many([recipe], problem)[0])
 
 
 def traffic_s(found: Estimate) -> float:

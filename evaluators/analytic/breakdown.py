@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.estimate import Trust, not_modelled, trust_in
-from frontrunner.evaluators.analytic.judged import Estimate, judge
+from frontrunner.evaluators.analytic.accuracy_bounds import Trust, trust_in
+from frontrunner.evaluators.analytic.estimates import Estimate, estimate_many, not_modelled
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import PeakMemory, memory_of_ranks
 from frontrunner.evaluators.analytic.software import ENGINES
@@ -106,7 +106,7 @@ def breakdown(recipe: Recipe, problem: Problem, measured: Measured | None = None
             f"recipe {recipe_id(problem, recipe)} cannot be estimated: the formulas do not know {unknown}",
             hint="frontrunner launch measures",
         )
-    found = judge([recipe], problem).estimate(0)
+    found = estimate_many([recipe], problem)[0]
     return Breakdown(
         problem=problem,
         estimate=found,

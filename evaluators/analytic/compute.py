@@ -6,13 +6,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.machine import Machine, ring_s
+from frontrunner.evaluators.analytic.communication import ring_s
+from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.workload import Rows, Workload
 
 TILE = 128.0
 """Rows and columns of the result that one compute unit works on at a time, as in the common GEMM kernels."""
 FUSED_BACKWARD_FLOPS = 2.5
 """A fused attention's backward FLOPs over its forward ones: five products for two (arXiv 2307.08691, section 3.1)."""
+
+HOST_ADAM_S_PER_PARAMETER = 1.4e-9
+"""torch's Adam on a whole host, two Xeon 8168: 1.39 s for 1e9 parameters (arXiv 2101.06840, table 4)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +31,7 @@ class Passes:
 
 
 def matmul_s(machine: Machine, m: Rows, n: Rows, k: Rows, bytes_per_value: Rows) -> Rows:
-    """Time of [m, k] x [k, n].
+    """Return the time of [m, k] x [k, n].
 
     2 m n k FLOPs at the reached rate, slowed by the last wave of tiles, which is not full, and by short sums; or the
     time to read and write the matrices, whichever is longer; and the start of the kernel. A product of less than a
@@ -42,7 +46,7 @@ def matmul_s(machine: Machine, m: Rows, n: Rows, k: Rows, bytes_per_value: Rows)
 
 
 def linear(machine: Machine, tokens: Rows, inputs: Rows, outputs: Rows, bytes_per_value: Rows) -> Passes:
-    """A linear layer over `tokens`: forward, and backward for the input's and for the weight's gradient."""
+    """Return a linear layer over `tokens`: forward, and backward for the input's and for the weight's gradient."""
     return Passes(
         forward=matmul_s(machine, tokens, outputs, inputs, bytes_per_value),
         backward=matmul_s(machine, tokens, inputs, outputs, bytes_per_value)
@@ -51,7 +55,7 @@ def linear(machine: Machine, tokens: Rows, inputs: Rows, outputs: Rows, bytes_pe
 
 
 def layer(machine: Machine, work: Workload) -> Passes:
-    """One transformer layer without communication, on one tensor-parallel rank, gradients added up included."""
+    """Return one transformer layer without communication, on one tensor-parallel rank, with gradients summed."""
     done = attention_products(machine, work) + feed_forward_products(machine, work)
     done = done + _attention(machine, work) + _elementwise(machine, work)
     weights = work.layer_matmul_parameters / work.tensor_parallel
@@ -61,36 +65,36 @@ def layer(machine: Machine, work: Workload) -> Passes:
 
 
 def recompute_s(machine: Machine, work: Workload, forward: Rows) -> Rows:
-    """What one layer computes a second time, of a forward pass that takes `forward`."""
+    """Return what one layer computes a second time, of a forward pass that takes `forward`."""
     part = _elementwise if machine.software.selective_keeps_products else _attention
     selective = np.where(work.recompute_selective, part(machine, work).forward, 0.0)
     return np.where(work.recompute_full, forward, selective)
 
 
 def attention_products(machine: Machine, work: Workload) -> Passes:
-    """Query, key and value together, and the output projection."""
+    """Return query, key and value together, and the output projection."""
     hidden, ways, size = work.hidden, work.tensor_parallel, work.bytes_per_value
     inwards = linear(machine, work.tokens, hidden, (hidden + 2 * work.kv_hidden) / ways, size)
     return inwards + linear(machine, work.tokens, hidden / ways, hidden, size)
 
 
 def feed_forward_products(machine: Machine, work: Workload) -> Passes:
-    """Up (and gate together with it), and down; run forward once more where the feed-forward part is tiled."""
+    """Return up (and gate together with it) and down; run forward once more where the feed-forward part is tiled."""
     width, size = work.ffn_hidden / work.tensor_parallel, work.bytes_per_value
     up = linear(machine, work.tokens, work.hidden, (work.ffn_matrices - 1) * width, size)
     done = up + linear(machine, work.tokens, width, work.hidden, size)
-    again = np.where(work.feed_forward_tiled, done.forward, 0.0)
+    again = np.where(work.feed_forward_tiles > 1, done.forward, 0.0)
     return Passes(forward=done.forward, backward=done.backward + again)
 
 
 def _attention(machine: Machine, work: Workload) -> Passes:
-    """Scores, softmax and their product with the values: fused (arXiv 2307.08691), or a kernel each."""
+    """Return scores, softmax and their product with the values: fused (arXiv 2307.08691), or one kernel each."""
     eff = machine.efficiencies
     ways = work.tensor_parallel * work.context_parallel
     flops = 4 * work.micro_batch_seqs * work.sequence_length**2 * work.hidden / ways
     causal = flops / 2 / (machine.matmul_flops * machine.attention_scale)
     scores = work.micro_batch_seqs * work.heads / ways * work.sequence_length**2 * work.bytes_per_value
-    # Times that the scores are written and read: product, scale and softmax, dropout, product; backward likewise.
+    # How often scores are written and read: product, scale and softmax, dropout, product; the same backward.
     times = (6.5, 9.5) if machine.software.dropout else (4.0, 7.0)
     traffic = eff.scores * scores / machine.memory_bytes_per_s
     product = flops / machine.matmul_flops
@@ -107,24 +111,24 @@ def _attention(machine: Machine, work: Workload) -> Passes:
 
 
 def _elementwise(machine: Machine, work: Workload) -> Passes:
-    """Norms, residual sums, rotation and activation: values moved over bandwidth, backward twice the forward's.
+    """Return norms, residual sums, rotation and activation: values moved over bandwidth, twice as many backward.
 
-    Compiled, rotation and activation are a kernel each, and half as many kernels start (assumed).
+    Compiled, rotation and activation are one kernel each, and half as many kernels start (assumed).
     """
     eff, software = machine.efficiencies, machine.software
     shards = np.where(work.sequence_parallel, work.tensor_parallel, 1.0)
     between = (11.0 if software.dropout else 10.0) * work.hidden / shards
-    apart = 1.0 if software.fused_kernels else np.where(work.compiled, 1.0, 2.0)
+    apart = 1.0 if software.fused_kernels else np.where(work.compile, 1.0, 2.0)
     inside = np.where(work.rotary, 2.0 + 2.0 * apart, 2.0) * (work.hidden + work.kv_hidden)
     inside = inside + np.where(work.ffn_matrices == 3, 2.0 + apart, 2.0) * work.ffn_hidden
     values = eff.elementwise * work.tokens * (between + inside / work.tensor_parallel)
     forward = values * work.bytes_per_value / machine.memory_bytes_per_s
-    forward = forward + np.where(work.compiled, 4.0, 8.0) * eff.kernel_s
+    forward = forward + np.where(work.compile, 4.0, 8.0) * eff.kernel_s
     return Passes(forward=forward, backward=2 * forward)
 
 
 def head(machine: Machine, work: Workload) -> Passes:
-    """The output projection and the loss; in pieces, both run forward once more.
+    """Return the output projection and the loss; in pieces, both run forward once more.
 
     In fp32, logits are converted, their maximum, exponentials and sum taken, and backward the softmax less one.
     Compiled in one piece, the loss reads the logits twice and writes their gradient. Where they are not sharded, those
@@ -133,7 +137,7 @@ def head(machine: Machine, work: Workload) -> Passes:
     share = work.vocabulary / (work.tensor_parallel if machine.software.splits_tables else 1.0)
     projection = linear(machine, work.tokens, work.hidden, share, work.bytes_per_value)
     logits = work.tokens * (share if machine.software.sharded_logits else work.vocabulary)
-    wide = np.where(work.compiled & (work.loss_chunks == 1), work.bytes_per_value, 16.0)
+    wide = np.where(work.compile & (work.loss_chunks == 1), work.bytes_per_value, 16.0)
     each_s = logits / machine.memory_bytes_per_s
     gathered = np.zeros(1)
     if machine.software.splits_tables and not machine.software.sharded_logits:
@@ -145,17 +149,20 @@ def head(machine: Machine, work: Workload) -> Passes:
 
 
 def embedding(machine: Machine, work: Workload) -> Passes:
-    """The token table's rows read and written forward, and added to its gradient backward."""
+    """Return the token table's rows read and written forward, and added to its gradient backward."""
     values = work.tokens * work.hidden * work.bytes_per_value / machine.memory_bytes_per_s
     return Passes(forward=3 * values, backward=5 * values)
 
 
 def optimizer_s(machine: Machine, work: Workload, parameters: Rows) -> Rows:
-    """AdamW over a rank's share of `parameters`.
+    """Return the time of AdamW over a rank's share of `parameters`, on the device or on the host's processors.
 
     The gradient is read for the norm, scaled, and read; parameter and two states are read and written in their types,
-    and the parameter is written in the precision of the computation.
+    and the parameter is written in the precision of the computation. A node's ranks share the host's processors.
     """
     states = 2 * 2 * work.bytes_per_optimizer_state + 2 * 4.0
     moved = 4 * machine.gradient_bytes(work.bytes_per_value) + states + np.where(work.bytes_per_value < 4, 2.0, 0.0)
-    return parameters * moved / machine.memory_bytes_per_s
+    on_device = parameters * moved / machine.memory_bytes_per_s
+    devices = work.tensor_parallel * work.pipeline_parallel * work.copies
+    on_host = parameters * np.minimum(machine.devices_per_node, devices) * HOST_ADAM_S_PER_PARAMETER
+    return np.where(work.optimizer_on_host, on_host, on_device)

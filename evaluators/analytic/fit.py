@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from frontrunner.evaluators.analytic.least_errors import BOUNDS, OF_ACCELERATORS, least_errors, shipped
-from frontrunner.evaluators.analytic.machine import FITTED
-from frontrunner.evaluators.analytic.measured import OF_SOFTWARE
+from frontrunner.evaluators.analytic.machine import FITTED, SOFTWARE_CONSTANTS
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.tables import Table, groups
 from frontrunner.evaluators.analytic.workload import Rows
@@ -18,8 +17,8 @@ from frontrunner.evaluators.analytic.workload import Rows
 
 def predicted(table: Table, constants: Mapping[str, float]) -> np.ndarray:
     """Step times in seconds, with these constants in place of the shipped ones."""
-    of_machine = {name: value for name, value in constants.items() if name not in OF_SOFTWARE}
-    software: dict[str, Any] = {name: value for name, value in constants.items() if name in OF_SOFTWARE}
+    of_machine = {name: value for name, value in constants.items() if name not in SOFTWARE_CONSTANTS}
+    software: dict[str, Any] = {name: value for name, value in constants.items() if name in SOFTWARE_CONSTANTS}
     times = np.full(len(table.rows), np.nan)
     for index, machine, work in groups(table, dataclasses.replace(FITTED, **of_machine)):
         changed = dataclasses.replace(machine, software=dataclasses.replace(machine.software, **software))

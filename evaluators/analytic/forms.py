@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.estimate import plan, why_nothing_legal
-from frontrunner.evaluators.analytic.judged import Estimate, Judged
+from frontrunner.evaluators.analytic.estimates import Estimate, EstimateTable, plan, why_nothing_legal
 from frontrunner.spaces.choices import Choice
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import RECOMPUTES
@@ -109,7 +108,7 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // part for part in small)})
 
 
-def _advisable(judged: Judged) -> int:
+def _advisable(judged: EstimateTable) -> int:
     """The row of the recipe that stands for its form: see `Form`."""
     limit = judged.problem.cluster.memory_bytes_per_device
     roomy = np.flatnonzero(judged.peak_memory_bytes[judged.order] <= (1 - MARGIN) * limit)
@@ -119,7 +118,7 @@ def _advisable(judged: Judged) -> int:
 def _judged(name: str, space: Space, problem: Problem, devices: int) -> Form:
     survey = space.survey(problem)
     found = plan(survey.recipes, problem)
-    best = found.judged.estimate(_advisable(found.judged)) if len(found.judged) else None
+    best = found.table[_advisable(found.table)] if len(found.table) else None
     point = survey.points_by_recipe[best.recipe] if best else ()
     reason = None
     if not survey.recipes:

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.machine import FITTED
-from frontrunner.evaluators.analytic.measured import OF_SOFTWARE
+from frontrunner.evaluators.analytic.machine import FITTED, SOFTWARE_CONSTANTS
 from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.evaluators.analytic.workload import Rows
 
@@ -95,7 +94,7 @@ MOST_STEPS = 60
 
 def shipped(name: str) -> float:
     """The constant that ships."""
-    value: float = getattr(FRONTRUNNER if name in OF_SOFTWARE else FITTED, name)
+    value: float = getattr(FRONTRUNNER if name in SOFTWARE_CONSTANTS else FITTED, name)
     return value
 
 

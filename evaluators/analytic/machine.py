@@ -1,23 +1,26 @@
-"""What a cluster's devices and links reach in practice, and how long messages take on them."""
+"""The machine: what a cluster's devices and links reach in practice under one training code."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.measured import with_measured
 from frontrunner.evaluators.analytic.software import Software
-from frontrunner.evaluators.analytic.workload import Flags, Rows
+from frontrunner.evaluators.analytic.workload import Rows
 from frontrunner.spaces.cluster import Cluster
+from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
 
 
 @dataclass(frozen=True, kw_only=True)
 class Efficiencies:
     """What hardware and its libraries lose, as shares of what is stated or measured, and as seconds.
 
-    All values but the last two are fitted, to five published tables of step times on A100 (docs/measurements.md says
-    which, and how large the error is on a table that was left out).
+    All values but the last two are fitted, to five published tables of step times on A100 (docs/measurements.md names
+    them, with the error on a table that was left out).
 
     `matmul` is the share of the device's fastest matrix product that large ones reach beside other work. `tile_waves`
     is the part of a wave of tiles that is idle at a product's end; `reduction_depth` the length of the summed
@@ -49,6 +52,16 @@ class Efficiencies:
 
 FITTED = Efficiencies()
 
+SOFTWARE_CONSTANTS = ("host_layer_s", "host_collective_s", "gradient_overlap")
+"""The constants of `Software` that are shares or times, and not read off its source."""
+EFFICIENCY_NAMES = (*(field.name for field in fields(Efficiencies)), *SOFTWARE_CONSTANTS)
+"""The keys of `cluster.efficiencies`: constants that were fitted or measured on a cluster replace those that ship."""
+ABOVE_ZERO = frozenset(
+    {"matmul", "memory", "fused_attention_forward", "fused_attention_backward", "node_links", "network_links"}
+)
+"""Shares of a rate, by which something is divided."""
+SHARES = ABOVE_ZERO | {"gradient_overlap"}
+
 ATTENTION_SCALES = {"h100-80gb": 0.35 / 0.73, "h200-141gb": 0.35 / 0.73}
 """What the common fused attention kernel, FlashAttention-2, reaches of a device's peak, against A100, on which the
 shares above were fitted: at best 73 % there (arXiv 2307.08691) and 35 % on H100 (arXiv 2407.08608); 1 elsewhere."""
@@ -66,13 +79,13 @@ ASSUMED_MEMORY_BYTES_PER_S = 1e12
 ASSUMED_NODE_BYTES_PER_S = 50e9
 ASSUMED_NIC_BYTES_PER_S = 12.5e9
 ASSUMED_HOST_BYTES_PER_S = 25e9
-"""For what a cluster file leaves out; an estimate that needs one of them is marked as uncertain. The host's link is
+"""Replace what a cluster file omits; an estimate that needs one of them is marked as uncertain. The host's link is
 PCIe 4 x 16's 31.5 GB/s less a fifth."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A cluster at one precision under one software, in the formulas' units: what is reached, not what is stated."""
+    """A cluster at one precision under one training code, in the formulas' units: what is reached, not the peaks."""
 
     matmul_flops: float
     memory_bytes_per_s: float
@@ -89,8 +102,14 @@ class Machine:
 
     @classmethod
     def of(cls, cluster: Cluster, precision: str, software: Software, efficiencies: Efficiencies = FITTED) -> Machine:
-        """The machine of a cluster file; what the file leaves out is assumed, and constants that it states count."""
-        efficiencies, software = with_measured(cluster, efficiencies, software)
+        """Return the machine of a cluster file, with the constants that it states and assumptions for what it omits.
+
+        Raises `InvalidInput` for a constant that is unknown or impossible.
+        """
+        check_efficiencies(cluster.efficiencies)
+        own: dict[str, Any] = dict(cluster.efficiencies)
+        software = replace(software, **{name: own.pop(name) for name in SOFTWARE_CONSTANTS if name in own})
+        efficiencies = replace(efficiencies, **own)
         links = cluster.links
         node = _stated(links.node_gb_per_s, ASSUMED_NODE_BYTES_PER_S) * efficiencies.node_links
         pair = (links.pair_gb_per_s or 0.0) * 1e9 * efficiencies.node_links
@@ -113,12 +132,28 @@ class Machine:
         )
 
     def gradient_bytes(self, bytes_per_value: Rows) -> Rows:
-        """Bytes in which a gradient is kept and reduced."""
+        """Return the bytes per gradient that is kept and reduced."""
         return np.full_like(bytes_per_value, 4.0) if self.software.wide_gradients else bytes_per_value
 
 
+def _stated(gb_per_s: float | None, assumed_bytes_per_s: float) -> float:
+    return assumed_bytes_per_s if gb_per_s is None else gb_per_s * 1e9
+
+
+def check_efficiencies(table: Mapping[str, float]) -> None:
+    """Raise `InvalidInput` for the first key that is not an efficiency, or value that is impossible."""
+    for name, value in table.items():
+        key = f"cluster.efficiencies.{name}"
+        if name not in EFFICIENCY_NAMES:
+            raise InvalidInput(f"unknown key {key} = {value}", hint=did_you_mean(name, EFFICIENCY_NAMES))
+        if not (math.isfinite(value) and value >= 0) or (name in SHARES and value > 1):
+            raise bad_value(key, value, "a share of at most 1" if name in SHARES else "a number of at least 0")
+        if name in ABOVE_ZERO and value == 0:
+            raise bad_value(key, value, "a share above 0 and at most 1")
+
+
 def assumptions(cluster: Cluster, precision: str) -> tuple[str, ...]:
-    """The keys of a cluster file that an estimate needs and that this one leaves out, but for offloading."""
+    """Return the keys of a cluster file that an estimate needs and that this one omits, except for offloading."""
     links, measured = cluster.links, cluster.matmul_flops(precision)
     needed = {
         f"peak_tflops.{precision}": measured or cluster.peak_flops(precision),
@@ -131,70 +166,3 @@ def assumptions(cluster: Cluster, precision: str) -> tuple[str, ...]:
         needed["links.nic_gb_per_s"] = links.nic_gb_per_s
         needed["links.nics_per_node"] = links.nics_per_node
     return tuple(key for key, value in needed.items() if value is None)
-
-
-def _stated(gb_per_s: float | None, assumed_bytes_per_s: float) -> float:
-    return assumed_bytes_per_s if gb_per_s is None else gb_per_s * 1e9
-
-
-def ring_s(
-    machine: Machine, message_bytes: Rows, *, group: Rows, stride: Rows, passes: float, messages: Rows | float = 1.0
-) -> Rows:
-    """Time of a ring collective in groups of `group` ranks that lie `stride` ranks apart; 0 for groups of one.
-
-    `message_bytes` is the size of the whole result, of all `messages` that it is cut into; `passes` is 2 for an
-    all-reduce, 1 for a reduce-scatter or an all-gather. A ring moves passes (g - 1) / g of the message over each link.
-    Between nodes, the groups that meet in a node share its network ports. Each message takes the latency once.
-    """
-    width = machine.devices_per_node
-    per_node = np.clip(width / stride, 1, group)
-    groups_per_node = np.minimum(width, group * stride) / per_node
-    crosses = group > per_node
-    inside = np.where((group == 2) & (stride == 1), machine.pair_bytes_per_s, machine.node_bytes_per_s)
-    outside = machine.network_bytes_per_s_per_node / groups_per_node
-    slowest = np.where(crosses, np.minimum(inside, outside), inside)
-    latency = _latency_s(machine, group, per_node, crosses, passes)
-    moved = passes * message_bytes * (group - 1) / group
-    return np.where(group > 1, moved / slowest + messages * latency, 0.0)
-
-
-def _latency_s(machine: Machine, group: Rows, per_node: Rows, crosses: Flags, passes: float) -> Rows:
-    """Latency of one collective: of passes (g - 1) hops, or of twice a tree's depth where that is less.
-
-    Collective libraries change from ring to tree for all-reduces alone. A reduce-scatter or all-gather has a hop for
-    every rank, most of them inside nodes, and takes at least that (github.com/NVIDIA/nccl, issues 1473 and 1594).
-    """
-    eff = machine.efficiencies
-    hops = np.minimum(group - 1, 2 * np.log2(np.maximum(group, 1)))
-    latency: Rows = passes * hops * np.where(crosses, eff.network_latency_s, eff.node_latency_s) + eff.kernel_s
-    if passes > 1:
-        return latency
-    nodes = group / per_node
-    around: Rows = nodes * eff.ring_network_hop_s + (group - nodes) * eff.ring_node_hop_s
-    return np.where(crosses, np.maximum(latency, around), latency)
-
-
-def all_to_all_s(machine: Machine, message_bytes: Rows, *, group: Rows, stride: Rows) -> Rows:
-    """Time in which each of `group` ranks, `stride` apart, sends an equal part of its message to each; 0 for one.
-
-    What stays in the node takes the node's links and what leaves it the ports, at the same time; all groups that meet
-    in a node do so at once.
-    """
-    width = machine.devices_per_node
-    per_node = np.clip(width / stride, 1, group)
-    groups_per_node = np.minimum(width, group * stride) / per_node
-    inside = message_bytes * (per_node - 1) / group / machine.node_bytes_per_s
-    leaving = message_bytes * (group - per_node) / group * per_node * groups_per_node
-    outside = leaving / machine.network_bytes_per_s_per_node
-    eff = machine.efficiencies
-    latency = np.where(group > per_node, eff.network_latency_s, eff.node_latency_s) + eff.kernel_s
-    return np.where(group > 1, np.maximum(inside, outside) + latency, 0.0)
-
-
-def point_to_point_s(machine: Machine, message_bytes: Rows, stride: Rows) -> Rows:
-    """Time to send a message to the rank `stride` further; between nodes all devices of a node send at once."""
-    eff = machine.efficiencies
-    crosses = stride >= machine.devices_per_node
-    outside = machine.network_bytes_per_s_per_node / machine.devices_per_node
-    speed = np.where(crosses, outside, machine.node_bytes_per_s)
-    return message_bytes / speed + np.where(crosses, eff.network_latency_s, eff.node_latency_s)

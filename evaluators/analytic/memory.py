@@ -7,14 +7,14 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from frontrunner.evaluators.analytic.machine import Machine
-from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
+from frontrunner.evaluators.analytic.workload import Flags, Parts, Rows, Workload
 
 WORKING_SHARE = 0.3
 """What a layer holds for a moment while it runs, as a share of what it keeps; fitted."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeakMemory:
+class PeakMemory(Parts):
     """Bytes on the fullest rank by what they hold; `total` is their sum.
 
     `parameters` are those of the computation, `optimizer` the optimizer's states and the fp32 parameters beside lower
@@ -30,15 +30,9 @@ class PeakMemory:
     working: Rows
     runtime: Rows
 
-    @property
-    def total(self) -> Rows:
-        """The sum of the parts."""
-        parts: list[Rows] = [getattr(self, field.name) for field in fields(self)]
-        return sum(parts[1:], start=parts[0])
-
 
 def peak_memory(machine: Machine, work: Workload) -> PeakMemory:
-    """The fullest of the rank with the embedding, the one after it, and the rank with the head."""
+    """Return the fullest of the rank with the embedding, the one after it, and the rank with the head."""
     candidates = memory_of_ranks(machine, work)
     totals = np.stack(np.broadcast_arrays(*(rank.total for rank in candidates)))
     totals[1:] = np.where(work.head_on_first & (work.pipeline_parallel == 1), 0.0, totals[1:])
@@ -52,11 +46,11 @@ def peak_memory(machine: Machine, work: Workload) -> PeakMemory:
 
 
 def memory_of_ranks(machine: Machine, work: Workload) -> tuple[PeakMemory, PeakMemory, PeakMemory]:
-    """The rank with the embedding, the one after it (with the layers of the fullest between), the one with the head.
+    """Return the ranks with the embedding, after it (with the layers of the fullest between) and with the head.
 
     The rank at depth r of p holds p - r micro-batches in flight under 1F1B (arXiv 2104.04473, section 2.2.1), and all
-    of them under GPipe; with v virtual stages the first holds (p - 1) / v more. Without a pipeline the first is all
-    that there is; with two ranks there is none between, and where the first holds the head none that holds it alone.
+    of them under GPipe; with v virtual stages the first holds (p - 1) / v more. Without a pipeline the first is the
+    only one; of two ranks there is none between, and where the first holds the head none that holds it alone.
     """
     ahead = micro_batches_ahead(work)
     behind = np.where(work.keeps_all, ahead, np.minimum(work.accumulation, 1 + _looped(work)))
@@ -73,7 +67,7 @@ def memory_of_ranks(machine: Machine, work: Workload) -> tuple[PeakMemory, PeakM
 
 
 def micro_batches_ahead(work: Workload) -> Rows:
-    """Micro-batches that the first pipeline rank holds at once."""
+    """Return the micro-batches that the first pipeline rank holds at once."""
     m = work.accumulation
     return np.where(work.keeps_all, m, np.minimum(m, work.pipeline_parallel + _looped(work)))
 
@@ -90,7 +84,7 @@ def _rank(
     count = blocks + tables / (work.tensor_parallel if software.splits_tables else 1.0)
     whole, kept = layer_activations(machine, work)
     inputs = np.where(work.pipeline_parallel > 1, in_flight * boundary_bytes(work), 0.0)
-    activations = np.where(work.activations_on_host, inputs, in_flight * layers * kept)
+    activations = np.where(work.activation_offload, inputs, in_flight * layers * kept)
     logits = work.tokens * work.vocabulary / (work.tensor_parallel if software.sharded_logits else 1.0)
     # In fp32 the trained parameters are those of the computation, unless these are gathered copies.
     apart = (size < 4) | (work.sharding_optimizer > work.sharding_parameters)
@@ -112,7 +106,7 @@ def _rank(
 
 
 def _computed_with(machine: Machine, work: Workload, count: Rows) -> Rows:
-    """Parameters in the computation's type, of a rank that holds `count` before sharding.
+    """Return the bytes of parameters in the computation's type, of a rank that holds `count` before sharding.
 
     Where parameters are sharded as far as the optimizer's states, those may be their only copy but for gathered layers.
     """
@@ -127,7 +121,7 @@ def _computed_with(machine: Machine, work: Workload, count: Rows) -> Rows:
 
 
 def _gradients(machine: Machine, work: Workload, count: Rows, *, in_flight: Rows, freed: Rows) -> Rows:
-    """Gradients at the peak, with what reduces them.
+    """Return the bytes of gradients at the peak, with the buffers that reduce them.
 
     Where they appear with a step's first backward pass, and all micro-batches are `in_flight` before it, the peak is
     before that pass, or after it, when the gradients are there and one micro-batch's `freed` bytes are gone.
@@ -143,14 +137,14 @@ def _gradients(machine: Machine, work: Workload, count: Rows, *, in_flight: Rows
 
 
 def _kept_gradients(machine: Machine, work: Workload, count: Rows) -> Rows:
-    """Gradients between micro-batches; those that are reduced at each go to the host with an optimizer there."""
+    """Return gradients between micro-batches; those that are reduced at each go to an optimizer on the host."""
     held = count * machine.gradient_bytes(work.bytes_per_value) / work.sharding_gradients
     leave = work.parameters_on_host | (work.optimizer_on_host & (work.sharding_gradients > 1))
     return np.where(leave, 0.0, held)
 
 
 def _reducing(machine: Machine, work: Workload, count: Rows) -> Rows:
-    """What gradients take beside those that are kept, while they are reduced over the copies: a layer's, or a bucket.
+    """Return what gradients need beyond those that are kept while they are reduced: a layer's, or a bucket.
 
     `count` are the rank's parameters before sharding. Reduced once a step, in a pipeline after its last micro-batch,
     they find the activations gone, which took more.
@@ -165,24 +159,24 @@ def _reducing(machine: Machine, work: Workload, count: Rows) -> Rows:
 
 
 def _bytes_per_logit(machine: Machine, work: Workload) -> Rows:
-    """What the loss holds for a logit; compiled in one piece it has the logit and its gradient, and no fp32 copy."""
-    fused = work.compiled & (work.loss_chunks == 1)
+    """Return what the loss holds per logit; compiled in one piece the logit and its gradient, and no fp32 copy."""
+    fused = work.compile & (work.loss_chunks == 1)
     return np.where(fused, 2 * work.bytes_per_value, machine.software.bytes_per_logit)
 
 
 def _runs_alone(work: Workload) -> Flags:
-    """Where a layer's activations are whole for a moment beside what all layers keep."""
-    return work.recompute_full | work.recompute_selective | work.activations_on_host
+    """Return where a layer's activations are whole for a moment beside what all layers keep."""
+    return work.recompute_full | work.recompute_selective | work.activation_offload
 
 
 def boundary_bytes(work: Workload) -> Rows:
-    """A layer's input, of one micro-batch on one rank."""
+    """Return the bytes of a layer's input, of one micro-batch on one rank."""
     shards = np.where(work.sequence_parallel, work.tensor_parallel, 1.0)
     return work.tokens * work.bytes_per_value * work.hidden / shards
 
 
 def layer_activations(machine: Machine, work: Workload) -> tuple[Rows, Rows]:
-    """Bytes that one layer holds of a micro-batch between its forward and backward run, and what it keeps till then.
+    """Return the bytes that one layer holds of a micro-batch while it runs, and what it keeps until its backward pass.
 
     As in arXiv 2205.05198, section 4.1: what lies between the blocks (their inputs, the norms' outputs, dropout masks)
     is split by sequence parallelism alone, what lies inside them by tensor parallelism; attention that is not fused
@@ -196,10 +190,10 @@ def layer_activations(machine: Machine, work: Workload) -> tuple[Rows, Rows]:
     between = (2 * size + (2 if software.dropout else 0)) * work.hidden
     gathered = 2 * size * work.hidden / (1.0 if software.keeps_gathered else shards)
     kept_apart = software.keeps_between_kernels and not software.fused_kernels
-    apart = np.where(work.compiled, 0.0, 1.0) if kept_apart else 0.0
+    apart = np.where(work.compile, 0.0, 1.0) if kept_apart else 0.0
     rotated = np.where(work.rotary, apart, 0.0) * (work.hidden + work.kv_hidden)
     gated = np.where(work.ffn_matrices == 3, 3.0 + apart, 2.0) * work.ffn_hidden
-    gated = np.where(work.feed_forward_tiled, 0.0, gated)
+    gated = np.where(work.feed_forward_tiles > 1, 0.0, gated)
     exchanged = np.where(work.context_parallel > 1, work.hidden, 0.0)
     inside = size * (2 * work.hidden + 2 * work.kv_hidden + apart * work.hidden + rotated + gated + exchanged)
     scores = work.heads * work.sequence_length * (2 * size + (1 if software.dropout else 0))
@@ -212,3 +206,29 @@ def layer_activations(machine: Machine, work: Workload) -> tuple[Rows, Rows]:
     else:
         selective = whole - work.tokens * scores / ways
     return whole, np.where(work.recompute_full, boundary, np.where(work.recompute_selective, selective, whole))
+
+
+def fullest_parameters(machine: Machine, work: Workload) -> Rows:
+    """Return the parameters of the rank that holds most, before any sharding over replicas."""
+    table = work.vocabulary * work.hidden * (1.0 if machine.software.splits_tables else work.tensor_parallel)
+    untied = np.where(work.tied_embeddings, 0.0, table)
+    first = work.layers_first * work.layer_matmul_parameters + table + np.where(work.head_on_first, untied, 0.0)
+    last = np.where(work.head_on_first, 0.0, work.layers_last * work.layer_matmul_parameters + table)
+    middle = work.layers_middle * work.layer_matmul_parameters
+    return np.maximum(np.maximum(first, last), middle) / work.tensor_parallel
+
+
+def host_memory(machine: Machine, work: Workload, parameters: Rows) -> Rows:
+    """Return the bytes that a rank of `parameters` parameters keeps in the host's memory; the first in a pipeline."""
+    if not work.uses_host:
+        return np.zeros(1)
+    _, kept = layer_activations(machine, work)
+    activations = micro_batches_ahead(work) * work.layers_first * kept
+    states = parameters / work.sharding_optimizer * (2 * work.bytes_per_optimizer_state + 4.0)
+    gradients = parameters / work.sharding_gradients * machine.gradient_bytes(work.bytes_per_value)
+    copies = np.where(work.parameters_on_host, parameters / work.sharding_parameters * work.bytes_per_value, 0.0)
+    if machine.software.shards_only_masters:
+        copies = np.zeros(1)
+    return np.where(work.activation_offload, activations, 0.0) + np.where(
+        work.optimizer_on_host, states + gradients + copies, 0.0
+    )

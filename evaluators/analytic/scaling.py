@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from frontrunner.evaluators.analytic.estimate import Plan, Trust, plan, trust_in, why_nothing_legal
-from frontrunner.evaluators.analytic.judged import Estimate
+from frontrunner.evaluators.analytic.accuracy_bounds import Trust, trust_in
+from frontrunner.evaluators.analytic.estimates import Estimate, Plan, plan, why_nothing_legal
 from frontrunner.spaces.choices import DEGREES
 from frontrunner.spaces.cluster import MOST_DEVICES
 from frontrunner.spaces.errors import bad_value
@@ -153,7 +153,7 @@ def _judged(space: Space, problem: Problem) -> ScalingRow:
         devices=problem.cluster.devices,
         global_batch=problem.global_batch,
         legal=found.legal,
-        fitting=found.judged.fitting,
+        fitting=found.table.fitting,
         best=best,
         reason=_reason(survey, found) if best is None else None,
         efficiency=None,
@@ -172,9 +172,9 @@ def _reason(survey: Survey, found: Plan) -> str:
         count, example = why_nothing_legal(survey)
         most = "" if count == survey.points else f", mostly ({count:,} of {survey.points:,} points)"
         return f"nothing is legal{most}: {example}"
-    if not len(found.judged):
+    if not len(found.table):
         return f"nothing is estimated: the formulas do not know {', '.join(found.not_modelled)}"
-    smallest = found.judged.peak_memory_bytes.min() / 2**30
+    smallest = found.table.peak_memory_bytes.min() / 2**30
     return f"nothing fits: the smallest recipe needs {smallest:.2f} GiB of {found.memory_limit_bytes / 2**30:.2f}"
 
 

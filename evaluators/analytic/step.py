@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
-from frontrunner.evaluators.analytic import bubbles, compute
-from frontrunner.evaluators.analytic.context import exchanges_s
-from frontrunner.evaluators.analytic.host import host_optimizer_s, host_transfer_s
-from frontrunner.evaluators.analytic.machine import Machine, point_to_point_s, ring_s
-from frontrunner.evaluators.analytic.replicas import replicas_s
-from frontrunner.evaluators.analytic.workload import Rows, Workload, number
+from frontrunner.evaluators.analytic import compute
+from frontrunner.evaluators.analytic.communication import (
+    exchanges_s,
+    host_transfer_s,
+    pipeline_transfer_s,
+    replicas_s,
+    tensor_reduce_s,
+)
+from frontrunner.evaluators.analytic.machine import Machine
+from frontrunner.evaluators.analytic.memory import fullest_parameters
+from frontrunner.evaluators.analytic.schedules import bubble_s, share_left
+from frontrunner.evaluators.analytic.workload import Parts, Rows, Workload, number
 
 WEIGHTS_SHARE = 0.5
 """Of a layer's backward pass, what the gradients of its weights take; exact for products, assumed for attention."""
 COMPILED_HOST_SHARE = 0.5
-"""What is left of the host's work for a layer where it is compiled and few kernels are started; assumed."""
+"""What is left of the host's work per layer where it is compiled and few kernels are started; assumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTime:
+class StepTime(Parts):
     """Seconds of one optimizer step by what the slowest pipeline rank spends them on; `total` is their sum.
 
-    `bubble` is the time that rank waits for others, `data_parallel` what it waits for gradients and parameters beyond
-    what computation hides, `host_transfer` likewise for what lies in the host's memory.
+    `bubble` is the time that rank waits for others, `data_parallel` and `host_transfer` what it waits for other
+    replicas' and for the host's data beyond what computation hides.
     """
 
     compute: Rows
@@ -37,16 +43,10 @@ class StepTime:
     host_transfer: Rows
     optimizer: Rows
 
-    @property
-    def total(self) -> Rows:
-        """The sum of the parts."""
-        parts: list[Rows] = [getattr(self, field.name) for field in fields(self)]
-        return sum(parts[1:], start=parts[0])
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Layer:
-    """Seconds of one micro-batch in one layer of a rank; `kernels` are its passes without traffic and host."""
+    """Seconds of one micro-batch in one layer of a rank."""
 
     forward: Rows
     backward: Rows
@@ -60,7 +60,7 @@ class _Layer:
 
 
 def step_time(machine: Machine, work: Workload) -> StepTime:
-    """The step of each recipe.
+    """Return the step time of each recipe.
 
     Each of m micro-batches takes the slowest pipeline rank its own time; the rest is the bubble.
     """
@@ -72,7 +72,7 @@ def step_time(machine: Machine, work: Workload) -> StepTime:
     held = np.where(
         slowest == last, work.layers_last, np.where(slowest == first, work.layers_first, work.layers_middle)
     )
-    transfer = _transfer(machine, work)
+    transfer = pipeline_transfer_s(machine, work)
     through = work.layers * layer.total + head_s + embedding_s + transfer * (work.pipeline_parallel - 1)
     m = work.accumulation
     parameters = fullest_parameters(machine, work)
@@ -86,43 +86,27 @@ def step_time(machine: Machine, work: Workload) -> StepTime:
         bubble=bubble_s(work, slowest=slowest, through=through, left=_left_of_bubble(work, layer)),
         data_parallel=replicas_s(machine, work, parameters, *passes),
         host_transfer=host_transfer_s(machine, work, parameters, layers=held, passes=passes),
-        optimizer=_optimizer_s(machine, work, parameters / work.sharding_optimizer),
+        optimizer=compute.optimizer_s(machine, work, parameters / work.sharding_optimizer),
     )
 
 
 def _of_ranks(work: Workload, layer: _Layer, head_s: Rows, embedding_s: Rows) -> tuple[Rows, Rows, Rows]:
-    """Seconds of one micro-batch on the rank with the embedding, the fullest between, and the one with the head."""
+    """Return the seconds of one micro-batch on the ranks with the embedding, the fullest between, with the head."""
     first = work.layers_first * layer.total + embedding_s + np.where(work.head_on_first, head_s, 0.0)
     last = np.where(work.head_on_first, 0.0, work.layers_last * layer.total + head_s)
     return first, work.layers_middle * layer.total, last
 
 
 def busy_of_ranks(machine: Machine, work: Workload) -> tuple[Rows, Rows, Rows]:
-    """Seconds of a step in which each of these ranks computes, or communicates within its layers."""
+    """Return the seconds of a step in which each of these ranks computes, or communicates within its layers."""
     head, embedding = compute.head(machine, work), compute.embedding(machine, work)
     ranks = _of_ranks(work, _layer(machine, work), head.forward + head.backward, embedding.forward + embedding.backward)
     first, between, last = (work.accumulation * rank for rank in ranks)
     return first, between, last
 
 
-def _optimizer_s(machine: Machine, work: Workload, parameters: Rows) -> Rows:
-    on_device = compute.optimizer_s(machine, work, parameters)
-    return np.where(work.optimizer_on_host, host_optimizer_s(machine, work, parameters), on_device)
-
-
-def bubble_s(work: Workload, *, slowest: Rows, through: Rows, left: Rows | float = 1.0) -> Rows:
-    """Time that the slowest rank waits; a micro-batch takes it `slowest`, and all ranks after one another `through`.
-
-    Before its first and after its last micro-batch the others have one each: through - slowest. Exact for 1F1B and
-    GPipe over equal ranks and for 1F1B where the last rank is slowest, too long by a part of the first rank's forward
-    passes where that is; virtual stages divide it (arXiv 2104.04473, section 2.2). `left` is the share that is left
-    where the backward pass is split.
-    """
-    return np.where(work.pipeline_parallel > 1, (through - slowest) * left / work.virtual_stages, 0.0)
-
-
 def _left_of_bubble(work: Workload, layer: _Layer) -> Rows:
-    """The share of the bubble that gradients of weights do not fill; 1 where they are not computed apart."""
+    """Return the share of the bubble that gradients of weights do not fill; 1 where they are not computed apart."""
     if not work.split_backward.any():
         return number(1)
     between = (layer.traffic + layer.exchanges) / 2
@@ -133,19 +117,19 @@ def _left_of_bubble(work: Workload, layer: _Layer) -> Rows:
         "weights": weights,
     }
     shape = {"is_v_shaped": work.head_on_first, "is_dual": work.dual_pipeline}
-    left = bubbles.share_left(work.pipeline_parallel, work.accumulation, parts, **shape)
+    left = share_left(work.pipeline_parallel, work.accumulation, parts, **shape)
     return np.where(work.split_backward, left, 1.0)
 
 
 def _layer(machine: Machine, work: Workload) -> _Layer:
-    """A pass takes as long as the device computes and communicates, or as the host needs to issue it."""
+    """Return one layer; a pass takes as long as the device computes and communicates, or the host issues it."""
     passes = compute.layer(machine, work)
-    reduces = _reduces(machine, work)
+    reduces = tensor_reduce_s(machine, work)
     software = machine.software
     exchanges = exchanges_s(machine, work)
     issued = np.where(work.tensor_parallel > 1, np.where(work.sequence_parallel, 4.0, 2.0), 0.0)
     issued = issued + np.where(work.context_parallel > 1, 2.0, 0.0)
-    host = software.host_layer_s * np.where(work.compiled, COMPILED_HOST_SHARE, 1.0)
+    host = software.host_layer_s * np.where(work.compile, COMPILED_HOST_SHARE, 1.0)
     host = host + issued * software.host_collective_s - 2 * reduces
     forward, backward = np.maximum(passes.forward, host), np.maximum(passes.backward, host)
     return _Layer(
@@ -157,37 +141,10 @@ def _layer(machine: Machine, work: Workload) -> _Layer:
     )
 
 
-def _reduces(machine: Machine, work: Workload) -> Rows:
-    """One of the all-reduces over the tensor-parallel ranks that follow each block forward and precede it backward.
-
-    Under sequence parallelism a reduce-scatter and an all-gather take its place: the same bytes (arXiv 2205.05198).
-    """
-    message = work.tokens * work.hidden * work.bytes_per_value
-    return ring_s(machine, message, group=work.tensor_parallel, stride=work.tensor_stride, passes=2)
-
-
 def _again(machine: Machine, work: Workload) -> Rows:
-    """All-reduces that recompute repeats.
+    """Return the all-reduces that recompute repeats.
 
     Of a reduce-scatter and all-gather, selective recompute that keeps products repeats the all-gather alone.
     """
     selective = np.where(work.sequence_parallel, 1.0, 2.0) if machine.software.selective_keeps_products else 0.0
     return np.where(work.recompute_full, 2.0, np.where(work.recompute_selective, selective, 0.0))
-
-
-def _transfer(machine: Machine, work: Workload) -> Rows:
-    """Activations to the next rank and their gradients back, for one micro-batch."""
-    shards = np.where(work.sequence_parallel, work.tensor_parallel, 1.0)
-    message = work.tokens * work.hidden * work.bytes_per_value / shards
-    sent = 2 * point_to_point_s(machine, message, work.pipeline_stride)
-    return np.where(work.pipeline_parallel > 1, sent, 0.0)
-
-
-def fullest_parameters(machine: Machine, work: Workload) -> Rows:
-    """Parameters of the rank that holds most, before any sharding over replicas."""
-    table = work.vocabulary * work.hidden * (1.0 if machine.software.splits_tables else work.tensor_parallel)
-    untied = np.where(work.tied_embeddings, 0.0, table)
-    first = work.layers_first * work.layer_matmul_parameters + table + np.where(work.head_on_first, untied, 0.0)
-    last = np.where(work.head_on_first, 0.0, work.layers_last * work.layer_matmul_parameters + table)
-    middle = work.layers_middle * work.layer_matmul_parameters
-    return np.maximum(np.maximum(first, last), middle) / work.tensor_parallel

@@ -7,8 +7,8 @@ from typing import cast
 import numpy as np
 import pandas as pd
 
-from frontrunner.evaluators.analytic.layers_of_ranks import balanced_layers, even_layers
-from frontrunner.evaluators.analytic.workload import Workload
+from frontrunner.evaluators.analytic.workload import Workload, ends
+from frontrunner.spaces.stages import even_layers
 
 LONG_SEQUENCE = 8192
 """From here on attention that is not named is taken to be fused: its scores would not fit."""
@@ -30,10 +30,11 @@ def workload(rows: pd.DataFrame, precision: str, *, balances_head: bool = False)
     layers, ways, zero = column("layers"), column("pp"), column("zero", 0)
     copies = column("dp") * column("cp")
     heads = column("vocab") * column("hidden") / layer_parameters(rows)
-    first, middle, last = balanced_layers(layers, ways, heads) if balances_head else even_layers(layers, ways)
+    shape = zip(layers.astype(int).tolist(), ways.astype(int).tolist(), heads.tolist(), strict=True)
+    held = [ends(balanced_layers(n, p, head) if balances_head else even_layers(n, p)) for n, p, head in shape]
+    first, middle, last = np.array(held, dtype=float).reshape(-1, 3).T
     gpt = rows.two_matrices.to_numpy(bool)
     fused = rows.attention_kernel.str.lower().str.contains("flash") | (rows.seq >= LONG_SEQUENCE) | ~gpt
-    none = np.zeros(len(rows), dtype=bool)
     return Workload(
         layers=layers,
         hidden=column("hidden"),
@@ -60,15 +61,23 @@ def workload(rows: pd.DataFrame, precision: str, *, balances_head: bool = False)
         recompute_full=(rows.recompute == "full").to_numpy(bool),
         recompute_selective=(rows.recompute == "selective").to_numpy(bool),
         sequence_parallel=((rows.seq_parallel == 1) & (rows.tp > 1)).to_numpy(bool),
-        synchronise_each=none,
-        loss_chunks=np.ones(len(rows)),
-        feed_forward_tiled=none,
-        bytes_per_optimizer_state=np.full(len(rows), 4.0),
         layers_first=first,
         layers_middle=middle,
         layers_last=last,
         head_on_first=ways == 1,
-        split_backward=none,
-        keeps_all=none,
-        compiled=rows.compiled.to_numpy(bool),
+        compile=rows.compiled.to_numpy(bool),
     )
+
+
+def balanced_layers(layers: int, ranks: int, head: float) -> list[int]:
+    """Split layers over ranks together with a head that costs as much as `head` layers.
+
+    As nanotron's `build_model` does (models/base.py): a rank takes blocks until their sum, from the first block of the
+    model on, passes its share of the whole.
+    """
+    share, rank, held = (layers + head) / ranks, 0, [0] * ranks
+    for layer in range(1, layers + 1):
+        held[rank] += 1
+        if layer > share * (rank + 1) and rank + 1 < ranks:
+            rank += 1
+    return held

@@ -60,7 +60,7 @@ def measurement(
     `memory_is_known` is False where a trainer's log states no peak: its peak is then the one entry 0.
 
     `Failure` of kind NOT_FINITE where the loss was not, IMPLAUSIBLE where the numbers cannot be true: above the
-    device's peak, or faster than the formulas can explain (`analytic/doubt.py`).
+    device's peak, or faster than the formulas can explain (`analytic/plausibility.py`).
     Raises KeyError, TypeError or ValueError for a file that is not a result.
     """
     if result["status"] == "not-finite":
@@ -86,7 +86,7 @@ def measurement(
         first_step_time_s=float(result["first_step_time_s"]),
         ended=ProbeEnding(result["ended"]) if "ended" in result else None,
     )
-    from frontrunner.evaluators.analytic.doubt import why_too_fast  # numpy, which counting alone does not need
+    from frontrunner.evaluators.analytic.plausibility import why_too_fast  # numpy, which counting alone does not need
 
     peak_flops = problem.cluster.peak_flops(problem.precision)
     doubt = implausibility(measured, peak_flops, memory_is_known=memory_is_known)

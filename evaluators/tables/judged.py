@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from frontrunner.evaluators.analytic.doubt import why_too_fast
 from frontrunner.evaluators.analytic.hardware import preset_of
+from frontrunner.evaluators.analytic.plausibility import why_too_fast
 from frontrunner.evaluators.probe.measure import rates
 from frontrunner.evaluators.tables.slips import hardware_utilisation
 from frontrunner.evaluators.tables.table_rows import TableProblem, TableRow

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from frontrunner.evaluators.analytic.estimate import not_modelled
-from frontrunner.evaluators.analytic.judged import ROWS_AT_ONCE
-from frontrunner.evaluators.analytic.machine import Machine
+from frontrunner.evaluators.analytic.estimates import blocks, not_modelled
 from frontrunner.evaluators.analytic.memory import PeakMemory, peak_memory
-from frontrunner.evaluators.analytic.software import ENGINES, Software
+from frontrunner.evaluators.analytic.software import Software
 from frontrunner.evaluators.analytic.step import StepTime, step_time
-from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 
@@ -54,16 +51,11 @@ def prior_of(recipes: Sequence[Recipe], problem: Problem, software: Software | N
     known = np.fromiter((not_modelled(recipe) is None for recipe in recipes), dtype=bool, count=rows)
     step = np.full((rows, len(STEP_PARTS) + 1), np.nan)
     memory = np.full((rows, len(MEMORY_PARTS) + 1), np.nan)
-    codes: Mapping[str, Software] = ENGINES if software is None else dict.fromkeys(ENGINES, software)
-    for engine, code in codes.items():
-        machine = Machine.of(problem.cluster, problem.precision, code)
-        of_engine = np.fromiter((recipe.engine == engine for recipe in recipes), dtype=bool, count=rows)
-        places = np.flatnonzero(known & of_engine)
-        for start in range(0, len(places), ROWS_AT_ONCE):
-            block = places[start : start + ROWS_AT_ONCE]
-            work = Workload.of([recipes[place] for place in block.tolist()], problem)
-            step[block] = _columns(step_time(machine, work), ("compute", *STEP_PARTS), len(block))
-            memory[block] = _columns(peak_memory(machine, work), ("runtime", *MEMORY_PARTS), len(block))
+    places = np.flatnonzero(known)
+    for rows_of, machine, work in blocks([recipes[place] for place in places.tolist()], problem, software):
+        block = places[rows_of]
+        step[block] = _columns(step_time(machine, work), ("compute", *STEP_PARTS), len(block))
+        memory[block] = _columns(peak_memory(machine, work), ("runtime", *MEMORY_PARTS), len(block))
     return _prior(recipes, problem, step, memory)
 
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Kernel
 
-from frontrunner.evaluators.analytic.trust import is_judged, own_error
+from frontrunner.evaluators.analytic.accuracy_bounds import is_validated, own_error
 from frontrunner.search.guided.field import Field, middle
 from frontrunner.spaces.problem import Problem
 
@@ -69,7 +69,7 @@ def amplitudes_of(problem: Problem) -> Mapping[float, float]:
     """How wrong predictions may be on the problem's cluster, by what is known of the formulas there."""
     if problem.cluster.backend == "cpu" and own_error(problem) is None:
         return OF_SHARED_PROCESSORS
-    return AMPLITUDES if is_judged(problem) else OF_OTHER_DEVICES
+    return AMPLITUDES if is_validated(problem) else OF_OTHER_DEVICES
 
 
 class SpeedModel:

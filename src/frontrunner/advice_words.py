@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from frontrunner.evaluators.analytic import forms
 from frontrunner.evaluators.analytic.advice import WORTH_ITS_COMPLEXITY, Advice, OneCopy, Tiling, traffic_s
+from frontrunner.evaluators.analytic.estimates import Estimate
 from frontrunner.evaluators.analytic.forms import Form
-from frontrunner.evaluators.analytic.judged import Estimate
 from frontrunner.text import count, gib, percent, seconds, size
 
 WHY = {

@@ -12,15 +12,14 @@ from frontrunner.config.campaign import CampaignFile, read_campaign_file
 from frontrunner.config.settings import run_root, store_url
 from frontrunner.evaluators.cluster.job_devices import JobEnvironment, job_environment
 from frontrunner.evaluators.diagnostics.calibration.ranks import Place, allocated, this_machine
-from frontrunner.evaluators.diagnostics.doctor.checks import Check
-from frontrunner.evaluators.diagnostics.doctor.wanted import Wanted
+from frontrunner.evaluators.diagnostics.doctor.check import Check, Needs
 from frontrunner.evaluators.probe.jobs import TORCH_DEVICES
 from frontrunner.evaluators.probe.this_machine import detect
 from frontrunner.results.address import parse_address
 from frontrunner.spaces.errors import bad_value
 
 if TYPE_CHECKING:
-    from frontrunner.evaluators.diagnostics.doctor.roll_call import RollCall
+    from frontrunner.evaluators.diagnostics.doctor.collective_test import TestResult
 
 DEADLINE_S = 60.0
 SHORTEST_S, LONGEST_S = 5.0, 3600.0
@@ -46,14 +45,14 @@ def call_ranks(
     ranks: int | None = None,
     deadline_s: float = DEADLINE_S,
     on_start: OnStart | None = None,
-) -> RollCall | None:
+) -> TestResult | None:
     """Have ranks add up together: bandwidth by size, and who fails or lags.
 
     They are started here (`ranks` of them; a device each without), or are those of the launcher that started this
     process: then every process calls this, rank 0 gets the result, and the others None. `deadline_s` is the longest
     that a rank may take to come, or to go on. Raises `InvalidInput` for what this machine cannot do.
     """
-    from frontrunner.evaluators.diagnostics.doctor.roll_call import call_roll
+    from frontrunner.evaluators.diagnostics.doctor.collective_test import run_collective_test
 
     if not SHORTEST_S <= deadline_s <= LONGEST_S:
         raise bad_value("--deadline", deadline_s, f"between {SHORTEST_S:g} and {LONGEST_S:g}")
@@ -71,7 +70,7 @@ def call_ranks(
     if on_start is not None:
         on_start(where)
     nodes = job.nodes if where.rank is not None else (socket.gethostname(),)
-    return call_roll(where, device=TORCH_DEVICES[backend], deadline_s=deadline_s, nodes=nodes)
+    return run_collective_test(where, device=TORCH_DEVICES[backend], deadline_s=deadline_s, nodes=nodes)
 
 
 def this_job() -> JobEnvironment:
@@ -79,19 +78,19 @@ def this_job() -> JobEnvironment:
     return job_environment(os.environ, detect())
 
 
-def _wanted(campaign: str | Path | None, store: str | None) -> Wanted:
+def _wanted(campaign: str | Path | None, store: str | None) -> Needs:
     file = read_campaign_file(Path(campaign)) if campaign is not None else None
     url = store_url(store, from_file=file.store.url if file else None)
     runs = run_root(url, from_file=file.store.run_folder if file else None)
     path = parse_address(url).path
-    return _of_campaign(file, path, runs) if file else Wanted(store_path=path, run_folder=runs)
+    return _of_campaign(file, path, runs) if file else Needs(store_path=path, run_folder=runs)
 
 
-def _of_campaign(file: CampaignFile, store_path: Path | None, run_folder: Path) -> Wanted:
+def _of_campaign(file: CampaignFile, store_path: Path | None, run_folder: Path) -> Needs:
     problem, space, dispatch = file.spec.problem, file.spec.space, file.spec.dispatch
     engines = tuple(engine for engine in space.engine if engine != "torch")
     disk = problem.cluster.nvme_path if "nvme" in space.offload else None
-    return Wanted(
+    return Needs(
         store_path=store_path,
         run_folder=run_folder,
         nodes=problem.cluster.nodes,

@@ -14,7 +14,7 @@ from frontrunner.starting import nothing_legal
 if TYPE_CHECKING:
     from frontrunner.evaluators.analytic.advice import Advice
     from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured
-    from frontrunner.evaluators.analytic.estimate import Plan
+    from frontrunner.evaluators.analytic.estimates import Plan
     from frontrunner.evaluators.analytic.scaling import Scaling
     from frontrunner.results.explain import Explanation
     from frontrunner.search.spec import CampaignSpec
@@ -31,12 +31,12 @@ def plan(campaign_file: str | Path) -> Plan:
 
 def plan_of(spec: CampaignSpec) -> Plan:
     """`plan` of a campaign that was read already."""
-    from frontrunner.evaluators.analytic import estimate
+    from frontrunner.evaluators.analytic import estimates
 
     surveyed = spec.survey()
     if not surveyed.recipes:
         raise nothing_legal(surveyed)
-    return estimate.plan(surveyed.recipes, surveyed.problem)
+    return estimates.plan(surveyed.recipes, surveyed.problem)
 
 
 def shown_plan(found: Plan, top: int) -> ShownPlan:
@@ -45,12 +45,12 @@ def shown_plan(found: Plan, top: int) -> ShownPlan:
 
     return Shown(
         legal=found.legal,
-        fitting=found.judged.fitting,
+        fitting=found.table.fitting,
         not_modelled=found.not_modelled,
         memory_limit_bytes=found.memory_limit_bytes,
-        assumed=found.assumed,
-        expected_error=found.expected_error,
-        remarks=found.remarks,
+        assumed=found.trust.assumed,
+        expected_error=found.trust.expected_error,
+        remarks=found.trust.remarks,
         estimates=found.fastest(top),
         front=found.front,
     )

@@ -8,7 +8,7 @@ import pytest
 
 from frontrunner import dryrun
 from frontrunner.config.campaign import read_campaign_file
-from frontrunner.evaluators.analytic.estimate import estimate
+from frontrunner.evaluators.analytic.estimates import estimate_many
 from support.campaigns import tiny, write_toml
 
 LEAST, MOST = -0.05, 0.13
@@ -52,7 +52,7 @@ def test_peak_memory_is_the_dry_runs(choices: dict[str, object], tmp_path: Path)
     file = campaign(tmp_path)
     traced = dryrun(WHOLE | choices, campaign=file)
 
-    told = estimate([traced.recipe], read_campaign_file(file).spec.problem)[0]
+    told = estimate_many([traced.recipe], read_campaign_file(file).spec.problem)[0]
 
     without_runtime = told.peak_memory_bytes - told.memory_parts_bytes["runtime"]
     assert LEAST < without_runtime / traced.peak_bytes - 1 < MOST, told.memory_parts_bytes

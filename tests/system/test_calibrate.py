@@ -89,7 +89,7 @@ def test_four_ranks_measure_every_level_and_a_campaign_uses_it(tmp_path: Path) -
     found = frontrunner.plan(write_toml(tmp_path / "campaign.toml", table))
     assert len(found.fitting) == found.legal > 0
     unwritten = {"links.node_gb_per_s"} if "not written: links of a node" in out.read_text() else set()
-    assert lacks_rate or set(found.assumed) <= unwritten
+    assert lacks_rate or set(found.trust.assumed) <= unwritten
 
 
 @pytest.mark.system

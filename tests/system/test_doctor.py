@@ -1,4 +1,4 @@
-"""doctor as a person runs it, and roll calls of real ranks of which one is stopped, killed or slowed."""
+"""doctor as a person runs it, and tests of real ranks of which one is stopped, killed or slowed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ import psutil
 import pytest
 
 import frontrunner as api
-from frontrunner.evaluators.diagnostics.doctor.roll_call import CHILD
-from frontrunner.evaluators.diagnostics.doctor.watching import SILENT_S
+from frontrunner.evaluators.diagnostics.doctor.collective_test import RANK_MODULE, SILENT_S
 from frontrunner.spaces.errors import InvalidInput
 from support.campaigns import command, environment, frontrunner, is_alive, tiny, write_toml
-from support.roll_calls import ranks_below, slowed, start_roll_call
+from support.collective_tests import ranks_below, slowed, start_test
 from support.terminals import run_on_terminal
 
 pytestmark = pytest.mark.alone
@@ -84,12 +83,12 @@ def test_ranks_for_devices_that_are_not_here_are_refused(tmp_path: Path) -> None
 
 @pytest.mark.system
 def test_ranks_that_work_together_are_timed_and_leave_nothing(tmp_path: Path) -> None:
-    process = start_roll_call(RANKS, 60, tmp_path)
+    process = start_test(RANKS, 60, tmp_path)
     ranks = ranks_below(process.pid, RANKS)
     output, errors = process.communicate(timeout=120)
 
     assert process.returncode == 0, errors
-    assert ranks_section(output)[0]["found"] == f"{RANKS} ranks, cpu: all came, all sums are right"
+    assert ranks_section(output)[0]["found"] == f"{RANKS} ranks, cpu: all arrived, all sums are right"
     rows = json.loads(output)["all_reduce"]
     assert len(rows) >= 2
     for row in rows:
@@ -101,7 +100,7 @@ def test_ranks_that_work_together_are_timed_and_leave_nothing(tmp_path: Path) ->
 
 @pytest.mark.system
 def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
-    process = start_roll_call(RANKS, 60, tmp_path)
+    process = start_test(RANKS, 60, tmp_path)
     ranks = ranks_below(process.pid, RANKS)
     ranks[1].kill()
     output, errors = process.communicate(timeout=120)
@@ -123,7 +122,7 @@ def wait_until_they_work(ranks: list[psutil.Process]) -> None:
 
 @pytest.mark.system
 def test_a_rank_that_stands_still_is_named_long_before_collectives_give_up(tmp_path: Path) -> None:
-    process = start_roll_call(RANKS, 200, tmp_path)
+    process = start_test(RANKS, 200, tmp_path)
     ranks = ranks_below(process.pid, RANKS)
     wait_until_they_work(ranks)
     ranks[2].suspend()
@@ -139,8 +138,8 @@ def test_a_rank_that_stands_still_is_named_long_before_collectives_give_up(tmp_p
 
 
 @pytest.mark.system
-def test_a_rank_that_never_comes_is_named(tmp_path: Path) -> None:
-    process = start_roll_call(RANKS, 20, tmp_path)
+def test_a_rank_that_never_arrives_is_named(tmp_path: Path) -> None:
+    process = start_test(RANKS, 20, tmp_path)
     ranks = ranks_below(process.pid, RANKS)
     ranks[0].suspend()
     output, errors = process.communicate(timeout=120)
@@ -148,12 +147,12 @@ def test_a_rank_that_never_comes_is_named(tmp_path: Path) -> None:
     assert process.returncode == 1, errors
     (check,) = ranks_section(output)
     assert check["found"].startswith("rank 0 on ")
-    assert "never came within 20 s; 2 of 3 did" in check["found"]
+    assert "never arrived within 20 s; 2 of 3 did" in check["found"]
 
 
 @pytest.mark.system
 def test_a_rank_that_is_slowed_is_named(tmp_path: Path) -> None:
-    process = start_roll_call(RANKS, 60, tmp_path)
+    process = start_test(RANKS, 60, tmp_path)
     ranks = ranks_below(process.pid, RANKS)
     wait_until_they_work(ranks)
     with slowed(ranks[1], runs_s=0.01, stands_s=0.3):
@@ -174,8 +173,8 @@ def test_ranks_of_a_launcher_meet_and_one_process_tells(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     checks = {check["name"]: check["found"] for check in json.loads(done.stdout)["checks"]}
-    assert checks["launcher"].startswith("mpich: rank 0 of 2, 2 a node")
-    assert checks["all-reduce"] == "2 ranks, cpu: all came, all sums are right"
+    assert checks["launcher"].startswith("mpich: rank 0 of 2, 2 per node")
+    assert checks["all-reduce"] == "2 ranks, cpu: all arrived, all sums are right"
 
 
 @pytest.mark.system
@@ -198,9 +197,9 @@ def test_a_rank_of_torchrun_that_is_killed_is_named_and_all_processes_end(tmp_pa
 def test_a_called_rank_imports_torch_and_the_trainer_alone() -> None:
     program = f"""
 import sys, importlib
-importlib.import_module("{CHILD}.__main__")
+importlib.import_module("{RANK_MODULE}")
 heavy = {{"deepspeed", "optuna", "pandas", "sqlalchemy", "deephyper", "scipy"}}
-floors = ("frontrunner.spaces", "frontrunner.results", "frontrunner.search")
+floors = ("frontrunner.results", "frontrunner.search")
 print(sorted(name for name in sys.modules if name in heavy or name.startswith(floors)))
 """
     called = [sys.executable, "-P", "-c", program]

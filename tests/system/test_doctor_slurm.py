@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from support.campaigns import command, environment, is_alive, wait_for
-from support.roll_calls import ranks_of_cluster
+from support.collective_tests import ranks_of_cluster
 from support.slurm import SlurmCluster, missing_programs, slurm_cluster
 
 pytestmark = [
@@ -46,7 +46,7 @@ def test_a_step_of_two_nodes_adds_up(cluster: SlurmCluster, tmp_path: Path) -> N
     assert checks["launcher"]["found"].startswith("srun: rank 0 of 2, 1 a node"), errors
     assert checks["allocation"]["found"].endswith(f"2 nodes, {', '.join(cluster.nodes)}")
     assert checks["scheduler"]["found"].startswith("slurm: slurm")
-    assert checks["all-reduce"]["found"] == "2 ranks, cpu: all came, all sums are right"
+    assert checks["all-reduce"]["found"] == "2 ranks, cpu: all arrived, all sums are right"
 
 
 def test_a_rank_of_a_step_that_is_killed_is_named_by_the_other_node(cluster: SlurmCluster, tmp_path: Path) -> None:

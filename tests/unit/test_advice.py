@@ -17,7 +17,7 @@ from frontrunner.cli.recipe_words import named
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.evaluators.analytic import forms
 from frontrunner.evaluators.analytic.advice import Advice, advise, choose
-from frontrunner.evaluators.analytic.estimate import estimate
+from frontrunner.evaluators.analytic.estimates import estimate_many
 from frontrunner.evaluators.analytic.forms import Form
 from frontrunner.one_recipe import one_recipe
 from frontrunner.spaces.errors import NothingLegal
@@ -59,7 +59,7 @@ def test_what_fits_is_what_fits_in_every_form(large: Advice) -> None:
         if form.estimate is not None:
             assert form.fits == (form.estimate.peak_memory_bytes <= limit)
             assert form.estimate.recipe.devices == form.devices
-            alone = estimate([form.estimate.recipe], PROBLEM)[0]
+            alone = estimate_many([form.estimate.recipe], PROBLEM)[0]
             assert form.estimate.step_time_s == pytest.approx(alone.step_time_s)
             assert form.estimate.memory_parts_bytes == pytest.approx(alone.memory_parts_bytes)
     by_name = {form.name: form for form in large.whole_cluster}
@@ -82,7 +82,7 @@ def test_a_small_model_fits_and_is_trained_by_plain_copies() -> None:
 
 
 def form(name: str, tokens_per_s: float, *, fits: bool = True) -> Form:
-    base = replace(estimate([recipe()], PROBLEM)[0], tokens_per_s=tokens_per_s, fits=fits)
+    base = replace(estimate_many([recipe()], PROBLEM)[0], tokens_per_s=tokens_per_s, fits=fits)
     return Form(name=name, devices=64, legal=1, estimate=base, choices={}, reason=None)
 
 

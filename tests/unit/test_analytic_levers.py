@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontrunner.evaluators.analytic.context import exchanges_s
-from frontrunner.evaluators.analytic.host import HOST_ADAM_S_PER_PARAMETER, host_memory, host_transfer_s
-from frontrunner.evaluators.analytic.machine import all_to_all_s
-from frontrunner.evaluators.analytic.memory import peak_memory
-from frontrunner.evaluators.analytic.replicas import replicas_s
+from frontrunner.evaluators.analytic.communication import (
+    all_to_all_s,
+    exchanges_s,
+    host_transfer_s,
+    replicas_s,
+)
+from frontrunner.evaluators.analytic.compute import HOST_ADAM_S_PER_PARAMETER
+from frontrunner.evaluators.analytic.memory import host_memory, peak_memory
 from frontrunner.evaluators.analytic.software import DEEPSPEED, FRONTRUNNER
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.spaces.recipe import Recipe

@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from frontrunner.evaluators.analytic.layers_of_ranks import balanced_layers, even_layers
-from frontrunner.evaluators.analytic.machine import ring_s
-from frontrunner.evaluators.analytic.replicas import replicas_s
+from frontrunner.evaluators.analytic.communication import replicas_s, ring_s
 from frontrunner.evaluators.analytic.software import NANOTRON
+from frontrunner.evaluators.analytic.table_workload import balanced_layers
+from frontrunner.evaluators.analytic.workload import ends
 from frontrunner.spaces.sharding import Sharding
+from frontrunner.spaces.stages import even_layers
 from support.analytic import A100, GPT_22B, machine, recipe, without_latency, work
 
 NOTHING = (np.zeros(1), np.zeros(1))
@@ -91,7 +92,5 @@ def test_scattered_gradients_travel_beside_computation_only_where_the_code_lets_
 def test_pipelines_are_cut_by_layers_or_by_their_cost_with_the_head(
     layers: int, ranks: int, heads: float, balanced: tuple[int, int, int], even: tuple[int, int, int]
 ) -> None:
-    columns = [np.array([float(value)]) for value in (layers, ranks, heads)]
-
-    assert tuple(int(part[0]) for part in balanced_layers(*columns)) == balanced
-    assert tuple(int(part[0]) for part in even_layers(*columns[:2])) == even
+    assert ends(balanced_layers(layers, ranks, heads)) == balanced
+    assert ends(even_layers(layers, ranks)) == even

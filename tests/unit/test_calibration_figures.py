@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from frontrunner.config.cluster import read_cluster_file
+from frontrunner.evaluators.analytic.communication import ring_s
 from frontrunner.evaluators.analytic.compute import matmul_s
-from frontrunner.evaluators.analytic.machine import Machine, assumptions, ring_s
+from frontrunner.evaluators.analytic.machine import Machine, assumptions
 from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.evaluators.diagnostics.calibration.cluster_file import table_path, write_measured
 from frontrunner.evaluators.diagnostics.calibration.figures import Calibration, calibration

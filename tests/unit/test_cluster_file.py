@@ -12,9 +12,15 @@ import pytest
 import frontrunner
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.config.cluster import named_cluster, read_cluster_file
-from frontrunner.evaluators.analytic import measured
-from frontrunner.evaluators.analytic.estimate import UNKNOWN_HARDWARE_ERROR, plan
-from frontrunner.evaluators.analytic.machine import FITTED, Machine
+from frontrunner.evaluators.analytic.accuracy_bounds import UNKNOWN_HARDWARE_ERROR
+from frontrunner.evaluators.analytic.estimates import plan
+from frontrunner.evaluators.analytic.machine import (
+    EFFICIENCY_NAMES,
+    FITTED,
+    SOFTWARE_CONSTANTS,
+    Machine,
+    check_efficiencies,
+)
 from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.spaces.cluster import Cluster, ExpectedError, MatmulTflops
 from frontrunner.spaces.errors import FrontrunnerError
@@ -152,18 +158,18 @@ def test_what_the_cluster_states_goes_before_what_ships() -> None:
 
 
 def test_every_constant_of_software_and_hardware_may_be_stated() -> None:
-    assert set(measured.OF_SOFTWARE) <= set(vars(FRONTRUNNER))
-    assert set(measured.efficiency_names()) == {*vars(FITTED), *measured.OF_SOFTWARE}
-    measured.check_efficiencies(vars(FITTED))
+    assert set(SOFTWARE_CONSTANTS) <= set(vars(FRONTRUNNER))
+    assert set(EFFICIENCY_NAMES) == {*vars(FITTED), *SOFTWARE_CONSTANTS}
+    check_efficiencies(vars(FITTED))
 
 
 def test_plan_states_the_error_that_was_held_back_and_of_its_precision_alone() -> None:
     unknown = replace(A100, device="of-my-own", expected_error=ExpectedError(fp16=0.07))
     problem = replace(PROBLEM, cluster=unknown)
 
-    assert plan([recipe()], problem).expected_error == 0.07
-    assert not plan([recipe()], problem).remarks
-    assert plan([recipe()], replace(problem, precision="bf16")).expected_error == UNKNOWN_HARDWARE_ERROR
+    assert plan([recipe()], problem).trust.expected_error == 0.07
+    assert not plan([recipe()], problem).trust.remarks
+    assert plan([recipe()], replace(problem, precision="bf16")).trust.expected_error == UNKNOWN_HARDWARE_ERROR
 
 
 def test_an_error_that_was_held_back_on_one_node_says_nothing_of_an_unknown_network() -> None:
@@ -173,7 +179,7 @@ def test_an_error_that_was_held_back_on_one_node_says_nothing_of_an_unknown_netw
 
     found = [plan([recipe()], replace(PROBLEM, cluster=cluster)) for cluster in (one, several)]
 
-    assert [(plan.expected_error, plan.assumed) for plan in found] == [
+    assert [(plan.trust.expected_error, plan.trust.assumed) for plan in found] == [
         (0.07, ()),
         (UNKNOWN_HARDWARE_ERROR, ("links.nic_gb_per_s",)),
     ]
@@ -193,8 +199,8 @@ def test_plan_from_a_campaign_with_a_cluster_file(tmp_path: Path) -> None:
 
     found = frontrunner.plan(campaign(tmp_path))
 
-    assert found.expected_error == 0.12
-    assert any("all busy on one CPU" in remark for remark in found.remarks)
+    assert found.trust.expected_error == 0.12
+    assert any("all busy on one CPU" in remark for remark in found.trust.remarks)
     slower = CLUSTER.replace("fp32 = 0.05", "fp32 = 0.005")
     written(tmp_path / "cluster.toml", slower)
     again = {one.recipe_id: one.step_time_s for one in frontrunner.plan(campaign(tmp_path)).estimates}

@@ -9,49 +9,54 @@ import pytest
 from packaging.requirements import Requirement
 
 from frontrunner.evaluators.cluster.job_devices import job_environment
-from frontrunner.evaluators.diagnostics.doctor.checks import Check, Status, examination, run_checks
-from frontrunner.evaluators.diagnostics.doctor.devices import (
-    System,
-    gather_system,
-    judge_devices,
-    judge_torch,
-    judge_wanted,
-)
-from frontrunner.evaluators.diagnostics.doctor.devices import judge_collectives as judge_library
-from frontrunner.evaluators.diagnostics.doctor.limits import (
-    Ceilings,
+from frontrunner.evaluators.diagnostics.doctor.check import Check, Needs, Section, Status, run_checks
+from frontrunner.evaluators.diagnostics.doctor.machine import (
+    Accelerators,
     Clocks,
+    Device,
+    Limits,
     Memory,
-    judge_clocks,
-    judge_locked,
-    judge_memory,
-    judge_open_files,
-    judge_shared,
+    Package,
+    Tools,
+    Torch,
+    check_clocks,
+    check_collectives,
+    check_devices,
+    check_locked,
+    check_memory,
+    check_needed_devices,
+    check_open_files,
+    check_packages,
+    check_python,
+    check_shared,
+    check_sqlite,
+    check_tools,
+    check_torch,
+    gather_accelerators,
+    parse_torch_facts,
 )
-from frontrunner.evaluators.diagnostics.doctor.mounts import Mount, mount_of, parse_mounts
-from frontrunner.evaluators.diagnostics.doctor.network import (
+from frontrunner.evaluators.diagnostics.doctor.site import (
+    Disk,
     Fabric,
     Host,
     Loopback,
-    judge_fabric,
-    judge_host,
-    judge_loopback,
+    Mount,
+    Scheduler,
+    check_fabric,
+    check_host,
+    check_job,
+    check_loopback,
+    check_offload,
+    check_run_folder,
+    check_schedulers,
+    check_store,
+    gather_disk,
+    mount_of,
+    parse_mounts,
 )
-from frontrunner.evaluators.diagnostics.doctor.scheduling import Scheduler, judge_job, judge_schedulers
-from frontrunner.evaluators.diagnostics.doctor.software import (
-    Package,
-    Tools,
-    judge_packages,
-    judge_python,
-    judge_sqlite,
-    judge_tools,
-)
-from frontrunner.evaluators.diagnostics.doctor.storage import Disk, gather_disk, judge_offload, judge_runs, judge_store
-from frontrunner.evaluators.diagnostics.doctor.torch_seen import Device, failed, read_answer
-from frontrunner.evaluators.diagnostics.doctor.wanted import Wanted
 
 GIB = 2**30
-NOTHING_WANTED = Wanted(store_path=None, run_folder=Path("runs"))
+NOTHING_NEEDED = Needs(store_path=None, run_folder=Path("runs"))
 MOUNTS = r"""
 /dev/vda / ext4 rw 0 0
 server:/home /ccs/home nfs4 rw 0 0
@@ -100,30 +105,30 @@ def disk(kind: str, free_gib: float = 100.0, *, writable: bool = True) -> Disk:
 
 
 def test_a_store_on_a_network_file_system_is_a_problem_with_a_remedy():
-    found = list(judge_store(disk("lustre")))
+    found = list(check_store(disk("lustre")))
     assert statuses(found) == [("store", "problem"), ("store's room", "ok")]
     assert "on lustre at /scratch" in found[0].found
     assert found[0].remedy is not None
     assert "postgresql://" in found[0].remedy
-    assert worst(judge_store(disk("ext4"))) is Status.OK
-    assert worst(judge_store(disk("tmpfs"))) is Status.WARNING
+    assert worst(check_store(disk("ext4"))) is Status.OK
+    assert worst(check_store(disk("tmpfs"))) is Status.WARNING
 
 
 def test_run_folders_must_be_shared_where_there_are_several_nodes():
-    assert worst(judge_runs(disk("lustre"), nodes=8)) is Status.OK
-    assert worst(judge_runs(disk("xfs"), nodes=1)) is Status.OK
-    assert worst(judge_runs(disk("xfs"), nodes=8)) is Status.PROBLEM
-    assert worst(judge_runs(disk("lustre", writable=False), nodes=8)) is Status.PROBLEM
+    assert worst(check_run_folder(disk("lustre"), nodes=8)) is Status.OK
+    assert worst(check_run_folder(disk("xfs"), nodes=1)) is Status.OK
+    assert worst(check_run_folder(disk("xfs"), nodes=8)) is Status.PROBLEM
+    assert worst(check_run_folder(disk("lustre", writable=False), nodes=8)) is Status.PROBLEM
 
 
 @pytest.mark.parametrize(("free_gib", "status"), [(0.05, "problem"), (0.5, "warning"), (5, "ok")])
 def test_room_for_a_store(free_gib, status):
-    assert statuses(judge_store(disk("ext4", free_gib)))[-1] == ("store's room", status)
+    assert statuses(check_store(disk("ext4", free_gib)))[-1] == ("store's room", status)
 
 
 def test_offload_to_a_network_file_system_is_a_warning():
-    assert worst(judge_offload(disk("lustre"))) is Status.WARNING
-    assert worst(judge_offload(disk("xfs"))) is Status.OK
+    assert worst(check_offload(disk("lustre"))) is Status.WARNING
+    assert worst(check_offload(disk("xfs"))) is Status.OK
 
 
 def test_a_folder_that_is_not_there_yet_is_judged_by_the_one_above(tmp_path: Path):
@@ -137,22 +142,22 @@ CUDA_WORDS = {
     "devices": [{"name": "NVIDIA A100-SXM4-40GB", "memory_bytes": 42 * 10**9}] * 4,
     "collectives": ["gloo", "nccl"],
 }  # fmt: skip
-CUDA = read_answer(CUDA_WORDS)
-CPU = read_answer(CUDA_WORDS | {"cuda": None, "nccl": None, "devices": [], "collectives": ["gloo"]})
-NO_SYSTEM, NVIDIA = System(backend=None, driver=None), System(backend="cuda", driver="NVRM version: 580.82")
+CUDA = parse_torch_facts(CUDA_WORDS)
+CPU = parse_torch_facts(CUDA_WORDS | {"cuda": None, "nccl": None, "devices": [], "collectives": ["gloo"]})
+NO_SYSTEM, NVIDIA = Accelerators(backend=None, driver=None), Accelerators(backend="cuda", driver="NVRM version: 580.82")
 
 
 def test_torch_as_its_answer_says():
     assert (CUDA.built_for, CUDA.platform_version, len(CUDA.devices)) == ("cuda", "13.0", 4)
-    rocm = read_answer(CUDA_WORDS | {"cuda": None, "hip": "6.2.4"})
+    rocm = parse_torch_facts(CUDA_WORDS | {"cuda": None, "hip": "6.2.4"})
     assert (rocm.built_for, rocm.platform_version) == ("rocm", "6.2.4")
-    assert read_answer(CUDA_WORDS | {"cuda": None, "xpu": "20250101"}).built_for == "xpu"
-    assert worst(judge_torch((CUDA, NVIDIA))) is Status.OK
-    assert worst(judge_torch((failed("no module named torch"), NVIDIA))) is Status.PROBLEM
+    assert parse_torch_facts(CUDA_WORDS | {"cuda": None, "xpu": "20250101"}).built_for == "xpu"
+    assert worst(check_torch(CUDA, NVIDIA)) is Status.OK
+    assert worst(check_torch(Torch(error="no module named torch"), NVIDIA)) is Status.PROBLEM
 
 
 def test_a_build_of_torch_that_cannot_use_the_devices_is_a_problem():
-    (found,) = judge_torch((CPU, NVIDIA))
+    (found,) = check_torch(CPU, NVIDIA)
     assert found.status is Status.PROBLEM
     assert "built for cpu: it cannot use the NVIDIA devices" in found.found
     assert "a CUDA build" in (found.remedy or "")
@@ -160,25 +165,25 @@ def test_a_build_of_torch_that_cannot_use_the_devices_is_a_problem():
 
 def test_devices_that_torch_does_not_see_are_a_problem_with_its_own_words():
     blind = replace(CUDA, devices=(), device_error="CUDA driver version is insufficient")
-    (found,) = judge_devices((blind, NVIDIA))
+    (found,) = check_devices(blind, NVIDIA)
     assert found.status is Status.PROBLEM
     assert found.found.endswith("devices: CUDA driver version is insufficient")
-    assert worst(judge_devices((CPU, NO_SYSTEM))) is Status.NOTE
+    assert worst(check_devices(CPU, NO_SYSTEM)) is Status.NOTE
 
 
 def test_devices_of_two_kinds_are_a_warning():
     mixed = replace(CUDA, devices=(*CUDA.devices, Device(name="NVIDIA T4", memory_bytes=16 * GIB)))
-    (found,) = judge_devices((mixed, NVIDIA))
+    (found,) = check_devices(mixed, NVIDIA)
     assert found.status is Status.WARNING
     assert found.found.startswith("4 x NVIDIA A100-SXM4-40GB, 39.1 GiB; 1 x NVIDIA T4")
 
 
 def test_the_collective_library_is_the_platform_s():
-    (found,) = judge_library(CUDA)
+    (found,) = check_collectives(CUDA)
     assert found.found == "NCCL 2.29.3, by torch's nccl"
-    (found,) = judge_library(replace(CUDA, built_for="rocm"))
+    (found,) = check_collectives(replace(CUDA, built_for="rocm"))
     assert found.found == "RCCL 2.29.3, by torch's nccl"
-    assert worst(judge_library(replace(CUDA, built_for="xpu"))) is Status.PROBLEM  # no xccl in it
+    assert worst(check_collectives(replace(CUDA, built_for="xpu"))) is Status.PROBLEM  # no xccl in it
 
 
 @pytest.mark.parametrize(
@@ -189,10 +194,10 @@ def test_the_collective_library_is_the_platform_s():
     ],
 )  # fmt: skip
 def test_a_campaign_s_cluster_must_be_of_this_machine_s_kind(backend, devices, torch, status):
-    wanted = replace(NOTHING_WANTED, backend=backend, devices_per_node=devices)
-    (found,) = judge_wanted(torch, wanted)
+    wanted = replace(NOTHING_NEEDED, backend=backend, devices_per_node=devices)
+    (found,) = check_needed_devices(torch, wanted)
     assert found.status is status
-    (found,) = judge_wanted(torch, replace(wanted, scheduler="slurm"))  # its nodes are elsewhere
+    (found,) = check_needed_devices(torch, replace(wanted, scheduler="slurm"))  # its nodes are elsewhere
     assert found.status is (Status.NOTE if status is Status.PROBLEM else Status.OK)
 
 
@@ -201,29 +206,29 @@ def test_accelerators_are_seen_by_their_device_files(tmp_path: Path):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
 
-    assert gather_system(tmp_path) == System(backend=None, driver=None)
+    assert gather_accelerators(tmp_path) == Accelerators(backend=None, driver=None)
     made("dev/dri/renderD128")
     made("sys/class/drm/renderD128/device/vendor", "0x1002\n")  # a graphics card of another maker
-    assert gather_system(tmp_path).backend is None
+    assert gather_accelerators(tmp_path).backend is None
     made("sys/class/drm/renderD129/device/vendor", "0x8086\n")
     made("sys/module/i915/version", "1.25.3\n")
-    assert gather_system(tmp_path) == System(backend="xpu", driver="1.25.3")
+    assert gather_accelerators(tmp_path) == Accelerators(backend="xpu", driver="1.25.3")
     made("dev/kfd")
     made("sys/module/amdgpu/version", "6.8.5\n")
-    assert gather_system(tmp_path) == System(backend="rocm", driver="6.8.5")
+    assert gather_accelerators(tmp_path) == Accelerators(backend="rocm", driver="6.8.5")
     made("dev/nvidia0")
     made("proc/driver/nvidia/version", "NVRM version: 580\nGCC version: 12\n")
-    assert gather_system(tmp_path) == System(backend="cuda", driver="NVRM version: 580")
+    assert gather_accelerators(tmp_path) == Accelerators(backend="cuda", driver="NVRM version: 580")
 
 
 def package(line: str, installed: str | None, extra: str | None = None) -> Package:
-    wanted = Requirement(line)
-    return Package(name=wanted.name, wanted=wanted, installed=installed, extra=extra)
+    required = Requirement(line)
+    return Package(name=required.name, required=required, installed=installed, extra=extra)
 
 
 def test_packages_out_of_range_are_problems_and_extras_a_note():
     found = list(
-        judge_packages(
+        check_packages(
             [package("optuna>=5.0,<6", "4.9.0"), package("torch>=2.11", None), package("numpy>=1.26", "2.4.6"),
              package("deepspeed>=0.19", None, "deepspeed")],
             needed=(),
@@ -236,91 +241,96 @@ def test_packages_out_of_range_are_problems_and_extras_a_note():
 
 def test_an_engine_that_the_campaign_needs_must_be_installed():
     deepspeed = package("deepspeed>=0.19", None, "deepspeed")
-    (found,) = judge_packages([deepspeed], needed=("deepspeed",))
+    (found,) = check_packages([deepspeed], needed=("deepspeed",))
     assert (found.status, found.remedy) == (Status.PROBLEM, "pip install 'frontrunner[deepspeed]'")
-    assert worst(judge_packages([replace(deepspeed, installed="0.19.8")], needed=("deepspeed",))) is Status.OK
+    assert worst(check_packages([replace(deepspeed, installed="0.19.8")], needed=("deepspeed",))) is Status.OK
 
 
 def test_versions_of_python_and_sqlite():
-    assert worst(judge_python((3, 11, 0))) is Status.OK
-    assert worst(judge_python((3, 10, 9))) is Status.PROBLEM
-    assert worst(judge_sqlite((3, 35, 0))) is Status.OK
-    assert worst(judge_sqlite((3, 34, 1))) is Status.PROBLEM
+    assert worst(check_python((3, 11, 0))) is Status.OK
+    assert worst(check_python((3, 10, 9))) is Status.PROBLEM
+    assert worst(check_sqlite((3, 35, 0))) is Status.OK
+    assert worst(check_sqlite((3, 34, 1))) is Status.PROBLEM
 
 
 def test_a_compiler_is_a_note_unless_the_campaign_compiles():
     none = Tools(compiler=None, ninja="/usr/bin/ninja")
-    assert worst(judge_tools(none, NOTHING_WANTED)) is Status.NOTE
-    assert worst(judge_tools(none, replace(NOTHING_WANTED, compiles=True))) is Status.PROBLEM
+    assert worst(check_tools(none, NOTHING_NEEDED)) is Status.NOTE
+    assert worst(check_tools(none, replace(NOTHING_NEEDED, compiles=True))) is Status.PROBLEM
     no_ninja = Tools(compiler="/usr/bin/c++", ninja=None)
-    assert worst(judge_tools(no_ninja, replace(NOTHING_WANTED, compiles=True))) is Status.NOTE
-    assert worst(judge_tools(no_ninja, replace(NOTHING_WANTED, disk_folder=Path("/nvme")))) is Status.PROBLEM
+    assert worst(check_tools(no_ninja, replace(NOTHING_NEEDED, compiles=True))) is Status.NOTE
+    assert worst(check_tools(no_ninja, replace(NOTHING_NEEDED, disk_folder=Path("/nvme")))) is Status.PROBLEM
 
 
 def test_host_names_and_loopback():
-    assert worst(judge_host(Host(name="n1", addresses=("10.0.0.7",), error=None))) is Status.OK
-    assert worst(judge_host(Host(name="n1", addresses=("127.0.1.1",), error=None))) is Status.NOTE
-    assert worst(judge_host(Host(name="n1", addresses=(), error="Name or service not known"))) is Status.PROBLEM
-    assert worst(judge_loopback(Loopback(port=5, error=None, rendezvous_free=False))) is Status.NOTE
-    assert worst(judge_loopback(Loopback(port=None, error="Network is down", rendezvous_free=True))) is Status.PROBLEM
+    assert worst(check_host(Host(name="n1", addresses=("10.0.0.7",), error=None))) is Status.OK
+    assert worst(check_host(Host(name="n1", addresses=("127.0.1.1",), error=None))) is Status.NOTE
+    assert worst(check_host(Host(name="n1", addresses=(), error="Name or service not known"))) is Status.PROBLEM
+    assert worst(check_loopback(Loopback(port=5, error=None, rendezvous_free=False))) is Status.NOTE
+    assert worst(check_loopback(Loopback(port=None, error="Network is down", rendezvous_free=True))) is Status.PROBLEM
 
 
 def test_slingshot_without_plug_in_or_settings_is_warned_of():
     bare = Fabric(kinds=("Slingshot",), cards=4, plugin=None, environment={})
-    assert statuses(judge_fabric(bare, "rocm")) == [
+    assert statuses(check_fabric(bare, "rocm")) == [
         ("fabric", "ok"), ("plug-in", "warning"), ("settings", "warning"), ("settings", "warning"),
     ]  # fmt: skip
     settings = {"FI_MR_CACHE_MONITOR": "kdreg2", "FI_CXI_DEFAULT_CQ_SIZE": "131072"}
-    assert worst(judge_fabric(replace(bare, plugin="/p/librccl-net.so", environment=settings), "rocm")) is Status.OK
-    assert worst(judge_fabric(bare, "xpu")) is Status.OK  # oneCCL goes through MPI there
-    assert list(judge_fabric(replace(bare, kinds=(), cards=0), "cuda")) == []
+    assert worst(check_fabric(replace(bare, plugin="/p/librccl-net.so", environment=settings), "rocm")) is Status.OK
+    assert worst(check_fabric(bare, "xpu")) is Status.OK  # oneCCL goes through MPI there
+    assert list(check_fabric(replace(bare, kinds=(), cards=0), "cuda")) == []
 
 
 def test_limits():
-    wide = Ceilings(open_files=None, most_open_files=None, locked_bytes=None, shared_bytes=8 * GIB)
-    narrow = Ceilings(open_files=1024, most_open_files=524288, locked_bytes=65536, shared_bytes=64 * 2**20)
-    assert worst([*judge_open_files(wide), *judge_locked(wide, True), *judge_shared(wide, True)]) is Status.OK
-    (files,) = judge_open_files(narrow)
+    wide = Limits(open_files=None, max_open_files=None, locked_bytes=None, shared_bytes=8 * GIB)
+    narrow = Limits(open_files=1024, max_open_files=524288, locked_bytes=65536, shared_bytes=64 * 2**20)
+    assert (
+        worst([*check_open_files(wide), *check_locked(wide, has_fabric=True), *check_shared(wide, has_devices=True)])
+        is Status.OK
+    )
+    (files,) = check_open_files(narrow)
     assert (files.status, files.remedy) == (Status.WARNING, "ulimit -n 4096")
-    assert worst(judge_locked(narrow, True)) is Status.WARNING
-    assert worst(judge_locked(narrow, False)) is Status.OK
-    assert worst(judge_shared(narrow, True)) is Status.WARNING
-    assert worst(judge_shared(narrow, False)) is Status.OK
+    assert worst(check_locked(narrow, has_fabric=True)) is Status.WARNING
+    assert worst(check_locked(narrow, has_fabric=False)) is Status.OK
+    assert worst(check_shared(narrow, has_devices=True)) is Status.WARNING
+    assert worst(check_shared(narrow, has_devices=False)) is Status.OK
     memory = Memory(total_bytes=512 * GIB, available_bytes=500 * GIB, limit_bytes=4 * GIB, limited_by="memory.max")
-    (told,) = judge_memory(memory)
+    (told,) = check_memory(memory)
     assert told.found == "512.0 GiB, 500.0 GiB free; at most 4.0 GiB by memory.max"
 
 
 def test_clocks():
-    steady = Clocks(monotonic_s=0.05, wall_s=0.05, synchronised=True)
-    assert worst(judge_clocks(steady)) is Status.OK
-    assert worst(judge_clocks(replace(steady, synchronised=None))) is Status.OK
-    assert worst(judge_clocks(replace(steady, synchronised=False))) is Status.NOTE
-    assert worst(judge_clocks(replace(steady, wall_s=3600.05))) is Status.WARNING
+    steady = Clocks(monotonic_s=0.05, wall_s=0.05, synchronized=True)
+    assert worst(check_clocks(steady)) is Status.OK
+    assert worst(check_clocks(replace(steady, synchronized=None))) is Status.OK
+    assert worst(check_clocks(replace(steady, synchronized=False))) is Status.NOTE
+    assert worst(check_clocks(replace(steady, wall_s=3600.05))) is Status.WARNING
 
 
 def test_the_job_and_its_scheduler():
     cores = {"backend": "cpu", "device": "a processor", "devices_per_node": 4}
     slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-6]"}
-    (found,) = judge_job(job_environment(slurm, cores), NOTHING_WANTED)
+    (found,) = check_job(job_environment(slurm, cores), NOTHING_NEEDED)
     assert (found.status, found.found) == (Status.OK, "slurm job 7: 6 nodes, n1, n2, n3, n4, ...")
-    assert worst(judge_job(job_environment(slurm, cores), replace(NOTHING_WANTED, nodes=8))) is Status.WARNING
+    assert worst(check_job(job_environment(slurm, cores), replace(NOTHING_NEEDED, nodes=8))) is Status.WARNING
     blind = job_environment(slurm | {"SLURM_GPUS_ON_NODE": "8"}, cores)
-    assert statuses(judge_job(blind, NOTHING_WANTED)) == [("allocation", "ok"), ("devices", "problem")]
+    assert statuses(check_job(blind, NOTHING_NEEDED)) == [("allocation", "ok"), ("devices", "problem")]
     slurm_here = (Scheduler(name="slurm", version="slurm 24.05"),)
-    assert worst(judge_schedulers((), None)) is Status.NOTE
-    assert worst(judge_schedulers(slurm_here, "slurm")) is Status.OK
-    (found, _) = judge_schedulers(slurm_here, "pbs")
-    assert (found.status, found.found) == (Status.PROBLEM, "the campaign asks pbs for nodes, and qsub is not on PATH")
+    assert worst(check_schedulers((), None)) is Status.NOTE
+    assert worst(check_schedulers(slurm_here, "slurm")) is Status.OK
+    (found, _) = check_schedulers(slurm_here, "pbs")
+    assert (found.status, found.found) == (
+        Status.PROBLEM,
+        "the campaign requests nodes from pbs, and qsub is not on PATH",
+    )
 
 
 def test_a_check_that_fails_to_look_says_so_and_the_others_are_made():
-    def broken() -> str:
+    section = Section("s")
+
+    def broken() -> list[Check]:
         raise OSError("the device is on fire\nand more")
 
-    def fine(words: str) -> list[Check]:
-        return [Check(section="s", name="fine", status=Status.OK, found=words)]
-
-    found = run_checks([examination("s", "broken", broken, fine), examination("s", "fine", lambda: "well", fine)])
+    found = run_checks([(section, "broken", broken), (section, "fine", lambda: [section.ok("fine", "well")])])
     assert statuses(found) == [("broken", "warning"), ("fine", "ok")]
-    assert found[0].found == "could not be looked at: OSError: the device is on fire"
+    assert found[0].found == "could not be checked: OSError: the device is on fire"

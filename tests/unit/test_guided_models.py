@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from frontrunner.evaluators.analytic.estimate import estimate
-from frontrunner.evaluators.analytic.judged import judge
+from frontrunner.evaluators.analytic.estimates import estimate_many
 from frontrunner.search.guided.acquisition import expected_improvement, mean_loss
 from frontrunner.search.guided.dominance import needs_as_much
 from frontrunner.search.guided.feasibility import FeasibilityModel, Trial
@@ -28,7 +27,7 @@ EVERY = np.arange(len(RECIPES))
 
 def test_the_prior_is_the_analytic_model_row_by_row() -> None:
     for row in (0, 57, len(RECIPES) - 1):
-        (one,) = estimate([RECIPES[row]], PROBLEM)
+        (one,) = estimate_many([RECIPES[row]], PROBLEM)
         assert PRIOR.log_speed[row] == pytest.approx(math.log(one.tokens_per_s))
         assert PRIOR.log_fill[row] == pytest.approx(
             math.log(one.peak_memory_bytes / CLUSTER.memory_bytes_per_device), abs=1e-6
@@ -179,7 +178,7 @@ def test_what_needs_more_than_a_failure_is_left_for_last_and_other_failures_warn
 
 
 def test_dominated_recipes_need_no_less_memory_by_the_formulas() -> None:
-    memory = judge(RECIPES, PROBLEM).peak_memory_bytes
+    memory = estimate_many(RECIPES, PROBLEM).peak_memory_bytes
     rows = features(RECIPES)
     pairs = 0
     for place in range(0, len(RECIPES), 7):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.evaluators.analytic.estimate import estimate
+from frontrunner.evaluators.analytic.estimates import estimate_many
 from frontrunner.evaluators.insight.collected import Collected, Missing
 from frontrunner.evaluators.insight.history import History, history, spending
 from frontrunner.evaluators.insight.importance import FEWEST_RECIPES, Importance, ShapValues, importance, shap_values
@@ -198,7 +198,7 @@ def test_a_cell_in_which_some_ran_and_some_failed_is_mixed(tmp_path: Path) -> No
 def test_predictions_are_the_model_s_and_errors_are_relative(collected: Collected) -> None:
     found = predicted(collected)
     assert isinstance(found, Predicted)
-    expected = {row.recipe: row for row in estimate(list(RECIPES.values()), SPEC.problem)}
+    expected = {row.recipe: row for row in estimate_many(list(RECIPES.values()), SPEC.problem)}
     for row in found.recipes:
         guess, standing = expected[row.measured.recipe], row.measured.standing
         assert row.speed_error == pytest.approx((guess.tokens_per_s - standing.tokens_per_s) / standing.tokens_per_s)
@@ -218,7 +218,7 @@ def test_one_knob_at_a_time_says_what_each_point_rests_on(collected: Collected) 
     assert [(p.value, p.source, p.is_best) for p in tensor] == [(1, Source.MEASURED, True), (2, Source.FAILED, False)]
     assert tensor[1].note == "out-of-memory"
     assert [p.source for p in micro] == [Source.MEASURED, Source.ESTIMATED, Source.MEASURED]
-    guess = {row.recipe: row.tokens_per_s for row in estimate([BEST, RECIPES[1, 1, 2]], SPEC.problem)}
+    guess = {row.recipe: row.tokens_per_s for row in estimate_many([BEST, RECIPES[1, 1, 2]], SPEC.problem)}
     assert [p.tokens_per_s for p in micro] == pytest.approx([100, 400 * guess[RECIPES[1, 1, 2]] / guess[BEST], 400])
 
 

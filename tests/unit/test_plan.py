@@ -13,8 +13,13 @@ import pytest
 
 import frontrunner
 from frontrunner.config.campaign import read_campaign_file
-from frontrunner.evaluators.analytic.estimate import HOST_ASSUMED, UNJUDGED, Plan, estimate, not_modelled, plan
-from frontrunner.evaluators.analytic.trust import EXPECTED_ERROR, UNKNOWN_HARDWARE_ERROR
+from frontrunner.evaluators.analytic.accuracy_bounds import (
+    EXPECTED_ERROR,
+    HOST_ASSUMED,
+    OTHER_HARDWARE,
+    UNKNOWN_HARDWARE_ERROR,
+)
+from frontrunner.evaluators.analytic.estimates import Plan, estimate_many, not_modelled, plan
 from frontrunner.spaces.cluster import PeakTflops
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
@@ -76,7 +81,7 @@ def test_recompute_trades_time_for_memory(example: Plan) -> None:
 
 
 def test_what_limits_a_recipe_is_named() -> None:
-    deep, wide = estimate(
+    deep, wide = estimate_many(
         [
             recipe(pipeline_parallel=8, tensor_parallel=1, accumulation=8, micro_batch_seqs=1, schedule="1f1b"),
             recipe(tensor_parallel=64, devices=64, micro_batch_seqs=8, accumulation=8),
@@ -119,9 +124,10 @@ def test_what_no_measurement_has_judged_gets_a_wide_error(choice: str, change: d
     errors = {estimate.recipe: (estimate.unjudged, estimate.expected_error) for estimate in found.estimates}
     assert errors[known] == ((), EXPECTED_ERROR)
     assert errors[replace(known, **change)] == ((choice,), UNKNOWN_HARDWARE_ERROR)
-    assert found.expected_error == EXPECTED_ERROR
-    assert any(choice in remark and remark.startswith("1 estimate may be off by 50 %") for remark in found.remarks)
-    assert (HOST_ASSUMED in found.remarks) == ("offload" in choice)
+    assert found.trust.expected_error == EXPECTED_ERROR
+    remarks = found.trust.remarks
+    assert any(choice in remark and remark.startswith("1 estimate may be off by 50 %") for remark in remarks)
+    assert (HOST_ASSUMED in remarks) == ("offload" in choice)
 
 
 def test_every_field_of_a_recipe_counts_or_is_left_out() -> None:
@@ -156,7 +162,7 @@ def test_every_field_of_a_recipe_counts_or_is_left_out() -> None:
         unchanged = zero_3 if "secondary_partition" in change else base
         changed = replace(unchanged, **change)
         if not_modelled(changed) is None:
-            before, after = estimate([unchanged, changed], PROBLEM)
+            before, after = estimate_many([unchanged, changed], PROBLEM)
             moved = after.step_time_s != before.step_time_s or after.peak_memory_bytes != before.peak_memory_bytes
             assert moved, change
 
@@ -166,9 +172,9 @@ def test_unknown_hardware_gets_a_wide_error() -> None:
 
     known, unknown = (plan([recipe()], replace(PROBLEM, cluster=cluster)) for cluster in (A100, bare))
 
-    assert (known.expected_error, known.assumed) == (EXPECTED_ERROR, ())
-    assert unknown.expected_error == UNKNOWN_HARDWARE_ERROR
-    assert unknown.assumed == ("matmul_share", "links.nic_gb_per_s")
+    assert (known.trust.expected_error, known.trust.assumed) == (EXPECTED_ERROR, ())
+    assert unknown.trust.expected_error == UNKNOWN_HARDWARE_ERROR
+    assert unknown.trust.assumed == ("matmul_share", "links.nic_gb_per_s")
 
 
 def test_hardware_that_the_formulas_were_not_judged_on_gets_a_wide_error() -> None:
@@ -178,8 +184,8 @@ def test_hardware_that_the_formulas_were_not_judged_on_gets_a_wide_error() -> No
     )
 
     for found in (other, in_fp32):
-        assert (found.assumed, found.remarks) == ((), (UNJUDGED,))
-        assert found.expected_error == UNKNOWN_HARDWARE_ERROR
+        assert (found.trust.assumed, found.trust.remarks) == ((), (OTHER_HARDWARE,))
+        assert found.trust.expected_error == UNKNOWN_HARDWARE_ERROR
 
 
 def test_the_command_prints_a_table_and_how_far_to_trust_it(tmp_path: Path) -> None:
@@ -189,7 +195,7 @@ def test_the_command_prints_a_table_and_how_far_to_trust_it(tmp_path: Path) -> N
     assert "limited by" in done.stdout
     assert "5,706 legal recipes" in done.stdout
     assert "off by 50 % on average" in done.stdout
-    assert UNJUDGED in done.stdout.replace("\n", " ")
+    assert OTHER_HARDWARE in done.stdout.replace("\n", " ")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -199,7 +205,7 @@ def test_the_command_answers_programs(tmp_path: Path, example: Plan) -> None:
     answer = json.loads(done.stdout)
     assert [found["recipe_id"] for found in answer["estimates"]] == [f.recipe_id for f in example.fitting[:2]]
     assert answer["fitting"] == len(example.fitting)
-    assert answer["expected_error"] == example.expected_error
+    assert answer["expected_error"] == example.trust.expected_error
 
 
 def test_nothing_that_fits_ends_with_its_own_exit_code(tmp_path: Path) -> None:

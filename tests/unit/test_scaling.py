@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from frontrunner.cli.main import frontrunner as command
-from frontrunner.evaluators.analytic.estimate import plan
+from frontrunner.evaluators.analytic.estimates import plan
 from frontrunner.evaluators.analytic.scaling import check_counts, scaling, weak_batch
 from frontrunner.spaces.cluster import PeakTflops
 from frontrunner.spaces.errors import InvalidInput, NothingLegal

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.estimate import not_modelled
+from frontrunner.evaluators.analytic.accuracy_bounds import unvalidated
+from frontrunner.evaluators.analytic.estimates import not_modelled
 from frontrunner.evaluators.analytic.hardware import preset_of
 from frontrunner.evaluators.analytic.software import FRONTRUNNER, Software
 from frontrunner.evaluators.analytic.tables import Table, read
-from frontrunner.evaluators.analytic.trust import unjudged
 from frontrunner.evaluators.analytic.workload import Rows, Workload
 from frontrunner.results.outcome import Measurement, Outcome
 from frontrunner.spaces.cluster import Cluster
@@ -98,8 +98,7 @@ def _is_elsewhere(hardware: str, cluster: Cluster) -> bool:
 
 def _chosen(work: Workload, rows: np.ndarray) -> Workload:
     """The workload's rows of which `rows` is true."""
-    columns = {field.name: getattr(work, field.name) for field in fields(work)}
-    return Workload(**{name: column if column.size == 1 else column[rows] for name, column in columns.items()})
+    return work.rows(rows)
 
 
 def of_outcomes(told: Sequence[tuple[Recipe, Outcome]], problem: Problem) -> Samples:
@@ -107,7 +106,7 @@ def of_outcomes(told: Sequence[tuple[Recipe, Outcome]], problem: Problem) -> Sam
     refused: Counter[str] = Counter()
     measured: list[tuple[Recipe, Measurement]] = []
     for recipe, outcome in told:
-        unknown = not_modelled(recipe) or next(iter(unjudged(recipe)), None)
+        unknown = not_modelled(recipe) or next(iter(unvalidated(recipe)), None)
         if not isinstance(outcome, Measurement):
             refused[f"failed: {outcome.kind}"] += 1
         elif unknown:

@@ -1,1 +1,1 @@
-"""What a machine, a job and an installation are like, as checks with a remedy: the parts of `frontrunner doctor`."""
+"""Checks of a machine, a job and an installation, each with a remedy: the parts of `frontrunner doctor`."""

@@ -13,7 +13,8 @@ from frontrunner.spaces.errors import InvalidInput
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.diagnostics.calibration.ranks import Place
-    from frontrunner.evaluators.diagnostics.doctor.roll_call import RollCall
+    from frontrunner.evaluators.diagnostics.doctor.collective_report import Bandwidth
+    from frontrunner.evaluators.diagnostics.doctor.collective_test import TestResult
 
 
 @click.command()
@@ -67,15 +68,18 @@ def _say(where: Place) -> None:
         click.echo(f"{count}: this takes half a minute as a rule", err=True)
 
 
-def _tell(campaign_file: Path | None, store: str | None, called: RollCall | None, *, as_json: bool) -> None:
-    """Print all checks, those of the roll call last; exit with 1 where one is a problem."""
+def _tell(campaign_file: Path | None, store: str | None, called: TestResult | None, *, as_json: bool) -> None:
+    """Print all checks, those of the collective test last; exit with 1 where one is a problem."""
     from frontrunner.doctor_api import doctor as examine
-    from frontrunner.evaluators.diagnostics.doctor.checks import has_problem
-    from frontrunner.evaluators.diagnostics.doctor.findings import bandwidths
-    from frontrunner.evaluators.diagnostics.doctor.roll_call_checks import roll_call_checks
+    from frontrunner.evaluators.diagnostics.doctor.check import has_problem
 
-    checks = (*examine(campaign_file, store=store), *(roll_call_checks(called) if called else ()))
-    rows = bandwidths(called.reports) if called and called.reports else ()
+    checks = examine(campaign_file, store=store)
+    rows: tuple[Bandwidth, ...] = ()
+    if called is not None:
+        from frontrunner.evaluators.diagnostics.doctor.collective_report import bandwidths, collective_checks
+
+        checks = (*checks, *collective_checks(called))
+        rows = bandwidths(called.reports) if called.reports else ()
     if as_json:
         print_json({"checks": checks, "all_reduce": rows})
     else:

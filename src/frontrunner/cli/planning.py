@@ -13,7 +13,7 @@ from frontrunner.cli.recipe_words import named
 from frontrunner.spaces.errors import InvalidInput, NothingLegal, bad_value
 
 if TYPE_CHECKING:
-    from frontrunner.evaluators.analytic.estimate import Plan
+    from frontrunner.evaluators.analytic.estimates import Plan
     from frontrunner.evaluators.analytic.scaling import Scaling
 
 TOP = 10
@@ -48,13 +48,13 @@ def _plan(found: Plan, top: int, file: str, *, as_json: bool) -> None:
         from frontrunner.views.plan import print_plan
 
         print_plan(found, top=top, file=file)
-    if not len(found.judged):
+    if not len(found.table):
         raise NothingLegal(
             f"none of the {found.legal:,} legal recipes can be estimated: the formulas do not know "
             f"{', '.join(found.not_modelled)}",
             hint="frontrunner dryrun traces single recipes",
         )
-    if not found.judged.fitting:
+    if not found.table.fitting:
         raise NothingLegal(
             f"no recipe of this space is estimated to fit in {found.memory_limit_bytes / 2**30:.3g} GiB a device",
             hint="frontrunner advise FILE looks beyond the space; or allow more sharding, recompute or devices",

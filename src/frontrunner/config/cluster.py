@@ -24,7 +24,7 @@ def _complete_cluster(given: Any, info: ValidationInfo) -> Any:
 
 def _check_efficiencies(cluster: Cluster) -> Cluster:
     if cluster.efficiencies:
-        from frontrunner.evaluators.analytic.measured import check_efficiencies
+        from frontrunner.evaluators.analytic.machine import check_efficiencies
 
         check_efficiencies(cluster.efficiencies)
     return cluster

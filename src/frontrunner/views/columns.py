@@ -19,7 +19,7 @@ from frontrunner.spaces.recipe import Recipe
 from frontrunner.text import gib, minute, node_time, percent, plain, seconds, thousands
 
 if TYPE_CHECKING:
-    from frontrunner.evaluators.analytic.judged import Estimate
+    from frontrunner.evaluators.analytic.estimates import Estimate
 
 Row = TypeVar("Row")
 Other = TypeVar("Other")

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from frontrunner.evaluators.diagnostics.calibration.figures import Calibration
     from frontrunner.evaluators.diagnostics.calibration.lines import Line
     from frontrunner.evaluators.diagnostics.calibration.step_fit import StepFit
-    from frontrunner.evaluators.diagnostics.doctor.checks import Check
-    from frontrunner.evaluators.diagnostics.doctor.findings import Bandwidth
+    from frontrunner.evaluators.diagnostics.doctor.check import Check
+    from frontrunner.evaluators.diagnostics.doctor.collective_report import Bandwidth
     from frontrunner.evaluators.diagnostics.dry_run.report import DryRun, TracedRank
     from frontrunner.evaluators.diagnostics.profiling.breakdown import Part
     from frontrunner.evaluators.diagnostics.profiling.run import ProfileReport

@@ -14,11 +14,11 @@ from rich.table import Table
 
 from frontrunner.advice_next import additions, begin_with, commands
 from frontrunner.advice_words import heading, in_words
+from frontrunner.evaluators.analytic.accuracy_bounds import Trust
 from frontrunner.evaluators.analytic.advice import Advice, traffic_s
 from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured
-from frontrunner.evaluators.analytic.estimate import Plan, Trust
+from frontrunner.evaluators.analytic.estimates import Estimate, Plan
 from frontrunner.evaluators.analytic.forms import Form
-from frontrunner.evaluators.analytic.judged import Estimate
 from frontrunner.evaluators.analytic.scaling import Bound, Scaling, ScalingRow
 from frontrunner.evaluators.diagnostics.dry_run.plan import why_untraceable
 from frontrunner.text import fit_verdict, gib, percent, plain, seconds, thousands, wrapped
@@ -33,7 +33,7 @@ WIDEST_TEXT = 110
 def print_plan(plan: Plan, *, top: int, file: str) -> None:
     """Print a plan, its front if that holds more than the first recipe, and the command for a closer look."""
     out = console()
-    fitting = plan.judged.fitting
+    fitting = plan.table.fitting
     left_out = sum(plan.not_modelled.values())
     out.say(
         f"{plan.legal:,} legal recipes: {fitting:,} are estimated to fit in {gib(plan.memory_limit_bytes)} GiB "
@@ -45,7 +45,7 @@ def print_plan(plan: Plan, *, top: int, file: str) -> None:
         _print_estimates(out, "estimated, fastest first", plan.fastest(top))
     if len(plan.front) > 1:
         _print_estimates(out, "speed against memory: what nothing else beats in both", plan.front[:top])
-    if len(plan.judged):
+    if len(plan.table):
         out.print()
         print_trust(plan.trust)
     for best in plan.fastest(1):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from frontrunner.evaluators.analytic.judged import Estimate
+from frontrunner.evaluators.analytic.estimates import Estimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +15,7 @@ class ShownPlan:
     `fitting` of the `legal` recipes fit; `estimates` are the fastest of these, as many as were asked for, and `front`
     those that no other beats in both speed and memory, both fastest first. `not_modelled` counts the legal recipes
     that the formulas leave out, by reason. For `assumed`, `expected_error` and `remarks` see
-    `frontrunner.evaluators.analytic.estimate.Trust`.
+    `frontrunner.evaluators.analytic.estimates.Trust`.
     """
 
     legal: int

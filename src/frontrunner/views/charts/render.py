@@ -102,7 +102,7 @@ def javascript() -> str:
     require_installed()
     import vl_convert
 
-    return f"{vl_convert.javascript_bundle("", vl_version=VEGA_LITE)}\n{_own_javascript()}"
+    return f"{vl_convert.javascript_bundle(None, vl_version=VEGA_LITE)}\n{_own_javascript()}"
 
 
 def javascript_version() -> str:

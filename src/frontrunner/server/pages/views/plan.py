@@ -8,8 +8,8 @@ from typing import Any
 
 from frontrunner.config.campaign import parse_campaign
 from frontrunner.config.toml_file import Table
-from frontrunner.evaluators.analytic import estimate
-from frontrunner.evaluators.analytic.estimate import Plan
+from frontrunner.evaluators.analytic import estimates
+from frontrunner.evaluators.analytic.estimates import Plan
 from frontrunner.evaluators.analytic.scaling import Scaling, scaling
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.cluster import MOST_DEVICES
@@ -87,7 +87,7 @@ def plan_view(question: PlanQuestion) -> PlanView:
     return PlanView(
         question=question,
         spec=spec,
-        plan=estimate.plan(surveyed.recipes, surveyed.problem),
+        plan=estimates.plan(surveyed.recipes, surveyed.problem),
         scaling=_on_other_counts(spec, question.nodes),
     )
 

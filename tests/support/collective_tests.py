@@ -12,11 +12,11 @@ from pathlib import Path
 
 import psutil
 
-from frontrunner.evaluators.diagnostics.doctor.roll_call import CHILD
+from frontrunner.evaluators.diagnostics.doctor.collective_test import RANK_MODULE
 from support.campaigns import environment, marked, wait_for
 
 
-def start_roll_call(ranks: int, deadline_s: float, folder: Path) -> subprocess.Popen[str]:
+def start_test(ranks: int, deadline_s: float, folder: Path) -> subprocess.Popen[str]:
     """`frontrunner doctor --run`, as a process of its own."""
     command = [sys.executable, "-P", "-m", "frontrunner.cli", "doctor", "--run", "--json"]
     return subprocess.Popen(
@@ -30,7 +30,7 @@ def ranks_below(pid: int, count: int) -> list[psutil.Process]:
 
     def found() -> list[psutil.Process]:
         children = psutil.Process(pid).children(recursive=True)
-        own = [child for child in children if CHILD in child.cmdline()]
+        own = [child for child in children if RANK_MODULE in child.cmdline()]
         return own if len(own) == count else []
 
     ranks: list[psutil.Process] = wait_for(found)
@@ -39,7 +39,7 @@ def ranks_below(pid: int, count: int) -> list[psutil.Process]:
 
 def ranks_of_cluster(slurm_conf: str) -> list[psutil.Process]:
     """The ranks that run on a Slurm cluster, by the file that its steps carry in their environment."""
-    return [process for process in marked("SLURM_CONF", slurm_conf) if CHILD in process.cmdline()]
+    return [process for process in marked("SLURM_CONF", slurm_conf) if RANK_MODULE in process.cmdline()]
 
 
 @contextmanager

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from frontrunner.config.campaign import parse_campaign
-from frontrunner.evaluators.analytic.doubt import why_too_fast
-from frontrunner.evaluators.analytic.estimate import estimate
+from frontrunner.evaluators.analytic.estimates import estimate_many
+from frontrunner.evaluators.analytic.plausibility import why_too_fast
 from frontrunner.evaluators.probe.measure import measurement
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.spaces.problem import Problem
@@ -76,7 +76,7 @@ def test_a_step_as_the_formulas_tell_it_and_a_slow_one_are_believed() -> None:
         recipe(pipeline_parallel=8, micro_batch_seqs=1, accumulation=64, schedule="1f1b", recompute="full"),
     ]
 
-    for told in estimate(plans, PROBLEM):
+    for told in estimate_many(plans, PROBLEM):
         for factor in (1 / 1.15, 1.0, 100.0):
             assert why_too_fast(told.recipe, PROBLEM, factor * told.step_time_s) is None
         assert why_too_fast(told.recipe, PROBLEM, told.step_time_s / 4) is not None
@@ -100,7 +100,7 @@ def test_where_the_formulas_are_no_judge_they_doubt_nothing(problem: Problem, ch
 
 
 def test_the_median_counts() -> None:
-    told = estimate([recipe()], PROBLEM)[0].step_time_s
+    told = estimate_many([recipe()], PROBLEM)[0].step_time_s
     one_short = tuple(np.array([1.0, 0.1, 1.02, 0.98, 1.01]) * told)
 
     assert isinstance(measurement(result(one_short), recipe(), PROBLEM, node_seconds=0.0), Measurement)

@@ -1,4 +1,4 @@
-"""Who is named: judged from boards and reports that say what a failing roll call would."""
+"""Who is named: from stores and reports as a failing test leaves them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,22 @@ from typing import Any
 
 import pytest
 
-from frontrunner.evaluators.diagnostics.doctor.board import Arrival, Ending, Sign
-from frontrunner.evaluators.diagnostics.doctor.findings import Bandwidth, bandwidths, differences, laggards, wrong_sums
-from frontrunner.evaluators.diagnostics.doctor.watching import SETTLE_S, SILENT_S, Watch
-from frontrunner.evaluators.trainer.roll_call.order import DONE
-from frontrunner.evaluators.trainer.roll_call.rounds import partners
+from frontrunner.evaluators.diagnostics.doctor.collective_report import (
+    Bandwidth,
+    bandwidths,
+    differences,
+    laggards,
+    wrong_sums,
+)
+from frontrunner.evaluators.diagnostics.doctor.collective_test import (
+    SETTLE_S,
+    SILENT_S,
+    Arrival,
+    Ending,
+    Heartbeat,
+    Watch,
+)
+from frontrunner.evaluators.trainer.collective_test import DONE, partners
 
 NODES = ("frontier00001", "frontier00002")
 DEADLINE_S = 60.0
@@ -27,50 +38,50 @@ def watch(came: dict[int, Arrival] | None = None) -> Watch:
                  arrivals=arrivals() if came is None else came)  # fmt: skip
 
 
-def signs(count: int, *steps: int, stage: str = "timing all-reduces") -> dict[int, Sign]:
-    return {rank: Sign(count=count, stage=stage, step=step) for rank, step in enumerate(steps)}
+def signs(count: int, *steps: int, stage: str = "timing all-reduces") -> dict[int, Heartbeat]:
+    return {rank: Heartbeat(count=count, stage=stage, step=step) for rank, step in enumerate(steps)}
 
 
 def test_ranks_that_never_come_are_named_with_the_node_that_they_would_be_on():
     came = {rank: told for rank, told in arrivals().items() if rank != 3}
     watched = watch(came)
-    assert watched.look(DEADLINE_S - 1, signs(1, 0, 0, 0), {}) is None
-    later = watched.look(DEADLINE_S + 1, signs(2, 0, 0, 0), {})
+    assert watched.fault(DEADLINE_S - 1, signs(1, 0, 0, 0), {}) is None
+    later = watched.fault(DEADLINE_S + 1, signs(2, 0, 0, 0), {})
     assert later is not None
     assert later.ranks == (3,)
-    assert later.found == "rank 3 on frontier00002 never came within 60 s; 3 of 4 did"
+    assert later.found == "rank 3 on frontier00002 never arrived within 60 s; 3 of 4 did"
 
 
 def test_a_rank_without_signs_is_named_by_host_and_process():
     watched = watch()
-    assert watched.look(0.0, signs(1, 5, 5, 5, 5), {}) is None
+    assert watched.fault(0.0, signs(1, 5, 5, 5, 5), {}) is None
     alive = signs(2, 6, 6, 6, 6)
-    assert watched.look(SILENT_S - 1, alive | {2: Sign(count=1, stage="timing all-reduces", step=5)}, {}) is None
-    fault = watched.look(SILENT_S, alive | {2: Sign(count=1, stage="timing all-reduces", step=5)}, {})
+    assert watched.fault(SILENT_S - 1, alive | {2: Heartbeat(count=1, stage="timing all-reduces", step=5)}, {}) is None
+    fault = watched.fault(SILENT_S, alive | {2: Heartbeat(count=1, stage="timing all-reduces", step=5)}, {})
     assert fault is not None
     assert fault.ranks == (2,)
-    assert "rank 2 on frontier00002 (process 77) stands still: no sign for 10 s" in fault.found
+    assert "rank 2 on frontier00002 (process 77) stands still: no heartbeat for 10 s" in fault.found
 
 
 def test_a_rank_that_has_reported_owes_no_signs():
     watched = watch()
-    last = {**signs(1, 9, 9, 9, 9), 0: Sign(count=-1, stage=DONE, step=10)}
-    assert watched.look(0.0, last, {}) is None
-    assert watched.look(SILENT_S + 1, {**signs(2, 9, 9, 9, 9), 0: last[0]}, {}) is None
+    last = {**signs(1, 9, 9, 9, 9), 0: Heartbeat(count=-1, stage=DONE, step=10)}
+    assert watched.fault(0.0, last, {}) is None
+    assert watched.fault(SILENT_S + 1, {**signs(2, 9, 9, 9, 9), 0: last[0]}, {}) is None
     assert not watched.all_done
-    assert watched.look(SILENT_S + 2, signs(-1, 10, 10, 10, 10, stage=DONE), {}) is None
+    assert watched.fault(SILENT_S + 2, signs(-1, 10, 10, 10, 10, stage=DONE), {}) is None
     assert watched.all_done
 
 
 def test_a_rank_that_lives_but_is_behind_is_named_and_nobody_where_none_is():
     behind, level = watch(), watch()
     for second in range(int(DEADLINE_S) + 1):
-        fault = behind.look(float(second), signs(second, 8, 7, 8, 8), {})
-        all_wait = level.look(float(second), signs(second, 8, 8, 8, 8), {})
+        fault = behind.fault(float(second), signs(second, 8, 7, 8, 8), {})
+        all_wait = level.fault(float(second), signs(second, 8, 8, 8, 8), {})
     assert fault is not None
     assert all_wait is not None
     assert fault.ranks == (1,)
-    assert "rank 1 on frontier00001 (process 77) lives, but does not go on from timing all-reduces" in fault.found
+    assert "rank 1 on frontier00001 (process 77) is alive, but does not advance from timing all-reduces" in fault.found
     assert all_wait.ranks == ()
     assert "NCCL_SOCKET_IFNAME" in all_wait.remedy
 
@@ -78,9 +89,9 @@ def test_a_rank_that_lives_but_is_behind_is_named_and_nobody_where_none_is():
 def test_of_ranks_that_ended_those_that_a_signal_ended_are_named():
     watched = watch()
     lost_peer = Ending(status=1, tail="RuntimeError: Connection closed by peer\n")
-    assert watched.look(1.0, signs(1, 3, 3, 3, 3), {0: lost_peer}) is None
+    assert watched.fault(1.0, signs(1, 3, 3, 3, 3), {0: lost_peer}) is None
     both = {0: lost_peer, 3: Ending(status=-9, tail="")}
-    fault = watched.look(1.0 + SETTLE_S, signs(1, 3, 3, 3, 3), both)
+    fault = watched.fault(1.0 + SETTLE_S, signs(1, 3, 3, 3, 3), both)
     assert fault is not None
     assert fault.ranks == (3,)
     assert fault.found == "rank 3 on frontier00002 (process 77) was killed by SIGKILL"
@@ -89,8 +100,8 @@ def test_of_ranks_that_ended_those_that_a_signal_ended_are_named():
 def test_a_rank_that_ended_by_itself_is_named_with_its_last_words():
     watched = watch()
     ending = {1: Ending(status=1, tail="Traceback\n  ...\nRuntimeError: no device\n\n")}
-    watched.look(1.0, {}, ending)
-    fault = watched.look(1.0 + SETTLE_S, {}, ending)
+    watched.fault(1.0, {}, ending)
+    fault = watched.fault(1.0 + SETTLE_S, {}, ending)
     assert fault is not None
     assert fault.found.endswith("(process 77) ended with status 1: RuntimeError: no device")
 
@@ -113,7 +124,7 @@ def test_a_rank_slow_at_its_work_is_late_too_and_both_are_told():
     others = report(wait_s=0.031)
     found = laggards({0: others, 1: others, 2: slow, 3: others}, arrivals(), device="cpu")
     assert [(each.ranks, each.host, each.what) for each in found] == [
-        ((2,), "frontier00002", "its own work"), ((2,), "frontier00002", "coming to collectives"),
+        ((2,), "frontier00002", "its own work"), ((2,), "frontier00002", "arriving at collectives"),
     ]  # fmt: skip
     assert [each.times_median for each in found] == [pytest.approx(4.0), pytest.approx(4.0)]
 
@@ -155,12 +166,12 @@ def test_nodes_that_differ_in_version_or_clock_are_told():
     told = arrivals()
     told[3] = Arrival(host="frontier00002", pid=1, wall_s=1007.5, python="3.11.7", torch="2.12.0")
     seen = dict.fromkeys(range(4), 1000.1)
-    found = [each.found for each in differences(told, seen)]
+    found = [words for words, _ in differences(told, seen)]
     assert found == [
         "torch differs: 2.13.0 on frontier00001, frontier00002; 2.12.0 on frontier00002",
         "the clock of frontier00002 is 7.4 s ahead",
     ]
-    assert differences(arrivals(), seen) == ()
+    assert not list(differences(arrivals(), seen))
 
 
 @pytest.mark.parametrize("places", range(2, 10))

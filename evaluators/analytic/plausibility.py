@@ -1,47 +1,46 @@
 """Measurements that are faster than the formulas can explain.
 
-A probe is held against what its recipe needs at least: the formulas without what codes, hosts and libraries differ in.
+A probe is compared with what its recipe needs at least: the formulas without what codes, hosts and libraries differ in.
 Hosts take no time, kernels start at once and are fused, attention runs at the rate of other products, which fill their
 tiles, messages have no latency, gradients are narrow and travel beside computation as far as it lasts. The shares of
-bandwidths stay as fitted, hence the room that `FASTER_THAN_NEEDED` leaves.
+bandwidths stay as fitted, hence the margin of `FASTER_THAN_NEEDED`.
 
-Steps are slow for many reasons, and the formulas say nothing against a slow one. There are few for one that is faster
-than that, and most are mistakes: fewer micro-batches than the recipe says, a smaller model, a clock that does not wait
-for the device.
+Steps are slow for many reasons, and no slow one is rejected. A step that is faster than that has few, and most are
+mistakes: fewer micro-batches than the recipe states, a smaller model, a clock that does not wait for the device.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from frontrunner.evaluators.analytic.accuracy_bounds import EXPECTED_ERROR, unvalidated
 from frontrunner.evaluators.analytic.machine import Machine, assumptions
 from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.evaluators.analytic.step import step_time
-from frontrunner.evaluators.analytic.trust import EXPECTED_ERROR, unjudged
 from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 
 FASTER_THAN_NEEDED = 1 + 2 * EXPECTED_ERROR
-"""So many times as fast as a recipe needs at least is not believed. Of 1,673 published steps on A100 and H100 the one
-that came closest was 1.07 times as fast (docs/measurements.md); noise makes steps slower, not faster."""
+"""A step this many times as fast as the recipe needs at least is rejected. Of 1,673 published steps on A100 and H100
+the closest was 1.07 times as fast (docs/measurements.md); noise makes steps slower, not faster."""
 LOSSES = (
     "tile_waves", "reduction_depth", "kernel_s", "node_latency_s", "network_latency_s", "ring_node_hop_s",
     "ring_network_hop_s",
 )  # fmt: skip
-"""What none is lost of at best."""
+"""The efficiencies that cost nothing at best."""
 
 
 def why_too_fast(recipe: Recipe, problem: Problem, step_time_s: float) -> str | None:
-    """Why a median step of `step_time_s` cannot be true, or None.
+    """Return why a median step of `step_time_s` cannot be true, or None.
 
-    None wherever the formulas are no judge: on a CPU, whose ranks share its cores, in fp32, where the cluster leaves a
-    figure out or states constants of its own, which are means and no bounds, and for choices that no measurement has
-    judged.
+    None wherever the formulas cannot decide: on a CPU, whose ranks share its cores, in fp32, where the cluster omits a
+    figure or states constants of its own, which are means and no bounds, and for choices that no measurement has
+    validated.
     """
     cluster = problem.cluster
     blind = cluster.backend == "cpu" or problem.precision == "fp32" or bool(cluster.efficiencies)
-    if blind or unjudged(recipe) or assumptions(cluster, problem.precision):
+    if blind or unvalidated(recipe) or assumptions(cluster, problem.precision):
         return None
     machine = at_best(Machine.of(cluster, problem.precision, FRONTRUNNER))
     least_s = float(step_time(machine, Workload.of([recipe], problem)).total[0])
@@ -54,7 +53,7 @@ def why_too_fast(recipe: Recipe, problem: Problem, step_time_s: float) -> str | 
 
 
 def at_best(machine: Machine) -> Machine:
-    """The machine without what makes one training code, host or library slower than another."""
+    """Return the machine without what makes one training code, host or library slower than another."""
     software = replace(
         machine.software,
         wide_gradients=False,

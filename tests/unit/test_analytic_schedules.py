@@ -9,7 +9,7 @@ import pytest
 from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining.schedules import _ComputationType as Kind
 
-from frontrunner.evaluators.analytic import bubbles
+from frontrunner.evaluators.analytic.schedules import dual, interleaved, share_left, v_shaped
 
 TIMES = [(10, 13, 9), (10, 23, 9), (10, 11, 11), (10, 13, 5), (7, 19, 9)]
 """Seconds of a chunk's forward pass, its input's gradients and its weights' gradients."""
@@ -90,10 +90,10 @@ def test_bubbles_are_those_of_torch_orders(ranks, times):
     for micro_batches in (2 * ranks, 5 * ranks):
         m = np.array([float(micro_batches)])
         found = {
-            "ScheduleInterleaved1F1B": bubbles.plain(p, **columns),
-            "ScheduleInterleavedZeroBubble": bubbles.interleaved(p, **columns),
-            "ScheduleZBVZeroBubble": bubbles.v_shaped(p, m, **columns),
-            "ScheduleDualPipeV": bubbles.dual(p, **columns),
+            "ScheduleInterleaved1F1B": (p - 1) * sum(columns.values()),
+            "ScheduleInterleavedZeroBubble": interleaved(p, **columns),
+            "ScheduleZBVZeroBubble": v_shaped(p, m, **columns),
+            "ScheduleDualPipeV": dual(p, **columns),
         }
         for name, bubble in found.items():
             assert bubble[0] == pytest.approx(simulated_bubble_s(name, ranks, 2, micro_batches, times), abs=1.0), name
@@ -102,7 +102,7 @@ def test_bubbles_are_those_of_torch_orders(ranks, times):
 @pytest.mark.parametrize("times", TIMES)
 def test_few_micro_batches_leave_a_v_shaped_pipeline_waiting(times):
     for micro_batches in (4, 5, 6, 7):
-        found = bubbles.v_shaped(np.array([4.0]), np.array([float(micro_batches)]), **in_columns(times))
+        found = v_shaped(np.array([4.0]), np.array([float(micro_batches)]), **in_columns(times))
         simulated = simulated_bubble_s("ScheduleZBVZeroBubble", 4, 2, micro_batches, times)
         assert found[0] == pytest.approx(simulated, rel=0.25)
 
@@ -110,7 +110,7 @@ def test_few_micro_batches_leave_a_v_shaped_pipeline_waiting(times):
 def test_the_share_left_is_chosen_by_schedule_and_is_all_of_it_without_a_pipeline():
     columns = in_columns((10, 13, 9))
     p, m = np.array([4.0, 4.0, 4.0, 1.0]), np.full(4, 16.0)
-    left = bubbles.share_left(
+    left = share_left(
         p, m, columns, is_v_shaped=np.array([False, True, True, False]), is_dual=np.array([False, False, True, False])
     )
     assert left.tolist() == pytest.approx([42 / 96, 39 / 96, 42 / 96, 1.0])

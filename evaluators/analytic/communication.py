@@ -1,0 +1,197 @@
+"""How long ranks wait for data: of other ranks in collectives and pipelines, and of the host's memory."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from frontrunner.evaluators.analytic.machine import Machine
+from frontrunner.evaluators.analytic.memory import layer_activations
+from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
+
+LEAST_EXPOSED = 0.05
+"""Share of the traffic between replicas, and with the host, that no computation hides: nothing runs beside its first
+and last message."""
+
+
+def ring_s(
+    machine: Machine, message_bytes: Rows, *, group: Rows, stride: Rows, passes: float, messages: Rows | float = 1.0
+) -> Rows:
+    """Return the time of a ring collective in groups of `group` ranks that are `stride` ranks apart; 0 for one rank.
+
+    `message_bytes` is the size of the whole result, of all `messages` that it is cut into; `passes` is 2 for an
+    all-reduce, 1 for a reduce-scatter or an all-gather. A ring moves passes (g - 1) / g of the message over each link.
+    Between nodes, the groups that meet in a node share its network ports. Each message takes the latency once.
+    """
+    per_node, groups_per_node = _in_nodes(machine, group, stride)
+    crosses = group > per_node
+    inside = np.where((group == 2) & (stride == 1), machine.pair_bytes_per_s, machine.node_bytes_per_s)
+    outside = machine.network_bytes_per_s_per_node / groups_per_node
+    slowest = np.where(crosses, np.minimum(inside, outside), inside)
+    latency = _latency_s(machine, group, per_node, crosses, passes)
+    moved = passes * message_bytes * (group - 1) / group
+    return np.where(group > 1, moved / slowest + messages * latency, 0.0)
+
+
+def _in_nodes(machine: Machine, group: Rows, stride: Rows) -> tuple[Rows, Rows]:
+    """Return the ranks of a group that share a node, and the groups that meet in a node."""
+    width = machine.devices_per_node
+    per_node = np.clip(width / stride, 1, group)
+    return per_node, np.minimum(width, group * stride) / per_node
+
+
+def _latency_s(machine: Machine, group: Rows, per_node: Rows, crosses: Flags, passes: float) -> Rows:
+    """Return the latency of one collective: of passes (g - 1) hops, or of twice a tree's depth where that is less.
+
+    Collective libraries change from ring to tree for all-reduces only. A reduce-scatter or all-gather has one hop per
+    rank, most of them inside nodes, and takes at least that (github.com/NVIDIA/nccl, issues 1473 and 1594).
+    """
+    eff = machine.efficiencies
+    hops = np.minimum(group - 1, 2 * np.log2(np.maximum(group, 1)))
+    latency: Rows = passes * hops * np.where(crosses, eff.network_latency_s, eff.node_latency_s) + eff.kernel_s
+    if passes > 1:
+        return latency
+    nodes = group / per_node
+    around: Rows = nodes * eff.ring_network_hop_s + (group - nodes) * eff.ring_node_hop_s
+    return np.where(crosses, np.maximum(latency, around), latency)
+
+
+def all_to_all_s(machine: Machine, message_bytes: Rows, *, group: Rows, stride: Rows) -> Rows:
+    """Return the time in which each of `group` ranks, `stride` apart, sends an equal part of its message to each.
+
+    What stays in the node takes the node's links and what leaves it the ports, at the same time; all groups that meet
+    in a node do so at once.
+    """
+    per_node, groups_per_node = _in_nodes(machine, group, stride)
+    inside = message_bytes * (per_node - 1) / group / machine.node_bytes_per_s
+    leaving = message_bytes * (group - per_node) / group * per_node * groups_per_node
+    outside = leaving / machine.network_bytes_per_s_per_node
+    eff = machine.efficiencies
+    latency = np.where(group > per_node, eff.network_latency_s, eff.node_latency_s) + eff.kernel_s
+    return np.where(group > 1, np.maximum(inside, outside) + latency, 0.0)
+
+
+def point_to_point_s(machine: Machine, message_bytes: Rows, stride: Rows) -> Rows:
+    """Return the time to send a message to the rank `stride` further; all devices of a node send at once."""
+    eff = machine.efficiencies
+    crosses = stride >= machine.devices_per_node
+    outside = machine.network_bytes_per_s_per_node / machine.devices_per_node
+    speed = np.where(crosses, outside, machine.node_bytes_per_s)
+    return message_bytes / speed + np.where(crosses, eff.network_latency_s, eff.node_latency_s)
+
+
+def tensor_reduce_s(machine: Machine, work: Workload) -> Rows:
+    """Return the time of one all-reduce over the tensor-parallel ranks.
+
+    One follows each block forward and precedes it backward. Under sequence parallelism a reduce-scatter and an
+    all-gather replace it: the same bytes (arXiv 2205.05198).
+    """
+    message = work.tokens * work.hidden * work.bytes_per_value
+    return ring_s(machine, message, group=work.tensor_parallel, stride=work.tensor_stride, passes=2)
+
+
+def pipeline_transfer_s(machine: Machine, work: Workload) -> Rows:
+    """Return the time to send activations to the next rank and their gradients back, per micro-batch."""
+    shards = np.where(work.sequence_parallel, work.tensor_parallel, 1.0)
+    message = work.tokens * work.hidden * work.bytes_per_value / shards
+    sent = 2 * point_to_point_s(machine, message, work.pipeline_stride)
+    return np.where(work.pipeline_parallel > 1, sent, 0.0)
+
+
+def exchanges_s(machine: Machine, work: Workload) -> Rows:
+    """Return the time of one layer's all-to-alls around attention per micro-batch; 0 without context parallelism.
+
+    Query, key and value go in one message and the result in another, both again backward, and forward once more under
+    full recompute; selective recompute keeps what was received (arXiv 2309.14509, decision 9). Context ranks are
+    neighbors of each other's tensor-parallel ranks.
+    """
+    if not (work.context_parallel > 1).any():
+        return np.zeros(1)
+    query = work.hidden / work.tensor_parallel
+    inwards = work.tokens * work.bytes_per_value * (query + 2 * _sent_kv_width(work))
+    outwards = work.tokens * work.bytes_per_value * query
+    group, stride = work.context_parallel, work.copy_stride
+    once = all_to_all_s(machine, inwards, group=group, stride=stride)
+    once = once + all_to_all_s(machine, outwards, group=group, stride=stride)
+    return np.where(work.recompute_full, 3.0, 2.0) * once
+
+
+def _sent_kv_width(work: Workload) -> Rows:
+    """Return how many values of a token's keys a rank sends: at least one head, and one per context rank."""
+    head = work.hidden / work.heads
+    held = np.maximum(work.kv_hidden / work.tensor_parallel, head)
+    return np.where(work.context_parallel > 1, np.maximum(held, work.context_parallel * head), held)
+
+
+def replicas_s(machine: Machine, work: Workload, parameters: Rows, forward: Rows, backward: Rows) -> Rows:
+    """Return the time per step that a rank of `parameters`, before any sharding, waits for the replicas.
+
+    `forward` and `backward` are that rank's times per micro-batch. With degrees p, g, o of N copies: parameters are
+    gathered over p for each pass of each micro-batch, over a secondary partition for the backward pass where there
+    is one; gradients are reduced over g after each, if g > 1, and then once per step over o / g, and over the N / o
+    copies that are left; new parameters are gathered over o / p.
+    """
+    software = machine.software
+    hides = software.overlaps_unsharded | (work.sharding_parameters > 1)
+    hides = hides & (software.overlaps_scattered | (work.sharding_optimizer == 1))
+    overlap: Rows = np.where(hides, software.gradient_overlap, 0.0)
+    each = _each_micro_batch(machine, work, parameters)
+    once = _once(machine, work, parameters)
+    repeated = np.where(work.reduces_each & (work.sharding_gradients == 1), once, 0.0)
+    per_pass = np.where(work.sharding_parameters > 1, forward + backward, backward)
+    exposed = np.maximum(each + repeated - overlap * per_pass, LEAST_EXPOSED * (each + repeated))
+    last = np.where(work.reduces_each, 0.0, np.maximum(once - overlap * backward, LEAST_EXPOSED * once))
+    p, o, stride = work.sharding_parameters, work.sharding_optimizer, work.copy_stride
+    weights = parameters * work.bytes_per_value
+    published = ring_s(machine, weights / p, group=o / p, stride=stride * p, passes=1)
+    return work.accumulation * exposed + last + published
+
+
+def _each_micro_batch(machine: Machine, work: Workload, parameters: Rows) -> Rows:
+    p, g, stride = work.sharding_parameters, work.sharding_gradients, work.copy_stride
+    weights = parameters * work.bytes_per_value
+    gradients = parameters * machine.gradient_bytes(work.bytes_per_value)
+    layers = np.maximum(parameters * work.tensor_parallel / work.layer_matmul_parameters, 1)
+    gathered = ring_s(machine, weights, group=p, stride=stride, passes=1, messages=layers)
+    again = gathered
+    if (work.secondary_partition > 1).any():
+        near = ring_s(machine, weights, group=work.secondary_partition, stride=stride, passes=1, messages=layers)
+        again = np.where((p > 1) & (work.secondary_partition > 1), near, gathered)
+    return gathered + again + ring_s(machine, gradients, group=g, stride=stride, passes=1, messages=layers)
+
+
+def _once(machine: Machine, work: Workload, parameters: Rows) -> Rows:
+    g, o, stride = work.sharding_gradients, work.sharding_optimizer, work.copy_stride
+    gradients = parameters * machine.gradient_bytes(work.bytes_per_value)
+    layers = machine.software.message_layers * work.layer_matmul_parameters / work.tensor_parallel
+    messages = np.maximum(parameters / np.maximum(machine.software.message_elements, layers), 1.0)
+    scatter = ring_s(machine, gradients / g, group=o / g, stride=stride * g, passes=1, messages=messages)
+    copies = work.copies / o
+    return scatter + ring_s(machine, gradients / o, group=copies, stride=stride * o, passes=2, messages=messages)
+
+
+def host_transfer_s(
+    machine: Machine, work: Workload, parameters: Rows, *, layers: Rows, passes: tuple[Rows, Rows]
+) -> Rows:
+    """Return the time per step that a rank of `layers` layers and `parameters` parameters waits for the host's link.
+
+    `passes` are its forward and backward time per micro-batch. What layers keep is sent and fetched by the stream that
+    computes (trainer/host_memory.py): nothing hides it. Parameters are fetched for each use ahead of it, and gradients
+    leave when they are reduced; a share of the computation hides both, as it hides collectives. No measurement has
+    validated these times.
+    """
+    if not work.uses_host:
+        return np.zeros(1)
+    _, kept = layer_activations(machine, work)
+    activations = np.where(work.activation_offload, 2 * layers * kept, 0.0) / machine.host_bytes_per_s
+    # The fp32 parameters are fetched where these are the only copy.
+    parameter_bytes = 4.0 if machine.software.shards_only_masters else work.bytes_per_value
+    fetched = 2 * parameters / work.sharding_parameters * parameter_bytes
+    reduces_each = (work.sharding_gradients > 1) | work.reduces_each | work.parameters_on_host
+    gradients = parameters / work.sharding_gradients * machine.gradient_bytes(work.bytes_per_value)
+    each = np.where(work.parameters_on_host, fetched, 0.0) + np.where(reduces_each, gradients, 0.0)
+    updated = parameters / work.sharding_optimizer * work.bytes_per_value
+    once = np.where(reduces_each, 0.0, gradients) + np.where(work.parameters_on_host, 0.0, updated)
+    each_s, once_s = (moved / machine.host_bytes_per_s for moved in (each, once))
+    beside = np.where(work.parameters_on_host, machine.software.gradient_overlap, 0.0) * (passes[0] + passes[1])
+    states = work.accumulation * np.maximum(each_s - beside, LEAST_EXPOSED * each_s) + once_s
+    return work.accumulation * activations + np.where(work.optimizer_on_host, states, 0.0)

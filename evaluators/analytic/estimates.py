@@ -1,0 +1,241 @@
+"""Estimates of recipes by the formulas: step time, speed and memory, as a table and as the plan of a space."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from frontrunner.evaluators.analytic.accuracy_bounds import Trust, expected_error, trust_in, unvalidated
+from frontrunner.evaluators.analytic.machine import Machine
+from frontrunner.evaluators.analytic.memory import PeakMemory, fullest_parameters, host_memory, peak_memory
+from frontrunner.evaluators.analytic.software import ENGINES, Software
+from frontrunner.evaluators.analytic.step import StepTime, step_time
+from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
+from frontrunner.evaluators.probe.measure import rates
+from frontrunner.spaces.document import recipe_id
+from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.space import Survey
+
+ROWS_AT_ONCE = 16_384
+"""Rows per block: the arrays in between fit a core's cache, which is 1.5 times as fast as half a million at once."""
+
+WORTH_NAMING = 0.1
+"""From this share of a step on, what is not computing counts as what limits a recipe."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """The formulas' results for one recipe.
+
+    `step_parts_s` adds up to `step_time_s`, `memory_parts_bytes` to `peak_memory_bytes`: the fullest rank's. `limit`
+    is the largest part of the step that is not computing, or "compute", or "memory" where the recipe does not fit.
+    `host_memory_bytes_per_rank` is what offloading keeps in the host's memory. `unjudged` are the choices whose
+    formulas no measurement has validated; `expected_error` is the share by which the step time is off on average.
+    """
+
+    recipe_id: str
+    recipe: Recipe
+    step_time_s: float
+    tokens_per_s: float
+    model_tflops_per_device: float
+    mfu: float | None
+    peak_memory_bytes: int
+    host_memory_bytes_per_rank: int
+    fits: bool
+    limit: str
+    step_parts_s: Mapping[str, float]
+    memory_parts_bytes: Mapping[str, float]
+    unjudged: tuple[str, ...]
+    expected_error: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EstimateTable(Sequence[Estimate]):
+    """Estimates of one problem's recipes as columns, one row per recipe; a row becomes an `Estimate` when looked at.
+
+    The parts of the steps are in seconds and those of the memory in bytes.
+    """
+
+    recipes: tuple[Recipe, ...]
+    problem: Problem
+    step_parts_s: Mapping[str, Rows]
+    memory_parts_bytes: Mapping[str, Rows]
+    host_memory_bytes_per_rank: Rows
+
+    def __len__(self) -> int:
+        return len(self.recipes)
+
+    def __getitem__(self, row: int) -> Estimate:  # type: ignore[override]
+        recipe, time_s = self.recipes[row], float(self.step_time_s[row])
+        step_parts = {name: float(column[row]) for name, column in self.step_parts_s.items()}
+        rate, fits = rates(recipe, self.problem, time_s), bool(self.fits[row])
+        return Estimate(
+            recipe_id=recipe_id(self.problem, recipe),
+            recipe=recipe,
+            step_time_s=time_s,
+            tokens_per_s=rate["tokens_per_s"] or 0.0,
+            model_tflops_per_device=rate["model_tflops_per_device"] or 0.0,
+            mfu=rate["mfu"],
+            peak_memory_bytes=int(self.peak_memory_bytes[row]),
+            host_memory_bytes_per_rank=int(self.host_memory_bytes_per_rank[row]),
+            fits=fits,
+            limit=_limit(step_parts, time_s) if fits else "memory",
+            step_parts_s=step_parts,
+            memory_parts_bytes={name: float(column[row]) for name, column in self.memory_parts_bytes.items()},
+            unjudged=unvalidated(recipe),
+            expected_error=expected_error(self.problem, recipe),
+        )
+
+    @cached_property
+    def step_time_s(self) -> Rows:
+        """The sums of the steps' parts."""
+        return _sum(self.step_parts_s)
+
+    @cached_property
+    def peak_memory_bytes(self) -> Rows:
+        """The sums of the memory's parts, in whole bytes."""
+        return np.floor(_sum(self.memory_parts_bytes))
+
+    @cached_property
+    def tokens_per_s(self) -> Rows:
+        """global_batch_seqs * sequence_length / step_time_s."""
+        sequences = np.fromiter((recipe.global_batch_seqs for recipe in self.recipes), dtype=np.float64)
+        return sequences * self.problem.sequence_length / self.step_time_s
+
+    @cached_property
+    def fits(self) -> Flags:
+        """Whether the peak is at most a device's memory."""
+        return self.peak_memory_bytes <= self.problem.cluster.memory_bytes_per_device
+
+    @cached_property
+    def order(self) -> npt.NDArray[np.intp]:
+        """The rows that fit, fastest first, then the others, smallest first; equals in the order of the recipes."""
+        worth = np.where(self.fits, -self.tokens_per_s, self.peak_memory_bytes)
+        return np.lexsort((worth, ~self.fits))
+
+    @property
+    def fitting(self) -> int:
+        """The number of recipes that fit; their rows are the first of `order`."""
+        return int(np.count_nonzero(self.fits))
+
+    def front(self) -> Iterator[int]:
+        """Yield the rows that fit and that no other beats in both speed and memory, fastest first."""
+        least = np.inf
+        for row in self.order[: self.fitting].tolist():
+            if self.peak_memory_bytes[row] < least:
+                least = self.peak_memory_bytes[row]
+                yield row
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The estimates of a space; `not_modelled` counts the legal recipes that the formulas omit, by reason."""
+
+    table: EstimateTable
+    not_modelled: Mapping[str, int]
+    trust: Trust
+
+    @property
+    def legal(self) -> int:
+        """The number of legal recipes, estimated or not."""
+        return len(self.table) + sum(self.not_modelled.values())
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        """A device's memory."""
+        return self.table.problem.cluster.memory_bytes_per_device
+
+    @cached_property
+    def estimates(self) -> tuple[Estimate, ...]:
+        """All estimates: those that fit, fastest first, then the others, smallest first."""
+        return tuple(self.table[row] for row in self.table.order.tolist())
+
+    def fastest(self, top: int) -> tuple[Estimate, ...]:
+        """Return the first `top` recipes that fit, fastest first."""
+        return tuple(self.table[row] for row in self.table.order[: min(top, self.table.fitting)].tolist())
+
+    @property
+    def fitting(self) -> tuple[Estimate, ...]:
+        """The estimates of all recipes that fit, fastest first."""
+        return self.estimates[: self.table.fitting]
+
+    @cached_property
+    def front(self) -> tuple[Estimate, ...]:
+        """The fitting recipes that no other beats in both speed and memory, fastest first."""
+        return tuple(self.table[row] for row in self.table.front())
+
+
+def plan(recipes: Sequence[Recipe], problem: Problem) -> Plan:
+    """Estimate legal recipes of one problem."""
+    reasons = [not_modelled(recipe) for recipe in recipes]
+    known = [recipe for recipe, reason in zip(recipes, reasons, strict=True) if reason is None]
+    omitted = Counter(reason for reason in reasons if reason is not None)
+    return Plan(table=estimate_many(known, problem), not_modelled=dict(omitted), trust=trust_in(known, problem))
+
+
+def not_modelled(recipe: Recipe) -> str | None:
+    """Return why the formulas cannot estimate a recipe, or None."""
+    return "offload to NVMe" if recipe.offload == "nvme" else None
+
+
+def why_nothing_legal(survey: Survey) -> tuple[int, str]:
+    """Return the commonest refusal of a survey without a legal recipe: how many points, and an example with numbers.
+
+    That schedules and virtual stages do not go together counts last: every space with both refuses half of them.
+    """
+    refusals = sorted(survey.refused_by_count(), key=lambda refusal: refusal[0] == "virtual-stages")
+    _, points, example = refusals[0]
+    return points, example
+
+
+def estimate_many(recipes: Sequence[Recipe], problem: Problem) -> EstimateTable:
+    """Estimate recipes, in order; each must be one that the formulas know (`not_modelled`)."""
+    times = {field.name: np.zeros(len(recipes)) for field in fields(StepTime)}
+    sizes = {field.name: np.zeros(len(recipes)) for field in fields(PeakMemory)}
+    on_host = np.zeros(len(recipes))
+    for places, machine, work in blocks(recipes, problem):
+        step, memory = step_time(machine, work), peak_memory(machine, work)
+        for columns, parts in ((times, step), (sizes, memory)):
+            for name, column in columns.items():
+                column[places] = getattr(parts, name)
+        on_host[places] = host_memory(machine, work, fullest_parameters(machine, work))
+    return EstimateTable(
+        recipes=tuple(recipes),
+        problem=problem,
+        step_parts_s=times,
+        memory_parts_bytes=sizes,
+        host_memory_bytes_per_rank=on_host,
+    )
+
+
+def blocks(
+    recipes: Sequence[Recipe], problem: Problem, software: Software | None = None
+) -> Iterator[tuple[npt.NDArray[np.intp], Machine, Workload]]:
+    """Yield places in `recipes` with their machine and workload, one engine and at most `ROWS_AT_ONCE` at a time.
+
+    `software` is the training code where it is not the project's own engines.
+    """
+    for engine, code in ENGINES.items():
+        machine = Machine.of(problem.cluster, problem.precision, software or code)
+        own = np.array([place for place, recipe in enumerate(recipes) if recipe.engine == engine], dtype=np.intp)
+        for start in range(0, len(own), ROWS_AT_ONCE):
+            places = own[start : start + ROWS_AT_ONCE]
+            yield places, machine, Workload.of([recipes[place] for place in places], problem)
+
+
+def _sum(parts: Mapping[str, Rows]) -> Rows:
+    found: Rows = np.sum(list(parts.values()), axis=0, dtype=np.float64)
+    return found
+
+
+def _limit(step_parts: Mapping[str, float], step_time_s: float) -> str:
+    """Return the largest part of a step other than computing, if it is worth naming."""
+    others = {name: seconds for name, seconds in step_parts.items() if name != "compute"}
+    largest = max(others, key=lambda name: others[name])
+    return largest if others[largest] >= WORTH_NAMING * step_time_s else "compute"

@@ -1,0 +1,96 @@
+"""A check: what was found, how it is judged, and the next step.
+
+Each check function judges facts that are passed in, so that every judgment can be tested without the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+
+class Status(Enum):
+    """Outcome of a check, from good to bad: a note needs nothing, a warning costs speed or may fail, a problem will."""
+
+    OK = "ok"
+    NOTE = "note"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One thing that was examined. `remedy` is the next step, None where none is needed."""
+
+    section: str
+    name: str
+    status: Status
+    found: str
+    remedy: str | None = None
+
+
+@dataclass(frozen=True)
+class Section:
+    """Maker of the checks of one section."""
+
+    title: str
+
+    def ok(self, name: str, found: str) -> Check:
+        """Return a check that found nothing wrong."""
+        return Check(section=self.title, name=name, status=Status.OK, found=found)
+
+    def note(self, name: str, found: str, remedy: str | None = None) -> Check:
+        """Return a check that found something worth knowing."""
+        return Check(section=self.title, name=name, status=Status.NOTE, found=found, remedy=remedy)
+
+    def warning(self, name: str, found: str, remedy: str | None = None) -> Check:
+        """Return a check that found what costs speed or may fail."""
+        return Check(section=self.title, name=name, status=Status.WARNING, found=found, remedy=remedy)
+
+    def problem(self, name: str, found: str, remedy: str) -> Check:
+        """Return a check that found what will fail."""
+        return Check(section=self.title, name=name, status=Status.PROBLEM, found=found, remedy=remedy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What a campaign needs of the machine, or an installation without a campaign.
+
+    `store_path` is None for a store on a database server. `backend` and `devices_per_node` are those of the campaign's
+    cluster, None without a campaign; `disk_folder` is where its recipes may offload to. `packages` are optional ones
+    that it needs, `scheduler` the batch system that it requests nodes from, so that this machine need not be one.
+    """
+
+    store_path: Path | None
+    run_folder: Path
+    nodes: int = 1
+    backend: str | None = None
+    devices_per_node: int | None = None
+    packages: tuple[str, ...] = ()
+    scheduler: str | None = None
+    compiles: bool = False
+    disk_folder: Path | None = None
+
+
+Examination = tuple[Section, str, Callable[[], Iterable[Check]]]
+"""A section, the name of the check, and the function that gathers facts and judges them."""
+
+
+def run_checks(examinations: Iterable[Examination]) -> tuple[Check, ...]:
+    """Return all checks, in order; an examination that raises is a warning that says why."""
+    found: list[Check] = []
+    for section, name, examine in examinations:
+        try:
+            found += examine()
+        except Exception as error:  # whatever it is: the other checks must still be made, and this one says so
+            why = str(error).strip().split("\n", maxsplit=1)[0]
+            words = f"could not be checked: {type(error).__name__}" + (f": {why}" if why else "")
+            found.append(section.warning(name, words))
+    return tuple(found)
+
+
+def has_problem(checks: Iterable[Check]) -> bool:
+    """Return whether any check is a problem."""
+    return any(check.status is Status.PROBLEM for check in checks)

@@ -1,0 +1,281 @@
+"""One rank of a collective test: `python -P -m frontrunner.evaluators.trainer.collective_test`, its order on stdin.
+
+Ranks do sums that are checked, rounds of work, all-reduces by size, and messages in pairs. Each writes its progress to
+a TCPStore held by the process that started rank 0, which
+`frontrunner.evaluators.diagnostics.doctor.collective_test` reads.
+"""
+
+import datetime as dt
+import json
+import os
+import platform
+import socket
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed.distributed_c10d import _get_default_group
+
+from frontrunner.evaluators.trainer.calibration.clock import Cell, Clock, Operation
+from frontrunner.evaluators.trainer.calibration.collectives import Level, collective_cells
+from frontrunner.evaluators.trainer.calibration.order import BACKENDS
+from frontrunner.evaluators.trainer.gloo import use_one_thread_per_group
+from frontrunner.evaluators.trainer.local_place import tell_local_place
+
+PREFIX = "frontrunner-doctor"
+"""Of every key: under torchrun the store is torchrun's own."""
+ARRIVED, HEARTBEAT, REPORT, ALL_ARRIVED = "arrived", "heartbeat", "report", "all-arrived"
+"""Keys; all but the last with `/RANK` after it."""
+HEARTBEAT_S = 0.5
+DONE = "done"
+"""The stage of a rank that has reported."""
+SUM_VALUES = (1, 1000, 2**18)
+ROUNDS = 40
+WORK_WIDTH = {"cpu": 384, "other": 4096}
+"""Of the matrix product between two collectives: some milliseconds on a core, or on an accelerator."""
+SWEEP_S = 4.0
+PAIR_BYTES = {"cpu": 2**22, "other": 2**25}
+PAIR_REPEATS = 11
+MAX_PARTNERS = 8
+
+
+def key(word: str, rank: int) -> str:
+    """Return a rank's key."""
+    return f"{word}/{rank}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """One rank's place, and where the store is.
+
+    `device` is torch's word: cpu, cuda (ROCm too) or xpu. A rank waits for the others for `deadline_s`, and its
+    collectives fail well after that; the watcher of the store has named the cause by then.
+    """
+
+    device: str
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    host: str
+    port: int
+    deadline_s: float
+
+
+class Progress:
+    """How far this rank is, written to the store by a thread twice per second. A rank whose store is gone exits."""
+
+    def __init__(self, order: Order) -> None:
+        self.store = _connect(order)
+        self._order = order
+        self._stage, self._step, self._over = "arrived", 0, threading.Event()
+        self._thread = threading.Thread(target=self._write, args=(_connect(order),), daemon=True)
+        self._thread.start()
+
+    def arrive(self) -> None:
+        """Write where this rank is, and wait until all have arrived; raise `DistStoreError` if they do not."""
+        arrival = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "wall_s": time.time(),
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+        }
+        self.store.set(key(ARRIVED, self._order.rank), json.dumps(arrival))
+        self.store.wait([ALL_ARRIVED])
+
+    def step(self, stage: str) -> None:
+        """Record that this rank advances: called before whatever may wait for another rank."""
+        self._stage = stage
+        self._step += 1
+
+    def done(self, report: dict[str, object]) -> None:
+        """Write the report, and a last heartbeat that says so."""
+        self._over.set()
+        self._thread.join()
+        self.store.set(key(REPORT, self._order.rank), json.dumps(report, allow_nan=False))
+        self.step(DONE)
+        self.store.set(key(HEARTBEAT, self._order.rank), self._heartbeat(-1))
+
+    def _write(self, store: Store) -> None:
+        count = 0
+        while not self._over.wait(HEARTBEAT_S if count else 0):
+            count += 1
+            try:
+                store.set(key(HEARTBEAT, self._order.rank), self._heartbeat(count))
+            except RuntimeError:  # as torch says that the store is gone, and with it whoever started this
+                os._exit(1)
+
+    def _heartbeat(self, count: int) -> str:
+        return json.dumps({"count": count, "stage": self._stage, "step": self._step})
+
+
+def _connect(order: Order) -> Store:
+    """Open a connection to the store: each serves one thread."""
+    wait = dt.timedelta(seconds=order.deadline_s)
+    return PrefixStore(PREFIX, TCPStore(order.host, order.port, is_master=False, timeout=wait))
+
+
+def run_rounds(order: Order, device: torch.device, progress: Progress) -> dict[str, object]:
+    """Run this rank's part of the test and return its report; the bandwidths are the same on every rank."""
+    return {
+        "wrong_sums": _wrong_sums(order, device, progress),
+        **_rounds_of_work(device, progress),
+        "all_reduce": _bandwidths(order, device, progress),
+        "pairs": list(_pairs(order, device, progress)),
+    }
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
+
+
+def _wrong_sums(order: Order, device: torch.device, progress: Progress) -> int:
+    """Return how many values of sums over all ranks are wrong: rank r adds r + 1, so n ranks make n (n + 1) / 2."""
+    wrong = 0
+    for count in SUM_VALUES:
+        progress.step("adding up")
+        values = torch.full((count,), float(order.rank + 1), device=device)
+        dist.all_reduce(values)
+        wrong += int((values != order.world_size * (order.world_size + 1) / 2).sum().item())
+    return wrong
+
+
+def _rounds_of_work(device: torch.device, progress: Progress) -> dict[str, list[float]]:
+    """Return seconds of the same work, and of the all-reduce after it, per round: a slow rank waits little."""
+    width = WORK_WIDTH["cpu" if device.type == "cpu" else "other"]
+    left, token = torch.ones(width, width, device=device), torch.zeros(1, device=device)
+    right, out = torch.ones_like(left), torch.empty_like(left)
+    work_s, wait_s = [], []
+    for number in range(ROUNDS + 1):
+        progress.step("working in turns")
+        start = time.perf_counter()
+        torch.mm(left, right, out=out)
+        _wait_for(device)
+        worked = time.perf_counter()
+        dist.all_reduce(token)
+        _wait_for(device)
+        if number:  # the first pays for first uses
+            work_s.append(worked - start)
+            wait_s.append(time.perf_counter() - worked)
+    return {"work_s": work_s, "wait_s": wait_s}
+
+
+def _bandwidths(order: Order, device: torch.device, progress: Progress) -> list[dict[str, Any]]:
+    """Return seconds of an all-reduce over all ranks, by size."""
+    if order.world_size == 1:
+        return []
+    level = Level(name="all", group=_get_default_group(), ranks=order.world_size)
+    cells = [_counted(cell, progress) for cell in collective_cells(level, "all-reduce", device)]
+    rows = Clock(device).sweep(cells, SWEEP_S).rows
+    return sorted(({"bytes": row["bytes"], "time_s": row["time_s"]} for row in rows), key=lambda row: row["bytes"])
+
+
+def _counted(cell: Cell, progress: Progress) -> Cell:
+    """Return the cell, each run of which counts as a step."""
+
+    def prepare() -> Operation:
+        run = cell.prepare()
+
+        def counted() -> None:
+            progress.step("timing all-reduces")
+            run()
+
+        return counted
+
+    return Cell(key=cell.key, work=cell.work, prepare=prepare)
+
+
+def partners(places: int, own: int) -> Iterator[int | None]:
+    """Yield the partner of one of `places` per turn, as in a round-robin tournament; None where it has none.
+
+    In turn t the places i and j with i + j = t (modulo the number of the others) meet, and the last one meets the place
+    for which i = j: every pair once in as many turns as there are others. An odd number gets an empty place.
+    """
+    even = places + places % 2
+    others = even - 1
+    for turn in range(others):
+        if own == others:
+            met = next(place for place in range(others) if 2 * place % others == turn)
+        else:
+            met = (turn - own) % others
+            met = others if met == own else met
+        yield met if met < places else None
+
+
+def _pairs(order: Order, device: torch.device, progress: Progress) -> Iterator[dict[str, object]]:
+    """Time a message and its reply with some ranks of the same node, then with the same place of some other nodes."""
+    per_node, nodes = order.local_world_size, order.world_size // order.local_world_size
+    node, place = divmod(order.rank, per_node)
+    values = torch.zeros(PAIR_BYTES["cpu" if device.type == "cpu" else "other"] // 4, device=device)
+    levels: tuple[tuple[str, int, int, Callable[[int], int]], ...] = (
+        ("node", per_node, place, lambda met: node * per_node + met),
+        ("network", nodes, node, lambda met: met * per_node + place),
+    )
+    for level, places, own, rank_of in levels:
+        turns = list(partners(places, own)) if places > 1 else []
+        for met in turns[:: -(-len(turns) // MAX_PARTNERS) or 1]:
+            progress.step("meeting in pairs")
+            dist.all_reduce(torch.zeros(1))  # over gloo: all pairs begin together
+            if met is not None:
+                seconds = _round_trip(order.rank, rank_of(met), values, device)
+                yield {"level": level, "partner": rank_of(met), "time_s": seconds, "bytes": values.numel() * 4}
+
+
+def _round_trip(own: int, partner: int, values: torch.Tensor, device: torch.device) -> float:
+    """Return seconds of one message: half the median round trip, the first left out."""
+    taken = []
+    for _ in range(PAIR_REPEATS + 1):
+        start = time.perf_counter()
+        if own < partner:
+            dist.send(values, partner)
+            dist.recv(values, partner)
+        else:
+            dist.recv(values, partner)
+            dist.send(values, partner)
+        _wait_for(device)
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken[1:]) / 2
+
+
+def main() -> None:
+    """Wait for the others, run the rounds with them, and report."""
+    order = Order(**json.loads(sys.stdin.read()))
+    use_one_thread_per_group()
+    tell_local_place(order.local_rank, order.local_world_size)
+    device = _device(order)
+    progress = Progress(order)
+    progress.arrive()
+    progress.step("connecting")
+    dist.init_process_group(
+        BACKENDS[order.device],
+        store=PrefixStore("group", progress.store),
+        rank=order.rank,
+        world_size=order.world_size,
+        timeout=dt.timedelta(seconds=10 * order.deadline_s),
+    )
+    progress.done(run_rounds(order, device, progress))
+    sys.stderr.flush()
+    os._exit(0)  # an orderly exit at times aborts in threads of torch's own, after all has been reported
+
+
+def _device(order: Order) -> torch.device:
+    """Return this rank's device: its place in the node, among those that it sees."""
+    if order.device == "cpu":
+        torch.set_num_threads(1)
+        return torch.device("cpu")
+    number = order.local_rank % torch.accelerator.device_count()
+    torch.accelerator.set_device_index(number)
+    return torch.device(order.device, number)
+
+
+if __name__ == "__main__":
+    main()

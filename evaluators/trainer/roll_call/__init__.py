@@ -1,1 +1,0 @@
-"""Ranks that are called to be examined: all-reduces over all of them, and who keeps the others waiting."""
