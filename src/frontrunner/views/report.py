@@ -11,6 +11,7 @@ import base64
 import hashlib
 import html
 import json
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -247,7 +248,7 @@ def _mark(column: Sequence[str]) -> str:
 
 
 def _is_number(cell: str) -> bool:
-    return cell == "-" or (cell.lstrip("+-")[:1].isdigit() and not any(c.isalpha() for c in cell.replace("e", "")))
+    return re.fullmatch(r"-|[+-]?[\d.,]+(e[+-]?\d+)?( (%|s|ms))?", cell) is not None
 
 
 def _failures(failed: Sequence[FailedTrial]) -> Iterator[str]:

@@ -61,8 +61,7 @@ def history(collected: Collected) -> Chart | Missing:
         spec={
             "data": values(rows),
             "transform": [{"calculate": "isValid(datum.tokens_per_s) ? datum.tokens_per_s : 0", "as": "drawn"}],
-            "concat": panels,
-            "columns": 2,
+            "hconcat": panels,
             "usermeta": {"least": 420, "margin": 70},
         },
         table=Table(

@@ -9,13 +9,17 @@
   function fitted(spec, width) {
     const found = structuredClone(spec);
     const needs = found.usermeta ?? {};
-    const panels = found.concat ?? found.vconcat ?? [found.spec ?? found];
-    let columns = found.columns ?? 1;
+    const panels = found.hconcat ?? found.vconcat ?? [found.spec ?? found];
+    let columns = found.hconcat ? panels.length : (found.columns ?? 1);
     if (needs.least) {
       const most = Math.max(1, Math.min(columns, Math.floor(width / needs.least)));
       const number = needs.panels ?? panels.length;
-      columns = found.columns = Math.ceil(number / Math.ceil(number / most));
+      columns = Math.ceil(number / Math.ceil(number / most));
     }
+    if (found.hconcat && columns === 1) {
+      found.vconcat = found.hconcat;
+      delete found.hconcat;
+    } else if (found.columns) found.columns = columns;
     if (panels[0] === found) found.autosize = { type: "fit-x", contains: "padding" };
     for (const panel of panels) {
       if (panel.vconcat || panel.facet) continue;
@@ -38,7 +42,7 @@
       const width = place.clientWidth;
       const node = document.createElement("div");
       const config = window.chartThemes[dark.matches && !isPrinting ? "dark" : "light"];
-      const options = { ast: true, actions: false, renderer: "svg", defaultStyle: false, config };
+      const options = { ast: true, actions: false, renderer: "svg", defaultStyle: false, logLevel: 1, config };
       const { view } = await vegaEmbed(node, fitted(answer.spec, width), { ...options, tooltip: { disableDefaultStyle: true } });
       if (place.dataset.links) view.addEventListener("click", (_, item) => open(place.dataset.links, item));
       chart.view?.finalize();

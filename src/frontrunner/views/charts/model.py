@@ -150,8 +150,7 @@ def _predicted_spec(compared: Sequence[Compared]) -> Json:
     ]
     return {
         "data": values(rows),
-        "concat": [_against("tokens/s", "tokens/s", rows), _against("peak memory, GiB", "GiB", rows)],
-        "columns": 2,
+        "hconcat": [_against("tokens/s", "tokens/s", rows), _against("peak memory, GiB", "GiB", rows)],
         "usermeta": {"least": 420, "margin": 70},
     }
 

@@ -58,12 +58,16 @@ def fitted(spec: Json, width: float) -> Json:
     """
     found = deepcopy(spec)
     needs = found.get("usermeta", {})
-    panels = found.get("concat") or found.get("vconcat") or [found.get("spec", found)]
-    columns = found.get("columns", 1)
+    panels = found.get("hconcat") or found.get("vconcat") or [found.get("spec", found)]
+    columns = len(panels) if "hconcat" in found else found.get("columns", 1)
     if "least" in needs:
         most = max(1, min(columns, int(width / needs["least"])))
         number = needs.get("panels", len(panels))
-        columns = found["columns"] = math.ceil(number / math.ceil(number / most))  # of five with four in a row: 3 + 2
+        columns = math.ceil(number / math.ceil(number / most))  # of five with four in a row: 3 + 2
+    if "hconcat" in found and columns == 1:
+        found["vconcat"] = found.pop("hconcat")
+    elif "columns" in found:
+        found["columns"] = columns
     if panels == [found]:
         found["autosize"] = {"type": "fit-x", "contains": "padding"}
     for panel in panels:
@@ -102,7 +106,8 @@ def javascript() -> str:
     require_installed()
     import vl_convert
 
-    return f"{vl_convert.javascript_bundle(None, vl_version=VEGA_LITE)}\n{_own_javascript()}"
+    bundle = vl_convert.javascript_bundle(None, vl_version=VEGA_LITE)  # type: ignore[arg-type] # None: all of Vega-Embed
+    return f"{bundle}\n{_own_javascript()}"
 
 
 def javascript_version() -> str:
