@@ -62,7 +62,7 @@ def history(collected: Collected) -> Chart | Missing:
             "data": values(rows),
             "transform": [{"calculate": "isValid(datum.tokens_per_s) ? datum.tokens_per_s : 0", "as": "drawn"}],
             "hconcat": panels,
-            "usermeta": {"least": 420, "margin": 70},
+            "usermeta": {"least": 420, "margin": 85},
         },
         table=Table(
             header=("probe", "recipe", "outcome", "tokens/s", "best so far", f"{unit} spent"),

@@ -151,7 +151,7 @@ def _predicted_spec(compared: Sequence[Compared]) -> Json:
     return {
         "data": values(rows),
         "hconcat": [_against("tokens/s", "tokens/s", rows), _against("peak memory, GiB", "GiB", rows)],
-        "usermeta": {"least": 420, "margin": 70},
+        "usermeta": {"least": 420, "margin": 85},
     }
 
 
