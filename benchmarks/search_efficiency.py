@@ -119,7 +119,12 @@ def plot(runs: dict[str, list[Run]], budget: int, out: Path) -> None:
         "mark": {"type": "line", "interpolate": "step-after"},
         "encoding": {
             "x": {"field": "probe", "type": "quantitative", "title": "probes"},
-            "y": {"field": "share", "type": "quantitative", "title": "best found / true best", "scale": {"zero": False}},
+            "y": {
+                "field": "share",
+                "type": "quantitative",
+                "title": "best found / true best",
+                "scale": {"zero": False},
+            },
             "color": {"field": "strategy", "type": "nominal"},
         },
     }

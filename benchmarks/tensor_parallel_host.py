@@ -16,17 +16,17 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from frontrunner.evaluators.trainer.job import ModelShape
 from frontrunner.evaluators.trainer.model import Gpt
 from frontrunner.evaluators.trainer.tensor_parallel import apply_tensor_parallel
+from frontrunner.spaces.model import Model
 
 TOKENS = 16
 WARM_UP, TURNS = 5, 15
 
 
-def small_shape(layers: int) -> ModelShape:
+def small_shape(layers: int) -> Model:
     """Layers whose kernels take next to nothing."""
-    return ModelShape(
+    return Model(
         layers=layers, hidden=32, heads=8, kv_heads=8, ffn_hidden=64, vocabulary=64, activation="swiglu",
         norm="rmsnorm", positions="rotary", tied_embeddings=False, attention="flash",
     )  # fmt: skip

@@ -47,10 +47,10 @@ class BareLoop:
 
     def __init__(self, tokens: Path, precision: str) -> None:
         from frontrunner.evaluators.trainer.initialise import initialise
-        from frontrunner.evaluators.trainer.job import ModelShape
         from frontrunner.evaluators.trainer.model import Gpt
+        from frontrunner.spaces.model import Model
 
-        self.model = Gpt(ModelShape(**SHAPE), sequence_length=SEQUENCE_LENGTH, layers=range(SHAPE["layers"]))
+        self.model = Gpt(Model(**SHAPE), sequence_length=SEQUENCE_LENGTH, layers=range(SHAPE["layers"]))
         initialise(self.model.named_parameters(), seed=1, layers=SHAPE["layers"])
         self.masters = self.weights = list(self.model.parameters())
         if precision == "bf16":

@@ -104,9 +104,10 @@ class Trainer:
 def job_table(device: torch.device, folder: Path) -> dict[str, Any]:
     """A job of one rank for a model like GPT-2."""
     return {
-        "version": 1,
+        "version": 2,
         "mode": "probe",
         "model": {
+            "name": "gpt2",
             "layers": 12,
             "hidden": 768,
             "heads": 12,
@@ -144,27 +145,4 @@ def job_table(device: torch.device, folder: Path) -> dict[str, Any]:
 
 def recipe_table() -> dict[str, Any]:
     """A recipe of one rank, every lever off."""
-    return {
-        "tensor_parallel": 1,
-        "pipeline_parallel": 1,
-        "context_parallel": 1,
-        "data_parallel": 1,
-        "virtual_stages": 1,
-        "schedule": "none",
-        "micro_batch_seqs": 1,
-        "accumulation": 1,
-        "sharding": {"parameters": 1, "gradients": 1, "optimizer": 1},
-        "recompute": "none",
-        "sequence_parallel": False,
-        "replication": "replicate",
-        "compile": False,
-        "loss_chunks": 1,
-        "feed_forward_tiles": 1,
-        "optimizer_state": "fp32",
-        "activation_offload": False,
-        "synchronise": "last",
-        "engine": "torch",
-        "offload": "none",
-        "secondary_partition": 1,
-        "layers_per_stage": [],
-    }
+    return {"devices": 1, "micro_batch_seqs": 1, "accumulation": 1}

@@ -8,7 +8,6 @@ cannot run the recipe. docs/other-trainers.md has an example.
 from __future__ import annotations
 
 import functools
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -16,21 +15,21 @@ from typing import TYPE_CHECKING, cast
 from frontrunner.evaluators.protocol import EVALUATORS, Evaluator, EvaluatorFactory, ProbeSetup
 from frontrunner.results.records import IMPORTED
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, bad_value, did_you_mean
+from frontrunner.spaces.names import CAMPAIGN_NAME
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
     from frontrunner.evaluators.external.command import Command, CommandRequest, MakeCommand
     from frontrunner.evaluators.external.settings import CommandSettings
-    from frontrunner.spaces.reasons import Reason
+    from frontrunner.spaces.legality import Reason
 
 GROUP = "frontrunner.evaluators"
-NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 
 
 def require_evaluator_name(name: str) -> None:
     """Raise `InvalidInput` for what cannot be an evaluator's name; whether there is one is asked where it is used."""
-    if not NAME.fullmatch(name):
+    if not CAMPAIGN_NAME.fullmatch(name):
         raise bad_value("evaluator", name, "a known evaluator", hint=did_you_mean(name, EVALUATORS))
 
 
@@ -130,7 +129,7 @@ def _checked(name: str, make: MakeCommand) -> MakeCommand:
     """A plug-in's function, whose mistakes become errors that name the plug-in."""
     from frontrunner.evaluators.external.command import Command
     from frontrunner.evaluators.external.patterns import patterns_of
-    from frontrunner.spaces.reasons import Reason
+    from frontrunner.spaces.legality import Reason
 
     def checked(request: CommandRequest) -> Command | Reason:
         recipe = request.recipe.describe()

@@ -14,8 +14,7 @@ from sqlalchemy import text
 from frontrunner.results.address import StoreAddress
 from frontrunner.results.backup_names import backup_beside
 from frontrunner.results.engine import Database
-from frontrunner.spaces.errors import InvalidInput, NotFound, StoreUnusable
-from frontrunner.spaces.places import writing
+from frontrunner.spaces.errors import InvalidInput, NotFound, StoreUnusable, writing
 
 OF_THE_COPY = ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_FSYNC", "SQLITE_CANTOPEN", "SQLITE_READONLY")
 """How SQLite's names of errors begin that are of the file written to."""

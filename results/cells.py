@@ -9,8 +9,7 @@ from functools import cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from frontrunner.spaces.errors import StoreUnusable
-from frontrunner.spaces.wording import shown
+from frontrunner.spaces.errors import StoreUnusable, shown
 
 if TYPE_CHECKING:  # nodes read outcomes by the same functions, and need no database
     from frontrunner.results.schema import Base

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
@@ -17,7 +16,7 @@ from frontrunner.results.outcome import Failure, Measurement, Outcome
 from frontrunner.results.records import Standing
 from frontrunner.results.secret_values import without_secrets
 from frontrunner.spaces.document import canonical_json
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.recipe import Recipe, current_names, stored_recipe
 
 Columns = dict[str, Any]
 RECIPES_KEPT = 8192
@@ -28,7 +27,7 @@ LARGEST = 2**63 - 1
 
 def recipe_to_json(recipe: Recipe) -> str:
     """Every field of the recipe, as canonical JSON."""
-    return canonical_json(asdict(recipe))
+    return canonical_json(stored_recipe(recipe))
 
 
 @lru_cache(maxsize=RECIPES_KEPT)
@@ -37,7 +36,7 @@ def recipe_from_json(text: str) -> Recipe:
 
     Raises ValueError for other text, and `StoreUnusable` where a later version wrote fields unknown here.
     """
-    return Recipe(**stored_json.fields_of(Recipe, stored_json.table(text)))
+    return Recipe(**stored_json.fields_of(Recipe, current_names(stored_json.table(text))))
 
 
 def measurement_to_columns(measurement: Measurement) -> Columns:

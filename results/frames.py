@@ -17,12 +17,20 @@ from frontrunner.results.rows import outcome_of, outcomes_by_attempt, to_attempt
 from frontrunner.results.schema import AttemptRow, TrialRow
 from frontrunner.results.states import AttemptState
 from frontrunner.results.store import Store
-from frontrunner.spaces.errors import InvalidInput, NotFound, bad_value
-from frontrunner.spaces.places import writing
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.errors import InvalidInput, NotFound, bad_value, writing
+from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+def _recipe_columns() -> dict[str, str]:
+    """Return the columns of a recipe: one per dimension, with what follows from degrees and sharding."""
+    columns = {one.field: one.column for one in DIMENSIONS.values()}
+    degrees = ("parameters", "gradients", "optimizer")
+    derived = {"data_parallel", "global_batch_seqs", *(f"sharding_{kind}" for kind in degrees)}
+    return columns | dict.fromkeys(sorted(derived), "int64")
+
 
 COLUMN_TYPES: dict[str, str] = {
     "campaign": "string",
@@ -30,34 +38,7 @@ COLUMN_TYPES: dict[str, str] = {
     "trial_number": "int64",
     "attempt_number": "int64",
     "recipe_id": "string",
-    "engine": "string",
-    "devices": "int64",
-    "tensor_parallel": "int64",
-    "pipeline_parallel": "int64",
-    "context_parallel": "int64",
-    "data_parallel": "int64",
-    "virtual_stages": "int64",
-    "layers_per_stage": "string",
-    "schedule": "string",
-    "micro_batch_seqs": "int64",
-    "accumulation": "int64",
-    "global_batch_seqs": "int64",
-    "sharding": "string",
-    "sharding_parameters": "int64",
-    "sharding_gradients": "int64",
-    "sharding_optimizer": "int64",
-    "recompute": "string",
-    "sequence_parallel": "bool",
-    "replication": "string",
-    "compile": "bool",
-    "loss_chunks": "int64",
-    "feed_forward_tiles": "int64",
-    "optimizer_state": "string",
-    "activation_offload": "bool",
-    "synchronise": "string",
-    "offload": "string",
-    "secondary_partition": "int64",
-    "rank_order": "string",
+    **_recipe_columns(),
     "state": "string",
     "measured_steps": "Int64",
     "ended": "string",
@@ -195,7 +176,7 @@ def _recipe_cells(recipe: Recipe) -> dict[str, Any]:
         "sharding_gradients": recipe.sharding.gradients,
         "sharding_optimizer": recipe.sharding.optimizer,
     }
-    names = [name for name in COLUMN_TYPES if hasattr(recipe, name) and name not in derived]
+    names = [name for name in _recipe_columns() if name not in derived]
     return {name: getattr(recipe, name) for name in names} | derived
 
 

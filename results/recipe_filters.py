@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
 from typing import Any
 
 from sqlalchemy import JSON, ColumnElement, Connection, cast, func
 
 from frontrunner.results.schema import TrialRow
 from frontrunner.spaces.errors import InvalidInput, bad_value
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.recipe import DIMENSIONS
 from frontrunner.spaces.sharding import Sharding
 
 Filters = Mapping[str, int | str]
 """Fields of a recipe, `data_parallel` or `sharding`, by its common name, with the value that each must have."""
-DEFAULTS = {f.name: f.default for f in fields(Recipe) if f.default is MISSING or isinstance(f.default, int | str)}
+DEFAULTS = {one.name: one.neutral for one in DIMENSIONS.values() if one.kind in ("count", "flag", "choice")}
 """The fields of a recipe that can be filtered by, with what recipes have that were stored before the field was."""
 FILTERS = (*DEFAULTS, "data_parallel", "sharding")
 _ALL_COPIES = 10**12
@@ -31,7 +30,8 @@ def has(connection: Connection, name: str, value: int | str) -> ColumnElement[bo
         return _is_sharded(connection, str(value))
     if name not in DEFAULTS:
         raise bad_value("filter", name, f"one of {', '.join(FILTERS)}")
-    field, same = _field(connection, name), _field(connection, name) == _told(connection, value)
+    field = _field(connection, DIMENSIONS[name].stored)
+    same = field == _told(connection, value)
     return (same | field.is_(None)) if DEFAULTS[name] == value else same
 
 

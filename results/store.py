@@ -7,7 +7,6 @@ that `Store.drive` gives out. Everything else here reads, from any number of pro
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from datetime import datetime
 from types import TracebackType
@@ -39,9 +38,9 @@ from frontrunner.results.summaries import summaries
 from frontrunner.results.writer import CampaignWriter
 from frontrunner.spaces.document import canonical_json
 from frontrunner.spaces.errors import InvalidInput, NotFound, StoreUnusable, bad_value, did_you_mean
+from frontrunner.spaces.names import CAMPAIGN_NAME
 from frontrunner.spaces.recipe import Recipe
 
-NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 BUSY_TIMEOUT_S = 90.0
 """A program that holds an SQLite store's lock for a minute, as to copy it, is waited for."""
 
@@ -115,7 +114,7 @@ class Store:
 
         Raises `InvalidInput` for a name that is taken or not of the form [a-z0-9][a-z0-9._-]{0,63}.
         """
-        if not NAME_PATTERN.fullmatch(name):
+        if not CAMPAIGN_NAME.fullmatch(name):
             raise bad_value("campaign.name", name, "1 to 64 of a-z, 0-9, '.', '_' and '-', beginning with a-z or 0-9")
         now = timestamp(self._clock())
         with self._database.write(whole_store=True) as connection:

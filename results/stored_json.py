@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 from frontrunner.results.cells import LaterVersion
-from frontrunner.spaces.wording import shown
+from frontrunner.spaces.errors import shown
 
 
 def table(text: str) -> dict[str, Any]:

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from frontrunner.spaces.choices import Choice, recipe_at
-from frontrunner.spaces.recipe import Recipe
-from frontrunner.spaces.space import Survey
+from frontrunner.spaces.recipe import Choice, Recipe
+from frontrunner.spaces.space import Survey, recipe_at
 
 Codes = tuple[int, ...]
 """For each searched dimension, the place of the chosen value among the dimension's values."""

@@ -16,7 +16,7 @@ from deephyper.hpo import CBO, HpProblem
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.search.candidates import Candidates
 from frontrunner.search.learner import Learner
-from frontrunner.spaces.choices import Choice
+from frontrunner.spaces.recipe import Choice
 from frontrunner.spaces.space import Survey
 
 MEASUREMENTS_BEFORE_MODEL = 8

@@ -25,7 +25,7 @@ from frontrunner.results.trial_history import TrialHistory, trial_histories
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 from frontrunner.spaces.sharding import SHARDING_NAMES
 
 if TYPE_CHECKING:
@@ -150,17 +150,10 @@ def _choices_of_table(histories: list[TrialHistory]) -> dict[str, CategoricalDis
     from optuna.distributions import CategoricalDistribution
 
     names = ("tensor_parallel", "pipeline_parallel", "micro_batch_seqs", "accumulation", "devices", "sharding")
-    values = {name: tuple(dict.fromkeys(_value(name, found.trial.recipe) for found in histories)) for name in names}
+    values = {
+        name: tuple(dict.fromkeys(DIMENSIONS[name].of(found.trial.recipe) for found in histories)) for name in names
+    }
     return {name: CategoricalDistribution(different) for name, different in values.items() if len(different) > 1}
-
-
-def _value(name: str, recipe: Recipe) -> Any:
-    """A recipe's value of a dimension of spaces."""
-    if name == "sharding":
-        return recipe.sharding_name
-    if name == "layer_split":
-        return "balanced" if recipe.layers_per_stage else "even"
-    return getattr(recipe, name)
 
 
 def _frozen(
@@ -175,7 +168,9 @@ def _frozen(
 
     last = next((attempt for attempt in found.attempts if isinstance(attempt.outcome, Measurement)), found.attempts[-1])
     recipe, outcome = found.trial.recipe, last.outcome
-    params = {name: _value(name, recipe) for name, choice in choices.items() if _value(name, recipe) in choice.choices}
+    params = {
+        name: value for name, choice in choices.items() if (value := DIMENSIONS[name].of(recipe)) in choice.choices
+    }
     trial = create_trial(
         state=TheirState.COMPLETE if isinstance(outcome, Measurement) else TheirState.FAIL,
         values=[score(recipe, outcome, problem) for *_, score in scores] if isinstance(outcome, Measurement) else None,

@@ -26,7 +26,7 @@ from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.search.candidates import Candidates, Dimension
 from frontrunner.search.learner import Learner
 from frontrunner.search.objectives import TOKENS_ALONE
-from frontrunner.spaces.choices import Choice
+from frontrunner.spaces.recipe import Choice
 from frontrunner.spaces.space import Survey
 
 POPULATION = 5

@@ -36,7 +36,7 @@ def small_spec(spec: CampaignSpec, *, confirmable: bool = True) -> CampaignSpec:
     nodes = spec.search.probe_nodes
     if nodes is None:
         raise bad_value("search.probe_nodes", None, "a number of nodes")
-    space = replace(spec.space, devices=_scaled_devices(spec.space, nodes, spec.problem.cluster.nodes))
+    space = spec.space.with_choices(devices=_scaled_devices(spec.space, nodes, spec.problem.cluster.nodes))
     small = replace(
         spec,
         name=f"{spec.name[: MOST_CHARACTERS - len(SUFFIX)]}{SUFFIX}",

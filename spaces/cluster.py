@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
+from typing import ClassVar
 
 from frontrunner.spaces.errors import bad_value, require_above_zero, require_at_least, require_one_of
 
@@ -20,50 +22,47 @@ MOST_TFLOPS, MOST_MEMORY_GIB, MOST_GB_PER_S = 1e5, 1e5, 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeakTflops:
+class _ByPrecision:
+    """A figure above 0 by precision; None where unknown. Subclasses name its key and what is expected of it."""
+
+    fp32: float | None = None
+    bf16: float | None = None
+    fp16: float | None = None
+
+    key: ClassVar[str]
+    expected: ClassVar[str] = "a rate above 0 in TFLOP/s, or no entry"
+    most: ClassVar[float] = math.inf
+
+    def __post_init__(self) -> None:
+        for precision in PRECISIONS:
+            value = getattr(self, precision)
+            require_above_zero(f"cluster.{self.key}.{precision}", value, self.expected, most=self.most)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeakTflops(_ByPrecision):
     """A device's highest arithmetic rate by precision, TFLOP/s, dense; None where the device has no such rate."""
 
-    fp32: float | None = None
-    bf16: float | None = None
-    fp16: float | None = None
-
-    def __post_init__(self) -> None:
-        for precision in PRECISIONS:
-            key = f"cluster.peak_tflops.{precision}"
-            require_above_zero(
-                key, getattr(self, precision), "a rate above 0 in TFLOP/s, or no entry", most=MOST_TFLOPS
-            )
+    key = "peak_tflops"
+    most = MOST_TFLOPS
 
 
 @dataclass(frozen=True, kw_only=True)
-class MatmulTflops:
+class MatmulTflops(_ByPrecision):
     """The rate of a device's fastest measured matrix product by precision, TFLOP/s; None where none was measured."""
 
-    fp32: float | None = None
-    bf16: float | None = None
-    fp16: float | None = None
-
-    def __post_init__(self) -> None:
-        for precision in PRECISIONS:
-            key = f"cluster.matmul_tflops.{precision}"
-            require_above_zero(key, getattr(self, precision), "a rate above 0 in TFLOP/s, or no entry")
+    key = "matmul_tflops"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExpectedError:
+class ExpectedError(_ByPrecision):
     """Mean error of estimated step times by precision, a share, on measured rows of this cluster that were held back.
 
-    None where no step times of the precision were at hand.
+    None where no step times of the precision are available.
     """
 
-    fp32: float | None = None
-    bf16: float | None = None
-    fp16: float | None = None
-
-    def __post_init__(self) -> None:
-        for precision in PRECISIONS:
-            key = f"cluster.expected_error.{precision}"
-            require_above_zero(key, getattr(self, precision), "a share above 0, or no entry")
+    key = "expected_error"
+    expected = "a share above 0, or no entry"
 
 
 @dataclass(frozen=True, kw_only=True)

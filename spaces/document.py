@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import types
+import typing
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Any
+from typing import Any, Literal
 
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.recipe import EARLIER_NAMES, Recipe, current_names
 
 DOCUMENT_VERSION = 1
 ID_LENGTH = 12
+_STORED = {name: stored for stored, name in EARLIER_NAMES.items()}
 
 
 def identity(problem: Problem, recipe: Recipe) -> dict[str, Any]:
@@ -43,7 +46,7 @@ def _off_default(value: Any) -> dict[str, Any]:
     for f in fields(value):
         item = getattr(value, f.name)
         if f.default is MISSING or item != f.default:
-            kept[f.name] = _off_default(item) if is_dataclass(item) else item
+            kept[_STORED.get(f.name, f.name)] = _off_default(item) if is_dataclass(item) else item
     return kept
 
 
@@ -56,3 +59,45 @@ def recipe_id(problem: Problem, recipe: Recipe) -> str:
     """The first 12 hexadecimal digits of SHA-256 over the canonical JSON of `identity`."""
     text = canonical_json(identity(problem, recipe))
     return hashlib.sha256(text.encode()).hexdigest()[:ID_LENGTH]
+
+
+def read_plain(kind: Any, value: Any, name: str) -> Any:
+    """Return a value of plain JSON as the annotated type `kind`, strictly; `name` is the key's full name.
+
+    Raises ValueError where a key is unknown or missing, or a value is not of its type. Only a key with a default may
+    be missing.
+    """
+    if is_dataclass(kind):
+        return _dataclass_of(kind, value, name)
+    origin = typing.get_origin(kind)
+    if origin is Literal:
+        choices = typing.get_args(kind)
+        if not isinstance(value, str) or value not in choices:
+            raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, choices))}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ValueError(f"{name} is {value!r}, expected a list")
+        return tuple(read_plain(typing.get_args(kind)[0], item, f"{name}[{place}]") for place, item in enumerate(value))
+    if origin is types.UnionType:
+        (inner,) = (arm for arm in typing.get_args(kind) if arm is not types.NoneType)
+        return None if value is None else read_plain(inner, value, name)
+    accepted = (int, float) if kind is float else kind
+    # bool is an int to Python, and never a number to a person.
+    if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+        raise ValueError(f"{name} is {value!r}, expected {kind.__name__}")
+    return kind(value)
+
+
+def _dataclass_of(kind: Any, value: Any, name: str) -> Any:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is {value!r}, expected an object")  # noqa: TRY004 - a person's mistake, not a caller's
+    value = current_names(value) if kind is Recipe else value
+    hints = typing.get_type_hints(kind)
+    for key in value:
+        if key not in hints:
+            raise ValueError(f"{name}.{key} is not a key; {name} has {', '.join(hints)}")
+    for field in fields(kind):
+        if field.name not in value and field.default is MISSING:
+            raise ValueError(f"{name}.{field.name} is missing")
+    return kind(**{key: read_plain(hints[key], item, f"{name}.{key}") for key, item in value.items()})

@@ -1,4 +1,4 @@
-"""Every error that a person can cause, as one tree; each knows the exit code of the command that meets it.
+"""Every error that a person can cause, as one tree with exit codes, and how messages show keys and values.
 
 FrontrunnerError            1   anything below, caught as one
 |- InvalidInput             2   a key, flag or value that cannot be used
@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 import sys
-from collections.abc import Iterable
-
-from frontrunner.spaces.wording import shown
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 
 
 class FrontrunnerError(Exception):
@@ -113,3 +114,54 @@ def require_one_of(owner: str, key: str, value: str, known: Iterable[str]) -> No
     words = tuple(known)
     if value not in words:
         raise bad_value(f"{owner}.{key}", value, f"one of {', '.join(words)}", hint=did_you_mean(value, words))
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raise `InvalidInput` naming the file if it cannot be written: the error of a full disk carries no path."""
+    try:
+        yield
+    except OSError as error:
+        raise InvalidInput(
+            f"{path} cannot be written: {error.strerror or error}", hint="free some space, or name another place"
+        ) from error
+
+
+MOST_CHARACTERS = 80
+"""Longer values are cut; a message is one line that a person reads."""
+BARE_KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+
+
+def shown(value: object) -> str:
+    """Return a value as TOML writes it: true, "text", [1, 2], {key = 1}; cut after `MOST_CHARACTERS`."""
+    return _cut(_written(value))
+
+
+def shown_key(key: str) -> str:
+    """Return a key, dotted or not, with quotes where TOML needs them."""
+    return _cut(key if BARE_KEY.fullmatch(key) else _quoted(key))
+
+
+def _written(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "nothing", True: "true", False: "false"}[value]
+    if isinstance(value, str):
+        return _quoted(value[:MOST_CHARACTERS])
+    if isinstance(value, int) and value.bit_length() > 4 * MOST_CHARACTERS:
+        return f"{value:x}"[:MOST_CHARACTERS]  # decimal digits of very long numbers take quadratic time
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_written(item) for item in value[:MOST_CHARACTERS])}]"
+    if isinstance(value, Mapping):
+        pairs = list(value.items())[:MOST_CHARACTERS]
+        return "{" + ", ".join(f"{shown_key(str(key))} = {_written(item)}" for key, item in pairs) + "}"
+    return str(value)
+
+
+def _quoted(text: str) -> str:
+    r"""Return text in double quotes; what would move the cursor or hide becomes an escape, as \n or \u001b."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
+    return '"' + "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in escaped) + '"'
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 3] + "..."

@@ -1,97 +1,251 @@
-"""The recipe: one complete answer to a problem, and its identity."""
+"""The recipe: one complete configuration, and the declaration of each of its dimensions.
+
+A dimension is declared once, as a field of `Recipe` with the metadata of a `Dimension`. Spaces, checks, data frame
+columns, labels, HTTP filters, the strategies' features, JSON schemas and the table in the docs derive from
+`DIMENSIONS`. Ranks of a probe import this module: it needs nothing but the standard library.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from typing import Any, Literal, NamedTuple
 
 from frontrunner.notebook import Displayed
 from frontrunner.spaces.errors import bad_value, require_at_least, require_one_of
 from frontrunner.spaces.sharding import UNSHARDED, Sharding
 
+Choice = int | str | bool
+Kind = Literal["count", "flag", "choice", "sharding", "layers"]
+Group = Literal["degrees", "pipeline", "batch", "sharding", "option", "lever"]
+
 ENGINES = ("torch", "deepspeed")
-COUNTS = (
-    "devices",
-    "tensor_parallel",
-    "pipeline_parallel",
-    "virtual_stages",
-    "context_parallel",
-    "micro_batch_seqs",
-    "accumulation",
-    "loss_chunks",
-    "feed_forward_tiles",
-    "secondary_partition",
-)
-"""The fields that are whole numbers of at least 1."""
 SPLIT_BACKWARD_SCHEDULES = ("interleaved-zero-bubble", "zbv", "dualpipev")
 LOOPED_SCHEDULES = ("interleaved-1f1b", "looped-bfs", *SPLIT_BACKWARD_SCHEDULES)
+INTERLEAVED_SCHEDULES = ("interleaved-1f1b", "interleaved-zero-bubble")
 V_SHAPED_SCHEDULES = ("zbv", "dualpipev")
 SCHEDULES = ("none", "gpipe", "1f1b", *LOOPED_SCHEDULES)
 RECOMPUTES = ("none", "selective", "full")
-REPLICATIONS = ("replicate", "ddp")
-OPTIMIZER_STATES = ("fp32", "bf16")
 OFFLOADS = ("none", "optimizer", "optimizer+parameters", "nvme")
-SYNCHRONISATIONS = ("last", "each")
-LAYER_SPLITS = ("even", "balanced")
 RANK_ORDERS = ("tp-dp-pp", "tp-pp-dp", "dp-tp-pp", "dp-pp-tp", "pp-tp-dp", "pp-dp-tp")
-"""Which ranks are neighbours, innermost first; context ranks stand within dp, next to one another."""
+"""Which ranks are neighbors, innermost first; context ranks are next to one another within dp."""
+
+
+class Degrees(NamedTuple):
+    """What decides whether a dimension matters; a `Recipe` has the same attributes."""
+
+    tensor_parallel: int
+    pipeline_parallel: int
+    copies: int
+    accumulation: int
+
+
+def _always(_: Degrees | Recipe) -> bool:
+    return True
+
+
+def _in_a_pipeline(degrees: Degrees | Recipe) -> bool:
+    return degrees.pipeline_parallel > 1
+
+
+def _schedule_words(recipe: Recipe) -> str:
+    return recipe.schedule + (f" v{recipe.virtual_stages}" if recipe.virtual_stages > 1 else "")
+
+
+def _over_copies(degrees: Degrees | Recipe) -> bool:
+    return degrees.copies > 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dimension:
+    """One dimension of a recipe: everything about it that is not legality, cost or implementation.
+
+    `neutral` is the recipe's default, which a choice takes where `matters` says that it makes no difference (None
+    where it always matters); `default` are a space's values. `label` heads axes and columns. `word` is a format of
+    `name` and `value`, or a function of the recipe, by which views name a value that is not neutral. `stored` is the
+    key in stored recipes and in the hash of their ids. A one-hot dimension has no order among its values.
+    """
+
+    name: str = ""
+    field: str = ""
+    kind: Kind
+    group: Group
+    description: str
+    values: tuple[str, ...] = ()
+    neutral: Any = None
+    default: tuple[Choice, ...] = ()
+    label: str = ""
+    word: str | Callable[[Recipe], str] = "{name}={value}"
+    matters: Callable[[Degrees | Recipe], bool] = _always
+    stored: str = ""
+    is_one_hot: bool = False
+
+    @property
+    def type(self) -> type:
+        """The Python type of one value."""
+        return {"count": int, "flag": bool}.get(self.kind, str)
+
+    @property
+    def column(self) -> str:
+        """The pandas type of a column of values."""
+        return {"count": "int64", "flag": "bool"}.get(self.kind, "string")
+
+    def of(self, recipe: Recipe) -> Choice:
+        """Return the recipe's value as a space names it."""
+        if self.kind == "sharding":
+            return recipe.sharding_name
+        if self.kind == "layers":
+            return "balanced" if recipe.layers_per_stage else "even"
+        value: Choice = getattr(recipe, self.field)
+        return value
+
+    def words(self, recipe: Recipe) -> str:
+        """Return the value in words, empty where it is neutral."""
+        if getattr(recipe, self.field) == self.neutral:
+            return ""
+        if callable(self.word):
+            return self.word(recipe)
+        return self.word.format(name=self.name, value=self.of(recipe))
+
+    def check(self, owner: str, value: Choice) -> None:
+        """Raise `InvalidInput` unless `value` is one that a space can name."""
+        if self.kind == "sharding":
+            Sharding.named(str(value), 2)
+        elif self.values:
+            require_one_of(owner, self.name, str(value), self.values)
+        elif self.kind == "count" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise bad_value(f"{owner}.{self.name}", value, "whole numbers of at least 1")
+
+
+def _declare(kind: Kind, description: str, neutral: Any, group: Group = "lever", **more: Any) -> Any:
+    stated = Dimension(kind=kind, description=description, group=group, **more)
+    return field(default=MISSING if neutral is None else neutral, metadata={"dimension": stated})
+
+
+def _count(description: str, neutral: int | None = 1, **more: Any) -> Any:
+    return _declare("count", description, neutral, **more)
+
+
+def _flag(description: str, **more: Any) -> Any:
+    return _declare("flag", description, neutral=False, **more)
+
+
+def _choice(values: tuple[str, ...], description: str, **more: Any) -> Any:
+    """Declare words to choose from, of which the first is neutral."""
+    return _declare("choice", description, values[0], values=values, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(Displayed):
-    """How one model is cut over the devices and how one optimizer step is run.
+    """How one model is cut over the devices and how one optimizer step is run; the fields say what each is.
 
-    `context_parallel` is the number of ranks that share each sequence of a replica, a slice of positions each.
-    `accumulation` is the number of micro-batches each replica runs in a step; under pipelining they are the
-    pipeline's micro-batches. `virtual_stages` is the number of model chunks a pipeline rank holds.
-    `replication` says which of torch's data-parallel wrappers keeps unsharded replicas equal. `compile` runs each
-    layer through torch.compile. `loss_chunks` and `feed_forward_tiles` put the sequence through head and loss, and
-    through the feed-forward part of each layer, in so many pieces, which are computed again in the backward pass.
-    `optimizer_state` is the type in which the optimizer's states are kept. `activation_offload` keeps what layers
-    need for the backward pass in the host's memory, `offload` what it names; "nvme" is optimizer and parameters, in
-    files on the node's disk. `synchronise` says after which micro-batches unsharded gradients are reduced over the
-    replicas. `secondary_partition` is the size of the groups of neighbouring replicas that hold a second copy of
-    ZeRO-3's parameters for the backward pass (ZeRO++ hpZ, arXiv 2306.10209); 1 is none. `layers_per_stage` counts the
-    layers of each stage along the model; empty is as even as possible, the first stages taking the remainder.
-    `rank_order` says how ranks are numbered, and so which groups lie within a node: in tp-dp-pp tensor-parallel ranks
-    are neighbours and stages are furthest apart; in tp-pp-dp replicas are (Megatron-LM's --use-tp-pp-dp-mapping).
+    `layers_per_stage` holds the layers of each stage along the model; empty is as even as possible, the first stages
+    taking the remainder. The order of the first eight fields is the order in which spaces enumerate and judge them.
     """
 
-    engine: str = "torch"
-    devices: int
-    tensor_parallel: int = 1
-    pipeline_parallel: int = 1
-    context_parallel: int = 1
-    virtual_stages: int = 1
-    schedule: str = "none"
-    micro_batch_seqs: int
-    accumulation: int
-    sharding: Sharding = UNSHARDED
-    recompute: str = "none"
-    sequence_parallel: bool = False
-    replication: str = "replicate"
-    compile: bool = False
-    loss_chunks: int = 1
-    feed_forward_tiles: int = 1
-    optimizer_state: str = "fp32"
-    activation_offload: bool = False
-    offload: str = "none"
-    synchronise: str = "last"
-    secondary_partition: int = 1
-    layers_per_stage: tuple[int, ...] = ()
-    rank_order: str = "tp-dp-pp"
+    tensor_parallel: int = _count(
+        "tensor-parallel degree; data parallelism is what is left of the devices", group="degrees", label="TP"
+    )
+    pipeline_parallel: int = _count("pipeline-parallel degree", group="degrees", label="PP")
+    context_parallel: int = _count(
+        "ranks that share each sequence of a replica, a slice of its positions each; `torch` engine only",
+        group="degrees", label="CP",
+    )  # fmt: skip
+    micro_batch_seqs: int = _count(
+        "sequences per micro-batch on one replica", None, group="batch", label="micro-batch", default=(1,)
+    )
+    accumulation: int = _count(
+        "micro-batches per step and replica; where the global batch is fixed they follow from it", None, group="batch"
+    )
+    devices: int = _count("devices to use; by default all of the cluster's", None, group="degrees")
+    virtual_stages: int = _count(
+        "model chunks that a pipeline rank holds, for the looped schedules",
+        group="pipeline", word="", matters=_in_a_pipeline,
+    )  # fmt: skip
+    schedule: str = _choice(
+        SCHEDULES, "pipeline schedule",
+        group="pipeline", word=_schedule_words, default=("1f1b",), matters=_in_a_pipeline, is_one_hot=True,
+    )  # fmt: skip
+    sharding: Sharding = _declare(  # noqa: RUF009 - it declares a field
+        "sharding",
+        "`none`, `zero-1`, `zero-2`, `zero-3`, `hybrid-K` (parameters, gradients and states over groups of K "
+        "replicas) or `3-level-P/G` (parameters over P replicas, gradients over G, states over all)",
+        UNSHARDED, "sharding", default=("none",), word="{value}", matters=_over_copies,
+    )  # fmt: skip
+    recompute: str = _choice(
+        RECOMPUTES,
+        "what the backward pass computes again: nothing (`none`), all but matrix products and attention "
+        "(`selective`), or each layer (`full`)",
+        group="option",
+    )
+    sequence_parallel: bool = _flag(
+        "spread norms and residuals over the tensor-parallel group",
+        group="option", label="seq. parallel", word="sp", matters=lambda degrees: degrees.tensor_parallel > 1,
+    )  # fmt: skip
+    replication: str = _choice(
+        ("replicate", "ddp"), "torch's wrapper that keeps unsharded replicas equal",
+        group="option", word="{value}", matters=_over_copies,
+    )  # fmt: skip
+    compile: bool = _flag(
+        "run each layer, and the loss where it is whole and not tensor-parallel, through `torch.compile`",
+        word="compile",
+    )
+    loss_chunks: int = _count(
+        "pieces in which a sequence is put through head and loss, each computed again in the backward pass, so that "
+        "the logits of one piece live at a time"
+    )
+    feed_forward_tiles: int = _count(
+        "pieces in which a sequence is put through the feed-forward part of each layer, each computed again in the "
+        "backward pass",
+        label="FFN tiles", word="ffn_tiles={value}",
+    )  # fmt: skip
+    optimizer_state: str = _choice(
+        ("fp32", "bf16"),
+        "type in which the optimizer's states are kept; a step computes in fp32",
+        word="states={value}",
+    )
+    activation_offload: bool = _flag(
+        "keep what layers need for the backward pass in the host's memory; not on `cpu` devices",
+        label="act. offload", word="host-activations",
+    )  # fmt: skip
+    gradient_sync: str = _choice(
+        ("last", "each"),
+        "micro-batches after which plain replicas reduce their gradients, and hybrid ones theirs between groups: the "
+        "`last` of a step, or `each` (zero-2 is zero-1 with `each`)",
+        stored="synchronise", matters=lambda degrees: degrees.copies > 1 and degrees.accumulation > 1,
+    )  # fmt: skip
+    engine: str = _choice(ENGINES, "what trains", group="option", word="{value}")
+    offload: str = _choice(
+        OFFLOADS,
+        "what is kept in the host's memory: nothing (`none`), the optimizer's states and master weights (`optimizer`), "
+        "or parameters as well (`optimizer+parameters`); `nvme` keeps all of it in files under `cluster.nvme_path`",
+    )
+    secondary_partition: int = _count(
+        "neighboring replicas that hold a second copy of ZeRO-3's parameters for the backward pass (ZeRO++ hpZ, "
+        "arXiv 2306.10209); 1 is none",
+        group="option", label="secondary", word="secondary={value}", matters=_over_copies,
+    )  # fmt: skip
+    layers_per_stage: tuple[int, ...] = _declare(
+        "layers",
+        "layers of each pipeline stage: `even`, or `balanced` so that the busiest rank has the fewest FLOPs, the head "
+        "counted, and among such splits the fewest parameters",
+        (), "pipeline", name="layer_split", values=("even", "balanced"), default=("even",),
+        word=lambda recipe: f"layers={recipe.layers_name}", matters=_in_a_pipeline,
+    )  # fmt: skip
+    rank_order: str = _choice(
+        RANK_ORDERS,
+        "how ranks are numbered, innermost first, and so which groups lie within a node; `torch` engine only",
+        group="option", word="order={value}", is_one_hot=True,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
-        self._require_counts()
-        require_one_of("recipe", "engine", self.engine, ENGINES)
-        require_one_of("recipe", "schedule", self.schedule, SCHEDULES)
-        require_one_of("recipe", "recompute", self.recompute, RECOMPUTES)
-        require_one_of("recipe", "replication", self.replication, REPLICATIONS)
-        require_one_of("recipe", "optimizer_state", self.optimizer_state, OPTIMIZER_STATES)
-        require_one_of("recipe", "offload", self.offload, OFFLOADS)
-        require_one_of("recipe", "synchronise", self.synchronise, SYNCHRONISATIONS)
-        require_one_of("recipe", "rank_order", self.rank_order, RANK_ORDERS)
+        if min(getattr(self, name) for name in COUNTS) < 1:
+            require_at_least("recipe", 1, **{name: getattr(self, name) for name in COUNTS})
+        for name, values in CHOICES.items():
+            if getattr(self, name) not in values:
+                require_one_of("recipe", name, getattr(self, name), values)
         if self.layers_per_stage and (len(self.layers_per_stage) != self.stages or min(self.layers_per_stage) < 1):
             expected = f"nothing, or at least one layer for each of {self.stages} stages"
             raise bad_value("recipe.layers_per_stage", list(self.layers_per_stage), expected)
@@ -100,11 +254,9 @@ class Recipe(Displayed):
             expected = f"a multiple of tensor_parallel x pipeline_parallel x context_parallel = {degrees}"
             raise bad_value("recipe.devices", self.devices, expected)
 
-    def _require_counts(self) -> None:
-        """Every count is at least 1; made in one comparison, since a space makes a million recipes."""
-        counts = {name: getattr(self, name) for name in COUNTS}
-        if min(counts.values()) < 1:
-            require_at_least("recipe", 1, **counts)
+    @property
+    def _devices_per_replica(self) -> int:
+        return self.tensor_parallel * self.pipeline_parallel * self.context_parallel
 
     @property
     def data_parallel(self) -> int:
@@ -121,25 +273,21 @@ class Recipe(Displayed):
         return self.data_parallel * self.context_parallel
 
     def copies_in_words(self) -> str:
-        """The number of copies in words: `4 replicas`, or `8 copies (4 replicas x 2 context ranks)`."""
+        """Return the number of copies in words: `4 replicas`, or `8 copies (4 replicas x 2 context ranks)`."""
         replicas = f"{self.data_parallel} replicas"
         if self.context_parallel == 1:
             return replicas
         return f"{self.copies} copies ({replicas} x {self.context_parallel} context ranks)"
 
     @property
-    def _devices_per_replica(self) -> int:
-        return self.tensor_parallel * self.pipeline_parallel * self.context_parallel
-
-    @property
     def rank_strides(self) -> dict[str, int]:
-        """How far apart the ranks of a group are: the product of the sizes that `rank_order` names before it."""
+        """Distance between the ranks of a group: the product of the sizes that `rank_order` names before it."""
         sizes = {"tp": self.tensor_parallel, "dp": self.copies, "pp": self.pipeline_parallel}
         order = self.rank_order.split("-")
         return {name: math.prod(sizes[inner] for inner in order[:place]) for place, name in enumerate(order)}
 
     def pipeline_rank(self, rank: int) -> int:
-        """A rank's number among the ranks of its pipeline."""
+        """Return a rank's number among the ranks of its pipeline."""
         return rank // self.rank_strides["pp"] % self.pipeline_parallel
 
     @property
@@ -163,41 +311,85 @@ class Recipe(Displayed):
         runs = [(count, len(list(group))) for count, group in itertools.groupby(self.layers_per_stage)]
         return "+".join(str(count) if length == 1 else f"{count}x{length}" for count, length in runs) or "even"
 
-    def describe(self) -> str:
-        """The recipe on one line, for logs: `tp2 pp2 dp1 1f1b mb2 x8 none recompute=full`."""
-        parts = [f"tp{self.tensor_parallel} pp{self.pipeline_parallel} dp{self.data_parallel}"]
-        if self.context_parallel > 1:
-            parts.append(f"cp{self.context_parallel}")
-        if self.pipeline_parallel > 1:
-            parts.append(self.schedule + (f" v{self.virtual_stages}" if self.virtual_stages > 1 else ""))
-        if self.layers_per_stage:
-            parts.append(f"layers={self.layers_name}")
-        parts.append(f"mb{self.micro_batch_seqs} x{self.accumulation}")
-        if self.copies > 1:
-            parts.append(self.sharding_name if self.replication == "replicate" else "ddp")
-        if self.recompute != "none":
-            parts.append(f"recompute={self.recompute}")
-        if self.sequence_parallel:
-            parts.append("sp")
-        parts.extend(self.levers)
-        if self.secondary_partition > 1:
-            parts.append(f"secondary={self.secondary_partition}")
-        if self.rank_order != "tp-dp-pp":
-            parts.append(f"order={self.rank_order}")
-        if self.engine != "torch":
-            parts.append(self.engine)
-        return " ".join(parts)
-
     @property
     def levers(self) -> tuple[str, ...]:
-        """The levers of compilation and memory that are not at their neutral position, a word each."""
-        words = {
-            "compile": self.compile,
-            f"loss_chunks={self.loss_chunks}": self.loss_chunks > 1,
-            f"ffn_tiles={self.feed_forward_tiles}": self.feed_forward_tiles > 1,
-            f"states={self.optimizer_state}": self.optimizer_state != "fp32",
-            "host-activations": self.activation_offload,
-            f"offload={self.offload}": self.offload != "none",
-            f"synchronise={self.synchronise}": self.synchronise != "last",
-        }
-        return tuple(word for word, moved in words.items() if moved)
+        """The choices of compilation and memory that are not neutral, in words."""
+        return self.words("lever")
+
+    def words(self, *groups: Group) -> tuple[str, ...]:
+        """Return the choices of these groups that are not neutral, in words."""
+        found = (one.words(self) for one in DIMENSIONS.values() if one.group in groups)
+        return tuple(word for word in found if word)
+
+    def layout(self) -> str:
+        """Return the degrees: `tp2 pp2 dp4`, with `cp2` where ranks share sequences."""
+        context = f" cp{self.context_parallel}" if self.context_parallel > 1 else ""
+        return f"tp{self.tensor_parallel} pp{self.pipeline_parallel} dp{self.data_parallel}{context}"
+
+    def options(self) -> tuple[str, ...]:
+        """Return what the recipe chooses besides degrees, batch and sharding, in words."""
+        return self.words("pipeline", "option", "lever")
+
+    def describe(self) -> str:
+        """Return the recipe on one line: `tp2 pp2 dp1 1f1b mb2 x8 none recompute=full`."""
+        batch = f"mb{self.micro_batch_seqs} x{self.accumulation}"
+        copies = (self.sharding_name,) if self.copies > 1 and self.replication == "replicate" else ()
+        return " ".join((self.layout(), *self.words("pipeline"), batch, *copies, *self.words("option", "lever")))
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        return reading_earlier_names(source, handler)
+
+
+def _declared() -> dict[str, Dimension]:
+    found: dict[str, Dimension] = {}
+    for one in fields(Recipe):
+        stated: Dimension = one.metadata["dimension"]
+        name, is_required = stated.name or one.name, one.default is MISSING
+        neutral: Any = None if is_required else one.default
+        found[name] = replace(
+            stated,
+            name=name,
+            field=one.name,
+            neutral=neutral,
+            default=stated.default or (() if is_required else (neutral,)),
+            label=stated.label or name.replace("_", " "),
+            stored=stated.stored or one.name,
+        )
+    return found
+
+
+DIMENSIONS: Mapping[str, Dimension] = _declared()
+"""The dimensions by the name that spaces, files and commands have for them, in the order of `Recipe`'s fields."""
+COUNTS = tuple(one.field for one in DIMENSIONS.values() if one.kind == "count")
+CHOICES = {one.field: one.values for one in DIMENSIONS.values() if one.kind == "choice"}
+EARLIER_NAMES = {one.stored: one.field for one in DIMENSIONS.values() if one.stored != one.field}
+"""Keys of earlier versions' files, and of stored recipes, with their names today."""
+
+_STORED = {name: stored for stored, name in EARLIER_NAMES.items()}
+
+
+def current_names(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table of a recipe's or space's values with today's names for keys of earlier versions."""
+    return {
+        key if EARLIER_NAMES.get(key, key) in table else EARLIER_NAMES.get(key, key): value
+        for key, value in table.items()
+    }
+
+
+def stored_recipe(recipe: Recipe) -> dict[str, Any]:
+    """Return every field of a recipe under the keys of stores, recipe files and ids."""
+    stored = {one.field: one.stored for one in DIMENSIONS.values()}
+    return {stored[name]: value for name, value in asdict(recipe).items()}
+
+
+def reading_earlier_names(source: Any, handler: Any) -> Any:
+    """Return pydantic's schema of a dataclass whose fields are dimensions, reading keys of earlier versions as well."""
+    schema = handler(source)
+    arguments = handler.resolve_ref_schema(schema)["schema"]
+    while "fields" not in arguments:  # wrapped by the check of __post_init__
+        arguments = arguments["schema"]
+    for one in arguments["fields"]:
+        if one["name"] in _STORED:
+            one["validation_alias"] = [[one["name"]], [_STORED[one["name"]]]]
+    return schema

@@ -1,107 +1,135 @@
-"""The space: the choices for each part of a recipe, and the finite set of legal recipes they make."""
+"""The space: the choices for each dimension of a recipe, and the finite set of legal recipes they make."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 from functools import cached_property
+from typing import Any
 
-from frontrunner.spaces.choices import DEGREES, Choice, recipe_at
 from frontrunner.spaces.cluster import Cluster
-from frontrunner.spaces.errors import InvalidInput, bad_value, require_one_of
-from frontrunner.spaces.legality import why_illegal_in_frame, why_no_frame
+from frontrunner.spaces.errors import InvalidInput, bad_value, shown
+from frontrunner.spaces.legality import Reason, why_illegal_in_frame, why_no_frame
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.reasons import Reason
 from frontrunner.spaces.recipe import (
-    ENGINES,
-    LAYER_SPLITS,
-    OFFLOADS,
-    OPTIMIZER_STATES,
+    DIMENSIONS,
     RANK_ORDERS,
-    RECOMPUTES,
-    REPLICATIONS,
-    SCHEDULES,
-    SYNCHRONISATIONS,
+    Choice,
+    Degrees,
     Recipe,
+    reading_earlier_names,
 )
 from frontrunner.spaces.sharding import Sharding
-from frontrunner.spaces.wording import shown
+from frontrunner.spaces.stages import balanced_layers, even_layers
 
 Point = tuple[Choice, ...]
 """One value for each dimension, in the order of `Space.dimensions`."""
 
-FRAME = (*DEGREES, "micro_batch_seqs", "accumulation", "devices", "virtual_stages", "schedule")
+DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel")
+"""The dimensions whose product is the devices of one replica."""
+FRAME = tuple(
+    one.name for one in DIMENSIONS.values() if one.group in ("degrees", "batch", "pipeline") and one.kind != "layers"
+)
 """The first dimensions, which `legality.FRAME_RULES` judge whatever the others are."""
-FLAGS = ("sequence_parallel", "compile", "activation_offload")
-"""The dimensions whose values are true and false."""
-WORDS = {
-    "schedule": SCHEDULES,
-    "recompute": RECOMPUTES,
-    "replication": REPLICATIONS,
-    "engine": ENGINES,
-    "optimizer_state": OPTIMIZER_STATES,
-    "offload": OFFLOADS,
-    "synchronise": SYNCHRONISATIONS,
-    "layer_split": LAYER_SPLITS,
-    "rank_order": RANK_ORDERS,
-}
-"""The dimensions whose values are words, with the words."""
-
 MAX_POINTS = 2_000_000
 """Above this a space is refused rather than enumerated one point at a time."""
 
+_PLAIN = tuple(
+    one
+    for one in DIMENSIONS.values()
+    if one.kind in ("count", "flag", "choice") and one.name not in (*DEGREES, "accumulation")
+)
+
+
+def recipe_at(choice: Mapping[str, Choice], problem: Problem) -> Recipe | Reason:
+    """Return the recipe of a choice for each dimension, or the reason why there is none.
+
+    Choices that make no difference take their neutral value: no schedule without a pipeline, no sequence
+    parallelism without tensor parallelism, one copy of the model has nothing to shard.
+    """
+    devices, tp, pp, cp = (int(choice[key]) for key in ("devices", *DEGREES))
+    if devices % (tp * pp * cp):
+        factors = [f"{key} {choice[key]}" for key in DEGREES if key != "context_parallel" or cp > 1]
+        return Reason("devices-divide", f"{' x '.join(factors)} does not divide {devices} devices")
+    dp = devices // (tp * pp * cp)
+    micro_batch, accumulation = int(choice["micro_batch_seqs"]), choice.get("accumulation")
+    if accumulation is None:
+        batch = problem.global_batch.maximum
+        if batch % (micro_batch * dp):
+            return Reason(
+                "global-batch", f"micro-batch {micro_batch} x {dp} replicas does not divide global batch {batch}"
+            )
+        accumulation = batch // (micro_batch * dp)
+    degrees = Degrees(tensor_parallel=tp, pipeline_parallel=pp, copies=dp * cp, accumulation=int(accumulation))
+    values: dict[str, Any] = {
+        one.field: one.type(choice[one.name]) if one.matters(degrees) else one.neutral for one in _PLAIN
+    }
+    values["rank_order"] = _order_that_matters(values["rank_order"], {"tp": tp, "dp": dp * cp, "pp": pp})
+    recipe = Recipe(
+        tensor_parallel=tp,
+        pipeline_parallel=pp,
+        context_parallel=cp,
+        accumulation=degrees.accumulation,
+        sharding=Sharding.named(str(choice["sharding"]), dp * cp),
+        **values,
+    )
+    if choice["layer_split"] == "balanced":
+        return replace(recipe, layers_per_stage=_balanced(recipe, problem))
+    return recipe
+
+
+def _balanced(recipe: Recipe, problem: Problem) -> tuple[int, ...]:
+    """Return the balanced split; nothing where it is the even one or there are too few layers, which rules refuse."""
+    layers = problem.model.layers
+    if recipe.pipeline_parallel == 1 or recipe.stages > layers:
+        return ()
+    balanced = balanced_layers(recipe, problem)
+    return () if balanced == even_layers(layers, recipe.stages) else balanced
+
+
+def _order_that_matters(order: str, sizes: Mapping[str, int]) -> str:
+    """Return the first of `RANK_ORDERS` with the same numbering: groups of one rank may stand anywhere."""
+
+    def apart(name: str) -> list[str]:
+        return [part for part in name.split("-") if sizes[part] > 1]
+
+    return next(name for name in RANK_ORDERS if apart(name) == apart(order))
+
+
+_Choices: Any = make_dataclass(
+    "_Choices",
+    [(one.name, tuple[one.type, ...], field(default=one.default)) for one in DIMENSIONS.values()],  # type: ignore[name-defined]
+    frozen=True,
+    kw_only=True,
+)
+
 
 @dataclass(frozen=True, kw_only=True)
-class Space:
-    """The choices. An empty `accumulation` means that it follows from the fixed global batch.
+class Space(_Choices):  # type: ignore[misc]
+    """The choices for each of `DIMENSIONS`, as fields of its name.
 
-    An empty `devices` means all of the cluster's. Values keep the order in which they were given: it is the
-    order in which `exhaustive` tries them.
+    An empty `accumulation` means that it follows from the fixed global batch, an empty `devices` all of the
+    cluster's. Values keep the order in which they were given: it is the order in which `exhaustive` tries them.
     """
 
-    tensor_parallel: tuple[int, ...] = (1,)
-    pipeline_parallel: tuple[int, ...] = (1,)
-    context_parallel: tuple[int, ...] = (1,)
-    micro_batch_seqs: tuple[int, ...] = (1,)
-    accumulation: tuple[int, ...] = ()
-    devices: tuple[int, ...] = ()
-    virtual_stages: tuple[int, ...] = (1,)
-    schedule: tuple[str, ...] = ("1f1b",)
-    sharding: tuple[str, ...] = ("none",)
-    recompute: tuple[str, ...] = ("none",)
-    sequence_parallel: tuple[bool, ...] = (False,)
-    replication: tuple[str, ...] = ("replicate",)
-    compile: tuple[bool, ...] = (False,)
-    loss_chunks: tuple[int, ...] = (1,)
-    feed_forward_tiles: tuple[int, ...] = (1,)
-    optimizer_state: tuple[str, ...] = ("fp32",)
-    activation_offload: tuple[bool, ...] = (False,)
-    synchronise: tuple[str, ...] = ("last",)
-    engine: tuple[str, ...] = ("torch",)
-    offload: tuple[str, ...] = ("none",)
-    secondary_partition: tuple[int, ...] = (1,)
-    layer_split: tuple[str, ...] = ("even",)
-    rank_order: tuple[str, ...] = ("tp-dp-pp",)
-
     def __post_init__(self) -> None:
-        for dimension in fields(self):
-            values = getattr(self, dimension.name)
-            if not values and dimension.name not in ("accumulation", "devices"):
-                raise bad_value(f"space.{dimension.name}", [], "at least one value")
+        for one in DIMENSIONS.values():
+            values = getattr(self, one.name)
+            if not values and one.default:
+                raise bad_value(f"space.{one.name}", [], "at least one value")
             if len(set(values)) != len(values):
-                raise bad_value(f"space.{dimension.name}", list(values), "values that differ from one another")
+                raise bad_value(f"space.{one.name}", list(values), "values that differ from one another")
             for value in values:
-                self._check(dimension.name, value)
+                one.check("space", value)
 
-    @staticmethod
-    def _check(name: str, value: Choice) -> None:
-        if name == "sharding":
-            Sharding.named(str(value), 2)  # refuses unknown names
-        elif name in WORDS:
-            require_one_of("space", name, str(value), WORDS[name])
-        elif name not in FLAGS and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise bad_value(f"space.{name}", value, "whole numbers of at least 1")
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        return reading_earlier_names(source, handler)
+
+    def with_choices(self, **choices: tuple[Choice, ...]) -> Space:
+        """Return this space with other choices for these dimensions."""
+        return Space(**{one.name: getattr(self, one.name) for one in DIMENSIONS.values()} | choices)
 
     def dimensions(self, cluster: Cluster) -> dict[str, tuple[Choice, ...]]:
         """The dimensions that a point has a value for, with their values; `accumulation` only where it is free."""

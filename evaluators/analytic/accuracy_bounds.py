@@ -105,7 +105,7 @@ def unvalidated(recipe: Recipe) -> tuple[str, ...]:
         "loss and feed-forward parts in pieces": max(recipe.loss_chunks, recipe.feed_forward_tiles) > 1,
         "optimizer states in bf16": recipe.optimizer_state != "fp32",
         "ranks in another order than tp-dp-pp": recipe.rank_order != RANK_ORDERS[0],
-        "gradients reduced at each micro-batch": recipe.synchronise != "last",
+        "gradients reduced at each micro-batch": recipe.gradient_sync != "last",
     }
     return tuple(name for name, chosen in choices.items() if chosen)
 

@@ -9,10 +9,9 @@ from frontrunner.evaluators.analytic import forms
 from frontrunner.evaluators.analytic.accuracy_bounds import Trust, trust_in
 from frontrunner.evaluators.analytic.estimates import Estimate, estimate_many
 from frontrunner.evaluators.analytic.forms import Form
-from frontrunner.spaces.choices import Choice
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.recipe import DIMENSIONS, Choice, Recipe
 from frontrunner.spaces.space import Space
 
 WORTH_ITS_COMPLEXITY = 0.05
@@ -151,15 +150,8 @@ def named_by(space: Space, problem: Problem, form: Form) -> dict[str, Choice]:
 
 
 def _without_effect(recipe: Recipe) -> set[str]:
-    """The dimensions whose values all give this recipe."""
-    idle: set[str] = set()
-    if recipe.pipeline_parallel == 1:
-        idle |= {"schedule", "virtual_stages", "layer_split"}
-    if recipe.tensor_parallel == 1:
-        idle.add("sequence_parallel")
-    if recipe.copies == 1:
-        idle |= {"sharding", "replication", "synchronise", "secondary_partition"}
-    return idle
+    """Return the dimensions whose values all give this recipe."""
+    return {name for name, one in DIMENSIONS.items() if not one.matters(recipe)}
 
 
 def _lacking(space: Space, problem: Problem, choices: Mapping[str, Choice]) -> dict[str, Choice]:

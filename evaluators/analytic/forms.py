@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from frontrunner.evaluators.analytic.estimates import Estimate, EstimateTable, plan, why_nothing_legal
-from frontrunner.spaces.choices import Choice
 from frontrunner.spaces.problem import GlobalBatch, Problem
-from frontrunner.spaces.recipe import RECOMPUTES
+from frontrunner.spaces.recipe import RECOMPUTES, Choice
 from frontrunner.spaces.space import Space
 
 LARGEST_MICRO_BATCH = 8

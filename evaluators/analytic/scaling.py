@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 
 from frontrunner.evaluators.analytic.accuracy_bounds import Trust, trust_in
 from frontrunner.evaluators.analytic.estimates import Estimate, Plan, plan, why_nothing_legal
-from frontrunner.spaces.choices import DEGREES
 from frontrunner.spaces.cluster import MOST_DEVICES
 from frontrunner.spaces.errors import bad_value
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.spaces.space import Space, Survey
+from frontrunner.spaces.space import DEGREES, Space, Survey
 
 MOST_COUNTS = 32
 """Node counts of one table; each is a space to look at."""
@@ -104,7 +103,7 @@ def scaling(space: Space, problem: Problem, nodes: Sequence[int]) -> Scaling:
     Raises `InvalidInput` for counts that cannot be used and for a space that cannot be surveyed.
     """
     counts = check_counts(nodes, problem.cluster.devices_per_node)
-    open_space = replace(space, devices=())
+    open_space = space.with_choices(devices=())
     done: Done = {}
     tables = []
     for grows in (False, True):

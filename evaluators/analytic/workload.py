@@ -185,7 +185,7 @@ _FROM_RECIPE: Mapping[str, Callable[[Recipe], float]] = {
     "head_on_first": lambda recipe: recipe.schedule in V_SHAPED_SCHEDULES or recipe.pipeline_parallel == 1,
     "recompute_full": lambda recipe: recipe.recompute == "full",
     "recompute_selective": lambda recipe: recipe.recompute == "selective",
-    "reduces_each": lambda recipe: recipe.synchronise == "each",
+    "reduces_each": lambda recipe: recipe.gradient_sync == "each",
     "split_backward": lambda recipe: recipe.schedule in SPLIT_BACKWARD_SCHEDULES,
     "keeps_all": lambda recipe: recipe.schedule in ("gpipe", "looped-bfs"),
     "dual_pipeline": lambda recipe: recipe.schedule == "dualpipev",

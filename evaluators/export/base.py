@@ -12,11 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.errors import InvalidInput, shown
+from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.reasons import Reason
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.spaces.wording import shown
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.export.reading import Given

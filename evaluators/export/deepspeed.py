@@ -20,8 +20,8 @@ from frontrunner.evaluators.export.reading import (
     refuse_other_problem,
 )
 from frontrunner.spaces.errors import InvalidInput, bad_value
+from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.reasons import Reason
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import SHARDING_NAMES
 

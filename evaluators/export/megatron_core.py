@@ -13,9 +13,9 @@ from frontrunner.evaluators.export.reading import (
     refuse_other_vocabulary,
 )
 from frontrunner.spaces.errors import bad_value
+from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.reasons import Reason
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.stages import even_layers
 

@@ -22,12 +22,11 @@ from frontrunner.evaluators.export.reading import (
     recipe_of,
     refuse_options,
 )
-from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.errors import InvalidInput, shown_key
+from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.reasons import Reason
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import SHARDING_NAMES
-from frontrunner.spaces.wording import shown_key
 
 REFUSED = {
     "--ds-sequence-parallel-size": "DeepSpeed's sequence parallelism over ranks of their own",

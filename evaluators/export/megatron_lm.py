@@ -12,8 +12,8 @@ from frontrunner.evaluators.export import megatron_core as core
 from frontrunner.evaluators.export.base import Export, Tool
 from frontrunner.evaluators.export.reading import Given, Options, read_options, recipe_of, refuse_options
 from frontrunner.spaces.errors import bad_value
+from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.reasons import Reason
 from frontrunner.spaces.recipe import Recipe
 
 PRETRAIN = 'torchrun "${TORCHRUN_ARGS[@]}" pretrain_gpt.py "${RECIPE_ARGS[@]}" and your data'

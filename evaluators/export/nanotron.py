@@ -19,8 +19,8 @@ from frontrunner.evaluators.export.reading import (
     refuse_other_vocabulary,
     yaml_section,
 )
+from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.reasons import Reason
 from frontrunner.spaces.recipe import Recipe
 
 FILE = "nanotron.yaml"

@@ -23,8 +23,8 @@ from frontrunner.evaluators.export.reading import (
     yaml_section,
 )
 from frontrunner.spaces.errors import bad_value
+from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.reasons import Reason
 from frontrunner.spaces.recipe import Recipe
 
 MODEL_NOTE = (

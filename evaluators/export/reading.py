@@ -10,11 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
+from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean, shown, shown_key
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
-from frontrunner.spaces.wording import shown, shown_key
 
 MAX_CHARACTERS = 256 * 1024
 MAX_VARIABLE_CHARACTERS = 200

@@ -14,7 +14,7 @@ from frontrunner.evaluators.external.command import Command, MakeCommand, reques
 from frontrunner.evaluators.external.run import environment_of
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.spaces.errors import InvalidInput, bad_value
-from frontrunner.spaces.reasons import Reason
+from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from frontrunner.evaluators.probe.settings import ProbeSettings
 from frontrunner.evaluators.protocol import ProbeSetup
+from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.reasons import Reason
 from frontrunner.spaces.recipe import Recipe
 
 

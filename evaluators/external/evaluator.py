@@ -12,7 +12,7 @@ from frontrunner.evaluators.external.trainers import configured
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.protocol import Finished, ProbeOrder, ProbeSetup, Progress
 from frontrunner.results.outcome import Failure, FailureKind, Outcome
-from frontrunner.spaces.reasons import Reason
+from frontrunner.spaces.legality import Reason
 
 POLL_S = 0.1
 

@@ -14,7 +14,7 @@ from frontrunner.evaluators.external.patterns import patterns_of
 from frontrunner.evaluators.external.settings import CommandSettings
 from frontrunner.evaluators.external.template import Template, filled_text
 from frontrunner.spaces.errors import bad_value, require_one_of
-from frontrunner.spaces.reasons import Reason
+from frontrunner.spaces.legality import Reason
 
 STEPS: dict[str, tuple[str, ...]] = {
     "megatron-lm": ("--train-iters", "{steps}", "--log-interval", "1", "--eval-iters", "0"),

@@ -1,7 +1,6 @@
 """The job that the trainer's ranks read: problem, recipe and settings in plain JSON.
 
-The trainer shares no code with the rest, so that it runs wherever torch does; this module is where our words
-are put into its own. `trainer/job.py` documents and checks the format.
+`trainer/job.py` documents and checks the format.
 """
 
 from __future__ import annotations
@@ -14,11 +13,10 @@ from frontrunner.evaluators.probe.corpus import Corpus
 from frontrunner.evaluators.probe.disk import disk_table
 from frontrunner.evaluators.probe.settings import DataSettings, ProbeSettings
 from frontrunner.evaluators.protocol import ProbeSetup
-from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 
-JOB_VERSION = 1
+JOB_VERSION = 2
 DEADLINE_SHARE = 0.8
 """Assumed: the share of a probe's deadline after which an adaptive one takes no step that it can do without."""
 TORCH_DEVICES = {"cpu": "cpu", "cuda": "cuda", "rocm": "cuda", "xpu": "xpu"}
@@ -30,30 +28,16 @@ MOMENTUM = 0.9
 """Optimizer settings of GPT-3 (arXiv 2005.14165, appendix B); momentum is for SGD."""
 
 
-def _model(model: Model) -> dict[str, Any]:
-    table = asdict(model)
-    for key in ("name", "vocabulary_multiple", "max_positions"):
-        del table[key]
-    return table | {"vocabulary": model.padded_vocabulary}
-
-
-def _recipe(recipe: Recipe) -> dict[str, Any]:
-    table = asdict(recipe)
-    del table["devices"]
-    # A list, as JSON gives it back: a replay that goes on compares its job with the one in its folder.
-    return table | {"data_parallel": recipe.data_parallel, "layers_per_stage": list(recipe.layers_per_stage)}
-
-
 def common_job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Corpus) -> dict[str, Any]:
     """What a probe's job and a replay's have in common."""
     cluster = setup.problem.cluster
     limited = cluster.backend == "cpu"
     return {
         "version": JOB_VERSION,
-        "model": _model(setup.problem.model),
+        "model": asdict(setup.problem.model),
         "sequence_length": setup.problem.sequence_length,
         "precision": setup.problem.precision,
-        "recipe": _recipe(recipe),
+        "recipe": _plain(recipe),
         "optimizer": {
             "name": setup.probe.optimizer,
             "learning_rate": setup.probe.learning_rate,
@@ -71,6 +55,11 @@ def common_job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Corp
         "run_folder": str(run_folder),
         "disk": disk_table(setup, recipe, run_folder),
     }
+
+
+def _plain(recipe: Recipe) -> dict[str, Any]:
+    # A list, as JSON gives it back: a replay that goes on compares its job with the one in its folder.
+    return asdict(recipe) | {"layers_per_stage": list(recipe.layers_per_stage)}
 
 
 def probe_job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Corpus) -> dict[str, Any]:

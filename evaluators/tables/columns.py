@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from frontrunner.evaluators.analytic.tables import NUMBERS, WORDS
-from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
-from frontrunner.spaces.wording import shown_key
+from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean, shown_key
 
 UNITS: dict[str, dict[str, float]] = {
     "step_time_s": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0},

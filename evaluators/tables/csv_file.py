@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from frontrunner.spaces.errors import InvalidInput, NotFound
-from frontrunner.spaces.wording import shown_key
+from frontrunner.spaces.errors import InvalidInput, NotFound, shown_key
 
 MOST_BYTES = 200_000_000
 MOST_COLUMNS = 1_000

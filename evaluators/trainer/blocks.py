@@ -14,9 +14,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from frontrunner.evaluators.trainer.context_parallel import ContextRanks
 from frontrunner.evaluators.trainer.host_memory import activations_on_host
-from frontrunner.evaluators.trainer.job import ModelShape
 from frontrunner.evaluators.trainer.recompute import Checkpointed, recomputed
 from frontrunner.evaluators.trainer.rotary import RotaryTable
+from frontrunner.spaces.model import Model
 
 NORM_EPSILON = 1e-5
 
@@ -51,13 +51,13 @@ class Attention(nn.Module):
     which holds some of the heads. Given a slice of the positions, as `context` has it, it attends over whole sequences.
     """
 
-    def __init__(self, shape: ModelShape, rotary: RotaryTable | None, context: ContextRanks | None) -> None:
+    def __init__(self, shape: Model, rotary: RotaryTable | None, context: ContextRanks | None) -> None:
         super().__init__()
-        self._head_width = shape.head_width
+        self._head_width = shape.head_dim
         self._rotary = rotary
         self._context = context
         self._backends = [SDPBackend.MATH] if shape.attention == "math" else None
-        key_value_width = shape.kv_heads * shape.head_width
+        key_value_width = shape.kv_heads * shape.head_dim
         self.query = nn.Linear(shape.hidden, shape.hidden, bias=False)
         self.key = nn.Linear(shape.hidden, key_value_width, bias=False)
         self.value = nn.Linear(shape.hidden, key_value_width, bias=False)
@@ -90,7 +90,7 @@ class Attention(nn.Module):
 class GeluFeedForward(nn.Module):
     """D -> ffn -> GELU -> D."""
 
-    def __init__(self, shape: ModelShape) -> None:
+    def __init__(self, shape: Model) -> None:
         super().__init__()
         self.up = nn.Linear(shape.hidden, shape.ffn_hidden, bias=False)
         self.down = nn.Linear(shape.ffn_hidden, shape.hidden, bias=False)
@@ -103,7 +103,7 @@ class GeluFeedForward(nn.Module):
 class SwigluFeedForward(nn.Module):
     """D -> ffn, twice, one gating the other through SiLU -> D (arXiv 2002.05202)."""
 
-    def __init__(self, shape: ModelShape) -> None:
+    def __init__(self, shape: Model) -> None:
         super().__init__()
         self.gate = nn.Linear(shape.hidden, shape.ffn_hidden, bias=False)
         self.up = nn.Linear(shape.hidden, shape.ffn_hidden, bias=False)
@@ -117,7 +117,7 @@ class SwigluFeedForward(nn.Module):
 class Block(nn.Module):
     """Attention and feed-forward, each behind a norm and added to its input."""
 
-    def __init__(self, shape: ModelShape, rotary: RotaryTable | None, levers: Levers) -> None:
+    def __init__(self, shape: Model, rotary: RotaryTable | None, levers: Levers) -> None:
         super().__init__()
         self._checkpointed = levers.checkpointed
         self._on_host = levers.activation_offload
@@ -156,7 +156,7 @@ class Block(nn.Module):
         return cast("Tensor", self.feed_forward(self.feed_forward_norm(x)))
 
 
-def make_norm(shape: ModelShape) -> nn.Module:
+def make_norm(shape: Model) -> nn.Module:
     """The norm of the model's kind over D."""
     if shape.norm == "rmsnorm":
         return nn.RMSNorm(shape.hidden, eps=NORM_EPSILON)

@@ -2,7 +2,7 @@
 
 from frontrunner.evaluators.trainer.compilation import check_compiler
 from frontrunner.evaluators.trainer.deepspeed_engine.checks import check_deepspeed
-from frontrunner.evaluators.trainer.job import Job, ModelShape, Recipe
+from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import sharding_kind
 from frontrunner.evaluators.trainer.pipeline import (
     SINGLE_STAGE_SCHEDULES,
@@ -10,12 +10,14 @@ from frontrunner.evaluators.trainer.pipeline import (
     V_SHAPED_SCHEDULES,
     stage_layers,
 )
+from frontrunner.spaces.model import Model
+from frontrunner.spaces.recipe import Recipe
 
 
 def check_job(job: Job, *, world_size: int) -> None:
     """Raise ValueError where the job asks for what its engine cannot do, or not correctly."""
-    if job.recipe.world_size != world_size:
-        raise ValueError(f"the recipe needs {job.recipe.world_size} ranks, but {world_size} were started")
+    if job.recipe.devices != world_size:
+        raise ValueError(f"the recipe needs {job.recipe.devices} ranks, but {world_size} were started")
     _check_model(job.model)
     _check_tensor_parallel(job.model, job.recipe)
     _check_positions(job)
@@ -47,8 +49,8 @@ def _check_no_levers(job: Job) -> None:
     recipe = job.recipe
     pieces = max(recipe.loss_chunks, recipe.feed_forward_tiles)
     moved = recipe.compile or recipe.activation_offload or pieces > 1
-    if moved or recipe.optimizer_state != "fp32" or recipe.synchronise != "last" or job.precision == "fp16":
-        raise ValueError("compile, pieces, host activations, bf16 states, synchronise and fp16 are the torch engine's")
+    if moved or recipe.optimizer_state != "fp32" or recipe.gradient_sync != "last" or job.precision == "fp16":
+        raise ValueError("compile, pieces, host activations, bf16 states, gradient_sync, fp16 are the torch engine's")
 
 
 def _check_compile(job: Job) -> None:
@@ -66,18 +68,18 @@ def _check_host_memory(recipe: Recipe) -> None:
         raise ValueError(f"offload {recipe.offload} needs zero-3 or hybrid sharding, not {kind}")
 
 
-def _check_model(model: ModelShape) -> None:
+def _check_model(model: Model) -> None:
     if model.hidden % model.heads:
         raise ValueError(f"hidden {model.hidden} is not divisible by heads {model.heads}")
     if model.heads % model.kv_heads:
         raise ValueError(f"heads {model.heads} is not divisible by kv_heads {model.kv_heads}")
-    if model.positions == "rotary" and model.head_width % 2:
-        raise ValueError(f"rotary positions need an even head width, not {model.head_width}")
+    if model.positions == "rotary" and model.head_dim % 2:
+        raise ValueError(f"rotary positions need an even head width, not {model.head_dim}")
 
 
-def _check_tensor_parallel(model: ModelShape, recipe: Recipe) -> None:
+def _check_tensor_parallel(model: Model, recipe: Recipe) -> None:
     ranks = recipe.tensor_parallel
-    for name in ("heads", "ffn_hidden", "vocabulary"):
+    for name in ("heads", "ffn_hidden", "padded_vocabulary"):
         if getattr(model, name) % ranks:
             raise ValueError(f"tensor_parallel {ranks} does not divide {name} {getattr(model, name)}")
     if model.kv_heads % ranks and ranks % model.kv_heads:
@@ -104,7 +106,7 @@ def _check_positions(job: Job) -> None:
             raise ValueError(f"{name} {getattr(recipe, name)} does not divide the {held} positions that a rank holds")
 
 
-def _check_pipeline(model: ModelShape, recipe: Recipe) -> None:
+def _check_pipeline(model: Model, recipe: Recipe) -> None:
     ranks, virtual, schedule = recipe.pipeline_parallel, recipe.virtual_stages, recipe.schedule
     if (schedule == "none") != (ranks == 1):
         raise ValueError(f"schedule {schedule!r} does not fit pipeline_parallel {ranks}")

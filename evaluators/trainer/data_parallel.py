@@ -5,7 +5,7 @@ The copies are the replicas; with context parallelism each of a replica's contex
 | kind | parameters between uses | gradients | optimizer states |
 |---|---|---|---|
 | replicate | whole | whole, all-reduced at the last micro-batch | whole |
-| replicate, synchronise "each" | whole | whole, all-reduced at every micro-batch | whole |
+| replicate, gradient_sync "each" | whole | whole, all-reduced at every micro-batch | whole |
 | zero-1 | gathered once a step | whole, reduce-scattered at the last micro-batch | sharded |
 | zero-2 | gathered once a step | reduce-scattered at every micro-batch | sharded |
 | zero-3 | gathered for each use | reduce-scattered at every micro-batch | sharded |
@@ -25,12 +25,13 @@ from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from frontrunner.evaluators.trainer.job import Precision, Recipe
+from frontrunner.evaluators.trainer.job import Precision
 from frontrunner.evaluators.trainer.layout import Layout, ShardingKind, sharding_kind
 from frontrunner.evaluators.trainer.levels import LeveledUnit, leveled_units
 from frontrunner.evaluators.trainer.master_weights import has_master_weights
 from frontrunner.evaluators.trainer.model import Gpt
 from frontrunner.evaluators.trainer.precision import COMPUTE_TYPES
+from frontrunner.spaces.recipe import Recipe
 
 _GATHERING_FOR_EACH_USE = ("zero-3", "hybrid", "levels")
 
@@ -40,8 +41,8 @@ class Replicas:
 
     def __init__(self, module: FSDPModule, kind: ShardingKind, recipe: Recipe) -> None:
         self._module = module
-        self._all_reduces_every_micro_batch = recipe.synchronise == "each"
-        self._reduces_every_micro_batch = kind not in ("replicate", "zero-1") or recipe.synchronise == "each"
+        self._all_reduces_every_micro_batch = recipe.gradient_sync == "each"
+        self._reduces_every_micro_batch = kind not in ("replicate", "zero-1") or recipe.gradient_sync == "each"
         self._reshards_every_micro_batch = kind in _GATHERING_FOR_EACH_USE
 
     def before_backward(self, *, last: bool) -> None:
@@ -96,7 +97,7 @@ class DdpReplicas:
 
     def __init__(self, model: Gpt, layout: Layout) -> None:
         """Wrap the materialised and initialised `model`."""
-        self._reduces_every_micro_batch = layout.recipe.synchronise == "each"
+        self._reduces_every_micro_batch = layout.recipe.gradient_sync == "each"
         self.wrapped = DistributedDataParallel(
             model, process_group=layout.data_mesh.get_group(), gradient_as_bucket_view=True
         )

@@ -12,113 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
-from frontrunner.evaluators.trainer.strict_json import parsed
+from frontrunner.spaces.document import read_plain
+from frontrunner.spaces.model import Model
+from frontrunner.spaces.recipe import Recipe
 
-VERSION = 1
+VERSION = 2
 
 STEP_RANGE = "frontrunner::step"
 DATA_RANGE = "frontrunner::data"
 WAIT_RANGE = "frontrunner::wait"
 """Names in a profiler's trace: each step, reading its batch, and waiting for a collective from Python."""
 
-Schedule = Literal[
-    "none", "gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zero-bubble", "zbv", "dualpipev"
-]
 Precision = Literal["fp32", "bf16", "fp16"]
-OptimizerState = Literal["fp32", "bf16"]
-Recompute = Literal["none", "full", "selective"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelShape:
-    """The transformer's shape. `vocabulary` is already padded to what the recipe needs."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    ffn_hidden: int
-    vocabulary: int
-    positions: Literal["rotary", "learned"]
-    activation: Literal["gelu", "swiglu"]
-    norm: Literal["layernorm", "rmsnorm"]
-    tied_embeddings: bool
-    attention: Literal["flash", "math"]
-
-    @property
-    def head_width(self) -> int:
-        """The width of one attention head: hidden / heads."""
-        return self.hidden // self.heads
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sharding:
-    """Over how many copies of the model each kind of state is spread: parameters <= gradients <= optimizer."""
-
-    parameters: int
-    gradients: int
-    optimizer: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """How one model is spread over the ranks, and by which engine.
-
-    `context_parallel` counts the ranks that share each sequence of a replica. `virtual_stages` counts the pipeline
-    stages that each rank holds. `offload` names what is kept in the host's memory, "nvme" being both on a disk
-    instead. `secondary_partition` is the number of neighbouring replicas that hold a second copy of the parameters
-    for the backward pass (ZeRO++ hpZ, arXiv 2306.10209); 1 is none. `layers_per_stage` counts each stage's layers along
-    the model; empty is as even as possible. `rank_order` numbers the ranks, innermost groups first.
-    """
-
-    tensor_parallel: int
-    pipeline_parallel: int
-    context_parallel: int
-    data_parallel: int
-    virtual_stages: int
-    schedule: Schedule
-    micro_batch_seqs: int
-    accumulation: int
-    sharding: Sharding
-    recompute: Recompute
-    sequence_parallel: bool
-    replication: Literal["replicate", "ddp"]
-    compile: bool
-    loss_chunks: int
-    feed_forward_tiles: int
-    optimizer_state: OptimizerState
-    activation_offload: bool
-    synchronise: Literal["last", "each"]
-    engine: Literal["torch", "deepspeed"]
-    offload: Literal["none", "optimizer", "optimizer+parameters", "nvme"]
-    secondary_partition: int
-    layers_per_stage: tuple[int, ...]
-    rank_order: Literal["tp-dp-pp", "tp-pp-dp", "dp-tp-pp", "dp-pp-tp", "pp-tp-dp", "pp-dp-tp"] = "tp-dp-pp"
-
-    @property
-    def world_size(self) -> int:
-        """tensor_parallel * pipeline_parallel * copies: the number of ranks."""
-        return self.tensor_parallel * self.pipeline_parallel * self.copies
-
-    @property
-    def copies(self) -> int:
-        """data_parallel * context_parallel: the ranks that hold the same part of the model."""
-        return self.data_parallel * self.context_parallel
-
-    @property
-    def stages(self) -> int:
-        """pipeline_parallel * virtual_stages: the pipeline stages of the whole model."""
-        return self.pipeline_parallel * self.virtual_stages
-
-    @property
-    def replica_batch_seqs(self) -> int:
-        """micro_batch_seqs * accumulation: the sequences that one replica sees in a step."""
-        return self.micro_batch_seqs * self.accumulation
-
-    @property
-    def global_batch_seqs(self) -> int:
-        """replica_batch_seqs * data_parallel: the sequences in one step of training."""
-        return self.replica_batch_seqs * self.data_parallel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +115,7 @@ class Job:
 
     version: int
     mode: Literal["probe", "train"]
-    model: ModelShape
+    model: Model
     sequence_length: int
     precision: Precision
     recipe: Recipe
@@ -234,9 +139,11 @@ class Job:
             ValueError: the text is not JSON, a key is unknown or missing, a value has another type, the version is
                 another one, or the section that the mode needs is null.
         """
-        job = parsed(cls, json.loads(text), "job")
-        if job.version != VERSION:
-            raise ValueError(f"job.version is {job.version}, this trainer reads version {VERSION}")
+        table = json.loads(text)
+        version = table.get("version") if isinstance(table, dict) else None
+        if version != VERSION:
+            raise ValueError(f"job.version is {version}, this trainer reads version {VERSION}")
+        job = read_plain(cls, table, "job")
         if getattr(job, job.mode) is None:
             raise ValueError(f"job.mode is {job.mode!r}, so job.{job.mode} must not be null")
         return typing.cast("Self", job)

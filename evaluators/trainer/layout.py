@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from frontrunner.evaluators.trainer.context_parallel import ContextRanks
-from frontrunner.evaluators.trainer.job import Recipe
+from frontrunner.spaces.recipe import Recipe
 
 ShardingKind = Literal["replicate", "zero-1", "zero-2", "zero-3", "hybrid", "levels"]
 
@@ -69,12 +69,12 @@ class Layout:
     @property
     def replica_sequences(self) -> slice:
         """The part of the global batch that this rank's replica trains on."""
-        size = self.recipe.replica_batch_seqs
+        size = self.recipe.micro_batch_seqs * self.recipe.accumulation
         return slice(self.replica * size, (self.replica + 1) * size)
 
 
 def make_layout(recipe: Recipe, *, device_type: str) -> Layout:
-    """The grid over all ranks of the default process group, which must have recipe.world_size ranks."""
+    """The grid over all ranks of the default process group, which must have recipe.devices ranks."""
     kind = sharding_kind(recipe)
     # Of the levels FSDP2 sees the innermost only, the groups over which parameters are spread.
     shard_ranks = recipe.sharding.parameters if kind == "levels" else recipe.sharding.optimizer
@@ -101,7 +101,7 @@ def rank_grid(recipe: Recipe, copies: tuple[int, ...]) -> Tensor:
     shape = [size for name in outermost_first for size in sizes[name]]
     place = {name: sum(len(sizes[outer]) for outer in outermost_first[:n]) for n, name in enumerate(outermost_first)}
     wanted = [place[name] + part for name in ("pp", "dp", "tp") for part in range(len(sizes[name]))]
-    return torch.arange(recipe.world_size, device="cpu").view(shape).permute(wanted).contiguous()
+    return torch.arange(recipe.devices, device="cpu").view(shape).permute(wanted).contiguous()
 
 
 def _levels(recipe: Recipe, device_type: str) -> DeviceMesh:

@@ -9,13 +9,14 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from frontrunner.evaluators.trainer.job import Precision, Recipe
+from frontrunner.evaluators.trainer.job import Precision
 from frontrunner.evaluators.trainer.precision import COMPUTE_TYPES
+from frontrunner.spaces.recipe import Recipe
 
 
 def has_master_weights(recipe: Recipe, precision: Precision) -> bool:
     """Whether a rank holds the whole model and nothing else would make its low-precision weights."""
-    return recipe.world_size == 1 and precision != "fp32" and recipe.offload == "none"
+    return recipe.devices == 1 and precision != "fp32" and recipe.offload == "none"
 
 
 class MasterWeights:

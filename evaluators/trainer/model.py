@@ -14,19 +14,19 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from frontrunner.evaluators.trainer.blocks import NEUTRAL, Block, Levers, Transform, make_norm
-from frontrunner.evaluators.trainer.job import ModelShape
 from frontrunner.evaluators.trainer.loss import mean_cross_entropy
 from frontrunner.evaluators.trainer.recompute import recomputed
 from frontrunner.evaluators.trainer.rotary import RotaryTable
+from frontrunner.spaces.model import Model
 
 
 class Embedding(nn.Module):
     """Token embedding, plus learned positions where the model has them; the tokens given start at `first_position`."""
 
-    def __init__(self, shape: ModelShape, *, sequence_length: int, first_position: int = 0) -> None:
+    def __init__(self, shape: Model, *, sequence_length: int, first_position: int = 0) -> None:
         super().__init__()
         self._first_position = first_position
-        self.tokens = nn.Embedding(shape.vocabulary, shape.hidden)
+        self.tokens = nn.Embedding(shape.padded_vocabulary, shape.hidden)
         self.positions = nn.Embedding(sequence_length, shape.hidden) if shape.positions == "learned" else None
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ class Gpt(nn.Module):
         ValueError: the embeddings are tied and the model is only one of several stages.
     """
 
-    def __init__(self, shape: ModelShape, *, sequence_length: int, layers: range, levers: Levers = NEUTRAL) -> None:
+    def __init__(self, shape: Model, *, sequence_length: int, layers: range, levers: Levers = NEUTRAL) -> None:
         super().__init__()
         self._levers = levers
         first, last = layers.start == 0, layers.stop == shape.layers
@@ -68,7 +68,7 @@ class Gpt(nn.Module):
             raise ValueError("tied embeddings need the first and the last layer in the same pipeline stage")
         rotary = None
         if shape.positions == "rotary":
-            rotary = RotaryTable(sequence_length=sequence_length, head_width=shape.head_width)
+            rotary = RotaryTable(sequence_length=sequence_length, head_width=shape.head_dim)
         self._rotary = rotary
         held = levers.context.positions(sequence_length) if levers.context is not None else slice(0, sequence_length)
         self.embedding = Embedding(shape, sequence_length=sequence_length, first_position=held.start) if first else None
@@ -117,7 +117,7 @@ class Gpt(nn.Module):
         return mean_cross_entropy(self._logits(x), targets)
 
 
-def _head(shape: ModelShape, embedding: Embedding | None) -> nn.Module:
+def _head(shape: Model, embedding: Embedding | None) -> nn.Module:
     if shape.tied_embeddings and embedding is not None:
         return TiedHead(embedding)
-    return nn.Linear(shape.hidden, shape.vocabulary, bias=False)
+    return nn.Linear(shape.hidden, shape.padded_vocabulary, bias=False)

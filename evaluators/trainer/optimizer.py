@@ -17,7 +17,7 @@ PART_ELEMENTS = 2**22
 
 
 def build_optimizer(
-    options: job.Optimizer, parameters: Sequence[nn.Parameter], *, state: job.OptimizerState = "fp32"
+    options: job.Optimizer, parameters: Sequence[nn.Parameter], *, state: str = "fp32"
 ) -> torch.optim.Optimizer:
     """AdamW or SGD over `parameters`, with its states kept in the type `state`."""
     groups = _groups_by_mesh(parameters)

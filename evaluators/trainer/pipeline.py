@@ -14,9 +14,9 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle, get_schedule_class
 
 from frontrunner.evaluators.trainer.data_parallel import Replicas
-from frontrunner.evaluators.trainer.job import Recipe
 from frontrunner.evaluators.trainer.layout import Layout
 from frontrunner.evaluators.trainer.loss import LossFunction
+from frontrunner.spaces.recipe import Recipe
 
 SCHEDULE_CLASSES = {
     "gpipe": "GPipe",

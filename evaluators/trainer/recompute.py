@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from frontrunner.evaluators.trainer.job import Recompute
-
 Checkpointed = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
 
 # Matrix products and attention are the costly ones; the collectives are kept because recomputing is communication.
@@ -27,7 +25,7 @@ _KEPT_OPERATORS = (
 )
 
 
-def checkpointed(recompute: Recompute) -> Checkpointed | None:
+def checkpointed(recompute: str) -> Checkpointed | None:
     """How a block is to be run so that it keeps only what `recompute` says; None keeps everything."""
     if recompute == "none":
         return None

@@ -93,7 +93,7 @@ class TorchStepper:
         self.optimizer.zero_grad()
         if self._device.type != "cpu":
             self._ahead = number + 1, self._read_batch(number + 1)  # while the device is busy with this step
-        synchronise(self._device)
+        synchronize(self._device)
         mean_loss, squared_norm, _ = totals.tolist()
         norm = None if clips_at is None or overflowed else math.sqrt(squared_norm)
         factor = self.scale.factor if self.scale.is_active else None
@@ -169,7 +169,7 @@ class TorchStepper:
         return batch if context is None else batch.at(context.positions(self._job.sequence_length))
 
 
-def synchronise(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     """Wait until an accelerator has done all that was asked of it; nothing on a CPU."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)

@@ -22,7 +22,6 @@ from torch.distributed.tensor.parallel import (
 )
 
 from frontrunner.evaluators.trainer.blocks import Attention, Block
-from frontrunner.evaluators.trainer.job import ModelShape
 from frontrunner.evaluators.trainer.model import Gpt, TiedHead
 from frontrunner.evaluators.trainer.tensor_layers import (
     ReplicatedHeads,
@@ -32,9 +31,10 @@ from frontrunner.evaluators.trainer.tensor_layers import (
     SummedLinear,
 )
 from frontrunner.evaluators.trainer.tensor_ranks import TensorRanks
+from frontrunner.spaces.model import Model
 
 
-def apply_tensor_parallel(model: Gpt, shape: ModelShape, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
+def apply_tensor_parallel(model: Gpt, shape: Model, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
     """Split `model`, in place, over the ranks of the 1-D `mesh`."""
     ranks = TensorRanks(mesh, sequence_parallel=sequence_parallel)
     for block in model.blocks.values():
@@ -47,7 +47,7 @@ def apply_tensor_parallel(model: Gpt, shape: ModelShape, mesh: DeviceMesh, *, se
         parallelize_module(model, mesh, _head_plan(model, Shard(1) if sequence_parallel else Replicate()))
 
 
-def _split_block(block: Block, shape: ModelShape, ranks: TensorRanks, *, sequence_parallel: bool) -> None:
+def _split_block(block: Block, shape: Model, ranks: TensorRanks, *, sequence_parallel: bool) -> None:
     _replace(block.attention, SplitLinear, ranks, Shard(0), names=("query",))
     if shape.kv_heads < ranks.size:
         _replicate_key_value(block.attention, shape, ranks)
@@ -76,9 +76,9 @@ def _replace(
             setattr(part, name, layer(getattr(part, name), ranks, placement))
 
 
-def _replicate_key_value(attention: Attention, shape: ModelShape, ranks: TensorRanks) -> None:
+def _replicate_key_value(attention: Attention, shape: Model, ranks: TensorRanks) -> None:
     head = ranks.number * shape.kv_heads // ranks.size
-    rows = slice(head * shape.head_width, (head + 1) * shape.head_width)
+    rows = slice(head * shape.head_dim, (head + 1) * shape.head_dim)
     for name in ("key", "value"):
         setattr(attention, name, ReplicatedHeads(getattr(attention, name), ranks, rows))
 

@@ -19,9 +19,10 @@ from frontrunner.results.clock import timestamp
 from frontrunner.results.leases import GIVEN_BACK
 from frontrunner.results.schema import Base, CampaignRow, EventRow
 from frontrunner.results.states import CampaignState
-from frontrunner.results.store import NAME_PATTERN, Store
+from frontrunner.results.store import Store
 from frontrunner.spaces.document import canonical_json
 from frontrunner.spaces.errors import InvalidInput, StoreUnusable, bad_value
+from frontrunner.spaces.names import CAMPAIGN_NAME
 
 UNARCHIVED = "unarchived"
 """The event of a campaign that came from an archive; its data names the file and its hash."""
@@ -50,7 +51,7 @@ def unarchive(store: Store, archive: ArchiveRows, *, name: str | None = None) ->
     written. Nothing is written then.
     """
     wanted = archive.campaign if name is None else name
-    if not NAME_PATTERN.fullmatch(wanted):
+    if not CAMPAIGN_NAME.fullmatch(wanted):
         key = "campaign.name" if name is not None else f"{archive.path}: campaign.name"
         raise bad_value(key, wanted, "1 to 64 of a-z, 0-9, '.', '_' and '-'", hint="give one with --name")
     path = archive.path

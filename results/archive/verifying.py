@@ -14,9 +14,8 @@ from frontrunner.results.archive.writing import TABLES
 from frontrunner.results.cells import DamagedCell
 from frontrunner.results.codec import storable
 from frontrunner.results.schema import REVISION, Base
-from frontrunner.spaces.errors import FrontrunnerError, StoreUnusable
+from frontrunner.spaces.errors import FrontrunnerError, StoreUnusable, shown
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.wording import shown
 
 REFERENCES = {
     "campaign_id": "campaigns",

@@ -16,8 +16,7 @@ from frontrunner.results.clock import timestamp
 from frontrunner.results.copying import refuse_driven
 from frontrunner.results.schema import REVISION, AttemptRow, Base
 from frontrunner.results.store import Store, find_campaign
-from frontrunner.spaces.errors import InvalidInput, NotFound
-from frontrunner.spaces.places import writing
+from frontrunner.spaces.errors import InvalidInput, NotFound, writing
 
 TABLES = (
     *("campaigns", "provenance", "trials", "attempts", "measurements"),

@@ -13,6 +13,8 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
+from frontrunner.spaces.recipe import DIMENSIONS
+
 MODEL = {
     "vocabulary_multiple": 128,
     "positions": "rotary",
@@ -23,28 +25,8 @@ MODEL = {
     "attention": "flash",
 }
 SHARDING = {"parameters": 1, "gradients": 1, "optimizer": 1}
-RECIPE = {
-    "engine": "torch",
-    "tensor_parallel": 1,
-    "pipeline_parallel": 1,
-    "context_parallel": 1,
-    "virtual_stages": 1,
-    "schedule": "none",
-    "sharding": SHARDING,
-    "recompute": "none",
-    "sequence_parallel": False,
-    "replication": "replicate",
-    "compile": False,
-    "loss_chunks": 1,
-    "feed_forward_tiles": 1,
-    "optimizer_state": "fp32",
-    "activation_offload": False,
-    "offload": "none",
-    "synchronise": "last",
-    "secondary_partition": 1,
-    "layers_per_stage": [],
-    "rank_order": "tp-dp-pp",
-}
+RECIPE = {one.stored: one.neutral for one in DIMENSIONS.values() if one.neutral is not None}
+RECIPE |= {"sharding": SHARDING, "layers_per_stage": []}
 """Field -> the default at which it is no part of an identity."""
 MODEL_KNOWN = {*MODEL, "name", "layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary"}
 RECIPE_KNOWN = {*RECIPE, "devices", "micro_batch_seqs", "accumulation"}

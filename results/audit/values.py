@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, text
 
 from frontrunner.results.audit.limits import OF_ATTEMPT
+from frontrunner.spaces.names import CAMPAIGN_NAME
 
 JSON_COLUMNS: dict[str, tuple[str, str, type]] = {
     "campaigns.spec_json": ("id", "id", dict),
@@ -34,7 +34,6 @@ TIMES: dict[str, tuple[str, str, tuple[str, ...]]] = {
 }
 """Table -> what its campaign's id is, what its row's, and the columns with times."""
 UTC = "+00:00"
-NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 
 
 def broken_json(connection: Connection) -> Iterator[dict[str, Any]]:
@@ -90,5 +89,5 @@ def _is_time(held: str) -> bool:
 def broken_names(connection: Connection) -> Iterator[dict[str, Any]]:
     """The campaigns whose name could not be typed, or would lead out of the folder of their runs."""
     for campaign, name in connection.execute(text("SELECT id, name FROM campaigns")):
-        if not isinstance(name, str) or not NAME.fullmatch(name):
+        if not isinstance(name, str) or not CAMPAIGN_NAME.fullmatch(name):
             yield {"campaign": campaign, "name": name}

@@ -11,12 +11,11 @@ from frontrunner.config.cluster import named_cluster
 from frontrunner.config.settings import shown_store, store_url
 from frontrunner.config.validation import dump_json
 from frontrunner.search.spec import CampaignSpec
-from frontrunner.spaces.choices import DEGREES
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.names import campaign_name_from, require_campaign_name
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.spaces.space import Space
+from frontrunner.spaces.space import DEGREES, Space
 from frontrunner.starting import problem_summary
 from frontrunner.store import opened
 

@@ -9,10 +9,9 @@ from frontrunner.config.campaign import keys_of
 from frontrunner.config.validation import refuse_unusable_values, validate
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import recipe_id
-from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal, bad_value, did_you_mean
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal, bad_value, did_you_mean, shown, shown_key
+from frontrunner.spaces.recipe import Recipe, current_names
 from frontrunner.spaces.space import Space, Survey
-from frontrunner.spaces.wording import shown, shown_key
 
 
 def one_recipe(spec: CampaignSpec, choices: Mapping[str, object]) -> Recipe:
@@ -21,6 +20,7 @@ def one_recipe(spec: CampaignSpec, choices: Mapping[str, object]) -> Recipe:
     A value need not be among the space's own. Raises `InvalidInput` for a dimension or a value that there is not, and
     where several recipes are left, and `NothingLegal`, with the reason, where none is.
     """
+    choices = current_names(choices)
     for key in choices:
         if key not in keys_of("space"):
             raise InvalidInput(f"unknown choice {shown_key(key)}", hint=did_you_mean(key, keys_of("space")))

@@ -44,10 +44,10 @@ from frontrunner.spaces.errors import (
     NothingLegal,
     ServiceUnreachable,
     bad_value,
+    shown,
+    writing,
 )
 from frontrunner.spaces.names import campaign_name_from
-from frontrunner.spaces.places import writing
-from frontrunner.spaces.wording import shown
 from frontrunner.starting import free_among
 from frontrunner.store import OBJECTIVES
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from frontrunner.evaluators.probe.files import write_bytes
-from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal, bad_value, did_you_mean
-from frontrunner.spaces.places import writing
+from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal, bad_value, did_you_mean, writing
 from frontrunner.starting import stored_spec, stored_survey
 from frontrunner.views.charts import FIGURES
-from frontrunner.views.charts.data import Collected, Missing, collect
+from frontrunner.views.charts.data import Chart, Collected, Missing, collect
 from frontrunner.views.charts.render import FORMATS, picture, require_installed
 from frontrunner.views.report import Elsewhere, report_page
 
@@ -32,6 +31,14 @@ class Reported:
 
     collected: Collected
     spec: CampaignSpec
+    _charts: dict[str, Chart | Missing] = field(default_factory=dict)
+
+    def chart(self, name: str) -> Chart | Missing:
+        """Return one of `FIGURES`, made at most once."""
+        if name not in self._charts:
+            _, draw = FIGURES[name]
+            self._charts[name] = draw(self.collected)
+        return self._charts[name]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +65,7 @@ def reported(store: Store, campaign: str | None, surveys: MutableMapping[int, Su
 def report_text(found: Reported, elsewhere: Elsewhere) -> str:
     """Return a campaign as one self-contained HTML page; raise `InvalidInput` if vl-convert is not installed."""
     require_installed()
-    charts = {name: draw(found.collected) for name, (_, draw) in FIGURES.items()}
+    charts = {name: found.chart(name) for name in FIGURES}
     return report_page(found.collected, found.spec, charts, elsewhere)
 
 
@@ -70,11 +77,10 @@ def figure(found: Reported, name: str, kind: str) -> bytes | Missing:
     require_figure(name)
     require_format(kind)
     require_installed()
-    title, draw = FIGURES[name]
-    chart = draw(found.collected)
+    chart = found.chart(name)
     if isinstance(chart, Missing):
         return chart
-    return picture(chart.spec, kind, title=_titled(title, found))
+    return picture(chart.spec, kind, title=_titled(FIGURES[name][0], found))
 
 
 def _titled(title: str, found: Reported) -> str:

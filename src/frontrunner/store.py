@@ -246,7 +246,7 @@ class LocalStore:
         """
         from frontrunner import reporting
         from frontrunner.evaluators.probe.files import write_text
-        from frontrunner.spaces.places import writing
+        from frontrunner.spaces.errors import writing
         from frontrunner.views.charts.render import require_installed
         from frontrunner.views.report import Elsewhere
 

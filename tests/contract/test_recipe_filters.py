@@ -25,7 +25,7 @@ RECIPES = (
     recipe(sharding=Sharding(optimizer=4), compile=True, rank_order="tp-pp-dp"),
     recipe(sharding=Sharding(gradients=4, optimizer=4), offload="optimizer", engine="deepspeed"),
     recipe(sharding=Sharding(parameters=4, gradients=4, optimizer=4), recompute="full", loss_chunks=4),
-    recipe(sharding=Sharding(parameters=2, gradients=2, optimizer=2), sequence_parallel=True, synchronise="each"),
+    recipe(sharding=Sharding(parameters=2, gradients=2, optimizer=2), sequence_parallel=True, gradient_sync="each"),
     recipe(sharding=Sharding(parameters=2, gradients=4, optimizer=4), replication="ddp", secondary_partition=2),
     recipe(context_parallel=2, sharding=Sharding(optimizer=4), activation_offload=True, feed_forward_tiles=2),
     recipe(pipeline_parallel=2, schedule="1f1b", optimizer_state="bf16", sharding=Sharding(optimizer=2)),

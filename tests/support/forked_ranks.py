@@ -54,7 +54,7 @@ class _CollectiveCounter(TorchDispatchMode):
 def _run_forked(order: dict[str, Any]) -> list[int]:
     """Fork the job's ranks and wait; where one dies the others are killed, since they would wait for it."""
     job = Job.read(Path(order["job"]))
-    world_size = job.recipe.world_size
+    world_size = job.recipe.devices
     rendezvous = Path(job.run_folder) / f"rendezvous-{os.getpid()}"
     rendezvous.unlink(missing_ok=True)
     if job.recipe.compile:
@@ -106,7 +106,7 @@ def _be_rank(job: Job, rank: int, rendezvous: Path, *, counting: bool) -> None:
     """
     counter = _CollectiveCounter()
     with counter if counting else contextlib.nullcontext():
-        run_rank(job, rank=rank, world_size=job.recipe.world_size, init_method=f"file://{rendezvous}", local_rank=rank)
+        run_rank(job, rank=rank, world_size=job.recipe.devices, init_method=f"file://{rendezvous}", local_rank=rank)
     (Path(job.run_folder) / f"rank-{rank}.collectives.json").write_text(json.dumps(counter.counts))
     (Path(job.run_folder) / f"rank-{rank}.bytes.json").write_text(json.dumps(counter.received))
     sys.stdout.flush()

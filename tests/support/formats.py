@@ -13,13 +13,13 @@ from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import (
+    DIMENSIONS,
     ENGINES,
     LOOPED_SCHEDULES,
     OFFLOADS,
     RANK_ORDERS,
     RECOMPUTES,
     SCHEDULES,
-    SYNCHRONISATIONS,
     Recipe,
 )
 from frontrunner.spaces.sharding import Sharding
@@ -80,7 +80,7 @@ def _with_levers(draw: Callable[[Any], Any], recipe: Recipe) -> Recipe:
         {"optimizer_state": "bf16"},
         {"activation_offload": True},
         {"offload": draw(st.sampled_from(OFFLOADS))},
-        {"synchronise": draw(st.sampled_from(SYNCHRONISATIONS))},
+        {"gradient_sync": draw(st.sampled_from(DIMENSIONS["gradient_sync"].values))},
         {"secondary_partition": 2},
         {"rank_order": draw(st.sampled_from(RANK_ORDERS))},
     ]

@@ -56,7 +56,7 @@ def peak_of_real_step(job: Job, rank: int, init_method: str) -> int:
     The least, since a thread of gloo may keep a collective's tensors for a moment after its end, in some steps only.
     """
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=job.recipe.world_size)
+    dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=job.recipe.devices)
     layout = make_layout(job.recipe, device_type="cpu")
     data = TokenFile(job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed)
     scale = LossScale(job.precision, _CPU)

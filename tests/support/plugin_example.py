@@ -1,7 +1,7 @@
 """A plug-in for frontrunner: probes of a trainer of one's own. The page docs/other-trainers.md shows this file."""
 
 from frontrunner.evaluators.external.command import Command, CommandRequest
-from frontrunner.spaces.reasons import Reason
+from frontrunner.spaces.legality import Reason
 
 
 def my_trainer(request: CommandRequest) -> Command | Reason:

@@ -25,7 +25,7 @@ _FACTORS = (
     "micro_batch_seqs",
     "recompute",
     "replication",
-    "synchronise",
+    "gradient_sync",
     "offload",
     "secondary_partition",
 )

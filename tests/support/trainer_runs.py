@@ -3,6 +3,7 @@
 import atexit
 import functools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -16,68 +17,48 @@ from torch.nn import functional
 from frontrunner.evaluators.trainer.corpus import write_token_file
 from frontrunner.evaluators.trainer.data import TokenFile
 from frontrunner.evaluators.trainer.initialise import initialise
-from frontrunner.evaluators.trainer.job import Data, Job, ModelShape, Optimizer, Probe, Recipe, Sharding
+from frontrunner.evaluators.trainer.job import Data, Job, Optimizer, Probe
 from frontrunner.evaluators.trainer.model import Gpt
+from frontrunner.spaces.model import Model
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.sharding import Sharding
 
 SEQUENCE_LENGTH = 32
 GLOBAL_BATCH_SEQS = 8
 
 
-def small_model(**changes: Any) -> ModelShape:
+def small_model(**changes: Any) -> Model:
     """Rotary, SwiGLU, RMSNorm, grouped heads; 4 layers of width 64."""
-    shape = ModelShape(
-        layers=4,
-        hidden=64,
-        heads=4,
-        kv_heads=4,
-        ffn_hidden=128,
-        vocabulary=384,
-        positions="rotary",
-        activation="swiglu",
-        norm="rmsnorm",
-        tied_embeddings=False,
-        attention="flash",
-    )
-    return replace(shape, **changes)
+    shape = {
+        "name": "small",
+        "layers": 4,
+        "hidden": 64,
+        "heads": 4,
+        "kv_heads": 4,
+        "ffn_hidden": 128,
+        "vocabulary": 384,
+        "vocabulary_multiple": 1,
+        "activation": "swiglu",
+        "norm": "rmsnorm",
+    }
+    return Model(**(shape | changes))
 
 
 def small_recipe(**changes: Any) -> Recipe:
     """One rank, one micro-batch of the whole global batch, unless changed; accumulation follows the other degrees."""
     changes = dict(changes)
-    data_parallel = changes.get("data_parallel", 1)
-    micro_batch = changes.setdefault("micro_batch_seqs", GLOBAL_BATCH_SEQS // data_parallel)
-    changes.setdefault("accumulation", GLOBAL_BATCH_SEQS // data_parallel // micro_batch)
-    changes["sharding"] = Sharding(
-        **dict(zip(("parameters", "gradients", "optimizer"), changes.get("sharding", (1, 1, 1)), strict=True))
-    )
-    defaults: dict[str, Any] = {
-        "tensor_parallel": 1,
-        "pipeline_parallel": 1,
-        "context_parallel": 1,
-        "data_parallel": 1,
-        "virtual_stages": 1,
-        "schedule": "none",
-        "recompute": "none",
-        "sequence_parallel": False,
-        "replication": "replicate",
-        "compile": False,
-        "loss_chunks": 1,
-        "feed_forward_tiles": 1,
-        "optimizer_state": "fp32",
-        "activation_offload": False,
-        "synchronise": "last",
-        "engine": "torch",
-        "offload": "none",
-        "secondary_partition": 1,
-        "layers_per_stage": (),
-    }
-    return Recipe(**(defaults | changes))
+    replicas = changes.pop("data_parallel", 1)
+    ranks = math.prod(changes.get(f"{kind}_parallel", 1) for kind in ("tensor", "pipeline", "context"))
+    micro_batch = changes.setdefault("micro_batch_seqs", GLOBAL_BATCH_SEQS // replicas)
+    changes.setdefault("accumulation", GLOBAL_BATCH_SEQS // replicas // micro_batch)
+    degrees = zip(("parameters", "gradients", "optimizer"), changes.pop("sharding", (1, 1, 1)), strict=True)
+    return Recipe(devices=replicas * ranks, sharding=Sharding(**dict(degrees)), **changes)
 
 
 def small_job(folder: Path, **changes: Any) -> Job:
     """A probe of 5 steps with SGD with momentum, whose losses show a wrong scale of the gradients."""
     job = Job(
-        version=1,
+        version=2,
         mode="probe",
         model=small_model(),
         sequence_length=SEQUENCE_LENGTH,
@@ -251,9 +232,9 @@ def look(job: Job, name: str) -> list[Any]:
     warm_parent().start(job, look=name)
     statuses = warm_parent().wait()
     folder = Path(job.run_folder)
-    logs = [(folder / f"rank-{rank}.log").read_text() for rank in range(job.recipe.world_size)]
+    logs = [(folder / f"rank-{rank}.log").read_text() for rank in range(job.recipe.devices)]
     assert not any(statuses), "\n".join(logs)[-3000:]
-    return [json.loads((folder / f"rank-{rank}.{name}.json").read_text()) for rank in range(job.recipe.world_size)]
+    return [json.loads((folder / f"rank-{rank}.{name}.json").read_text()) for rank in range(job.recipe.devices)]
 
 
 def received_bytes(job: Job, rank: int) -> dict[str, int]:

@@ -69,7 +69,7 @@ SAME_AS_REAL_SLOW = {
 )
 def test_every_rank_s_peak_is_that_of_a_real_step(changes: dict[str, Any], tmp_path: Path) -> None:
     job = traced_job(tmp_path, **changes)
-    slack = SLACK if job.recipe.world_size == 1 else SLACK_AMONG_RANKS
+    slack = SLACK if job.recipe.devices == 1 else SLACK_AMONG_RANKS
     assert peaks(job) == pytest.approx(look(job, "peak"), rel=slack)
 
 

@@ -92,7 +92,7 @@ REPLICAS = {"data_parallel": 2, "micro_batch_seqs": 1}
 HYBRID = {"data_parallel": 4, "sharding": (2, 2, 2), "micro_batch_seqs": 1}
 OFFLOADED = {"offload": "optimizer+parameters"}
 ON_HOST = {"activation_offload": True}
-EACH = {"synchronise": "each"}
+EACH = {"gradient_sync": "each"}
 # On a CPU the moves are copies within one memory: they show that the right values come back.
 HOST_AND_EACH = {
     "host-activations": ON_HOST,

@@ -230,7 +230,7 @@ SPACE = Space(
     recompute=("none", "full", "selective"),
     sequence_parallel=(False, True),
     replication=("replicate", "ddp"),
-    synchronise=("last", "each"),
+    gradient_sync=("last", "each"),
 )
 NAMED = [small_recipe(**case.recipe) for case in CASES]
 CHOSEN = covering_recipes(SPACE, run_anyway=NAMED)

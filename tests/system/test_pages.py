@@ -254,7 +254,7 @@ def test_figures_stay_apart_and_messages_lie_over_the_page(service: Served) -> N
             api.expect(page.locator(".feasibility .main-svg").first).to_have_attribute("width", str(room))
             assert_nothing_is_covered(page)
         page.set_viewport_size({"width": 1280, "height": 800})
-        why = page.locator("#trials td.why", has_text="rank 3").first
+        why = page.locator("#trials td.col-why", has_text="rank 3").first
         assert why.evaluate(
             "(cell) => cell.scrollWidth <= cell.clientWidth && cell.getBoundingClientRect().right < 1280"
         )

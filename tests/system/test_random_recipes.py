@@ -67,7 +67,7 @@ def legal_recipes(draw: st.DrawFn, engine: str) -> Recipe:
             "sequence_parallel": draw(st.booleans()),
             "loss_chunks": draw(st.sampled_from([1, 2])),
             "feed_forward_tiles": draw(st.sampled_from([1, 2])),
-            "synchronise": draw(st.sampled_from(["last", "each"])),
+            "gradient_sync": draw(st.sampled_from(["last", "each"])),
             "replication": draw(st.sampled_from(["replicate", "replicate", "ddp"])),
         }
     else:

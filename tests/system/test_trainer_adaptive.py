@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.evaluators.trainer.job import Adaptive, Job, Probe, Recipe
+from frontrunner.evaluators.trainer.job import Adaptive, Job, Probe
+from frontrunner.spaces.recipe import Recipe
 from support.trainer_runs import read_progress, run_job, small_job, small_recipe
 
 RECIPES = {

@@ -76,12 +76,12 @@ def test_hybrid_reduces_between_groups_once_a_step(tmp_path: Path) -> None:
     assert counts["allreduce_"] == GROUPS["none"] * STEPS + loss_and_start
 
 
-@pytest.mark.parametrize(("synchronise", "reductions"), [("last", 1), ("each", MICRO_BATCHES)])
+@pytest.mark.parametrize(("gradient_sync", "reductions"), [("last", 1), ("each", MICRO_BATCHES)])
 @pytest.mark.parametrize("stages", [ONE_STAGE, ONE_F_ONE_B], ids=lambda stages: stages["schedule"])
 def test_plain_replicas_reduce_as_told(
-    stages: dict[str, Any], synchronise: str, reductions: int, tmp_path: Path
+    stages: dict[str, Any], gradient_sync: str, reductions: int, tmp_path: Path
 ) -> None:
-    recipe = small_recipe(data_parallel=2, micro_batch_seqs=1, synchronise=synchronise, **stages)
+    recipe = small_recipe(data_parallel=2, micro_batch_seqs=1, gradient_sync=gradient_sync, **stages)
 
     counts = count_collectives(small_job(tmp_path / "run", recipe=recipe))
 

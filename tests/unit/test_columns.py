@@ -40,7 +40,7 @@ def test_ranking_on_a_narrow_terminal_keeps_the_mark_of_noise(monkeypatch: pytes
     shown = lines(80, [ROW, replace(ROW, rank=2)], monkeypatch)
     row = next(line for line in shown if "0123456789ab" in line)
     assert "8.0 % !" in row
-    assert "8 x 16 x 4" in row
+    assert "tp8 pp16 dp4" in row
     assert all(len(line) <= 81 for line in shown if "tokens/s" in line and "#" in line)
     assert any("the order near such a row may change" in line for line in shown)
 
@@ -64,10 +64,10 @@ def test_choices_show_context_ranks_and_what_they_are_sharded_over() -> None:
     )  # fmt: skip
     shown = {column.key: column.cell(spread) for column in CHOICES}
     assert shown == {
-        "layout": "2 x 1 x 1 cp4",
+        "layout": "tp2 pp1 dp1 cp4",
         "batch": "1 x 64",
         "sharding": "zero-3",
-        "options": "recompute selective",
+        "options": "recompute=selective",
     }
 
 

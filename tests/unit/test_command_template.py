@@ -18,7 +18,7 @@ from frontrunner.evaluators.external.template import Template, filled_text
 from frontrunner.evaluators.external.trainers import STEPS, configured
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import InvalidInput
-from frontrunner.spaces.reasons import Reason
+from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
 from support.campaigns import setup_of, spec_of, tiny, tiny_recipe, write_toml

@@ -20,16 +20,9 @@ from frontrunner.search.strategy import STRATEGIES
 from frontrunner.spaces import errors
 from frontrunner.spaces.cluster import Links, PeakTflops
 from frontrunner.spaces.presets import cluster_names, model_names
-from frontrunner.spaces.recipe import (
-    ENGINES,
-    OFFLOADS,
-    OPTIMIZER_STATES,
-    RECOMPUTES,
-    REPLICATIONS,
-    SCHEDULES,
-    SYNCHRONISATIONS,
-)
+from frontrunner.spaces.recipe import DIMENSIONS
 from frontrunner.travel_api import TARGETS
+from support.docs_tables import with_table
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")}
@@ -71,13 +64,17 @@ def test_every_setting_is_documented(name: str) -> None:
         assert f"`{key}`" in text, f"{name}.{key}"
 
 
+def test_space_table_is_generated_from_the_dimensions() -> None:
+    page = DOCS["campaign-file.md"]
+    assert with_table(page) == page, "run: python tests/support/docs_tables.py"
+
+
 def test_nested_settings_and_words_are_documented() -> None:
     cluster = section("campaign-file.md", "[cluster]")
     for field in (*fields(PeakTflops), *fields(Links)):
         assert field.name in cluster
     space = section("campaign-file.md", "[space]")
-    words = (*SCHEDULES, *RECOMPUTES, *REPLICATIONS, *ENGINES, *OPTIMIZER_STATES, *OFFLOADS, *SYNCHRONISATIONS)
-    for word in words:
+    for word in (word for one in DIMENSIONS.values() if one.name != "rank_order" for word in one.values):
         assert word in space or word == "none"
     for preset in (*model_names(), *cluster_names()):
         assert f"`{preset}`" in DOCS["campaign-file.md"]

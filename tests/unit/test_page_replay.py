@@ -16,8 +16,8 @@ from frontrunner.config.settings import run_root
 from frontrunner.evaluators.probe.files import write_json
 from frontrunner.results.store import open_store
 from frontrunner.server.app import create_app
+from frontrunner.server.pages.recipes import ReplayForm
 from frontrunner.server.pages.router import router
-from frontrunner.server.pages.routes.recipes import ReplayForm
 from frontrunner.server.replays import STARTED, Replay, Replays, noting_its_end
 from frontrunner.spaces.errors import FrontrunnerError
 from support.page_stores import page_store
@@ -101,7 +101,7 @@ def test_a_replay_is_as_fast_as_its_newest_steps_beside_what_was_measured(
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (None, "was cut off: its process is gone without a word"),
+        (None, "was interrupted: its process ended without reporting why"),
         (KeyboardInterrupt(), "The last replay was stopped"),
         (FrontrunnerError("the replay ended with status 1:\nand a long log"), "failed: the replay ended with status 1"),
         (OSError("no space left"), "failed: OSError: no space left"),

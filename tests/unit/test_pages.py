@@ -14,15 +14,14 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from frontrunner.results.driving import stamp
 from frontrunner.results.holders import this_host
 from frontrunner.results.known import REUSED, probes_made
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.server.app import create_app
+from frontrunner.server.pages.campaigns import campaign_view, version
+from frontrunner.server.pages.planning import planned_campaign
 from frontrunner.server.pages.router import router
-from frontrunner.server.pages.views.campaign import campaign_view, moment
-from frontrunner.server.pages.views.plan import PlanQuestion, campaign_of
 from support.page_stores import SCRIPT, page_store
 from support.services import ORIGIN, bearer, settings, tokens_of
 
@@ -126,11 +125,11 @@ def test_a_page_hears_that_its_driver_died_without_a_word(tmp_path: Path) -> Non
     with open_store(str(tmp_path / "store.db"), clock=lambda: start) as store:
         name = store.campaigns()[-1].name
         store.acquire_lease(store.campaign(name).id, host="gone", pid=1, duration_s=30)
-        driven = moment(*stamp(store, (name,)))
+        driven = version(store, name)
         assert campaign_view(store, name).status.driver_is_live
-        assert moment(*stamp(store, (name,))) == driven
+        assert version(store, name) == driven
     with open_store(str(tmp_path / "store.db"), clock=lambda: start + timedelta(seconds=31)) as store:
-        assert moment(*stamp(store, (name,))) != driven
+        assert version(store, name) != driven
         view = campaign_view(store, name)
         assert (view.status.driver_is_live, view.can_be_driven) == (False, True)
 
@@ -175,7 +174,7 @@ def test_an_imported_campaign_spent_nothing_here_and_has_no_timeline(tmp_path: P
 
 def test_little_time_of_nodes_is_told_in_node_seconds(every_page: dict[str, str]) -> None:
     assert "<dt>spent</dt><dd>30 node-seconds</dd>" in every_page["/campaigns/first"]
-    assert '<td class="number">30 node-seconds</td>' in every_page["/"]
+    assert '<td class="col-node_seconds_spent number">30 node-seconds</td>' in every_page["/"]
 
 
 def live_of(page: str) -> str:
@@ -371,7 +370,7 @@ def test_where_nothing_fits_more_nodes_are_tried_until_something_does(client: Te
 
 
 def test_a_machine_of_another_device_has_that_device_s_figures() -> None:
-    preset, other = (campaign_of(PlanQuestion(device=name)).problem.cluster for name in (None, "h100-80gb"))
+    preset, other = (planned_campaign(typed).problem.cluster for typed in ({}, {"device": "h100-80gb"}))
     assert (other.peak_tflops.bf16, other.memory_gib_per_device) == (989.4, 79.6)
     assert (other.devices_per_node, other.links) == (preset.devices_per_node, preset.links)
     assert other.matmul_share != preset.matmul_share, "what was measured of the other machine's devices is not its own"

@@ -150,7 +150,7 @@ def test_every_field_of_a_recipe_counts_or_is_left_out() -> None:
         {"optimizer_state": "bf16"},
         {"activation_offload": True},
         {"offload": "optimizer"},
-        {"synchronise": "each"},
+        {"gradient_sync": "each"},
         {"secondary_partition": 2},
         {"rank_order": "dp-pp-tp"},
         {"layers_per_stage": (25, 23)},

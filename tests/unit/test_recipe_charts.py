@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,10 +46,7 @@ def boxes(drawn: Any, kind: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("order", RANK_ORDERS)
 def test_device_holds_what_the_trainer_puts_on_its_rank(order: str) -> None:
     found = recipe(32, tensor_parallel=2, pipeline_parallel=4, context_parallel=2, schedule="1f1b", rank_order=order)
-    trained: Any = SimpleNamespace(
-        pipeline_parallel=4, tensor_parallel=2, world_size=32, rank_order=order
-    )  # all that the trainer's grid needs of a recipe
-    grid = rank_grid(trained, (2, 2))  # pipeline, replica, context, tensor
+    grid = rank_grid(found, (2, 2))  # pipeline, replica, context, tensor
     for rank in range(32):
         held = device(found, rank)
         assert grid[held.pipeline, held.replica, held.context, held.tensor] == rank

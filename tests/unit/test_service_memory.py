@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from html import unescape
 from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
-from markupsafe import Markup
 
 from frontrunner.results.driving import stamp, stamp_of_recipe
 from frontrunner.results.states import CampaignState
@@ -21,7 +18,6 @@ from frontrunner.results.writer import CampaignWriter
 from frontrunner.server.answers import BESIDE_BYTES, Memory, Question
 from frontrunner.server.app import create_app
 from frontrunner.server.pace import SHARE_OF_CORE, Pace
-from frontrunner.server.pages.pieces import LIVE, Part, Pieces
 from frontrunner.server.pages.router import router
 from frontrunner.server.tokens import Role
 from support.page_stores import page_store
@@ -164,11 +160,6 @@ def test_long_questions_count_as_much_as_long_answers() -> None:
     assert len(made) == 4, "no two of them fit"
 
 
-def test_pieces_count_the_bytes_that_they_are() -> None:
-    part = Part(name="trials", html=Markup("\N{MULTIPLICATION SIGN}" * 10))
-    assert len(Pieces(name="x", moment="", edition="", polls_every_s=5, parts=(part,))) == 20
-
-
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[TestClient]:
     page_store(tmp_path)
@@ -235,24 +226,6 @@ def test_two_services_in_one_process_draw_their_own_campaigns(client: TestClient
         ours, drawn = client.get(path).json(), theirs.get(path).json()
     assert drawn["figure"] is not None
     assert drawn != ours
-
-
-def test_live_pages_are_made_once_a_second_while_a_driver_writes(client: TestClient, tmp_path: Path) -> None:
-    clock = Clock()
-    client.app.state.memory.clock = clock
-    client.app.state.memory.spent = lambda: 0.0  # however slow this machine is
-    with open_store(str(tmp_path / "store.db")) as store:
-        writer = driven(store)
-        page = text_of(client, "/campaigns/first")
-        live = unescape(re.findall(r'hx-get="(/campaigns/first/live[^"]+)"', page)[0])
-        record(writer, FASTEST, measurement((0.01, 0.011), 1_000_000), number=50)
-        clock.now_s = 0.9 * LIVE.least_s
-        assert client.get(live).status_code == 204
-        clock.now_s = 1.1 * LIVE.least_s
-        assert FASTEST in text_of(client, live)
-        record(writer, "cd" * 6, measurement((0.009, 0.01), 1_000_000), number=51)
-        clock.now_s = 1.2 * LIVE.least_s
-        assert "cd" * 6 in text_of(client, "/campaigns/first")  # a page that is asked for is always as of now
 
 
 def test_a_recipe_s_stamp_changes_with_every_campaign_that_tries_it(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def test_unknown_words_are_refused() -> None:
 
 def test_a_recipe_on_one_line() -> None:
     tried = recipe(sharding="zero-3", offload="optimizer", secondary_partition=2)
-    assert tried.describe() == "tp1 pp1 dp8 mb1 x2 zero-3 offload=optimizer secondary=2 deepspeed"
+    assert tried.describe() == "tp1 pp1 dp8 mb1 x2 zero-3 deepspeed offload=optimizer secondary=2"
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_a_recipe_on_one_line() -> None:
         {"feed_forward_tiles": 2},
         {"optimizer_state": "bf16"},
         {"activation_offload": True},
-        {"synchronise": "each"},
+        {"gradient_sync": "each"},
     ],
 )
 def test_levers_of_the_torch_engine_are_refused(lever: dict[str, Any]) -> None:

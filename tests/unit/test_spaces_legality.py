@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from frontrunner.spaces.engines import ENGINE_RULES
-from frontrunner.spaces.legality import RULES, marks, why_illegal
+from frontrunner.spaces.legality import ENGINE_RULES, FRAME_RULES, LATER_RULES, marks, why_illegal
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import GlobalBatch
 from frontrunner.spaces.recipe import ENGINES, LOOPED_SCHEDULES
@@ -99,19 +98,19 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"offload": "optimizer"}, "torch-offload", "optimizer+parameters or none, not optimizer"),
     ({"offload": "optimizer+parameters"}, "offload-sharding", "needs zero-3 or hybrid sharding, not none"),
     (
-        {**PIPELINE, "virtual_stages": 2, "schedule": "zbv", "synchronise": "each"},
-        "synchronise-split-backward",
+        {**PIPELINE, "virtual_stages": 2, "schedule": "zbv", "gradient_sync": "each"},
+        "gradient-sync-split-backward",
         "zbv finishes weight gradients out of order",
     ),
-    ({"sharding": Sharding(optimizer=16), "synchronise": "each"}, "synchronise-sharding", "runs as zero-2"),
+    ({"sharding": Sharding(optimizer=16), "gradient_sync": "each"}, "gradient-sync-sharding", "runs as zero-2"),
     (
-        {"sharding": Sharding(parameters=16, gradients=16, optimizer=16), "synchronise": "each"},
-        "synchronise-sharding",
-        "zero-3 with synchronise each is what it does",
+        {"sharding": Sharding(parameters=16, gradients=16, optimizer=16), "gradient_sync": "each"},
+        "gradient-sync-sharding",
+        "zero-3 with gradient_sync each is what it does",
     ),
     (
-        {"sharding": Sharding.named("3-level-2/8", 16), "synchronise": "each"},
-        "synchronise-sharding",
+        {"sharding": Sharding.named("3-level-2/8", 16), "gradient_sync": "each"},
+        "gradient-sync-sharding",
         "3-level-2/8/16 holds gradients over 8 replicas until the last",
     ),
     (
@@ -180,7 +179,7 @@ def test_a_range_of_global_batches_takes_both_ends_and_nothing_beyond() -> None:
 
 def test_every_engine_has_rules_and_every_rule_says_what_it_is() -> None:
     assert set(ENGINE_RULES) == set(ENGINES)
-    for rule in (*RULES, *(rule for rules in ENGINE_RULES.values() for rule in rules)):
+    for rule in (*(*FRAME_RULES, *LATER_RULES), *(rule for rules in ENGINE_RULES.values() for rule in rules)):
         assert rule.__doc__
 
 

@@ -112,7 +112,7 @@ def test_identity_depends_on_what_the_measurement_depends_on(problem: Problem) -
         {"optimizer_state": "bf16"},
         {"activation_offload": True},
         {"offload": "optimizer+parameters"},
-        {"synchronise": "each"},
+        {"gradient_sync": "each"},
     ],
 )
 def test_identity_depends_on_every_choice(change: dict[str, Any]) -> None:

@@ -10,16 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frontrunner.spaces.choices import recipe_at
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput
-from frontrunner.spaces.legality import why_illegal
+from frontrunner.spaces.legality import Reason, why_illegal
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
-from frontrunner.spaces.reasons import Reason
 from frontrunner.spaces.recipe import LOOPED_SCHEDULES, Recipe
-from frontrunner.spaces.space import FRAME, MAX_POINTS, Space
+from frontrunner.spaces.space import FRAME, MAX_POINTS, Space, recipe_at
 
 MODEL = Model(name="toy", layers=6, hidden=64, heads=8, kv_heads=4, ffn_hidden=256, vocabulary=257)
 CLUSTER = Cluster(name="c", device="d", backend="cpu", nodes=2, devices_per_node=4, memory_gib_per_device=1.0)

@@ -7,12 +7,11 @@ import itertools
 import pytest
 
 from frontrunner.search.candidates import Candidates
-from frontrunner.spaces.choices import recipe_at
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.spaces.space import Space, Survey
+from frontrunner.spaces.space import Space, Survey, recipe_at
 
 
 @pytest.fixture

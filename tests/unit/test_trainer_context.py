@@ -29,7 +29,7 @@ def test_context_ranks_are_next_to_tensor_ranks_and_share_a_replicas_sequences(
 
     layout = make_layout(recipe, device_type="cpu")
 
-    half, batch = SEQUENCE_LENGTH // 2, recipe.replica_batch_seqs
+    half, batch = SEQUENCE_LENGTH // 2, recipe.micro_batch_seqs * recipe.accumulation
     first_sequence, first_position = batch * (rank // 4), half * (rank // 2 % 2)
     assert layout.context is not None
     assert layout.replica_sequences == slice(first_sequence, first_sequence + batch)

@@ -53,7 +53,7 @@ def job(precision: str = "fp32", model: dict[str, Any] | None = None, **recipe: 
         ({"feed_forward_tiles": 2}, "are the torch engine's"),
         ({"optimizer_state": "bf16"}, "are the torch engine's"),
         ({"activation_offload": True}, "are the torch engine's"),
-        ({"data_parallel": 2, "synchronise": "each"}, "are the torch engine's"),
+        ({"data_parallel": 2, "gradient_sync": "each"}, "are the torch engine's"),
         ({"data_parallel": 2, "engine": "torch", "secondary_partition": 2}, "are the deepspeed engine's"),
         ({"data_parallel": 2, "engine": "torch", "offload": "optimizer"}, "are the deepspeed engine's"),
     ],
@@ -61,7 +61,7 @@ def job(precision: str = "fp32", model: dict[str, Any] | None = None, **recipe: 
 def test_a_job_that_legality_should_have_refused_is_refused(recipe: dict[str, Any], words: str) -> None:
     tried = job(**recipe)
     with pytest.raises(ValueError, match=words):
-        check_job(tried, world_size=tried.recipe.world_size)
+        check_job(tried, world_size=tried.recipe.devices)
 
 
 @pytest.mark.parametrize(

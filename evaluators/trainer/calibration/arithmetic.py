@@ -8,8 +8,8 @@ import torch
 
 from frontrunner.evaluators.trainer.blocks import NEUTRAL
 from frontrunner.evaluators.trainer.calibration.clock import Cell, Operation
-from frontrunner.evaluators.trainer.job import ModelShape
 from frontrunner.evaluators.trainer.model import Gpt
+from frontrunner.spaces.model import Model
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 WIDTHS = {"cpu": (128, 512, 2048), "other": (512, 2048, 8192)}
@@ -19,9 +19,9 @@ Shape = tuple[int, int, int]
 """m, n, k of [m, k] x [k, n]."""
 STREAM_BYTES = {"cpu": (32 * MIB, 4 * MIB, MIB // 2), "other": (512 * MIB, 128 * MIB, 16 * MIB)}
 """Size of each array: the first is larger than any cache, the last may lie in one."""
-TINY = ModelShape(
-    layers=4, hidden=64, heads=1, kv_heads=1, ffn_hidden=64, vocabulary=64, positions="rotary", activation="swiglu",
-    norm="rmsnorm", tied_embeddings=False, attention="flash",
+TINY = Model(
+    name="tiny", layers=4, hidden=64, heads=1, kv_heads=1, ffn_hidden=64, vocabulary=64, activation="swiglu",
+    norm="rmsnorm",
 )  # fmt: skip
 """Blocks with next to nothing to compute, so that their time is what it takes to issue them."""
 TINY_TOKENS = 8

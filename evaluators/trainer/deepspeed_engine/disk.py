@@ -103,7 +103,7 @@ def _disk(job: Job) -> Disk:
 def _group(job: Job) -> int:
     """Elements of one rank's optimizer that are in memory at a time: its share of a layer."""
     model = job.model
-    keys_and_values = 2 * model.kv_heads * model.head_width
+    keys_and_values = 2 * model.kv_heads * model.head_dim
     matrices = 3 if model.activation == "swiglu" else 2
     layer = model.hidden * (2 * model.hidden + keys_and_values + matrices * model.ffn_hidden)
     return max(LEAST_GROUP, layer // job.recipe.data_parallel)
@@ -112,7 +112,7 @@ def _group(job: Job) -> int:
 def _largest_share(job: Job) -> int:
     """Elements of a rank's part of the largest parameter."""
     model = job.model
-    rows = max(model.vocabulary, model.ffn_hidden, model.hidden, job.sequence_length)
+    rows = max(model.padded_vocabulary, model.ffn_hidden, model.hidden, job.sequence_length)
     return -(-rows * model.hidden // job.recipe.data_parallel)
 
 

@@ -16,7 +16,7 @@ from frontrunner.evaluators.trainer.deepspeed_engine.operators import load
 from frontrunner.evaluators.trainer.job import DATA_RANGE, Job
 from frontrunner.evaluators.trainer.layout import Layout
 from frontrunner.evaluators.trainer.optimizer import set_learning_rate
-from frontrunner.evaluators.trainer.stepping import StepOutcome, synchronise
+from frontrunner.evaluators.trainer.stepping import StepOutcome, synchronize
 
 
 class DeepSpeedModel(Protocol):
@@ -53,7 +53,7 @@ class DeepSpeedStepper:
         """See Stepper. Without ZeRO in fp32 DeepSpeed clips and does not tell the norm, which is then None."""
         loss = self._model.train(self._batch(number, training=True))
         dist.all_reduce(loss)
-        synchronise(self._device)
+        synchronize(self._device)
         if number == 1:
             self._check_disk()
         applied = self._model.engine.was_step_applied()

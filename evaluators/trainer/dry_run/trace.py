@@ -30,16 +30,16 @@ def trace(job: Job, *, rank: int, micro_batches: int) -> dict[str, Any]:
     phase.
     """
     start = time.monotonic()
-    check_job(job, world_size=job.recipe.world_size)
+    check_job(job, world_size=job.recipe.devices)
     all_micro_batches = job.recipe.accumulation
     watch = Watch()
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     prepare_torch(job, watch, mode)
-    join_fake_group(rank=rank, world_size=job.recipe.world_size)
+    join_fake_group(rank=rank, world_size=job.recipe.devices)
     traced = replace(job, device="cpu", recipe=replace(job.recipe, accumulation=micro_batches))
     layout = make_layout(traced.recipe, device_type="cpu")
     with mode, watch:
-        stepper = _build(traced, layout, watch, sequences=job.recipe.replica_batch_seqs)
+        stepper = _build(traced, layout, watch, sequences=_replica_batch(job))
         if job.device != "cpu":
             _fuse(stepper.optimizer)
         make_states(stepper.optimizer)
@@ -72,9 +72,7 @@ class _FakeTokens:
 def _build(job: Job, layout: Layout, watch: Watch, *, sequences: int) -> TorchStepper:
     engine = build_engine(job, layout, _CPU, LossScale(job.precision, _CPU))
     watch.ledger.label_all(Category.PARAMETERS)
-    tokens = _FakeTokens(
-        watch, sequences=sequences, used=job.recipe.replica_batch_seqs, sequence_length=job.sequence_length
-    )
+    tokens = _FakeTokens(watch, sequences=sequences, used=_replica_batch(job), sequence_length=job.sequence_length)
     # The stepper is told of no scale: whether a gradient overflowed stands in no fake tensor.
     return TorchStepper(job, layout, engine, tokens, LossScale("fp32", _CPU))  # type: ignore[arg-type]
 
@@ -88,3 +86,7 @@ def _fuse(optimizer: torch.optim.Optimizer) -> None:
 
 def _states(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+
+
+def _replica_batch(job: Job) -> int:
+    return job.recipe.micro_batch_seqs * job.recipe.accumulation

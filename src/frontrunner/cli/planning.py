@@ -111,7 +111,7 @@ def explain(
     found = open_backend(store, server).explain(named(recipe, campaign), campaign=campaign)
     if svg is not None:
         from frontrunner.evaluators.probe.files import write_bytes
-        from frontrunner.spaces.places import writing
+        from frontrunner.spaces.errors import writing
         from frontrunner.views.charts.recipe import breakdown
         from frontrunner.views.charts.render import picture
 

@@ -9,8 +9,7 @@ import click
 
 from frontrunner.cli.options import json_option, open_backend, print_json, server_option, store_option
 from frontrunner.cli.recipe_words import choices
-from frontrunner.spaces.errors import NothingLegal, bad_value
-from frontrunner.spaces.places import writing
+from frontrunner.spaces.errors import NothingLegal, bad_value, writing
 
 if TYPE_CHECKING:
     from frontrunner.travel_api import ImportedRecipe

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,7 +25,10 @@ from frontrunner.spaces.model import Model
 from frontrunner.spaces.names import CAMPAIGN_NAME, campaign_name_from, require_campaign_name
 from frontrunner.spaces.presets import model_names, model_preset
 from frontrunner.spaces.problem import GlobalBatch, Problem
-from frontrunner.spaces.space import WORDS, Space
+from frontrunner.spaces.recipe import DIMENSIONS, EARLIER_NAMES
+from frontrunner.spaces.space import Space
+
+logger = logging.getLogger(__name__)
 
 Schema = dict[str, Any]
 _COUNT = {"type": "integer", "minimum": 1}
@@ -68,9 +72,11 @@ def _batch_range(given: Any) -> Any:
 
 
 def _lists(given: Any) -> Any:
-    """Read a single value as a list of one."""
+    """Read a single value as a list of one; print a note for each key of earlier versions."""
     if not isinstance(given, dict):
         return given
+    for key in EARLIER_NAMES.keys() & given.keys():
+        logger.warning("note: space.%s is now called space.%s", key, EARLIER_NAMES[key])
     return {key: tuple(value) if isinstance(value, list) else (value,) for key, value in given.items()}
 
 
@@ -78,8 +84,10 @@ def _space_schema(schema: Schema) -> None:
     """Each dimension takes a list of values, or one of them."""
     for name, dimension in schema["properties"].items():
         default = dimension.pop("default")
-        dimension["items"] |= {"enum": list(WORDS[name])} if name in WORDS else {}
-        schema["properties"][name] = {"anyOf": [dimension, dimension["items"]], "default": default}
+        values = DIMENSIONS[name].values
+        dimension["items"] |= {"enum": list(values)} if values else {}
+        more = {"default": default, "description": DIMENSIONS[name].description}
+        schema["properties"][name] = {"anyOf": [dimension, dimension["items"]]} | more
 
 
 def _read_baseline(given: Any, info: ValidationInfo) -> Any:

@@ -11,9 +11,8 @@ from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 from frontrunner.config.toml_file import Table, read_toml
 from frontrunner.config.validation import Config, SchemaOf, parse
 from frontrunner.spaces.cluster import Cluster
-from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
+from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean, shown
 from frontrunner.spaces.presets import cluster_names, cluster_preset, device_names, known_device
-from frontrunner.spaces.wording import shown
 
 
 def _complete_cluster(given: Any, info: ValidationInfo) -> Any:

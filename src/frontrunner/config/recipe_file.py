@@ -27,11 +27,11 @@ from frontrunner.spaces.errors import (
     require_above_zero,
     require_at_least,
     require_one_of,
+    shown_key,
 )
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import Recipe
-from frontrunner.spaces.wording import shown_key
+from frontrunner.spaces.recipe import DIMENSIONS, Recipe, stored_recipe
 
 FORMAT = "frontrunner-recipe"
 VERSION = 1
@@ -116,7 +116,7 @@ class RecipeFile:
 
 def to_text(file: RecipeFile) -> str:
     """The file's text; `from_text` reads it back to an equal value, and the same value gives the same text."""
-    content = asdict(file)
+    content = asdict(file) | {"recipe": stored_recipe(file.recipe)}
     document = {"format": FORMAT, "version": VERSION, "hash": content_hash(content), "content": content}
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
@@ -181,6 +181,9 @@ def schema() -> dict[str, Any]:
     for table in (content, *definitions.values()):
         table["additionalProperties"] = False
         table.pop("description", None)  # docstrings are for readers of the code
+    recipe = definitions["Recipe"]["properties"]
+    for one in DIMENSIONS.values():
+        recipe[one.stored] = recipe.pop(one.field) | {"description": one.description}
     properties = {
         "format": {"const": FORMAT},
         "version": {"const": VERSION},

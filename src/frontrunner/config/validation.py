@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, TypeAdapter, ValidationError, create_model
 
-from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, bad_value, did_you_mean
-from frontrunner.spaces.wording import shown, shown_key
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, bad_value, did_you_mean, shown, shown_key
 
 T = TypeVar("T")
 C = TypeVar("C", bound="Config")

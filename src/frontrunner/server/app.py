@@ -24,7 +24,6 @@ from frontrunner.server.drivers import Drivers
 from frontrunner.server.guards import BodyKind, KnownHost, SameOrigin, SecureHeaders
 from frontrunner.server.mistakes import mistake_in
 from frontrunner.server.models import ErrorAnswer
-from frontrunner.server.pages.figures import FigureShelf
 from frontrunner.server.pressure import BodySize, HeadSize, RequestRate
 from frontrunner.server.refusals import refusal, refusal_of
 from frontrunner.server.replays import Replays
@@ -91,8 +90,7 @@ def create_app(settings: ServiceSettings, *, pages: Sequence[APIRouter] = ()) ->
     )
     app.state.service = service
     app.state.memory = Memory(most_bytes=settings.limits.remembered_bytes)
-    app.state.last_reported = reports.LastReported()
-    app.state.shelf = FigureShelf()
+    app.state.reports = reports.ReportCache()
     for router in ROUTERS:
         app.include_router(router, prefix=API, responses=REFUSALS)
     for router in (*pages, operations.router):  # the first that knows an address answers

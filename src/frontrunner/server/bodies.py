@@ -12,9 +12,8 @@ from frontrunner.config.campaign import CampaignFile, parse_campaign
 from frontrunner.config.toml_file import Table
 from frontrunner.server.models import FORBIDDEN_KEYS, SECTIONS, CampaignBody
 from frontrunner.server.registered import EVALUATOR_OF, Registered
-from frontrunner.spaces.errors import InvalidInput, bad_value
+from frontrunner.spaces.errors import InvalidInput, bad_value, shown, shown_key
 from frontrunner.spaces.names import FALLBACK
-from frontrunner.spaces.wording import shown, shown_key
 
 ABOUT = {"trainer": "command", "data": "data.", "table": "table."}
 """How a message begins that is about what a name stands for, by its kind: it may hold the path or the command."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from frontrunner.results.outcome import STABLE_SPREAD, ProbeEnding
+from frontrunner.results.outcome import STABLE_SPREAD, Failure, Measurement, Outcome, ProbeEnding
 from frontrunner.results.ranking import RankedRecipe
 from frontrunner.results.records import IMPORTED, CampaignSummary, Standing
 from frontrunner.results.states import TrialState
@@ -20,6 +20,8 @@ from frontrunner.text import gib, minute, node_time, percent, plain, seconds, th
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.analytic.estimates import Estimate
+    from frontrunner.results.explain import Appearance, ExplainedAttempt
+    from frontrunner.results.pages import TrialOutcome
 
 Row = TypeVar("Row")
 Other = TypeVar("Other")
@@ -80,41 +82,15 @@ class Column(Generic[Row]):
         return replace(self, value=value, is_doubtful=is_doubtful)  # type: ignore[return-value, arg-type]
 
 
-def _layout(recipe: Recipe) -> str:
-    context = f" cp{recipe.context_parallel}" if recipe.context_parallel > 1 else ""
-    return f"{recipe.tensor_parallel} x {recipe.pipeline_parallel} x {recipe.data_parallel}{context}"
-
-
-def _options(recipe: Recipe) -> str | None:
-    """Return the choices that no other column shows, where they are not the plain ones."""
-    parts = []
-    if recipe.pipeline_parallel > 1:
-        parts.append(recipe.schedule + (f" v{recipe.virtual_stages}" if recipe.virtual_stages > 1 else ""))
-    if recipe.layers_per_stage:
-        parts.append(f"layers {recipe.layers_name}")
-    if recipe.recompute != "none":
-        parts.append(f"recompute {recipe.recompute}")
-    if recipe.sequence_parallel:
-        parts.append("seq. parallel")
-    if recipe.replication != "replicate":
-        parts.append(recipe.replication)
-    if recipe.secondary_partition > 1:
-        parts.append(f"secondary {recipe.secondary_partition}")
-    if recipe.rank_order != "tp-dp-pp":
-        parts.append(f"order {recipe.rank_order}")
-    if recipe.engine != "torch":
-        parts.append(recipe.engine)
-    parts.extend(recipe.levers)
-    return ", ".join(parts) or None
-
-
 def _figure(*names: str) -> Callable[[Any], Any]:
     """Read the first of these attributes: estimates name some figures otherwise than measurements do."""
     return lambda figures: next((getattr(figures, name) for name in names if hasattr(figures, name)), None)
 
 
 CHOICES: tuple[Column[Recipe], ...] = (
-    Column("layout", "tp x pp x dp", _layout, is_number=False, about="tensor x pipeline x data parallel"),
+    Column(
+        "layout", "layout", Recipe.layout, is_number=False, about="tensor, pipeline, data and context parallel degrees"
+    ),
     Column(
         "batch",
         "batch",
@@ -129,7 +105,7 @@ CHOICES: tuple[Column[Recipe], ...] = (
         lambda recipe: recipe.sharding_name if recipe.copies > 1 else None,
         is_number=False,
     ),
-    Column("options", "options", _options, drop=3, is_number=False, least=12),
+    Column("options", "options", lambda recipe: ", ".join(recipe.options()) or None, drop=3, is_number=False, least=12),
 )
 """A recipe's choices."""
 
@@ -265,3 +241,44 @@ CAMPAIGNS: tuple[Column[CampaignSummary], ...] = (
     Column("created_at", "created, UTC", attrgetter("created_at"), minute, drop=3, is_number=False),
 )
 """The list of campaigns."""
+
+
+def why(outcome: Outcome | None) -> str | None:
+    """Return why an attempt ended as it did; None while it runs, and where that is unknown."""
+    if isinstance(outcome, Failure):
+        return outcome.message
+    return None if outcome is None or outcome.ended is None else ENDINGS[outcome.ended]
+
+
+def _measurement(outcome: Outcome | None) -> Measurement | None:
+    return outcome if isinstance(outcome, Measurement) else None
+
+
+def _ending(outcome: Outcome | None, state: str) -> str:
+    return outcome.kind.value if isinstance(outcome, Failure) else state
+
+
+TRIALS: tuple[Column[TrialOutcome], ...] = (
+    Column("number", "trial", attrgetter("trial.number")),
+    RECIPE_ID.of(attrgetter("trial")),
+    Column("describe", "choices", lambda row: row.trial.recipe.describe(), is_number=False),
+    Column("ended", "outcome", lambda row: _ending(row.outcome, row.trial.state.value), is_number=False),
+    *(
+        column.of(lambda row: _measurement(row.outcome) if row.trial.state == TrialState.MEASURED else None)
+        for column in FIGURES
+        if column.key in ("tokens_per_s", "peak_memory_bytes_max_rank")
+    ),
+    Column("attempts", "tries", attrgetter("attempts")),
+    Column("why", "why", lambda row: why(row.outcome), is_number=False),
+)
+"""Trials of a campaign."""
+
+ATTEMPTS: tuple[Column[tuple[Appearance, ExplainedAttempt]], ...] = (
+    Column("campaign", "campaign", lambda row: row[0].campaign.name, is_number=False),
+    Column("number", "attempt", lambda row: f"{row[0].trial.number}.{row[1].attempt.number}"),
+    Column("ended", "outcome", lambda row: _ending(row[1].outcome, row[1].attempt.state.value), is_number=False),
+    *(column.of(lambda row: _measurement(row[1].outcome)) for column in FIGURES if column.key != "repeats"),
+    Column("why", "why", lambda row: why(row[1].outcome), is_number=False),
+    Column("host", "on", lambda row: row[1].provenance and row[1].provenance.host, is_number=False),
+)
+"""Attempts at one recipe."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 from frontrunner.evaluators.analytic.breakdown import Breakdown
 from frontrunner.front import OBJECTIVES, Front
 from frontrunner.results.explain import Explanation
@@ -11,7 +9,7 @@ from frontrunner.results.ranking import RankedRecipe, Ranking
 from frontrunner.results.records import Campaign, CampaignList
 from frontrunner.results.status import FailureList, Status
 from frontrunner.search.conclusion import Conclusion
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 from frontrunner.views.campaigns import print_campaign, print_campaigns, print_conclusion, print_failures, print_status
 from frontrunner.views.plan import print_breakdown
 from frontrunner.views.ranking import print_explanation, print_front, print_ranking
@@ -54,13 +52,12 @@ def _print(value: object) -> None:  # noqa: C901 - one case per type
 
 
 def _print_recipe(recipe: Recipe) -> None:
-    """Print the choices that are off their defaults, and what follows from them."""
+    """Print the choices that are not neutral, and what follows from them."""
     out = console()
     out.say("recipe ", (recipe.describe(), "bold"))
-    named = {"sharding": recipe.sharding_name, "layers_per_stage": recipe.layers_name}
-    for field in fields(recipe):
-        value = getattr(recipe, field.name)
-        if value != field.default:
-            out.say(f"  {field.name:<20} {named.get(field.name, value)}")
+    for one in DIMENSIONS.values():
+        if getattr(recipe, one.field) != one.neutral:
+            value = recipe.layers_name if one.kind == "layers" else one.of(recipe)
+            out.say(f"  {one.field:<20} {value}")
     out.say(f"  {'data_parallel':<20} {recipe.data_parallel}")
     out.say(f"  {'global_batch_seqs':<20} {recipe.global_batch_seqs}")

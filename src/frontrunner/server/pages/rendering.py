@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from functools import cache
 from typing import Any
@@ -13,12 +12,10 @@ from markupsafe import Markup
 
 from frontrunner import __version__
 from frontrunner.plain_json import to_json
-from frontrunner.results.explain import ExplainedAttempt
 from frontrunner.results.outcome import Failure, Measurement
-from frontrunner.results.pages import TrialOutcome
 from frontrunner.server.pages.assets import assets
 from frontrunner.text import count, gib, minute, node_time, percent, plain, seconds, size, thousands
-from frontrunner.views.columns import ENDINGS, figures_in_words
+from frontrunner.views.columns import figures_in_words
 
 HTMX = {
     "allowEval": False,
@@ -33,13 +30,13 @@ HTMX = {
         {"code": "[45]..", "swap": True, "error": True, "target": "#notice", "swapOverride": "innerHTML"},
     ],
 }
-"""htmx's settings: it evaluates nothing, keeps nothing, asks this service alone, and shows errors in one place."""
-HTML = "text/html; charset=utf-8"
+"""Settings of htmx: it evaluates and keeps nothing, calls this service alone, and shows errors in one place."""
+FILTERS = (count, figures_in_words, gib, minute, node_time, percent, seconds, size, thousands)
 
 
 @cache
 def environment() -> Environment:
-    """The templates with their filters; a value that a template names and nobody gave is an error."""
+    """Return the templates with their filters; an undefined value in a template is an error."""
     found = Environment(
         loader=PackageLoader("frontrunner.server.pages"),
         autoescape=True,
@@ -49,19 +46,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         finalize=_shown,
     )
-    found.filters |= {
-        "count": count,
-        "gib": gib,
-        "json": to_json,
-        "minute": minute,
-        "node_time": node_time,
-        "number": number,
-        "percent": percent,
-        "seconds": seconds,
-        "size": size,
-        "thousands": thousands,
-    }
-    found.filters |= {"figures_in_words": figures_in_words, "why": why}
+    found.filters |= {function.__name__: function for function in FILTERS} | {"json": to_json}
     found.tests |= {
         "failure": lambda value: isinstance(value, Failure),
         "measurement": lambda value: isinstance(value, Measurement),
@@ -72,33 +57,21 @@ def environment() -> Environment:
 
 
 def page(template: str, **values: Any) -> HTMLResponse:
-    """A template as an answer."""
+    """Return a template as a response."""
     return HTMLResponse(render(template, **values))
 
 
-def render(template: str, **values: Any) -> str:
-    """A template as text."""
-    return environment().get_template(template).render(**values)
+def render(template: str, **values: Any) -> Markup:
+    """Return a template as HTML."""
+    return Markup(environment().get_template(template).render(**values))  # noqa: S704 - the template has escaped it
 
 
-def digest(text: str) -> str:
-    """A short name for a piece of HTML, by which a browser says which version of it is shown."""
-    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
-
-
-def number(value: float | None) -> str:
-    """As `thousands`, or a dash for None."""
-    return "-" if value is None else thousands(value)
-
-
-def why(tried: TrialOutcome | ExplainedAttempt) -> str:
-    """Why an attempt ended as it did; empty while it runs, and where nobody knows."""
-    outcome = tried.outcome
-    if isinstance(outcome, Failure):
-        return outcome.message
-    return "" if outcome is None or outcome.ended is None else ENDINGS[outcome.ended]
+def macro(template: str, name: str, *arguments: Any) -> Markup:
+    """Return what a macro of a template makes of its arguments."""
+    found: Markup = getattr(environment().get_template(template).module, name)(*arguments)
+    return found
 
 
 def _shown(value: Any) -> Any:
-    """Text from outside without control characters; what a template has made is left alone."""
+    """Show control characters of text from outside; what a template has made is left alone."""
     return plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value

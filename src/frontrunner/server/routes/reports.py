@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Depends, Path, Request, Response
 from fastapi.responses import StreamingResponse
 
 from frontrunner.baseline import Baseline
@@ -29,7 +29,7 @@ from frontrunner.views.charts.data import Missing
 from frontrunner.views.report import Elsewhere
 
 router = APIRouter(tags=["reports"])
-MOST_READ = 2
+MOST_READ = 4
 PIECE_BYTES = 262_144
 """Reports and tables are sent in such pieces, so that a slow reader is only cut off where one takes too long."""
 MEDIA = {"svg": "image/svg+xml", "png": "image/png"}
@@ -40,43 +40,45 @@ PICTURE: dict[int | str, dict[str, Any]] = {
 FigureName = Annotated[str, Path(json_schema_extra={"enum": list(FIGURES)}, max_length=64)]
 
 
-class LastReported:
-    """What was read of the campaigns that were drawn last, as long as they have not changed since.
-
-    A survey of a space stays good as long as its campaign.
-    """
+class ReportCache:
+    """What was read last of a few campaigns, by their version; the survey of a space never changes."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[str, tuple[object, Reported]] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, object], Reported] = OrderedDict()
         self._surveys: OrderedDict[int, Survey] = OrderedDict()
         self._lock = threading.Lock()
 
-    def of(self, store: Store, name: str) -> Reported:
-        """Everything that is drawn of a campaign; raises `NotFound` where there is no such campaign."""
-        now = stamp(store, (name,))
-        with self._lock:  # a client asks for all of the figures: one of its requests reads
-            then, found = self._kept.get(name, (None, None))
-            if found is None or then != now:
-                found = reported(store, name, self._surveys)
-                self._kept[name] = (now, found)
-                self._surveys.move_to_end(found.collected.campaign.id)
-            self._kept.move_to_end(name)
+    def of(self, store: Store, name: str, version: object = None) -> Reported:
+        """Return everything that is drawn of a campaign; raise `NotFound` for a missing one.
+
+        A `version` that was read before is not read again; the default changes with every write to the campaign.
+        """
+        key = (name, stamp(store, (name,)) if version is None else version)
+        with self._lock:  # a client fetches all figures at once: one of its requests reads
+            if key not in self._kept:
+                self._kept[key] = reported(store, name, self._surveys)
+                self._surveys.move_to_end(self._kept[key].collected.campaign.id)
+            self._kept.move_to_end(key)
             for kept in (self._kept, self._surveys):
                 while len(kept) > MOST_READ:
                     kept.popitem(last=False)
-            return found
+            return self._kept[key]
 
 
-def _reported(request: Request, service: Service, name: str) -> Reported:
-    last: LastReported = request.app.state.last_reported
-    return last.of(service.store, name)
+async def the_reports(request: Request) -> ReportCache:
+    """Return the service's cache of reports."""
+    reports: ReportCache = request.app.state.reports
+    return reports
+
+
+ReportsOf = Annotated[ReportCache, Depends(the_reports)]
 
 
 @router.get("/campaigns/{name}/report", response_class=Response, responses=PAGE)
-async def report(request: Request, service: ServiceOf, name: CampaignName) -> Response:
+async def report(request: Request, service: ServiceOf, reports: ReportsOf, name: CampaignName) -> Response:
     """A campaign as one HTML page to decide with, which needs no other file."""
     elsewhere = Elsewhere(server=_address(request, service))
-    text = await service.slowly(lambda: report_text(_reported(request, service, name), elsewhere))
+    text = await service.slowly(lambda: report_text(reports.of(service.store, name), elsewhere))
     headers = {"content-disposition": f'attachment; filename="{name}.html"'}
     return StreamingResponse(_pieces(text.encode()), media_type="text/html; charset=utf-8", headers=headers)
 
@@ -93,14 +95,14 @@ def _pieces(content: bytes) -> Iterator[bytes]:
 
 @router.get("/campaigns/{name}/figures/{figure}", response_class=Response, responses=PICTURE)
 async def figure(
-    request: Request,
     service: ServiceOf,
+    reports: ReportsOf,
     name: CampaignName,
     figure: FigureName,
     format: Literal["svg", "png"] = "svg",  # noqa: A002 - as the command's option
 ) -> Response:
     """One figure of a campaign's report as a picture; 422 with the reason where it cannot be drawn."""
-    drawn = await service.slowly(lambda: drawn_figure(_reported(request, service, name), figure, format))
+    drawn = await service.slowly(lambda: drawn_figure(reports.of(service.store, name), figure, format))
     if isinstance(drawn, Missing):
         raise NothingLegal(not_drawn(figure) + drawn.reason)
     return Response(drawn, media_type=MEDIA[format])

@@ -14,28 +14,12 @@ from frontrunner.results.ranking import RankedRecipe, best
 from frontrunner.results.records import Campaign, Event
 from frontrunner.results.status import FailedTrial, failures, status
 from frontrunner.results.store import Store
-from frontrunner.spaces.choices import Choice
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.recipe import DIMENSIONS, Choice, Recipe
 from frontrunner.spaces.space import Survey
 
 Json = dict[str, Any]
 GIB = 2**30
-SHORT = {
-    "tensor_parallel": "TP",
-    "pipeline_parallel": "PP",
-    "context_parallel": "CP",
-    "micro_batch_seqs": "micro-batch",
-    "virtual_stages": "virtual stages",
-    "sequence_parallel": "seq. parallel",
-    "loss_chunks": "loss chunks",
-    "feed_forward_tiles": "FFN tiles",
-    "optimizer_state": "optimizer state",
-    "activation_offload": "act. offload",
-    "secondary_partition": "secondary",
-    "layer_split": "layer split",
-}
-"""Axis labels of dimensions; others are labeled by their name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,30 +108,15 @@ class Knob:
     @property
     def label(self) -> str:
         """The name on an axis."""
-        return label(self.name)
+        return DIMENSIONS[self.name].label
 
     def place(self, recipe: Recipe) -> int:
         """Return the index of the recipe's value among `values`."""
-        return self.values.index(setting(recipe, self.name))
+        return self.values.index(DIMENSIONS[self.name].of(recipe))
 
     def word(self, recipe: Recipe) -> str:
         """Return the recipe's value as text."""
-        return shown(setting(recipe, self.name))
-
-
-def label(dimension: str) -> str:
-    """Return the axis label of a dimension."""
-    return SHORT.get(dimension, dimension)
-
-
-def setting(recipe: Recipe, dimension: str) -> Choice:
-    """Return a recipe's value on a dimension; the schedule of a recipe without a pipeline is `none`."""
-    if dimension == "sharding":
-        return recipe.sharding_name
-    if dimension == "layer_split":
-        return "balanced" if recipe.layers_per_stage else "even"
-    value: Choice = getattr(recipe, dimension)
-    return value
+        return shown(DIMENSIONS[self.name].of(recipe))
 
 
 def shown(value: Choice) -> str:
@@ -161,7 +130,7 @@ def knobs(survey: Survey, recipes: Sequence[Recipe]) -> tuple[Knob, ...]:
     for name, choices in survey.dimensions.items():
         if len(choices) == 1:
             continue  # a recipe without a pipeline has the schedule `none`, whatever the space lists
-        present = {setting(recipe, name) for recipe in recipes}
+        present = {DIMENSIONS[name].of(recipe) for recipe in recipes}
         if len(present) > 1:
             found.append(Knob(name=name, values=tuple(sorted(present, key=_order(survey, name)))))
     return tuple(found)

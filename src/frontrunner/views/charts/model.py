@@ -10,10 +10,9 @@ from frontrunner.evaluators.analytic.accuracy_bounds import trust_in
 from frontrunner.evaluators.analytic.estimates import Estimate, estimate_many, not_modelled
 from frontrunner.results.outcome import FailureKind
 from frontrunner.results.ranking import RankedRecipe
-from frontrunner.spaces.choices import Choice, recipe_at
-from frontrunner.spaces.legality import why_illegal
-from frontrunner.spaces.reasons import Reason
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.legality import Reason, why_illegal
+from frontrunner.spaces.recipe import DIMENSIONS, Choice, Recipe
+from frontrunner.spaces.space import recipe_at
 from frontrunner.text import gib, percent, thousands
 from frontrunner.views.charts.data import (
     GIB,
@@ -23,8 +22,6 @@ from frontrunner.views.charts.data import (
     Json,
     Missing,
     Table,
-    label,
-    setting,
     shown,
 )
 from frontrunner.views.charts.marks import (
@@ -232,7 +229,7 @@ def sensitivity(collected: Collected) -> Chart | Missing:
     movable = {knob: points for knob, points in curves.items() if _can_move(points)}
     if not movable:
         return Missing(reason="No knob can be moved alone: with one value changed, no recipe is legal.")
-    fixed = ", ".join(label(knob) for knob in curves if knob not in movable)
+    fixed = ", ".join(DIMENSIONS[knob].label for knob in curves if knob not in movable)
     best = collected.ranking[0]
     follows = (
         "" if "accumulation" in dimensions else " Accumulation follows from the fixed global batch and the micro-batch."
@@ -249,7 +246,7 @@ def sensitivity(collected: Collected) -> Chart | Missing:
             header=("knob", "value", "rests on", "tokens/s", "note"),
             rows=tuple(
                 (
-                    label(knob),
+                    DIMENSIONS[knob].label,
                     shown(point.value),
                     point.source,
                     "-" if point.tokens_per_s is None else thousands(point.tokens_per_s),
@@ -292,10 +289,10 @@ def curve(knob: str, collected: Collected) -> Iterator[Point]:
 def _variants(knob: str, collected: Collected) -> Iterator[tuple[Choice, Recipe | Reason]]:
     """Return the best recipe with each value of the space, or why it is illegal; skip values that change nothing."""
     best, dimensions = collected.ranking[0].recipe, collected.survey.dimensions
-    own = setting(best, knob)
+    own = DIMENSIONS[knob].of(best)
     choices = list(dimensions[knob]) if isinstance(own, str) else sorted(dimensions[knob])
     for value in choices:
-        choice = {name: setting(best, name) for name in dimensions} | {knob: value}
+        choice = {name: DIMENSIONS[name].of(best) for name in dimensions} | {knob: value}
         if choice["schedule"] == "none":
             choice["schedule"] = dimensions["schedule"][0]
         found = recipe_at(choice, collected.problem)
@@ -308,7 +305,7 @@ def _variants(knob: str, collected: Collected) -> Iterator[tuple[Choice, Recipe 
 def _sensitivity_spec(curves: dict[str, tuple[Point, ...]]) -> Json:
     rows = [
         {
-            "knob": label(knob),
+            "knob": DIMENSIONS[knob].label,
             "value": shown(point.value),
             "place": place,
             "tokens_per_s": point.tokens_per_s,
@@ -324,7 +321,7 @@ def _sensitivity_spec(curves: dict[str, tuple[Point, ...]]) -> Json:
     fills = [SOURCES[source][0] if SOURCES[source][2] else "transparent" for source in used]
     looks = {"stroke": colors, "shape": shapes, "fill": fills}
     y = number("drawn", "tokens/s")
-    labels = [label(knob) for knob in curves]
+    labels = [DIMENSIONS[knob].label for knob in curves]
     return {
         "data": values(rows),
         "facet": name("knob", sort=labels, header={"title": None, "labelFontWeight": "bold", "labelFontSize": 12.5}),

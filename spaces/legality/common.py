@@ -1,20 +1,27 @@
-"""Which recipes are legal for a problem, and why the others are not.
-
-Searching asks `why_illegal` about every point of a space, so a refusal is a value. Rules stand in the order
-in which a person would check them; the first that refuses gives the reason. Rules that hold for one engine
-only are in `engines.py`.
-"""
+"""Rules of every engine, and what a rule returns."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from frontrunner.spaces.engines import ENGINE_RULES
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.reasons import Reason, Rule
 from frontrunner.spaces.recipe import LOOPED_SCHEDULES, Recipe
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a recipe is illegal: a stable code to count by, and the sentence with the numbers."""
+
+    code: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Rule = Callable[[Recipe, Problem], Reason | None]
 
 
 def devices_fit(recipe: Recipe, problem: Problem) -> Reason | None:
@@ -126,90 +133,6 @@ FRAME_RULES: tuple[Rule, ...] = (
     schedule_fits,
     batch_matches,
 )
-"""Rules that look at degrees, devices, schedule and batch alone: a space asks them once for all that share these."""
+"""Rules about degrees, devices, schedule and batch alone: a space checks them once for all points that share these."""
 
 LATER_RULES: tuple[Rule, ...] = (sequence_parallel_divides, sharding_divides)
-RULES: tuple[Rule, ...] = (*FRAME_RULES, *LATER_RULES)
-"""Those of every engine."""
-
-
-def why_illegal(recipe: Recipe, problem: Problem) -> Reason | None:
-    """The first reason for which `recipe` cannot solve `problem`, or None where it is legal."""
-    return why_no_frame(recipe, problem) or why_illegal_in_frame(recipe, problem)
-
-
-def why_no_frame(recipe: Recipe, problem: Problem) -> Reason | None:
-    """The first of `FRAME_RULES` that refuses."""
-    return _first(FRAME_RULES, recipe, problem)
-
-
-def why_illegal_in_frame(recipe: Recipe, problem: Problem) -> Reason | None:
-    """The first of the other rules that refuses."""
-    return _first(LATER_RULES, recipe, problem) or _first(ENGINE_RULES[recipe.engine], recipe, problem)
-
-
-def _first(rules: tuple[Rule, ...], recipe: Recipe, problem: Problem) -> Reason | None:
-    for rule in rules:
-        reason = rule(recipe, problem)
-        if reason is not None:
-            return reason
-    return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mark:
-    """A remark about a legal recipe that its reader should know."""
-
-    code: str
-    text: str
-
-
-def _tensor_parallel_beyond_node(recipe: Recipe, problem: Problem) -> str | None:
-    tp, per_node = recipe.tensor_parallel, problem.cluster.devices_per_node
-    apart = recipe.rank_strides["tp"]
-    if tp == 1 or tp * apart <= per_node:
-        return None
-    spread = f", its ranks {apart} apart," if apart > 1 else ""
-    return f"tensor_parallel {tp}{spread} crosses nodes of {per_node} devices"
-
-
-def _context_parallel_beyond_node(recipe: Recipe, problem: Problem) -> str | None:
-    apart, cp, per_node = recipe.rank_strides["dp"], recipe.context_parallel, problem.cluster.devices_per_node
-    if cp == 1 or apart * cp <= per_node:
-        return None
-    spread = f"tensor_parallel {apart} x " if apart == recipe.tensor_parallel else f"groups of {apart} ranks x "
-    return f"{spread}context_parallel {cp} crosses nodes of {per_node} devices"
-
-
-def _replicated_kv_heads(recipe: Recipe, problem: Problem) -> str | None:
-    tp, kv_heads = recipe.tensor_parallel, problem.model.kv_heads
-    return f"each of {kv_heads} kv heads is held by {tp // kv_heads} ranks" if tp > kv_heads else None
-
-
-def _uneven_stages(recipe: Recipe, problem: Problem) -> str | None:
-    layers, stages = problem.model.layers, recipe.stages
-    if recipe.layers_per_stage or layers % stages == 0:
-        return None
-    return f"{layers} layers over {stages} stages: the first {layers % stages} hold one more"
-
-
-def _idle_devices(recipe: Recipe, problem: Problem) -> str | None:
-    idle = problem.cluster.devices - recipe.devices
-    return f"{idle} of {problem.cluster.devices} devices stay idle" if idle > 0 else None
-
-
-_MARKS: dict[str, Callable[[Recipe, Problem], str | None]] = {
-    "tp-beyond-node": _tensor_parallel_beyond_node,
-    "cp-beyond-node": _context_parallel_beyond_node,
-    "kv-replicated": _replicated_kv_heads,
-    "uneven-stages": _uneven_stages,
-    "idle-devices": _idle_devices,
-}
-
-
-def marks(recipe: Recipe, problem: Problem) -> Iterator[Mark]:
-    """What a reader should know about a legal recipe: unusual, allowed, and often slow."""
-    for code, remark in _MARKS.items():
-        text = remark(recipe, problem)
-        if text is not None:
-            yield Mark(code=code, text=text)

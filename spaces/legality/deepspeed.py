@@ -1,14 +1,9 @@
-"""What the DeepSpeed engine cannot run, or would run wrongly, as legality rules.
-
-Found by running every combination against one process on DeepSpeed 0.19.8 and torch 2.13;
-`tests/system/test_numerics_deepspeed.py` runs the legal ones. Reasons that begin with "wrong" name
-combinations that DeepSpeed runs at full speed with other weights than one process would have.
-"""
+"""Rules of the DeepSpeed engine."""
 
 from __future__ import annotations
 
+from frontrunner.spaces.legality.common import Reason, Rule
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.reasons import Reason, Rule
 from frontrunner.spaces.recipe import Recipe
 
 
@@ -76,7 +71,7 @@ def tensor_parallel(recipe: Recipe, problem: Problem) -> Reason | None:
 
 
 def offload(recipe: Recipe, problem: Problem) -> Reason | None:
-    """Offload is a part of ZeRO; to a disk it needs to be told which."""
+    """Offload is a part of ZeRO; to a disk it needs a folder."""
     if recipe.offload == "nvme" and problem.cluster.nvme_path is None:
         return Reason("offload-nvme", "offload nvme needs a folder on each node's own fast disk: set cluster.nvme_path")
     if recipe.offload != "none" and recipe.data_parallel > 1 and recipe.sharding.optimizer == 1:
@@ -121,14 +116,22 @@ def secondary_partition(recipe: Recipe, _: Problem) -> Reason | None:
 
 
 def precision(recipe: Recipe, problem: Problem) -> Reason | None:
-    """bf16 gradients are summed in fp32 only under ZeRO; fp16 skips steps without telling."""
+    """bf16 gradients are summed in fp32 only under ZeRO; skipped steps of fp16 are not reported."""
     if problem.precision == "fp16":
-        return Reason("precision-fp16", "the deepspeed engine does not tell skipped steps yet, as fp16 needs; use bf16")
+        return Reason(
+            "precision-fp16", "the deepspeed engine does not report skipped steps yet, as fp16 needs; use bf16"
+        )
     if problem.precision == "bf16" and recipe.data_parallel > 1 and recipe.sharding.optimizer == 1:
         return Reason(
             "deepspeed-bf16", "DeepSpeed sums bf16 gradients in fp32 only under ZeRO 1 to 3; sharding is none"
         )
     return None
+
+
+def levers(recipe: Recipe, _: Problem) -> Reason | None:
+    """Compilation and the levers of memory are the torch engine's, but for `offload`."""
+    moved = [lever for lever in recipe.levers if not lever.startswith("offload=")]
+    return Reason("levers-engine", f"only the torch engine has {', '.join(moved)}") if moved else None
 
 
 RULES: tuple[Rule, ...] = (
@@ -142,4 +145,5 @@ RULES: tuple[Rule, ...] = (
     offload_parameters,
     secondary_partition,
     precision,
+    levers,
 )

@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontrunner.results.store import NAME_PATTERN
-from frontrunner.spaces.errors import bad_value, did_you_mean
+from frontrunner.spaces.errors import MOST_CHARACTERS, bad_value, did_you_mean, shown, shown_key
 from frontrunner.spaces.names import CAMPAIGN_NAME, campaign_name_from
-from frontrunner.spaces.wording import MOST_CHARACTERS, shown, shown_key
 
 
 @pytest.mark.parametrize(
@@ -67,10 +65,6 @@ def test_hints_name_the_nearest_word_or_all() -> None:
     assert did_you_mean("layer", ["layers", "hidden"]) == "did you mean 'layers'?"
     assert did_you_mean("zzz", ["layers", "hidden"]) == "known: hidden, layers"
     assert did_you_mean("zzz", []) is None
-
-
-def test_the_store_takes_the_same_names() -> None:
-    assert NAME_PATTERN.pattern == CAMPAIGN_NAME.pattern
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,336 @@
+"""Pages of campaigns: the list, and one campaign as it goes on.
+
+A live page polls with the digests of the sections that it shows, and is sent those that changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any
+from urllib.parse import quote
+
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import HTMLResponse
+from markupsafe import Markup
+
+from frontrunner.plain_json import to_json
+from frontrunner.results.driving import drivers, stamp
+from frontrunner.results.known import probes_made
+from frontrunner.results.outlooks import outlook_shares
+from frontrunner.results.pages import TrialPage, campaign_page, trial_page
+from frontrunner.results.pareto import pareto
+from frontrunner.results.ranking import RankedRecipe, rank
+from frontrunner.results.records import CUT_OFF, IMPORTED
+from frontrunner.results.spans import AttemptSpan, newest_spans
+from frontrunner.results.states import CampaignState, TrialState
+from frontrunner.results.status import FailedTrial, Status, failures, status
+from frontrunner.results.store import Store
+from frontrunner.search.budget import Limit, Spent, limits
+from frontrunner.search.spec import CampaignSpec
+from frontrunner.search.stopping import STOPPING, outlook_in_words
+from frontrunner.search.strategy import Outlook
+from frontrunner.server.drivers import Word
+from frontrunner.server.pages.rendering import page, render
+from frontrunner.server.routes.parameters import CampaignName, PageNumber
+from frontrunner.server.routes.reports import ReportsOf
+from frontrunner.server.state import OPERATOR, RoleOf, Service, ServiceOf, StoreOf
+from frontrunner.server.tokens import Role
+from frontrunner.spaces.errors import bad_value
+from frontrunner.starting import stored_spec
+from frontrunner.views.charts import FIGURES
+from frontrunner.views.charts.campaign import Span, timeline
+from frontrunner.views.charts.data import Missing
+from frontrunner.views.columns import CAMPAIGNS, COLUMNS, ORIGINS, TRIALS, used
+
+router = APIRouter()
+PageOf = Annotated[PageNumber, Query(alias="page")]
+Digest = Annotated[str, Query(max_length=64)]
+Seen = Annotated[str, Query(max_length=400, pattern="~")]
+"""What a page shows: the campaign's version, that of its charts, and the digest of each section, with ~ between."""
+SECTIONS = ("numbers", "ranking", "trials", "timeline", "failures", "events")
+"""Sections of a campaign's page, in their order on it."""
+POLL_S, POLL_DRIVEN_S = 5, 3
+"""How often a live page polls, in seconds."""
+CHARTS_AT_ONCE, CHARTS_EVERY_S = 10, 15
+"""While a driver runs, each of the first outcomes redraws the charts; later ones redraw them at this interval."""
+MOST_SPANS = 160
+"""Of the timeline; more would be too thin to see."""
+SHOWN = ("history", "speed-memory", "feasibility", "sensitivity", "parallel-coordinates")
+"""The report's charts that a campaign's page draws too; the others take seconds."""
+ACROSS = ("feasibility", "sensitivity", "parallel-coordinates")
+"""Those that take the page's whole width; the others stand in pairs."""
+CAMPAIGNS_A_PAGE, TRIALS_A_PAGE, TOP, MOST_FAILURES = 50, 25, 10, 40
+ACCEPTED = {
+    "pause": "Pausing: running probes will finish, and no more are started.",
+    "stop": "Stopping: running probes will finish, and the campaign ends.",
+    "cancel": "Canceling: running probes are ended now; the campaign can be resumed.",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CampaignView:
+    """One campaign at one moment.
+
+    `ending` describes a requested pause or stop and the probes it waits for, empty without one; `rows_ahead` is how
+    many more rows the ranking may come to have, 0 if nobody drives. `limits` are those of its budget; `front_ids` the
+    ranked recipes that no other beats in both speed and memory; `failed` the newest failures first, of
+    `failed_in_all`.
+    """
+
+    status: Status
+    spec: CampaignSpec
+    limits: tuple[Limit, ...]
+    ending: str
+    outlook: str
+    ranking: tuple[RankedRecipe, ...]
+    rows_ahead: int
+    front_ids: frozenset[str]
+    trials: TrialPage
+    failed: tuple[FailedTrial, ...]
+    failed_in_all: int
+    timeline: dict[str, Any] | None
+    timeline_left_out: int
+
+    @property
+    def notice(self) -> str:
+        """Where the figures come from if this campaign did not measure them."""
+        return ORIGINS.get(self.status.campaign.figures, "")
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether it counts as running, and nobody drives it."""
+        return self.status.state_in_words == CUT_OFF
+
+    @property
+    def can_be_driven(self) -> bool:
+        """Whether a driver could go on with it; a table's rows have none."""
+        return self.status.campaign.figures != IMPORTED and not self.status.driver_is_live
+
+
+def campaign_view(store: Store, name: str) -> CampaignView:
+    """Return what the page shows, all of it as it was at one moment."""
+    with store.database.reading():
+        found = status(store, name)
+        campaign, spec = found.campaign, stored_spec(found.campaign)
+        failed_in_all = found.trials[TrialState.FAILED]
+        spent = Spent(
+            probes=probes_made(store, campaign),
+            driver_seconds=campaign.driver_seconds,
+            node_seconds=campaign.node_seconds_spent,
+        )
+        newest = newest_spans(store, campaign.id, MOST_SPANS)
+        with store.database.read() as connection:
+            ranking = rank(connection, campaign, top=TOP)
+        front = pareto(store, campaign, least_tokens_per_s=ranking[-1].standing.tokens_per_s) if ranking else []
+        failed = failures(store, campaign, limit=MOST_FAILURES, offset=max(0, failed_in_all - MOST_FAILURES))
+        most_rows = min(TOP, campaign.legal_recipes, spec.budget.probes or TOP)
+        return CampaignView(
+            status=found,
+            spec=spec,
+            limits=tuple(limits(spec.budget, spent)),
+            ending=_ending(store, found),
+            outlook=_outlook(found),
+            ranking=tuple(ranking),
+            rows_ahead=most_rows - len(ranking) if found.driver_is_live else 0,
+            front_ids=frozenset(row.recipe_id for row in front),
+            trials=_trials(store, name, 1),
+            failed=tuple(reversed(failed)),
+            failed_in_all=failed_in_all,
+            timeline=_timeline(store, found, newest.items),
+            timeline_left_out=newest.total - len(newest.items),
+        )
+
+
+def _trials(store: Store, name: str, number: int) -> TrialPage:
+    return trial_page(store, name, newest_first=True, page=number, page_size=TRIALS_A_PAGE)
+
+
+def _outlook(found: Status) -> str:
+    """Return what is left to gain; empty if unknown, or if the reason for which the campaign ended states it."""
+    if found.outlook is None:
+        return ""
+    words = outlook_in_words(Outlook(**outlook_shares(found.outlook)))
+    expected, _, _ = words.partition("; ")
+    return "" if found.campaign.state_reason.startswith(expected) else words
+
+
+def _ending(store: Store, found: Status) -> str:
+    """Return that the current driver was asked to pause or to stop, and what it waits for."""
+    request = next((event for event in reversed(found.last_events) if event.kind == STOPPING), None)
+    driver = next((one for one in drivers(store) if one.campaign == found.campaign.name), None)
+    if request is None or driver is None or not driver.is_live or request.at < driver.since:
+        return ""
+    word = "pausing" if request.data.get("leaves") == CampaignState.PAUSED else "stopping"
+    left = found.trials[TrialState.RUNNING]
+    return f"{word}, {left} probe{'s' if left > 1 else ''} to finish" if left else word
+
+
+def _timeline(store: Store, found: Status, attempts: Sequence[AttemptSpan]) -> dict[str, Any] | None:
+    """Draw the newest attempts; running ones reach up to now, those whose driver is gone have no length.
+
+    None where none has begun, and for an imported table, whose rows have the time of the import.
+    """
+    if found.campaign.figures == IMPORTED:
+        return None
+    now = store.now() if found.driver_is_live else None
+    spans = []
+    for row in attempts:
+        begun = datetime.fromisoformat(row.started_at)
+        ended = datetime.fromisoformat(row.finished_at) if row.finished_at else max(begun, now or begun)
+        words = f"{row.trial_number}.{row.number} {row.recipe.describe()}"
+        spans.append(Span(started_at=begun, ended_at=ended, outcome=row.ended, words=words, recipe_id=row.recipe_id))
+    return timeline(spans)
+
+
+def version(store: Store, name: str) -> str:
+    """Return a campaign's version: cheap, and changed by every write and by the end of its driver's lease."""
+    (now,) = stamp(store, (name,))
+    return f"{now.version} {'driven' if now.is_driven else 'left'}"
+
+
+def digest(text: str) -> str:
+    """Return a short name for a piece of HTML, by which a browser states which version of it is shown."""
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+
+@router.get("/")
+def all_campaigns(service: ServiceOf, role: RoleOf, number: PageOf = 1) -> Response:
+    """The store's campaigns, the newest first; live."""
+    return page("campaigns.html", here="/", may_change=role is Role.OPERATOR, **_list(service, role, number))
+
+
+@router.get("/campaigns")
+def campaigns_live(service: ServiceOf, role: RoleOf, seen: Digest, number: PageOf = 1) -> Response:
+    """The list as it is now; nothing (204) if the page shows that already."""
+    listed = _list(service, role, number)
+    if seen == digest(listed["listed"]):
+        return Response(status_code=204)
+    return HTMLResponse(listed["live"] + listed["listed"])
+
+
+def _list(service: Service, role: Role, number: int) -> dict[str, Markup]:
+    found = campaign_page(service.store, page=number, page_size=CAMPAIGNS_A_PAGE, known=service.summaries)
+    listed = render(
+        "campaigns_list.html",
+        found=found,
+        columns=CAMPAIGNS,
+        page=number,
+        pages=_pages(found.total, CAMPAIGNS_A_PAGE),
+        may_change=role is Role.OPERATOR,
+    )
+    url = f"/campaigns?page={number}&seen={digest(listed)}"
+    return {"listed": listed, "live": render("live.html", url=url, polls_every_s=POLL_S)}
+
+
+def _pages(rows: int, page_size: int) -> int:
+    return max(1, -(-rows // page_size))
+
+
+@router.get("/campaigns/{name}")
+def one_campaign(store: StoreOf, role: RoleOf, name: CampaignName) -> Response:
+    """One campaign, live."""
+    now = version(store, name)
+    view = campaign_view(store, name)
+    sections = _sections(view, role)
+    return page(
+        "campaign.html",
+        here=None,
+        name=name,
+        sections=sections,
+        live=_live(view, now, sections),
+        figures={name: FIGURES[name][0] for name in SHOWN},
+        across=ACROSS,
+    )
+
+
+@router.get("/campaigns/{name}/live")
+def live(store: StoreOf, role: RoleOf, name: CampaignName, seen: Seen) -> Response:
+    """The sections that changed since the page was sent them; nothing (204) if nothing was written."""
+    was, charts, *digests = seen.split("~")
+    now = version(store, name)
+    if was == now and now.endswith("left"):  # bars of probes that run reach up to this moment
+        return Response(status_code=204)
+    view = campaign_view(store, name)
+    sections = _sections(view, role)
+    old = dict(zip(SECTIONS, digests, strict=False))
+    changed = [html for section, html in sections.items() if old.get(section) != digest(html)]
+    if was == now and not changed:
+        return Response(status_code=204)
+    news = {} if charts == charts_version(view.status) else {"HX-Trigger": "outcomes"}
+    return HTMLResponse("".join([_live(view, now, sections), *changed]), headers=news)
+
+
+def _sections(view: CampaignView, role: Role) -> dict[str, Markup]:
+    values: dict[str, Any] = {
+        "view": view,
+        "campaign": view.status.campaign,
+        "problem": view.spec.problem,
+        "columns": used(COLUMNS, view.ranking),
+        "may_change": role is Role.OPERATOR,
+        "replaces": True,
+        **_trial_values(view.status.campaign.name, 1, view.trials),
+    }
+    return {section: render(f"campaign/{section}.html", **values) for section in SECTIONS}
+
+
+def _trial_values(name: str, number: int, found: TrialPage) -> dict[str, Any]:
+    pages = _pages(found.total, TRIALS_A_PAGE)
+    return {"name": name, "page": number, "pages": pages, "trials": found.items, "trial_columns": TRIALS}
+
+
+def _live(view: CampaignView, now: str, sections: Mapping[str, Markup]) -> Markup:
+    """Return the element that polls, with what the page has seen."""
+    seen = "~".join([now, charts_version(view.status), *map(digest, sections.values())])
+    is_driven = view.status.driver_is_live
+    url = f"/campaigns/{view.status.campaign.name}/live?seen={quote(seen)}"
+    return render("live.html", url=url, polls_every_s=POLL_DRIVEN_S if is_driven else POLL_S)
+
+
+def charts_version(found: Status) -> str:
+    """Return the version of a campaign's charts: a new one per outcome, later one per `CHARTS_EVERY_S`."""
+    campaign = found.campaign
+    if found.driver_is_live and campaign.outcomes > CHARTS_AT_ONCE:
+        return f"t{int(time.time() / CHARTS_EVERY_S)}"
+    return f"{campaign.outcomes}-{campaign.node_seconds_spent:g}"
+
+
+@router.get("/campaigns/{name}/trials")
+def trials(store: StoreOf, name: CampaignName, number: PageOf = 1) -> Response:
+    """One page of the table of trials."""
+    found = _trials(store, name, number)
+    if number > _pages(found.total, TRIALS_A_PAGE):
+        raise bad_value("page", number, f"a page up to {_pages(found.total, TRIALS_A_PAGE)}")
+    return page("campaign/trials.html", replaces=False, **_trial_values(name, number, found))
+
+
+@router.get("/campaigns/{name}/figures/{wanted}")
+async def one_figure(service: ServiceOf, reports: ReportsOf, name: CampaignName, wanted: str) -> Response:
+    """One of the charts for charts.js: what to read in it, and its specification, null if it cannot be drawn."""
+    if wanted not in SHOWN:
+        raise bad_value("figure", wanted, f"one of {', '.join(SHOWN)}")
+
+    def drawn() -> str:
+        found = reports.of(service.store, name, charts_version(status(service.store, name))).chart(wanted)
+        if isinstance(found, Missing):
+            return to_json({"reading": f"Not drawn: {found.reason}", "spec": None})
+        return to_json({"reading": " ".join((found.reading, *found.remarks)), "spec": found.spec})
+
+    return Response(await service.slowly(drawn), media_type="application/json")
+
+
+@router.post("/campaigns/{name}/resume", dependencies=OPERATOR)
+async def resume(service: ServiceOf, name: CampaignName) -> Response:
+    """Have a driver go on with the campaign."""
+    started = await service.slowly(lambda: service.drivers.resume(name))
+    return HTMLResponse(f'<p class="fine">Process {started["pid"]} continues {name}.</p>')
+
+
+@router.post("/campaigns/{name}/{word}", dependencies=OPERATOR)
+def control(service: ServiceOf, name: CampaignName, word: Word) -> Response:
+    """Pause, stop or cancel the campaign."""
+    service.drivers.tell(name, word)
+    return HTMLResponse(f'<p class="fine">{ACCEPTED[word]}</p>')

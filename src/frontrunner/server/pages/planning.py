@@ -1,0 +1,425 @@
+"""Pages before a campaign: planning by formulas, and launching."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import HTMLResponse
+from markupsafe import Markup
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from frontrunner.config.campaign import parse_campaign
+from frontrunner.config.toml_file import Table, parse_toml
+from frontrunner.evaluators.analytic import estimates
+from frontrunner.evaluators.analytic.scaling import Scaling, scaling
+from frontrunner.results.store import Store
+from frontrunner.search.spec import CampaignSpec
+from frontrunner.server.bodies import campaign_from, campaign_table, contents_untold, parsed
+from frontrunner.server.mistakes import mistake_in
+from frontrunner.server.models import CampaignBody
+from frontrunner.server.pages.rendering import macro, page, render
+from frontrunner.server.registered import KINDS
+from frontrunner.server.state import OPERATOR, RoleOf, ServiceOf
+from frontrunner.server.tokens import Role
+from frontrunner.spaces.cluster import MOST_DEVICES, MOST_GB_PER_S, MOST_MEMORY_GIB, PRECISIONS
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NotFound
+from frontrunner.spaces.model import ACTIVATIONS, POSITIONS
+from frontrunner.spaces.presets import (
+    cluster_names,
+    cluster_preset,
+    device_names,
+    device_preset,
+    model_names,
+    model_preset,
+)
+from frontrunner.starting import nothing_legal
+from frontrunner.views.charts.cut import cut
+from frontrunner.views.columns import ESTIMATES, used
+
+router = APIRouter()
+TOP = 12
+FACTORS = (0.25, 0.5, 1, 2, 4)
+"""Node counts of the what-if table, relative to the requested one."""
+MOST_FACTOR = 64
+"""Up to which more counts are tried if nothing fits on those."""
+MOST_STAGES, MOST_STAGE_COUNTS = 64, 8
+"""The most stages of a pipeline, and how many numbers of stages a plan tries."""
+MOST_CHARACTERS = 32
+"""Of one field: no preset's name and no number within the limits is longer."""
+MOST_CAMPAIGN_CHARACTERS = 100_000
+MESSAGE = re.compile(r"(?:model|cluster|problem)\.(?:links\.)?(\w+) = .*?: expected (.*)", re.DOTALL)
+"""A message about a key of a campaign file, whose last part is the field's name."""
+SECTION = re.compile(r"\b(?:model|cluster|problem)\.(?=[a-z])")
+"""Section before a key in a message, which no label of the page has."""
+NO_NAME = {"site": "this machine", "trainer": "frontrunner's own", "data": "the built-in text", "table": "none"}
+"""What a campaign has if no registered name is chosen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One field of the form, which is the key `name` of `section` in a campaign file.
+
+    It takes a number from `least` to `most`, or one of `options`. One with a `default` has to have a value; without,
+    an empty field counts as the preset's.
+    """
+
+    name: str
+    section: str
+    label: str
+    unit: str = ""
+    least: float = 1
+    most: float = 0
+    whole: bool = True
+    options: tuple[str, ...] = ()
+    default: str | int = ""
+
+    def read(self, text: str) -> Any:
+        """Return the value that a text states; raises `ValueError` with what was expected."""
+        if self.options:
+            if text not in self.options:
+                raise ValueError(f"one of {', '.join(self.options)}")
+            return text
+        try:
+            value = (int if self.whole else float)(text if text.isascii() else "")
+        except ValueError:
+            value = float("nan")
+        if not self.least <= value <= self.most:
+            raise ValueError(
+                f"{'a whole number' if self.whole else 'a number'} from {self.least:,} to {self.most:,.0f}"
+            )
+        return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Fields that belong together; those of a `preset` are typed over it."""
+
+    name: str
+    preset: Entry | None
+    entries: tuple[Entry, ...]
+
+
+def _rate(name: str, label: str) -> Entry:
+    return Entry(name=name, section="links", label=label, unit="GB/s", least=0.001, most=MOST_GB_PER_S, whole=False)
+
+
+GROUPS = (
+    Group(
+        name="Model",
+        preset=Entry(name="model", section="", label="preset", options=model_names(), default="frontier-22b"),
+        entries=(
+            Entry(name="layers", section="model", label="layers", most=1_000),
+            Entry(name="hidden", section="model", label="hidden size", least=8, most=262_144),
+            Entry(name="heads", section="model", label="heads", most=4_096),
+            Entry(name="kv_heads", section="model", label="KV heads", most=4_096),
+            Entry(name="ffn_hidden", section="model", label="FFN size", most=4_194_304),
+            Entry(name="vocabulary", section="model", label="vocabulary", least=2, most=4_194_304),
+            Entry(name="activation", section="model", label="activation", options=ACTIVATIONS),
+            Entry(name="positions", section="model", label="positions", options=POSITIONS),
+            Entry(name="tied_embeddings", section="model", label="tied embedding", options=("yes", "no")),
+        ),
+    ),
+    Group(
+        name="Machine",
+        preset=Entry(name="cluster", section="", label="preset", options=cluster_names(), default="frontier"),
+        entries=(
+            Entry(name="nodes", section="cluster", label="nodes", most=MOST_DEVICES, default=16),
+            Entry(name="devices_per_node", section="cluster", label="devices per node", most=1_024),
+            Entry(name="device", section="", label="device", options=device_names()),
+            Entry(
+                name="memory_gib_per_device",
+                section="cluster",
+                label="memory",
+                unit="GiB",
+                least=0.1,
+                most=MOST_MEMORY_GIB,
+                whole=False,
+            ),
+            _rate("pair_gb_per_s", "device pair"),
+            _rate("node_gb_per_s", "within a node"),
+            _rate("nic_gb_per_s", "network port"),
+            Entry(name="nics_per_node", section="links", label="ports per node", most=64),
+        ),
+    ),
+    Group(
+        name="Training",
+        preset=None,
+        entries=(
+            Entry(
+                name="sequence_length",
+                section="problem",
+                label="sequence",
+                unit="tokens",
+                least=2,
+                most=1_048_576,
+                default=2048,
+            ),
+            Entry(
+                name="global_batch",
+                section="problem",
+                label="global batch",
+                unit="sequences",
+                most=10_000_000,
+                default=1024,
+            ),
+            Entry(name="precision", section="problem", label="precision", options=PRECISIONS, default="bf16"),
+        ),
+    ),
+)
+ENTRIES = {entry.name: entry for group in GROUPS for entry in (group.preset, *group.entries) if entry is not None}
+DEFAULTS = {name: entry.default for name, entry in ENTRIES.items() if entry.default != ""}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanForm:
+    """What was typed by field, the campaign that it describes, and what is wrong by field ("" for none).
+
+    `spec` is None if there is any error.
+    """
+
+    typed: Mapping[str, str]
+    spec: CampaignSpec | None
+    errors: Mapping[str, str]
+
+    @property
+    def values(self) -> dict[str, str | int]:
+        """What the fields hold: what was typed, else the default."""
+        return {name: entry.default for name, entry in ENTRIES.items()} | dict(self.typed)
+
+    @property
+    def placeholders(self) -> dict[str, str]:
+        """What counts if a field is left empty, by the chosen presets."""
+        chosen = {
+            name: typed if (typed := self.typed.get(name, "")) in ENTRIES[name].options else str(DEFAULTS[name])
+            for name in ("model", "cluster")
+        }
+        model, cluster = model_preset(chosen["model"]), cluster_preset(chosen["cluster"])
+        found = {"kv_heads": "as heads", "ffn_hidden": "4 x hidden", "activation": "gelu", "positions": "rotary"}
+        found |= model | cluster | dict(cluster["links"])
+        found["tied_embeddings"] = "yes" if model.get("tied_embeddings") else "no"
+        found["memory_gib_per_device"] = "the device's"
+        return {name: str(found.get(name, "none")) for name in ENTRIES}
+
+
+def read_form(given: Mapping[str, str]) -> PlanForm:
+    """Read the form as it was sent; a field that needs a value is an error if sent empty, a default if not sent."""
+    typed = {name: text.strip()[:MOST_CHARACTERS] for name, text in given.items() if text.strip()}
+    errors = {name: "expected a value" for name in DEFAULTS if name in given and name not in typed}
+    values: dict[str, Any] = {}
+    for name, text in typed.items():
+        if name not in ENTRIES:
+            errors[""] = f"there is no field {name[:MOST_CHARACTERS]!r}"
+            continue
+        try:
+            values[name] = ENTRIES[name].read(text)
+        except ValueError as error:
+            errors[name] = str(error)
+    spec = None
+    if not errors:
+        try:
+            spec = planned_campaign(values)
+        except FrontrunnerError as error:
+            found = MESSAGE.match(error.message)
+            is_of_field = found is not None and found[1] in ENTRIES
+            errors = {found[1]: SECTION.sub("", found[2])} if found and is_of_field else {"": error.message}
+    return PlanForm(typed=typed, spec=spec, errors=errors)
+
+
+def planned_campaign(values: Mapping[str, Any]) -> CampaignSpec:
+    """Return the campaign whose space the page plans: the usual choices, as far as model and cluster allow them."""
+    values = DEFAULTS | dict(values)
+    sections: dict[str, Table] = {"model": {}, "cluster": {}, "links": {}, "problem": {}, "": {}}
+    for name, value in values.items():
+        sections[ENTRIES[name].section][name] = value
+    model = _model(sections[""]["model"], sections["model"])
+    table = {
+        "model": model,
+        "cluster": _cluster(sections),
+        "problem": sections["problem"],
+        "space": {
+            "tensor_parallel": [1, 2, 4, 8],
+            "pipeline_parallel": _stage_counts(int(model["layers"])),
+            "micro_batch_seqs": [1, 2, 4],
+            "schedule": ["1f1b"],
+            "sharding": ["none", "zero-1", "zero-3"],
+            "recompute": ["none", "full"],
+            "sequence_parallel": [False, True],
+        },
+    }
+    return parse_campaign(table, default_name="plan", base=Path.cwd()).spec
+
+
+def _model(preset: str, typed: Table) -> Table:
+    """Return the preset's keys under those that were typed."""
+    if "tied_embeddings" in typed:
+        typed = {**typed, "tied_embeddings": typed["tied_embeddings"] == "yes"}
+    table = {**model_preset(preset), **typed} | ({"name": "custom"} if typed else {})
+    if table.get("positions", "rotary") == "rotary":
+        table.pop("max_positions", None)  # of a preset with learned ones
+    return table
+
+
+def _cluster(sections: Mapping[str, Table]) -> Table:
+    """Return the preset, or its nodes and links around another device, under the keys that were typed."""
+    table = cluster_preset(sections[""]["cluster"])
+    typed, links, device = sections["cluster"], sections["links"], sections[""].get("device")
+    is_custom = bool(links) or len(typed) > 1
+    if device not in (None, table["device"]):
+        table = {**device_preset(str(device)), **{key: table[key] for key in ("devices_per_node", "links")}}
+        is_custom = True
+    return {**table, **typed, "links": {**table["links"], **links}} | ({"name": "custom"} if is_custom else {})
+
+
+def _stage_counts(layers: int) -> list[int]:
+    """Return numbers of stages that share the layers evenly, powers of two first."""
+    even = [stages for stages in range(1, min(layers, MOST_STAGES) + 1) if layers % stages == 0]
+    even.sort(key=lambda stages: (stages & (stages - 1) != 0, stages))
+    return sorted(even[:MOST_STAGE_COUNTS])
+
+
+def _answer(spec: CampaignSpec) -> Markup:
+    """Render the plan of a campaign's space, or why there is none."""
+    surveyed, problem = spec.survey(), spec.problem
+    if not surveyed.recipes:
+        return render("launch_checked.html", error=nothing_legal(surveyed))
+    plan = estimates.plan(surveyed.recipes, surveyed.problem)
+    found = _on_other_counts(spec)
+    rows = list(enumerate(plan.fastest(TOP), start=1))
+    return render(
+        "plan_answer.html",
+        plan=plan,
+        problem=problem,
+        scaling=found,
+        fits_on=next((row.nodes for row in found.strong if row.best is not None), None),
+        rows=rows,
+        columns=used(ESTIMATES, rows),
+        cut=cut(rows[0][1].recipe, problem.cluster, layers=problem.model.layers) if rows else None,
+    )
+
+
+def _on_other_counts(spec: CampaignSpec) -> Scaling:
+    """Return the what-if table; if nothing fits on any of its counts, they are doubled until something does."""
+    cluster = spec.problem.cluster
+    most = min(MOST_DEVICES // cluster.devices_per_node, MOST_FACTOR * cluster.nodes)
+    counts = sorted({max(1, int(cluster.nodes * factor)) for factor in FACTORS})
+    found = scaling(spec.space, spec.problem, [count for count in counts if count <= most])
+    more = 2 * counts[-1]
+    while more <= most and not any(row.best for row in found.strong):
+        found = replace(found, strong=found.strong + scaling(spec.space, spec.problem, [more]).strong)
+        more *= 2
+    return found
+
+
+@router.get("/plan")
+async def plan(request: Request, service: ServiceOf) -> Response:
+    """The planning page with its first plan, or with what is wrong next to the fields."""
+    form = read_form(request.query_params)
+    spec = form.spec
+    answer = "" if spec is None else await service.slowly(lambda: _answer(spec))
+    return page("plan.html", here="/plan", form=form, groups=GROUPS, answer=answer)
+
+
+@router.get("/plan/answer")
+async def plan_answer(request: Request, service: ServiceOf) -> Response:
+    """The plan, with the fields' errors; those alone if there are any."""
+    form = read_form(request.query_params)
+    errors = macro("plan_macros.html", "errors", ENTRIES.values(), form)
+    spec = form.spec
+    if spec is None:
+        return HTMLResponse(errors, headers={"HX-Reswap": "none"})
+    answer = await service.slowly(lambda: _answer(spec))
+    return HTMLResponse(answer + errors, headers={"HX-Replace-Url": f"/plan?{urlencode(form.typed)}"})
+
+
+@router.get("/plan/fields/{name}")
+def plan_fields(request: Request, name: Literal["model", "cluster"]) -> Response:
+    """The fields under a preset, which show its values if they are empty."""
+    (group,) = (group for group in GROUPS if group.preset is not None and group.preset.name == name)
+    return HTMLResponse(macro("plan_macros.html", "fields", group.entries, read_form(request.query_params)))
+
+
+class CampaignText(BaseModel):
+    """A campaign file as text, and the registered names chosen with it; empty if none was."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    campaign: Annotated[str, Field(max_length=MOST_CAMPAIGN_CHARACTERS)]
+    site: Annotated[str, Field(max_length=64)] = ""
+    trainer: Annotated[str, Field(max_length=64)] = ""
+    data: Annotated[str, Field(max_length=64)] = ""
+    table: Annotated[str, Field(max_length=64)] = ""
+
+    def body(self) -> CampaignBody:
+        """Return the campaign that the text holds; raises `InvalidInput` for invalid TOML and unknown keys."""
+        table = parse_toml(self.campaign, "the campaign file")
+        for kind in KINDS:
+            chosen = getattr(self, kind)
+            if chosen and table.setdefault(kind, chosen) != chosen:
+                raise InvalidInput(f"{kind} = {chosen!r} was chosen, and the campaign file names another {kind}")
+        try:
+            return CampaignBody.model_validate(table)
+        except ValidationError as error:
+            raise mistake_in(error.errors()) from None
+
+
+@router.get("/launch")
+def launch_page(service: ServiceOf, role: RoleOf) -> Response:
+    """A campaign file to edit and launch."""
+    text = files("frontrunner.server.pages").joinpath("static", "first-campaign.toml").read_text(encoding="utf-8")
+    offered = {kind: names for kind, names in service.settings.registered.about().items() if names}
+    may_change = role is Role.OPERATOR
+    return page("launch.html", here="/launch", text=text, offered=offered, absent=NO_NAME, may_change=may_change)
+
+
+@router.post("/launch/check")
+async def check(service: ServiceOf, given: CampaignText) -> Response:
+    """What is wrong with a campaign file, or how many recipes it searches; nothing is started."""
+
+    def checked() -> dict[str, Any]:
+        try:
+            settings, body = service.settings, given.body()
+            with contents_untold(body, settings.registered):
+                spec = campaign_from(body, settings.registered, most_points=settings.limits.plan_points).spec
+                found = spec.survey()
+        except FrontrunnerError as error:
+            return {"error": error}
+        return {
+            "error": None,
+            "name": spec.name,
+            "is_taken": _is_taken(service.store, spec.name),
+            "legal": len(found.recipes),
+            "points": found.points,
+            "why_none": None if found.recipes else next(found.refused_by_count(), None),
+            "devices": spec.problem.cluster.devices,
+        }
+
+    return page("launch_checked.html", **await service.slowly(checked))
+
+
+def _is_taken(store: Store, name: str) -> bool:
+    """Return whether the store has a campaign of this name."""
+    try:
+        store.campaign(name)
+    except NotFound:
+        return False
+    return True
+
+
+@router.post("/launch", dependencies=OPERATOR)
+async def launch(service: ServiceOf, given: CampaignText) -> Response:
+    """Start the campaign, and go to its page."""
+
+    def begun() -> dict[str, Any]:
+        table = campaign_table(given.body(), service.settings.registered)
+        parsed(table)  # TOML has numbers that no campaign has, and that cannot be passed to a driver
+        return service.drivers.launch(table)
+
+    started = await service.slowly(begun)
+    return Response(status_code=204, headers={"HX-Redirect": f"/campaigns/{started['campaign']}"})

@@ -1,1 +1,0 @@
-"""What each page shows, as frozen values: read from the store or estimated by formulas, without any HTML."""
