@@ -37,8 +37,8 @@ from chaos_leftovers import Surroundings
 import frontrunner
 from frontrunner.results.address import parse_address
 from frontrunner.results.store import Store, open_store
+from frontrunner.search.campaign_setup import create
 from frontrunner.search.strategy import STRATEGIES as KNOWN
-from frontrunner.starting import created
 
 FAULTS = (
     "lost",
@@ -101,7 +101,7 @@ class Chaos:
         draw = random.Random(f"{self._asked.seed} {number}")
         spec = spec_of(f"chaos-{self._asked.seed}-{number}", self._asked.evaluator, folder, draw)
         with open_store(url) as store:
-            created(store, spec, len(spec.survey().recipes))
+            create(store, spec, len(spec.survey().recipes))
         its_folder = folder / spec.name
         its_folder.mkdir()
         is_sqlite = parse_address(url).path is not None  # there a driver that stands still keeps its campaign
@@ -179,7 +179,7 @@ def warm_up(folder: Path) -> None:
     url = str(folder / "warm-up.db")
     spec = spec_of("warm-up", "simulated", folder, random.Random(0))
     with open_store(url) as store:
-        created(store, spec, 1)
+        create(store, spec, 1)
     frontrunner.resume(spec.name, store=url)
     for strategy in STRATEGIES:
         import_module(KNOWN[strategy].partition(":")[0])

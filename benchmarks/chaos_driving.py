@@ -27,7 +27,7 @@ import frontrunner
 from frontrunner.results.driving import drivers
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
-from frontrunner.search.listener import Ended, Silent, View
+from frontrunner.search.listener import Ended, Listener, View
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import AlreadyDriven
 from frontrunner.stop_signals import stopped_by_signals
@@ -65,7 +65,7 @@ SIGNALS = {
 }
 
 
-class Acknowledging(Silent):
+class Acknowledging(Listener):
     """Writes each stored outcome to a file, past every buffer that a kill would empty."""
 
     def __init__(self, path: Path) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 from fuzz_damage import tree_damaged
 
 from frontrunner import api
-from frontrunner.config.validation import dump_json
 from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.results.archive.lines import Chain
@@ -20,10 +19,11 @@ from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.provenance import collect
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
+from frontrunner.search.campaign_setup import problem_summary
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import canonical_json, recipe_id
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.starting import problem_summary
+from frontrunner.spaces.validation import dump_json
 from frontrunner.store_api import archive, check_store, unarchive
 
 INNER = ("spec_json", "problem_json", "recipe_json", "step_times_s_json", "peak_memory_bytes_json", "losses_json",

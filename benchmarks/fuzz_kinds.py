@@ -21,14 +21,14 @@ from frontrunner.config.campaign import parse_campaign, read_campaign_file
 from frontrunner.config.cluster import read_cluster_file
 from frontrunner.config.recipe_file import Origin, RecipeFile, Training, content_hash, from_bytes, to_text
 from frontrunner.config.recipe_file import read as read_recipe_file
-from frontrunner.config.validation import dump_json, load_json
 from frontrunner.evaluators.analytic.simulated import simulate
-from frontrunner.evaluators.diagnostics.calibration.samples import of_tables, read_tables
 from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.evaluators.probe.concluding import harvested
 from frontrunner.evaluators.probe.run_folder import RunFolder, StepCounter
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
-from frontrunner.evaluators.tables.table_rows import read_problems
+from frontrunner.evaluators.tables.rows import read_problems
+from frontrunner.evaluators.tables.workloads import read as read_workloads
+from frontrunner.evaluators.tables.workloads import samples_of_tables
 from frontrunner.import_api import import_table
 from frontrunner.results.codec import failure_to_columns, measurement_to_columns
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
@@ -37,6 +37,7 @@ from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe, Sharding
+from frontrunner.spaces.validation import dump_json, load_json
 from frontrunner.travel_api import import_config
 
 ROOT = Path(__file__).parents[1]
@@ -245,7 +246,7 @@ def read_a_table(path: Path) -> None:
 
 
 def read_a_table_to_fit(path: Path) -> None:
-    for sample in of_tables(read_tables([path], None), None).samples:
+    for sample in samples_of_tables([read_workloads(path)], None).samples:
         if not all(map(math.isfinite, sample.step_time_s)):
             raise NotTheSame(f"a step time that is no number: {sample.step_time_s}"[:200])
 
@@ -408,7 +409,7 @@ def read_an_archive(path: Path) -> None:
 
 
 def _bodies() -> list[Any]:
-    from frontrunner.server.models import LAPTOP
+    from frontrunner.server.requests import LAPTOP
 
     small = {"space": {"tensor_parallel": [1], "micro_batch_seqs": [1]}, "top": 1}
     return [{**LAPTOP, **small}]

@@ -2,7 +2,7 @@
 
     python benchmarks/model_accuracy.py TABLE.csv... [--fit TABLE.csv...] [--cross-validate] [--worst N] [--json OUT]
 
-TABLE.csv has one measured configuration a row (evaluators/analytic/tables.py says which columns). Without --fit the
+TABLE.csv has one measured configuration a row (evaluators/tables/schema.py lists the columns). Without --fit the
 constants that ship are judged; with it they are fitted to the tables after it first. --cross-validate judges each
 table once more with constants fitted to all the others, from what ships on and from constants on that no table gave,
 and each problem with constants fitted to other problems of all tables. Per problem (rows of one model, sequence
@@ -25,18 +25,16 @@ import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table as Shown
+from table_accuracy import BARS, SOURCED, by_problem, by_table, fitted, judged, predicted, summary
 
-from frontrunner.evaluators.analytic.accuracy import BARS, by_problem, by_table, judged, summary
 from frontrunner.evaluators.analytic.estimates import ROWS_AT_ONCE
-from frontrunner.evaluators.analytic.fit import fitted, predicted
-from frontrunner.evaluators.analytic.least_errors import SOURCED
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import peak_memory
 from frontrunner.evaluators.analytic.plausibility import FASTER_THAN_NEEDED
 from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.evaluators.analytic.step import step_time
-from frontrunner.evaluators.analytic.tables import Table, read
 from frontrunner.evaluators.analytic.workload import Workload
+from frontrunner.evaluators.tables.workloads import Table, read
 from frontrunner.spaces.cluster import Cluster, Links, PeakTflops
 
 SPEED_ROWS = 500_000

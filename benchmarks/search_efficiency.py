@@ -4,7 +4,7 @@
         [--stop SHARE] [--least-rows N] [--json OUT] [--plot OUT.png]
 
 A problem is the rows of one model, sequence length, global batch, machine, number of devices and attention kernel that
-has at least --least-rows rows and a success (evaluators/table_rows.py). What is in no row is illegal and never
+has at least --least-rows rows and a success (evaluators/tables/rows.py). What is in no row is illegal and never
 proposed; a failed row costs a probe; where rows repeat, the best is the truth and what a probe finds. `model-order` is
 the analytic model's bare order: what fits by speed, then the rest by memory. --distort reverse gives guided and
 model-order the model's speeds in the opposite order.
@@ -26,7 +26,7 @@ from typing import Any
 
 from search_runs import CHECKPOINTS, Case, Run, figures, search
 
-from frontrunner.evaluators.tables.table_rows import read_problems
+from frontrunner.evaluators.tables.rows import read_problems
 from frontrunner.search.strategy import STRATEGIES
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.views.charts.render import picture

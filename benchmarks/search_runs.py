@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from frontrunner.evaluators.tables.table_rows import TableProblem
-from frontrunner.evaluators.tables.table_survey import survey_of
+from frontrunner.evaluators.tables.rows import TableProblem
 from frontrunner.results.outcome import Measurement, Outcome
 from frontrunner.search.guided.prior import Prior, prior_of
 from frontrunner.search.guided.strategy import Guided
-from frontrunner.search.listed import Listed
+from frontrunner.search.strategies.exhaustive_random import Listed
 from frontrunner.search.strategy import Forecaster, Strategy, Told, make_strategy
-from frontrunner.spaces.recipe import Recipe
-from frontrunner.spaces.space import Survey
+from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.recipe import DIMENSIONS, Choice, Recipe
+from frontrunner.spaces.space import Point, Space, Survey
 
 CLOSE, CLOSER = 1.05, 1.01
 CHECKPOINTS = (3, 5, 10, 20, 40)
@@ -51,6 +51,21 @@ class Case:
             prior=prior.reversed() if distort == "reverse" else prior,
             best=max(speeds),
         )
+
+
+def survey_of(recipes: Iterable[Recipe], problem: Problem) -> Survey:
+    """Return the space of exactly these recipes, which is not checked again: a recipe in no row costs no probe."""
+    found, neutral = list(recipes), Space().dimensions(problem.cluster)
+    points = [tuple(_choice(recipe, name, values[0]) for name, values in neutral.items()) for recipe in found]
+    dimensions = {name: tuple(dict.fromkeys(point[place] for point in points)) for place, name in enumerate(neutral)}
+    legal: dict[Point, Recipe] = dict(zip(points, found, strict=True))
+    return Survey(problem=problem, dimensions=dimensions, legal=legal)
+
+
+def _choice(recipe: Recipe, name: str, neutral: Choice) -> Choice:
+    """Return the choice of a dimension that names the recipe; accumulation follows from the fixed global batch."""
+    dimension = DIMENSIONS[name]
+    return dimension.of(recipe) if name != "accumulation" and dimension.matters(recipe) else neutral
 
 
 @dataclass(frozen=True, kw_only=True)

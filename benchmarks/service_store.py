@@ -14,11 +14,11 @@ from sqlalchemy import insert
 from store_queries import rows, sample
 
 from frontrunner.config.campaign import parse_campaign
-from frontrunner.config.validation import dump_json
 from frontrunner.results.holders import this_host
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.search.spec import CampaignSpec
+from frontrunner.spaces.validation import dump_json
 
 OUTCOMES_PER_S = 50
 CAMPAIGN = {

@@ -28,7 +28,7 @@ import numpy as np
 from scipy.stats import spearmanr
 from search_runs import CLOSE, Case, run_of
 
-from frontrunner.evaluators.tables.table_rows import TableProblem, read_problems
+from frontrunner.evaluators.tables.rows import TableProblem, read_problems
 from frontrunner.results.outcome import Measurement
 from frontrunner.search.guided.prior import prior_of
 from frontrunner.search.guided.strategy import Guided

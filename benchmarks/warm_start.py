@@ -17,11 +17,11 @@ from pathlib import Path
 
 from search_runs import CLOSE, CLOSER, Case, Run, run_of
 
-from frontrunner.evaluators.tables.table_rows import TableProblem, read_problems
+from frontrunner.evaluators.tables.rows import TableProblem, read_problems
 from frontrunner.results.outcome import FailureKind, Measurement, Outcome
-from frontrunner.search.evidence import MOST_EVIDENCE, distance, is_close
 from frontrunner.search.guided.strategy import Guided
 from frontrunner.search.strategy import Evidence
+from frontrunner.search.warm_start import MOST_EVIDENCE, distance, is_close
 
 Figures = dict[str, float | int]
 

@@ -126,7 +126,7 @@ COMMAND = "frontrunner.evaluators.external.evaluator:CommandEvaluator"
 EVALUATORS: dict[str, str] = {
     "probe": "frontrunner.evaluators.cluster.choice:training_probe",
     "simulated": "frontrunner.evaluators.analytic.simulated:Simulated",
-    "table": "frontrunner.evaluators.tables.table:TableLookup",
+    "table": "frontrunner.evaluators.tables.lookup:TableLookup",
     "command": COMMAND,
 }
 """The built-in evaluators by name, as import paths; others are plug-ins (`plugins.py`)."""

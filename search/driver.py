@@ -1,32 +1,33 @@
 """The driver: runs one campaign from its first probe, or from wherever it was left, to its end.
 
 It is the campaign's only writer. Each outcome is on disk in its run folder before it is in the store, and in
-the store before the strategy hears of it; so a driver killed at any moment is followed by one that goes on.
+the store before the strategy learns of it; so the driver after one that was killed at any moment can go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass, replace
 
 from frontrunner.evaluators.probe.room import is_full, why_no_room
 from frontrunner.evaluators.protocol import Finished, NodesUnavailable, make_evaluator
+from frontrunner.notebook import Displayed
+from frontrunner.results.known import probes_made, reused_trials
+from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
+from frontrunner.results.outlooks import OUTLOOK, measured_by, newest_outlooks, outlook_shares
 from frontrunner.results.provenance import collect
-from frontrunner.results.records import Campaign
+from frontrunner.results.records import Campaign, Trial
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store
-from frontrunner.search.account import Account
-from frontrunner.search.attempts import Attempts
-from frontrunner.search.conclusion import Conclusion
-from frontrunner.search.evidence import Gathered
-from frontrunner.search.flight import Flight
-from frontrunner.search.held import Held, fenced_here, take_lease
-from frontrunner.search.lessons import Lessons
-from frontrunner.search.listener import Listener, Silent
-from frontrunner.search.patience import Patience
-from frontrunner.search.recovery import ended
+from frontrunner.search.attempts import Attempts, RetryPolicy, RunningAttempt
+from frontrunner.search.budget import Limit
+from frontrunner.search.campaign_session import CampaignSession
+from frontrunner.search.listener import Ended, Listener
+from frontrunner.search.proposals import Proposals
 from frontrunner.search.spec import CampaignSpec
-from frontrunner.search.stopping import STOPPING
+from frontrunner.search.stopping import IN_A_ROW, STOPPING, StopRule
+from frontrunner.search.strategy import TOKENS_ALONE, Outlook
+from frontrunner.search.warm_start import PriorResults, prior_results
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import FrontrunnerError
 from frontrunner.spaces.recipe import Recipe
@@ -34,6 +35,24 @@ from frontrunner.spaces.space import Survey
 
 TICK_S = 0.25
 PAUSED_BY_REQUEST = "paused by request"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conclusion(Displayed):
+    """How a driver left its campaign, with `measured` recipes.
+
+    `last_failure` is set where failures paused it, `outlook` where the strategy predicts what is left to gain.
+    `limits` are the budget's, `objectives` the search's; `trainer` is `CampaignSpec.trainer`.
+    """
+
+    state: CampaignState
+    reason: str
+    measured: int
+    last_failure: Failure | None = None
+    outlook: Outlook | None = None
+    limits: tuple[Limit, ...] = ()
+    objectives: tuple[str, ...] = TOKENS_ALONE
+    trainer: tuple[str, ...] = ()
 
 
 class Driver:
@@ -47,18 +66,19 @@ class Driver:
         spec: CampaignSpec,
         listener: Listener | None = None,
         survey: Survey | None = None,
-        gathered: Gathered | None = None,
+        prior: PriorResults | None = None,
     ) -> None:
-        """`survey` is the space's, where the caller has made it already; `gathered` what was known before."""
+        """`survey` is the space's, where the caller has it already; `prior` is what earlier campaigns found."""
         self._store = store
         self._campaign = campaign
         self._spec = spec
-        self._listener: Listener = listener or Silent()
+        self._listener: Listener = listener or Listener()
         self._survey = survey or spec.survey()
-        self._gathered = gathered or Gathered()
-        self._patience = Patience(spec.search.identical_failures)
+        self._prior = prior or PriorResults()
+        self._retries = RetryPolicy(spec.search.identical_failures)
+        self._stop_rule = StopRule(spec.search.stop_below_improvement)
         self._wants_stop = self._wants_pause = self._wants_kill = False
-        self._told_of: CampaignState | None = None
+        self._announced: CampaignState | None = None
 
     @property
     def campaign_name(self) -> str:
@@ -70,7 +90,7 @@ class Driver:
         self._wants_stop, self._wants_pause = True, False
 
     def pause(self) -> None:
-        """As `stop`, but the campaign is left paused, unless it was being stopped already."""
+        """As `stop`, but leave the campaign paused, unless it was being stopped already."""
         self._wants_pause = self._wants_pause or not self._wants_stop
         self._wants_stop = True
 
@@ -85,7 +105,9 @@ class Driver:
         Raises `AlreadyDriven` where another live driver holds the campaign or has taken it over, and
         `FrontrunnerError` where the evaluator or a disk fails; the campaign can be resumed after each.
         """
-        self._held = held = self._hold(take_over=take_over)
+        self._session = session = CampaignSession.open(
+            self._store, self._campaign, self._spec, self._survey, self._listener, take_over=take_over
+        )
         conclusion = Conclusion(state=CampaignState.FAILED, reason="the driver was interrupted", measured=0)
         try:
             conclusion = self._drive_with_evaluator()
@@ -94,153 +116,215 @@ class Driver:
             if isinstance(error, OSError):  # such as a full disk
                 raise FrontrunnerError(
                     f"campaign {self._campaign.name} has stopped: {error}",
-                    hint=f"once mended: frontrunner resume {self._campaign.name}",
+                    hint=f"after fixing the cause, run: frontrunner resume {self._campaign.name}",
                 ) from error
             raise
         finally:
-            held.let_go(conclusion)
-        held.listener.ended(held.view, conclusion.state, conclusion.reason)
+            session.close(conclusion.state, conclusion.reason)
+        session.listener.ended(session.view, conclusion.state, conclusion.reason)
         return conclusion
 
-    def _hold(self, *, take_over: bool) -> Held:
-        holder = self._store.campaign(self._campaign.name).driver
-        writer = take_lease(self._store, self._campaign, take_over=take_over)
-        as_left = self._store.campaign(self._campaign.name)
-        return Held(
-            store=self._store,
-            campaign=self._campaign,
-            spec=self._spec,
-            survey=self._survey,
-            writer=writer,
-            account=Account(self._spec, as_left, len(self._survey.recipes)),
-            listener=self._listener,
-            fenced=fenced_here(holder, self._spec.run_folder),
-        )
-
     def _drive_with_evaluator(self) -> Conclusion:
-        self._held.begin(collect(self._spec.problem.cluster.device))
+        self._session.begin(collect(self._spec.problem.cluster.device))
         evaluator = make_evaluator(self._spec.evaluator, self._spec.probe_setup())
-        self._attempts = Attempts(self._held, evaluator, self._patience)
+        self._attempts = Attempts(self._session, evaluator, self._retries)
         try:
             return self._drive()
         except NodesUnavailable as error:
-            return self._concluded(CampaignState.PAUSED, f"no nodes: {error.message}")
+            return self._conclusion(CampaignState.PAUSED, f"no nodes: {error.message}")
         except OSError as error:
             if not is_full(error):
                 raise
-            return self._concluded(CampaignState.PAUSED, f"a disk is full: {error}")
+            return self._conclusion(CampaignState.PAUSED, f"a disk is full: {error}")
         finally:
-            self._attempts.end()
+            self._attempts.close()
 
     def _drive(self) -> Conclusion:
-        held, attempts = self._held, self._attempts
+        session, attempts = self._session, self._attempts
         attempts.settle_earlier()
-        self._lessons = Lessons(held, self._patience, self._gathered)
+        self._restore()
         attempts.refresh_view()
-        held.listener.began(held.view)
-        if self._gathered.is_worth_telling:
-            held.notice("evidence", **self._gathered.counts(used=self._lessons.proposals.remembers))
+        session.listener.began(session.view)
+        if self._prior:
+            session.notice("evidence", **self._prior.counts(used=self._proposals.remembers))
         while True:
             ending = self._start_what_fits()
             if ending is not None:
                 self._withdraw_queued()
-            is_over = not attempts.in_flight or self._wants_kill or held.account.must_cut(attempts.in_flight.values())
+            running = attempts.running
+            is_over = not running or self._wants_kill or session.budget.must_cut(running.values())
             if ending is not None and is_over:
-                return self._concluded(*ending)
+                return self._conclusion(*ending)
             for finished in attempts.finished(TICK_S):
                 self._conclude(finished)
-            self._tell_of_stop()
-            held.keep()
+            self._announce_stop()
+            session.keep()
             attempts.refresh_view()
-            held.listener.ticked(held.view)
+            session.listener.ticked(session.view)
 
-    def _tell_of_stop(self) -> None:
-        """Once for each state in which the campaign is to be left, with the probes that may finish before."""
+    def _restore(self) -> None:
+        """Take in what is stored: outcomes, waiting trials, and outlooks, so that an ended campaign stays ended."""
+        session, store, campaign = self._session, self._store, self._campaign
+        trials, told = store.trials(campaign.id), store.told(campaign.id)
+        self._proposals = Proposals(
+            search=self._spec.search,
+            survey=self._survey,
+            told=told,
+            notice=session.notice,
+            evidence=self._prior.evidence,
+        )
+        self._restore_trials(trials, told)
+        with store.database.read() as connection:
+            events = newest_outlooks(connection, campaign.id, IN_A_ROW)
+        for event in events:
+            session.view.outlook = Outlook(**outlook_shares(event))
+            self._stop_rule.hear(session.view.outlook, measured=measured_by(event))
+        session.budget.ledger.probes = probes_made(store, store.campaign(campaign.name))
+        # A reused result does not show that anything runs here.
+        reused = reused_trials(store, campaign.id)
+        self._has_measured = any(trial.state is TrialState.MEASURED and trial.number not in reused for trial in trials)
+
+    def _restore_trials(self, trials: list[Trial], told: list[tuple[Recipe, Outcome]]) -> None:
+        """Count every outcome, queue the trials that wait, and keep the others from being proposed again."""
+        view = self._session.view
+        by_recipe = {trial.recipe: trial for trial in trials}
+        for recipe, outcome in told:
+            view.count(_ended(by_recipe[recipe], outcome))
+        known = {recipe for recipe, _ in told}
+        lost = Failure(kind=FailureKind.LOST, message="lost each time it was tried")
+        for trial in trials:
+            if trial.state is TrialState.QUEUED:
+                self._proposals.put_back(trial)
+                continue
+            self._proposals.leave_out(trial.recipe)
+            if trial.recipe not in known:
+                view.count(_ended(trial, lost))
+
+    def _announce_stop(self) -> None:
+        """Write an event for each state in which the campaign is to be left, with the probes that may finish before."""
         leaves = CampaignState.PAUSED if self._wants_pause else CampaignState.STOPPED
-        if self._wants_stop and self._told_of is not leaves:
-            self._told_of = leaves
-            probes = 0 if self._wants_kill else len(self._attempts.in_flight)
-            self._held.notice(STOPPING, leaves=leaves.value, probes_to_finish=probes)
+        if self._wants_stop and self._announced is not leaves:
+            self._announced = leaves
+            probes = 0 if self._wants_kill else len(self._attempts.running)
+            self._session.notice(STOPPING, leaves=leaves.value, probes_to_finish=probes)
 
     def _start_what_fits(self) -> tuple[CampaignState, str] | None:
-        """Start probes while there is room; the state and the reason for which nothing more is to be started."""
-        flights, most = self._attempts.in_flight, self._spec.search.parallel_probes
-        proposals, stop_rule = self._lessons.proposals, self._lessons.stop_rule
-        while (ending := self._why_end(flights.values())) is None and len(flights) < most:
+        """Start probes while there is room; return the state and the reason if nothing more is to be started."""
+        running, most = self._attempts.running, self._spec.search.parallel_probes
+        while (ending := self._why_end(running.values())) is None and len(running) < most:
             if (full := why_no_room(self._spec.run_folder)) is not None:
                 return CampaignState.PAUSED, full
-            if (again := proposals.again()) is not None:
+            if (again := self._proposals.again()) is not None:
                 self._attempts.start(again)
                 continue
-            if (enough := stop_rule.why_stop(self._held.account.limits)) is not None:
+            if (enough := self._stop_rule.why_stop(self._session.budget.limits())) is not None:
                 return CampaignState.FINISHED, enough
-            if (new := proposals.new()) is None:
+            if (new := self._proposals.new()) is None:
                 return CampaignState.FINISHED, "every legal recipe has been tried"
-            if (late := self._why_end(flights.values())) is not None:  # strategies may take long to answer
+            if (late := self._why_end(running.values())) is not None:  # strategies may take long to propose
                 return late
-            if not self._answered(new):
+            if not self._reuse(new):
                 self._attempts.start(new)
-            self._held.keep()  # answers may follow one another for longer than a lease lasts
+            self._session.keep()  # reused results may follow one another for longer than a lease lasts
         return ending
 
-    def _why_end(self, flights: Collection[Flight]) -> tuple[CampaignState, str] | None:
-        """The state and the reason for which nothing at all is to be started beside these flights, or None."""
+    def _why_end(self, running: Collection[RunningAttempt]) -> tuple[CampaignState, str] | None:
+        """The state and the reason for which nothing at all is started in addition to `running`, or None."""
         if self._wants_pause:
             return CampaignState.PAUSED, PAUSED_BY_REQUEST
         if self._wants_stop:
             return CampaignState.STOPPED, "stopped by request"
-        if (alike := self._patience.why_pause()) is not None:
+        if (alike := self._retries.why_pause()) is not None:
             return CampaignState.PAUSED, alike
-        used_up = self._held.account.used_up(flights)
+        used_up = self._session.budget.used_up(running)
         if used_up is None:
             return None
         why = "the budget is used up" if used_up.share == 1 else "the hard budget leaves too little for a probe"
         return CampaignState.FINISHED, f"{why}: {used_up}"
 
     def _withdraw_queued(self) -> None:
-        """Take back the probes that wait for nodes, where even those that have theirs leave room for no other.
+        """Withdraw the probes that wait for nodes if the running ones alone leave no room for another.
 
-        A budget of probes leaves room for all that were ordered.
+        A budget of probes leaves room for all that were started.
         """
-        with_nodes = [flight for flight in self._attempts.in_flight.values() if flight.held_since_s is not None]
+        with_nodes = [attempt for attempt in self._attempts.running.values() if attempt.held_since_s is not None]
         if self._why_end(with_nodes) is not None:
             for finished in self._attempts.withdraw_waiting():
                 self._conclude(finished)
 
-    def _answered(self, recipe: Recipe) -> bool:
-        """Whether an earlier campaign's measurement of a new recipe is its outcome, so that it takes no probe."""
-        answer = self._gathered.answers.get(recipe_id(self._spec.problem, recipe))
-        if answer is None:
+    def _reuse(self, recipe: Recipe) -> bool:
+        """Take an earlier campaign's result as the outcome of a new recipe, where there is one."""
+        result = self._prior.reusable.get(recipe_id(self._spec.problem, recipe))
+        if result is None:
             return False
-        trial = self._attempts.answer(recipe, answer)
-        self._held.view.count(ended(trial, answer.outcome, will_retry=False))
-        self._lessons.learn(recipe, answer.outcome)
+        trial = self._attempts.reuse(recipe, result)
+        self._session.view.count(_ended(trial, result.outcome))
+        self._learn(recipe, result.outcome)
         return True
 
     def _conclude(self, finished: Finished) -> None:
         """Store an outcome, then tell the strategy; or queue the trial for another attempt."""
-        held, view, outcome = self._held, self._held.view, finished.outcome
+        session, view, outcome = self._session, self._session.view, finished.outcome
         trial, will_retry = self._attempts.conclude(finished)
-        done = ended(trial, outcome, will_retry=will_retry)
-        view.count(done)
+        ended = _ended(trial, outcome, will_retry=will_retry)
+        view.count(ended)
         if will_retry:
-            self._lessons.proposals.put_back(replace(trial, state=TrialState.QUEUED))
+            self._proposals.put_back(replace(trial, state=TrialState.QUEUED))
         else:
-            held.account.ledger.probes += 1
-            self._lessons.learn_from_probe(trial.recipe, outcome)
+            session.budget.ledger.probes += 1
+            self._retries.count(outcome, measured_before=self._has_measured)
+            self._has_measured = self._has_measured or isinstance(outcome, Measurement)
+            self._learn(trial.recipe, outcome)
         view.running = tuple(probe for probe in view.running if probe.number != trial.number)
-        held.account.refresh_limits(self._attempts.in_flight.values())
-        held.listener.probe_ended(view, done)
+        session.refresh_view(self._attempts.running.values())
+        session.listener.probe_ended(view, ended)
 
-    def _concluded(self, state: CampaignState, reason: str) -> Conclusion:
-        view = self._held.view
+    def _learn(self, recipe: Recipe, outcome: Outcome) -> None:
+        """Tell the strategy an outcome, and store the outlook where it has one."""
+        self._proposals.tell(recipe, outcome)
+        view = self._session.view
+        view.outlook = self._proposals.outlook()
+        self._stop_rule.hear(view.outlook, measured=view.measured)
+        if view.outlook is not None:
+            self._session.writer.event(OUTLOOK, **asdict(view.outlook), measured=view.measured)
+
+    def _conclusion(self, state: CampaignState, reason: str) -> Conclusion:
+        view = self._session.view
         return Conclusion(
             state=state,
             reason=reason,
             measured=view.measured,
-            last_failure=self._patience.last_alike if state is CampaignState.PAUSED else None,
+            last_failure=self._retries.last_alike if state is CampaignState.PAUSED else None,
             outlook=view.outlook,
-            limits=self._held.account.limits,
+            limits=self._session.budget.limits(),
             objectives=self._spec.search.objectives,
             trainer=self._spec.trainer,
         )
+
+
+OnDriver = Callable[[Driver], None]
+"""Called with the driver before it starts, so that a signal handler may stop it."""
+
+
+def run_campaign(  # noqa: PLR0913 - of a store, how it is driven and watched
+    store: Store,
+    campaign: Campaign,
+    spec: CampaignSpec,
+    *,
+    survey: Survey | None = None,
+    listener: Listener | None = None,
+    on_driver: OnDriver | None = None,
+    take_over: bool = False,
+) -> Conclusion:
+    """Drive a stored campaign, with what earlier campaigns of the store found, until it ends or is stopped."""
+    prior = prior_results(store, campaign, spec)
+    driver = Driver(store=store, campaign=campaign, spec=spec, listener=listener, survey=survey, prior=prior)
+    if on_driver is not None:
+        on_driver(driver)
+    return driver.run(take_over=take_over)
+
+
+def _ended(trial: Trial, outcome: Outcome, *, will_retry: bool = False) -> Ended:
+    return Ended(
+        number=trial.number, recipe=trial.recipe, recipe_id=trial.recipe_id, outcome=outcome, will_retry=will_retry
+    )

@@ -1,4 +1,4 @@
-"""What a driver tells whoever watches it."""
+"""Listeners: how the driver reports progress to terminals, pages and tests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Protocol
 
 from frontrunner.evaluators.protocol import Progress
 from frontrunner.results.outcome import FailureKind, Measurement, Outcome
@@ -32,7 +31,7 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True)
 class RunningProbe:
-    """A probe in flight; `progress` is None where the evaluator cannot tell."""
+    """A running probe; `progress` is None where the evaluator reports none."""
 
     number: int
     recipe: Recipe
@@ -44,8 +43,8 @@ class RunningProbe:
 class View:
     """A campaign as its driver sees it; the driver keeps it up to date, listeners only read it.
 
-    `measured` counts recipes. Of one that was measured several times the median measurement stands for it, the slower
-    of two in the middle; one that failed after a measurement is none of them.
+    `measured` counts recipes. One that was measured several times counts with its median measurement, the slower of
+    two in the middle; one that failed after a measurement does not count.
     """
 
     name: str
@@ -89,13 +88,13 @@ class View:
             self.best = ended
 
     def _find_best(self) -> None:
-        """Look through all recipes, which only a repeat makes necessary."""
+        """Search all recipes again, as only a repeat requires."""
         medians = [repeats[(len(repeats) - 1) // 2] for repeats in self._measurements.values()]
         self.best = max(medians, key=itemgetter(0))[1] if medians else None
 
 
-class Listener(Protocol):
-    """Hears of what happens, on the driver's thread; must return quickly and must not raise."""
+class Listener:
+    """Receives events on the driver's thread; methods must return quickly and not raise. The base ignores them."""
 
     def began(self, view: View) -> None:
         """The driver holds the campaign and has read what was measured before."""
@@ -114,25 +113,3 @@ class Listener(Protocol):
 
     def ended(self, view: View, state: CampaignState, reason: str) -> None:
         """The driver has let go of the campaign."""
-
-
-class Silent:
-    """A listener that does nothing."""
-
-    def began(self, view: View) -> None:
-        """Do nothing."""
-
-    def probe_began(self, view: View, number: int, recipe: Recipe) -> None:
-        """Do nothing."""
-
-    def probe_ended(self, view: View, ended: Ended) -> None:
-        """Do nothing."""
-
-    def noticed(self, view: View, kind: str, data: Mapping[str, str | int | float | None]) -> None:
-        """Do nothing."""
-
-    def ticked(self, view: View) -> None:
-        """Do nothing."""
-
-    def ended(self, view: View, state: CampaignState, reason: str) -> None:
-        """Do nothing."""

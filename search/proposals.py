@@ -1,8 +1,8 @@
-"""Which recipe comes next: trials that wait for another attempt, repeats, then the strategy's proposals.
+"""The queue of next recipes: trials that wait for another attempt, repeats, then the strategy's proposals.
 
-A strategy is somebody else's library behind a promise. Here the promise is checked: a proposal that was
-tried before is answered from what is stored, and a strategy that raises, proposes what is illegal, repeats
-itself, or gives up while recipes are left is replaced by random order, so that the campaign goes on.
+A strategy is a library behind a contract, which is checked here: a proposal that was tried before gets its stored
+outcome, and a strategy that raises, proposes an illegal recipe, repeats itself, or gives up while recipes are left is
+replaced by random order, so that the campaign goes on.
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ from collections.abc import Callable, Iterable, Sequence
 
 from frontrunner.results.outcome import Measurement, Outcome
 from frontrunner.results.records import Trial
-from frontrunner.search.objectives import TOKENS_ALONE
 from frontrunner.search.spec import SearchSettings
-from frontrunner.search.strategy import Evidence, Forecaster, Outlook, Strategy, Told, make_strategy
+from frontrunner.search.strategy import TOKENS_ALONE, Evidence, Forecaster, Outlook, Strategy, Told, make_strategy
 from frontrunner.spaces.errors import FrontrunnerError
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
 
 FALLBACK = "random"
 MAX_REPEATS = 20
-"""So many proposals in a row that were made before cost a strategy its place."""
+"""Repeated proposals in a row after which a strategy is replaced."""
 MOST_MEASUREMENTS = 5
-"""Of one recipe: a strategy that wants more of them is not followed."""
+"""Measurements of one recipe, at most, whatever a strategy wants."""
 
 Notice = Callable[..., None]
 """Called as notice(kind, **data)."""
@@ -41,7 +40,7 @@ class Proposals:
         notice: Notice,
         evidence: Sequence[Evidence] = (),
     ) -> None:
-        """Make the strategy, let it remember what was known before the campaign, and tell it what was stored."""
+        """Make the strategy, let it remember the evidence, and tell it what was stored."""
         self._survey = survey
         self._seed, self._objectives = search.seed, search.objectives
         self._notice = notice
@@ -62,7 +61,7 @@ class Proposals:
 
     @property
     def remembers(self) -> bool:
-        """Whether the strategy learns from what was known before the campaign."""
+        """Whether the strategy learns from evidence of earlier campaigns."""
         return isinstance(self._strategy, Forecaster)
 
     def put_back(self, trial: Trial) -> None:
@@ -73,24 +72,24 @@ class Proposals:
             self._repeating.add(trial.recipe)
 
     def leave_out(self, recipe: Recipe) -> None:
-        """Never propose a recipe whose trial has ended without an outcome that could be told."""
+        """Never propose a recipe whose trial has ended without an outcome to tell."""
         self._handed_out.add(recipe)
 
     def tell(self, recipe: Recipe, outcome: Outcome) -> None:
-        """Pass a final outcome on to the strategy, which learns nothing from one that the machine is to blame for."""
+        """Pass a final outcome to the strategy, which learns nothing from failures of the machine."""
         self._repeating.discard(recipe)
         self._heard.append((recipe, outcome))
         self._keep(recipe, outcome)
         self._tell(recipe, outcome)
 
     def _keep(self, recipe: Recipe, outcome: Outcome) -> None:
-        """Keep a recipe's newest outcome; one that the machine is to blame for leaves a measurement as it is."""
+        """Keep a recipe's newest outcome; a failure of the machine does not replace a measurement."""
         if isinstance(outcome, Measurement):
             self._measurements[recipe] += 1
         elif outcome.policy.counts_against_recipe:
             self._measurements[recipe] = 0
         elif self._measurements[recipe]:
-            self._lost_repeats.add(recipe)  # it would be wished for again, and be lost again, without an end
+            self._lost_repeats.add(recipe)  # else it would be wanted again, and lost again, without end
             return
         self._stored[recipe] = outcome
 
@@ -100,12 +99,8 @@ class Proposals:
         except Exception as error:
             self._replace(f"tell raised {type(error).__name__}: {error}")
 
-    def next(self) -> Trial | Recipe | None:
-        """What `again` or else `new` gives; None when nothing is left."""
-        return self.again() or self.new()
-
     def again(self) -> Trial | Recipe | None:
-        """A trial that waits for another attempt, or a measured recipe that the strategy wants measured again."""
+        """Return a trial that waits for another attempt, or a measured recipe that the strategy wants repeated."""
         if self._waiting:
             return self._waiting.popleft()
         recipe = self._worth_repeating()
@@ -114,7 +109,7 @@ class Proposals:
         return recipe
 
     def _worth_repeating(self) -> Recipe | None:
-        """The strategy's wish, unless it is under way, was followed often enough, or was lost each time."""
+        """Return what the strategy wants repeated, unless it runs, has enough repeats, or was lost each time."""
         if not isinstance(self._strategy, Forecaster):
             return None
         try:
@@ -132,7 +127,7 @@ class Proposals:
         return recipe
 
     def outlook(self) -> Outlook | None:
-        """What the strategy expects of going on; None where it cannot tell."""
+        """Return the strategy's expected gain from further probes; None where it predicts none."""
         if not isinstance(self._strategy, Forecaster):
             return None
         try:
@@ -142,7 +137,7 @@ class Proposals:
             return None
 
     def new(self) -> Recipe | None:
-        """A legal recipe that was not tried, the baseline before any other, or None when there is none left."""
+        """Return a legal recipe that was not tried, the baseline first, or None when none is left."""
         first, self._first = self._first, None
         if first is not None and not self._was_proposed(first):
             self._handed_out.add(first)
@@ -164,7 +159,7 @@ class Proposals:
         return recipe in self._stored or recipe in self._handed_out
 
     def _ask(self) -> Recipe | None:
-        """One legal proposal; what goes wrong on the way costs the strategy its place, not the campaign its life."""
+        """Return one legal proposal; a strategy that fails on the way is replaced."""
         while True:  # at most twice: a fault of random order itself is raised by `_replace`
             try:
                 proposed = self._strategy.ask(1)
@@ -176,14 +171,14 @@ class Proposals:
             self._replace(fault)
 
     def _fault_of(self, proposed: list[Recipe]) -> str | None:
-        """What is wrong with a strategy's answer, or None."""
+        """Return what is wrong with a strategy's proposal, or None."""
         if proposed:
             return None if proposed[0] in self._legal else f"it proposed an illegal recipe: {proposed[0]}"
         left = sum(not self._was_proposed(recipe) for recipe in self._legal)
         return f"it proposed nothing while {left} legal recipes were left" if left else None
 
     def _replace(self, why: str) -> None:
-        """Go on in random order; a fault of random order itself is ours and is raised."""
+        """Continue in random order; a fault of random order itself is ours and is raised."""
         if self._is_fallback:
             raise RuntimeError(f"strategy {FALLBACK}: {why}")
         self._is_fallback = True
@@ -195,13 +190,13 @@ class Proposals:
             sought = TOKENS_ALONE if self._is_fallback else self._objectives
             return self._informed(make_strategy(name, self._survey, self._seed, sought))
         except FrontrunnerError:
-            raise  # a person's mistake, such as an unknown name
+            raise  # a mistake of the user, such as an unknown name
         except Exception as error:
             self._replace(f"it could not begin: {type(error).__name__}: {error}")
             return self._strategy
 
     def _informed(self, strategy: Strategy) -> Strategy:
-        """The strategy, told of the stored outcomes of legal recipes in their order; first a forecaster remembers."""
+        """Let a forecaster remember, then tell the strategy the stored outcomes of legal recipes in their order."""
         if self._evidence and isinstance(strategy, Forecaster):
             strategy.remember(self._evidence)
         for recipe, outcome in self._heard:

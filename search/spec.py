@@ -15,8 +15,7 @@ from frontrunner.evaluators.probe.settings import DataSettings, ProbeSettings
 from frontrunner.evaluators.protocol import COMMAND, EVALUATORS, ProbeSetup
 from frontrunner.evaluators.tables.table_settings import TableSettings
 from frontrunner.results.records import IMPORTED
-from frontrunner.search.objectives import TOKENS_ALONE, check_objectives
-from frontrunner.search.strategy import STRATEGIES
+from frontrunner.search.strategy import STRATEGIES, TOKENS_ALONE, check_objectives
 from frontrunner.spaces.errors import InvalidInput, bad_value, require_above_zero, require_at_least, require_one_of
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import Problem
@@ -196,7 +195,7 @@ class CampaignSpec:
             return expressible(found, self._setup_before_launch, make)
         if self.evaluator != "table":
             return found
-        from frontrunner.evaluators.tables.table import rows_only  # pandas, which no other evaluator's survey needs
+        from frontrunner.evaluators.tables.lookup import rows_only
 
         return rows_only(found, self.table)
 

@@ -1,4 +1,4 @@
-"""When a campaign has found enough: the rule that ends it, and what is left to gain in words."""
+"""The rule that ends a campaign when little is left to gain, and outlooks in words."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ from frontrunner.search.budget import Limit
 from frontrunner.search.strategy import Outlook
 
 LEAST_MEASURED = 3
-"""Assumed: recipes that must be measured before a forecast is trusted to end a campaign."""
+"""Assumed: recipes that must be measured before a forecast may end a campaign."""
 STOPPING = "stopping"
-"""The kind of the event that a driver writes when it is told to end: `leaves` is the state in which it will leave the
-campaign, `probes_to_finish` the probes that it lets finish before."""
+"""Event of a driver that was asked to stop: `leaves` is the state in which it will leave the campaign,
+`probes_to_finish` the probes that it lets finish first."""
 IN_A_ROW = 2
 """Assumed: outcomes in a row after which little must be expected; one forecast may be a fluke of the last outcome."""
 
 
 class StopRule:
-    """Ends a campaign when, `IN_A_ROW` times, the next probe's expected gain is `below` a share of what there is.
+    """Ends a campaign when, `IN_A_ROW` times, the next probe's expected gain is `below` a share; 0 never ends it.
 
-    That is the best tokens/s, or with several objectives what the front is worth (`Outlook`).
-
-    With `below` 0 it never does.
+    It is a share of the best tokens/s or, with several objectives, of what the front is worth (`Outlook`).
     """
 
     def __init__(self, below: float) -> None:
@@ -30,20 +28,18 @@ class StopRule:
         self._outlook: Outlook | None = None
 
     def hear(self, outlook: Outlook | None, *, measured: int) -> None:
-        """Take in what a strategy expects after an outcome; `measured` recipes were measured by then."""
+        """Take in an outlook after an outcome; `measured` recipes were measured by then."""
         self._outlook = outlook
         promises_little = outlook is not None and outlook.expected_improvement < self._below
         self._in_a_row = self._in_a_row + 1 if promises_little and measured >= LEAST_MEASURED else 0
 
     def why_stop(self, limits: Iterable[Limit]) -> str | None:
-        """The reason to end, with the budget's unused rest, or None to go on."""
+        """Return the reason to end, with the unused rest of the budget, or None."""
         if self._outlook is None or self._in_a_row < IN_A_ROW:
             return None
-        parts = [
-            f"{_gain_in_words(self._outlook)}, under {_percent(self._below)}",
-            gap_in_words(self._outlook),
-        ]
-        return "; ".join(parts + [f"{rest} unused" for rest in [unused(limits)] if rest])
+        parts = [f"{_gain_in_words(self._outlook)}, under {_percent(self._below)}", gap_in_words(self._outlook)]
+        rest = unused(limits)
+        return "; ".join(parts + ([f"{rest} unused"] if rest else []))
 
 
 def _gain_in_words(outlook: Outlook) -> str:
@@ -52,31 +48,26 @@ def _gain_in_words(outlook: Outlook) -> str:
 
 
 def gap_in_words(outlook: Outlook) -> str:
-    """The estimated distance of the best recipe, or the front, so far to that of the whole legal space."""
+    """Describe the estimated distance of the best recipe, or the front, to that of the whole legal space."""
+    below, at_most = _percent(outlook.share_below), _percent(outlook.share_below_at_most)
     if outlook.of_front:
-        return (
-            f"the front is estimated to cover {_percent(outlook.share_below)} less than that of the whole space "
-            f"(95 %: at most {_percent(outlook.share_below_at_most)})"
-        )
-    return (
-        f"the best is estimated to be {_percent(outlook.share_below)} below the best of the whole space "
-        f"(95 %: at most {_percent(outlook.share_below_at_most)})"
-    )
+        return f"the front is estimated to cover {below} less than that of the whole space (95 %: at most {at_most})"
+    return f"the best is estimated to be {below} below the best of the whole space (95 %: at most {at_most})"
 
 
 def outlook_in_words(outlook: Outlook) -> str:
-    """What going on promises, on one line."""
+    """Describe an outlook on one line."""
     return f"{_gain_in_words(outlook)}; {gap_in_words(outlook)}"
 
 
 def unused(limits: Iterable[Limit]) -> str:
-    """What is left of each limit of the budget: `12 of 40 probes, 1.5 of 4 minutes`; empty without limits."""
+    """Describe the rest of each limit: `12 of 40 probes, 1.5 of 4 minutes`; empty without limits."""
     return ", ".join(
         f"{max(0.0, limit.allowed - limit.used):.3g} of {limit.allowed:.3g} {limit.name}" for limit in limits
     )
 
 
 def _percent(share: float) -> str:
-    """A share with as many digits as it has meaning: 0.04 %, 3.2 %, 12 %."""
+    """Write a share with two digits: 0.04 %, 3.2 %, 12 %."""
     value = 100 * share
     return f"{value:.2g} %" if value < 10 else f"{value:.0f} %"

@@ -1,18 +1,23 @@
-"""The seam between the driver and whatever decides which recipe to try next."""
+"""The interface of strategies, which choose the next recipe, and what they report."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol, runtime_checkable
 
 from frontrunner.results.outcome import Failure, Measurement
-from frontrunner.search.objectives import TOKENS_ALONE, check_objectives
 from frontrunner.spaces.errors import bad_value, did_you_mean
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
+
+OBJECTIVES = ("tokens", "memory", "nodes")
+"""As in `frontrunner pareto --objectives`: the most tokens/s, the most headroom, the fewest nodes."""
+TOKENS_ALONE = ("tokens",)
+SEEK_MORE: Mapping[str, tuple[str, ...]] = {"guided": OBJECTIVES, "optuna-nsga2": ("tokens", "memory")}
+"""The strategies that can search for several objectives, and for which."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,23 +64,23 @@ class Outlook:
 
     @property
     def share_below_at_most(self) -> float:
-        """`gap_at_most` likewise."""
+        """`gap_at_most` as a share of the whole space's best."""
         return 1 - 1 / (1 + self.gap_at_most)
 
 
 class Strategy(Protocol):
-    """Decides which recipe to try next. Used by one thread.
+    """Chooses the next recipe. Used by one thread.
 
-    A strategy proposes each legal recipe at most once and never one that it was told of. It holds no durable
+    A strategy proposes each legal recipe at most once and never one that it was told. It holds no durable
     state: after a restart a new one is made from the same survey and seed and told the stored outcomes in
     their order.
 
-    A recipe that was measured again is told again: each further `Told` of a recipe is one more outcome of it, to be
-    averaged with the others or ignored. A failure after a measurement says that the recipe cannot be relied on.
+    A recipe that was measured again is told again: each further `Told` of it is one more outcome, to be averaged
+    with the others or ignored. A failure after a measurement means that the recipe cannot be relied on.
     """
 
     def ask(self, count: int) -> list[Recipe]:
-        """Up to `count` legal recipes that were neither proposed nor told before; empty when none is left."""
+        """Return up to `count` legal recipes that were neither proposed nor told; empty when none is left."""
 
     def tell(self, told: Told) -> None:
         """Learn of an outcome. The recipe need not have been proposed by this strategy."""
@@ -86,18 +91,18 @@ class Strategy(Protocol):
 
 @runtime_checkable
 class Forecaster(Strategy, Protocol):
-    """A strategy that predicts outcomes, and so can use what was known before and say what is left to gain."""
+    """A strategy that predicts outcomes: it can learn from a warm start and estimate what is left to gain."""
 
     def remember(self, evidence: Sequence[Evidence]) -> None:
         """Learn of outcomes from before the campaign; called once, before anything is asked or told."""
 
     def outlook(self) -> Outlook | None:
-        """What going on promises; None before the first measurement."""
+        """Return the expected gain from further probes; None before the first measurement."""
 
     def worth_repeating(self) -> Recipe | None:
-        """A measured recipe whose next measurement is worth more than a new recipe's first, or None.
+        """Return a measured recipe that is worth measuring again before a new one, or None.
 
-        Asked before each probe. The driver follows unless such a measurement is under way, the recipe has five, or the
+        Called before each probe. The driver follows unless such a measurement is under way, the recipe has five, or the
         machine lost it each time it was tried.
         """
 
@@ -106,8 +111,8 @@ class Forecaster(Strategy, Protocol):
 class Forecast:
     """What a strategy expects of a recipe that was not measured at this scale.
 
-    tokens/s as a median, `low` and `high` the ends of the interval that holds a measurement with a chance of 95 %, as
-    far as the strategy's model is right; `chance` is that of the recipe to run at all.
+    `tokens_per_s` is the median, `low` and `high` the ends of the 95 % interval of a measurement under the strategy's
+    model; `chance` is the recipe's chance to run at all.
     """
 
     recipe: Recipe
@@ -119,10 +124,10 @@ class Forecast:
 
 @runtime_checkable
 class Predictor(Forecaster, Protocol):
-    """A forecaster that says what it expects of recipes by name."""
+    """A forecaster that predicts single recipes."""
 
     def forecasts(self, count: int) -> list[Forecast]:
-        """Of the `count` recipes of the highest expected tokens/s; none before any outcome was remembered or told."""
+        """Predict the `count` recipes of the highest expected tokens/s; none before the first outcome."""
 
 
 StrategyFactory = Callable[..., Strategy]
@@ -130,24 +135,40 @@ StrategyFactory = Callable[..., Strategy]
 
 STRATEGIES: dict[str, str] = {
     "guided": "frontrunner.search.guided.strategy:guided",
-    "exhaustive": "frontrunner.search.listed:exhaustive",
-    "random": "frontrunner.search.listed:shuffled",
-    "optuna-tpe": "frontrunner.search.optuna_strategy:tpe",
-    "optuna-gp": "frontrunner.search.optuna_strategy:gp",
-    "optuna-nsga2": "frontrunner.search.optuna_strategy:nsga2",
-    "deephyper": "frontrunner.search.deephyper_strategy:cbo",
+    "exhaustive": "frontrunner.search.strategies.exhaustive_random:exhaustive",
+    "random": "frontrunner.search.strategies.exhaustive_random:shuffled",
+    "optuna-tpe": "frontrunner.search.strategies.optuna:tpe",
+    "optuna-gp": "frontrunner.search.strategies.optuna:gp",
+    "optuna-nsga2": "frontrunner.search.strategies.optuna:nsga2",
+    "deephyper": "frontrunner.search.strategies.deephyper:cbo",
 }
 """Strategy factories by name, as import paths: a library is imported only where it is used."""
 
 
 def make_strategy(name: str, survey: Survey, seed: int, objectives: tuple[str, ...] = TOKENS_ALONE) -> Strategy:
-    """The named strategy over the surveyed space; raises `InvalidInput` for an unknown name.
-
-    So it does for objectives that the strategy does not search for.
-    """
+    """Make a strategy over the surveyed space; raises `InvalidInput` for an unknown name or unsupported objectives."""
     if name not in STRATEGIES:
         raise bad_value("search.strategy", name, "a known strategy", hint=did_you_mean(name, STRATEGIES))
     check_objectives(objectives, name)
     module, factory = STRATEGIES[name].split(":")
     make: StrategyFactory = getattr(import_module(module), factory)
     return make(survey, seed) if objectives == TOKENS_ALONE else make(survey, seed, objectives=objectives)
+
+
+def check_objectives(objectives: Sequence[str], strategy: str) -> None:
+    """Raise `InvalidInput` unless these are tokens, alone or with others, each once, that the strategy seeks."""
+    given, expected = list(objectives), '"tokens", alone or with "memory" and "nodes", each once'
+    for name in objectives:
+        if name not in OBJECTIVES:
+            raise bad_value("search.objectives", given, expected, hint=did_you_mean(name, OBJECTIVES))
+    if "tokens" not in objectives or len(set(objectives)) < len(objectives):
+        raise bad_value("search.objectives", given, expected, hint='the default is ["tokens"]')
+    sought = SEEK_MORE.get(strategy, TOKENS_ALONE)
+    if not set(objectives) <= set(sought):
+        able = " or ".join(name for name, words in SEEK_MORE.items() if set(objectives) <= set(words))
+        raise bad_value(
+            "search.objectives",
+            given,
+            f"what search.strategy = {strategy!r} searches for: {' and '.join(sought)}".replace("'", '"'),
+            hint=f"search.strategy = {able} searches for these",
+        )

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.results.outcome import Measurement
-from frontrunner.search.candidates import Candidates
 from frontrunner.search.guided.acquisition import mean_loss, node_seconds
 from frontrunner.search.guided.experience import Experience
 from frontrunner.search.guided.feasibility import FeasibilityModel
@@ -20,8 +19,8 @@ from frontrunner.search.guided.forecast import best_forecasts
 from frontrunner.search.guided.front import Allowances, Demands, Front
 from frontrunner.search.guided.prior import Prior, prior_of
 from frontrunner.search.guided.speed import Observation, SpeedModel, amplitudes_of
-from frontrunner.search.objectives import TOKENS_ALONE
-from frontrunner.search.strategy import Evidence, Forecast, Outlook, Told
+from frontrunner.search.strategies.candidates import Candidates
+from frontrunner.search.strategy import TOKENS_ALONE, Evidence, Forecast, Outlook, Told
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe

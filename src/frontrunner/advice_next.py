@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from frontrunner.advice_words import heading, in_words, named
 from frontrunner.evaluators.analytic.advice import Advice
-from frontrunner.evaluators.diagnostics.dry_run.plan import why_untraceable
+from frontrunner.evaluators.diagnostics.dryrun import why_untraceable
 from frontrunner.spaces.errors import shown
 from frontrunner.spaces.recipe import Choice
 from frontrunner.text import gib, percent, thousands

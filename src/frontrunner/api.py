@@ -12,31 +12,28 @@ in the working directory. `campaign` is a name; None means the newest.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frontrunner.config.campaign import CampaignFile, StoreSettings, read_campaign_file
 from frontrunner.config.settings import run_root, store_url
-from frontrunner.earlier import refuse_imported_campaign, remembered
-from frontrunner.evaluators.probe.here import prepare_here
+from frontrunner.search.campaign_setup import (
+    create,
+    free_name,
+    prepare,
+    refuse_imported_campaign,
+    runnable,
+    stored_spec,
+)
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.names import require_campaign_name
 from frontrunner.spaces.space import Survey
-from frontrunner.starting import created, free_name, prepare, runnable, stored_spec
 from frontrunner.store import LocalStore, as_function, opened
 
 if TYPE_CHECKING:
-    from frontrunner.pairs import Hands
-    from frontrunner.results.records import Campaign
-    from frontrunner.results.store import Store
-    from frontrunner.search.conclusion import Conclusion
-    from frontrunner.search.driver import Driver
+    from frontrunner.search.driver import Conclusion, OnDriver
     from frontrunner.search.listener import Listener
-
-OnDriver = Callable[["Driver"], None]
-"""Called with the driver before it starts, so that a signal handler may stop it."""
 
 
 def survey(campaign_file: str | Path) -> Survey:
@@ -58,7 +55,7 @@ def launch(
     Raises `InvalidInput` for a campaign that cannot be used and `NothingLegal` for a space without a legal
     recipe; nothing is written then.
     """
-    from frontrunner.search.driver import Driver
+    from frontrunner.search.driver import run_campaign
 
     file = _campaign_file(campaign)
     spec = file.spec if name is None else replace(file.spec, name=name)
@@ -70,28 +67,11 @@ def launch(
         if name is None and not file.named:
             spec = replace(spec, name=free_name(found, spec.name))
         if spec.search.probe_nodes is not None:
-            from frontrunner.pairs import create_pair, run_pair
+            from frontrunner.search.two_stage import create_pair, run_pair
 
-            return run_pair(found, create_pair(found, spec, surveyed), _hands(found, listener, on_driver))
-        record = created(found, spec, len(surveyed.recipes))
-        known = remembered(found, record, spec)
-        driver = Driver(store=found, campaign=record, spec=spec, listener=listener, survey=surveyed, gathered=known)
-        return _drive(driver, on_driver)
-
-
-def _hands(found: Store, listener: Listener | None, on_driver: OnDriver | None, *, take_over: bool = False) -> Hands:
-    """What a pair of campaigns needs of this module."""
-    from frontrunner.pairs import Hands
-    from frontrunner.search.driver import Driver
-    from frontrunner.search.listener import Silent
-
-    def drive(record: Campaign, spec: CampaignSpec) -> Conclusion:
-        prepare(spec)
-        known = remembered(found, record, spec)
-        driver = Driver(store=found, campaign=record, spec=spec, listener=listener, gathered=known)
-        return _drive(driver, on_driver, take_over=take_over)
-
-    return Hands(drive=drive, listener=listener or Silent(), take_over=take_over)
+            return run_pair(found, create_pair(found, spec, surveyed), listener=listener, on_driver=on_driver)
+        record = create(found, spec, len(surveyed.recipes))
+        return run_campaign(found, record, spec, survey=surveyed, listener=listener, on_driver=on_driver)
 
 
 def _campaign_file(campaign: str | Path | CampaignSpec | CampaignFile) -> CampaignFile:
@@ -112,31 +92,21 @@ def resume(
 ) -> Conclusion:
     """Go on with a campaign wherever it was left, under the budget it was launched with."""
     from frontrunner.results.store import open_store
-    from frontrunner.search.driver import Driver
+    from frontrunner.search.driver import run_campaign
 
     with open_store(store_url(store), create=False) as found:
         record = found.campaign(campaign)
         refuse_imported_campaign(record)
         spec = stored_spec(record)
         if spec.confirms is not None:
-            from frontrunner.pairs import run_pair
+            from frontrunner.search.two_stage import run_pair
 
-            return run_pair(found, record, _hands(found, listener, on_driver, take_over=take_over))
+            return run_pair(found, record, listener=listener, on_driver=on_driver, take_over=take_over)
         surveyed = spec.survey()
-        if spec.evaluator == "probe":
-            offloads = spec.space.offload if "deepspeed" in spec.space.engine else ()
-            prepare_here(spec.problem, spec.dispatch, engines=spec.space.engine, offloads=offloads)
-        else:
-            spec.check_commands(surveyed.recipes[0])
-        known = remembered(found, record, spec)
-        driver = Driver(store=found, campaign=record, spec=spec, listener=listener, survey=surveyed, gathered=known)
-        return _drive(driver, on_driver, take_over=take_over)
-
-
-def _drive(driver: Driver, on_driver: OnDriver | None, *, take_over: bool = False) -> Conclusion:
-    if on_driver is not None:
-        on_driver(driver)
-    return driver.run(take_over=take_over)
+        prepare(spec, surveyed)
+        return run_campaign(
+            found, record, spec, survey=surveyed, listener=listener, on_driver=on_driver, take_over=take_over
+        )
 
 
 best = as_function(LocalStore.best)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from frontrunner.results.ranking import RankedRecipe, best
 from frontrunner.results.store import Store
-from frontrunner.starting import stored_spec
+from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.text import thousands
 
 

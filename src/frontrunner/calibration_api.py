@@ -17,10 +17,9 @@ from frontrunner.spaces.cluster import Cluster, PeakTflops
 from frontrunner.spaces.errors import InvalidInput, bad_value
 
 if TYPE_CHECKING:
+    from frontrunner.evaluators.analytic.fit import Samples, StepFit
     from frontrunner.evaluators.diagnostics.calibration.figures import Calibration
     from frontrunner.evaluators.diagnostics.calibration.ranks import Place
-    from frontrunner.evaluators.diagnostics.calibration.samples import Samples
-    from frontrunner.evaluators.diagnostics.calibration.step_fit import StepFit
 
 SHORTEST_S = 5.0
 LONGEST_S = 3600.0
@@ -77,11 +76,11 @@ def fit_tables(
     `out` is the cluster file to write: `cluster` with the constants, or the preset of the rows' hardware. Raises
     `InvalidInput` for a table that cannot be read and for too few rows.
     """
-    from frontrunner.evaluators.diagnostics.calibration.samples import of_tables, read_tables
+    from frontrunner.evaluators.tables.workloads import read, samples_of_tables
 
     path = None if out is None else writable(out)
     base = named_cluster(cluster) if isinstance(cluster, str) else cluster
-    measured = of_tables(read_tables([Path(table) for table in tables], base), base)
+    measured = samples_of_tables([read(Path(table), base) for table in tables], base)
     if path is not None and base is None:
         base = _their_cluster(measured)
     return _fitted(measured, path, base, ", ".join(Path(table).name for table in tables))
@@ -98,8 +97,8 @@ def fit_campaign(
 
     `cluster` stands in for the campaign's own, such as a file with this machine's figures in it.
     """
-    from frontrunner.evaluators.diagnostics.calibration.samples import of_outcomes
-    from frontrunner.starting import stored_spec
+    from frontrunner.evaluators.analytic.fit import samples_of_outcomes
+    from frontrunner.search.campaign_setup import stored_spec
     from frontrunner.store import opened
 
     path = None if out is None else writable(out)
@@ -119,13 +118,13 @@ def fit_campaign(
     if (base.devices, base.backend) != (own.devices, own.backend):
         expected = f"{own.devices} {own.backend} devices, on which campaign {record.name} measured"
         raise bad_value("cluster", f"{base.devices} {base.backend} devices", expected)
-    measured = of_outcomes(told, replace(spec.problem, cluster=base))
+    measured = samples_of_outcomes(told, replace(spec.problem, cluster=base))
     return _fitted(measured, path, base, f"campaign {record.name}")
 
 
 def _fitted(measured: Samples, path: Path | None, base: Cluster | None, origin: str) -> StepFit:
+    from frontrunner.evaluators.analytic.fit import fit_steps
     from frontrunner.evaluators.diagnostics.calibration.cluster_file import write_fit
-    from frontrunner.evaluators.diagnostics.calibration.step_fit import fit_steps
 
     found = fit_steps(measured)
     if path is not None and base is not None:

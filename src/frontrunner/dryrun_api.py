@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from frontrunner.config.campaign import read_campaign_file
+from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.starting import stored_spec
 from frontrunner.store import LocalStore
 
 if TYPE_CHECKING:
-    from frontrunner.evaluators.diagnostics.dry_run.plan import DryRunPlan
-    from frontrunner.evaluators.diagnostics.dry_run.report import DryRun
+    from frontrunner.evaluators.diagnostics.dryrun import DryRun, DryRunPlan
     from frontrunner.results.explain import Explanation
 
 
@@ -35,7 +34,7 @@ def named_recipe(
 
     It is a stored one by its id, or, of the space of a `campaign` file, the one of this id or that choices leave.
     """
-    from frontrunner.one_recipe import one_recipe, recipe_by_id
+    from frontrunner.config.recipe_lookup import one_recipe, recipe_by_id
 
     if campaign is not None:
         spec = read_campaign_file(Path(campaign)).spec
@@ -54,7 +53,7 @@ def plan_dryrun(
     store: str | None = None,
 ) -> DryRunPlan:
     """What a dry run would trace; see `dryrun`."""
-    from frontrunner.evaluators.diagnostics.dry_run.plan import plan
+    from frontrunner.evaluators.diagnostics.dryrun import plan
     from frontrunner.spaces.document import recipe_id
 
     spec, found = named_recipe(LocalStore(store), recipe, campaign)
@@ -76,6 +75,6 @@ def dryrun(
     `{"tensor_parallel": 8}` that leave one legal recipe. `rank` None traces the ranks that may need most memory. Raises
     `InvalidInput` for a recipe that cannot be traced.
     """
-    from frontrunner.evaluators.diagnostics.dry_run.run import run
+    from frontrunner.evaluators.diagnostics.dryrun import run
 
     return run(plan_dryrun(recipe, campaign=campaign, rank=rank, store=store))

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 
 from frontrunner.config.cluster import named_cluster
 from frontrunner.config.settings import shown_store, store_url
-from frontrunner.config.validation import dump_json
+from frontrunner.search.campaign_setup import problem_summary
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.names import campaign_name_from, require_campaign_name
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import DEGREES, Space
-from frontrunner.starting import problem_summary
+from frontrunner.spaces.validation import dump_json
 from frontrunner.store import opened
 
 if TYPE_CHECKING:
-    from frontrunner.evaluators.tables.judged import LeftOut, Repeats
-    from frontrunner.evaluators.tables.reading import Reading
-    from frontrunner.evaluators.tables.table_rows import TableProblem
+    from frontrunner.evaluators.tables.reading import Reading, Repeats
+    from frontrunner.evaluators.tables.rows import TableProblem
+    from frontrunner.evaluators.tables.schema import LeftOut
     from frontrunner.results.imported import ImportedCampaign
 
 
@@ -89,13 +89,13 @@ def import_table(
 
     Raises `NotFound` and `InvalidInput` for a table that cannot be used or has no usable row; nothing is written then.
     """
-    from frontrunner.evaluators.tables.columns import parse_columns
+    from frontrunner.evaluators.tables.mapping import parse_mapping
     from frontrunner.evaluators.tables.reading import read
 
     if name is not None:
         require_campaign_name("--name", name)
     form = form or TableForm()
-    said = parse_columns(_pairs(form.columns), _pairs(form.constants), form.ignore)
+    said = parse_mapping(_pairs(form.columns), _pairs(form.constants), form.ignore)
     machine = named_cluster(cluster) if isinstance(cluster, str) else cluster
     try:
         found = read(Path(table), said, machine)

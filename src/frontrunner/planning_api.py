@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.dryrun_api import Explains, named_recipe
+from frontrunner.search.campaign_setup import nothing_legal
 from frontrunner.spaces.errors import NotFound
-from frontrunner.starting import nothing_legal
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.analytic.advice import Advice

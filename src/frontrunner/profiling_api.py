@@ -5,21 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from frontrunner.api import show
-from frontrunner.earlier import refuse_recipe_of_others
+from frontrunner.foreign_recipes import refuse_recipe_of_others
+from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.spaces.errors import InvalidInput
-from frontrunner.starting import stored_spec
 
 if TYPE_CHECKING:
-    from frontrunner.evaluators.diagnostics.profiling.plan import ProfilePlan, ProfileSettings
-    from frontrunner.evaluators.diagnostics.profiling.run import ProfileReport
+    from frontrunner.evaluators.diagnostics.profile import ProfilePlan, ProfileReport, ProfileSettings
 
 
 def plan_profile(
     recipe_id: str, settings: ProfileSettings | None = None, *, store: str | None = None, anyway: bool = False
 ) -> ProfilePlan:
     """What a profile would run, checked against this machine; see `profile`."""
-    from frontrunner.evaluators.diagnostics.profiling.plan import ProfileSettings as Settings
-    from frontrunner.evaluators.diagnostics.profiling.plan import plan
+    from frontrunner.evaluators.diagnostics.profile import ProfileSettings as Settings
+    from frontrunner.evaluators.diagnostics.profile import plan
 
     explanation = show(recipe_id, store=store)
     refuse_recipe_of_others(explanation)
@@ -50,6 +49,6 @@ def profile(
     Raises `InvalidInput` for a recipe of a simulated campaign, and if this machine is not what the recipe was
     measured on, unless `anyway`.
     """
-    from frontrunner.evaluators.diagnostics.profiling.run import run
+    from frontrunner.evaluators.diagnostics.profile import run
 
     return run(plan_profile(recipe_id, settings, store=store, anyway=anyway))

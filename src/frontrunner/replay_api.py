@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from frontrunner import api
 from frontrunner.config.settings import run_root, store_url
-from frontrunner.earlier import refuse_file_of_others, refuse_recipe_of_others
+from frontrunner.foreign_recipes import refuse_file_of_others, refuse_recipe_of_others
+from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.spaces.errors import InvalidInput
-from frontrunner.starting import stored_spec
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.probe.replay import ReplayPlan, ReplaySettings

@@ -9,8 +9,8 @@ from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from frontrunner.evaluators.probe.files import write_bytes
+from frontrunner.search.campaign_setup import stored_spec, stored_survey
 from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal, bad_value, did_you_mean, writing
-from frontrunner.starting import stored_spec, stored_survey
 from frontrunner.views.charts import FIGURES
 from frontrunner.views.charts.data import Chart, Collected, Missing, collect
 from frontrunner.views.charts.render import FORMATS, picture, require_installed

@@ -8,6 +8,7 @@ is a name, and None the newest campaign; `recipe_id` is an id or a unique prefix
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import wraps
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from frontrunner.baseline import Baseline
     from frontrunner.evaluators.analytic.breakdown import Breakdown
+    from frontrunner.events import StreamEvent
     from frontrunner.front import Front
     from frontrunner.reporting import NotDrawn
     from frontrunner.results.compare import Comparison
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 OBJECTIVES = ("tokens", "memory", "nodes")
 LEAST_PREFIX = 4
+LOG_BYTES = 65_536
 
 
 @contextmanager
@@ -121,7 +124,7 @@ class LocalStore:
         """
         from frontrunner.front import checked_objectives, front
         from frontrunner.results.ranking import best
-        from frontrunner.starting import stored_spec
+        from frontrunner.search.campaign_setup import stored_spec
 
         wanted = checked_objectives(objectives)
         with self.opened() as store:
@@ -170,6 +173,25 @@ class LocalStore:
 
         with self.opened() as store:
             return compare(store, first, second, page=page, page_size=page_size)
+
+    def log(self, campaign: str | None, trial_number: int, *, most_bytes: int = LOG_BYTES) -> str:
+        """Return the end of the log of a failed trial; `most_bytes` 0 returns only what the store kept of it."""
+        from frontrunner.probe_logs import log_tail
+
+        with self.opened() as store:
+            return log_tail(store, store.campaign(campaign).name, trial_number, most_bytes=most_bytes)
+
+    def events(self, campaign: str, *, after: str | None = None) -> Iterator[StreamEvent]:
+        """Yield a campaign's events as they are recorded, from its beginning or after the event of this id; endless."""
+        from frontrunner.events import POLL_S, Follower, parse_cursor
+
+        with self.opened() as store:
+            follower = Follower(store, campaign, parse_cursor(after))
+            while True:
+                found, more = follower.poll()
+                yield from found
+                if not more:
+                    time.sleep(POLL_S)
 
     def show(self, recipe_id: str) -> Explanation:
         """Return everything that the store knows of a recipe, and why it ranks where it does."""

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frontrunner.config.settings import store_url
-from frontrunner.config.validation import load_json
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.names import require_campaign_name
+from frontrunner.spaces.validation import load_json
 from frontrunner.store import opened
 
 if TYPE_CHECKING:

@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.config.recipe_file import FIGURES, Measured, Origin, RecipeFile, Training, read, to_text
 from frontrunner.config.toml_file import holds, why_no_file
-from frontrunner.earlier import refuse_file_of_others
 from frontrunner.evaluators.export.batch import SCHEDULERS, batch_script
 from frontrunner.evaluators.export.reading import Given
 from frontrunner.evaluators.export.tools import TOOLS, tool_named
+from frontrunner.foreign_recipes import refuse_file_of_others
 from frontrunner.replay_api import names_a_file
+from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput, NotFound, bad_value, did_you_mean
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.starting import stored_spec
 from frontrunner.store import opened
 from frontrunner.text import thousands
 
 if TYPE_CHECKING:
     from frontrunner.results.explain import Appearance, Explanation
-    from frontrunner.search.mirror import Mirrored
+    from frontrunner.search.optuna_export import Mirrored
     from frontrunner.store import LocalStore
 
 RECIPE_FILE = "recipe"
@@ -192,7 +192,7 @@ def _beside(path: Path, name: str) -> str | None:
 
 def mirror(campaign: str | None = None, *, storage: str, store: str | None = None) -> Mirrored:
     """Write a campaign's trials into the Optuna study of its name; run again, it adds what is new."""
-    from frontrunner.search.mirror import mirror_campaign
+    from frontrunner.search.optuna_export import mirror_campaign
 
     with opened(store) as found:
         record = found.campaign(campaign)

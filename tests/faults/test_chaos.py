@@ -21,9 +21,9 @@ import pytest
 
 import frontrunner
 from frontrunner.results.store import open_store
-from frontrunner.search.held import OVERTIME
+from frontrunner.search.campaign_session import OVERTIME
+from frontrunner.search.campaign_setup import create
 from frontrunner.search.spec import Budget, CampaignSpec
-from frontrunner.starting import created
 from support.campaigns import environment, spec_of, tiny
 
 pytestmark = pytest.mark.alone
@@ -80,7 +80,7 @@ def driven(tmp_path_factory: pytest.TempPathFactory, chaos: SimpleNamespace) -> 
     folder = tmp_path_factory.mktemp("driven")
     spec = spec_of(tiny(evaluator="simulated", budget={"probes": 6}), run_root=folder / "runs")
     with open_store(str(folder / "store.db")) as store:
-        created(store, spec, 1)
+        create(store, spec, 1)
     frontrunner.resume(store=str(folder / "store.db"), listener=chaos.driving.Acknowledging(folder / "acknowledged"))
     return folder, spec
 

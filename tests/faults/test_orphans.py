@@ -22,7 +22,7 @@ from frontrunner.evaluators.probe import marks
 from frontrunner.evaluators.probe.stragglers import Fenced, Orphans, _orphans
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
-from frontrunner.search.held import fenced_here
+from frontrunner.search.campaign_session import fenced_here
 from support.campaigns import (
     is_alive,
     marked,

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.config.validation import dump_json
 from frontrunner.results.audit.check import check
 from frontrunner.results.holders import BOOT_ID, this_host
 from frontrunner.results.outcome import Failure, FailureKind
@@ -20,6 +19,7 @@ from frontrunner.results.store import Store, open_store
 from frontrunner.results.writer import CampaignWriter
 from frontrunner.spaces.errors import AlreadyDriven, StoreUnusable
 from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.validation import dump_json
 from support.campaigns import frontrunner, spec_of, started, tiny, wait_for
 from support.cut_proxy import proxy_before
 from support.postgresql import Server, running_server, why_none

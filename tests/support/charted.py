@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from frontrunner.config.validation import dump_json
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
+from frontrunner.search.campaign_setup import problem_summary
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.starting import problem_summary
+from frontrunner.spaces.validation import dump_json
 from frontrunner.views.charts.data import Collected, collect
 from support.campaigns import spec_of, tiny
 

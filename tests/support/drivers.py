@@ -6,18 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from frontrunner.config.validation import dump_json
 from frontrunner.evaluators.analytic.simulated import Simulated, simulate
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.protocol import Finished, ProbeOrder, ProbeSetup
 from frontrunner.results.outcome import Failure, FailureKind, Outcome
 from frontrunner.results.records import Campaign
 from frontrunner.results.store import Store
+from frontrunner.search.campaign_setup import problem_summary
 from frontrunner.search.driver import Driver
-from frontrunner.search.listener import Ended, Silent, View
+from frontrunner.search.listener import Ended, Listener, View
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.starting import problem_summary
+from frontrunner.spaces.validation import dump_json
 from support.campaigns import Table, spec_of, tiny
 
 LEGAL = 9
@@ -93,7 +93,7 @@ def failure(kind: FailureKind, node_seconds: float = 1.0) -> Failure:
     )
 
 
-class Recorder(Silent):
+class Recorder(Listener):
     """Remembers what it heard, and may act on it."""
 
     def __init__(self, on_ended: Callable[[View, Ended], None] | None = None) -> None:

@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from frontrunner.evaluators.analytic.simulated import Simulated
 from frontrunner.evaluators.protocol import EVALUATORS, ProbeOrder
 from frontrunner.results.store import open_store
+from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.driver import Driver
 from frontrunner.search.strategy import STRATEGIES
-from frontrunner.starting import stored_spec
 from support.forecasters import Forecaster, measured_twice
 
 

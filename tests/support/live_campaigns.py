@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from frontrunner.config.campaign import parse_campaign
-from frontrunner.config.validation import dump_json
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
@@ -19,6 +18,7 @@ from frontrunner.results.writer import CampaignWriter
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.validation import dump_json
 from support.rankings import measurement
 
 GIB = 2**30

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from frontrunner.config.campaign import parse_campaign
-from frontrunner.config.validation import dump_json
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store, open_store
 from frontrunner.spaces.document import recipe_id
+from frontrunner.spaces.validation import dump_json
 from support.rankings import measurement
 
 SCRIPT = "<script>alert(1)</script>"

@@ -15,8 +15,8 @@ from frontrunner.results.outcome import FailureKind, Outcome
 from frontrunner.results.records import Campaign
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store, open_store
-from frontrunner.search.listener import Ended, Silent, View
-from frontrunner.search.patience import MAX_ATTEMPTS
+from frontrunner.search.attempts import MAX_ATTEMPTS
+from frontrunner.search.listener import Ended, Listener, View
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import AlreadyDriven, FrontrunnerError
@@ -137,7 +137,7 @@ def test_a_hard_budget_of_node_hours_is_never_passed(
     campaigns: Campaigns, scripted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scripted(lambda recipe, attempt: None, seconds=600)
-    monkeypatch.setattr("frontrunner.search.account.CUT_S", 0.5)
+    monkeypatch.setattr("frontrunner.search.budget.CUT_S", 0.5)
     allowed_s = 2.0
     budget = {"node_hours": allowed_s / 3600, "hard": True}
     record, spec = campaigns.create("scripted", budget=budget, search={"parallel_probes": 2})
@@ -206,7 +206,7 @@ def test_a_request_to_end_queues_what_was_running(campaigns: Campaigns, scripted
     scripted(lambda recipe, attempt: None, seconds=3600)
     record, spec = campaigns.create("scripted", search={"parallel_probes": 2})
 
-    class Impatient(Silent):
+    class Impatient(Listener):
         def ticked(self, view: View) -> None:
             driver.kill()
 

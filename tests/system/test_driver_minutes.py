@@ -9,9 +9,9 @@ import pytest
 from frontrunner.results.holders import this_host
 from frontrunner.results.records import Campaign
 from frontrunner.results.states import CampaignState
+from frontrunner.search.campaign_session import OVERTIME
 from frontrunner.search.driver import Driver
-from frontrunner.search.held import OVERTIME
-from frontrunner.search.listener import Silent, View
+from frontrunner.search.listener import Listener, View
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.search.strategy import STRATEGIES
 from frontrunner.spaces.recipe import Recipe
@@ -28,7 +28,7 @@ ROUNDING_S = 1e-9
 
 @pytest.fixture(autouse=True)
 def sooner_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("frontrunner.search.account.CUT_S", CUT_S)
+    monkeypatch.setattr("frontrunner.search.budget.CUT_S", CUT_S)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def near_its_end(campaigns: Campaigns, scripted: Any) -> Callable[[float], tuple
     return made
 
 
-class Watch(Silent):
+class Watch(Listener):
     """Counts the probes that are begun, and ends its driver at a tick."""
 
     def __init__(self, last_tick: int | None = None) -> None:
@@ -96,11 +96,11 @@ def test_drivers_that_are_started_again_and_again_do_not_pass_it(campaigns: Camp
 def test_a_driver_that_is_held_up_is_charged_what_there_was_and_tells_of_the_rest(
     campaigns: Campaigns, near_its_end: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class HeldUp(Silent):
+    class HeldUp(Listener):
         def began(self, view: View) -> None:
             time.sleep(0.5)
 
-    monkeypatch.setattr("frontrunner.search.account.CUT_S", 0.1)
+    monkeypatch.setattr("frontrunner.search.budget.CUT_S", 0.1)
     record, spec = near_its_end(0.3)
     began_s = time.monotonic()
     ended = campaigns.driver(record, spec, HeldUp()).run()

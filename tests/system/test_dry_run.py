@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from frontrunner import dryrun, plan_dryrun
-from frontrunner.evaluators.diagnostics.dry_run.run import run
+from frontrunner.evaluators.diagnostics.dryrun import run
 from frontrunner.evaluators.trainer.job import Job, Optimizer, Probe
 from frontrunner.spaces.errors import FrontrunnerError
 from frontrunner.spaces.model import Model

@@ -14,9 +14,9 @@ from frontrunner.results.known import REUSED, known_recipes, reused_trials
 from frontrunner.results.outcome import Measurement
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store
-from frontrunner.search.answers import Answer
 from frontrunner.search.driver import Driver
-from frontrunner.search.evidence import Gathered
+from frontrunner.search.result_reuse import ReusableResult
+from frontrunner.search.warm_start import PriorResults
 from frontrunner.spaces.document import recipe_id
 from frontrunner.views.charts.data import collect
 from frontrunner.views.report import facts_of
@@ -68,7 +68,7 @@ def test_an_answer_takes_no_probe_and_nothing_of_the_budget(store: Store, tmp_pa
     recipes = spec.space.survey(spec.problem).recipes
     outcomes = [simulate(recipe, spec.probe_setup()) for recipe in recipes[: LEGAL - 4]]
     answers = {
-        recipe_id(spec.problem, recipe): Answer(
+        recipe_id(spec.problem, recipe): ReusableResult(
             outcome=replace(outcome, node_seconds=0.0),
             campaign="before",
             trial_number=number,
@@ -81,8 +81,8 @@ def test_an_answer_takes_no_probe_and_nothing_of_the_budget(store: Store, tmp_pa
     def driver(recorder: Recorder, budget: int = 3) -> Driver:
         current = store.campaign(record.name)
         bounded = replace(spec, budget=replace(spec.budget, probes=budget))
-        known = Gathered(answers=answers)
-        return Driver(store=store, campaign=current, spec=bounded, listener=recorder, gathered=known)
+        known = PriorResults(reusable=answers)
+        return Driver(store=store, campaign=current, spec=bounded, listener=recorder, prior=known)
 
     first = Recorder()
     conclusion = driver(first).run()
@@ -107,15 +107,15 @@ def test_an_answer_does_not_hide_that_nothing_runs_here(store: Store, tmp_path: 
     sections = {"search": {"strategy": "exhaustive", "identical_failures": 3}}
     record, spec = campaigns.create(cluster={"memory_gib_per_device": 0.000001}, **sections)
     first = spec.survey().recipes[0]
-    answer = Answer(
+    answer = ReusableResult(
         outcome=simulate(first, replace(spec, problem=spec_of(tiny()).problem).probe_setup()),
         campaign="before",
         trial_number=1,
         measured_at="2026-03-01T12:00:00+00:00",
         run_folder="/runs/before/1",
     )
-    known = Gathered(answers={recipe_id(spec.problem, first): answer})
-    ended = Driver(store=store, campaign=record, spec=spec, gathered=known).run()
+    known = PriorResults(reusable={recipe_id(spec.problem, first): answer})
+    ended = Driver(store=store, campaign=record, spec=spec, prior=known).run()
     assert (ended.state, ended.measured) == (CampaignState.PAUSED, 1), ended.reason
 
 

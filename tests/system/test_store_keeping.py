@@ -16,7 +16,6 @@ import pytest
 from sqlalchemy import create_engine, inspect, select
 
 from frontrunner import archive, backup_store, check_store, copy_store, prunable, prune_store, unarchive
-from frontrunner.config.validation import dump_json
 from frontrunner.results.address import parse_address
 from frontrunner.results.archive.lines import END, Chain
 from frontrunner.results.codec import recipe_to_json
@@ -28,6 +27,7 @@ from frontrunner.results.writer import CampaignWriter
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import canonical_json, recipe_id
 from frontrunner.spaces.errors import AlreadyDriven, FrontrunnerError, InvalidInput, NotFound, StoreUnusable
+from frontrunner.spaces.validation import dump_json
 from support.campaigns import spec_of, tiny
 from support.limits import fill, small_disk
 from support.postgresql import Server

@@ -15,7 +15,6 @@ import pytest
 import frontrunner
 from frontrunner.config.cluster import parse_cluster
 from frontrunner.config.recipe_file import Measured, Origin, RecipeFile, Training, read, to_text
-from frontrunner.config.validation import dump_json
 from frontrunner.evaluators.probe.replay import ReplaySettings
 from frontrunner.results.store import open_store
 from frontrunner.spaces.cluster import Cluster
@@ -24,6 +23,7 @@ from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.validation import dump_json
 from support.campaigns import spec_of, tiny
 from support.rankings import measurement
 

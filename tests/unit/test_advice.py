@@ -15,11 +15,11 @@ from frontrunner.advice_words import in_words
 from frontrunner.cli.main import frontrunner as command
 from frontrunner.cli.recipe_words import named
 from frontrunner.config.campaign import read_campaign_file
+from frontrunner.config.recipe_lookup import one_recipe
 from frontrunner.evaluators.analytic import forms
 from frontrunner.evaluators.analytic.advice import Advice, advise, choose
 from frontrunner.evaluators.analytic.estimates import estimate_many
 from frontrunner.evaluators.analytic.forms import Form
-from frontrunner.one_recipe import one_recipe
 from frontrunner.spaces.errors import NothingLegal
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.space import Space

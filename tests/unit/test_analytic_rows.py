@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from table_accuracy import by_problem, judged, predicted
 
-from frontrunner.evaluators.analytic.accuracy import by_problem, judged
-from frontrunner.evaluators.analytic.fit import predicted
-from frontrunner.evaluators.analytic.tables import Table, read
+from frontrunner.evaluators.tables.workloads import Table, read
 
 GOOD = {
     "model": "gpt-1.3B", "layers": 24, "hidden": 2048, "heads": 16, "seq": 1024, "vocab": 51200,
@@ -40,9 +39,9 @@ def table(path: Path, *rows: dict[str, Any]) -> Table:
         ({"hardware": "B200", "peak_tflops": 2250}, "no memory size for B200"),
         ({"hardware": "V100-32GB", "precision": "bf16"}, "no peak in bf16 for V100-32GB"),
         ({"peak_tflops": -1}, "peak_tflops not above 0"),
-        ({"precision": "fp8"}, "precision fp8 is not modelled"),
-        ({"precision": "MXFP8"}, "precision mxfp8 is not modelled"),
-        ({"recompute": "sometimes"}, "recompute sometimes is not modelled"),
+        ({"precision": "fp8"}, "precision fp8 is not modeled"),
+        ({"precision": "MXFP8"}, "precision mxfp8 is not modeled"),
+        ({"recompute": "sometimes"}, "recompute sometimes is not modeled"),
         ({"zero": 7}, "ZeRO stage 7 does not exist"),
         ({"tp": 0}, "tp below 1"),
         ({"mbs": -2}, "mbs, gas below 1"),
@@ -100,10 +99,10 @@ def _empty(path: Path) -> Table:
 def test_a_row_s_own_figures_go_before_a_preset_s(tmp_path: Path) -> None:
     found = table(tmp_path, GOOD, GOOD | {"peak_tflops": 624, "memory_gib_per_device": 40}, GOOD | {"nic_gb_per_s": 50})
 
-    peaks = [part.cluster.peak_flops("fp16") for part in found.parts]
+    peaks = [part.cluster.peak_flops("fp16") for _, part in found.parts]
     assert sorted(peaks, key=float) == [312e12, 312e12, 624e12]
-    assert {part.cluster.memory_gib_per_device for part in found.parts} == {40, 79.2}
-    assert {part.cluster.links.nic_gb_per_s for part in found.parts} == {25, 50}
+    assert {part.cluster.memory_gib_per_device for _, part in found.parts} == {40, 79.2}
+    assert {part.cluster.links.nic_gb_per_s for _, part in found.parts} == {25, 50}
 
 
 def test_unknown_hardware_with_a_peak_of_its_own_is_judged(tmp_path: Path) -> None:
@@ -132,7 +131,7 @@ def test_a_vocabulary_follows_from_an_exact_number_of_parameters(tmp_path: Path)
 
     exact, rounded = table(tmp_path, llama), table(tmp_path, llama | {"n_params_b": 8})
 
-    assert exact.rows.vocab[0] == pytest.approx(128_256, abs=1)
+    assert exact.rows[0].vocab == pytest.approx(128_256, abs=1)
     assert rounded.refused == {"no vocab": 1}
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from frontrunner.evaluators.analytic.communication import replicas_s, ring_s
 from frontrunner.evaluators.analytic.software import NANOTRON
-from frontrunner.evaluators.analytic.table_workload import balanced_layers
 from frontrunner.evaluators.analytic.workload import ends
+from frontrunner.evaluators.tables.workloads import balanced_layers
 from frontrunner.spaces.sharding import Sharding
 from frontrunner.spaces.stages import even_layers
 from support.analytic import A100, GPT_22B, machine, recipe, without_latency, work

@@ -51,7 +51,7 @@ def test_rows_that_cannot_be_judged_are_refused_with_the_reason(tmp_path: Path) 
     assert found["refused"] == {
         "no vocab": 1,
         "no preset for TPU": 1,
-        "precision fp8 is not modelled": 1,
+        "precision fp8 is not modeled": 1,
         "tp x pp x cp x dp is not the number of devices": 1,
         "status fail": 1,
     }

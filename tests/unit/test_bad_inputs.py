@@ -24,8 +24,8 @@ from frontrunner.evaluators.external.reading import Arrivals, LogReader
 from frontrunner.evaluators.external.run import read_end
 from frontrunner.evaluators.probe.concluding import harvested
 from frontrunner.evaluators.probe.run_folder import RunFolder, StepCounter
-from frontrunner.evaluators.tables.csv_file import csv_bytes, csv_table
-from frontrunner.evaluators.tables.table_rows import read_problems
+from frontrunner.evaluators.tables.rows import read_problems
+from frontrunner.evaluators.tables.schema import read_csv
 from frontrunner.import_api import import_table
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.spaces.errors import InvalidInput
@@ -75,7 +75,7 @@ class TestTables:
         path = tmp_path / "t.csv"
         path.write_text(text)
         with pytest.raises(InvalidInput, match=said):
-            csv_table(path, csv_bytes(path), as_text=True)
+            read_csv(path)
 
     @pytest.mark.parametrize("use", [import_table, lambda path, **_: fit_tables([path])])
     def test_a_pipe_and_a_device_are_refused_before_they_are_read(
@@ -84,7 +84,7 @@ class TestTables:
         pipe = tmp_path / "pipe.csv"
         os.mkfifo(pipe)
         for path in (pipe, Path("/dev/zero")):
-            with pytest.raises(InvalidInput, match=f"{path} cannot be read: it is no regular file"):
+            with pytest.raises(InvalidInput, match=f"{path} cannot be read: it is not a regular file"):
                 use(path, store=str(tmp_path / "store.db"))
 
     def test_a_file_too_long_for_a_table_is_refused_before_it_is_parsed(self, tmp_path: Path) -> None:

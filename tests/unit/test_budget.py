@@ -49,7 +49,7 @@ def test_a_ledger_goes_on_from_what_earlier_drivers_spent() -> None:
     ledger = Ledger(driver_seconds=100.0, node_seconds=50.0)
     ledger.probes += 2
     time.sleep(0.02)
-    now = ledger.spent(probes_in_flight=1, node_seconds_in_flight=5.0)
+    now = ledger.spent(probes_running=1, node_seconds_running=5.0)
     assert (now.probes, now.node_seconds) == (3, 55.0)
     assert 100.02 <= now.driver_seconds < 110
 

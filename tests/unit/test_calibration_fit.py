@@ -11,15 +11,14 @@ import pytest
 
 import frontrunner
 from frontrunner.config.cluster import read_cluster_file
-from frontrunner.config.validation import dump_json
+from frontrunner.evaluators.analytic.fit import FEWEST_ROWS, Samples, StepFit, fit_steps, samples_of_outcomes
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.step import step_time
-from frontrunner.evaluators.analytic.tables import read
-from frontrunner.evaluators.diagnostics.calibration.samples import Samples, of_outcomes, of_tables, read_tables
-from frontrunner.evaluators.diagnostics.calibration.step_fit import FEWEST_ROWS, StepFit, fit_steps
+from frontrunner.evaluators.tables.workloads import read, samples_of_tables
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.store import open_store
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
+from frontrunner.spaces.validation import dump_json
 from support.analytic import A100, PROBLEM, recipe
 from support.campaigns import spec_of, tiny
 from support.rankings import measurement
@@ -43,9 +42,9 @@ def table(path: Path, hardware: str = "A100-80GB", constants: dict[str, float] |
     ]  # fmt: skip
     written(path, [row | changes for row in rows])
     if constants is not None:
-        for part in read(path).parts:
+        for places, part in read(path).parts:
             machine = Machine.of(replace(A100, nodes=1, efficiencies=constants), part.precision, part.software)
-            for place, seconds in zip(part.index, step_time(machine, part.work).total, strict=True):
+            for place, seconds in zip(places, step_time(machine, part.work).total, strict=True):
                 rows[place]["step_time_s"] = repr(float(seconds))
         written(path, rows)
     return path
@@ -94,7 +93,7 @@ def test_the_file_that_is_written_tells_the_rows_and_states_its_error(fitted: tu
     assert cluster.device == "a100-80gb"
     assert cluster.expected_error.fp16 == pytest.approx(found.error_after, rel=1e-4)
     assert "to 84 rows of rows.csv" in cluster.source
-    measured = of_tables([read(out.with_name("rows.csv"))], cluster)
+    measured = samples_of_tables([read(out.with_name("rows.csv"))], cluster)
     assert fit_steps(measured).error_before < 0.03
 
 
@@ -111,7 +110,7 @@ def test_held_back_error_is_not_that_of_the_fit() -> None:
     ]
     told = [(one, measurement((float(10 ** (place % 3)),), 1)) for place, one in enumerate(recipes)]
 
-    found = fit_steps(of_outcomes(told, PROBLEM))
+    found = fit_steps(samples_of_outcomes(told, PROBLEM))
 
     assert not found.by_problem
     assert found.error_after > 0.5
@@ -121,7 +120,7 @@ def test_rows_of_other_hardware_are_left_out_and_counted(tmp_path: Path) -> None
     here, there = table(tmp_path / "a.csv"), table(tmp_path / "v.csv", hardware="V100-32GB")
     nameless = table(tmp_path / "n.csv", hardware="")
 
-    found = of_tables(read_tables([here, there, nameless], A100), A100)
+    found = samples_of_tables([read(path, A100) for path in (here, there, nameless)], A100)
 
     assert found.rows == 168
     assert found.refused == {"measured on V100-32GB, not on a100-80gb": 84}
@@ -131,7 +130,7 @@ def test_outcomes_that_tell_no_time_are_left_out_and_counted() -> None:
     failed = Failure(kind=FailureKind.OUT_OF_MEMORY, message="no memory")
     told = [(recipe(), measurement((1.0, 3.0, 2.0), 1)), (recipe(micro_batch_seqs=8, accumulation=1), failed)]
 
-    found = of_outcomes(told, PROBLEM)
+    found = samples_of_outcomes(told, PROBLEM)
 
     assert found.samples[0].step_time_s.tolist() == [2.0]
     assert found.refused == {"failed: out-of-memory": 1}

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from frontrunner.config.campaign import SECTIONS, keys_of, parse_campaign, read_campaign_file
-from frontrunner.config.validation import dump_json, load_json
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
+from frontrunner.spaces.validation import dump_json, load_json
 from support.campaign_files import campaign_toml, surveyed, written
 
 

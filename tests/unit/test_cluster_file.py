@@ -208,8 +208,8 @@ def test_plan_from_a_campaign_with_a_cluster_file(tmp_path: Path) -> None:
 
 
 def test_a_stored_campaign_keeps_its_cluster(tmp_path: Path) -> None:
-    from frontrunner.config.validation import dump_json, load_json
     from frontrunner.search.spec import CampaignSpec
+    from frontrunner.spaces.validation import dump_json, load_json
 
     written(tmp_path / "cluster.toml", CLUSTER)
     spec = read_campaign_file(campaign(tmp_path)).spec

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.config.validation import dump_json
 from frontrunner.results import compare, driving, pages, pareto, probed, ranking, spans, status, trial_history
 from frontrunner.results.cells import DamagedCell
 from frontrunner.results.explain import explain
@@ -20,8 +19,9 @@ from frontrunner.results.outlooks import OUTLOOK, newest_outlooks
 from frontrunner.results.predictions import PREDICTION, Predicted, predicted_ids, prediction_data, small_scale
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store, open_store
+from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.spaces.errors import StoreUnusable
-from frontrunner.starting import stored_spec
+from frontrunner.spaces.validation import dump_json
 from support.campaigns import spec_of, tiny
 from support.store_contract import RAN_WITH, RECIPE, begin, failure, lease_elsewhere, measurement
 

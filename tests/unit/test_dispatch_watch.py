@@ -23,7 +23,7 @@ from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.records import Attempt
 from frontrunner.results.states import AttemptState
-from frontrunner.search.patience import MAX_ATTEMPTS, MOST_CUTS, Patience
+from frontrunner.search.attempts import MAX_ATTEMPTS, MOST_CUTS, RetryPolicy
 from support.campaigns import order, setup_of, tiny_recipe, wait_for
 
 RUNNING = {"host": "n", "running": True}
@@ -165,7 +165,7 @@ def test_a_heart_is_heard_until_it_stops(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_attempts_that_are_cut_do_not_count() -> None:
-    patience, lost = Patience(5), Failure(kind=FailureKind.LOST, message="allocation 7 has ended")
+    patience, lost = RetryPolicy(5), Failure(kind=FailureKind.LOST, message="allocation 7 has ended")
 
     def deserves(number: int, *, is_cut: bool) -> bool:
         attempt = Attempt(
@@ -183,7 +183,7 @@ def test_attempts_that_are_cut_do_not_count() -> None:
     assert all(deserves(number, is_cut=True) for number in range(1, MAX_ATTEMPTS + 5))
     assert not deserves(MOST_CUTS, is_cut=True)
     assert [deserves(number, is_cut=False) for number in range(1, 5)] == [True, True, True, False]
-    patience = Patience(5)
+    patience = RetryPolicy(5)
     patience.remember_cuts({1: MAX_ATTEMPTS})  # by earlier drivers
     assert deserves(MAX_ATTEMPTS + 1, is_cut=False)
     assert not deserves(2 * MAX_ATTEMPTS, is_cut=False)

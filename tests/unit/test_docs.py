@@ -109,7 +109,7 @@ def test_every_strategy_is_documented() -> None:
 
 def test_every_tool_that_recipes_travel_to_is_documented() -> None:
     for name in TARGETS:
-        assert f"`{name}`" in section("recipes-travel.md", "To other tools")
+        assert f"`{name}`" in section("export.md", "To other tools")
 
 
 def test_every_page_is_reached_from_the_readme_and_links_lead_somewhere() -> None:

@@ -10,7 +10,8 @@ import pytest
 
 import frontrunner
 from frontrunner.config.campaign import read_campaign_file
-from frontrunner.evaluators.diagnostics.dry_run.plan import (
+from frontrunner.config.recipe_lookup import one_recipe
+from frontrunner.evaluators.diagnostics.dryrun import (
     layers_of_pipeline_ranks,
     needed_micro_batches,
     plan,
@@ -18,7 +19,6 @@ from frontrunner.evaluators.diagnostics.dry_run.plan import (
     worst_ranks,
 )
 from frontrunner.evaluators.probe.settings import ProbeSettings
-from frontrunner.one_recipe import one_recipe
 from frontrunner.spaces.errors import InvalidInput, NothingLegal
 from frontrunner.spaces.recipe import Recipe
 

@@ -12,14 +12,14 @@ import frontrunner
 from frontrunner.cli.main import frontrunner as command
 from frontrunner.cli.recipe_words import named
 from frontrunner.config.campaign import read_campaign_file
-from frontrunner.config.validation import dump_json
+from frontrunner.config.recipe_lookup import one_recipe, recipe_by_id
 from frontrunner.evaluators.analytic.breakdown import Breakdown, breakdown
-from frontrunner.evaluators.diagnostics.dry_run.plan import layers_of_pipeline_ranks
-from frontrunner.one_recipe import one_recipe, recipe_by_id
+from frontrunner.evaluators.diagnostics.dryrun import layers_of_pipeline_ranks
 from frontrunner.results.store import open_store
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput, NotFound
 from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.validation import dump_json
 from support.analytic import PROBLEM, recipe
 from support.campaigns import spec_of, tiny, write_toml
 from support.rankings import measurement

@@ -11,7 +11,7 @@ from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.ranking import Ranking
 from frontrunner.results.states import CampaignState
 from frontrunner.results.status import FailureList
-from frontrunner.search.conclusion import Conclusion
+from frontrunner.search.driver import Conclusion
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
 from support.page_stores import SCRIPT, page_store

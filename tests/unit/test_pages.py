@@ -272,7 +272,7 @@ def test_a_campaign_file_is_checked_before_it_is_launched(client: TestClient) ->
         return client.post("/launch/check", json={"campaign": text}).text
 
     assert "is not valid TOML" in said("[model")
-    assert "expected no path from the wire" in said(
+    assert "expected no path in a request" in said(
         "[model]\npreset='gpt2-small'\n[cluster]\nfile='/etc/passwd'\n[problem]\n[space]\n"
     )
     assert "a store of its own" in said("[store]\nurl='/etc/passwd'\n[model]\n[cluster]\n[problem]\n[space]\n")
@@ -383,7 +383,7 @@ from fastapi.testclient import TestClient
 from pathlib import Path
 from frontrunner.server.app import create_app
 from frontrunner.server.settings import ServiceSettings
-from frontrunner.server.tokens import read_tokens
+from frontrunner.server.auth import read_tokens
 from frontrunner.server.pages.router import router
 tokens = Path({str(folder / "tokens" / "tokens.json")!r})
 app = create_app(ServiceSettings(store={str(folder / "store.db")!r}, token_file=tokens), pages=(router,))

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from frontrunner.config.campaign import parse_campaign
-from frontrunner.config.validation import validate
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.model import Model
@@ -21,6 +20,7 @@ from frontrunner.spaces.presets import (
     model_names,
     model_preset,
 )
+from frontrunner.spaces.validation import validate
 
 
 def catalogue(name: str) -> dict[str, dict[str, Any]]:

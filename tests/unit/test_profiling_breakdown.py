@@ -9,11 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontrunner.evaluators.diagnostics.profiling.breakdown import Breakdown, Part, break_down, mean
-from frontrunner.evaluators.diagnostics.profiling.events import Event
-from frontrunner.evaluators.diagnostics.profiling.names import collective_part
-from frontrunner.evaluators.diagnostics.profiling.spans import Span, difference, intersection, merged, total
-from frontrunner.evaluators.diagnostics.profiling.trace import timeline
+from frontrunner.evaluators.diagnostics.step_breakdown import (
+    Breakdown,
+    Part,
+    Span,
+    break_down,
+    difference,
+    intersection,
+    mean,
+    merged,
+    total,
+)
+from frontrunner.evaluators.diagnostics.trace_events import Event, collective_part, timeline
 
 SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=12)
 

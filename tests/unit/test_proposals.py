@@ -87,10 +87,14 @@ def proposals(name: str, notices: Notices, told: Any = ()) -> Proposals:
     return Proposals(search=settings(name), survey=SURVEY, told=told, notice=notices)
 
 
+def following(found: Proposals) -> Trial | Recipe | None:
+    return found.again() or found.new()
+
+
 def drained(found: Proposals) -> list[Recipe]:
     """Every proposal, each told as failed."""
     recipes = []
-    while (chosen := found.next()) is not None:
+    while (chosen := following(found)) is not None:
         assert isinstance(chosen, Recipe)
         recipes.append(chosen)
         found.tell(chosen, FAILED)
@@ -108,7 +112,7 @@ def test_a_trial_that_was_put_back_comes_first_and_its_recipe_no_more() -> None:
     found = proposals("exhaustive", Notices())
     trial = Trial(id=1, campaign_id=1, number=1, recipe_id="x", recipe=SURVEY.recipes[0], state=TrialState.QUEUED)
     found.put_back(trial)
-    assert found.next() is trial
+    assert following(found) is trial
     found.tell(trial.recipe, FAILED)
     assert drained(found) == list(SURVEY.recipes[1:])
 
@@ -198,9 +202,9 @@ def test_what_is_being_tried_is_not_proposed_by_the_replacement(register: Callab
             return super().ask(count)
 
     found = proposals(register(lambda survey, _: RaisesLater(survey.recipes)), Notices())
-    running = [found.next() for _ in range(len(SURVEY.recipes))]  # none is told: all are in flight
+    running = [following(found) for _ in range(len(SURVEY.recipes))]  # none is told: all are in flight
     assert len(set(running)) == len(SURVEY.recipes)
-    assert found.next() is None
+    assert following(found) is None
 
 
 def test_a_strategy_that_fails_on_what_is_stored_is_replaced(register: Callable[..., str]) -> None:

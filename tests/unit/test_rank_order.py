@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from frontrunner.evaluators.analytic.step import step_time
-from frontrunner.evaluators.diagnostics.dry_run.plan import worst_ranks
+from frontrunner.evaluators.diagnostics.dryrun import worst_ranks
 from frontrunner.evaluators.trainer.layout import rank_grid
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput

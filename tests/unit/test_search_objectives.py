@@ -15,9 +15,8 @@ from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outco
 from frontrunner.search.guided.front import REFERENCE, Allowances, Demands, Front
 from frontrunner.search.guided.prior import prior_of
 from frontrunner.search.guided.strategy import Guided
-from frontrunner.search.objectives import OBJECTIVES, SEEK_MORE
 from frontrunner.search.spec import SearchSettings
-from frontrunner.search.strategy import STRATEGIES, Strategy, Told, make_strategy
+from frontrunner.search.strategy import OBJECTIVES, SEEK_MORE, STRATEGIES, Strategy, Told, make_strategy
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.recipe import Recipe
 from support.guided import PROBLEM, SPACE

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from frontrunner.config.validation import dump_json, load_json, validate
 from frontrunner.results.codec import recipe_from_json, recipe_to_json
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.document import read_plain, recipe_id
@@ -13,6 +12,7 @@ from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe, stored_recipe
 from frontrunner.spaces.sharding import Sharding
 from frontrunner.spaces.space import Space
+from frontrunner.spaces.validation import dump_json, load_json, validate
 
 PROBLEM = Problem(
     model=Model(name="custom", layers=4, hidden=128, heads=8, kv_heads=8, ffn_hidden=512, vocabulary=1000),

@@ -12,7 +12,7 @@ from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.states import CampaignState
 from frontrunner.results.status import failures, status
 from frontrunner.results.store import open_store
-from frontrunner.search.conclusion import Conclusion
+from frontrunner.search.driver import Conclusion
 from frontrunner.spaces.errors import CampaignFailed
 from frontrunner.views.campaigns import print_campaigns, print_status
 from support.page_stores import page_store

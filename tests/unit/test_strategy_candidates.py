@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from frontrunner.search.candidates import Candidates
+from frontrunner.search.strategies.candidates import Candidates
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem

@@ -7,7 +7,7 @@ import warnings
 import optuna
 import pytest
 
-from frontrunner.search.optuna_strategy import gp, nsga2, tpe
+from frontrunner.search.strategies.optuna import gp, nsga2, tpe
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from search_runs import survey_of
 
-from frontrunner.evaluators.tables.table_rows import TableProblems, read_problems
-from frontrunner.evaluators.tables.table_survey import survey_of
+from frontrunner.evaluators.tables.rows import TableProblems, read_problems
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.spaces.errors import InvalidInput
 from support.tables import row, write_table

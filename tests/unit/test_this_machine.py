@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from frontrunner.config.validation import validate
 from frontrunner.evaluators.probe.this_machine import cpu_fields, detect, peak_tflops, share_processors
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.validation import validate
 
 ZEN = """processor\t: 0
 model name\t: AMD EPYC 7A53 64-Core Processor

@@ -150,4 +150,4 @@ def test_an_engine_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPa
     with pytest.raises(InvalidInput) as caught:
         here.refuse_missing_engines(("torch", "deepspeed"))
     assert caught.value.message == 'space.engine = "deepspeed": expected an engine that is installed'
-    assert caught.value.hint == "pip install 'frontrunner[deepspeed]'"
+    assert caught.value.hint == "pip install deepspeed"

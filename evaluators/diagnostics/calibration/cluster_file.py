@@ -9,8 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from frontrunner.evaluators.analytic.fit import StepFit
 from frontrunner.evaluators.diagnostics.calibration.figures import Calibration, busy
-from frontrunner.evaluators.diagnostics.calibration.step_fit import StepFit
 from frontrunner.evaluators.probe.files import write_json, write_text
 from frontrunner.spaces.cluster import PRECISIONS, Cluster
 

@@ -10,7 +10,7 @@ from frontrunner.evaluators.trainer.layout import sharding_kind
 def check_deepspeed(job: Job) -> None:
     """Raise ValueError where DeepSpeed cannot run the job, or would train another model than one process does."""
     if find_spec("deepspeed") is None:
-        raise ValueError("deepspeed is not installed; run: pip install 'frontrunner[deepspeed]'")
+        raise ValueError("deepspeed is not installed; run: pip install deepspeed")
     _check_replicas(job)
     _check_pipeline(job)
     _check_tensor_parallel(job)

@@ -24,8 +24,7 @@ from torch.distributed.pipelining.schedules import _PipelineSchedule
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from frontrunner.evaluators.trainer.dry_run.ledger import Category
-from frontrunner.evaluators.trainer.dry_run.watch import Watch
+from frontrunner.evaluators.trainer.dry_run.ledger import Category, Watch
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.precision import COMPUTE_TYPES
 

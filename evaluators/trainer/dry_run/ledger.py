@@ -1,18 +1,22 @@
-"""What lives in a rank's memory at the moment of its peak, and what it is there for.
+"""Ledger of a rank's storages and FLOPs: sees each operator through a mode of torch's dispatcher."""
 
-Each storage is entered when it is first seen, and its growing, shrinking and end with it. Only when all is over is the
-peak looked for, and each storage put into a category: how long it lived tells what it was for.
-"""
+from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from itertools import accumulate, islice
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 
 class Category(StrEnum):
@@ -169,3 +173,105 @@ class Ledger:
         if size != entry.size:
             self._changes.append((number, size - entry.size))
             entry.size = size
+
+
+Formula = Callable[..., int]
+
+_FLASH_FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def flops(operator: Any, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> tuple[int, int]:
+    """(FLOPs, those of them that compute something again) of one call of an operator; a multiply-add is two.
+
+    Attention is counted over the whole sequence, without credit for the causal mask. The backward pass of flash
+    attention computes the scores a second time: one of its five matrix products (arXiv 2205.14135, algorithm 4).
+    """
+    packet = operator._overloadpacket
+    if packet is _FLASH_FORWARD:
+        return _attention(*arguments[:3]), 0
+    if packet is _FLASH_BACKWARD:
+        products = _attention(*arguments[1:4]) // 2
+        return 5 * products, products
+    formula: Formula | None = flop_registry.get(packet)
+    return (0, 0) if formula is None else (formula(*arguments, **options, out_val=output), 0)
+
+
+def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:
+    """The two matrix products of attention's forward pass."""
+    return int(sdpa_flop_count(query.shape, key.shape, value.shape))  # type: ignore[no-untyped-call]
+
+
+_WAIT = torch.ops._c10d_functional.wait_tensor.default
+_READ_SCALAR = torch.ops.aten._local_scalar_dense.default
+
+
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees every operator on fake tensors, DTensor's local ones among them."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ledger = Ledger()
+        self.flops: Counter[Phase] = Counter()
+        self._purpose: Category | None = None
+        self._is_paused = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator; see TorchDispatchMode."""
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # a wrapper, as a DTensor is: what it does locally comes here by itself
+        options = kwargs or {}
+        if func is _READ_SCALAR and isinstance(args[0], FakeTensor):
+            return 1  # no fake tensor has a value, and this is one that a count of steps can have
+        if self._is_paused:
+            return func(*args, **options)
+        phase = self._enter_phase()
+        # What waiting returns is what it was given; for fakes torch makes another tensor.
+        output = args[0] if func is _WAIT else func(*args, **options)
+        for tensor in tree_leaves(output):
+            if isinstance(tensor, FakeTensor):
+                self.ledger.see(tensor, self._purpose)
+        self._count(phase, func, args, options, output)
+        return output
+
+    def begin(self) -> None:
+        """Look for the peak, and count FLOPs, from here on."""
+        self.ledger.start()
+        self.flops.clear()
+
+    @contextmanager
+    def purpose(self, category: Category) -> Iterator[None]:
+        """What is made within is for `category`."""
+        before, self._purpose = self._purpose, category
+        try:
+            yield
+        finally:
+            self._purpose = before
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is done within is no part of the program."""
+        before, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = before
+
+    def _enter_phase(self) -> Phase | None:
+        task = torch._C._current_graph_task_id()
+        in_backward = task != -1
+        phase: Phase | None = None
+        if torch.is_grad_enabled():
+            phase = Phase.RECOMPUTE if in_backward else Phase.FORWARD
+        elif in_backward:
+            phase = Phase.BACKWARD
+        elif self.ledger.phase is Phase.FORWARD:
+            return None  # FSDP2's own work between the layers of a forward pass, which goes on
+        self.ledger.enter(phase, task)
+        return phase
+
+    def _count(self, phase: Phase | None, func: Any, args: Any, options: dict[str, Any], output: Any) -> None:
+        done, again = flops(func, args, options, output)
+        if done and phase is not None:
+            self.flops[phase] += done - again
+            self.flops[Phase.RECOMPUTE] += again

@@ -11,8 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from frontrunner.evaluators.trainer.checks import check_job
 from frontrunner.evaluators.trainer.data import Batch
 from frontrunner.evaluators.trainer.dry_run.fakes import join_fake_group, prepare_torch
-from frontrunner.evaluators.trainer.dry_run.ledger import Category, Phase
-from frontrunner.evaluators.trainer.dry_run.watch import Watch
+from frontrunner.evaluators.trainer.dry_run.ledger import Category, Phase, Watch
 from frontrunner.evaluators.trainer.engine import build_engine
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import Layout, make_layout

@@ -11,8 +11,8 @@ from frontrunner.cli.options import json_option, print_json, store_option
 from frontrunner.spaces.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from frontrunner.evaluators.analytic.fit import StepFit
     from frontrunner.evaluators.diagnostics.calibration.ranks import Place
-    from frontrunner.evaluators.diagnostics.calibration.step_fit import StepFit
     from frontrunner.spaces.cluster import Cluster
 
 

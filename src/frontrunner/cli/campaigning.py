@@ -17,7 +17,7 @@ from frontrunner.stop_signals import stopped_by_signals
 from frontrunner.store import LocalStore
 
 if TYPE_CHECKING:
-    from frontrunner.search.conclusion import Conclusion
+    from frontrunner.search.driver import Conclusion
 
 TOP = 10
 

@@ -30,7 +30,7 @@ def dryrun(
       frontrunner dryrun 3f9c01d2ab4e
       frontrunner dryrun --campaign a.toml sharding=zero-1 recompute=none
     """
-    from frontrunner.evaluators.diagnostics.dry_run.run import run
+    from frontrunner.evaluators.diagnostics.dryrun import run
 
     planned = dryrun_api.plan_dryrun(named(recipe, campaign), campaign=campaign, rank=rank, store=store)
     ranks = " and ".join(map(str, planned.ranks))

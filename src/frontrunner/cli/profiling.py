@@ -11,7 +11,7 @@ from frontrunner import profiling_api
 from frontrunner.cli.options import json_option, print_json, store_option
 
 if TYPE_CHECKING:
-    from frontrunner.evaluators.diagnostics.profiling.run import OnProgress
+    from frontrunner.evaluators.diagnostics.profile import OnProgress
     from frontrunner.evaluators.protocol import Progress
 
 NO_PYINSTRUMENT = "pyinstrument is not installed, so the host side is left out: pip install 'frontrunner[profile]'"
@@ -35,8 +35,7 @@ def profile(recipe_id: str, steps: int, folder: Path | None, store: str | None, 
       frontrunner profile 3f9c01d2ab4e
       frontrunner profile 3f9c --steps 5 --json
     """
-    from frontrunner.evaluators.diagnostics.profiling.plan import ProfileSettings
-    from frontrunner.evaluators.diagnostics.profiling.run import run
+    from frontrunner.evaluators.diagnostics.profile import ProfileSettings, run
 
     planned = profiling_api.plan_profile(
         recipe_id, ProfileSettings(steps=steps, folder=folder), store=store, anyway=anyway

@@ -11,7 +11,6 @@ from pydantic import AfterValidator, BeforeValidator, ValidationInfo, WithJsonSc
 
 from frontrunner.config.cluster import ClusterSection
 from frontrunner.config.toml_file import Table, holds, read_toml
-from frontrunner.config.validation import Config, SchemaOf, inlined_schema, parse
 from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.evaluators.external.settings import CommandSettings
 from frontrunner.evaluators.plugins import require_evaluator
@@ -27,6 +26,7 @@ from frontrunner.spaces.presets import model_names, model_preset
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import DIMENSIONS, EARLIER_NAMES
 from frontrunner.spaces.space import Space
+from frontrunner.spaces.validation import Config, SchemaOf, inlined_schema, parse
 
 logger = logging.getLogger(__name__)
 

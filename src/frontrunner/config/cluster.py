@@ -9,10 +9,10 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 
 from frontrunner.config.toml_file import Table, read_toml
-from frontrunner.config.validation import Config, SchemaOf, parse
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean, shown
 from frontrunner.spaces.presets import cluster_names, cluster_preset, device_names, known_device
+from frontrunner.spaces.validation import Config, SchemaOf, parse
 
 
 def _complete_cluster(given: Any, info: ValidationInfo) -> Any:

@@ -16,7 +16,6 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from frontrunner.config.toml_file import holds, why_no_file
-from frontrunner.config.validation import refuse_unusable_values, validate
 from frontrunner.evaluators.export.reading import json_section
 from frontrunner.evaluators.probe.settings import OPTIMIZERS
 from frontrunner.spaces.document import canonical_json, recipe_id
@@ -32,6 +31,7 @@ from frontrunner.spaces.errors import (
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe, stored_recipe
+from frontrunner.spaces.validation import refuse_unusable_values, validate
 
 FORMAT = "frontrunner-recipe"
 VERSION = 1

@@ -16,14 +16,14 @@ from frontrunner.text import counted, fit_verdict, gib, latency, percent, plain,
 from frontrunner.views.terminal import Terminal, console, ruled_table
 
 if TYPE_CHECKING:
+    from frontrunner.evaluators.analytic.fit import StepFit
     from frontrunner.evaluators.diagnostics.calibration.figures import Calibration
     from frontrunner.evaluators.diagnostics.calibration.lines import Line
-    from frontrunner.evaluators.diagnostics.calibration.step_fit import StepFit
     from frontrunner.evaluators.diagnostics.doctor.check import Check
     from frontrunner.evaluators.diagnostics.doctor.collective_report import Bandwidth
-    from frontrunner.evaluators.diagnostics.dry_run.report import DryRun, TracedRank
-    from frontrunner.evaluators.diagnostics.profiling.breakdown import Part
-    from frontrunner.evaluators.diagnostics.profiling.run import ProfileReport
+    from frontrunner.evaluators.diagnostics.dryrun import DryRun, TracedRank
+    from frontrunner.evaluators.diagnostics.profile import ProfileReport
+    from frontrunner.evaluators.diagnostics.step_breakdown import Part
 
 STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "bold red"}
 WIDEST = 120
@@ -254,7 +254,7 @@ def _parts(report: ProfileReport) -> Table:
 
 def _shown_parts(report: ProfileReport) -> list[Part]:
     """Return what was computed, always, then what some rank waited for."""
-    from frontrunner.evaluators.diagnostics.profiling.breakdown import Part
+    from frontrunner.evaluators.diagnostics.step_breakdown import Part
 
     def largest_share(part: Part) -> float:
         return max(rank.seconds[part] / rank.step_time_s for rank in report.ranks)
@@ -269,7 +269,7 @@ def _milliseconds(time_s: float) -> str:
 
 
 def _part_label(part: Part, report: ProfileReport) -> str:
-    from frontrunner.evaluators.diagnostics.profiling.breakdown import Part
+    from frontrunner.evaluators.diagnostics.step_breakdown import Part
 
     if part == Part.COMPUTE:
         return "compute (forward, backward)"

@@ -15,7 +15,7 @@ from rich.text import Text
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.results.states import CampaignState
 from frontrunner.search.budget import Limit
-from frontrunner.search.listener import LAST_OUTCOMES, Ended, RunningProbe, Silent, View
+from frontrunner.search.listener import LAST_OUTCOMES, Ended, Listener, RunningProbe, View
 from frontrunner.search.strategy import Outlook
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.text import percent, plain, seconds
@@ -30,7 +30,7 @@ MOST_RUNNING = 6
 EventData = Mapping[str, str | int | float | None]
 
 
-class Watcher(Silent):
+class Watcher(Listener):
     """A listener that remembers which campaign it heard of."""
 
     campaign = ""

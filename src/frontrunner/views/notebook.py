@@ -8,7 +8,7 @@ from frontrunner.results.explain import Explanation
 from frontrunner.results.ranking import RankedRecipe, Ranking
 from frontrunner.results.records import Campaign, CampaignList
 from frontrunner.results.status import FailureList, Status
-from frontrunner.search.conclusion import Conclusion
+from frontrunner.search.driver import Conclusion
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 from frontrunner.views.campaigns import print_campaign, print_campaigns, print_conclusion, print_failures, print_status
 from frontrunner.views.plan import print_breakdown

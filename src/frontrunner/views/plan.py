@@ -20,7 +20,7 @@ from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured
 from frontrunner.evaluators.analytic.estimates import Estimate, Plan
 from frontrunner.evaluators.analytic.forms import Form
 from frontrunner.evaluators.analytic.scaling import Bound, Scaling, ScalingRow
-from frontrunner.evaluators.diagnostics.dry_run.plan import why_untraceable
+from frontrunner.evaluators.diagnostics.dryrun import why_untraceable
 from frontrunner.text import fit_verdict, gib, percent, plain, seconds, thousands, wrapped
 from frontrunner.views.columns import ESTIMATES, FIGURES, LIMIT, PARTS, RECIPE, RECIPE_ID, Column, limited_by
 from frontrunner.views.terminal import Terminal, column_table, console, ruled_table

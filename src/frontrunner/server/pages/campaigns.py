@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Annotated, Any
 from urllib.parse import quote
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
@@ -30,23 +30,22 @@ from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.status import FailedTrial, Status, failures, status
 from frontrunner.results.store import Store
 from frontrunner.search.budget import Limit, Spent, limits
+from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.search.stopping import STOPPING, outlook_in_words
 from frontrunner.search.strategy import Outlook
+from frontrunner.server.auth import Role
 from frontrunner.server.drivers import Word
 from frontrunner.server.pages.rendering import page, render
-from frontrunner.server.routes.parameters import CampaignName, PageNumber
-from frontrunner.server.routes.reports import ReportsOf
-from frontrunner.server.state import OPERATOR, RoleOf, Service, ServiceOf, StoreOf
-from frontrunner.server.tokens import Role
+from frontrunner.server.routes.questions import CampaignName, PageNumber, read_report
+from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf, StoreOf
 from frontrunner.spaces.errors import bad_value
-from frontrunner.starting import stored_spec
 from frontrunner.views.charts import FIGURES
 from frontrunner.views.charts.campaign import Span, timeline
 from frontrunner.views.charts.data import Missing
 from frontrunner.views.columns import CAMPAIGNS, COLUMNS, ORIGINS, TRIALS, used
 
-router = APIRouter()
+router = APIRouter(route_class=CachedRoute)
 PageOf = Annotated[PageNumber, Query(alias="page")]
 Digest = Annotated[str, Query(max_length=64)]
 Seen = Annotated[str, Query(max_length=400, pattern="~")]
@@ -213,7 +212,7 @@ def campaigns_live(service: ServiceOf, role: RoleOf, seen: Digest, number: PageO
 
 
 def _list(service: Service, role: Role, number: int) -> dict[str, Markup]:
-    found = campaign_page(service.store, page=number, page_size=CAMPAIGNS_A_PAGE, known=service.summaries)
+    found = campaign_page(service.store, page=number, page_size=CAMPAIGNS_A_PAGE)
     listed = render(
         "campaigns_list.html",
         found=found,
@@ -308,13 +307,14 @@ def trials(store: StoreOf, name: CampaignName, number: PageOf = 1) -> Response:
 
 
 @router.get("/campaigns/{name}/figures/{wanted}")
-async def one_figure(service: ServiceOf, reports: ReportsOf, name: CampaignName, wanted: str) -> Response:
+async def one_figure(request: Request, service: ServiceOf, name: CampaignName, wanted: str) -> Response:
     """One of the charts for charts.js: what to read in it, and its specification, null if it cannot be drawn."""
     if wanted not in SHOWN:
         raise bad_value("figure", wanted, f"one of {', '.join(SHOWN)}")
 
     def drawn() -> str:
-        found = reports.of(service.store, name, charts_version(status(service.store, name))).chart(wanted)
+        version = charts_version(status(service.store, name))
+        found = read_report(request, service, name, version).chart(wanted)
         if isinstance(found, Missing):
             return to_json({"reading": f"Not drawn: {found.reason}", "spec": None})
         return to_json({"reading": " ".join((found.reading, *found.remarks)), "spec": found.spec})

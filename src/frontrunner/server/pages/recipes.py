@@ -18,23 +18,23 @@ from frontrunner.results.explain import Appearance, Explanation, explain
 from frontrunner.results.outcome import Measurement
 from frontrunner.results.pages import newest_names
 from frontrunner.results.store import Store
-from frontrunner.server.models import ReplayBody, Steps
+from frontrunner.search.campaign_setup import stored_spec
+from frontrunner.server.auth import Role
 from frontrunner.server.pages.rendering import page, render
-from frontrunner.server.refusals import told_without_store
 from frontrunner.server.replays import Replay, Replays, ReplayState
-from frontrunner.server.routes.parameters import RecipeId
-from frontrunner.server.state import OPERATOR, RoleOf, Service, ServiceOf, StoreOf
-from frontrunner.server.tokens import Role
+from frontrunner.server.requests import ReplayBody, Steps
+from frontrunner.server.responses import message_without_store
+from frontrunner.server.routes.questions import RecipeId
+from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf, StoreOf
 from frontrunner.spaces.errors import InvalidInput, NotFound
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import DIMENSIONS, Dimension, Recipe
-from frontrunner.starting import stored_spec
 from frontrunner.travel_api import TARGETS
 from frontrunner.views.charts.cut import Cut, cut
 from frontrunner.views.charts.recipe import memory_bars, step_bars, step_times
 from frontrunner.views.columns import ATTEMPTS, FIGURES, ORIGINS, Column
 
-router = APIRouter()
+router = APIRouter(route_class=CachedRoute)
 MOST_STRIPS = 12
 """Measurements whose steps are drawn, the newest; the table below lists more."""
 MOST_NAMES = 200
@@ -303,7 +303,7 @@ def compared(
         both = compare(store, *campaign) if len(campaign) == 2 else None
         pair = compare_recipes(store, *recipe) if len(recipe) == 2 else None
     except (InvalidInput, NotFound) as error:
-        problem = told_without_store(error, store.url)
+        problem = message_without_store(error, store.url)
     if len(campaign) not in (0, 2) or len(recipe) not in (0, 2):
         problem = "choose two to compare"
     return page(

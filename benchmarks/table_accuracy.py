@@ -1,0 +1,247 @@
+"""How well the formulas predict a table of measurements: step time, order, memory and failures; and fits to tables."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from frontrunner.evaluators.analytic.fit import BOUNDS, Bounds, least_squares, shipped
+from frontrunner.evaluators.analytic.machine import Machine, assumptions
+from frontrunner.evaluators.analytic.memory import peak_memory
+from frontrunner.evaluators.analytic.plausibility import FASTER_THAN_NEEDED, at_best
+from frontrunner.evaluators.analytic.step import step_time
+from frontrunner.evaluators.analytic.workload import Rows
+from frontrunner.evaluators.tables.schema import Row
+from frontrunner.evaluators.tables.workloads import Table, problem_name
+
+Figures = dict[str, Any]
+Times = npt.NDArray[np.float64]
+
+CLOSE = 1.05
+"""A probe within 5 % of a problem's best ends its search."""
+BARS = {"multi_node": 0.08, "single_node": 0.12}
+"""The mean errors that are aimed at, of rows on several nodes and on one; a row above its own is listed."""
+BEST = 5
+"""The number of a problem's fastest rows that must never be refused for memory."""
+FOLDS = 5
+SHOWN = ("model", "hardware", "gpus", "tp", "pp", "dp", "vpp", "mbs", "gas", "zero", "recompute", "step_time_s")
+
+OF_ACCELERATORS: Bounds = {
+    **BOUNDS,
+    "matmul": (0.85, 1.0),
+    "tile_waves": (0.35, 0.75),
+    "memory": (0.78, 0.92),
+    "elementwise": (0.5, 3.0),
+    "scores": (0.5, 3.0),
+    "fused_attention_forward": (0.5, 0.75),
+    "fused_attention_backward": (0.4, 0.65),
+    "kernel_s": (1e-6, 5e-6),
+    "node_links": (0.55, 0.85),
+    "node_latency_s": (3.4e-6, 5e-5),
+    "network_links": (0.6, 0.95),
+    "network_latency_s": (14e-6, 2e-4),
+    "host_layer_s": (5e-5, 1.5e-3),
+    "host_collective_s": (0.0, 3e-4),
+}
+"""The bounds of the constants that ship, which are to hold for every accelerator.
+
+Causal attention reaches 48 to 60 % of A100's peak forward and 36 to 50 % backward from 2,000 tokens on (arXiv
+2307.08691, figures 5 and 6). Shares here are of the fastest product's rate, 0.86 of that peak, so that the lower bounds
+are 43 and 34 % of it, what shorter sequences reach: lower ones would make up for something else. Half of the last wave
+of tiles is idle on average. No hop is shorter than NCCL's own figures (`Efficiencies`). Kernels that wait in a queue
+start within microseconds (assumed).
+"""
+SOURCED: Mapping[str, float] = {
+    "matmul": 1.0,
+    "tile_waves": 0.5,
+    "reduction_depth": 128.0,
+    "memory": 0.86,
+    "elementwise": 1.5,
+    "scores": 1.0,
+    "fused_attention_forward": 0.55,
+    "fused_attention_backward": 0.45,
+    "kernel_s": 2.5e-6,
+    "node_links": 0.8,
+    "node_latency_s": 10e-6,
+    "network_links": 0.85,
+    "network_latency_s": 14e-6,
+    "host_layer_s": 0.85e-3,
+    "host_collective_s": 30e-6,
+    "gradient_overlap": 0.5,
+}
+"""Constants that no table of step times gave, for a fit that knows nothing of a table that it is judged on.
+
+Attention as in the figures named above, a hop between nodes as in NCCL, the host's time as measured for a layer of the
+project's own trainer (docs/measurements.md); the rest is assumed.
+"""
+
+
+def predicted(table: Table, constants: Mapping[str, float]) -> Times:
+    """Return step times in seconds, with these constants in place of those that ship."""
+    times = np.full(len(table.rows), np.nan)
+    for places, sample in table.parts:
+        times[places] = sample.predicted_s(constants)
+    return times
+
+
+def fitted(tables: Sequence[Table], start: Mapping[str, float] | None = None) -> dict[str, float]:
+    """Return the constants that predict these tables best; every table weighs the same.
+
+    They are pulled to `start`, which is what ships unless it is given.
+    """
+
+    def log_errors(constants: Mapping[str, float]) -> Rows:
+        found = []
+        for table in tables:
+            error = np.log(predicted(table, constants) / np.array([row.step_time_s for row in table.rows]))
+            error = error[np.isfinite(error)]
+            found.append(error / np.sqrt(max(len(error), 1)))
+        return np.concatenate(found)
+
+    return least_squares(log_errors, start or {name: shipped(name) for name in BOUNDS}, OF_ACCELERATORS)
+
+
+def frame(table: Table) -> pd.DataFrame:
+    """Return the rows as a data frame, with their problems."""
+    columns = [*Row.__dataclass_fields__, "problem"]
+    return pd.DataFrame([vars(row) | {"problem": problem_name(row)} for row in table.rows], columns=columns)
+
+
+def judged(table: Table, predicted_s: Times, *, worst: int = 5) -> Figures:
+    """Return the figures of one table under step times of some constants, and its `worst` rows."""
+    rows = frame(table).assign(predicted_s=predicted_s, memory_gib=np.nan, limit_gib=np.nan, least_s=0.0)
+    for places, part in table.parts:
+        machine = Machine.of(part.cluster, part.precision, part.software)
+        rows.loc[places, "memory_gib"] = peak_memory(machine, part.work).total / 2**30
+        rows.loc[places, "limit_gib"] = part.cluster.memory_gib_per_device
+        rows.loc[places, "several_nodes"] = rows.gpus[places] > part.cluster.devices_per_node
+        if not assumptions(part.cluster, part.precision) and part.precision != "fp32":
+            rows.loc[places, "least_s"] = step_time(at_best(machine), part.work).total
+    timed = rows[(rows.status == "ok") & rows.step_time_s.notna()]
+    timed = timed.assign(error=(timed.predicted_s / timed.step_time_s - 1).abs())
+    return {"rows": len(timed), "refused": table.refused} | _times(timed, worst) | _memory(rows, timed)
+
+
+def _times(timed: pd.DataFrame, worst: int) -> Figures:
+    several = timed.several_nodes.astype(bool) if len(timed) else pd.Series(dtype=bool)
+    over = timed.error > np.where(several, BARS["multi_node"], BARS["single_node"])
+    too_fast = timed.step_time_s * FASTER_THAN_NEEDED < timed.least_s
+    return {
+        "mape": mean(timed.error),
+        "median_ape": float(timed.error.median()) if len(timed) else None,
+        "bias": float(np.exp(np.log(timed.predicted_s / timed.step_time_s).mean())) if len(timed) else None,
+        "multi_node": {"rows": int(several.sum()), "mape": mean(timed.error[several])},
+        "single_node": {"rows": int((~several).sum()), "mape": mean(timed.error[~several])},
+        "over_bar": int(over.sum()),
+        "worst": _told(timed[over].sort_values("error", ascending=False)[:worst]),
+        "implausible": _told(timed[too_fast]),
+        "problems": {str(name): _ranked(part) for name, part in timed.groupby("problem") if len(part) > 2},
+    }
+
+
+def _told(rows: pd.DataFrame) -> list[Figures]:
+    """Return rows as people name them; unknown values are None."""
+    columns = [*SHOWN, "predicted_s", "error"]
+    return [
+        {name: None if pd.isna(value) else value for name, value in zip(columns, values, strict=True)}
+        for values in rows[columns].astype(object).itertuples(index=False)
+    ]
+
+
+def _memory(rows: pd.DataFrame, timed: pd.DataFrame) -> Figures:
+    known = rows[(rows.status == "ok") & rows.peak_mem_gb.notna()]
+    refused, failed = rows.memory_gib > rows.limit_gib, rows.status == "oom"
+    best = timed.sort_values("step_time_s").groupby("problem").head(BEST).index
+    return {
+        "memory_rows": len(known),
+        "memory_mape": mean((known.memory_gib / known.peak_mem_gb - 1).abs()),
+        "oom": {
+            "tp": int((failed & refused).sum()),
+            "fp": int((~failed & refused).sum()),
+            "fn": int((failed & ~refused).sum()),
+            "tn": int((~failed & ~refused).sum()),
+        },
+        "best_refused": int(refused[best].sum()),
+        "best_rows": len(best),
+    }
+
+
+def _ranked(rows: pd.DataFrame) -> Figures:
+    """Return how well the model orders one problem's rows."""
+    order = rows.sort_values("predicted_s").step_time_s.to_numpy()
+    best = order.min()
+    alike = rows.predicted_s.nunique() == 1 or rows.step_time_s.nunique() == 1
+    return {
+        "rows": len(rows),
+        "several_nodes": bool(rows.several_nodes.iloc[0]),
+        "spearman": None if alike else float(rows.predicted_s.corr(rows.step_time_s, method="spearman")),
+        "regret": float(order[0] / best - 1),
+        "probes_to_5pct": int(np.argmax(order <= best * CLOSE)) + 1,
+    }
+
+
+def summary(tables: Mapping[str, Figures]) -> Figures:
+    """Return the figures over all rows, and over all problems; once more for those on several nodes and on one."""
+    found = _over(tables, list(BARS))
+    return found | {kind: _over(tables, [kind]) for kind in BARS}
+
+
+def _over(tables: Mapping[str, Figures], kinds: Sequence[str]) -> Figures:
+    parts = [table[kind] for table in tables.values() for kind in kinds if table[kind]["rows"]]
+    rows = sum(part["rows"] for part in parts)
+    of_several = {kind == "multi_node" for kind in kinds}
+    problems = [p for table in tables.values() for p in table["problems"].values() if p["several_nodes"] in of_several]
+    probes = np.array([problem["probes_to_5pct"] for problem in problems], dtype=float)
+    return {
+        "rows": rows,
+        "mape": sum(part["mape"] * part["rows"] for part in parts) / rows if rows else None,
+        "problems": len(problems),
+        "probes_to_5pct_mean": mean(probes),
+        "probes_to_5pct_geomean": float(np.exp(np.log(probes).mean())) if len(probes) else None,
+    }
+
+
+def by_table(tables: Mapping[str, Table], start: Mapping[str, float] | None = None) -> dict[str, Times]:
+    """Return step times of each table with constants fitted to all the others, from `start` on, which is what ships.
+
+    What ships was fitted to some of them. A constant that the others do not feel stays where it starts: from `SOURCED`
+    on nothing is known of a table that is judged.
+    """
+    return {
+        name: predicted(table, fitted([other for key, other in tables.items() if key != name], start))
+        for name, table in tables.items()
+    }
+
+
+def by_problem(tables: Mapping[str, Table]) -> dict[str, Times]:
+    """Return step times of each problem with constants fitted to problems of all tables, but not to this one.
+
+    The problems of each table are split into `FOLDS` folds; each fold is judged with constants fitted to the others.
+    """
+    folds = {
+        name: dict(zip(_problems(table), itertools.cycle(range(FOLDS)), strict=False)) for name, table in tables.items()
+    }
+    found = {name: np.full(len(table.rows), np.nan) for name, table in tables.items()}
+    for fold in range(FOLDS):
+        inside = {name: {p for p, number in dealt.items() if number == fold} for name, dealt in folds.items()}
+        rest = [table.of_problems(set(folds[name]) - inside[name]) for name, table in tables.items()]
+        constants = fitted([table for table in rest if len(table.rows)])
+        for name, table in tables.items():
+            here = np.array([problem_name(row) in inside[name] for row in table.rows], dtype=bool)
+            if here.any():
+                found[name][here] = predicted(table, constants)[here]
+    return found
+
+
+def _problems(table: Table) -> list[str]:
+    return sorted({problem_name(row) for row in table.rows})
+
+
+def mean(values: pd.Series | npt.NDArray[np.float64]) -> float | None:
+    """Return their mean, or None for no values."""
+    return float(np.mean(values)) if len(values) else None

@@ -1,0 +1,327 @@
+"""Dry runs: memory and FLOPs of a recipe's real training step, traced over fake tensors without a device."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from frontrunner.evaluators.probe.descent import die_with_parent
+from frontrunner.evaluators.probe.jobs import dry_run_job
+from frontrunner.evaluators.probe.settings import ProbeSettings
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, bad_value
+from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.stages import even_layers, rank_of_stage
+
+ENOUGH_WITHOUT_PIPELINE = 2
+"""Micro-batches: one that makes the gradients, and the last, which adds to them and reduces them."""
+
+MOST_LAYER_PASSES = 256
+"""Layers x micro-batches of one trace; each takes some 0.1 s."""
+
+INTERLEAVED_SCHEDULES = ("interleaved-1f1b", "interleaved-zero-bubble")
+"""Schedules that go in rounds of as many micro-batches as the pipeline has ranks."""
+
+ALL_IN_FLIGHT = ("gpipe", "looped-bfs")
+"""Schedules that run every forward pass of a step before the first backward pass."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryRunPlan:
+    """A dry run ready to run.
+
+    `ranks` are traced, each over `micro_batches` of the step's. Where `extrapolated`, a second trace over twice as many
+    says how much memory each further micro-batch takes.
+    """
+
+    recipe_id: str
+    recipe: Recipe
+    problem: Problem
+    probe: ProbeSettings
+    ranks: tuple[int, ...]
+    micro_batches: int
+    extrapolated: bool
+
+
+def plan(
+    *, recipe_id: str, recipe: Recipe, problem: Problem, probe: ProbeSettings, rank: int | None = None
+) -> DryRunPlan:
+    """Choose what to trace of a legal recipe; `rank` None is the ranks that may need most memory.
+
+    Raises `InvalidInput` for a recipe that cannot be traced, and for a rank that it does not have.
+    """
+    reason = why_untraceable(recipe)
+    if reason is not None:
+        raise InvalidInput(f"recipe {recipe_id} cannot be traced: {reason}")
+    if rank is not None and not 0 <= rank < recipe.devices:
+        raise bad_value("rank", rank, f"one of the recipe's ranks, 0 to {recipe.devices - 1}")
+    needed = needed_micro_batches(recipe)
+    layers = max(layers_of_pipeline_ranks(recipe, problem))
+    is_long = needed * layers > MOST_LAYER_PASSES and needed > 2 * recipe.stages
+    extrapolated = recipe.schedule in ALL_IN_FLIGHT and is_long
+    return DryRunPlan(
+        recipe_id=recipe_id,
+        recipe=recipe,
+        problem=problem,
+        probe=probe,
+        ranks=worst_ranks(recipe, problem) if rank is None else (rank,),
+        micro_batches=_few_micro_batches(recipe) if extrapolated else needed,
+        extrapolated=extrapolated,
+    )
+
+
+def why_untraceable(recipe: Recipe) -> str | None:
+    """Why fake tensors cannot show this recipe's memory; None where they can."""
+    reasons = {
+        "only the torch engine's steps can be traced": recipe.engine != "torch",
+        "torch.compile plans the memory of compiled layers itself": recipe.compile,
+        "replication ddp keeps its buckets where no trace sees them": recipe.replication == "ddp",
+        "fake tensors have one memory, and offload needs two": recipe.offload != "none" or recipe.activation_offload,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def needed_micro_batches(recipe: Recipe) -> int:
+    """How many micro-batches of a step show its peak.
+
+    A pipeline that runs forward and backward passes in turn is full after as many micro-batches as it has stages. One
+    more, of interleaved schedules one round of them, meets the gradients of the first; nothing grows from then on.
+    Interleaved rounds depend on the accumulation: where the pipeline's ranks do not divide it all are traced.
+    """
+    accumulation, ranks = recipe.accumulation, recipe.pipeline_parallel
+    if ranks == 1:
+        return min(accumulation, ENOUGH_WITHOUT_PIPELINE)
+    uneven_rounds = recipe.virtual_stages > 1 and accumulation % ranks
+    if recipe.schedule in ALL_IN_FLIGHT or uneven_rounds:
+        return accumulation
+    return min(accumulation, recipe.stages + (ranks if recipe.schedule in INTERLEAVED_SCHEDULES else 1))
+
+
+def _few_micro_batches(recipe: Recipe) -> int:
+    """How many micro-batches to extrapolate from: GPipe's all cost alike, looped ones once each stage has had some."""
+    return min(recipe.stages, 4) if recipe.schedule == "gpipe" else recipe.stages
+
+
+def layers_of_pipeline_ranks(recipe: Recipe, problem: Problem) -> list[int]:
+    """How many layers each rank of the pipeline holds, in all its stages."""
+    held = [0] * recipe.pipeline_parallel
+    counts = recipe.layers_per_stage or even_layers(problem.model.layers, recipe.stages)
+    for stage, layers in enumerate(counts):
+        held[rank_of_stage(recipe, stage)] += layers
+    return held
+
+
+def worst_ranks(recipe: Recipe, problem: Problem) -> tuple[int, ...]:
+    """Of the first replica the first and the last rank of the pipeline, and the first with more layers than both.
+
+    The first rank has most micro-batches in flight and the embedding, the last one the head and the loss.
+    """
+    layers = layers_of_pipeline_ranks(recipe, problem)
+    chosen = {0, recipe.pipeline_parallel - 1}
+    if max(layers) > max(layers[0], layers[-1]):
+        chosen.add(layers.index(max(layers)))
+    return tuple(recipe.rank_strides["pp"] * place for place in sorted(chosen))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedRank:
+    """One rank's training step, as it was traced.
+
+    `memory_bytes` is what lives at the peak, by category. FLOPs are those of one step on this rank, a multiply-add
+    counted as two: `recomputed_flops` are those of what is computed a second time, within flash attention's backward
+    pass too. `model_flops_by_formula` are those of `Model.model_flops_per_token` for the rank's layers and head.
+    """
+
+    rank: int
+    pipeline_rank: int
+    layers: int
+    memory_bytes: Mapping[str, int]
+    forward_flops: int
+    backward_flops: int
+    recomputed_flops: int
+    model_flops_by_formula: float
+    trace_time_s: float
+
+    @property
+    def peak_bytes(self) -> int:
+        """The sum of `memory_bytes`: the most that lives at any moment of the step."""
+        return sum(self.memory_bytes.values())
+
+    @property
+    def model_flops_per_step(self) -> int:
+        """forward_flops + backward_flops."""
+        return self.forward_flops + self.backward_flops
+
+    @property
+    def hardware_flops_per_step(self) -> int:
+        """model_flops_per_step + recomputed_flops: what the device executes."""
+        return self.model_flops_per_step + self.recomputed_flops
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryRun:
+    """A recipe's training step, traced without a device.
+
+    `ranks` are the traced ones, the one that needs most memory first. `micro_batches` of the recipe's accumulation were
+    traced; where `extrapolated`, and twice as many, and the memory is what a line through both gives.
+    """
+
+    recipe_id: str
+    recipe: Recipe
+    device: str
+    device_memory_bytes: int
+    ranks: tuple[TracedRank, ...]
+    micro_batches: int
+    extrapolated: bool
+    wall_time_s: float
+
+    @property
+    def worst(self) -> TracedRank:
+        """Of the traced ranks the one that needs most memory."""
+        return self.ranks[0]
+
+    @property
+    def peak_bytes(self) -> int:
+        """The peak of the worst rank."""
+        return self.worst.peak_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether the worst rank's peak is within the device's memory."""
+        return self.margin_bytes >= 0
+
+    @property
+    def margin_bytes(self) -> int:
+        """device_memory_bytes - peak_bytes: what is left for all that is not in a dry run; negative if too little."""
+        return self.device_memory_bytes - self.peak_bytes
+
+
+CHILD = "frontrunner.evaluators.trainer.dry_run"
+DEADLINE_S = 600.0
+"""Of all traces together; on an idle machine they are done within two minutes."""
+TAIL_LINES = 15
+
+Seen = dict[str, Any]
+"""What a trace prints: rank, memory_bytes by category, flops by phase, trace_time_s."""
+
+
+def run(chosen: DryRunPlan) -> DryRun:
+    """Trace what the plan says, all ranks at the same time.
+
+    Raises `FrontrunnerError` with the end of its output if a trace fails.
+    """
+    start = time.monotonic()
+    few, many = chosen.micro_batches, 2 * chosen.micro_batches
+    traces = [(rank, few) for rank in chosen.ranks]
+    if chosen.extrapolated:
+        traces += [(rank, many) for rank in chosen.ranks]
+    seen = _trace(json.dumps(dry_run_job(chosen.problem, chosen.probe, chosen.recipe)), traces)
+    if chosen.extrapolated:
+        pairs = zip(seen, seen[len(chosen.ranks) :], strict=False)
+        seen = [_extrapolated(first, second, chosen) for first, second in pairs]
+    ranks = [_traced_rank(found, chosen) for found in seen]
+    return DryRun(
+        recipe_id=chosen.recipe_id,
+        recipe=chosen.recipe,
+        device=chosen.problem.cluster.device,
+        device_memory_bytes=chosen.problem.cluster.memory_bytes_per_device,
+        ranks=tuple(sorted(ranks, key=lambda rank: -rank.peak_bytes)),
+        micro_batches=few,
+        extrapolated=chosen.extrapolated,
+        wall_time_s=time.monotonic() - start,
+    )
+
+
+def _trace(job: str, traces: Sequence[tuple[int, int]]) -> list[Seen]:
+    """What each trace of (rank, micro-batches) has seen; none is left running, whatever happens."""
+    deadline = time.monotonic() + DEADLINE_S
+    with contextlib.ExitStack() as stack:
+        children = [stack.enter_context(_child(job, rank, micro_batches)) for rank, micro_batches in traces]
+        return [
+            _answer(child, rank, deadline - time.monotonic()) for child, (rank, _) in zip(children, traces, strict=True)
+        ]
+
+
+@contextmanager
+def _child(job: str, rank: int, micro_batches: int) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", CHILD, str(rank), str(micro_batches)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - one thread here
+    )
+    with process:
+        try:
+            _hand_over(job, process)
+            yield process
+        finally:
+            process.kill()
+
+
+def _hand_over(job: str, child: subprocess.Popen[str]) -> None:
+    """Write the job, which a pipe holds as a whole, to the child's input and close it: all children begin at once."""
+    if child.stdin is not None:
+        with contextlib.suppress(BrokenPipeError):  # it ended at once; why is in its other pipes
+            child.stdin.write(job)
+            child.stdin.close()
+    child.stdin = None  # so that `communicate` leaves it alone
+
+
+def _answer(child: subprocess.Popen[str], rank: int, timeout_s: float) -> Seen:
+    try:
+        output, errors = child.communicate(timeout=max(0.0, timeout_s))
+    except subprocess.TimeoutExpired:
+        raise FrontrunnerError(f"the trace of rank {rank} was not done within {DEADLINE_S:.0f} s") from None
+    if child.returncode != 0:
+        tail = "\n".join(errors.splitlines()[-TAIL_LINES:])
+        raise FrontrunnerError(f"the trace of rank {rank} ended with status {child.returncode}:\n{tail}")
+    seen: Seen = json.loads(output)
+    return seen
+
+
+def _extrapolated(few: Seen, many: Seen, chosen: DryRunPlan) -> Seen:
+    """The memory of all micro-batches, from traces of some and of twice as many."""
+    steps = chosen.recipe.accumulation / chosen.micro_batches - 1
+    sizes = {
+        category: max(0, round(size + steps * (many["memory_bytes"][category] - size)))
+        for category, size in few["memory_bytes"].items()
+    }
+    return {**few, "memory_bytes": sizes, "trace_time_s": few["trace_time_s"] + many["trace_time_s"]}
+
+
+def _traced_rank(seen: Seen, chosen: DryRunPlan) -> TracedRank:
+    recipe, flops = chosen.recipe, seen["flops"]
+    place = recipe.pipeline_rank(seen["rank"])
+    layers = layers_of_pipeline_ranks(recipe, chosen.problem)[place]
+    return TracedRank(
+        rank=seen["rank"],
+        pipeline_rank=place,
+        layers=layers,
+        memory_bytes=seen["memory_bytes"],
+        forward_flops=flops["forward"],
+        backward_flops=flops["backward"],
+        recomputed_flops=flops["recompute"],
+        model_flops_by_formula=_by_formula(chosen, place, layers),
+        trace_time_s=seen["trace_time_s"],
+    )
+
+
+def _by_formula(chosen: DryRunPlan, place: int, layers: int) -> float:
+    """3 x tokens of a rank x (layers x FLOPs of a layer + FLOPs of the head where it is) / tensor_parallel."""
+    recipe, problem = chosen.recipe, chosen.problem
+    forward = layers * problem.model.layer_flops_per_token(problem.sequence_length)
+    if rank_of_stage(recipe, recipe.stages - 1) == place:
+        forward += problem.model.head_flops_per_token()
+    tokens = recipe.micro_batch_seqs * recipe.accumulation * problem.sequence_length / recipe.context_parallel
+    return 3.0 * tokens * forward / recipe.tensor_parallel

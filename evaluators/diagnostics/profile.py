@@ -1,0 +1,276 @@
+"""Profiles of recipes: a probe whose ranks go on to trace some steps, and where the time of those steps goes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from frontrunner.evaluators.diagnostics.step_breakdown import Breakdown, break_down, mean
+from frontrunner.evaluators.diagnostics.trace_events import read_events, read_trace, timeline
+from frontrunner.evaluators.probe.corpus import Corpus
+from frontrunner.evaluators.probe.here import prepare_recipe_here
+from frontrunner.evaluators.probe.jobs import profile_job
+from frontrunner.evaluators.probe.training_probe import TrainingProbe
+from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup, Progress
+from frontrunner.results.outcome import Failure, Measurement
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, require_at_least
+from frontrunner.spaces.recipe import Recipe
+
+PATIENCE = 4.0
+"""How many times longer than a probe a profile may take, and each of its steps: tracing and writing traces cost."""
+
+UNTRACED_STEPS = 5
+"""Measured before the profiler is on, where the campaign's probes are adaptive: so many show the usual step."""
+MOST_STEPS = 50
+"""Traced steps: a trace takes megabytes a step and a rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileSettings:
+    """What is looked at: `steps` under torch's profiler and as many under pyinstrument, where that is installed.
+
+    `folder` None is a new one, by recipe, beside the campaign's probes.
+    """
+
+    steps: int = 3
+    folder: Path | None = None
+
+    def __post_init__(self) -> None:
+        require_at_least("profile", 1, steps=self.steps)
+        if self.steps > MOST_STEPS:
+            raise InvalidInput(f"profile.steps = {self.steps}: expected at most {MOST_STEPS}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfilePlan:
+    """A profile ready to run.
+
+    `measured_step_time_s` is the median that the campaign's probes measured, None where none did. `differences` says
+    how this machine is not what they ran on. `samples_host` says whether pyinstrument is installed.
+    """
+
+    recipe_id: str
+    recipe: Recipe
+    setup: ProbeSetup
+    folder: Path
+    steps: int
+    samples_host: bool
+    measured_step_time_s: float | None
+    differences: tuple[str, ...]
+
+
+def plan(
+    *,
+    recipe_id: str,
+    recipe: Recipe,
+    setup: ProbeSetup,
+    measured_step_time_s: float | None,
+    settings: ProfileSettings,
+    anyway: bool,
+) -> ProfilePlan:
+    """Check a profile against this machine; nothing is written.
+
+    Raises `InvalidInput` if this machine differs from the recipe's, unless `anyway`, if the recipe needs more than
+    one node, if its engine is not installed, and if the folder is there already.
+    """
+    differences = prepare_recipe_here(recipe_id, recipe, setup.problem.cluster, doing="profile", anyway=anyway)
+    return ProfilePlan(
+        recipe_id=recipe_id,
+        recipe=recipe,
+        setup=_patient(setup, recipe),
+        folder=_folder(settings.folder, setup.work_folder.parent / "profiles" / recipe_id),
+        steps=settings.steps,
+        samples_host=find_spec("pyinstrument") is not None,
+        measured_step_time_s=measured_step_time_s,
+        differences=differences,
+    )
+
+
+def _patient(setup: ProbeSetup, recipe: Recipe) -> ProbeSetup:
+    """The campaign's setup with longer deadlines, for this recipe's engine alone."""
+    probe = setup.probe
+    patient = replace(
+        probe,
+        measured_steps=probe.measured_steps or UNTRACED_STEPS,
+        deadline_s=PATIENCE * probe.deadline_s,
+        step_deadline_s=PATIENCE * probe.step_deadline_s,
+    )
+    return replace(setup, probe=patient, engines=(recipe.engine,))
+
+
+def _folder(named: Path | None, usual: Path) -> Path:
+    """The named folder, or the first of usual/1, usual/2, ... that is free."""
+    if named is not None:
+        if named.exists() and (not named.is_dir() or any(named.iterdir())):
+            raise InvalidInput(f"{named} is there already and not an empty folder", hint="choose another --folder")
+        return named.resolve()
+    return next(path for path in _numbered(usual) if not path.exists()).resolve()
+
+
+def _numbered(usual: Path) -> Iterator[Path]:
+    return (usual / str(number) for number in count(1))
+
+
+FAST = 1
+"""gzip's level: the highest takes minutes over large traces and saves little."""
+
+
+def join_traces(traces: Sequence[Path], joined: Path) -> None:
+    """Write the spans of the ranks' traces, given in rank order, to one gzipped Chrome trace.
+
+    Its processes are named by rank. Arrows between spans are left out: their numbers mean something within one rank
+    only. Raises as `read_trace` does.
+    """
+    processes: dict[tuple[int, int], int] = {}
+    events: list[dict[str, Any]] = []
+    first_base_ns: int | None = None
+    for rank, path in enumerate(traces):
+        trace = read_trace(path)
+        base_ns = int(trace.get("baseTimeNanoseconds", 0))
+        first_base_ns = base_ns if first_base_ns is None else first_base_ns
+        for event in _spans_and_names(trace):
+            number = processes.setdefault((rank, event["pid"]), len(processes) + 1)
+            start_us = event.get("ts", 0) + (base_ns - first_base_ns) / 1000
+            events.append(event | {"pid": number, "ts": start_us} | _told(event, rank))
+    with gzip.open(joined, "wt", encoding="utf-8", compresslevel=FAST) as file:
+        json.dump({"displayTimeUnit": "ms", "traceEvents": events}, file)
+
+
+def _spans_and_names(trace: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What lies in real processes and devices; the profiler's own marks have words for processes."""
+    return (event for event in trace["traceEvents"] if event.get("ph") in ("X", "M") and isinstance(event["pid"], int))
+
+
+def _told(event: dict[str, Any], rank: int) -> dict[str, Any]:
+    """What of an event says which rank it is of."""
+    if event["name"] == "process_name":
+        return {"args": {"name": f"rank {rank}: {event['args']['name']}"}}
+    return {"args": {"sort_index": rank}} if event["name"] == "process_sort_index" else {}
+
+
+POLL_S = 1.0
+ORDER = "profile"
+
+OnProgress = Callable[[Progress], None]
+"""Called every second with how far the ranks have come."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileReport:
+    """Where the time of a recipe's steps went, by rank.
+
+    `step_time_s_untraced` is the median of the same run's steps before the profiler was on, `measured_step_time_s`
+    that of the campaign's probes, None where none measured it. `joined_trace` holds all ranks' `traces`. `host_trees`
+    are pyinstrument's, by rank; empty where it is not installed. `on_cpu`: the ranks' devices are the host's
+    processors, so that idle is the host's own time.
+    """
+
+    recipe_id: str
+    recipe: Recipe
+    folder: Path
+    steps: int
+    ranks: tuple[Breakdown, ...]
+    step_time_s_untraced: float
+    measured_step_time_s: float | None
+    traces: tuple[Path, ...]
+    joined_trace: Path
+    host_trees: tuple[Path, ...]
+    on_cpu: bool
+
+    @property
+    def mean(self) -> Breakdown:
+        """The mean over all ranks."""
+        return mean(self.ranks)
+
+    @property
+    def slowest_rank(self) -> int:
+        """The rank that waits least: the others' steps end together with its own because they wait for it."""
+        return min(range(len(self.ranks)), key=lambda rank: self.ranks[rank].waiting_s)
+
+    @property
+    def stages(self) -> Mapping[int, Breakdown]:
+        """The mean over the ranks of each place in the pipeline."""
+        places: dict[int, list[Breakdown]] = {place: [] for place in range(self.recipe.pipeline_parallel)}
+        for rank, found in enumerate(self.ranks):
+            places[self.recipe.pipeline_rank(rank)].append(found)
+        return {place: mean(ranks) for place, ranks in places.items()}
+
+    @property
+    def tracing_slowdown(self) -> float:
+        """Step time under the profiler / step time without, in the same run."""
+        return self.mean.step_time_s / self.step_time_s_untraced
+
+
+def run(chosen: ProfilePlan, on_progress: OnProgress | None = None) -> ProfileReport:
+    """Run a profile to its end.
+
+    Raises `InvalidInput` if another profile has taken its folder, and `FrontrunnerError`, with the kind of failure
+    and the log's end, if the run fails.
+    """
+    _take(chosen.folder)
+    outcome = _outcome(chosen, on_progress)
+    if isinstance(outcome, Failure):
+        raise FrontrunnerError(
+            f"the profile failed, {outcome.kind}: {outcome.message}\n{outcome.log_tail}".rstrip(),
+            hint=f"the whole log: {outcome.log_path}",
+        )
+    ranks = range(chosen.recipe.devices)
+    traces = tuple(chosen.folder / f"rank-{rank}.trace.json.gz" for rank in ranks)
+    breakdowns = tuple(_breakdown(trace) for trace in traces)
+    joined = chosen.folder / "trace.json.gz"
+    join_traces(traces, joined)
+    return ProfileReport(
+        recipe_id=chosen.recipe_id,
+        recipe=chosen.recipe,
+        folder=chosen.folder,
+        steps=chosen.steps,
+        ranks=breakdowns,
+        step_time_s_untraced=statistics.median(outcome.step_times_s),
+        measured_step_time_s=chosen.measured_step_time_s,
+        traces=traces,
+        joined_trace=joined,
+        on_cpu=chosen.setup.problem.cluster.backend == "cpu",
+        host_trees=tuple(chosen.folder / f"rank-{rank}.host.txt" for rank in ranks) if chosen.samples_host else (),
+    )
+
+
+def _take(folder: Path) -> None:
+    """Make the folder this run's own: of two that begin at once only one makes the job file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        (folder / "job.json").touch(exist_ok=False)
+    except FileExistsError:
+        raise InvalidInput(f"{folder} holds a profile", hint="run it again, or choose another --folder") from None
+
+
+def _outcome(chosen: ProfilePlan, on_progress: OnProgress | None) -> Measurement | Failure:
+    order = ProbeOrder(token=ORDER, recipe=chosen.recipe, run_folder=chosen.folder)
+
+    def job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Corpus) -> dict[str, object]:
+        return profile_job(setup, recipe, run_folder, tokens, steps=chosen.steps, samples_host=chosen.samples_host)
+
+    probe = TrainingProbe(chosen.setup, make_job=job)
+    try:
+        probe.start(order)
+        while True:
+            for finished in probe.finished(POLL_S):
+                return finished.outcome
+            progress = probe.progress(ORDER)
+            if on_progress is not None and progress is not None:
+                on_progress(progress)
+    finally:
+        probe.close()
+
+
+def _breakdown(trace: Path) -> Breakdown:
+    try:
+        return break_down(timeline(read_events(trace)))
+    except (OSError, ValueError, KeyError) as error:
+        raise FrontrunnerError(f"{trace} cannot be read as a trace: {error}") from error

@@ -1,1 +1,0 @@
-"""Profiles: where a step's time goes, from the traces that the ranks of a probe leave."""

@@ -1,0 +1,121 @@
+"""An evaluator that looks outcomes up in a table of measured configurations, so that any strategy can be judged on it.
+
+A recipe of the campaign's space that is in no row is illegal: `rows_only` takes it out of the survey, so that it costs
+no probe. Where rows repeat, the fastest counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from frontrunner.evaluators.probe.instant import Instant
+from frontrunner.evaluators.protocol import ProbeSetup
+from frontrunner.evaluators.tables.rows import TableProblem, read_problems
+from frontrunner.evaluators.tables.table_settings import TableSettings
+from frontrunner.results.outcome import Failure, FailureKind, Outcome
+from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
+from frontrunner.spaces.problem import GlobalBatch, Problem
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.space import Survey
+
+NOT_IN_TABLE = "not-in-table"
+MOST_NAMED = 5
+"""Problems that a message names, at most."""
+
+
+class TableLookup(Instant):
+    """Evaluator that finds outcomes in a table instead of measuring them."""
+
+    def __init__(self, setup: ProbeSetup) -> None:
+        super().__init__()
+        self._outcomes = chosen_problem(setup.table, setup.problem).outcomes()
+
+    def _outcome(self, recipe: Recipe) -> Outcome:
+        return self._outcomes.get(recipe) or Failure(
+            kind=FailureKind.ILLEGAL_FOR_ENGINE, message="the table has no row of this recipe"
+        )
+
+
+def rows_only(survey: Survey, settings: TableSettings) -> Survey:
+    """Return the survey without the recipes that are in no row of the table, which count as refused."""
+    outcomes = chosen_problem(settings, survey.problem).outcomes()
+    legal = {point: recipe for point, recipe in survey.legal.items() if recipe in outcomes}
+    absent = len(survey.legal) - len(legal)
+    refusals = survey.refusals | ({NOT_IN_TABLE: absent} if absent else {})
+    examples = survey.examples | ({NOT_IN_TABLE: "the table has no row of the recipe"} if absent else {})
+    return replace(survey, legal=legal, refusals=refusals, examples=examples)
+
+
+def chosen_problem(settings: TableSettings, problem: Problem) -> TableProblem:
+    """Return the table's problem with the campaign's layers, hidden size, sequence, batch and devices used.
+
+    Raises `InvalidInput` where there is no table, none of its problems fits, or several do and none is named.
+    """
+    problems = _problems(settings)
+    fitting = [
+        found
+        for found in problems
+        if problem.global_batch == found.problem.global_batch and _is_alike_but_for_batch(found, problem)
+    ]
+    if settings.problem is not None:
+        named = next((found for found in fitting if found.name == settings.problem), None)
+        if named is None:
+            names = [found.name for found in fitting]
+            expected = f"one of the problems of {settings.path} that fit this campaign: {_some(names)}"
+            raise bad_value("table.problem", settings.problem, expected, hint=did_you_mean(settings.problem, names))
+        return named
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        expected = f"the name of one of {len(fitting)} problems that fit: {_some(found.name for found in fitting)}"
+        raise bad_value("table.problem", None, expected)
+    raise InvalidInput(
+        f"table.path = {settings.path} holds no problem of {problem.model.layers} layers of {problem.model.hidden}, "
+        f"sequence {problem.sequence_length}, global batch {problem.global_batch} on {problem.cluster.devices} devices",
+        hint=f"it holds (model, sequence, batch, hardware, devices) {_some(found.name for found in problems)}",
+    )
+
+
+def nearest_batch(settings: TableSettings, problem: Problem) -> GlobalBatch:
+    """Return the batch at which the table has the problem that is nearest to the problem's own, by their ratio.
+
+    A table need not hold the batch that is a smaller cluster's share. Raises
+    `InvalidInput` where it has the model at no batch on so many devices.
+    """
+    found = _problems(settings)
+    batches = [one.problem.global_batch for one in found if _is_alike_but_for_batch(one, problem)]
+    if not batches:
+        raise InvalidInput(
+            f"table.path = {settings.path} holds no problem of {problem.model.layers} layers of {problem.model.hidden} "
+            f"on {problem.cluster.devices} devices",
+            hint=f"it holds (model, sequence, batch, hardware, devices) {_some(one.name for one in found)}",
+        )
+    wanted = problem.global_batch.maximum
+    return min(batches, key=lambda batch: abs(math.log(batch.maximum / wanted)))
+
+
+def _problems(settings: TableSettings) -> tuple[TableProblem, ...]:
+    if settings.path is None:
+        raise bad_value("table.path", None, 'the path of a CSV file, for evaluator = "table"')
+    return read_problems(Path(settings.path)).problems
+
+
+def _is_alike_but_for_batch(found: TableProblem, problem: Problem) -> bool:
+    """Return whether a table's problem is the campaign's at any batch; clusters may be described differently."""
+    devices = {row.recipe.devices for row in found.rows}
+    own, other = problem.model, found.problem.model
+    return (
+        (own.layers, own.hidden) == (other.layers, other.hidden)
+        and problem.sequence_length == found.problem.sequence_length
+        and devices == {problem.cluster.devices}
+    )
+
+
+def _some(names: Iterator[str] | list[str]) -> str:
+    """Return the first names, and how many others there are."""
+    every = list(names)
+    rest = f", and {len(every) - MOST_NAMED} others" if len(every) > MOST_NAMED else ""
+    return ", ".join(repr(name) for name in every[:MOST_NAMED]) + rest if every else "none"

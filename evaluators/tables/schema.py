@@ -1,0 +1,312 @@
+"""The one schema of tables of measured configurations: their columns, and the reader of CSV files into rows.
+
+One row per configuration. Import, the lookup evaluator and fits of the formulas read tables through this.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import math
+import re
+import stat
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from io import StringIO
+from pathlib import Path
+from typing import NamedTuple
+
+from frontrunner.spaces.errors import InvalidInput, NotFound, shown_key
+
+NAN = math.nan
+NEEDED = ("layers", "hidden", "heads", "seq", "gpus", "tp", "pp", "dp", "mbs", "gas", "vocab")
+"""What the formulas cannot do without; some of these follow from others (`complete`)."""
+COUNTS = (*NEEDED, "cp", "vpp", "kv_heads", "gbs")
+"""Numbers of at least 1 where they are stated."""
+MACHINE_NUMBERS = (
+    "gpus_per_node", "peak_tflops", "matmul_share", "memory_gb_per_s", "memory_gib_per_device", "compute_units",
+    "node_gb_per_s", "nic_gb_per_s", "nics_per_node",
+)  # fmt: skip
+"""A row's own figures of its machine, which replace those of a preset."""
+NOT_READ = ("tflops_per_gpu", "mfu")
+"""Columns that follow from others, and that sources count differently; they are accepted and not read."""
+UNITS: Mapping[str, Mapping[str, float]] = {
+    "step_time_s": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0},
+    "peak_mem_gb": {"GiB": 1.0, "GB": 1e9 / 2**30, "MiB": 2**-10, "MB": 1e6 / 2**30, "bytes": 2.0**-30},
+}
+"""The columns that may be in another unit -> its size in seconds, and in GiB, in which a peak is read."""
+
+PRECISION_NAMES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "mixed": "fp16"}
+FLAGS = {"true": "1", "false": "0", "yes": "1", "no": "0"}
+"""What `seq_parallel` may hold besides 1 and 0."""
+EMPTY = frozenset(
+    (
+        "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA",
+        "NULL", "NaN", "None", "n/a", "nan", "null",
+    )
+)  # fmt: skip
+"""Cells that hold nothing: the words for it of pandas, which writes many such tables."""
+GPT2_VOCABULARY = 51200
+"""GPT-2's 50,257 tokens padded to a multiple of 1,024, for rows of GPT models that omit the vocabulary."""
+GPT_NAMES = re.compile("gpt|megatron|turing|mpt|opt-|bloom")
+"""Models with GELU and a feed-forward part of two matrices, by the start of their names. So are others that are four
+times as wide there and have no grouped heads."""
+SWIGLU_WIDTH = 8 / 3
+"""Of a feed-forward part of three matrices whose width is not stated, in hidden sizes (arXiv 2002.05202)."""
+LIKELY_VOCABULARY = (16_000, 300_000)
+BATCH_TOLERANCE = 0.01
+
+MOST_BYTES = 200_000_000
+MOST_COLUMNS = 1_000
+LONGEST_CELL = 10_000
+"""Characters of a word; what a person or a script notes beside a measurement is shorter."""
+LONGEST_LINE = 4 * MOST_COLUMNS * (LONGEST_CELL + 1)
+"""Bytes; a character has at most four."""
+
+
+@dataclass(kw_only=True)
+class Row:
+    """One row: a number that the table does not state is NaN, a word empty; `number` is its place, from 1."""
+
+    number: int
+    layers: float = NAN
+    hidden: float = NAN
+    heads: float = NAN
+    seq: float = NAN
+    gpus: float = NAN
+    tp: float = NAN
+    pp: float = NAN
+    dp: float = NAN
+    mbs: float = NAN
+    gas: float = NAN
+    vocab: float = NAN
+    cp: float = NAN
+    vpp: float = NAN
+    kv_heads: float = NAN
+    gbs: float = NAN
+    n_params_b: float = NAN
+    ffn_hidden: float = NAN
+    zero: float = NAN
+    seq_parallel: float = NAN
+    step_time_s: float = NAN
+    peak_mem_gb: float = NAN
+    gpus_per_node: float = NAN
+    peak_tflops: float = NAN
+    matmul_share: float = NAN
+    memory_gb_per_s: float = NAN
+    memory_gib_per_device: float = NAN
+    compute_units: float = NAN
+    node_gb_per_s: float = NAN
+    nic_gb_per_s: float = NAN
+    nics_per_node: float = NAN
+    status: str = ""
+    attention_kernel: str = ""
+    recompute: str = ""
+    source: str = ""
+    table: str = ""
+    hardware: str = ""
+    model: str = ""
+    precision: str = ""
+    note: str = ""
+
+    @property
+    def two_matrices(self) -> bool:
+        """Whether the feed-forward part is GPT's, of two matrices, rather than Llama's of three."""
+        plain = self.ffn_hidden == 4 * self.hidden and self.kv_heads == self.heads
+        return plain or GPT_NAMES.match(self.model.lower()) is not None
+
+    def fill(self, **values: float) -> None:
+        """Set the numbers that are not stated."""
+        for name, value in values.items():
+            if math.isnan(getattr(self, name)):
+                setattr(self, name, value)
+
+
+NUMBERS = tuple(field.name for field in fields(Row) if field.type == "float")
+WORDS = tuple(field.name for field in fields(Row) if field.type == "str")
+COLUMNS = (*NUMBERS, *WORDS, *NOT_READ)
+"""Every column of the schema."""
+
+
+class CsvTable(NamedTuple):
+    """A CSV file's cells, as text; `sha256` is of its bytes."""
+
+    path: Path
+    sha256: str
+    columns: tuple[str, ...]
+    cells: list[list[str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """Rows that were left out for one reason; `first_row` counts the file's data rows from 1."""
+
+    reason: str
+    rows: int
+    first_row: int | None = None
+
+
+class Refusals(dict[str, list[int]]):
+    """The numbers of the rows that were left out, by reason."""
+
+    def add(self, reason: str, number: int) -> None:
+        """Leave out a row."""
+        self.setdefault(reason, []).append(number)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of rows that were left out, by reason, most first."""
+        return {left.reason: left.rows for left in self.summary}
+
+    @property
+    def summary(self) -> tuple[LeftOut, ...]:
+        """The reasons with their rows, most first."""
+        found = (LeftOut(reason=why, rows=len(rows), first_row=min(rows)) for why, rows in self.items())
+        return tuple(sorted(found, key=lambda left: (-left.rows, left.reason)))
+
+
+def read_csv(path: Path) -> CsvTable:
+    """Read a CSV file.
+
+    Raises `NotFound` where there is none, and `InvalidInput` for one that cannot be read, that is not a table, or that
+    has more columns or longer cells than a person would write.
+    """
+    content = _content(path)
+    lines = content.splitlines() or [b""]
+    if max(map(len, lines)) > LONGEST_LINE:
+        raise InvalidInput(f"{path} is not a CSV table: a row has at most {LONGEST_LINE:,} bytes")
+    widest = max(line.count(b",") for line in lines) + 1  # a row may be longer than the header
+    if widest > MOST_COLUMNS:
+        raise InvalidInput(f"{path} has {widest:,} columns: a table has at most {MOST_COLUMNS:,}")
+    try:
+        reader = csv.reader(StringIO(content.decode("utf-8-sig"), newline=""), strict=True, skipinitialspace=True)
+        header = next(filter(None, reader), None)
+        if header is None:
+            raise InvalidInput(f"{path} is not a CSV table: No columns in the file")
+        cells = []
+        for row in filter(None, reader):
+            if len(row) > len(header):
+                message = f"its rows have more cells than its header: line {reader.line_num} has {len(row)}"
+                raise InvalidInput(f"{path} is not a CSV table: {message}")
+            cells.append(row + [""] * (len(header) - len(row)))
+    except (ValueError, csv.Error) as error:
+        too_long = "field larger" in str(error)
+        said = f"a cell has more than {LONGEST_CELL:,} characters" if too_long else str(error)
+        raise InvalidInput(f"{path} is not a CSV table: {said}"[:300]) from None
+    columns = _named(header)
+    for row in cells:
+        for name, cell in zip(columns, row, strict=True):
+            if len(cell) > LONGEST_CELL:
+                raise InvalidInput(f"{path}: a cell of {shown_key(name)} has more than {LONGEST_CELL:,} characters")
+    return CsvTable(path, hashlib.sha256(content).hexdigest(), columns, cells)
+
+
+def _content(path: Path) -> bytes:
+    """Return the file's bytes; pipes and devices are refused, since opening a pipe waits for its writer."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise InvalidInput(f"{path} cannot be read: it is not a regular file")
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except FileNotFoundError:
+        raise NotFound(f"no table at {path}: there is no such file") from None
+    except InvalidInput:
+        raise
+    except (OSError, ValueError) as error:  # ValueError for a path with a NUL
+        raise InvalidInput(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(content) > MOST_BYTES:
+        raise InvalidInput(f"{path} is too long: a table has at most {MOST_BYTES:,} bytes")
+    return content
+
+
+def _named(header: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns' names; those without one and repeated ones are named as pandas names them."""
+    found: list[str] = []
+    for place, text in enumerate(header):
+        name = text.strip() or f"Unnamed: {place}"
+        repeats = sum(other == name or other.startswith(f"{name}.") for other in found)
+        found.append(f"{name}.{repeats}" if name in found else name)
+    return tuple(found)
+
+
+_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[+-]?inf(?:inity)?", re.IGNORECASE | re.ASCII)
+
+
+def number(cell: str) -> float:
+    """Return a cell's number, or NaN for one that is not a number."""
+    return float(cell) if _NUMBER.fullmatch(cell) else NAN
+
+
+def row_of(place: int, cells: Mapping[str, str]) -> Row:
+    """Return the row of cells by column, from its place counted from 0; cells that are not numbers become NaN."""
+    found = Row(number=place + 1)
+    for name, cell in cells.items():
+        text = cell.strip()
+        if text in EMPTY:
+            continue
+        if name == "seq_parallel":
+            text = FLAGS.get(text.lower(), text)
+        setattr(found, name, number(text) if name in NUMBERS else text)
+    return found
+
+
+def rows_of(table: CsvTable) -> list[Row]:
+    """Return the rows of a table whose columns have the schema's names; other columns are not read."""
+    known = [(place, name) for place, name in enumerate(table.columns) if name in NUMBERS or name in WORDS]
+    return [row_of(place, {name: row[at] for at, name in known}) for place, row in enumerate(table.cells)]
+
+
+def complete(row: Row) -> Row:
+    """Fill in what follows from other cells, and bring words into the schema's spelling."""
+    row.precision = precision_of(row.precision)
+    row.recompute, row.status = row.recompute.lower(), row.status.lower()
+    if row.model.lower().startswith("gpt"):
+        row.fill(vocab=GPT2_VOCABULARY)
+    stated = re.search(r"\bCP=(\d+)", row.note)
+    row.fill(cp=float(stated[1]) if stated else 1.0)
+    replicas = over(row.gpus, row.tp * row.pp * row.cp)
+    row.fill(dp=replicas if replicas % 1 == 0 else NAN)
+    row.fill(gas=over(row.gbs, row.mbs * row.dp))
+    row.fill(gbs=row.mbs * row.gas * row.dp, kv_heads=row.heads)
+    row.fill(ffn_hidden=_rounded(row.hidden * (4.0 if row.two_matrices else SWIGLU_WIDTH)))
+    row.fill(vocab=_counted_vocabulary(row), seq_parallel=0.0)
+    if not row.status and row.step_time_s > 0:
+        row.status = "ok"
+    return row
+
+
+def precision_of(word: str) -> str:
+    """Return the schema's word for a precision."""
+    found = word.lower().removeprefix("amp_")
+    return PRECISION_NAMES.get(found, found)
+
+
+def over(numerator: float, denominator: float) -> float:
+    """Return the quotient; infinite, or NaN for 0 / 0, where the denominator is 0."""
+    return numerator / denominator if denominator else numerator * math.inf
+
+
+def _rounded(value: float) -> float:
+    return float(round(value)) if math.isfinite(value) else value
+
+
+def _counted_vocabulary(row: Row) -> float:
+    """Return the vocabulary that parameters stated to the million leave for embedding and head, if it is likely."""
+    kv_hidden = over(row.hidden * row.kv_heads, row.heads)
+    matrices = 2 * row.hidden + 2 * kv_hidden + (2 if row.two_matrices else 3) * row.ffn_hidden
+    tables = row.n_params_b * 1e9 - row.layers * row.hidden * (matrices + 2)
+    counted = _rounded(over(over(tables, row.hidden), 1 if row.two_matrices else 2))
+    is_exact = row.n_params_b * 100 % 1 > 0
+    return counted if is_exact and LIKELY_VOCABULARY[0] <= counted <= LIKELY_VOCABULARY[1] else NAN
+
+
+def keep(rows: Iterable[Row], why_not: Callable[[Row], str | None], left_out: Refusals) -> list[Row]:
+    """Return the rows that can be used; the others are left out, with their reason."""
+    kept = []
+    for row in rows:
+        reason = why_not(row)
+        if reason:
+            left_out.add(reason, row.number)
+        else:
+            kept.append(row)
+    return kept

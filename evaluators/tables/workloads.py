@@ -1,0 +1,243 @@
+"""Rows of tables as the analytic model's arrays, for fits and for judging the model.
+
+A row that lacks what the formulas need, or cannot be true, or names hardware without a preset and states no peak, is
+refused with the reason.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from frontrunner.evaluators.analytic.fit import Sample, Samples
+from frontrunner.evaluators.analytic.software import (
+    FRONTRUNNER,
+    LLM_FOUNDRY,
+    MEGATRON_GPT,
+    MEGATRON_LLAMA,
+    NANOTRON,
+    WIDE_LOGITS_LLAMA,
+    Software,
+)
+from frontrunner.evaluators.analytic.workload import BYTES_PER_VALUE, Workload, ends
+from frontrunner.evaluators.tables.hardware import is_elsewhere, machine_of, preset_of, why_unknown
+from frontrunner.evaluators.tables.schema import (
+    BATCH_TOLERANCE,
+    COUNTS,
+    MACHINE_NUMBERS,
+    NEEDED,
+    Refusals,
+    Row,
+    complete,
+    read_csv,
+    rows_of,
+)
+from frontrunner.spaces.cluster import PRECISIONS, Cluster
+from frontrunner.spaces.stages import even_layers
+
+LONG_SEQUENCE = 8192
+"""From here on attention that is not named is taken to be fused: its scores would not fit."""
+
+
+class Part(NamedTuple):
+    """Rows of one machine, precision and training code: their places in the table, and what the formulas take."""
+
+    places: npt.NDArray[np.intp]
+    sample: Sample
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of one file that the model can estimate, and how many others there are by reason.
+
+    Rows whose hardware has no preset are of `default_cluster`, where there is one.
+    """
+
+    name: str
+    rows: tuple[Row, ...]
+    refused: dict[str, int]
+    default_cluster: Cluster | None = None
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The rows by what one call of the formulas takes."""
+        groups: dict[tuple[object, ...], list[int]] = {}
+        for place, row in enumerate(self.rows):
+            machine = [str(getattr(row, name)) for name in MACHINE_NUMBERS]  # as text, since NaN differs from itself
+            groups.setdefault((row.hardware, *machine, row.precision, software_of(row).name), []).append(place)
+        return tuple(Part(np.array(places), self._sample([self.rows[p] for p in places])) for places in groups.values())
+
+    def _sample(self, rows: Sequence[Row]) -> Sample:
+        first, software = rows[0], software_of(rows[0])
+        precision = first.precision or "bf16"
+        own = self.default_cluster if preset_of(first.hardware) is None else None
+        return Sample(
+            cluster=own or machine_of(first),
+            precision=precision,
+            software=software,
+            work=workload(rows, precision, balances_head=software.balances_head),
+            step_time_s=np.array([row.step_time_s if row.status == "ok" else math.nan for row in rows]),
+            problems=tuple(map(problem_name, rows)),
+        )
+
+    def of_problems(self, names: set[str]) -> Table:
+        """Return the rows of these problems."""
+        return Table(self.name, tuple(r for r in self.rows if problem_name(r) in names), {}, self.default_cluster)
+
+
+def problem_name(row: Row) -> str:
+    """Return a row's model, sequence length, global batch, hardware and devices."""
+    return f"{row.model} {row.seq:.0f} {row.gbs:.0f} {row.hardware} {row.gpus:.0f}"
+
+
+def read(path: Path, default_cluster: Cluster | None = None) -> Table:
+    """Read a table; rows whose hardware has no preset are of `default_cluster`, or refused. Raises as `read_csv`."""
+    left_out, rows = Refusals(), []
+    for row in map(complete, rows_of(read_csv(path))):
+        reason = why_not_modeled(row, default_cluster)
+        if reason:
+            left_out.add(reason, row.number)
+        else:
+            rows.append(row)
+    return Table(path.stem, tuple(rows), left_out.counts, default_cluster)
+
+
+def why_not_modeled(row: Row, default_cluster: Cluster | None) -> str:
+    """Return why the model cannot estimate a completed row, or an empty text."""
+    missing = [name for name in NEEDED if math.isnan(getattr(row, name))]
+    if missing:
+        return f"no {', '.join(missing)}"
+    low = [name for name in COUNTS if getattr(row, name) < (1 - BATCH_TOLERANCE)]
+    unknown = "" if default_cluster is not None and preset_of(row.hardware) is None else why_unknown(row)
+    off = abs(row.gas * row.mbs * row.dp - row.gbs)
+    wrong = {
+        f"{', '.join(low)} below 1": bool(low),
+        unknown: bool(unknown),
+        f"precision {row.precision} is not modeled": row.precision not in ("", *PRECISIONS),
+        f"recompute {row.recompute} is not modeled": row.recompute not in ("", "none", "selective", "full"),
+        f"ZeRO stage {row.zero:g} does not exist": row.zero not in (0, 1, 2, 3) and not math.isnan(row.zero),
+        "more pipeline stages than layers": row.pp * (1 if math.isnan(row.vpp) else row.vpp) > row.layers,
+        "tp x pp x cp x dp is not the number of devices": row.tp * row.pp * row.dp * row.cp != row.gpus,
+        "micro-batch x accumulation x dp is not the global batch": off > BATCH_TOLERANCE * row.gbs,
+        f"step time {row.step_time_s:g} s": row.step_time_s <= 0 or math.isinf(row.step_time_s),
+        f"status {row.status or 'unknown'}": row.status not in ("ok", "oom"),
+    }
+    return next((reason for reason, holds in wrong.items() if holds), "")
+
+
+def software_of(row: Row) -> Software:
+    """Return the training code a row was measured with, as far as its source and model show."""
+    name = row.model.lower()
+    if "efficient-parallelization-layouts" in row.source:
+        return WIDE_LOGITS_LLAMA
+    if "nanotron" in row.source:
+        return NANOTRON
+    if name.startswith("mpt"):
+        return LLM_FOUNDRY
+    if "torchtitan" in row.source:  # FSDP2 and the same selective recompute as the project's own trainer
+        return FRONTRUNNER
+    return MEGATRON_GPT if name.startswith(("gpt", "megatron", "turing")) else MEGATRON_LLAMA
+
+
+def workload(rows: Sequence[Row], precision: str, *, balances_head: bool = False) -> Workload:
+    """Return the rows as the model's arrays; layers are split evenly, or together with the head's cost."""
+
+    def column(name: str, default: float = 1.0) -> npt.NDArray[np.float64]:
+        found = np.array([getattr(row, name) for row in rows], dtype=np.float64)
+        return np.where(np.isnan(found), default, found)
+
+    hidden, zero, copies = column("hidden"), column("zero", 0), column("dp") * column("cp")
+    gpt = np.array([row.two_matrices for row in rows])
+    matrices = np.where(gpt, 2.0, 3.0)
+    width = 2 * hidden * (1 + column("kv_heads") / column("heads")) + matrices * column("ffn_hidden")
+    head = column("vocab") * hidden / (hidden * width)
+    shapes = zip(column("layers").tolist(), column("pp").tolist(), head.tolist(), strict=True)
+    held = np.array(
+        [
+            ends(balanced_layers(int(n), int(p), cost) if balances_head else even_layers(int(n), int(p)))
+            for n, p, cost in shapes
+        ]
+    )
+    first, middle, last = held.astype(np.float64).reshape(-1, 3).T
+    return Workload(
+        layers=column("layers"),
+        hidden=hidden,
+        heads=column("heads"),
+        kv_hidden=hidden * column("kv_heads") / column("heads"),
+        ffn_hidden=column("ffn_hidden"),
+        ffn_matrices=matrices,
+        vocabulary=column("vocab"),
+        sequence_length=column("seq"),
+        tied_embeddings=gpt,
+        rotary=~gpt,
+        fused_attention=np.array([is_fused(row) for row in rows]),
+        bytes_per_value=np.full(len(rows), BYTES_PER_VALUE.get(precision, 2.0)),
+        tensor_parallel=column("tp"),
+        pipeline_parallel=column("pp"),
+        context_parallel=column("cp"),
+        data_parallel=column("dp"),
+        virtual_stages=column("vpp"),
+        micro_batch_seqs=column("mbs"),
+        accumulation=column("gas"),
+        sharding_parameters=np.where(zero >= 3, copies, 1),
+        sharding_gradients=np.where(zero >= 2, copies, 1),
+        sharding_optimizer=np.where(zero >= 1, copies, 1),
+        recompute_full=np.array([row.recompute == "full" for row in rows]),
+        recompute_selective=np.array([row.recompute == "selective" for row in rows]),
+        sequence_parallel=np.array([row.seq_parallel == 1 and row.tp > 1 for row in rows]),
+        layers_first=first,
+        layers_middle=middle,
+        layers_last=last,
+        head_on_first=column("pp") == 1,
+        compile=np.array([re.search(r"\bcompile\b", row.note, re.IGNORECASE) is not None for row in rows]),
+    )
+
+
+def is_fused(row: Row) -> bool:
+    """Return whether a row's attention is fused, as it is outside GPT models unless they name another kernel."""
+    return "flash" in row.attention_kernel.lower() or row.seq >= LONG_SEQUENCE or not row.two_matrices
+
+
+def balanced_layers(layers: int, ranks: int, head: float) -> list[int]:
+    """Split layers over ranks together with a head that costs as much as `head` layers.
+
+    As nanotron's `build_model` does (models/base.py): a rank takes blocks until their sum, from the first block of the
+    model on, passes its share of the whole.
+    """
+    share, rank, held = (layers + head) / ranks, 0, [0] * ranks
+    for layer in range(1, layers + 1):
+        held[rank] += 1
+        if layer > share * (rank + 1) and rank + 1 < ranks:
+            rank += 1
+    return held
+
+
+def samples_of_tables(tables: Sequence[Table], cluster: Cluster | None) -> Samples:
+    """Return the timed rows of tables; on `cluster`, or else on the machine that they state.
+
+    Rows that name the hardware of another preset than the cluster's are refused.
+    """
+    refused: Counter[str] = Counter()
+    found: list[Sample] = []
+    for table in tables:
+        refused.update(table.refused)
+        for places, sample in table.parts:
+            hardware = table.rows[places[0]].hardware
+            if cluster is not None and is_elsewhere(hardware, cluster):
+                refused[f"measured on {hardware}, not on {cluster.device}"] += len(places)
+                continue
+            timed = sample.step_time_s > 0
+            if not timed.all():
+                refused["no step time"] += int((~timed).sum())
+            if timed.any():
+                found.append(replace(sample.rows(timed), cluster=cluster or sample.cluster))
+    return Samples(samples=tuple(found), refused=refused)

@@ -1,0 +1,138 @@
+"""Set-up of a campaign: whether it can run here, its name, and its record in the store."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+from frontrunner.evaluators.probe.here import prepare_here
+from frontrunner.results.records import IMPORTED, Campaign
+from frontrunner.search.spec import CampaignSpec
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal
+from frontrunner.spaces.space import Survey
+from frontrunner.spaces.validation import dump_json, load_json
+
+if TYPE_CHECKING:
+    from frontrunner.results.store import Store
+
+MAX_NUMBERED_NAMES = 10_000
+FIGURES = {"simulated": "simulated", "imported": "imported", "table": "imported"}
+"""Origin of the numbers of evaluators that do not measure here."""
+
+
+def runnable(spec: CampaignSpec) -> Survey:
+    """Return the survey of a campaign that can run on this machine; raises `InvalidInput` or `NothingLegal` otherwise.
+
+    With `search.probe_nodes` only its campaign on that many nodes has to run here.
+    """
+    surveyed = spec.survey()
+    if not surveyed.recipes:
+        raise nothing_legal(surveyed)
+    if spec.search.probe_nodes is None:
+        prepare(spec, surveyed)
+        return surveyed
+    from frontrunner.search.two_stage import small_spec
+
+    runnable(small_spec(spec))
+    return surveyed
+
+
+def prepare(spec: CampaignSpec, surveyed: Survey | None = None) -> None:
+    """Raise `InvalidInput` if the campaign's probes cannot run on this machine."""
+    if spec.evaluator == "probe":
+        from frontrunner.evaluators.probe.corpus import check_data
+
+        check_data(spec.data, spec.problem)
+        offloads = {recipe.offload for recipe in (surveyed or spec.survey()).recipes}
+        prepare_here(spec.problem, spec.dispatch, engines=spec.space.engine, offloads=tuple(offloads))
+    else:
+        spec.check_commands((surveyed or spec.survey()).recipes[0])
+
+
+def why_not_here(spec: CampaignSpec) -> str | None:
+    """Return why the campaign's probes cannot run on the available machines, or None."""
+    held, nodes = spec.dispatch.nodes_per_allocation, spec.problem.cluster.nodes
+    if held is not None and held < nodes:  # enough for search.probe_nodes, which is all that the file had to promise
+        return f"dispatch.nodes_per_allocation = {held}: expected at least cluster.nodes = {nodes}"
+    try:
+        prepare(spec)
+    except InvalidInput as error:
+        return error.message
+    return None
+
+
+def create(store: Store, spec: CampaignSpec, legal_recipes: int, more: Mapping[str, object] | None = None) -> Campaign:
+    """Create the campaign in the store, with `more` in its problem summary."""
+    summary = {**problem_summary(spec), **(more or {})}
+    return store.create_campaign(
+        name=spec.name, spec_json=dump_json(spec), legal_recipes=legal_recipes, problem_summary=summary
+    )
+
+
+def problem_summary(spec: CampaignSpec) -> dict[str, object]:
+    """Summarize a campaign's problem for lists of campaigns."""
+    problem = spec.problem
+    return {
+        "model": problem.model.name,
+        "parameters": problem.model.parameters,
+        "cluster": problem.cluster.name,
+        "device": problem.cluster.device,
+        "devices": problem.cluster.devices,
+        "sequence_length": problem.sequence_length,
+        "global_batch": str(problem.global_batch),
+        "precision": problem.precision,
+        "figures": FIGURES.get(spec.evaluator, "measured"),
+    }
+
+
+def stored_spec(record: Campaign) -> CampaignSpec:
+    """Return the specification that a campaign was launched with; raises `StoreUnusable` where it cannot be read."""
+    try:
+        return load_json(CampaignSpec, record.spec_json, what=f"campaign {record.name}")
+    except InvalidInput as error:
+        from frontrunner.results.cells import DamagedCell
+        from frontrunner.results.schema import CampaignRow
+
+        raise DamagedCell(
+            CampaignRow, record.id, "spec_json", f"this version cannot read it: {error.message}"
+        ) from error
+
+
+def stored_survey(spec: CampaignSpec) -> Survey:
+    """Return the survey of a stored campaign; where its table or plug-in is gone, that of its space alone."""
+    try:
+        return spec.survey()
+    except FrontrunnerError:
+        return spec.space.survey(spec.problem)
+
+
+def nothing_legal(surveyed: Survey) -> NothingLegal:
+    """Return the error for a space without a legal recipe, with the reasons counted."""
+    reasons = "; ".join(f"{count} x {code} ({example})" for code, count, example in surveyed.refused_by_count())
+    return NothingLegal(
+        f"none of the space's {surveyed.points:,} points is legal: {reasons}",
+        hint="`frontrunner space FILE` counts the reasons",
+    )
+
+
+def free_name(store: Store, wanted: str) -> str:
+    """Return `wanted`, or the first of wanted-2, wanted-3, ... that no campaign of the store has."""
+    return free_among({summary.name for summary in store.campaigns()}, wanted)
+
+
+def free_among(taken: Collection[str], wanted: str) -> str:
+    """Return `wanted`, or the first of wanted-2, wanted-3, ... that is not `taken`."""
+    for number in range(2, MAX_NUMBERED_NAMES):
+        if wanted not in taken:
+            return wanted
+        wanted = f"{wanted.rsplit('-', 1)[0] if number > 2 else wanted}-{number}"
+    raise InvalidInput(f"{MAX_NUMBERED_NAMES} campaigns have names like {wanted}", hint="give one with --name")
+
+
+def refuse_imported_campaign(campaign: Campaign) -> None:
+    """Raise `InvalidInput` for a campaign that holds an imported table, which nothing can drive."""
+    if campaign.strategy == IMPORTED:
+        raise InvalidInput(
+            f"campaign {campaign.name} holds an imported table: there is nothing to resume",
+            hint="name another: frontrunner campaigns",
+        )

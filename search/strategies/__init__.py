@@ -1,0 +1,1 @@
+"""Search strategies: which recipe to try next."""

@@ -1,0 +1,198 @@
+"""Legal recipes as rows of numbers, which of them are still open, and the base of strategies that learn from outcomes.
+
+Optuna and DeepHyper propose one value for each dimension. Such a point becomes a legal recipe that was not tried yet:
+its own recipe, which other points may share, or the nearest open one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from frontrunner.results.outcome import Failure, Measurement
+from frontrunner.search.strategy import Told
+from frontrunner.spaces.recipe import Choice, Recipe
+from frontrunner.spaces.space import Survey, recipe_at
+
+Codes = tuple[int, ...]
+"""For each searched dimension, the index of the chosen value among the dimension's values."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dimension:
+    """A searched dimension: the values that some legal recipe takes, at least two.
+
+    Numbers are `is_ordered`: they rise and have a distance. Words are only equal or different.
+    """
+
+    name: str
+    values: tuple[Choice, ...]
+    is_ordered: bool
+
+
+class Candidates:
+    """The legal recipes by row, their index in `survey.recipes`. A row is open until it is taken.
+
+    `codes` has one line per row and one column per searched dimension. Values that no legal recipe takes are
+    left out, and so are dimensions with one value left.
+    """
+
+    def __init__(self, survey: Survey, seed: int) -> None:
+        self.recipes = survey.recipes
+        self._problem = survey.problem
+        self._row = {recipe: row for row, recipe in enumerate(self.recipes)}
+        columns = dict(zip(survey.dimensions, zip(*survey.legal, strict=True), strict=False))
+        self._constant = {name: column[0] for name, column in columns.items()}
+        found = (_dimension(name, survey.dimensions[name], column) for name, column in columns.items())
+        self.dimensions = tuple(dimension for dimension in found if len(dimension.values) > 1)
+        self.codes = self._encode([columns[dimension.name] for dimension in self.dimensions])
+        self._open = np.ones(len(self.recipes), dtype=bool)
+        self.open_count = len(self.recipes)
+        self._tie_break = np.random.default_rng(seed)
+
+    def _encode(self, columns: list[tuple[Choice, ...]]) -> NDArray[np.int16]:
+        codes = np.empty((len(self.recipes), len(columns)), dtype=np.int16)
+        for place, (dimension, column) in enumerate(zip(self.dimensions, columns, strict=True)):
+            code = {value: number for number, value in enumerate(dimension.values)}
+            codes[:, place] = [code[value] for value in column]
+        return codes
+
+    def row(self, recipe: Recipe) -> int | None:
+        """Return the recipe's row, or None for a recipe that is not of this survey."""
+        return self._row.get(recipe)
+
+    def row_at(self, codes: Sequence[int]) -> int | None:
+        """Return the row of a point's recipe, or None where the point is illegal.
+
+        Several points may have the same recipe: a schedule, say, plays no part without a pipeline.
+        """
+        chosen = {d.name: d.values[code] for d, code in zip(self.dimensions, codes, strict=True)}
+        answer = recipe_at({**self._constant, **chosen}, self._problem)
+        return self._row.get(answer) if isinstance(answer, Recipe) else None
+
+    def is_open(self, row: int) -> bool:
+        """Return whether the row was not taken."""
+        return bool(self._open[row])
+
+    def take(self, row: int) -> None:
+        """Close a row; one that is closed stays closed."""
+        self.open_count -= int(self._open[row])
+        self._open[row] = False
+
+    def give_back(self, row: int) -> None:
+        """Open a row again."""
+        self.open_count += int(not self._open[row])
+        self._open[row] = True
+
+    def open_rows(self) -> NDArray[np.intp]:
+        """Return the open rows in rising order."""
+        return np.flatnonzero(self._open)
+
+    def nearest_open(self, codes: Sequence[int]) -> int:
+        """Return the open row nearest to a point; the seed decides between equally near ones.
+
+        The distance is a sum over the dimensions: for ordered ones the difference of indices over that of the
+        first and the last value, for words 0 or 1. At least one row must be open.
+        """
+        rows = self.open_rows()
+        steps = np.abs(self.codes[rows].astype(np.float64) - np.asarray(codes, dtype=np.float64))
+        for place, dimension in enumerate(self.dimensions):
+            column = steps[:, place]
+            steps[:, place] = column / (len(dimension.values) - 1) if dimension.is_ordered else column > 0
+        distances = steps.sum(axis=1)
+        nearest = rows[distances <= distances.min() + 1e-9]
+        return int(self._tie_break.choice(nearest))
+
+
+def _dimension(name: str, choices: tuple[Choice, ...], taken: tuple[Choice, ...]) -> Dimension:
+    used = set(taken)
+    values = [value for value in choices if value in used]
+    is_ordered = not any(isinstance(value, str) for value in values)
+    return Dimension(name=name, values=tuple(sorted(values) if is_ordered else values), is_ordered=is_ordered)
+
+
+class Learner(ABC):
+    """Implements the contract of `Strategy`; a subclass chooses among open rows and learns from outcomes.
+
+    Failures are withheld from the subclass until the first measurement: what a failed recipe is worth can
+    only be said in comparison, and until then the subclass chooses at random anyway.
+    """
+
+    def __init__(self, candidates: Candidates) -> None:
+        self._candidates = candidates
+        self._pending: set[int] = set()
+        self._told: set[int] = set()
+        self._withheld: list[tuple[int, Failure]] | None = []  # None after the first measurement
+
+    def ask(self, count: int) -> list[Recipe]:
+        """Return up to `count` legal recipes that were neither proposed nor told; empty when none is left."""
+        chosen: list[int] = []
+        # The last ones are proposed whatever a model thinks of them, so the libraries always have a choice.
+        if self._candidates.open_count <= count:
+            for row in self._candidates.open_rows().tolist():
+                self._take(row, chosen)
+        while len(chosen) < count and self._candidates.open_count > 0:
+            for row in self._choose(count - len(chosen)):
+                self._take(row, chosen)
+        return [self._candidates.recipes[row] for row in chosen]
+
+    def _take(self, row: int, chosen: list[int]) -> None:
+        self._candidates.take(row)
+        self._pending.add(row)
+        self._proposed(row)
+        chosen.append(row)
+
+    def tell(self, told: Told) -> None:
+        """Learn of an outcome. A recipe that is not of the surveyed space teaches nothing."""
+        row = self._candidates.row(told.recipe)
+        if row is None:
+            return
+        self._candidates.take(row)
+        self._told.add(row)
+        self._end_pending(row)
+        outcome = told.outcome
+        if isinstance(outcome, Measurement):
+            self._learn_measurement(row, outcome)
+            withheld, self._withheld = self._withheld, None
+            for failed_row, failure in withheld or ():
+                self._learn_failure(failed_row, failure)
+        elif not outcome.policy.counts_against_recipe:
+            return
+        elif self._withheld is not None:
+            self._withheld.append((row, outcome))
+        else:
+            self._learn_failure(row, outcome)
+
+    def forget(self, recipe: Recipe) -> None:
+        """Let a proposal that was never measured be proposed again; any other recipe is left as it is."""
+        row = self._candidates.row(recipe)
+        if row in self._pending and row is not None:
+            self._end_pending(row)
+            self._candidates.give_back(row)
+
+    def _end_pending(self, row: int) -> None:
+        if row in self._pending:
+            self._pending.remove(row)
+            self._no_longer_proposed(row)
+
+    @abstractmethod
+    def _choose(self, count: int) -> list[int]:
+        """Return between one and `count` different open rows; more than `count` are open."""
+
+    @abstractmethod
+    def _learn_measurement(self, row: int, measurement: Measurement) -> None:
+        """Take the measurement of a row into account."""
+
+    @abstractmethod
+    def _learn_failure(self, row: int, failure: Failure) -> None:
+        """Take into account that a row failed for a reason that counts against it. Some row was measured."""
+
+    def _proposed(self, row: int) -> None:  # noqa: B027 - a hook that may stay empty
+        """Handle that a row was proposed and has no outcome yet."""
+
+    def _no_longer_proposed(self, row: int) -> None:  # noqa: B027 - a hook that may stay empty
+        """Handle that a proposed row was told or forgotten."""

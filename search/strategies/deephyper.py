@@ -1,0 +1,118 @@
+"""The strategy whose choices DeepHyper makes: centralized Bayesian optimization over a forest of random trees.
+
+DeepHyper takes its candidates from a sampling function, and this one gives it the open recipes alone: every
+point it ranks is legal and untried, and none is drawn in vain. The search keeps no files; it is rebuilt by
+telling the stored outcomes again.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+from deephyper.hpo import CBO, HpProblem
+
+from frontrunner.results.outcome import Failure, Measurement
+from frontrunner.search.strategies.candidates import Candidates, Learner
+from frontrunner.spaces.recipe import Choice
+from frontrunner.spaces.space import Survey
+
+MEASUREMENTS_BEFORE_MODEL = 8
+"""Measurements of recipes chosen at random before the model chooses. DeepHyper's default is twice the
+dimensions plus one, half of a small campaign."""
+
+ACQUISITION = {
+    "max_total_failures": -1,  # else the 100th failure raises
+    # A failed recipe counts as an average one. As the slowest one ("min") it drives the search from the edge
+    # of memory, where the fastest recipes are.
+    "filter_failures": "mean",
+    "filter_duplicated": False,  # the samples differ, and a forgotten recipe may come again
+    "outliers_iqr_factor": math.inf,  # clipping also logs, and sets up the root logger
+}
+"""How DeepHyper treats outcomes and samples before it ranks the open recipes."""
+
+UNUSED = Path(__file__).parent
+"""DeepHyper wants a folder, makes it where there is none, and writes nothing to it for ask and tell. It is told one
+that is there: a driver that is killed while a temporary one exists would leave that behind."""
+
+Configuration = dict[str, Choice]
+
+
+class DeepHyperStrategy(Learner):
+    """Chooses by upper confidence bounds on the logarithm of tokens/s.
+
+    The model is fitted when a recipe is asked for, once for all the outcomes told since the last time.
+    """
+
+    def __init__(self, candidates: Candidates, seed: int) -> None:
+        super().__init__(candidates)
+        self._seed = seed
+        self._shuffle = np.random.default_rng(seed)
+        self._untold: list[tuple[Configuration, float | str]] = []
+        self._search: CBO | None = None
+
+    def _choose(self, count: int) -> list[int]:
+        if self._search is None:
+            self._search = self._new_search()
+        if self._untold:
+            self._search.tell(self._untold)
+            self._untold = []
+        configurations = self._search.ask(count)
+        rows: dict[int, None] = {}  # a set in order: the batch may repeat itself
+        for configuration in configurations:
+            rows[self._open_row(configuration)] = None
+        return list(rows)
+
+    def _open_row(self, configuration: Configuration) -> int:
+        """The row asked for, or the nearest open one: without news DeepHyper gives its last answer again."""
+        codes = [
+            int(configuration[d.name]) if d.is_ordered else d.values.index(configuration[d.name])
+            for d in self._candidates.dimensions
+        ]
+        row = self._candidates.row_at(codes)
+        return row if row is not None and self._candidates.is_open(row) else self._candidates.nearest_open(codes)
+
+    def _new_search(self) -> CBO:
+        problem = HpProblem(seed=self._seed)
+        for dimension in self._candidates.dimensions:
+            values = range(len(dimension.values)) if dimension.is_ordered else dimension.values
+            problem.add(list(values), dimension.name)  # numbers are taken as ordered, words are not
+
+        # A function, since DeepHyper copies the problem in depth: a bound method with all that it is bound to.
+        def sample(size: int) -> list[Configuration]:
+            return self._sample(size)
+
+        problem.set_sampling_fn(sample)
+        return CBO(
+            problem,
+            random_state=self._seed,
+            log_dir=str(UNUSED),
+            checkpoint_history_to_csv=False,
+            surrogate_model="ET",
+            n_initial_points=MEASUREMENTS_BEFORE_MODEL,
+            acq_optimizer="sampling",
+            acq_optimizer_kwargs=ACQUISITION,
+            multi_point_strategy="qUCBd",
+        )
+
+    def _sample(self, size: int) -> list[Configuration]:
+        """At most `size` open recipes in random order: DeepHyper's first proposals are the first of these."""
+        rows = self._shuffle.permutation(self._candidates.open_rows())[:size]
+        return [self._configuration(row) for row in rows]
+
+    def _configuration(self, row: int) -> Configuration:
+        codes = self._candidates.codes[row].tolist()
+        named = zip(self._candidates.dimensions, codes, strict=True)
+        return {dimension.name: code if dimension.is_ordered else dimension.values[code] for dimension, code in named}
+
+    def _learn_measurement(self, row: int, measurement: Measurement) -> None:
+        self._untold.append((self._configuration(row), math.log(measurement.tokens_per_s)))
+
+    def _learn_failure(self, row: int, failure: Failure) -> None:
+        self._untold.append((self._configuration(row), f"F_{failure.kind}"))
+
+
+def cbo(survey: Survey, seed: int) -> DeepHyperStrategy:
+    """Bayesian optimization over extremely randomized trees, for the highest tokens/s."""
+    return DeepHyperStrategy(Candidates(survey, seed), seed)

@@ -1,0 +1,181 @@
+"""Strategies whose choices Optuna makes: TPE, a Gaussian process, and NSGA-II.
+
+The study lives in memory. It holds the told outcomes as complete trials and the open proposals as running
+ones, which the samplers keep away from; telling the stored outcomes again rebuilds it. A sampler proposes
+one value for each dimension, and does not know which points are legal or taken: such a point is drawn again,
+and after some draws the nearest open recipe stands in. Points drawn in vain are marked as failed, which
+Optuna's samplers ignore: what is legal is known exactly and need not be modelled.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.exceptions import ExperimentalWarning
+from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, TPESampler
+from optuna.trial import TrialState, create_trial
+
+from frontrunner.results.outcome import Failure, Measurement
+from frontrunner.search.strategies.candidates import Candidates, Dimension, Learner
+from frontrunner.search.strategy import TOKENS_ALONE
+from frontrunner.spaces.recipe import Choice
+from frontrunner.spaces.space import Survey
+
+POPULATION = 5
+"""NSGA-II's generation. Optuna's default of 50 would make most campaigns a random search."""
+
+_CONSTRAINT = "fails"
+
+Direction = Literal["maximize", "minimize"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """What a study looks for: `directions` of Optuna, one score for each, and the draws before a stand-in.
+
+    More draws keep closer to the sampler's distribution; they are worth their time where a draw is cheap.
+    """
+
+    directions: tuple[Direction, ...]
+    scores: Callable[[Measurement], tuple[float, ...]]
+    draws: int
+
+
+def _log_tokens_per_s(measurement: Measurement) -> tuple[float, ...]:
+    """The logarithm, since what a choice does to speed is a factor: it adds up for the Gaussian process."""
+    return (math.log(measurement.tokens_per_s),)
+
+
+def _tflops_and_memory(measurement: Measurement) -> tuple[float, ...]:
+    return (measurement.model_tflops_per_device, float(measurement.peak_memory_bytes_max_rank))
+
+
+def _tokens_and_memory(measurement: Measurement) -> tuple[float, ...]:
+    return (measurement.tokens_per_s, float(measurement.peak_memory_bytes_max_rank))
+
+
+class OptunaStrategy(Learner):
+    """Chooses by one of Optuna's samplers."""
+
+    def __init__(self, candidates: Candidates, sampler: BaseSampler, goal: Goal) -> None:
+        super().__init__(candidates)
+        self._goal = goal
+        self._distributions = {dimension.name: _distribution(dimension) for dimension in candidates.dimensions}
+        self._running: dict[int, int] = {}  # row -> number of its running trial
+        self._worst: tuple[float, ...] = ()
+        self._lessons = 0
+        with _quiet():
+            self._study = optuna.create_study(directions=goal.directions, sampler=sampler)
+
+    def _choose(self, count: int) -> list[int]:  # noqa: ARG002 - the next draw has to see this one as running
+        with _quiet():
+            for _ in range(self._goal.draws):
+                codes = self._draw()
+                row = self._candidates.row_at(codes)
+                if row is not None and self._candidates.is_open(row):
+                    return [row]
+        return [self._candidates.nearest_open(codes)]
+
+    def _draw(self) -> list[int]:
+        trial = self._study.ask(self._distributions)
+        self._study.tell(trial, state=TrialState.FAIL)
+        return [_code(dimension, trial.params[dimension.name]) for dimension in self._candidates.dimensions]
+
+    def _learn_measurement(self, row: int, measurement: Measurement) -> None:
+        scores = self._goal.scores(measurement)
+        self._worst = tuple(map(_worse, self._goal.directions, scores, self._worst or scores))
+        self._learn(row, scores, violation=-1.0)
+
+    def _learn_failure(self, row: int, failure: Failure) -> None:  # noqa: ARG002 - every kind is as bad
+        # Complete, with a broken constraint and the worst scores: TPE and GP ignore failed trials.
+        self._learn(row, self._worst, violation=1.0)
+
+    def _learn(self, row: int, scores: tuple[float, ...], violation: float) -> None:
+        # Trials that are added rather than run have no generation, and NSGA-II would never breed from them.
+        generation = {NSGAIISampler._get_generation_key(): self._lessons // POPULATION}
+        self._lessons += 1
+        with _quiet():
+            self._study.add_trial(
+                create_trial(
+                    values=scores,
+                    params=self._params(row),
+                    distributions=self._distributions,
+                    constraints={_CONSTRAINT: violation},  # on every trial, or GP raises
+                    system_attrs=generation,
+                )
+            )
+
+    def _proposed(self, row: int) -> None:
+        self._running[row] = len(self._study.get_trials(deepcopy=False))
+        with _quiet():
+            running = create_trial(
+                state=TrialState.RUNNING, params=self._params(row), distributions=self._distributions
+            )
+            self._study.add_trial(running)
+
+    def _no_longer_proposed(self, row: int) -> None:
+        with _quiet():
+            self._study.tell(self._running.pop(row), state=TrialState.FAIL)
+
+    def _params(self, row: int) -> dict[str, Choice]:
+        codes = self._candidates.codes[row].tolist()
+        named = zip(self._candidates.dimensions, codes, strict=True)
+        return {dimension.name: code if dimension.is_ordered else dimension.values[code] for dimension, code in named}
+
+
+def _distribution(dimension: Dimension) -> BaseDistribution:
+    """Places for ordered values, so that doubling counts as one step; words as they are."""
+    if dimension.is_ordered:
+        return IntDistribution(0, len(dimension.values) - 1)
+    return CategoricalDistribution(dimension.values)
+
+
+def _code(dimension: Dimension, parameter: Choice) -> int:
+    return int(parameter) if dimension.is_ordered else dimension.values.index(parameter)
+
+
+def _worse(direction: Direction, one: float, other: float) -> float:
+    return min(one, other) if direction == "maximize" else max(one, other)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Optuna without its log lines and its remarks that constraints are experimental, inside the block only."""
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            yield
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+
+
+def tpe(survey: Survey, seed: int) -> OptunaStrategy:
+    """Tree-structured Parzen estimators (multivariate), for the highest tokens/s."""
+    goal = Goal(directions=("maximize",), scores=_log_tokens_per_s, draws=8)
+    return OptunaStrategy(Candidates(survey, seed), TPESampler(seed=seed), goal)
+
+
+def gp(survey: Survey, seed: int) -> OptunaStrategy:
+    """A Gaussian process with expected improvement, for the highest tokens/s."""
+    # A second draw from the same process costs as much as the first and mostly gives the same point.
+    goal = Goal(directions=("maximize",), scores=_log_tokens_per_s, draws=1)
+    return OptunaStrategy(Candidates(survey, seed), GPSampler(seed=seed, warn_independent_sampling=False), goal)
+
+
+def nsga2(survey: Survey, seed: int, objectives: Sequence[str] = TOKENS_ALONE) -> OptunaStrategy:
+    """The genetic algorithm NSGA-II, for the front of high model TFLOPS a device and low peak memory.
+
+    Where the objectives are tokens and memory, tokens/s takes the place of TFLOPS.
+    """
+    scores = _tokens_and_memory if "memory" in objectives else _tflops_and_memory
+    goal = Goal(directions=("maximize", "minimize"), scores=scores, draws=8)
+    return OptunaStrategy(Candidates(survey, seed), NSGAIISampler(seed=seed, population_size=POPULATION), goal)

@@ -1,0 +1,288 @@
+"""Two-stage campaigns (`search.probe_nodes`): probe on few nodes, predict the whole cluster, confirm the best there.
+
+The small campaign is an ordinary one with a problem of its own: fewer nodes, and with them proportionally fewer
+replicas and a smaller global batch, so that a recipe keeps its degrees, micro-batch and accumulation. Where that leaves
+too few recipes that fit, the model has fewer layers of the same shape: a pipeline of fewer stages then does the same
+work per stage. Its outcomes predict the large campaign's recipes, and that ranking is stored before anything is run
+there; then a few probes confirm it, where budget and machines allow.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from frontrunner.results import status
+from frontrunner.results.holders import this_host
+from frontrunner.results.known import reused_trials
+from frontrunner.results.predictions import (
+    PREDICTION,
+    SMALL_CAMPAIGN,
+    SMALL_SCALE,
+    Predicted,
+    prediction_data,
+    small_scale,
+)
+from frontrunner.results.records import Campaign
+from frontrunner.results.states import CampaignState
+from frontrunner.results.store import Store
+from frontrunner.results.writer import CampaignWriter
+from frontrunner.search.campaign_setup import create, free_name, stored_spec, why_not_here
+from frontrunner.search.listener import Listener, View
+from frontrunner.search.spec import Budget, CampaignSpec
+from frontrunner.search.strategy import Evidence, Predictor, make_strategy
+from frontrunner.search.warm_start import prior_results
+from frontrunner.spaces.document import recipe_id
+from frontrunner.spaces.errors import bad_value
+from frontrunner.spaces.model import Model
+from frontrunner.spaces.names import MOST_CHARACTERS
+from frontrunner.spaces.problem import GlobalBatch, Problem
+from frontrunner.spaces.space import Space, Survey
+
+if TYPE_CHECKING:
+    from frontrunner.search.driver import Conclusion, OnDriver
+
+SUFFIX = "-small"
+SHARE = 0.5
+"""Assumed: of the budget's minutes and node-hours, what the small campaign may use if confirmations follow."""
+FEW = 5
+"""Assumed: recipes that must be expected to fit the small problem, if the large one has as many, to learn from."""
+MOST_PREDICTED = 10
+"""Recipes of a predicted ranking, at most."""
+
+
+def small_spec(spec: CampaignSpec, *, confirmable: bool = True) -> CampaignSpec:
+    """Return the campaign on `search.probe_nodes` nodes.
+
+    Where confirmations are wanted and possible, its budget is the whole one's without their probes, and `SHARE` of the
+    time and the node-hours; what it does not use is left for the confirmations. Raises `InvalidInput` where no model
+    of fewer layers leaves recipes that fit.
+    """
+    nodes = spec.search.probe_nodes
+    if nodes is None:
+        raise bad_value("search.probe_nodes", None, "a number of nodes")
+    space = spec.space.with_choices(devices=_scaled_devices(spec.space, nodes, spec.problem.cluster.nodes))
+    small = replace(
+        spec,
+        name=f"{spec.name[: MOST_CHARACTERS - len(SUFFIX)]}{SUFFIX}",
+        space=space,
+        search=replace(spec.search, probe_nodes=None, baseline=None),  # a baseline is of the whole cluster
+        budget=_small_budget(spec) if confirmable else spec.budget,
+        table=replace(spec.table, problem=None),
+    )
+    return replace(small, problem=_small_problem(spec, small, nodes))
+
+
+def _small_budget(spec: CampaignSpec) -> Budget:
+    kept, whole = spec.search.confirm_probes, spec.budget
+    if not kept:
+        return whole
+    return Budget(
+        probes=None if whole.probes is None else max(1, whole.probes - kept),
+        minutes=None if whole.minutes is None else SHARE * whole.minutes,
+        node_hours=None if whole.node_hours is None else SHARE * whole.node_hours,
+        hard=whole.hard,
+    )
+
+
+def what_is_left(budget: Budget, small: Campaign, confirm_probes: int, *, reused: int = 0) -> Budget | None:
+    """Return what the confirmation may spend after the small campaign, or None where nothing is left.
+
+    `reused` of the small campaign's outcomes took no probe.
+    """
+    used = {
+        "probes": small.outcomes - reused,
+        "minutes": small.driver_seconds / 60,
+        "node_hours": small.node_seconds_spent / 3600,
+    }
+    left: dict[str, float | None] = {}
+    for key, spent in used.items():
+        allowed = getattr(budget, key)
+        left[key] = None if allowed is None else allowed - spent
+    probes = confirm_probes if left["probes"] is None else min(confirm_probes, int(left["probes"]))
+    if any(value is not None and value <= 0 for value in (probes, left["minutes"], left["node_hours"])):
+        return None
+    return Budget(probes=probes, minutes=left["minutes"], node_hours=left["node_hours"], hard=budget.hard)
+
+
+def scale_in_words(small: Problem, large: Problem) -> str:
+    """Describe how the small problem differs: `4 of 64 nodes, 24 of 96 layers, batch 32 of 512`."""
+    layers = f", {small.model.layers} of {large.model.layers} layers" if small.model != large.model else ""
+    batch = f", batch {small.global_batch} of {large.global_batch}"
+    return f"{small.cluster.nodes} of {large.cluster.nodes} nodes{layers}{batch}"
+
+
+def _small_problem(spec: CampaignSpec, small: CampaignSpec, nodes: int) -> Problem:
+    """The problem of the most layers that leaves enough recipes that are expected to fit.
+
+    A table has the whole model only, at the batches that were measured.
+    """
+    if spec.evaluator == "table":
+        from frontrunner.evaluators.tables.lookup import nearest_batch
+
+        problem = _scaled(spec.problem, nodes, spec.problem.model.layers)
+        return replace(problem, global_batch=nearest_batch(small.table, problem))
+    wanted = min(FEW, _fitting(spec.survey()))
+    for layers in _fewer_layers(spec.problem.model):
+        problem = _scaled(spec.problem, nodes, layers)
+        survey = replace(small, problem=problem).space.survey(problem)
+        if survey.recipes and _fitting(survey) >= wanted:
+            return problem
+    raise bad_value(
+        "search.probe_nodes",
+        nodes,
+        f"nodes that hold at least {max(wanted, 1)} recipes of this space",
+        hint="not even a model of one layer leaves as many: probe on more nodes, or widen the space",
+    )
+
+
+def _fewer_layers(model: Model) -> Iterator[int]:
+    """Yield all layers first, then layers / 2, layers / 3 and so on, where that is whole."""
+    yield from (model.layers // divisor for divisor in range(1, model.layers + 1) if model.layers % divisor == 0)
+
+
+def _scaled(problem: Problem, nodes: int, layers: int) -> Problem:
+    """Scale the problem to `nodes` and `layers`.
+
+    A replica of fewer layers takes proportionally fewer devices, which leaves more replicas: the batch is the whole
+    one's times nodes / all nodes * all layers / layers, at least one sequence and at most the whole one's.
+    """
+    share = min(1.0, nodes / problem.cluster.nodes * problem.model.layers / layers)
+    batch = problem.global_batch
+    name = problem.model.name if layers == problem.model.layers else f"{problem.model.name} of {layers} layers"
+    return replace(
+        problem,
+        model=replace(problem.model, name=name, layers=layers),
+        cluster=replace(problem.cluster, nodes=nodes),
+        global_batch=GlobalBatch(
+            minimum=max(1, round(batch.minimum * share)), maximum=max(1, round(batch.maximum * share))
+        ),
+    )
+
+
+def _scaled_devices(space: Space, nodes: int, all_nodes: int) -> tuple[int, ...]:
+    """Scale the counts of devices that the space names to fewer nodes."""
+    return tuple(dict.fromkeys(max(1, math.floor(devices * nodes / all_nodes)) for devices in space.devices))
+
+
+def _fitting(survey: Survey) -> int:
+    """Count the recipes that the analytic model expects to fit."""
+    if not survey.recipes:
+        return 0
+    from frontrunner.search.guided.prior import prior_of  # numpy, which a campaign file's checks do without
+
+    return int((prior_of(survey.recipes, survey.problem).log_fill <= 0).sum())
+
+
+def create_pair(store: Store, spec: CampaignSpec, survey: Survey) -> Campaign:
+    """Create both campaigns, the small one first, and return the large one, which names the other."""
+    legal = len(survey.recipes)
+    if any(known.name == spec.name for known in store.campaigns()):
+        return create(store, spec, legal)  # raises: the name is taken; the small one must not be created then
+    small = small_spec(spec, confirmable=why_not_here(spec) is None)
+    small = replace(small, name=free_name(store, small.name))
+    create(store, small, len(small.survey().recipes))
+    more = {SMALL_CAMPAIGN: small.name, SMALL_SCALE: scale_in_words(small.problem, spec.problem)}
+    return create(store, replace(spec, confirms=small.name), legal, more | {"nodes": spec.problem.cluster.nodes})
+
+
+def run_pair(
+    store: Store,
+    record: Campaign,
+    *,
+    listener: Listener | None = None,
+    on_driver: OnDriver | None = None,
+    take_over: bool = False,
+) -> Conclusion:
+    """Run a pair from wherever it was left: measure small, predict large, confirm. `record` is the large campaign."""
+    from frontrunner.search.campaign_setup import prepare
+    from frontrunner.search.driver import Conclusion, run_campaign
+
+    def drive(campaign: Campaign, its_spec: CampaignSpec) -> Conclusion:
+        prepare(its_spec)
+        return run_campaign(store, campaign, its_spec, listener=listener, on_driver=on_driver, take_over=take_over)
+
+    spec = stored_spec(record)
+    small = store.campaign(spec.confirms)
+    if small.state is not CampaignState.FINISHED:
+        conclusion = drive(small, stored_spec(small))
+        if conclusion.state is not CampaignState.FINISHED or not conclusion.measured:
+            return conclusion
+    elif not _measured(store, small):
+        return Conclusion(state=CampaignState.FINISHED, reason=f"{small.name} measured nothing", measured=0)
+    survey = spec.survey()
+    _predict(store, record, spec, survey, take_over=take_over)
+    reused = len(reused_trials(store, small.id))
+    left = what_is_left(spec.budget, store.campaign(small.name), spec.search.confirm_probes, reused=reused)
+    why_not = why_not_here(spec)
+    if left is not None and why_not is None:
+        return drive(store.campaign(record.name), replace(spec, budget=left))
+    spent = "the budget is used up" if spec.search.confirm_probes else "search.confirm_probes is 0"
+    reason = f"predicted, not confirmed: {why_not or spent}"
+    return _end_unconfirmed(store, record, len(survey.recipes), reason, listener or Listener(), take_over=take_over)
+
+
+def _predict(store: Store, record: Campaign, spec: CampaignSpec, survey: Survey, *, take_over: bool) -> None:
+    """Store the predicted ranking, once: what is predicted after a confirmation would not be a prediction of it."""
+    known = small_scale(store, record)
+    if known is not None and known.predicted:
+        return
+    ranking = predicted_ranking(spec, survey, prior_results(store, record, spec).evidence)
+    with _writing(store, record, take_over=take_over) as writer, writer.together():
+        writer.set_state(CampaignState.RUNNING, reason="")
+        for one in ranking:
+            writer.event(PREDICTION, **prediction_data(one))
+        writer.release(CampaignState.STOPPED, reason="predicted, and not confirmed yet")
+
+
+def predicted_ranking(spec: CampaignSpec, survey: Survey, evidence: Sequence[Evidence]) -> tuple[Predicted, ...]:
+    """Predict the best recipes of a campaign from others' evidence; empty where nothing was measured there.
+
+    Raises TypeError for a strategy that does not predict, which a spec with `search.probe_nodes` refuses.
+    """
+    strategy = make_strategy(spec.search.strategy, survey, spec.search.seed)
+    if not isinstance(strategy, Predictor):
+        raise TypeError(f"strategy {spec.search.strategy} does not predict")
+    strategy.remember(evidence)
+    return tuple(
+        Predicted(
+            recipe_id=recipe_id(spec.problem, one.recipe),
+            recipe=one.recipe,
+            tokens_per_s=one.tokens_per_s,
+            low=one.low,
+            high=one.high,
+            chance=one.chance,
+        )
+        for one in strategy.forecasts(MOST_PREDICTED)
+    )
+
+
+def _end_unconfirmed(
+    store: Store, record: Campaign, legal_recipes: int, reason: str, listener: Listener, *, take_over: bool
+) -> Conclusion:
+    """End the large campaign without a probe, reported like any other end."""
+    from frontrunner.search.driver import Conclusion
+
+    view = View(name=record.name, strategy=record.strategy, legal_recipes=legal_recipes, figures=record.figures)
+    view.measured = _measured(store, record)
+    listener.began(view)
+    with _writing(store, record, take_over=take_over) as writer, writer.together():
+        writer.set_state(CampaignState.RUNNING, reason="")
+        writer.release(CampaignState.FINISHED, reason=reason)
+    listener.ended(view, CampaignState.FINISHED, reason)
+    return Conclusion(state=CampaignState.FINISHED, reason=reason, measured=view.measured)
+
+
+@contextmanager
+def _writing(store: Store, campaign: Campaign, *, take_over: bool) -> Iterator[CampaignWriter]:
+    lease = store.acquire_lease(campaign.id, host=this_host(), pid=os.getpid(), take_over=take_over)
+    yield store.drive(lease)
+
+
+def _measured(store: Store, record: Campaign) -> int:
+    """Count the recipes that a campaign has measured."""
+    return next((count for state, count in status.status(store, record).trials.items() if state == "measured"), 0)
