@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from frontrunner.evaluators.probe import here
+from frontrunner.evaluators.probe import preflight
 from frontrunner.evaluators.trainer.checks import check_job
 from frontrunner.evaluators.trainer.deepspeed_engine import disk, operators
 from frontrunner.evaluators.trainer.deepspeed_engine.configuration import configuration, zero_stage
@@ -144,10 +144,10 @@ def test_the_torch_engine_does_not_import_deepspeed() -> None:
 
 
 def test_an_engine_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    here.refuse_missing_engines(("torch",))
-    monkeypatch.setattr(here, "find_spec", lambda name: None)
-    here.refuse_missing_engines(("torch",))
+    preflight.refuse_missing_engines(("torch",))
+    monkeypatch.setattr(preflight, "find_spec", lambda name: None)
+    preflight.refuse_missing_engines(("torch",))
     with pytest.raises(InvalidInput) as caught:
-        here.refuse_missing_engines(("torch", "deepspeed"))
+        preflight.refuse_missing_engines(("torch", "deepspeed"))
     assert caught.value.message == 'space.engine = "deepspeed": expected an engine that is installed'
     assert caught.value.hint == "pip install deepspeed"

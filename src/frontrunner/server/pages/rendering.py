@@ -15,7 +15,7 @@ from frontrunner.plain_json import to_json
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.server.pages.assets import assets
 from frontrunner.text import count, gib, minute, node_time, percent, plain, seconds, size, thousands
-from frontrunner.views.columns import figures_in_words
+from frontrunner.views.columns import against, figures_in_words
 
 HTMX = {
     "allowEval": False,
@@ -31,7 +31,7 @@ HTMX = {
     ],
 }
 """Settings of htmx: it evaluates and keeps nothing, calls this service alone, and shows errors in one place."""
-FILTERS = (count, figures_in_words, gib, minute, node_time, percent, seconds, size, thousands)
+FILTERS = (against, count, figures_in_words, gib, minute, node_time, percent, seconds, size, thousands)
 
 
 @cache

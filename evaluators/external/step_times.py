@@ -1,4 +1,4 @@
-"""From a log's steps to a step time: which are warm-up, whether there are enough, and what does not hang together."""
+"""Step time from a log's steps: which are warm-up, whether there are enough, and what contradicts itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from frontrunner.evaluators.external.reading import LoggedStep
+from frontrunner.evaluators.external.logs import LoggedStep
 from frontrunner.evaluators.probe.measure import tokens_per_step
 from frontrunner.evaluators.probe.settings import ProbeSettings
 from frontrunner.evaluators.trainer.steady import ending, settled
@@ -15,21 +15,21 @@ from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 
 STOP_SHARE = 0.8
-"""Assumed, as for our own probes: after this share of the deadline no step is awaited that can be done without."""
+"""Assumed, as for our own probes: after this share of the deadline no optional step is awaited."""
 RATE_TOLERANCE = 0.1
-"""By how much a rate in the log may differ from the one that follows from tokens and step time: trainers round, and
-leave the reading of data or the optimizer out."""
+"""How far a rate in the log may differ from the one that follows from tokens and step time: trainers round, and may
+exclude the reading of data or the optimizer."""
 SLOWER_PACE = 2.0
-"""So many times the log's step time between two lines, by our clock, is not believed."""
-UNSURE_S = 2.0
-"""What buffers may hold output back, and a trainer do between two steps."""
+"""A time between two lines, by our clock, of this many times the log's step time is not believed."""
+TIMING_SLACK_S = 2.0
+"""How long buffers may delay output, and a trainer be busy between two steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimedStep:
-    """One logged step with its time, the mean of the steps that it `covers`; `before` it others were run.
+    """One logged step with its time, the mean of the steps that it `covers`; `before` is the number of earlier steps.
 
-    `is_claimed` says that the log tells the time.
+    `is_claimed` is True if the log states the time.
     """
 
     logged: LoggedStep
@@ -41,18 +41,24 @@ class TimedStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The measured step times, in seconds, without warm-up; `ended` where no more are needed."""
+    """The measured step times, in seconds, without warm-up; `ended` if no more are needed."""
 
     times_s: tuple[float, ...]
     ended: ProbeEnding | None
 
 
+def is_finite(step: TimedStep) -> bool:
+    """Return whether a logged step's loss is finite, as far as the log states it."""
+    loss = step.logged.loss
+    return not step.logged.nan_steps and (loss is None or abs(loss) < float("inf"))
+
+
 def timed(steps: Sequence[LoggedStep], recipe: Recipe, problem: Problem) -> list[TimedStep]:
-    """The logged steps with their times.
+    """Return the logged steps with their times.
 
     A time is the log's own; else it follows from the log's rate and the recipe's tokens; else it is the time between
-    two lines by our clock, over the steps between them. Where a trainer logs every k-th step a time is the mean of k.
-    A step 0 without a time, as of a progress bar, is where the clock starts.
+    two lines by our clock, divided by the steps between them. If a trainer logs every k-th step a time is the mean of
+    k. A step 0 without a time, as of a progress bar, is where the clock starts.
     """
     found: list[TimedStep] = []
     done = 0
@@ -77,7 +83,7 @@ def timed(steps: Sequence[LoggedStep], recipe: Recipe, problem: Problem) -> list
 
 
 def tokens_per_s_of(step: LoggedStep, recipe: Recipe, problem: Problem) -> float | None:
-    """The rate that the log states, as tokens/s of the whole job; None where it states none."""
+    """Return the rate that the log states, as tokens/s of the whole job; None if it states none."""
     rates = step.rates
     if "tokens_per_s" in rates:
         return rates["tokens_per_s"]
@@ -92,7 +98,7 @@ def _from_rate(step: LoggedStep, recipe: Recipe, problem: Problem) -> float | No
 
 
 def measured(steps: Sequence[TimedStep], warm_up_steps: int) -> list[TimedStep]:
-    """The steps that count: after the warm-up, with a time, and without gradients that overflowed."""
+    """Return the steps that count: after the warm-up, with a time, and without gradients that overflowed."""
     return [
         step
         for step in steps
@@ -103,7 +109,7 @@ def measured(steps: Sequence[TimedStep], warm_up_steps: int) -> list[TimedStep]:
 def verdict(
     steps: Sequence[TimedStep], settings: ProbeSettings, *, best_step_time_s: float | None, spent_s: float
 ) -> Verdict:
-    """What the steps so far say, by the rules of our own probes (`trainer/steady.py`)."""
+    """Return the verdict on the steps so far, by the rules of our own probes (`trainer/steady.py`)."""
     times = [step.time_s for step in measured(steps, settings.warm_up_steps) if step.time_s is not None]
     if not settings.is_adaptive:
         enough = len(times) >= (settings.measured_steps or 1)
@@ -127,14 +133,14 @@ def _ended(
 
 
 def why_inconsistent(steps: Sequence[TimedStep], recipe: Recipe, problem: Problem) -> str | None:
-    """Why the log's times cannot be true, with both values; None where nothing speaks against them.
+    """Return why the log's times cannot be true, with both values; None if nothing contradicts them.
 
-    The log's rate is held against the one that follows from its step time, and its step times against our own clock.
+    Compare the log's rate with the one that follows from its step time, and its step times with our own clock.
     """
-    return _why_other_rate(steps, recipe, problem) or _why_other_pace(steps)
+    return _why_rate_differs(steps, recipe, problem) or _why_pace_differs(steps)
 
 
-def _why_other_rate(steps: Sequence[TimedStep], recipe: Recipe, problem: Problem) -> str | None:
+def _why_rate_differs(steps: Sequence[TimedStep], recipe: Recipe, problem: Problem) -> str | None:
     tokens = tokens_per_step(recipe, problem)
     pairs = [
         (rate, tokens / step.logged.time_s)
@@ -148,20 +154,20 @@ def _why_other_rate(steps: Sequence[TimedStep], recipe: Recipe, problem: Problem
         return None
     return (
         f"the log says {stated:.6g} tokens/s, and its step time gives {ours:.6g} tokens/s with the recipe's "
-        f"{tokens} tokens a step"
+        f"{tokens} tokens per step"
     )
 
 
-def _why_other_pace(steps: Sequence[TimedStep]) -> str | None:
+def _why_pace_differs(steps: Sequence[TimedStep]) -> str | None:
     claimed = [(step, step.time_s) for step in steps if step.is_claimed and step.time_s is not None]
     if len(claimed) < 2:
         return None
     first, last = claimed[0][0].logged, claimed[-1][0].logged
     in_all = sum(step.covers * seconds for step, seconds in claimed)
-    if in_all > last.arrival_s * (1 + RATE_TOLERANCE) + UNSURE_S:
+    if in_all > last.arrival_s * (1 + RATE_TOLERANCE) + TIMING_SLACK_S:
         return f"the log's steps take {in_all:.4g} s in all, and came within {last.arrival_s:.4g} s by our clock"
     usual = statistics.median(seconds for _, seconds in claimed)
     count, span = last.number - first.number, last.arrival_s - first.arrival_s
-    if span > SLOWER_PACE * count * usual and span - count * usual > UNSURE_S:
+    if span > SLOWER_PACE * count * usual and span - count * usual > TIMING_SLACK_S:
         return f"the log's median step takes {usual:.4g} s, and by our clock one takes {span / count:.4g} s"
     return None

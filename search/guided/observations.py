@@ -1,4 +1,4 @@
-"""What a guided search was told: each row's measurements, and the trials that say what runs."""
+"""What a guided search was told: measurements and failures by row of its table."""
 
 from __future__ import annotations
 
@@ -10,16 +10,33 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from frontrunner.results.outcome import FailureKind, Measurement, Outcome
-from frontrunner.search.guided.feasibility import Trial
-from frontrunner.search.guided.field import Field
-from frontrunner.search.guided.speed import Observation
+from frontrunner.search.guided.prior import CandidateTable
 
 MEDIAN_OVER_MEAN = 1.25
 """The standard error of a median over that of a mean, of many normal values: sqrt(pi / 2)."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """A logarithm of measured over predicted speed at a row; `spread` is its own noise beside the learned one."""
+
+    row: int
+    log_ratio: float
+    spread: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What became of a row: it ran (with its peak over a device's memory, as a logarithm, where known) or failed."""
+
+    row: int
+    ran: bool
+    log_peak: float | None = None
+    out_of_memory: bool = False
+
+
 @dataclass(kw_only=True)
-class Experience:
+class Observations:
     """Outcomes by row.
 
     `log_speeds` holds the logarithms of tokens/s of the campaign's own measurements, of rows that never failed since.
@@ -32,7 +49,7 @@ class Experience:
     observations: list[Observation] = field(default_factory=list)
     trials: list[Trial] = field(default_factory=list)
 
-    def add(self, row: int, outcome: Outcome, prior: Field) -> None:
+    def add(self, row: int, outcome: Outcome, table: CandidateTable) -> None:
         """Take in an outcome of this campaign; one that the machine is to blame for teaches nothing."""
         if isinstance(outcome, Measurement):
             self.log_speeds.setdefault(row, []).append(math.log(outcome.tokens_per_s))
@@ -41,14 +58,14 @@ class Experience:
         elif outcome.policy.counts_against_recipe:
             self.log_speeds.pop(row, None)
             self.log_peaks.pop(row, None)
-        self.learn(row, outcome, prior, spread=own_noise(outcome) if isinstance(outcome, Measurement) else 0.0)
+        self.learn(row, outcome, table, spread=own_noise(outcome) if isinstance(outcome, Measurement) else 0.0)
 
     def learn(
-        self, row: int, outcome: Outcome, prior: Field, *, spread: float, memory_bytes: int | None = None
+        self, row: int, outcome: Outcome, table: CandidateTable, *, spread: float, memory_bytes: int | None = None
     ) -> None:
         """Take in an outcome of whatever origin; `memory_bytes` is a device's where it is another's."""
         if isinstance(outcome, Measurement):
-            ratio = math.log(outcome.tokens_per_s) - float(prior.log_speed[row])
+            ratio = math.log(outcome.tokens_per_s) - float(table.log_speed[row])
             self.observations.append(Observation(row=row, log_ratio=ratio, spread=spread))
             peak = outcome.peak_memory_bytes_max_rank
             limit = memory_bytes or self.memory_bytes
