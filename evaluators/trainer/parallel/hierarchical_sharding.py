@@ -27,7 +27,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.nn import functional
 
-from frontrunner.evaluators.trainer.gradients import local
+from frontrunner.evaluators.trainer.optimizer import local
 
 # Their names up to torch 2.12 are deprecated in 2.13.
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

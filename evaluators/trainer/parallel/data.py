@@ -27,10 +27,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from frontrunner.evaluators.trainer.job import Precision
 from frontrunner.evaluators.trainer.layout import Layout, ShardingKind, sharding_kind
-from frontrunner.evaluators.trainer.levels import LeveledUnit, leveled_units
-from frontrunner.evaluators.trainer.master_weights import has_master_weights
 from frontrunner.evaluators.trainer.model import Gpt
-from frontrunner.evaluators.trainer.precision import COMPUTE_TYPES
+from frontrunner.evaluators.trainer.parallel.hierarchical_sharding import LeveledUnit, leveled_units
+from frontrunner.evaluators.trainer.precision import COMPUTE_TYPES, has_master_weights
 from frontrunner.spaces.recipe import Recipe
 
 _GATHERING_FOR_EACH_USE = ("zero-3", "hybrid", "levels")

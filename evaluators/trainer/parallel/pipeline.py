@@ -1,8 +1,4 @@
-"""Pipeline parallelism: which rank holds which layers, and schedules that reduce gradients when the recipe says.
-
-Stages are numbered along the model. A looped placement gives rank r the stages r, r + pp, r + 2 pp, ...; a V-shaped
-one (zbv, dualpipev) gives it r and 2 pp - 1 - r.
-"""
+"""Pipeline parallelism: the stages of a rank, and schedules that reduce gradients when the recipe says."""
 
 import itertools
 from collections.abc import Sequence
@@ -13,10 +9,11 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle, get_schedule_class
 
-from frontrunner.evaluators.trainer.data_parallel import Replicas
 from frontrunner.evaluators.trainer.layout import Layout
 from frontrunner.evaluators.trainer.loss import LossFunction
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.evaluators.trainer.parallel.data import Replicas
+from frontrunner.spaces.recipe import LOOPED_SCHEDULES, SPLIT_BACKWARD_SCHEDULES, Recipe
+from frontrunner.spaces.stages import even_layers, rank_of_stage
 
 SCHEDULE_CLASSES = {
     "gpipe": "GPipe",
@@ -27,42 +24,18 @@ SCHEDULE_CLASSES = {
     "zbv": "ZBVZeroBubble",
     "dualpipev": "DualPipeV",
 }
-SINGLE_STAGE_SCHEDULES = frozenset({"gpipe", "1f1b"})
-V_SHAPED_SCHEDULES = frozenset({"zbv", "dualpipev"})
-# These compute the gradients of a stage's input and of its weights at different times.
-SPLIT_BACKWARD_SCHEDULES = frozenset({"interleaved-zero-bubble", "zbv", "dualpipev"})
 
 
 def stage_layers(layers: int, recipe: Recipe) -> list[range]:
-    """The layers of each stage: as many as the recipe says, else as even as possible, the first stages taking more.
-
-    Raises:
-        ValueError: a stage would hold no layer, or the recipe's counts do not make up the model.
-    """
-    stages = recipe.stages
-    if layers < stages:
-        raise ValueError(f"{layers} layers cannot fill {stages} pipeline stages")
-    size, remainder = divmod(layers, stages)
-    counts = recipe.layers_per_stage or [size + (stage < remainder) for stage in range(stages)]
-    if len(counts) != stages or sum(counts) != layers or min(counts) < 1:
-        raise ValueError(f"layers_per_stage {list(counts)} does not cut {layers} layers into {stages} stages")
-    ends = list(itertools.accumulate(counts))
+    """Return the layers of each stage: as many as the recipe says, else as even as possible."""
+    counts = recipe.layers_per_stage or even_layers(layers, recipe.stages)
+    ends = itertools.accumulate(counts)
     return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
 
 
 def stages_of_rank(recipe: Recipe, pipeline_rank: int) -> list[int]:
-    """The numbers of the stages that one rank of the pipeline holds, in ascending order."""
-    if recipe.schedule in V_SHAPED_SCHEDULES:
-        return [pipeline_rank, recipe.stages - 1 - pipeline_rank]
-    return list(range(pipeline_rank, recipe.stages, recipe.pipeline_parallel))
-
-
-def rank_of_stage(recipe: Recipe, stage: int) -> int:
-    """The rank of the pipeline that holds `stage`."""
-    ranks = recipe.pipeline_parallel
-    if recipe.schedule in V_SHAPED_SCHEDULES and stage >= ranks:
-        return recipe.stages - 1 - stage
-    return stage % ranks
+    """Return the numbers of the stages that one rank of the pipeline holds, in ascending order."""
+    return [stage for stage in range(recipe.stages) if rank_of_stage(recipe, stage) == pipeline_rank]
 
 
 class _Opaque(nn.Module):
@@ -127,6 +100,6 @@ def build_schedule(
         else:
             stages.append(ReplicatedStage(module, group, **options))
     kind = get_schedule_class(SCHEDULE_CLASSES[recipe.schedule])
-    local = stages[0] if recipe.schedule in SINGLE_STAGE_SCHEDULES else stages
+    local = stages if recipe.schedule in LOOPED_SCHEDULES else stages[0]
     schedule = kind(local, n_microbatches=recipe.accumulation, loss_fn=loss, scale_grads=False)
     return cast("PipelineScheduleSingle | PipelineScheduleMulti", schedule)

@@ -11,12 +11,19 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from frontrunner.evaluators.trainer.data import Batch, TokenFile
-from frontrunner.evaluators.trainer.engine import Engine
-from frontrunner.evaluators.trainer.gradients import clip, local_gradients, settle, squared_norm_share
 from frontrunner.evaluators.trainer.job import DATA_RANGE, Job
 from frontrunner.evaluators.trainer.layout import Layout
-from frontrunner.evaluators.trainer.optimizer import build_optimizer, make_states, set_learning_rate
+from frontrunner.evaluators.trainer.optimizer import (
+    build_optimizer,
+    clip,
+    local_gradients,
+    make_states,
+    set_learning_rate,
+    settle,
+    squared_norm_share,
+)
 from frontrunner.evaluators.trainer.precision import LossScale
+from frontrunner.evaluators.trainer.torch_engine import Engine
 
 
 @dataclass(frozen=True, kw_only=True)

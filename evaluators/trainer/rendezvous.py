@@ -3,8 +3,23 @@
 Rank 0 opens a store on a port that the system picks, and only then writes where it is; the others wait for that file.
 So no port is chosen before it is used, and none is taken in between. Importing this module teaches torch the scheme
 `frontrunner-meeting://`, whose path is the folder.
+
+Process groups on CPU whose collectives run one after another.
+
+torch's gloo backend gives each group two threads, and after a collective each of them writes the collective's name
+into one string of the group, without a lock (`ProcessGroupGloo::runLoop`, torch 2.11 to 2.13). Names of more than 15
+letters, as a reduce-scatter's, lie on the heap: two that end at the same time free the same memory twice, and the
+rank dies of SIGABRT or SIGSEGV. Sequence parallelism under an interleaved schedule met that once in some 150 probes.
+With one thread a group nothing is shared. Sends and receives do not use these threads.
+
+A rank's place within its node, in the variables by which collective libraries and engines read it.
+
+oneCCL asks an MPI launcher for it unless CCL_PROCESS_LAUNCHER says "none", and takes CCL_LOCAL_RANK and CCL_LOCAL_SIZE
+then. torch sets these three itself, but not where it finds variables of an MPI launcher (ProcessGroupXCCL.cpp,
+`with_mpirun`). Our ranks always have such variables from elsewhere: mpiexec started what forked them, once a node.
 """
 
+import datetime as dt
 import fcntl
 import json
 import os
@@ -16,7 +31,8 @@ from datetime import timedelta
 from pathlib import Path
 from urllib.parse import parse_qs, quote, unquote, urlparse
 
-from torch.distributed import Store, TCPStore, default_pg_timeout  # type: ignore[attr-defined]
+import torch.distributed as dist
+from torch.distributed import Store, TCPStore, default_pg_timeout, distributed_c10d  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import register_rendezvous_handler
 
 from frontrunner.evaluators.trainer.files import write_json
@@ -100,3 +116,32 @@ def _address_of(interface: str) -> str:
 
 
 register_rendezvous_handler(SCHEME, _meet)  # type: ignore[no-untyped-call]
+
+
+class OneThreadGloo(dist.ProcessGroupGloo):
+    """A gloo group with a single thread for its collectives."""
+
+    def __init__(self, store: Store, rank: int, size: int, timeout: dt.timedelta) -> None:
+        """The arguments by which torch makes its own: see `torch.distributed.ProcessGroupGloo`."""
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch's stub has another name
+        options._threads = 1
+        options._timeout = timeout
+        options._devices = [dist.ProcessGroupGloo.create_default_device()]
+        super().__init__(store, rank, size, options)
+
+
+def use_one_thread_per_group() -> None:
+    """Have every gloo group that this process makes from here on be a `OneThreadGloo`.
+
+    torch hands its users' options to other backends but not to gloo: its name for the class is replaced.
+    """
+    distributed_c10d.ProcessGroupGloo = OneThreadGloo  # type: ignore[misc]
+
+
+def tell_local_place(local_rank: int, local_world_size: int) -> None:
+    """Set the variables for this process, before its first process group."""
+    for name in ("LOCAL_RANK", "CCL_LOCAL_RANK"):
+        os.environ[name] = str(local_rank)
+    for name in ("LOCAL_WORLD_SIZE", "CCL_LOCAL_SIZE"):
+        os.environ[name] = str(local_world_size)
+    os.environ["CCL_PROCESS_LAUNCHER"] = "none"

@@ -13,7 +13,7 @@ from torch.profiler import record_function
 from frontrunner.evaluators.trainer.files import ProgressLog
 from frontrunner.evaluators.trainer.job import STEP_RANGE, Job
 from frontrunner.evaluators.trainer.memory import PeakMemory, peak_memory
-from frontrunner.evaluators.trainer.stepping import StepOutcome, Stepper
+from frontrunner.evaluators.trainer.train_step import StepOutcome, Stepper
 
 RESULT_VERSION = 1
 
