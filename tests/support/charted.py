@@ -1,4 +1,4 @@
-"""Small campaigns with chosen outcomes, for the figures of reports."""
+"""Small campaigns with chosen outcomes, for charts and reports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from frontrunner.evaluators.insight.collected import Collected, collect
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
@@ -16,6 +15,7 @@ from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.validation import dump_json
+from frontrunner.views.charts.data import Collected, collect
 from support.campaigns import spec_of, tiny
 
 NODE_SECONDS = 36.0
@@ -50,7 +50,7 @@ def failed(kind: FailureKind = FailureKind.OUT_OF_MEMORY, **more: Any) -> Failur
 def recorded(
     path: Path, campaign: CampaignSpec, outcomes: Sequence[tuple[Recipe, Sequence[Measurement | Failure]]]
 ) -> Collected:
-    """A store at `path` with the campaign and a trial a recipe, whose last outcome is final; and what it tells."""
+    """Record one trial per recipe, whose last outcome is final, in a store at `path`; return the data of its charts."""
     survey = campaign.space.survey(campaign.problem)
     with open_store(str(path)) as store:
         made = store.create_campaign(
