@@ -100,7 +100,7 @@ def refuse_missing_engines(engines: Sequence[str]) -> None:
     for engine in engines:
         if engine == "deepspeed" and find_spec(engine) is None:
             raise bad_value(
-                "space.engine", engine, "an engine that is installed", hint="pip install 'frontrunner[deepspeed]'"
+                "space.engine", engine, "an engine that is installed", hint="pip install deepspeed"
             )
 
 
