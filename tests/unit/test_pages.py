@@ -58,7 +58,6 @@ def every_page(client: TestClient, ids: list[str]) -> dict[str, str]:
     paths = [
         "/",
         "/campaigns/first",
-        "/campaigns/first/coordinates",
         "/campaigns/first/trials?page=1",
         f"/recipes/{ids[0]}",
         "/compare",
@@ -169,7 +168,7 @@ def test_an_imported_campaign_spent_nothing_here_and_has_no_timeline(tmp_path: P
         text, listed = shown(client, "/campaigns/table"), shown(client, "/")
     assert "<dt>spent</dt><dd>nothing: measured elsewhere</dd>" in text
     assert "Nothing ran here" in text
-    assert 'class="timeline"' not in text
+    assert "chart-timeline" not in text
     assert "node-seconds" not in listed
 
 
@@ -205,7 +204,7 @@ def test_the_budget_s_meter_counts_what_the_driver_counts(tmp_path: Path) -> Non
 
 def test_figures_come_as_json_and_others_are_refused(client: TestClient) -> None:
     found = client.get("/campaigns/first/figures/speed-memory").json()
-    assert found["figure"]["data"]
+    assert found["spec"]["layer"]
     assert "front" in found["reading"]
     assert client.get("/campaigns/first/figures/importance").status_code == 422
 

@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from frontrunner import __version__
+from frontrunner.plain_json import to_json
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.server.pages.assets import assets
 from frontrunner.text import count, gib, minute, node_time, percent, plain, seconds, size, thousands
@@ -45,7 +46,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         finalize=_shown,
     )
-    found.filters |= {function.__name__: function for function in FILTERS}
+    found.filters |= {function.__name__: function for function in FILTERS} | {"json": to_json}
     found.tests |= {
         "failure": lambda value: isinstance(value, Failure),
         "measurement": lambda value: isinstance(value, Measurement),
