@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from frontrunner.results.holders import this_host
-from frontrunner.results.known import REUSED, probes_made
+from frontrunner.results.prior_results import REUSED, probes_made
+from frontrunner.results.process_identity import this_host
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.server.app import create_app
