@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def headings(html: str) -> list[str]:
     if "<tbody>" in html:
         return re.findall("<th>(.*?)</th>", html.partition("<tbody>")[0])
     lines = re.sub("<.*?>", "", html).splitlines()
-    return [" ".join(above.split()) for above, line in zip(lines, lines[1:], strict=False) if line.startswith("──")]
+    return [" ".join(above.split()) for above, line in pairwise(lines) if line.startswith("──")]
 
 
 def test_the_worked_notebook_is_kept_with_what_it_shows() -> None:
