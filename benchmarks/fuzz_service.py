@@ -9,8 +9,8 @@ from fastapi.testclient import TestClient
 
 from frontrunner.results.store import open_store
 from frontrunner.server.app import create_app
+from frontrunner.server.auth import read_tokens
 from frontrunner.server.settings import Limits, ServiceSettings
-from frontrunner.server.tokens import read_tokens
 
 UNLIMITED = Limits(requests_per_s=1e6, request_burst=1_000_000)
 PATH = "/api/v1/plan"

@@ -33,12 +33,12 @@ from service_store import build, drive
 
 from frontrunner.results.store import open_store
 from frontrunner.server.app import create_app
-from frontrunner.server.pages.figures import SHOWN
+from frontrunner.server.auth import make_tokens
+from frontrunner.server.pages.campaigns import SHOWN
 from frontrunner.server.pages.pieces import POLL_DRIVEN_S
 from frontrunner.server.pages.router import router
-from frontrunner.server.server import listen, run
+from frontrunner.server.serving import listen, run
 from frontrunner.server.settings import Limits, ServiceSettings
-from frontrunner.server.tokens import make_tokens
 
 WARM_UP_S = 2.0
 ASKED_ALONE = 60

@@ -14,7 +14,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlsplit
@@ -23,20 +22,20 @@ import httpx2
 from pydantic import TypeAdapter, ValidationError
 
 from frontrunner.config.toml_file import Table, read_toml
-from frontrunner.evaluators.insight.objectives import Front, OnFront
-from frontrunner.results.compare import Comparison
-from frontrunner.results.driving import DriverSeen
+from frontrunner.events import StreamEvent
+from frontrunner.front import Front, OnFront
+from frontrunner.results.active_drivers import ActiveDriver
 from frontrunner.results.explain import Explanation
-from frontrunner.results.pages import CampaignPage, RecipePage, TrialPage
+from frontrunner.results.pages import CampaignPage, Comparison, RecipePage, TrialPage
 from frontrunner.results.predictions import SmallScale
 from frontrunner.results.ranking import RankedRecipe, Ranking
 from frontrunner.results.records import CampaignList
 from frontrunner.results.status import FailedTrial, FailureList, Status
 from frontrunner.search.campaign_setup import free_among
-from frontrunner.server.processes import error_from
+from frontrunner.server.auth import TOKEN_VARIABLE, default_token_file, read_tokens
+from frontrunner.server.errors import from_table
 from frontrunner.server.replays import Replay
 from frontrunner.server.settings import is_loopback
-from frontrunner.server.tokens import TOKEN_VARIABLE, default_token_file, read_tokens
 from frontrunner.spaces.errors import (
     FrontrunnerError,
     InvalidInput,
@@ -49,15 +48,15 @@ from frontrunner.spaces.errors import (
 )
 from frontrunner.spaces.names import campaign_name_from
 from frontrunner.spaces.validation import OF_NO_TYPE
-from frontrunner.store import OBJECTIVES
+from frontrunner.store import LOG_BYTES, OBJECTIVES
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from frontrunner.baseline import Baseline
     from frontrunner.evaluators.analytic.breakdown import Breakdown
-    from frontrunner.evaluators.insight.collected import Missing
-    from frontrunner.views.charts.catalogue import Drawn
+    from frontrunner.reporting import NotDrawn
+    from frontrunner.views.charts.data import Missing
     from frontrunner.views.shown_plan import ShownPlan
 
 T = TypeVar("T")
@@ -74,15 +73,6 @@ PLAIN_HTTP_VARIABLE = "FRONTRUNNER_PLAIN_HTTP"
 NOT_FINITE = ("losses", "build_time_s", "first_step_time_s")
 """Figures of a measurement that JSON carries as null where they were not finite."""
 ONE_VERSION = "use the same version of frontrunner for client and service"
-
-
-@dataclass(frozen=True, kw_only=True)
-class StreamEvent:
-    """One event of a campaign's stream; `id` is what to continue after."""
-
-    id: str
-    kind: str
-    data: Mapping[str, Any]
 
 
 def connect(url: str, *, token: str | None = None) -> RemoteStore:
@@ -142,7 +132,9 @@ class RemoteStore:
         self.url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
         # Tokens are sent to the service itself: no proxy or .netrc of the environment is used.
-        self._client = client or httpx2.Client(timeout=TIMEOUT_S, trust_env=False)
+        # No connection outlives its request, so that a store need not be closed.
+        no_pool = httpx2.Limits(max_keepalive_connections=0)
+        self._client = client or httpx2.Client(timeout=TIMEOUT_S, trust_env=False, limits=no_pool)
 
     def campaigns(self) -> CampaignList:
         found = CampaignList()
@@ -152,8 +144,8 @@ class RemoteStore:
             if len(found) >= page.total or not page.items:
                 return found
 
-    def drivers(self) -> list[DriverSeen]:
-        return self._get(list[DriverSeen], "/drivers")
+    def drivers(self) -> list[ActiveDriver]:
+        return self._get(list[ActiveDriver], "/drivers")
 
     def status(self, campaign: str | None = None) -> Status:
         return self._get(Status, self._of(campaign))
@@ -205,12 +197,11 @@ class RemoteStore:
     def compare(self, first: str, second: str, *, page: int = 1, page_size: int = 50) -> Comparison:
         return self._get(Comparison, "/compare", first=first, second=second, page=page, page_size=page_size)
 
-    def log(self, campaign: str | None, trial_number: int) -> str:
-        """Return the end of the log of a failed trial."""
-        return self._send("GET", self._of(campaign, f"/trials/{int(trial_number)}/log")).text
+    def log(self, campaign: str | None, trial_number: int, *, most_bytes: int = LOG_BYTES) -> str:
+        path = self._of(campaign, f"/trials/{int(trial_number)}/log")
+        return self._send("GET", path, params={"most_bytes": most_bytes}).text
 
     def events(self, campaign: str, *, after: str | None = None) -> Iterator[StreamEvent]:
-        """Yield a campaign's events as they are recorded, from its beginning or after the event of this id; endless."""
         headers = self._headers | ({} if after is None else {"Last-Event-ID": after})
         url = self.url + API + self._of(campaign, "/events")
         with (
@@ -253,7 +244,7 @@ class RemoteStore:
 
     def dataframe(self, campaign: str | None = None) -> pd.DataFrame:
         from frontrunner.results.frames import from_columns
-        from frontrunner.server.models import FrameAnswer
+        from frontrunner.server.requests import FrameAnswer
 
         found = self._get(FrameAnswer, self._of(campaign, "/dataframe"))
         try:
@@ -263,7 +254,7 @@ class RemoteStore:
 
     def report(self, campaign: str | None = None, *, out: str | Path | None = None) -> Path:
         from frontrunner.evaluators.probe.files import write_bytes
-        from frontrunner.reporting_pieces import report_place
+        from frontrunner.reporting import report_place
 
         path = self._of(campaign)
         place = report_place(out, path.rpartition("/")[2])
@@ -279,16 +270,16 @@ class RemoteStore:
         out: str | Path,
         figure: str | None = None,
         format: str | None = None,  # noqa: A002 - the option's name
-    ) -> tuple[list[Path], list[Drawn]]:
-        from frontrunner.reporting_pieces import picture_place
+    ) -> tuple[list[Path], list[NotDrawn]]:
+        from frontrunner.reporting import picture_place
 
         place = picture_place(out, figure, format)
         path = self._of(campaign, "/figures/")
         return place.save(lambda name: self._picture(path, name, place.kind))
 
     def _picture(self, path: str, name: str, kind: str) -> bytes | Missing:
-        from frontrunner.evaluators.insight.collected import Missing
-        from frontrunner.reporting_pieces import not_drawn
+        from frontrunner.reporting import not_drawn
+        from frontrunner.views.charts.data import Missing
 
         try:
             return self._send("GET", path + name, params={"format": kind}).content
@@ -405,7 +396,7 @@ class RemoteStore:
 
     def _refused(self, response: httpx2.Response) -> FrontrunnerError:
         try:
-            return error_from(response.json()["error"])
+            return from_table(response.json()["error"])
         except (ValueError, KeyError, TypeError, AttributeError):
             return ServiceUnreachable(f"{self.url} returned status {response.status_code}: not a frontrunner service")
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from frontrunner.results.pages import recipe_page
-from frontrunner.results.recipe_filters import DEFAULTS, FILTERS
+from frontrunner.results.ranking import DEFAULTS, FILTERS
 from frontrunner.results.records import Campaign
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store
 from frontrunner.results.writer import CampaignWriter
-from frontrunner.server.questions import RecipeQuestion
+from frontrunner.server.requests import RecipeQuestion
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
 from support.store_contract import StoreContract, measurement

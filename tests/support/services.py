@@ -16,17 +16,17 @@ from typing import Any
 from fastapi.testclient import TestClient
 
 from frontrunner.remote import RemoteStore
-from frontrunner.results.driving import drivers
+from frontrunner.results.active_drivers import active_drivers
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.server.app import create_app
+from frontrunner.server.auth import Tokens, read_tokens
 from frontrunner.server.settings import Limits, ServiceSettings
-from frontrunner.server.tokens import Tokens, read_tokens
 from support.rankings import measurement, record, start
 
 ORIGIN = "http://127.0.0.1:8787"
-UNLIMITED = Limits(requests_per_s=1e6, request_burst=1_000_000)
+UNLIMITED = Limits(requests_per_s=1e6, request_burst=1_000_000, cache_s=0.0)
 BODY = {
     "name": "by-wire",
     "evaluator": "simulated",
@@ -123,7 +123,7 @@ def _kill_drivers(path: Path) -> None:
     """What a test that failed has left running."""
     if path.exists():
         with open_store(str(path)) as store:
-            for driver in drivers(store):
+            for driver in active_drivers(store):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(driver.pid, signal.SIGKILL)
 

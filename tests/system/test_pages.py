@@ -20,7 +20,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from frontrunner.server.tokens import read_tokens
+from frontrunner.server.auth import read_tokens
 from support.live_campaigns import LiveCampaign, driven
 from support.services import Served, served
 

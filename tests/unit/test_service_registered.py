@@ -13,10 +13,9 @@ from fastapi.testclient import TestClient
 
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.server.app import create_app
-from frontrunner.server.bodies import campaign_table, parsed
-from frontrunner.server.models import CampaignBody
 from frontrunner.server.pages.router import router
 from frontrunner.server.registered import AROUND, Registered, register
+from frontrunner.server.requests import CampaignBody, campaign_table, parsed
 from frontrunner.server.settings import ServiceSettings
 from frontrunner.spaces.errors import InvalidInput, NotFound
 from support.campaigns import tiny
@@ -107,18 +106,18 @@ def test_a_rehearsal_takes_the_site_s_machine_alone(known: Registered) -> None:
 
 REFUSED = [
     ({"site": "slrum"}, 'site = "slrum": expected one of queue, slurm'),
-    ({"site": "slurm"}, "cluster.device = .*: expected cluster.nodes alone: site = .slurm. says what else it is"),
+    ({"site": "slurm"}, "cluster.device = .*: expected cluster.nodes only: site = .slurm. defines the rest"),
     ({"site": "slurm", "cluster": {"nodes": 3}}, "dispatch.nodes_per_allocation = 2"),
     ({"site": "slurm", "cluster": {"preset": "frontier"}}, "cluster.preset"),
     ({"trainer": "nanotron"}, "trainer = .nanotron.: expected one of accelerate, keyed"),
     ({"trainer": "accelerate", "evaluator": "probe"}, "evaluator = .probe.: expected command, or no entry"),
     ({"evaluator": "command"}, "trainer is missing: expected a registered trainer .accelerate, keyed."),
     ({"evaluator": "table"}, "table is missing: expected a registered table .runs."),
-    ({"trainer": "accelerate", "table": "runs"}, "table = .runs.: expected no entry beside trainer"),
+    ({"trainer": "accelerate", "table": "runs"}, "table = .runs.: expected no entry together with trainer"),
     ({"data": "../../etc/passwd"}, "expected one of pile"),
-    ({"data": {"path": "/etc/passwd"}}, r"\[data\] is not taken from the wire: expected data = a registered name"),
-    ({"dispatch": {"worker_init": ["x"]}}, r"\[dispatch\] is not taken .* expected site = a registered name"),
-    ({"command": {"arguments": ["x"]}}, r"\[command\] is not taken .* expected trainer = a registered name"),
+    ({"data": {"path": "/etc/passwd"}}, r"\[data\] is not accepted from a request: expected data = a registered name"),
+    ({"dispatch": {"worker_init": ["x"]}}, r"\[dispatch\] is not accepted .* expected site = a registered name"),
+    ({"command": {"arguments": ["x"]}}, r"\[command\] is not accepted .* expected trainer = a registered name"),
 ]
 
 
@@ -233,5 +232,5 @@ def test_what_a_name_stands_for_is_not_told_where_it_is_gone(
 
 
 def test_a_name_stands_for_one_file() -> None:
-    with pytest.raises(InvalidInput, match="x stands for another file already"):
+    with pytest.raises(InvalidInput, match="x is registered for another file"):
         register({"site": [f"x={SITE}", f"x={SITE}"]})

@@ -12,21 +12,21 @@ from pathlib import Path
 import pytest
 
 from frontrunner.remote import PLAIN_HTTP_VARIABLE, connect
-from frontrunner.results.holders import this_host
+from frontrunner.results.process_identity import this_host
 from frontrunner.results.store import open_store
-from frontrunner.server.drivers import Drivers
-from frontrunner.server.errors import Conflict
-from frontrunner.server.pressure import TokenBucket
-from frontrunner.server.processes import CHILD, our_process
-from frontrunner.server.tokens import (
+from frontrunner.server.auth import (
     MOST_LINKS,
     TOKEN_FILE_VARIABLE,
     TOKEN_VARIABLE,
-    OneTimeLinks,
+    LoginLinks,
     Role,
     make_tokens,
     read_tokens,
 )
+from frontrunner.server.drivers import Drivers
+from frontrunner.server.errors import Conflict
+from frontrunner.server.middleware import RateLimit
+from frontrunner.server.processes import CHILD, our_process
 from frontrunner.spaces.errors import InvalidInput, NotFound
 from support.services import settings
 
@@ -71,13 +71,13 @@ def test_a_token_file_holds_two_tokens(tmp_path: Path, content: str) -> None:
     path = tmp_path / "tokens.json"
     path.touch(mode=0o600)
     path.write_text(content)
-    with pytest.raises(InvalidInput, match="holds no two tokens"):
+    with pytest.raises(InvalidInput, match="does not hold two tokens"):
         read_tokens(path)
 
 
 def test_links_end_with_use_with_time_and_with_many_others() -> None:
     now = [0.0]
-    links = OneTimeLinks(clock=lambda: now[0])
+    links = LoginLinks(clock=lambda: now[0])
     code = links.make(Role.READER)
     assert links.spend(code) is Role.READER
     assert links.spend(code) is None
@@ -92,7 +92,7 @@ def test_links_end_with_use_with_time_and_with_many_others() -> None:
 
 def test_a_bucket_fills_again_with_time_for_each_address() -> None:
     now = [0.0]
-    bucket = TokenBucket(2.0, 3, clock=lambda: now[0])
+    bucket = RateLimit(2.0, 3, clock=lambda: now[0])
     assert [bucket.wait_s("a") for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
     assert bucket.wait_s("b") == 0.0
     now[0] = 0.5

@@ -56,9 +56,9 @@ def serve(  # noqa: PLR0913, PLR0917 - an option each
     """
     if any(find_spec(name) is None for name in ("fastapi", "uvicorn", "jinja2")):
         raise InvalidInput("this needs fastapi, uvicorn and jinja2", hint="run: pip install 'frontrunner[serve]'")
+    from frontrunner.server.auth import default_token_file
     from frontrunner.server.registered import register
     from frontrunner.server.settings import Limits, ServiceSettings
-    from frontrunner.server.tokens import default_token_file
 
     settings = ServiceSettings(
         store=store_url(store),
@@ -75,10 +75,10 @@ def serve(  # noqa: PLR0913, PLR0917 - an option each
 
 def _serve(settings: ServiceSettings) -> None:
     from frontrunner.server.app import create_app
+    from frontrunner.server.auth import Role
     from frontrunner.server.pages.router import router
-    from frontrunner.server.server import listen, run
+    from frontrunner.server.serving import listen, run
     from frontrunner.server.settings import is_loopback
-    from frontrunner.server.tokens import Role
 
     with listen(settings) as listener:
         app = create_app(settings, pages=(router,))

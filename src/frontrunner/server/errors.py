@@ -1,17 +1,21 @@
-"""What the service refuses beside the mistakes that every front door knows.
+"""Errors of the service, their HTTP status, and their JSON form.
 
-Forbidden    403   the sender's role may not do this
-Conflict     409   what is asked for does not fit the state that the campaign or the replay is in
-TooMany      429   as many as there may be are running already
+Forbidden    403   the sender's role does not permit this
+Conflict     409   the request does not fit the state of the campaign or replay
+TooMany      429   a limit of the service is reached
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from frontrunner.spaces import errors
 from frontrunner.spaces.errors import FrontrunnerError
 
 
 class Forbidden(FrontrunnerError):
-    """The sender is known, and may not do this."""
+    """The sender's role does not permit this."""
 
 
 class Conflict(FrontrunnerError):
@@ -20,3 +24,30 @@ class Conflict(FrontrunnerError):
 
 class TooMany(FrontrunnerError):
     """A limit of the service is reached."""
+
+
+STATUS_OF: dict[type[FrontrunnerError], int] = {
+    errors.NotFound: 404,
+    errors.InvalidInput: 422,
+    errors.AlreadyDriven: 409,
+    errors.CampaignFailed: 409,
+    errors.NothingLegal: 422,
+    errors.StoreUnusable: 503,
+    errors.ServiceUnreachable: 502,
+    Forbidden: 403,
+    Conflict: 409,
+    TooMany: 429,
+    FrontrunnerError: 500,
+}
+
+
+def to_table(error: FrontrunnerError) -> dict[str, Any]:
+    """Return an error as {"kind", "message", "hint"}."""
+    return {"kind": type(error).__name__, "message": error.message, "hint": error.hint}
+
+
+def from_table(table: Mapping[str, Any]) -> FrontrunnerError:
+    """Return the error of {"kind", "message", "hint"}; a `FrontrunnerError` for an unknown kind."""
+    kind = getattr(errors, str(table.get("kind")), None)
+    known = isinstance(kind, type) and issubclass(kind, FrontrunnerError)
+    return (kind if known and kind else FrontrunnerError)(str(table.get("message")), hint=table.get("hint"))

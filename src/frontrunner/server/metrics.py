@@ -1,77 +1,52 @@
-"""The store's figures in Prometheus' text format (version 0.0.4)."""
+"""The store's figures as Prometheus metrics."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Mapping
 
-from frontrunner.results.driving import DriverSeen, drivers
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+
+from frontrunner.results.active_drivers import active_drivers
 from frontrunner.results.pages import campaign_page
-from frontrunner.results.records import CUT_OFF, CampaignSummary
+from frontrunner.results.records import CUT_OFF
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store
-from frontrunner.results.summaries import Known
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 STATES = (*(state.value for state in CampaignState), CUT_OFF)
-"""A campaign that is cut off counts as that alone, not as running."""
+"""A campaign that is cut off counts as that only, not as running."""
 MOST_CAMPAIGNS = 200
-"""The newest ones alone: each is a label, and Prometheus keeps a series for each label that it has ever seen."""
+"""The newest ones only: each is a label, and Prometheus keeps a series for each label that it has ever seen."""
 
-Sample = tuple[Mapping[str, str], float]
-Family = tuple[str, str, Sequence[Sample]]
-"""A metric's name, what it is, and its value for each set of labels."""
+Samples = Iterable[tuple[Mapping[str, str], float]]
 
 
-def metrics(store: Store, known: Known) -> str:
-    """All metrics of a store; for `known` see `frontrunner.results.summaries.summaries`."""
-    campaigns = campaign_page(store, page_size=MOST_CAMPAIGNS, known=known).items
-    families = [*_of_campaigns(campaigns), *_of_drivers(drivers(store))]
-    return "".join(_family(*family) for family in families)
+def metrics(store: Store) -> bytes:
+    """Return all metrics of a store in Prometheus' text format."""
+    registry = CollectorRegistry()
 
+    def gauge(name: str, text: str, labels: tuple[str, ...], samples: Samples) -> None:
+        family = Gauge(f"frontrunner_{name}", text, labels, registry=registry)
+        for values, value in samples:
+            (family.labels(**values) if values else family).set(value)
 
-def _of_campaigns(campaigns: Sequence[CampaignSummary]) -> list[Family]:
+    campaigns = campaign_page(store, page_size=MOST_CAMPAIGNS).items
+    # `figures` is a label so that simulated figures cannot be taken for measured ones in a graph.
+    of = {one.name: {"campaign": one.name, "figures": one.figures} for one in campaigns}
+    per_campaign = ("campaign", "figures")
     in_state = Counter(one.state_in_words for one in campaigns)
-    trials = [(_of(one) | {"state": state.value}, n) for one in campaigns for state, n in one.probes.items()]
+    gauge("campaigns", "Campaigns by state.", ("state",), [({"state": state}, in_state[state]) for state in STATES])
+    trials = [(of[one.name] | {"state": state.value}, n) for one in campaigns for state, n in one.probes.items()]
+    gauge("trials", "Trials of a campaign by state.", (*per_campaign, "state"), trials)
     queued = sum(one.probes[TrialState.QUEUED] for one in campaigns)
-    best = [(_of(one), one.best_tokens_per_s) for one in campaigns if one.best_tokens_per_s is not None]
-    spent = [(_of(one), one.node_seconds_spent) for one in campaigns]
-    return [
-        ("campaigns", "Campaigns by state.", [({"state": state}, in_state[state]) for state in STATES]),
-        ("trials", "Trials of a campaign by state.", trials),
-        ("queue_trials", "Trials that wait for a probe.", [({}, queued)]),
-        ("node_seconds", "Node-seconds spent.", spent),
-        ("best_tokens_per_second", "Tokens/s of the best recipe.", best),
-    ]
-
-
-def _of(campaign: CampaignSummary) -> dict[str, str]:
-    """Which campaign, and whether its figures were measured: a simulated one must not be taken for it in a graph."""
-    return {"campaign": campaign.name, "figures": campaign.figures}
-
-
-def _of_drivers(held: Sequence[DriverSeen]) -> list[Family]:
-    ages: list[Sample] = [({"campaign": one.campaign}, one.heartbeat_age_s) for one in held]
-    return [
-        ("driver_up", "Whether a campaign's driver runs.", [({"campaign": one.campaign}, one.is_live) for one in held]),
-        ("driver_heartbeat_age_seconds", "Seconds since a campaign's driver last wrote.", ages),
-    ]
-
-
-def _family(name: str, text: str, samples: Sequence[Sample]) -> str:
-    full = f"frontrunner_{name}"
-    lines = [f"# HELP {full} {text}", f"# TYPE {full} gauge"]
-    lines += [f"{full}{_labels(labels)} {float(value)!r}" for labels, value in samples]
-    return "\n".join(lines) + "\n"
-
-
-def _labels(labels: Mapping[str, str]) -> str:
-    if not labels:
-        return ""
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
-
-
-@lru_cache(maxsize=1024)
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    gauge("queue_trials", "Trials that wait for a probe.", (), [({}, queued)])
+    spent = [(of[one.name], one.node_seconds_spent) for one in campaigns]
+    gauge("node_seconds", "Node-seconds spent.", per_campaign, spent)
+    best = [(of[one.name], one.best_tokens_per_s) for one in campaigns if one.best_tokens_per_s is not None]
+    gauge("best_tokens_per_second", "Tokens/s of the best recipe.", per_campaign, best)
+    held = active_drivers(store)
+    up = [({"campaign": one.campaign}, float(one.is_live)) for one in held]
+    gauge("driver_up", "Whether a campaign's driver runs.", ("campaign",), up)
+    ages = [({"campaign": one.campaign}, one.heartbeat_age_s) for one in held]
+    gauge("driver_heartbeat_age_seconds", "Seconds since a campaign's driver last wrote.", ("campaign",), ages)
+    return generate_latest(registry)

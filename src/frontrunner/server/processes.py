@@ -20,8 +20,8 @@ from typing import Any
 import psutil
 
 from frontrunner.config.settings import STORE_VARIABLE
-from frontrunner.server.tokens import TOKEN_VARIABLE
-from frontrunner.spaces import errors
+from frontrunner.server.auth import TOKEN_VARIABLE
+from frontrunner.server.errors import from_table
 from frontrunner.spaces.errors import FrontrunnerError
 
 CHILD = "frontrunner.server.child"
@@ -100,15 +100,8 @@ def _answered(line: bytes) -> dict[str, Any]:
         raise FrontrunnerError("the process that was started ended without an answer", hint="see the service's logs")
     answer: dict[str, Any] = json.loads(line)
     if "error" in answer:
-        raise error_from(answer["error"])
+        raise from_table(answer["error"])
     return answer
-
-
-def error_from(table: Mapping[str, Any]) -> FrontrunnerError:
-    """The error that {"kind", "message", "hint"} tells of; `FrontrunnerError` for a kind that is not known."""
-    kind = getattr(errors, str(table.get("kind")), None)
-    known = isinstance(kind, type) and issubclass(kind, FrontrunnerError)
-    return (kind if known and kind else FrontrunnerError)(str(table.get("message")), hint=table.get("hint"))
 
 
 def our_process(pid: int, *, since: str | None) -> psutil.Process | None:

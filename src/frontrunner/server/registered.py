@@ -1,8 +1,7 @@
-"""Names for what may not come from the wire: files that whoever runs the service names when it starts.
+"""Registered names: files that the operator registers when the service starts, and that launches refer to by name.
 
-A site is the [cluster] and [dispatch] of a file, and where its nodes see the probes' files; a trainer is its [command];
-data and tables are a file's [data] and [table], or the training text and the CSV file themselves. A launch says a name,
-and gets what it stands for.
+A site is the [cluster] and [dispatch] of a file, and the run folder that its nodes see; a trainer is its [command];
+data and tables are a file's [data] and [table], or the training text and the CSV file themselves.
 """
 
 from __future__ import annotations
@@ -20,23 +19,23 @@ from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, bad_value,
 from frontrunner.spaces.names import FALLBACK, require_campaign_name
 
 KINDS = ("site", "trainer", "data", "table")
-"""What can be named: the keys of a launch, and the options of `frontrunner serve`."""
+"""Kinds of names: keys of a launch, and options of `frontrunner serve`."""
 SECTIONS = {"site": ("cluster", "dispatch"), "trainer": ("command",), "data": ("data",), "table": ("table",)}
-"""The sections that are read of a file; what else it holds is left alone, so that a campaign file can be named."""
+"""The sections that are read from a file; others are ignored, so that a campaign file can be registered."""
 AROUND: Mapping[str, Any] = {
     "model": {"layers": 1, "hidden": 8, "heads": 1, "vocabulary": 8},
     "cluster": {"device": "any", "backend": "cpu", "devices_per_node": 1, "memory_gib_per_device": 1.0},
     "problem": {"sequence_length": 2, "global_batch": 1, "precision": "fp32"},
     "space": {"micro_batch_seqs": [1]},
 }
-"""A campaign around sections that are checked alone."""
+"""The rest of a campaign whose registered sections are checked."""
 EVALUATOR_OF = {"trainer": "command", "table": "table"}
-"""The evaluator that a campaign with such a name has."""
+"""Kind of a name -> the evaluator of a campaign that uses it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One name: what it is in a few words, and the sections of a campaign file that it stands for."""
+    """One name: a short description, and the sections of a campaign file that it stands for."""
 
     about: str
     sections: Mapping[str, Table]
@@ -44,7 +43,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Registered:
-    """Every name that a launch may say, by kind."""
+    """Every name that a launch may use, by kind."""
 
     site: Mapping[str, Entry] = field(default_factory=dict)
     trainer: Mapping[str, Entry] = field(default_factory=dict)
@@ -52,18 +51,18 @@ class Registered:
     table: Mapping[str, Entry] = field(default_factory=dict)
 
     def names(self, kind: str) -> tuple[str, ...]:
-        """The names of a kind, in the order of the alphabet."""
+        """Return the names of a kind in alphabetical order."""
         return tuple(sorted(self._of(kind)))
 
     def about(self) -> dict[str, dict[str, str]]:
-        """Kind -> name -> what it is, without what it holds."""
+        """Return kind -> name -> description, without the content."""
         return {kind: {name: self._of(kind)[name].about for name in self.names(kind)} for kind in KINDS}
 
     def sections(self, kind: str, name: str) -> Mapping[str, Table]:
-        """What a name stands for; raises `InvalidInput`, with those that there are, for an unknown one."""
+        """Return the sections of a name; raise `InvalidInput`, with the known names, for an unknown one."""
         known = self._of(kind)
         if name not in known:
-            register = f"whoever runs the service registers one: frontrunner serve --{kind} NAME=FILE"
+            register = f"the operator of the service registers one: frontrunner serve --{kind} NAME=FILE"
             hint = (did_you_mean(name, known) or register) if known else register
             listed = f"one of {', '.join(self.names(kind))}" if known else f"no entry: no {kind} is registered here"
             raise bad_value(kind, name, listed, hint=hint)
@@ -75,10 +74,9 @@ class Registered:
 
 
 def register(words: Mapping[str, Iterable[str]]) -> Registered:
-    """The names of options such as `--site NAME=FILE`, by kind; every file is read and checked here.
+    """Read and check the files of options such as `--site NAME=FILE`, by kind.
 
-    Raises `InvalidInput` for a name that is none or is there twice, and for a file that cannot be used, and `NotFound`
-    for one that is not there.
+    Raises `InvalidInput` for an invalid or repeated name and an unusable file, and `NotFound` for a missing file.
     """
     found: dict[str, dict[str, Entry]] = {kind: {} for kind in KINDS}
     for kind in KINDS:
@@ -88,7 +86,7 @@ def register(words: Mapping[str, Iterable[str]]) -> Registered:
                 raise bad_value(f"--{kind}", word, "NAME=FILE")
             require_campaign_name(f"--{kind} {word}: the name", name)
             if name in found[kind]:
-                raise bad_value(f"--{kind}", word, f"another name: {name} stands for another file already")
+                raise bad_value(f"--{kind}", word, f"another name: {name} is registered for another file")
             found[kind][name] = _entry(kind, word, Path(file))
     return Registered(**found)
 
@@ -107,7 +105,7 @@ def _entry(kind: str, word: str, path: Path) -> Entry:
 
 
 def _given(kind: str, path: Path) -> dict[str, Any]:
-    """The sections of a file, or a section that names the file itself."""
+    """Return the sections of a file, or a section that names the file itself."""
     if kind in ("data", "table") and path.suffix != ".toml":
         return {kind: {"path": path.name}}
     table = read_toml(path, f"{kind} file", f"docs/service.md says what a {kind} file holds")
@@ -121,7 +119,7 @@ def _given(kind: str, path: Path) -> dict[str, Any]:
 
 
 def _checked(kind: str, given: Mapping[str, Any], base: Path) -> CampaignFile:
-    """The sections as a campaign file's, with paths made whole; of a trainer one command is made."""
+    """Validate the sections as those of a campaign file, with absolute paths; build one command of a trainer."""
     evaluator = EVALUATOR_OF.get(kind, "probe")
     file = parse_campaign({**AROUND, **given, "evaluator": evaluator}, default_name=FALLBACK, base=base)
     if evaluator == "command":
@@ -136,13 +134,13 @@ def _site(given: Mapping[str, Any], spec: CampaignSpec) -> str:
 
 
 def cluster_words(cluster: Cluster) -> str:
-    """A cluster in a few words, as `frontier: 8 nodes of 8 x mi250x-gcd`."""
+    """Describe a cluster, as `frontier: 8 nodes of 8 x mi250x-gcd`."""
     nodes = f"{cluster.nodes:,} node{'s' if cluster.nodes > 1 else ''}"
     return f"{cluster.name}: {nodes} of {cluster.devices_per_node} x {cluster.device}"
 
 
 def _trainer(_: Mapping[str, Any], spec: CampaignSpec) -> str:
-    """The ready-made trainer, or that the command has a log of its own; no word of the command itself."""
+    """Describe a command by its ready-made trainer or log format, without revealing the command."""
     return spec.command.trainer or spec.command.log or "a command"
 
 

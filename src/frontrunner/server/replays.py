@@ -24,11 +24,11 @@ import psutil
 
 from frontrunner.config.settings import run_root
 from frontrunner.evaluators.probe.files import read_json, write_json
-from frontrunner.results.clock import timestamp, utc_now
-from frontrunner.results.secret_values import without_secrets
+from frontrunner.probe_logs import read_end
+from frontrunner.results.records import timestamp, utc_now
+from frontrunner.results.redaction import without_secrets
 from frontrunner.results.store import Store
 from frontrunner.server.errors import Conflict, TooMany
-from frontrunner.server.logs import read_end
 from frontrunner.server.processes import Starter, our_process
 from frontrunner.server.settings import ServiceSettings
 from frontrunner.spaces.errors import FrontrunnerError, NotFound

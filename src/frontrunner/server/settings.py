@@ -1,4 +1,4 @@
-"""What a service is told when it starts, and the limits of everything that it answers."""
+"""Settings and limits of a service."""
 
 from __future__ import annotations
 
@@ -15,27 +15,22 @@ DEFAULT_PORT = 8787
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How much of everything there may be; sizes in bytes, times in seconds.
+    """Limits; sizes in bytes, times in seconds.
 
-    `header_s` and `body_s` bound how long a client may take to send the head and the body of a request, `send_s` how
-    long it may leave a piece of an answer unread. `running_campaigns` counts drivers of the whole store.
+    `cache_s` is how old a response may be that several clients are sent. `running_campaigns` counts drivers of the
+    whole store.
     """
 
     header_bytes: int = 16_384
     body_bytes: int = 1_000_000
-    header_s: float = 10.0
-    body_s: float = 20.0
-    send_s: float = 30.0
     connections: int = 256
     streams: int = 64
     requests_per_s: float = 100.0
     request_burst: int = 200
     threads: int = 4
-    page_size: int = 200
-    ranking_size: int = 1000
-    events_a_batch: int = 200
     log_bytes: int = 65_536
-    remembered_bytes: int = 32_000_000
+    cache_s: float = 1.0
+    cache_bytes: int = 32_000_000
     running_campaigns: int = 4
     running_replays: int = 2
     launch_s: float = 120.0
@@ -47,9 +42,9 @@ class Limits:
 class ServiceSettings:
     """Which store is served, where, to whom.
 
-    `allowed_hosts` are the names, beside those of loopback, that a request's Host header may hold. `behind_tls` says
-    that browsers reach the service through a proxy with TLS, so that cookies are marked as secure. `registered` are the
-    names that launches may say.
+    `allowed_hosts` are the names, besides those of loopback, that a request's Host header may have. `behind_tls` is
+    whether browsers reach the service through a proxy with TLS, so that cookies are marked as secure. `registered` are
+    the names that launches may use.
     """
 
     store: str
@@ -66,41 +61,41 @@ class ServiceSettings:
             if not name or any(character in name for character in "/:@* ") or not name.isascii():
                 raise bad_value("--allow-host", name, "a host's name without scheme and port, as in tune.example.org")
         if not 0 <= self.port <= 65535:
-            raise bad_value("--port", self.port, "a port from 0 to 65535; 0 takes one that is free")
+            raise bad_value("--port", self.port, "a port from 0 to 65535; 0 takes a free one")
         if not is_loopback(self.host) and not self.allowed_hosts:
             raise InvalidInput(
-                f"--host {self.host} is reachable from other machines, and no --allow-host says by which name",
+                f"--host {self.host} is reachable from other machines, and no --allow-host gives its name",
                 hint="add --allow-host NAME and put TLS in front (docs/service.md); or tunnel with ssh -L",
             )
         if self.behind_tls and not self.allowed_hosts:
             raise InvalidInput(
-                "--behind-tls says that browsers come through a proxy, and no --allow-host says by which name",
+                "--behind-tls means that browsers come through a proxy, and no --allow-host gives its name",
                 hint="add --allow-host NAME, the proxy's own, as in tune.example.org (docs/service.md)",
             )
 
     def address(self, port: int) -> str:
-        """What browsers put before a path, where the service listens on `port`."""
+        """Return the URL by which browsers reach a service that listens on `port`."""
         name = self.allowed_hosts[0] if self.allowed_hosts else _in_address(self.host)
         return f"https://{name}" if self.behind_tls else f"http://{name}:{port}"
 
     def listening(self, port: int) -> str:
-        """What a proxy is told of where the service listens on `port`."""
+        """Return the address that a proxy connects to, where the service listens on `port`."""
         return f"{_in_address(self.host)}:{port}"
 
     @property
     def host_names(self) -> frozenset[str]:
-        """Every name that a Host header may hold, in small letters, without the port."""
+        """Every name that a Host header may have, in lower case, without the port."""
         own = (_in_address(self.host),) if is_loopback(self.host) else ()
         return frozenset(name.lower() for name in (*LOOPBACK_NAMES, *own, *self.allowed_hosts))
 
 
 def _in_address(host: str) -> str:
-    """A host as browsers write it: IPv6 shortened, in brackets."""
+    """Return a host as browsers write it: IPv6 shortened, in brackets."""
     return f"[{ipaddress.IPv6Address(host)}]" if ":" in host else host
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to listen on is reached from this machine alone."""
+    """Return whether an address to listen on can be reached from this machine only."""
     if host == "localhost":
         return True
     try:

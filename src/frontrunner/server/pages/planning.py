@@ -22,14 +22,12 @@ from frontrunner.evaluators.analytic.scaling import Scaling, scaling
 from frontrunner.results.store import Store
 from frontrunner.search.campaign_setup import nothing_legal
 from frontrunner.search.spec import CampaignSpec
-from frontrunner.server.bodies import campaign_from, campaign_table, contents_untold, parsed
-from frontrunner.server.mistakes import mistake_in
-from frontrunner.server.models import CampaignBody
-from frontrunner.server.pages.drawings.cut import cut_drawing
+from frontrunner.server.auth import Role
 from frontrunner.server.pages.rendering import macro, page, render
 from frontrunner.server.registered import KINDS
-from frontrunner.server.state import OPERATOR, RoleOf, ServiceOf
-from frontrunner.server.tokens import Role
+from frontrunner.server.requests import CampaignBody, campaign_from, campaign_table, hiding_contents, parsed
+from frontrunner.server.responses import from_validation
+from frontrunner.server.service import OPERATOR, RoleOf, ServiceOf
 from frontrunner.spaces.cluster import MOST_DEVICES, MOST_GB_PER_S, MOST_MEMORY_GIB, PRECISIONS
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NotFound
 from frontrunner.spaces.model import ACTIVATIONS, POSITIONS
@@ -41,6 +39,7 @@ from frontrunner.spaces.presets import (
     model_names,
     model_preset,
 )
+from frontrunner.views.charts.cut import cut
 from frontrunner.views.columns import ESTIMATES, used
 
 router = APIRouter()
@@ -300,7 +299,7 @@ def _answer(spec: CampaignSpec) -> Markup:
         fits_on=next((row.nodes for row in found.strong if row.best is not None), None),
         rows=rows,
         columns=used(ESTIMATES, rows),
-        cut=cut_drawing(rows[0][1].recipe, problem.cluster, layers=problem.model.layers) if rows else None,
+        cut=cut(rows[0][1].recipe, problem.cluster, layers=problem.model.layers) if rows else None,
     )
 
 
@@ -366,7 +365,7 @@ class CampaignText(BaseModel):
         try:
             return CampaignBody.model_validate(table)
         except ValidationError as error:
-            raise mistake_in(error.errors()) from None
+            raise from_validation(error.errors()) from None
 
 
 @router.get("/launch")
@@ -385,7 +384,7 @@ async def check(service: ServiceOf, given: CampaignText) -> Response:
     def checked() -> dict[str, Any]:
         try:
             settings, body = service.settings, given.body()
-            with contents_untold(body, settings.registered):
+            with hiding_contents(body, settings.registered):
                 spec = campaign_from(body, settings.registered, most_points=settings.limits.plan_points).spec
                 found = spec.survey()
         except FrontrunnerError as error:

@@ -1,0 +1,203 @@
+"""Checks that every request passes before a route sees it: size, host, rate, origin, token.
+
+Clients that are slow below HTTP are left to the reverse proxy in front (docs/service.md).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from cachetools import LRUCache
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import cookie_parser
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from frontrunner.server.auth import ROLE, Role, Tokens
+from frontrunner.server.responses import error_response
+from frontrunner.server.settings import ServiceSettings
+
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+"""Methods that change nothing; all others, known or not, must come from our own pages or from a program."""
+COOKIE = "frontrunner_session"
+OPEN_PATHS = frozenset({"/healthz", "/login"})
+"""Paths that need no token: the health check, and the link that logs a browser in."""
+CLOSE = {"connection": "close"}
+"""Header of a refusal whose request may have a body that was not read."""
+MOST_ADDRESSES = 4096
+SECURITY_HEADERS = {
+    "content-security-policy": (
+        "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; "
+        "form-action 'self'; frame-ancestors 'none'"
+    ),
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+
+Check = Callable[[Scope], Response | None]
+"""Returns the refusal of a request, None for one that may pass."""
+
+
+def middleware(settings: ServiceSettings, tokens: Tokens) -> list[Middleware]:
+    """Return the middleware of a service, the outermost first."""
+    limits = settings.limits
+    checks = (RateLimit(limits.requests_per_s, limits.request_burst), check_origin, Authentication(tokens))
+    return [
+        Middleware(SecurityHeaders),
+        Middleware(TrustedHostMiddleware, allowed_hosts=sorted(settings.host_names), www_redirect=False),
+        Middleware(Checks, checks=checks),
+        Middleware(BodyLimit, most_bytes=limits.body_bytes),
+    ]
+
+
+class SecurityHeaders:
+    """Adds security headers to every response."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, and its response with the headers."""
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(SECURITY_HEADERS)
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers if scope["type"] == "http" else send)
+
+
+class Checks:
+    """Refuses requests that fail a check."""
+
+    def __init__(self, app: ASGIApp, checks: tuple[Check, ...]) -> None:
+        self._app, self._checks = app, checks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or send the first refusal."""
+        if scope["type"] == "http":
+            for check in self._checks:
+                refusal = check(scope)
+                if refusal is not None:
+                    await refusal(scope, receive, send)
+                    return
+        await self._app(scope, receive, send)
+
+
+class RateLimit:
+    """Token bucket per client address: `burst` requests at once, then `per_s`."""
+
+    def __init__(self, per_s: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._per_s, self._burst, self._clock = per_s, float(burst), clock
+        self._left: LRUCache[str, tuple[float, float]] = LRUCache(MOST_ADDRESSES)
+
+    def wait_s(self, address: str) -> float:
+        """Take one request of an address; return 0, or the seconds until it may be repeated."""
+        now = self._clock()
+        left, then = self._left.get(address, (self._burst, now))
+        left = min(self._burst, left + (now - then) * self._per_s)
+        self._left[address] = (left - 1.0 if left >= 1.0 else left, now)
+        return 0.0 if left >= 1.0 else (1.0 - left) / self._per_s
+
+    def __call__(self, scope: Scope) -> Response | None:
+        """Refuse with 429 and a Retry-After in whole seconds."""
+        wait_s = self.wait_s((scope.get("client") or ("",))[0])
+        if wait_s <= 0:
+            return None
+        headers = {"retry-after": str(int(wait_s) + 1), **CLOSE}
+        return error_response(scope, 429, "too many requests", headers=headers)
+
+
+def check_origin(scope: Scope) -> Response | None:
+    """Refuse with 403 whatever may change something and was sent by a page of another origin.
+
+    A browser names the origin in Origin or Sec-Fetch-Site. A program names neither, and must then send a token, since
+    only browsers add a cookie by themselves.
+    """
+    if scope["method"] in SAFE_METHODS or _is_same_origin(Headers(scope=scope)):
+        return None
+    return error_response(scope, 403, "this request comes from a page of another origin", headers=CLOSE)
+
+
+def _is_same_origin(headers: Headers) -> bool:
+    origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+    if origin is None and site is None:
+        return "authorization" in headers or _session_cookie(headers) is None
+    if site not in (None, "same-origin"):
+        return False
+    if origin is None:
+        return True
+    parts = urlsplit(origin)
+    return parts.scheme in ("http", "https") and parts.netloc.lower() == headers.get("host", "").strip().lower()
+
+
+class Authentication:
+    """Finds the role of a request by its token or session cookie."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
+
+    def __call__(self, scope: Scope) -> Response | None:
+        """Refuse with 401 a request without a valid token; the others carry their role from here on."""
+        if scope["path"] in OPEN_PATHS:
+            return None
+        role = self._role(Headers(scope=scope))
+        if role is not None:
+            scope[ROLE] = role
+            return None
+        hint = "send it as `Authorization: Bearer TOKEN`, or open the link that `frontrunner serve` prints"
+        headers = {"www-authenticate": "Bearer", **CLOSE}
+        return error_response(scope, 401, "a valid token is needed", hint=hint, headers=headers)
+
+    def _role(self, headers: Headers) -> Role | None:
+        """Return the role of a token, else of a cookie; a valid cookie does not make up for an invalid token."""
+        given = headers.get("authorization")
+        if given is not None:
+            scheme, _, token = given.partition(" ")
+            return self._tokens.role_of(token.strip()) if scheme.lower() == "bearer" else None
+        cookie = _session_cookie(headers)
+        return None if cookie is None else self._tokens.role_of_session(cookie)
+
+
+def _session_cookie(headers: Headers) -> str | None:
+    """Return our cookie's value; browsers send the cookies of every program on this host to each of them."""
+    return cookie_parser(headers.get("cookie", "")).get(COOKIE)
+
+
+class BodyLimit:
+    """Refuses with 413 bodies that are too long, by their declared and by their actual length."""
+
+    def __init__(self, app: ASGIApp, most_bytes: int) -> None:
+        self._app, self._most = app, most_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, counting its body."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        message = f"a body has at most {self._most:,} bytes"
+        declared = Headers(scope=scope).get("content-length", "0")
+        if not declared.isdigit() or int(declared) > self._most:
+            await error_response(scope, 413, message, headers=CLOSE)(scope, receive, send)
+            return
+        size = 0
+
+        async def receive_counted() -> Message:
+            nonlocal size
+            received = await receive()
+            size += len(received.get("body", b""))
+            if size > self._most:
+                raise HTTPException(413, message, headers=CLOSE)
+            return received
+
+        await self._app(scope, receive_counted, send)

@@ -1,0 +1,325 @@
+"""Request bodies and parameters, and the campaign that a launch or plan request describes.
+
+No field is a path, a command, an address or a template: what a client may choose is named, counted or measured.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    create_model,
+    model_validator,
+)
+
+from frontrunner.config.campaign import CampaignFile, CampaignName, parse_campaign
+from frontrunner.config.toml_file import Table
+from frontrunner.results.ranking import FILTERS, RankBy
+from frontrunner.server.registered import EVALUATOR_OF, Registered
+from frontrunner.spaces.errors import InvalidInput, bad_value, shown, shown_key
+from frontrunner.spaces.names import FALLBACK
+from frontrunner.spaces.recipe import DIMENSIONS
+from frontrunner.spaces.validation import invalid_input, refuse_unusable_values
+
+logger = logging.getLogger("frontrunner.server")
+Section = dict[str, JsonValue]
+RegisteredName = Annotated[str | None, Field(max_length=64)]
+Evaluator = Literal["probe", "simulated", "command", "table"]
+Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]
+
+NAMED = "expected {} = a registered name (GET /api/v1/registered)"
+TAKEN_INSTEAD = {
+    "dispatch": NAMED.format("site"),
+    "command": NAMED.format("trainer"),
+    "data": NAMED.format("data"),
+    "table": NAMED.format("table"),
+    "store": "the service has a store of its own",
+}
+"""Section of a campaign file -> what a body has instead."""
+LAPTOP: dict[str, JsonValue] = {
+    "name": "first-try",
+    "evaluator": "simulated",
+    "model": {"layers": 4, "hidden": 128, "heads": 8, "vocabulary": 257},
+    "cluster": {"device": "example", "backend": "cpu", "devices_per_node": 4, "memory_gib_per_device": 1.0},
+    "problem": {"sequence_length": 128, "global_batch": 16, "precision": "fp32"},
+    "space": {"tensor_parallel": [1, 2, 4], "pipeline_parallel": [1, 2], "micro_batch_seqs": [1, 2]},
+    "budget": {"probes": 8},
+}
+
+
+class Body(BaseModel):
+    """A request body without unknown keys; mistakes are described in the words of a campaign file's."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def in_our_words(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Raise `InvalidInput` in place of pydantic's errors."""
+        try:
+            return handler(given)
+        except ValidationError as error:
+            raise invalid_input(error.errors(), given, cls) from None
+
+
+class CampaignBody(Body):
+    """A campaign file (docs/campaign-file.md) as JSON, without the sections and keys that name files or commands.
+
+    Names that the operator of the service has registered replace them; `GET /registered` lists them: `site` for
+    [dispatch] and perhaps [cluster], `trainer` for [command], `data` for [data] and `table` for [table]. `evaluator` is
+    "probe" unless a trainer or a table is named.
+    """
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [LAPTOP]})
+
+    name: CampaignName | None = None
+    evaluator: Evaluator | None = None
+    site: RegisteredName = None
+    trainer: RegisteredName = None
+    data: RegisteredName = None
+    table: RegisteredName = None
+    model: Section
+    cluster: Section = {}
+    problem: Section
+    space: Section
+    search: Section = {}
+    budget: Section = {}
+    probe: Section = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def no_paths_or_commands(cls, given: object) -> object:
+        """Refuse the sections that a registered name replaces, and values that no key takes."""
+        if not isinstance(given, dict):
+            return given
+        for section, instead in TAKEN_INSTEAD.items():
+            if isinstance(given.get(section), dict) or (section in given and section not in cls.model_fields):
+                raise InvalidInput(f"[{section}] is not accepted from a request: {instead}")
+        refuse_unusable_values(given)
+        return given
+
+
+class PlanBody(CampaignBody):
+    """A campaign whose recipes are to be estimated; the `top` fastest that fit are returned."""
+
+    top: Annotated[int, Field(ge=1, le=1000)] = 10
+
+
+class ReplayBody(Body):
+    """A full training run of a stored recipe, on the service's machine.
+
+    `anyway` runs it on other hardware than the recipe was measured on.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"recipe_id": "3f9c01d2ab4e", "steps": 200}]}
+    )
+
+    recipe_id: Annotated[str, Field(pattern="^[0-9a-f]{4,64}$")]
+    steps: Steps
+    learning_rate: Annotated[float, Field(gt=0, le=10)] = 3e-4
+    warm_up_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 10
+    evaluate_every: Steps = 50
+    checkpoint_every: Steps | None = None
+    anyway: bool = False
+
+    def settings(self) -> dict[str, object]:
+        """Return the recipe, `anyway`, and the fields of `ReplaySettings`."""
+        table = self.model_dump()
+        table["evaluation_every_steps"] = table.pop("evaluate_every")
+        table["checkpoint_every_steps"] = table.pop("checkpoint_every")
+        return table
+
+
+COUNT: Any = Annotated[int | None, Field(ge=1, le=1_000_000)]
+
+
+class RecipeFilters(Body):
+    """Which recipes of a campaign to return: each choice that is given must have the value."""
+
+    by: RankBy = RankBy.TOKENS
+    page: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    page_size: Annotated[int, Field(ge=1, le=200)] = 50
+    max_memory_gb: Annotated[float | None, Field(gt=0, le=1e9)] = None
+
+    @property
+    def choices(self) -> dict[str, int | str]:
+        """The choices that were given, with their values."""
+        return self.model_dump(exclude_none=True, exclude=set(RecipeFilters.model_fields))
+
+
+def _filter_type(name: str) -> Any:
+    """Return the type of a filter by one dimension of a recipe."""
+    if name not in DIMENSIONS:  # data_parallel, which is derived
+        return COUNT
+    dimension = DIMENSIONS[name]
+    words = Literal[*dimension.values] | None if dimension.values else Annotated[str | None, Field(max_length=64)]
+    return {"count": COUNT, "flag": bool | None}.get(dimension.kind, words)
+
+
+_FILTER_FIELDS: dict[str, Any] = {name: (_filter_type(name), None) for name in FILTERS}
+RecipeQuestion: Any = create_model("RecipeQuestion", __base__=RecipeFilters, **_FILTER_FIELDS)
+"""`RecipeFilters` with one key per filter."""
+
+
+class FrameAnswer(BaseModel):
+    """The columns of a table, all of one length; null where a cell is missing, times in ISO 8601."""
+
+    columns: dict[str, list[JsonValue]]
+
+
+class ErrorText(BaseModel):
+    """What went wrong, by the name of its class, and the next step."""
+
+    kind: str
+    message: str
+    hint: str | None
+
+
+class ErrorAnswer(BaseModel):
+    """An error."""
+
+    error: ErrorText
+
+
+class LaunchAnswer(BaseModel):
+    """A campaign that was started."""
+
+    campaign: str
+    pid: int
+
+
+class SignalAnswer(BaseModel):
+    """A signal that was sent to a driver."""
+
+    campaign: str
+    told: Literal["pause", "stop", "cancel"]
+    pid: int
+
+
+class RegisteredAnswer(BaseModel):
+    """The names that a launch may use, each with a short description."""
+
+    site: dict[str, str]
+    trainer: dict[str, str]
+    data: dict[str, str]
+    table: dict[str, str]
+
+
+class LinkAnswer(BaseModel):
+    """A path that logs one browser in, within ten minutes."""
+
+    path: str
+
+
+SECTIONS = ("model", "cluster", "problem", "space", "search", "budget", "probe")
+"""The sections that `CampaignBody` takes."""
+FORBIDDEN_KEYS = {"cluster": ("file", "nvme_path"), "search": ("baseline",)}
+"""Keys of a campaign file that name a file or a folder, in the sections that `CampaignBody` takes."""
+ABOUT = {"trainer": "command", "data": "data.", "table": "table."}
+"""Kind of a registered name -> first words of messages about its content, which may name a path or command."""
+
+
+def campaign_table(body: CampaignBody, known: Registered) -> Table:
+    """Return a body as the content of a campaign file, with the sections of its registered names.
+
+    Raises `InvalidInput` for a key that names a file, an unknown name, and names that do not fit the rest.
+    """
+    table: Table = {name: dict(section) for name in SECTIONS if (section := getattr(body, name))}
+    for section, keys in FORBIDDEN_KEYS.items():
+        for key in keys:
+            if key in table.get(section, {}):
+                raise bad_value(f"{section}.{key}", table[section][key], "no path in a request to a service")
+    table |= {"evaluator": _evaluator(body, known)} | ({} if body.name is None else {"name": body.name})
+    for kind, name in (("trainer", body.trainer), ("data", body.data), ("table", body.table)):
+        if name is not None:
+            table |= known.sections(kind, name)
+    return table if body.site is None else _at_site(table, body.site, known)
+
+
+def _evaluator(body: CampaignBody, known: Registered) -> str:
+    """Return the evaluator that the body names, or that its registered names need."""
+    named = {EVALUATOR_OF[kind]: kind for kind in EVALUATOR_OF if getattr(body, kind) is not None}
+    if len(named) > 1:
+        raise bad_value("table", body.table, f"no entry together with trainer = {shown(body.trainer)}")
+    needed = next(iter(named), None)
+    if needed is not None and body.evaluator not in (None, needed):
+        raise bad_value("evaluator", body.evaluator, f"{needed}, or no entry, with a {named[needed]}")
+    kinds = [kind for kind, evaluator in EVALUATOR_OF.items() if evaluator == body.evaluator]
+    if kinds and needed is None:
+        listed = ", ".join(known.names(kinds[0])) or "none is registered"
+        raise bad_value(kinds[0], None, f"a registered {kinds[0]} ({listed}), for evaluator = {shown(body.evaluator)}")
+    return needed or body.evaluator or "probe"
+
+
+def _at_site(table: Table, name: str, known: Registered) -> Table:
+    """Add the sections of a site, of whose cluster the body gives only the number of nodes."""
+    sections = dict(known.sections("site", name))
+    if table["evaluator"] != "probe":
+        sections.pop("dispatch", None)
+    if "cluster" in sections:
+        given = table.get("cluster", {})
+        for key, value in given.items():
+            if key != "nodes":
+                raise bad_value(
+                    f"cluster.{shown_key(key)}",
+                    value,
+                    f"cluster.nodes only: site = {shown(name)} defines the rest",
+                )
+        sections["cluster"] = {**sections["cluster"], **given}
+    return {**table, **sections}
+
+
+def parsed(table: Table) -> CampaignFile:
+    """Return the campaign of such a table; raise `InvalidInput` for an invalid one."""
+    return parse_campaign(table, default_name=FALLBACK, base=Path.cwd())
+
+
+@contextmanager
+def hiding_contents(body: CampaignBody, known: Registered) -> Iterator[None]:
+    """Report an error in what a registered name stands for by that name only; the service's log has the details.
+
+    A file that was valid when the service started may be gone, and the message would contain its path or command.
+    """
+    try:
+        yield
+    except InvalidInput as error:
+        for kind, beginning in ABOUT.items():
+            name = getattr(body, kind)
+            if name is not None and error.message.startswith(beginning):
+                raise _by_name(kind, name, known, error) from None
+        raise
+
+
+def _by_name(kind: str, name: str, known: Registered, error: InvalidInput) -> InvalidInput:
+    called = f"{kind} = {shown(name)}"
+    if kind == "table":
+        rest = error.message.removeprefix(f"table.path = {known.sections(kind, name)[kind]['path']} ")
+        if rest != error.message:  # it has no such problem; which ones it has is no secret
+            return InvalidInput(f"{called} {rest}", hint=error.hint)
+    logger.warning("%s cannot be used: %s", called, error.message)
+    return InvalidInput(f"{called} can no longer be used", hint="the service's log says why")
+
+
+def campaign_from(body: CampaignBody, known: Registered, *, most_points: int) -> CampaignFile:
+    """Return the campaign of a body; raise `InvalidInput` for a space of more than `most_points` points."""
+    file = parsed(campaign_table(body, known))
+    dimensions = file.spec.space.dimensions(file.spec.problem.cluster)
+    points = math.prod(len(values) for values in dimensions.values())
+    if points > most_points:
+        raise InvalidInput(
+            f"space has {shown(points)} points: a service plans at most {most_points:,}",
+            hint="narrow a dimension, or run `frontrunner plan` on your own machine",
+        )
+    return file
