@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 
-from frontrunner.evaluators.probe.room import is_full, why_no_room
-from frontrunner.evaluators.protocol import Finished, NodesUnavailable, make_evaluator
+from frontrunner.evaluators.probe.files import is_disk_full, why_disk_full
+from frontrunner.evaluators.protocol import Finished, NodesUnavailable
+from frontrunner.evaluators.registry import make_evaluator
 from frontrunner.notebook import Displayed
-from frontrunner.results.known import probes_made, reused_trials
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
-from frontrunner.results.outlooks import OUTLOOK, measured_by, newest_outlooks, outlook_shares
+from frontrunner.results.predictions import OUTLOOK, measured_by, newest_outlooks, outlook_shares
+from frontrunner.results.prior_results import probes_made, reused_trials
 from frontrunner.results.provenance import collect
 from frontrunner.results.records import Campaign, Trial
 from frontrunner.results.states import CampaignState, TrialState
@@ -133,7 +134,7 @@ class Driver:
         except NodesUnavailable as error:
             return self._conclusion(CampaignState.PAUSED, f"no nodes: {error.message}")
         except OSError as error:
-            if not is_full(error):
+            if not is_disk_full(error):
                 raise
             return self._conclusion(CampaignState.PAUSED, f"a disk is full: {error}")
         finally:
@@ -165,7 +166,7 @@ class Driver:
     def _restore(self) -> None:
         """Take in what is stored: outcomes, waiting trials, and outlooks, so that an ended campaign stays ended."""
         session, store, campaign = self._session, self._store, self._campaign
-        trials, told = store.trials(campaign.id), store.told(campaign.id)
+        trials, told = store.trials(campaign.id), store.final_outcomes(campaign.id)
         self._proposals = Proposals(
             search=self._spec.search,
             survey=self._survey,
@@ -212,7 +213,7 @@ class Driver:
         """Start probes while there is room; return the state and the reason if nothing more is to be started."""
         running, most = self._attempts.running, self._spec.search.parallel_probes
         while (ending := self._why_end(running.values())) is None and len(running) < most:
-            if (full := why_no_room(self._spec.run_folder)) is not None:
+            if (full := why_disk_full(self._spec.run_folder)) is not None:
                 return CampaignState.PAUSED, full
             if (again := self._proposals.again()) is not None:
                 self._attempts.start(again)

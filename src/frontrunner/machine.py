@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.config.cluster import named_cluster, parse_cluster
 from frontrunner.config.settings import run_root, store_url
-from frontrunner.evaluators.cluster.job_devices import JobEnvironment, job_environment
-from frontrunner.evaluators.probe.jobs import TORCH_DEVICES
+from frontrunner.evaluators.cluster.environment import JobEnvironment, job_environment
+from frontrunner.evaluators.probe.settings import TORCH_DEVICES
 from frontrunner.evaluators.probe.this_machine import detect, processors, share_processors
 from frontrunner.results.address import parse_address
 from frontrunner.spaces.cluster import Cluster, PeakTflops
@@ -108,7 +108,7 @@ def fit_campaign(
     path = None if out is None else writable(out)
     with opened(store) as found:
         record = found.campaign(campaign)
-        told = found.told(record.id)
+        told = found.final_outcomes(record.id)
     spec = stored_spec(record)
     if spec.evaluator == "simulated":
         raise InvalidInput(f"campaign {record.name} is simulated: it measured nothing that could be fitted to")

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured
     from frontrunner.evaluators.diagnostics.dryrun import DryRun, DryRunPlan
     from frontrunner.evaluators.diagnostics.profile import ProfilePlan, ProfileReport, ProfileSettings
-    from frontrunner.evaluators.probe.replay import ReplayPlan, ReplaySettings
-    from frontrunner.evaluators.probe.replay_run import ReplayResult
+    from frontrunner.evaluators.probe.replay import ReplayPlan, ReplayResult, ReplaySettings
     from frontrunner.results.explain import Explanation
 
 
@@ -240,7 +239,7 @@ def replay(
     Raises `InvalidInput` if this machine differs from the one that the recipe was measured on, unless `anyway`.
     """
     from frontrunner.evaluators.probe.replay import ReplaySettings as Settings
-    from frontrunner.evaluators.probe.replay_run import run
+    from frontrunner.evaluators.probe.replay import run
 
     chosen = replace(settings, steps=steps) if settings else Settings(steps=steps)
     return run(plan_replay(recipe_id, chosen, store=store, anyway=anyway))

@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from frontrunner.evaluators.probe.marks import MARKER
-from frontrunner.results.holders import this_host
+from frontrunner.evaluators.probe.processes import DRIVER_TAG
+from frontrunner.results.process_identity import this_host
 from frontrunner.results.records import Trial
 from frontrunner.results.store import open_store
 from support.campaigns import (
@@ -133,7 +133,7 @@ def test_one_signal_lets_the_probe_finish_and_says_how_to_go_on(tmp_path: Path, 
         driver.send_signal(number)
         assert driver.wait(timeout=60) == 128 + number
     err = (tmp_path / "stderr").read_text()
-    assert "stopped; go on with: frontrunner resume tiny" in err
+    assert "stopped; continue with: frontrunner resume tiny" in err
     assert "Traceback" not in err
     assert Counter(str(trial.state) for trial in trials(tmp_path)) == {"measured": 1}
     assert not processes_of(driver.pid)
@@ -200,4 +200,4 @@ def test_a_reader_that_leaves_does_not_end_the_campaign(tmp_path: Path) -> None:
 
 def test_no_process_of_these_tests_is_left() -> None:
     mine = {str(child.pid) for child in psutil.Process().children()}
-    assert not [p for pid in mine for p in marked(MARKER, pid)]
+    assert not [p for pid in mine for p in marked(DRIVER_TAG, pid)]

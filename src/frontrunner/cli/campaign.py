@@ -98,7 +98,7 @@ def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, stopped
 
     `stopped` is the exit code of a campaign that was stopped or paused by request.
     """
-    from frontrunner.evaluators.insight.objectives import Front
+    from frontrunner.pareto_front import Front
     from frontrunner.results.ranking import Ranking
     from frontrunner.views.ranking import (
         print_front,
@@ -115,7 +115,7 @@ def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, stopped
     scale = found.predictions(campaign)
     if as_json:
         document = {"campaign": campaign, "state": conclusion.state, "reason": conclusion.reason, "best": ranking}
-        more = {"objectives": conclusion.objectives, "front": front} if several else {}
+        more: dict[str, object] = {"objectives": conclusion.objectives, "front": front} if several else {}
         more |= {} if scale is None else {"small_scale": scale}
         print_json({**document, "outlook": conclusion.outlook, "budget": conclusion.limits, **more})
     elif scale is not None:

@@ -16,8 +16,9 @@ from frontrunner.cli.options import (
     recipe_from,
     store_option,
 )
-from frontrunner.spaces.errors import InvalidInput, NothingLegal, bad_value
-from frontrunner.views.plan import print_advice, print_breakdown, print_plan, print_scaling
+from frontrunner.spaces.errors import InvalidInput, NothingLegal, bad_value, writing
+from frontrunner.views.advice import as_document, print_advice
+from frontrunner.views.plan import print_breakdown, print_plan, print_scaling
 
 if TYPE_CHECKING:
     from frontrunner.cli.options import Backend
@@ -100,9 +101,13 @@ def explain(
     """
     found = backend.explain(recipe_from(recipe, campaign), campaign=campaign)
     if svg is not None:
-        from frontrunner.views.picture import write_picture
+        from frontrunner.evaluators.probe.files import write_bytes
+        from frontrunner.views.charts.recipe import breakdown
+        from frontrunner.views.charts.render import picture
 
-        write_picture(found, svg)
+        content = picture(breakdown(found), "svg")
+        with writing(svg):
+            write_bytes(svg, content)
         click.echo(f"picture: {svg}", err=True)
     if as_json:
         print_json(found)
@@ -116,7 +121,7 @@ def explain(
 def advise(file: Path, *, as_json: bool) -> None:
     """Recommend a starting configuration for the model and the machines of campaign FILE.
 
-    Whether it fits on one device, on one node, on all; in which form of parallelism, and why. Each answer names the
+    Whether it fits on one device, on one node, on all; in which parallel layout, and why. Each answer names the
     recipe whose estimate supports it, whether the file's space lists it or not.
 
     \b
@@ -126,13 +131,11 @@ def advise(file: Path, *, as_json: bool) -> None:
     """
     found = planning.advise(file)
     if as_json:
-        from frontrunner.advice_next import as_table
-
-        print_json(as_table(found, str(file)))
+        print_json(as_document(found, str(file)))
     else:
         print_advice(found, str(file))
     if found.chosen is None:
-        raise NothingLegal("no form of parallelism is estimated to fit on this cluster")
+        raise NothingLegal("no parallel layout is estimated to fit on this cluster")
 
 
 @click.command()

@@ -255,4 +255,4 @@ def plot(campaign: str | None, out: Path, figure: str | None, wanted: str | None
     for path in written:
         click.echo(str(path))
     for row in absent:
-        click.echo(f"{row.name} is not drawn: {getattr(row.chart, 'reason', '')}", err=True)
+        click.echo(f"{row.name} is not drawn: {row.reason}", err=True)

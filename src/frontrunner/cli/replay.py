@@ -13,7 +13,7 @@ from frontrunner.stop_signals import INTERRUPTED
 from frontrunner.text import percent, seconds, thousands
 
 if TYPE_CHECKING:
-    from frontrunner.evaluators.probe.replay_run import ReplayResult
+    from frontrunner.evaluators.probe.replay import ReplayResult
 
 STEPS = click.IntRange(1, 1_000_000_000)
 PRINTED_STEPS = 20
@@ -58,8 +58,7 @@ def replay(recipe_id: str, store: str | None, *, anyway: bool, as_json: bool, **
       frontrunner replay 3f9c --steps 500 --print-command
       frontrunner replay recipe.json --steps 500
     """
-    from frontrunner.evaluators.probe.replay import ReplaySettings
-    from frontrunner.evaluators.probe.replay_run import prepare, run
+    from frontrunner.evaluators.probe.replay import ReplaySettings, prepare, run
     from frontrunner.recipe_actions import plan_replay
 
     chosen = ReplaySettings(**settings)  # the options are named after its fields
