@@ -19,7 +19,7 @@ from types import TracebackType
 
 import psutil
 
-from frontrunner.evaluators.probe.marks import MARKER
+from frontrunner.evaluators.probe.processes import DRIVER_TAG
 
 PR_SET_CHILD_SUBREAPER = 36
 SHARED_MEMORY = Path("/dev/shm")
@@ -163,7 +163,7 @@ def _describe(process: psutil.Process) -> str:
 
 def _driver_of(process: psutil.Process) -> str:
     try:
-        return process.environ().get(MARKER, "")
+        return process.environ().get(DRIVER_TAG, "")
     except psutil.Error:
         return ""
 

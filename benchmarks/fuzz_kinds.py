@@ -23,8 +23,8 @@ from frontrunner.config.recipe_file import Origin, RecipeFile, Training, content
 from frontrunner.config.recipe_file import read as read_recipe_file
 from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.evaluators.export.tools import TOOLS
-from frontrunner.evaluators.probe.concluding import harvested
 from frontrunner.evaluators.probe.run_folder import RunFolder, StepCounter
+from frontrunner.evaluators.probe.watch import harvest
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
 from frontrunner.evaluators.tables.rows import read_problems
 from frontrunner.evaluators.tables.workloads import read as read_workloads
@@ -315,7 +315,7 @@ def _result() -> Any:
 
 def harvest_a_result(path: Path) -> None:
     order = ProbeOrder(token="1.1", recipe=RECIPES[0], run_folder=path.parent)
-    outcome = harvested(order, _setup(path.parent))
+    outcome = harvest(order, _setup(path.parent))
     if outcome is not None:
         _storable(outcome)
         _same(outcome, RunFolder(path.parent).outcome())
@@ -361,12 +361,11 @@ ValueError: tensor parallel size 2 does not divide 3 heads
 
 
 def read_a_log(path: Path) -> None:
-    from frontrunner.evaluators.external.agreement import why_disagreeing
-    from frontrunner.evaluators.external.judging import timed, verdict, why_inconsistent
-    from frontrunner.evaluators.external.logs import LOG_PATTERNS
+    from frontrunner.evaluators.external.config_check import why_disagreeing
+    from frontrunner.evaluators.external.logs import LogReader, patterns_of
     from frontrunner.evaluators.external.outcome import exceptions
-    from frontrunner.evaluators.external.patterns import patterns_of
-    from frontrunner.evaluators.external.reading import LogReader
+    from frontrunner.evaluators.external.step_times import timed, verdict, why_inconsistent
+    from frontrunner.evaluators.external.trainers import LOG_PATTERNS
     from frontrunner.evaluators.probe.files import tail
 
     recipe, size = RECIPES[0], path.stat().st_size

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.evaluators.probe.files import write_json
-from frontrunner.evaluators.probe.jobs import probe_job
+from frontrunner.evaluators.probe.job import probe_job
 from frontrunner.evaluators.probe.replay import torchrun
 from frontrunner.evaluators.probe.run_folder import StepCounter
 from frontrunner.evaluators.probe.training_probe import TrainingProbe, rank_environment

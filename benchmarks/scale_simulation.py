@@ -33,7 +33,8 @@ from simulated_cluster import ClusterSettings, Record, SimulatedCluster
 
 import frontrunner
 from frontrunner.evaluators.probe.settings import ProbeSettings
-from frontrunner.evaluators.protocol import EVALUATORS, ProbeSetup
+from frontrunner.evaluators.protocol import ProbeSetup
+from frontrunner.evaluators.registry import EVALUATORS
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import open_store
 from frontrunner.search.spec import Budget, CampaignSpec, SearchSettings

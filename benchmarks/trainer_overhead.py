@@ -46,8 +46,7 @@ class BareLoop:
     """`forward`, `backward`, clip, step; in bf16 with fp32 masters. The module is the trainer's own."""
 
     def __init__(self, tokens: Path, precision: str) -> None:
-        from frontrunner.evaluators.trainer.initialise import initialise
-        from frontrunner.evaluators.trainer.model import Gpt
+        from frontrunner.evaluators.trainer.model import Gpt, initialise
         from frontrunner.spaces.model import Model
 
         self.model = Gpt(Model(**SHAPE), sequence_length=SEQUENCE_LENGTH, layers=range(SHAPE["layers"]))

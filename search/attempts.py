@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from frontrunner.evaluators.cluster.left_behind import LeftBehind, was_interrupted
+from frontrunner.evaluators.cluster.step import OrphanedSteps, was_interrupted
 from frontrunner.evaluators.probe.measure import nodes_used
+from frontrunner.evaluators.probe.orphans import Orphans
 from frontrunner.evaluators.probe.run_folder import RunFolder
-from frontrunner.evaluators.probe.stragglers import Orphans
 from frontrunner.evaluators.protocol import QUEUED, Evaluator, Finished, Located, ProbeOrder, Progress, Queueing
 from frontrunner.results.known import CUT, REUSED, cuts_by_trial
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
@@ -153,7 +153,7 @@ class Attempts:
         """
         is_elsewhere = isinstance(self._evaluator, Located) and not self._evaluator.measures_here
         orphans = None if is_elsewhere else Orphans(self._session.fenced)
-        left = LeftBehind(folders)
+        left = OrphanedSteps(folders)
         while not ((orphans is None or orphans.have_ended()) and left.have_ended()):
             time.sleep(LOOK_S)
             self._session.keep()

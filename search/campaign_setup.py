@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from frontrunner.evaluators.probe.here import prepare_here
+from frontrunner.evaluators.probe.preflight import prepare_here
 from frontrunner.results.records import IMPORTED, Campaign
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal
@@ -40,7 +40,7 @@ def runnable(spec: CampaignSpec) -> Survey:
 def prepare(spec: CampaignSpec, surveyed: Survey | None = None) -> None:
     """Raise `InvalidInput` if the campaign's probes cannot run on this machine."""
     if spec.evaluator == "probe":
-        from frontrunner.evaluators.probe.corpus import check_data
+        from frontrunner.evaluators.probe.job import check_data
 
         check_data(spec.data, spec.problem)
         offloads = {recipe.offload for recipe in (surveyed or spec.survey()).recipes}

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 
-from frontrunner.evaluators.probe.room import is_full, why_no_room
-from frontrunner.evaluators.protocol import Finished, NodesUnavailable, make_evaluator
+from frontrunner.evaluators.probe.files import is_disk_full, why_disk_full
+from frontrunner.evaluators.protocol import Finished, NodesUnavailable
+from frontrunner.evaluators.registry import make_evaluator
 from frontrunner.notebook import Displayed
 from frontrunner.results.known import probes_made, reused_trials
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
@@ -133,7 +134,7 @@ class Driver:
         except NodesUnavailable as error:
             return self._conclusion(CampaignState.PAUSED, f"no nodes: {error.message}")
         except OSError as error:
-            if not is_full(error):
+            if not is_disk_full(error):
                 raise
             return self._conclusion(CampaignState.PAUSED, f"a disk is full: {error}")
         finally:
@@ -212,7 +213,7 @@ class Driver:
         """Start probes while there is room; return the state and the reason if nothing more is to be started."""
         running, most = self._attempts.running, self._spec.search.parallel_probes
         while (ending := self._why_end(running.values())) is None and len(running) < most:
-            if (full := why_no_room(self._spec.run_folder)) is not None:
+            if (full := why_disk_full(self._spec.run_folder)) is not None:
                 return CampaignState.PAUSED, full
             if (again := self._proposals.again()) is not None:
                 self._attempts.start(again)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from frontrunner.evaluators.cluster.settings import SPARE_WALLTIME_S, DispatchSettings
 from frontrunner.evaluators.external.settings import CommandSettings
-from frontrunner.evaluators.plugins import commands_of, require_evaluator_name
 from frontrunner.evaluators.probe.settings import DataSettings, ProbeSettings
-from frontrunner.evaluators.protocol import COMMAND, EVALUATORS, ProbeSetup
+from frontrunner.evaluators.protocol import ProbeSetup
+from frontrunner.evaluators.registry import COMMAND, EVALUATORS, commands_of, require_evaluator_name
 from frontrunner.evaluators.tables.table_settings import TableSettings
 from frontrunner.results.records import IMPORTED
 from frontrunner.search.strategy import STRATEGIES, TOKENS_ALONE, check_objectives
@@ -190,7 +190,7 @@ class CampaignSpec:
         found = self.space.survey(self.problem)
         make = commands_of(self.evaluator, self.command)
         if make is not None:
-            from frontrunner.evaluators.external.checked import expressible
+            from frontrunner.evaluators.external.config_check import expressible
 
             return expressible(found, self._setup_before_launch, make)
         if self.evaluator != "table":
@@ -203,7 +203,7 @@ class CampaignSpec:
         """Raise `InvalidInput` where the campaign runs another trainer whose program is not here."""
         make = commands_of(self.evaluator, self.command)
         if make is not None:
-            from frontrunner.evaluators.external.checked import check_program
+            from frontrunner.evaluators.external.config_check import check_program
 
             check_program(self._setup_before_launch, make, recipe)
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import hashlib
 
-from frontrunner.evaluators.probe.instant import Instant
 from frontrunner.evaluators.probe.measure import hardware_flops_per_token, rates, tokens_per_step
-from frontrunner.evaluators.protocol import ProbeSetup
+from frontrunner.evaluators.protocol import ImmediateEvaluator, ProbeSetup
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
@@ -28,7 +27,7 @@ ACTIVATION_BYTES_PER_TOKEN_AND_HIDDEN = 34
 """A layer's activations for each token and hidden unit in 16 bits (arXiv 2205.05198, equation 1, first term)."""
 
 
-class Simulated(Instant):
+class Simulated(ImmediateEvaluator):
     """The `Evaluator` that computes outcomes instead of measuring them."""
 
     def __init__(self, setup: ProbeSetup) -> None:

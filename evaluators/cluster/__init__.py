@@ -1,1 +1,1 @@
-"""Probes on more than one machine: which probe runs on which nodes."""
+"""Probes on several nodes, within a job or in allocations of a batch system."""

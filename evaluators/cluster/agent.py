@@ -1,9 +1,11 @@
-"""The node agent: one process a node, started by the site's launcher, which runs that node's ranks of one step.
+"""Node agent: one process per node, started by the site's launcher, which runs that node's ranks of one step.
 
-It needs torch and the standard library. Its fork server imports torch once and forks the ranks, which end with the
-server, as the server ends with the agent. The agent ends them all when the driver cancels the step or falls silent,
-when a rank on this or another node has failed and the others have had their time to say so, when the step's deadline
-has passed, and when it is told to end itself. Nothing but files joins it to the driver: see `step.py`.
+Its fork server imports torch once and forks the ranks, which end with the server, as the server ends with the agent.
+The agent ends them all when the driver cancels the step or misses its heartbeat, when a rank on this or another node
+has failed and the others have had their time to report, when the step's deadline has passed, and when it is ended by a
+signal. Only files connect it to the driver: see `step.py`. It does not need the libraries of store and searches.
+
+    python -P -m frontrunner.evaluators.cluster.agent STEP.json
 """
 
 from __future__ import annotations
@@ -12,23 +14,67 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from frontrunner.evaluators.cluster.job_environment import launched_rank
-from frontrunner.evaluators.cluster.lifeline import LOOK_S, Listener
-from frontrunner.evaluators.cluster.step import NodeReport, Step, StepFolder
+from frontrunner.evaluators.cluster.environment import launched_rank
+from frontrunner.evaluators.cluster.step import LOOK_S, HeartbeatMonitor, NodeReport, Step, StepFolder
 from frontrunner.evaluators.probe.fork_client import ForkClient, RankExited, Ranks, RanksStarted, Report, ServerLost
-from frontrunner.evaluators.probe.watch import KILL_GRACE_S, PEER_GRACE_S, kernel_oom_kills
+from frontrunner.evaluators.probe.processes import kernel_oom_kills, start_child
+from frontrunner.evaluators.probe.watch import KILL_GRACE_S, PEER_GRACE_S
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 
+AGENT = "frontrunner.evaluators.cluster.agent"
 POLL_S = 0.2
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+NODE_LIST = "PARSL_MPI_NODELIST"
+"""Variable with the nodes that Parsl has reserved for a task, with commas between them."""
+
+LAUNCH_COMMANDS: dict[str, tuple[str, ...]] = {
+    # Overlap: the driver may itself run in a step of the job. The agents of a failed step end by themselves.
+    "srun": (
+        *("srun", "--nodes", "{count}", "--ntasks", "{count}", "--ntasks-per-node", "1", "--nodelist", "{hosts}"),
+        *("--overlap", "--cpu-bind=none", "--mpi=none", "--kill-on-bad-exit=1"),
+    ),
+    "mpiexec": ("mpiexec", "-n", "{count}", "-ppn", "1", "-hosts", "{hosts}"),
+    "mpirun": ("mpirun", "-np", "{count}", "--map-by", "ppr:1:node", "--bind-to", "none", "--host", "{hosts}"),
+    "flux": (*("flux", "run", "-N", "{count}", "-n", "{count}", "--requires=hosts:{hosts}", "-o", "cpu-affinity=off"),),
+    "none": (),
+}
+"""How each launcher starts one process per node. None binds it to a part of its node, which all ranks share."""
+
+
+def launch_command(launcher: str, options: Sequence[str], nodes: Sequence[str], command: Sequence[str]) -> list[str]:
+    """Return the arguments that start `command` once on each of these nodes.
+
+    Raises ValueError for several nodes without a launcher, and for an unknown one.
+    """
+    if launcher not in LAUNCH_COMMANDS:
+        raise ValueError(f"unknown launcher {launcher!r}")
+    if launcher == "none":
+        if len(nodes) > 1:
+            raise ValueError(f"{len(nodes)} nodes need a launcher")
+        return list(command)
+    place = {"count": len(nodes), "hosts": ",".join(nodes)}
+    return [*(word.format(**place) for word in LAUNCH_COMMANDS[launcher]), *options, *command]
+
+
+def run_step(step: str, launcher: str, options: Sequence[str]) -> int:
+    """Run a step's agents to their end and return their launcher's exit status.
+
+    Parsl calls this in one of its workers, on the allocation's first node, with the step's nodes in the environment.
+    The launcher ends with the worker, and the agents with the launcher.
+    """
+    nodes = os.environ[NODE_LIST].split(",")
+    command = launch_command(launcher, options, nodes, [sys.executable, "-P", "-m", AGENT, step])
+    with (Path(step).parent / "launcher.log").open("ab") as log:
+        return start_child(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log).wait()
 
 
 class NodeAgent:
@@ -39,13 +85,13 @@ class NodeAgent:
         self._folder = StepFolder(Path(step.run_folder))
         self._ranks = step.ranks_of(node)
         self._report = NodeReport(node=node, host=os.environ.get("SLURMD_NODENAME") or socket.gethostname())
-        self._lifeline = Listener(Path(step.lifeline), silence_s=step.silence_s)
+        self._heartbeat = HeartbeatMonitor(Path(step.lifeline), silence_s=step.silence_s)
         self._pids: dict[int, int] = {}
         self._oom_kills_before = kernel_oom_kills()
         self._began_s = self._looked_s = time.monotonic()
         self._peers_failed_s: float | None = None
         self._killed_s: float | None = None
-        self._wants_end = False
+        self._is_over = False
 
     def interrupt(self, number: int, _: FrameType | None) -> None:
         """Note the signal that ends this agent; the loop does the rest."""
@@ -53,63 +99,58 @@ class NodeAgent:
 
     def run(self) -> None:
         """Fork the ranks and stay until each has ended, or cannot be ended."""
-        self._tell()
-        step, node = self._step, self._report.node
-        client = ForkClient(self._folder.node_log(node), step.environment, step.engines)
+        self._update()
+        step, folder = self._step, self._folder
+        client = ForkClient(folder.node_log(self._report.node), step.environment, step.engines)
         try:
-            ranks = Ranks(
-                world_size=step.world_size, first=self._ranks[0], count=len(self._ranks), meeting=self._folder.path
-            )
-            logs = Path(step.run_folder)
-            client.start(step.token, job=logs / "job.json", ranks=ranks, logs=logs)
+            first, count = self._ranks[0], len(self._ranks)
+            ranks = Ranks(world_size=step.world_size, first=first, count=count, meeting=folder.path)
+            client.start(step.token, job=folder.path / "job.json", ranks=ranks, logs=folder.path)
             while not self._has_ended():
                 for report in client.reports(POLL_S):
-                    self._hear(report)
-                self._look(client)
+                    self._handle(report)
+                if self._should_end():
+                    self._kill_ranks(client)
         except FrontrunnerError as error:  # the fork server did not start
             self._fail(error.message)
         finally:
             client.close()
             if step.scratch is not None:
                 shutil.rmtree(step.scratch, ignore_errors=True)
-            self._tell(ended=True)
+            self._update(ended=True)
 
-    def _hear(self, report: Report) -> None:
+    def _handle(self, report: Report) -> None:
         if isinstance(report, RanksStarted):
             self._pids = dict(zip(self._ranks, report.pids, strict=True))
-            self._tell(running=True)
+            self._update(running=True)
         elif isinstance(report, RankExited):
             if report.status != 0:
-                self._peer_failed()
-            self._tell(statuses=self._report.statuses | {report.rank: report.status})
+                self._raise_peer_failed()
+            self._update(statuses=self._report.statuses | {report.rank: report.status})
         elif isinstance(report, ServerLost):
             self._fail("the node's fork server ended, and the ranks with it")
 
     def _fail(self, trouble: str) -> None:
-        self._peer_failed()
-        self._wants_end = True
-        self._tell(trouble=trouble)
+        self._raise_peer_failed()
+        self._is_over = True
+        self._update(trouble=trouble)
 
-    def _peer_failed(self) -> None:
+    def _raise_peer_failed(self) -> None:
         """Let the other nodes know that a rank has failed."""
         self._peers_failed_s = self._peers_failed_s or time.monotonic()
         self._folder.raise_flag(self._folder.peer_failed)
 
     def _has_ended(self) -> bool:
-        if self._wants_end or len(self._report.statuses) == len(self._ranks):
+        if self._is_over or len(self._report.statuses) == len(self._ranks):
             return True
         if self._killed_s is None:
             return False
         return not self._pids or time.monotonic() - self._killed_s > KILL_GRACE_S
 
-    def _look(self, client: ForkClient) -> None:
-        """Kill the ranks that are left once there is a reason to."""
-        if not self._should_end():
-            return
+    def _kill_ranks(self, client: ForkClient) -> None:
         if self._killed_s is None:
             self._killed_s = time.monotonic()
-            left = tuple(rank for rank in self._ranks if rank not in self._report.statuses)
-            self._tell(killed=left)
+            self._update(killed=tuple(rank for rank in self._ranks if rank not in self._report.statuses))
         for rank in self._report.killed:
             if rank in self._pids and rank not in self._report.statuses:
                 client.kill_rank(self._pids[rank])
@@ -118,9 +159,9 @@ class NodeAgent:
         now = time.monotonic()
         if self._killed_s is not None or self._report.interrupted is not None:
             return True
-        if self._lifeline.is_silent() or now - self._began_s > self._step.deadline_s:
+        if self._heartbeat.is_silent() or now - self._began_s > self._step.deadline_s:
             return True
-        if now - self._looked_s >= LOOK_S:  # each look asks the shared file system
+        if now - self._looked_s >= LOOK_S:  # each look is a request to the shared file system
             self._looked_s = now
             if self._folder.is_raised(self._folder.cancel):
                 return True
@@ -128,20 +169,20 @@ class NodeAgent:
                 self._peers_failed_s = now
         return self._peers_failed_s is not None and now - self._peers_failed_s > PEER_GRACE_S
 
-    def _tell(self, **changes: object) -> None:
+    def _update(self, **changes: object) -> None:
         oom_kills = kernel_oom_kills() - self._oom_kills_before
         self._report = replace(self._report, oom_kills=oom_kills, **changes)  # type: ignore[arg-type]
         self._folder.write_report(self._report)
 
 
 def node_of(environment: Mapping[str, str], nodes: int) -> int:
-    """Which of a step's nodes this one is, counted from 0, by what the launcher says.
+    """Return the index of this node among a step's nodes, from the launcher's variables.
 
-    Raises `InvalidInput` where it says nothing, or started another number of processes.
+    Raises `InvalidInput` if there are none, or the launcher started another number of processes.
     """
     if nodes == 1:
         return 0
-    # Ranks meet by a file, so nobody asks for the address that launched_rank would otherwise have to find.
+    # Ranks meet by a file, so the address that launched_rank would otherwise have to find is not needed.
     place = launched_rank({"MASTER_ADDR": "none", **environment})
     if place is None:
         raise InvalidInput(f"a step of {nodes} nodes was started without a launcher: set dispatch.launcher")
@@ -151,7 +192,7 @@ def node_of(environment: Mapping[str, str], nodes: int) -> int:
 
 
 def main() -> None:
-    """`python -P -m frontrunner.evaluators.cluster.agent STEP.json`, once on each node."""
+    """Run the agent of this node."""
     try:
         step = Step.read(Path(sys.argv[1]))
         agent = NodeAgent(step, node_of(os.environ, step.nodes))
@@ -161,7 +202,7 @@ def main() -> None:
         signal.signal(number, agent.interrupt)
     try:
         agent.run()
-    except OSError:  # such as a full disk: the launcher's log is what is left to tell of it
+    except OSError:  # such as a full disk: the launcher's log is what is left for the reason
         traceback.print_exc()
         sys.exit(1)
 

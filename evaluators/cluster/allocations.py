@@ -1,7 +1,8 @@
-"""One allocation and the thread that keeps it: asks for its nodes, starts steps in it, notes its end, gives it back.
+"""Allocations of a campaign: `HeldAllocation` is one, `Pool` requests as many as are needed and returns spent ones.
 
-Batch systems and Parsl answer in seconds, or minutes; a driver must not wait for them. All talk with them is in this
-thread; the driver only reads what it has noted, and leaves wishes.
+Batch systems and Parsl respond in seconds, or minutes, and a driver must not wait for them. All communication with them
+is in one thread per allocation; the driver only reads what that thread has noted, and queues requests. Times are
+monotonic. Which probe starts where is decided by `packing.py`.
 """
 
 from __future__ import annotations
@@ -11,32 +12,38 @@ import logging
 import queue
 import threading
 import time
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frontrunner.evaluators.cluster.executors import make_executor
-from frontrunner.evaluators.cluster.launching import run_step
-from frontrunner.evaluators.cluster.schedulers import seconds_left, why_ended
-from frontrunner.evaluators.cluster.sources import NodeSource
+from frontrunner.evaluators.cluster import packing
+from frontrunner.evaluators.cluster.agent import run_step
+from frontrunner.evaluators.cluster.batch import make_executor, seconds_left, why_ended
+from frontrunner.evaluators.cluster.packing import Occupied, Waiting
+from frontrunner.evaluators.cluster.settings import NodeSource
+from frontrunner.evaluators.protocol import NodesUnavailable
 
 if TYPE_CHECKING:
     from parsl.executors import MPIExecutor
     from parsl.jobs.states import JobStatus
 
 LOGGER = logging.getLogger("parsl.frontrunner")
-"""Into the log of Parsl, whose trouble it is; the terminal gets one sentence."""
-WISH_S = 0.2
+"""Goes to the log of Parsl; the terminal gets one sentence."""
+POLL_S = 0.2
 STATUS_S = 4.0
-"""How often the batch system is asked for news, and Parsl for its workers."""
+"""How often the batch system is queried, and Parsl for its workers."""
+CLOSE_S = 15.0
+MAX_FAILED_STARTS = 3
+"""Allocations in a row that ended before their workers had reported: then something is wrong with all of them."""
 
 
 class HeldAllocation:
-    """An allocation from the request for it to its end.
+    """An allocation from its request to its end.
 
-    The driver may read at any time: `asked_s`, and once they are known `job_id` and `queued_s` when the batch system
-    had taken the request, `ready_s` when the workers had reported, `ended_s` when the allocation was found to have
-    ended, and `why`, in words. Times are monotonic.
+    The driver may read at any time: `asked_s`, and once known `job_id` and `queued_s` (the batch system had accepted
+    the request), `ready_s` (the workers had reported), `ended_s` (the allocation was found to have ended), and `why`.
     """
 
     def __init__(self, source: NodeSource, name: str, folder: Path) -> None:
@@ -48,45 +55,45 @@ class HeldAllocation:
         self.ready_s: float | None = None
         self.ended_s: float | None = None
         self.why = ""
-        self._told_end_s: float | None = None
+        self._reported_end_s: float | None = None
         self._source = source
         self._folder = folder
-        self._wishes: queue.SimpleQueue[tuple[Path, int, Future[int]]] = queue.SimpleQueue()
-        self._under_way: list[Future[int]] = []
+        self._requests: queue.SimpleQueue[tuple[Path, int, Future[int]]] = queue.SimpleQueue()
+        self._futures: list[Future[int]] = []
         self._is_unwanted = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name=f"frontrunner-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"frontrunner-{name}", daemon=True)
         self._thread.start()
 
     @property
     def end_s(self) -> float | None:
-        """When its time is up, by the monotonic clock; None where nobody knows, or it has not begun."""
+        """Return when its time is up; None if that is unknown, or it has not begun."""
         if self._source.held is not None:
             left = self._source.seconds_left
             return None if left is None else self.asked_s + left
-        if self._told_end_s is not None:
-            return self._told_end_s
+        if self._reported_end_s is not None:
+            return self._reported_end_s
         if self.ready_s is None or self._source.walltime_s is None:
             return None
-        # It began some time before its workers were seen, for how long only the batch system could tell.
+        # It began some time before its workers were seen, for how long only the batch system knows.
         return self.ready_s - STATUS_S + self._source.walltime_s
 
     def start(self, step: Path, nodes: int) -> Future[int]:
-        """Start a step on nodes that are free; the future has its launcher's exit status, or what went wrong."""
+        """Start a step on free nodes; the future has its launcher's exit status, or what went wrong."""
         future: Future[int] = Future()
-        self._under_way.append(future)
-        self._wishes.put((step, nodes, future))
+        self._futures.append(future)
+        self._requests.put((step, nodes, future))
         return future
 
     def give_back(self) -> None:
-        """Have it ended; returns at once."""
+        """Have it ended; return at once."""
         self._is_unwanted.set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until it has been given back; whether it was in time."""
+        """Wait until it has been given back, and return whether it was in time."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def _keep(self) -> None:
+    def _run(self) -> None:
         executor: MPIExecutor | None = None
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -96,70 +103,67 @@ class HeldAllocation:
             self.job_id = executor.blocks_to_job_id.get("0")
             self.queued_s = time.monotonic()
             self._serve(executor)
-        except Exception as error:  # whatever Parsl met: the driver is told, and the log has the whole of it
+        except Exception as error:  # Parsl may raise anything: the driver gets it, and the log its traceback
             LOGGER.exception("allocation %s", self.name)
             self._note_end(f"{self.name} could not be kept: {type(error).__name__}: {error}")
         finally:
             self._note_end(f"{self.name} was given back")
             try:
                 if executor is not None:
-                    _give_back(executor)
+                    _shut_down(executor)
             except Exception:  # the batch system ends it at its walltime in any case
                 LOGGER.exception("giving back allocation %s", self.name)
 
     def _serve(self, executor: MPIExecutor) -> None:
         looked_s = -STATUS_S
         while not self._is_unwanted.is_set() and self.ended_s is None:
-            with contextlib.suppress(
-                queue.Empty
-            ):  # no wish for a while is no fault: the nodes are looked at in any case
-                step, nodes, future = self._wishes.get(timeout=WISH_S)
+            with contextlib.suppress(queue.Empty):
+                step, nodes, future = self._requests.get(timeout=POLL_S)
                 _submit(executor, step, nodes, self._source, future)
             if time.monotonic() - looked_s >= (STATUS_S if self.ready_s is not None else STATUS_S / 4):
                 looked_s = time.monotonic()
-                self._look(executor)
+                self._check(executor)
 
-    def _look(self, executor: MPIExecutor) -> None:
+    def _check(self, executor: MPIExecutor) -> None:
         status = executor.status().get("0")
         workers = [manager for manager in executor.connected_managers() if manager["active"]]
         if status is not None and status.terminal:
-            self._note_end(self._words(status))
+            self._note_end(self._why(status))
         elif workers and self.ready_s is None:
-            self._ask_for_its_end()
+            self._query_end()
             self.ready_s = time.monotonic()
         elif self.ready_s is not None and not workers:
-            self._note_end(f"{self._called} has lost touch with its first node")
+            self._note_end(f"{self._title} has lost contact with its first node")
 
-    def _ask_for_its_end(self) -> None:
-        """Workers may take minutes to report, of a walltime that has begun."""
+    def _query_end(self) -> None:
+        """Query the end of the walltime: workers may take minutes of it to report."""
         if self._source.held is not None or self.job_id is None:
             return
         asked_s = time.monotonic()
         left = seconds_left(self._source.scheduler, self.job_id)
-        self._told_end_s = None if left is None else asked_s + left
+        self._reported_end_s = None if left is None else asked_s + left
 
     @property
-    def _called(self) -> str:
-        if self.job_id is None or self._source.held is not None:
-            return "the allocation"
-        return f"allocation {self.job_id}"
+    def _title(self) -> str:
+        is_known = self.job_id is not None and self._source.held is None
+        return f"allocation {self.job_id}" if is_known else "the allocation"
 
-    def _words(self, status: JobStatus) -> str:
-        """What there is to say of an allocation that has ended, the batch system's own words first."""
-        if self.job_id is None:  # it was never had
+    def _why(self, status: JobStatus) -> str:
+        """Return why an allocation has ended, by the batch system's own words if there are any."""
+        if self.job_id is None:  # the request was refused
             message = status.message or "no answer"
             return " ".join((message.partition("stderr=")[2] or message).split())
-        said = why_ended(self._source.scheduler, self.job_id) if self._source.held is None else None
-        said = said or status.message or str(status.state.name).lower()
+        reason = why_ended(self._source.scheduler, self.job_id) if self._source.held is None else None
+        reason = reason or status.message or str(status.state.name).lower()
         errors = (status.stderr_summary or "").strip().splitlines() if self.ready_s is None else []
-        return f"{self._called} has ended: {said}" + (f": {errors[-1]}" if errors else "")
+        return f"{self._title} has ended: {reason}" + (f": {errors[-1]}" if errors else "")
 
     def _note_end(self, why: str) -> None:
-        """Keep the first reason, and let whoever waits for a step of it know."""
+        """Keep the first reason, and settle the futures of steps."""
         if self.ended_s is None:
             self.why = why
             self.ended_s = time.monotonic()
-        for future in self._under_way:
+        for future in self._futures:
             _settle(future, ConnectionError(self.why))
 
 
@@ -167,12 +171,11 @@ def _submit(executor: MPIExecutor, step: Path, nodes: int, source: NodeSource, f
     resources = {"num_nodes": nodes, "ranks_per_node": 1}
     options = list(source.settings.launcher_options)
     task = executor.submit(run_step, resources, str(step), source.launcher, options)
-
     task.add_done_callback(lambda done: _settle(future, done.exception() or done.result()))
 
 
 def _settle(future: Future[int], outcome: BaseException | int) -> None:
-    """Settle a future that Parsl's thread and the keeper's may both want to settle: the first counts."""
+    """Settle a future that Parsl's thread and the allocation's may both settle: the first counts."""
     with contextlib.suppress(InvalidStateError):
         if isinstance(outcome, BaseException):
             future.set_exception(outcome)
@@ -180,8 +183,148 @@ def _settle(future: Future[int], outcome: BaseException | int) -> None:
             future.set_result(outcome)
 
 
-def _give_back(executor: MPIExecutor) -> None:
+def _shut_down(executor: MPIExecutor) -> None:
     jobs = list(executor.blocks_to_job_id.values())
     if jobs and executor.provider is not None:
         executor.provider.cancel(jobs)
     executor.shutdown()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """A step under way: its allocation, its nodes until `future` is done, and its expected end."""
+
+    allocation: HeldAllocation
+    nodes: int
+    expected_end_s: float
+    future: Future[int]
+
+
+class Pool:
+    """The allocations of one campaign. Used by one thread, and never waits, except in `close`."""
+
+    def __init__(self, source: NodeSource, folder: Path) -> None:
+        self._source = source
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._handler = logging.FileHandler(folder / "parsl.log")
+        self._handler.setFormatter(logging.Formatter("%(asctime)s %(threadName)s %(levelname)s %(message)s"))
+        logger = logging.getLogger("parsl")
+        logger.addHandler(self._handler)
+        logger.propagate = False  # none of it is for the terminal
+        self._allocations: list[HeldAllocation] = []
+        self._closing: list[HeldAllocation] = []
+        self._steps: list[Placed] = []
+        self._count = self._failed_starts = 0
+        self._at_a_time = source.allocations
+
+    def place(self, waiting: Sequence[Waiting], now_s: float) -> dict[str, HeldAllocation]:
+        """Return the allocation for each probe that can start now.
+
+        Request more nodes where there are too few, up to what the source allows. Raises `NodesUnavailable` if they
+        cannot be obtained.
+        """
+        self._drop_ended(now_s)
+        ready = [one for one in self._allocations if one.ready_s is not None]
+        by_name = {one.name: one for one in ready}
+        placements = packing.place(waiting, [self._view(one) for one in ready], now_s)
+        placed = {placement.token for placement in placements}
+        left = [probe for probe in waiting if probe.token not in placed]
+        if left and not placements:
+            self._replace_spent(left, ready, now_s)
+            self._request_more(left)
+        return {placement.token: by_name[placement.allocation_id] for placement in placements}
+
+    def start(self, step: Path, allocation: HeldAllocation, *, nodes: int, expected_end_s: float) -> Placed:
+        """Start a step in the allocation that `place` returned."""
+        future = allocation.start(step, nodes)
+        placed = Placed(allocation=allocation, nodes=nodes, expected_end_s=expected_end_s, future=future)
+        self._steps.append(placed)
+        return placed
+
+    def withdraw_requests(self) -> None:
+        """Withdraw the requests for nodes that are still queued: nothing waits for them any more."""
+        for allocation in [one for one in self._allocations if one.ready_s is None]:
+            self._give_back(allocation)
+
+    def close(self) -> None:
+        """Give every allocation back."""
+        held = [*self._allocations, *self._closing]
+        for allocation in held:
+            allocation.give_back()
+        end_s = time.monotonic() + CLOSE_S
+        for allocation in held:
+            allocation.wait(max(0.0, end_s - time.monotonic()))
+        logging.getLogger("parsl").removeHandler(self._handler)
+        self._handler.close()
+
+    def _view(self, allocation: HeldAllocation) -> packing.Allocation:
+        """Return the allocation as packing sees it."""
+        occupied = tuple(
+            Occupied(nodes=step.nodes, expected_end_s=step.expected_end_s)
+            for step in self._steps
+            if step.allocation is allocation and not step.future.done()
+        )
+        return packing.Allocation(
+            allocation_id=allocation.name, nodes=allocation.nodes, end_s=allocation.end_s, occupied=occupied
+        )
+
+    def _drop_ended(self, now_s: float) -> None:
+        """Give back allocations that have ended, or waited for too long.
+
+        Raises `NodesUnavailable` if no other is left to go on with.
+        """
+        self._steps = [step for step in self._steps if not step.future.done()]
+        for allocation in [one for one in self._allocations if one.ended_s is not None]:
+            self._give_back(allocation)
+            if allocation.ready_s is None:
+                self._failed_starts += 1
+            else:  # the nodes that it leaves may be available now
+                self._failed_starts, self._at_a_time = 0, self._source.allocations
+            was_refused = allocation.job_id is None or self._failed_starts >= MAX_FAILED_STARTS
+            if was_refused or self._source.held is not None:
+                others = [one for one in self._allocations if one.ended_s is None]
+                self._limit_to(others, allocation.why)
+        for allocation in [one for one in self._allocations if self._is_late(one, now_s)]:
+            limit = self._source.settings.queue_limit_minutes
+            why = f"allocation {allocation.job_id} has waited for more than dispatch.queue_limit_minutes = {limit:g}"
+            self._give_back(allocation)
+            self._limit_to([one for one in self._allocations if one.ready_s is not None], why)
+        self._closing = [one for one in self._closing if not one.wait(0)]
+
+    def _is_late(self, allocation: HeldAllocation, now_s: float) -> bool:
+        limit = self._source.settings.queue_limit_minutes
+        if limit is None or allocation.queued_s is None or allocation.ready_s is not None:
+            return False
+        return now_s - allocation.queued_s > 60 * limit
+
+    def _give_back(self, allocation: HeldAllocation) -> None:
+        allocation.give_back()
+        self._allocations.remove(allocation)
+        self._closing.append(allocation)
+
+    def _limit_to(self, others: Collection[HeldAllocation], why: str) -> None:
+        """Request no more than these from now on; raise `NodesUnavailable` if there are none."""
+        if not others:
+            raise NodesUnavailable(why, hint=f"see {self._folder}")
+        self._at_a_time = len(others)
+        LOGGER.warning("%s; going on with %d allocations at a time", why, self._at_a_time)
+
+    def _replace_spent(self, left: Sequence[Waiting], ready: Collection[HeldAllocation], now_s: float) -> None:
+        """Give back idle allocations with too little time left for every probe that waits."""
+        for allocation in ready:
+            view = self._view(allocation)
+            if view.occupied or len(packing.that_no_allocation_holds(left, [view], now_s)) < len(left):
+                continue
+            if self._source.held is not None:
+                raise NodesUnavailable("too little is left of the job's time for the probes that wait")
+            self._give_back(allocation)
+
+    def _request_more(self, left: Sequence[Waiting]) -> None:
+        """Request another allocation if those that are queued do not hold what waits."""
+        queued = sum(one.nodes for one in self._allocations if one.ready_s is None)
+        if len(self._allocations) >= self._at_a_time or queued >= sum(probe.nodes for probe in left):
+            return
+        self._count += 1
+        name = f"frontrunner-{self._count}"
+        self._allocations.append(HeldAllocation(self._source, name, self._folder / name))

@@ -1,4 +1,4 @@
-"""Packing probes on allocations: which of the probes that wait start now, and where.
+"""Packing of probes on allocations: which of the waiting probes start now, and where.
 
 The rule is EASY backfilling (Lifka 1995, "The ANL/IBM SP scheduling system"; Mu'alem and Feitelson, IEEE TPDS 12(6),
 2001) over several allocations:
@@ -7,11 +7,11 @@ The rule is EASY backfilling (Lifka 1995, "The ANL/IBM SP scheduling system"; Mu
 2. The first that fits nowhere now gets a reservation: the allocation and the time at which, by the expected ends of
    what runs, it can start earliest.
 3. Later probes may pass it. In another allocation they pass freely. In the reserved one they must be expected to end
-   before the reservation begins, or stay on nodes that the reservation leaves over.
+   before the reservation begins, or use nodes that the reservation leaves over.
 
-Nothing starves behind a stream of smaller probes: a reserved probe waits for probes that were started before its
+Nothing starves behind a stream of smaller probes: a reserved probe waits only for probes that were started before its
 reservation, or that end before it begins, and once it has started the next in line gets the reservation. A probe that
-no allocation at hand can hold, for want of nodes or of time, has no reservation and holds up nobody.
+no allocation can hold, for lack of nodes or of time, has no reservation and delays nobody.
 
 All functions are pure. Times are seconds on one clock of the caller's.
 """
@@ -25,15 +25,15 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 MARGIN_S = 30.0
-"""Assumed: what a probe must leave of its allocation's time, for starting its ranks and for writing its outcome."""
+"""Assumed: what a probe must leave of its allocation's time, to start its ranks and write its outcome."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
     """A probe that waits for nodes.
 
-    `expected_s` is how long it will hold them, its deadline where nothing better is known. `arrival` orders the line:
-    the lowest is the first, and the token decides between equals.
+    `expected_s` is how long it will hold them, its deadline if nothing better is known. The lowest `arrival` is first
+    in line, and the token decides between equals.
     """
 
     token: str
@@ -44,7 +44,7 @@ class Waiting:
 
 @dataclass(frozen=True, kw_only=True)
 class Occupied:
-    """Nodes of an allocation that a running probe holds, and when it is expected to give them back."""
+    """Nodes of an allocation that a running probe holds, and when it is expected to release them."""
 
     nodes: int
     expected_end_s: float
@@ -55,10 +55,7 @@ _EXPECTED_END = attrgetter("expected_end_s")
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """Nodes that are held until `end_s`, or without an end where it is None.
-
-    `nodes` counts those that work: one that is down is not among them.
-    """
+    """Working nodes that are held until `end_s`, or without an end if that is None."""
 
     allocation_id: str
     nodes: int
@@ -67,7 +64,7 @@ class Allocation:
 
     @property
     def free_nodes(self) -> int:
-        """`nodes` - those occupied, at least 0."""
+        """Return `nodes` - those occupied, at least 0."""
         return max(0, self.nodes - sum(held.nodes for held in self.occupied))
 
 
@@ -83,7 +80,7 @@ class Placement:
 def place(
     waiting: Iterable[Waiting], allocations: Sequence[Allocation], now_s: float, *, margin_s: float = MARGIN_S
 ) -> tuple[Placement, ...]:
-    """The probes to start now, in the order in which they are to start; equal arguments give equal answers."""
+    """Return the probes to start now, in the order in which they are to start; the result is deterministic."""
     rooms = [_Room.of(allocation, now_s, margin_s) for allocation in allocations]
     placements: list[Placement] = []
     reserved = False
@@ -106,7 +103,7 @@ def place(
 def that_no_allocation_holds(
     waiting: Iterable[Waiting], allocations: Sequence[Allocation], now_s: float, *, margin_s: float = MARGIN_S
 ) -> tuple[Waiting, ...]:
-    """The probes that could not start in any of these allocations if all else that runs in them ended as expected.
+    """Return the probes that could not start in any of these allocations even after all that runs in them has ended.
 
     They wait for another allocation: of more nodes, or with more time left.
     """
@@ -115,7 +112,7 @@ def that_no_allocation_holds(
 
 
 def _reserve(probe: Waiting, rooms: Sequence[_Room]) -> bool:
-    """Reserve the place where the probe can start earliest; False where there is none."""
+    """Reserve the place where the probe can start earliest; return False if there is none."""
     room = min(rooms, key=lambda room: (room.enough_free_s(probe), room.order()), default=None)
     if room is None or math.isinf(room.enough_free_s(probe)):
         return False
@@ -127,8 +124,8 @@ def _reserve(probe: Waiting, rooms: Sequence[_Room]) -> bool:
 class _Room:
     """What is left of an allocation while one call of `place` fills it.
 
-    `ends` are what occupies nodes, in the order of its expected end. `free` is below 0 where nodes went down under
-    what runs. From `reserved_from_s` on only `left_over` nodes are free for probes that came after the reserved one.
+    `ends` are the occupied nodes, in the order of their expected ends. `free` is below 0 if occupied nodes went down.
+    From `reserved_from_s` on only `left_over` nodes are free for probes that came after the reserved one.
     """
 
     allocation: Allocation
@@ -141,7 +138,7 @@ class _Room:
 
     @classmethod
     def of(cls, allocation: Allocation, now_s: float, margin_s: float) -> _Room:
-        """The allocation as it is before anything is placed."""
+        """Return the allocation as it is before anything is placed."""
         return cls(
             allocation=allocation,
             now_s=now_s,
@@ -151,18 +148,18 @@ class _Room:
         )
 
     def order(self) -> tuple[float, int, str]:
-        """Of several that take a probe: the one that ends first, then the fullest, so that large holes stay whole."""
+        """Return the sort key of several that fit: the first to end, then the fullest, to keep large holes whole."""
         return self.usable_until_s, self.free, self.allocation.allocation_id
 
     def takes(self, probe: Waiting) -> bool:
-        """Whether the probe can start now, end in time, and not delay what is reserved."""
+        """Return whether the probe can start now, end in time, and not delay what is reserved."""
         end_s = self.now_s + probe.expected_s
         if probe.nodes > self.free or end_s > self.usable_until_s:
             return False
         return end_s <= self.reserved_from_s or probe.nodes <= self.left_over
 
     def occupy(self, probe: Waiting) -> None:
-        """Give the probe its nodes; one that outlasts the reservation's beginning uses up what that leaves over."""
+        """Give the probe its nodes; one that outlasts the start of the reservation uses up what that leaves over."""
         end_s = self.now_s + probe.expected_s
         self.free -= probe.nodes
         if end_s > self.reserved_from_s:
@@ -170,10 +167,10 @@ class _Room:
         insort(self.ends, Occupied(nodes=probe.nodes, expected_end_s=end_s), key=_EXPECTED_END)
 
     def enough_free_s(self, probe: Waiting) -> float:
-        """When enough nodes are expected to be free; infinity where that is never, or too late for it to end in time.
+        """Return when enough nodes are expected to be free; infinity if never, or too late for it to end in time.
 
-        It lies in the past where that was expected and has not come about. A reservation then stays in the allocation
-        that has kept the probe waiting longest, instead of moving to and fro while others overrun.
+        It is in the past if that was expected and has not happened. A reservation then stays in the allocation that has
+        kept the probe waiting longest, instead of moving back and forth while others overrun.
         """
         enough_s, free = self._first_enough(probe)
         start_s = max(enough_s, self.now_s)
@@ -183,15 +180,15 @@ class _Room:
     def reserve(self, probe: Waiting) -> None:
         """Keep nodes for the probe from its earliest start on.
 
-        It waits for the first to end that together give enough, and what is left over is counted from those alone:
-        of several probes that have outlived their expected end, none may be counted on to give its nodes to others.
+        It waits for the first to end that together give enough, and what is left over is counted from those alone: of
+        several probes that overrun their expected end, none may be relied on to release nodes for others.
         """
         enough_s, free_then = self._first_enough(probe)
         self.reserved_from_s = max(self.now_s, enough_s)
         self.left_over = free_then - probe.nodes
 
     def _first_enough(self, probe: Waiting) -> tuple[float, int]:
-        """The expected end of the last that the probe must wait for, and the nodes that are free by then."""
+        """Return the expected end of the last that the probe must wait for, and the nodes that are free by then."""
         enough_s, free = self.now_s, self.free
         for held in self.ends:
             if free >= probe.nodes:

@@ -1,39 +1,50 @@
-"""What a campaign says about the nodes on which its probes run: the section [dispatch] of its file."""
+"""Where probes run and how nodes for them are obtained: the section [dispatch] of a campaign file."""
 
 from __future__ import annotations
 
+import os
 import re
+import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 
+from frontrunner.evaluators.cluster.environment import Allocation, allocation
+from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput, bad_value, require_above_zero, require_at_least, require_one_of
 
 BACKENDS = ("local", "allocation", "parsl")
-"""This machine alone; the nodes of the job that the driver runs in; allocations that a batch system gives."""
+"""This machine alone; the nodes of the job that the driver runs in; allocations requested from a batch system."""
+
+LAUNCHERS = ("srun", "mpiexec", "mpirun", "flux", "none")
+"""Programs that start one process per node: Slurm's; MPICH's Hydra and Cray PALS; Open MPI's; Flux's; none for one
+node. See `agent.launch_command`."""
+
+SCHEDULER_LAUNCHERS = {"slurm": "srun", "pbs": "mpiexec", "lsf": "mpirun", "flux": "flux"}
+"""Default launcher of each batch system."""
 
 SCHEDULERS = ("slurm", "pbs", "lsf")
+"""Batch systems that allocations can be requested from."""
 
 UNSUITED_SCHEDULERS = {
     "flux": 'Parsl has no MPI executor over Flux: start within a Flux job, with backend = "allocation"',
     "kubernetes": "Parsl's MPI executor reads its nodes from a batch system, and pods have none",
 }
 
-LAUNCHERS = ("srun", "mpiexec", "mpirun", "flux", "none")
-"""What starts one process a node: Slurm's; MPICH's Hydra and Cray PALS; Open MPI's; Flux's; nothing, for one node."""
-
-SCHEDULER_LAUNCHERS = {"slurm": "srun", "pbs": "mpiexec", "lsf": "mpirun", "flux": "flux"}
-"""The launcher of each batch system, unless the campaign names another."""
-
-UNDERSTOOD = {
+REQUEST_KEYS = {
     "slurm": ("account", "queue", "qos", "constraint", "scheduler_options", "processors_per_node"),
     "pbs": ("account", "queue", "scheduler_options", "select_options", "processors_per_node"),
     "lsf": ("account", "queue", "scheduler_options"),
 }
-"""Which of the keys that ask for an allocation each batch system has a word for."""
+"""Keys of a request for nodes that each batch system understands."""
 
 OPTION_PREFIXES = {"slurm": "#SBATCH", "pbs": "#PBS", "lsf": "#BSUB"}
 
 SPARE_WALLTIME_S = 120.0
 """What an allocation lasts beyond a probe's deadline: starting workers and ranks, and what packing leaves over."""
+
+THIS_MACHINE = "this-machine"
+"""Scheduler of an allocation that is this machine alone, without any job."""
 
 _REQUEST_KEYS = ("account", "queue", "qos", "constraint", "scheduler_options", "select_options", "processors_per_node")
 _PARSL_KEYS = (
@@ -45,16 +56,15 @@ _WALLTIME = re.compile(r"(\d{1,3}):([0-5]\d):00")
 """Whole minutes: Slurm and LSF count in them."""
 
 _WORD = re.compile(r"[\w@%+=:,./&|*\[\]()-]+", re.ASCII)
-"""Words that reach a submit script or a command line of a batch system: no blank, quote, `;`, `$` or line's end."""
+"""Words that reach a submit script or a command line of a batch system: no blank, quote, `;`, `$` or newline."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DispatchSettings:
-    """Where probes run, and how nodes for them are had. `docs/campaign-file.md` has the keys one by one.
+    """The section [dispatch]; `docs/campaign-file.md` describes each key, and None is a missing one.
 
-    `backend` None is "local" for a cluster of one node, and "allocation" within a job of several nodes.
-    `worker_init` are lines of shell that each allocation runs first; they come from the campaign's own file and from
-    nowhere else. None stands for a key that is not given.
+    `backend` None is "local" for a cluster of one node, and "allocation" within a job of several nodes. `worker_init`
+    are lines of shell that each allocation runs first; they come from the campaign's own file only.
     """
 
     backend: str | None = None
@@ -92,15 +102,13 @@ class DispatchSettings:
         return getattr(self, key) not in (None, ())
 
     def _refuse_foreign_keys(self) -> None:
-        """What the chosen backend does not read is refused rather than dropped."""
+        """Reject keys that the chosen backend does not read, rather than ignore them."""
         needs = "dispatch.backend = "
         foreign = () if self.backend == "parsl" else _PARSL_KEYS
         for key in (*foreign, *(_STEP_KEYS if self.backend == "local" else ())):
             if self._given(key):
-                wanted = (
-                    f'no such key unless {needs}"parsl"' if key in _PARSL_KEYS else f'no such key with {needs}"local"'
-                )
-                raise bad_value(f"dispatch.{key}", getattr(self, key), wanted)
+                where = f'unless {needs}"parsl"' if key in _PARSL_KEYS else f'with {needs}"local"'
+                raise bad_value(f"dispatch.{key}", getattr(self, key), f"no such key {where}")
 
     def _check_words(self) -> None:
         for key in ("account", "queue", "qos", "constraint", "select_options", "driver_address", "network_interface"):
@@ -122,7 +130,7 @@ class DispatchSettings:
             require_at_least("dispatch", 10, lifeline_s=self.lifeline_s)
 
     def _check_request(self) -> None:
-        """What Parsl needs to ask a batch system for nodes."""
+        """Check what Parsl needs to request nodes from a batch system."""
         if self.scheduler is None:
             raise bad_value("dispatch.scheduler", None, f"one of {', '.join(SCHEDULERS)}")
         if self.scheduler in UNSUITED_SCHEDULERS:
@@ -131,8 +139,8 @@ class DispatchSettings:
         if self.walltime is None or not _WALLTIME.fullmatch(self.walltime) or self.walltime_s < 60:
             raise bad_value("dispatch.walltime", self.walltime, '"HH:MM:00", whole minutes: how long to hold nodes')
         for key in _REQUEST_KEYS:
-            if self._given(key) and key not in UNDERSTOOD[self.scheduler]:
-                known = ", ".join(UNDERSTOOD[self.scheduler])
+            if self._given(key) and key not in REQUEST_KEYS[self.scheduler]:
+                known = ", ".join(REQUEST_KEYS[self.scheduler])
                 raise bad_value(f"dispatch.{key}", getattr(self, key), f"a key for {self.scheduler}: {known}")
         prefix = OPTION_PREFIXES[self.scheduler]
         for line in self.scheduler_options:
@@ -141,16 +149,108 @@ class DispatchSettings:
 
     @property
     def walltime_s(self) -> float:
-        """`walltime` in seconds; 0 where none is given."""
+        """Return `walltime` in seconds; 0 if missing."""
         found = _WALLTIME.fullmatch(self.walltime or "")
         return 0.0 if found is None else 3600.0 * int(found[1]) + 60.0 * int(found[2])
 
     @property
     def most_allocations(self) -> int:
-        """Allocations at a time: `allocations`, 1 where none is given."""
+        """Return the maximum of allocations at a time: `allocations`, by default 1."""
         return self.allocations or 1
 
     @property
     def silence_s(self) -> float:
-        """How long the nodes of a probe go on after its driver has fallen silent: `lifeline_s`, else 60 s."""
+        """Return how long a probe's nodes go on without a heartbeat of the driver: `lifeline_s`, by default 60 s."""
         return 60.0 if self.lifeline_s is None else self.lifeline_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeSource:
+    """How nodes are obtained: up to `allocations` at a time, of `nodes` each.
+
+    `held` is the job that the driver runs in; None where allocations of `walltime_s` are requested from a batch system.
+    `seconds_left` is the time left in the held job; None if unknown. `launcher` starts a process on each node of a
+    step.
+    """
+
+    scheduler: str
+    nodes: int
+    allocations: int
+    launcher: str
+    settings: DispatchSettings
+    held: Allocation | None = None
+    walltime_s: float | None = None
+    seconds_left: float | None = None
+
+
+def node_source(
+    settings: DispatchSettings, cluster: Cluster, environment: Mapping[str, str] | None = None
+) -> NodeSource | None:
+    """Return the campaign's source of nodes; None where its probes run on this machine alone.
+
+    Raises `InvalidInput` if the settings, the cluster and the current job do not fit together, and if Parsl is needed
+    and not installed.
+    """
+    environment = os.environ if environment is None else environment
+    backend = settings.backend or _default_backend(cluster, environment)
+    if backend == "local":
+        if cluster.nodes > 1:
+            raise bad_value("dispatch.backend", "local", f"allocation or parsl for cluster.nodes = {cluster.nodes}")
+        return None
+    if find_spec("parsl") is None:
+        install = "pip install 'frontrunner[hpc]'"
+        raise bad_value("dispatch.backend", backend, "local: Parsl is not installed", hint=install)
+    if backend == "allocation":
+        return _held(settings, cluster, environment)
+    scheduler = settings.scheduler or ""
+    return NodeSource(
+        scheduler=scheduler,
+        nodes=settings.nodes_per_allocation or cluster.nodes,
+        allocations=settings.most_allocations,
+        launcher=settings.launcher or SCHEDULER_LAUNCHERS[scheduler],
+        settings=settings,
+        walltime_s=settings.walltime_s,
+    )
+
+
+def _default_backend(cluster: Cluster, environment: Mapping[str, str]) -> str:
+    if cluster.nodes == 1:
+        return "local"
+    held = allocation(environment)
+    if held is not None and len(held.nodes) > 1:
+        return "allocation"
+    raise bad_value(
+        "cluster.nodes",
+        cluster.nodes,
+        "1: probes run on the machine that the driver is on",
+        hint='dispatch.backend = "parsl" requests nodes from a batch system; within a job of several (salloc, qsub -I) '
+        "they are found; `frontrunner space` works for any cluster",
+    )
+
+
+def _held(settings: DispatchSettings, cluster: Cluster, environment: Mapping[str, str]) -> NodeSource:
+    from frontrunner.evaluators.cluster.batch import seconds_left
+
+    held = allocation(environment)
+    if held is None and cluster.nodes > 1:
+        raise InvalidInput(
+            'dispatch.backend = "allocation": this process is in no job whose nodes are known',
+            hint="start it within salloc, qsub -I or a batch script",
+        )
+    if held is None:
+        held = Allocation(scheduler=THIS_MACHINE, job_id=str(os.getpid()), nodes=(socket.gethostname(),))
+    if len(held.nodes) < cluster.nodes:
+        expected = f"at most the {len(held.nodes)} of {held.scheduler} job {held.job_id}"
+        raise bad_value("cluster.nodes", cluster.nodes, expected)
+    launcher = settings.launcher or SCHEDULER_LAUNCHERS.get(held.scheduler, "none")
+    if launcher == "none" and cluster.nodes > 1:
+        raise bad_value("dispatch.launcher", launcher, "a launcher for several nodes, as srun or mpiexec")
+    return NodeSource(
+        scheduler=held.scheduler,
+        nodes=len(held.nodes),
+        allocations=1,
+        launcher=launcher,
+        settings=settings,
+        held=held,
+        seconds_left=seconds_left(held.scheduler, held.job_id),
+    )

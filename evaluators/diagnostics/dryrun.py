@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from frontrunner.evaluators.probe.descent import die_with_parent
-from frontrunner.evaluators.probe.jobs import dry_run_job
+from frontrunner.evaluators.probe.job import dry_run_job
+from frontrunner.evaluators.probe.processes import start_child
 from frontrunner.evaluators.probe.settings import ProbeSettings
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, bad_value
 from frontrunner.spaces.problem import Problem
@@ -252,14 +252,13 @@ def _trace(job: str, traces: Sequence[tuple[int, int]]) -> list[Seen]:
 
 @contextmanager
 def _child(job: str, rank: int, micro_batches: int) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
+    process = start_child(
         [sys.executable, "-P", "-m", CHILD, str(rank), str(micro_batches)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - one thread here
     )
     with process:
         try:

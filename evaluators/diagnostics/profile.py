@@ -14,9 +14,8 @@ from typing import Any
 
 from frontrunner.evaluators.diagnostics.step_breakdown import Breakdown, break_down, mean
 from frontrunner.evaluators.diagnostics.trace_events import read_events, read_trace, timeline
-from frontrunner.evaluators.probe.corpus import Corpus
-from frontrunner.evaluators.probe.here import prepare_recipe_here
-from frontrunner.evaluators.probe.jobs import profile_job
+from frontrunner.evaluators.probe.job import Corpus, profile_job
+from frontrunner.evaluators.probe.preflight import prepare_recipe_here
 from frontrunner.evaluators.probe.training_probe import TrainingProbe
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup, Progress
 from frontrunner.results.outcome import Failure, Measurement

@@ -1,92 +1,269 @@
-"""What the logs of well-known trainers look like, as the patterns that find their figures.
+"""A trainer's log as steps, peaks and statements, found by regular expressions and read while it grows.
 
-Samples of each, with their sources, are in `tests/unit/test_command_logs.py`.
+The names of a pattern's groups give the figure and its unit: see `GROUPS`.
 """
 
 from __future__ import annotations
 
-MEGATRON_STEP = (
-    r"iteration\s+(?P<step>\d+)/\s*\d+ \|.*?elapsed time per iteration \(ms\): (?P<step_time_ms>[\d.]+)",
-    r"iteration\s+(?P<step>\d+)/\s*\d+ \|.*?elapsed time per iteration \(s\): (?P<step_time_s>[\d.]+)",
-    r"iteration\s+(?P<step>\d+)/.*?tokens per gpu per second \(tgs\): (?P<tokens_per_s_per_device>[\d.]+)",
-    r"\| lm[ _]loss: (?P<loss>\S+)",
-    r"\| global batch size:\s+(?P<global_batch_seqs>\d+)",
-    r"\| number of skipped iterations:\s+(?P<skipped_steps>\d+)",
-    r"\| number of nan iterations:\s+(?P<nan_steps>\d+)",
-)
-"""The line of a step: Megatron-LM's `training_log`, which Megatron-DeepSpeed and Megatron-Bridge have kept."""
+import math
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 
-MEGATRON_MEMORY = (
-    r"\(after \d+ iterations\) memory \(MB\) \|.*?max allocated: (?P<peak_memory_mib>[\d.]+)",
-    r"mem-max-allocated-gigabytes: (?P<peak_memory_gb>[\d.]+)",
-)
-"""`report_memory`, whose MB are 2^20 bytes."""
+from frontrunner.evaluators.external.supervisor import ARRIVALS, LOG
+from frontrunner.evaluators.probe.files import LineReader
+from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
 
-MEGATRON_ARGUMENTS = (
-    r"^\s*(?:\S+:\s*)?micro_batch_size \.{3,} (?P<micro_batch_seqs>\d+)\s*$",
-    r"^\s*(?:\S+:\s*)?global_batch_size \.{3,} (?P<global_batch_seqs>\d+)\s*$",
-    r"^\s*(?:\S+:\s*)?seq_length \.{3,} (?P<sequence_length>\d+)\s*$",
-    r"using world size: (?P<devices>\d+),",
-    r"using world size: .*tensor-model-parallel size: (?P<tensor_parallel>\d+)",
-    r"using world size: .*pipeline-model-parallel size: (?P<pipeline_parallel>\d+)",
-)
-"""What Megatron-LM prints of its arguments before it trains."""
-
-DEEPSPEED_CONFIG = (
-    r"\bprint\]\s+train_micro_batch_size_per_gpu\s+\.*\s*(?P<micro_batch_seqs>\d+)\s*$",
-    r"\bprint\]\s+gradient_accumulation_steps\s+\.*\s*(?P<accumulation>\d+)\s*$",
-    r"\bprint\]\s+train_batch_size\s+\.*\s*(?P<global_batch_seqs>\d+)\s*$",
-)
-"""What DeepSpeed's engine prints of its configuration, `runtime/config.py`."""
-
-DEEPSPEED = (
-    r"\[Rank 0\] step=(?P<step>\d+), skipped=",
-    r"global_step=(?P<step>\d+), .*CurrSamplesPerSec=(?P<samples_per_s>[\d.e+-]+)",
-    r"\bsteps: (?P<step>\d+) loss: (?P<loss>\S+) .*iter time \(s\): (?P<step_time_s>[\d.]+)",
-    r"MaxMemAllocated=(?P<peak_memory_gib>[\d.]+)GB",
-    *DEEPSPEED_CONFIG,
-)
-"""`log_dist`, `ThroughputTimer` (GB there are 2^30 bytes) and the pipeline engine, with `steps_per_print` 1."""
-
-TORCHTITAN = (
-    r"(?<!validate )step:\s*(?P<step>\d+)\s+loss:\s*(?P<loss>\S+).*\btps:\s*(?P<tokens_per_s_per_device>[\d,]+)",
-    r"\bmemory:\s*(?P<peak_memory_gib>[\d.]+)GiB",
-)
-"""`MetricsProcessor.log`: tokens/s by device, and the peak of reserved memory."""
-
-NANOTRON = (
-    r"iteration: (?P<step>\d+) / \d+ \|.*elapsed_time_per_iteration_ms: (?P<step_time_ms>[\d.]+[KMGT]?)",
-    r"iteration: (?P<step>\d+) / \d+ \|.*tokens_per_sec: (?P<tokens_per_s>[\d.]+[KMGT]?)",
-    r"\| lm_loss: (?P<loss>\S+)",
-    r"\| global_batch_size: (?P<global_batch_seqs>\d+) \|",
-    r"\| cuda_max_memory_reserved: (?P<peak_memory_bytes>[\d.]+[KMGT]?)",
-    r"Peak allocated:? (?P<peak_memory_mib>[\d.]+)MiB",
-)
-"""`LoggerWriter` writes three digits and a letter for thousands; a batch with a letter is too rough to compare."""
-
-NEMO = (
-    r"iteration (?P<step>\d+)/\d+ \|.*train_step_timing in s: (?P<step_time_s>[\d.e+-]+)",
-    r"\| reduced_train_loss: (?P<loss>\S+)",
-    r"\| global_batch_size: (?P<global_batch_seqs>\d+)",
-    r"\| peak_memory_usage: (?P<peak_memory_bytes>[\d.e+]+)",
-    *MEGATRON_STEP,
-    *MEGATRON_MEMORY,
-)
-"""The progress line of NeMo 2.0, or that of Megatron-Bridge, which is Megatron-LM's."""
-
-TRANSFORMERS = (
-    r"^\s*\d+%\|[^|]*\| (?P<step>\d+)/\d+ \[",
-    r"'loss': '?(?P<loss>[^',}]+)",
-)
-"""The Trainer's progress bar and log lines. It states no step time: our clock measures between two steps."""
-
-LOG_PATTERNS: dict[str, tuple[str, ...]] = {
-    "megatron-lm": (*MEGATRON_STEP, *MEGATRON_MEMORY, *MEGATRON_ARGUMENTS),
-    "megatron-deepspeed": (*MEGATRON_STEP, *MEGATRON_MEMORY, *MEGATRON_ARGUMENTS, *DEEPSPEED_CONFIG),
-    "deepspeed": DEEPSPEED,
-    "nemo": NEMO,
-    "torchtitan": TORCHTITAN,
-    "nanotron": NANOTRON,
-    "accelerate": TRANSFORMERS,
+TIMES = {"step_time_s": 1.0, "step_time_ms": 1e-3, "step_time_us": 1e-6}
+PEAKS = {
+    "peak_memory_bytes": 1.0,
+    "peak_memory_mb": 1e6,
+    "peak_memory_gb": 1e9,
+    "peak_memory_mib": 2.0**20,
+    "peak_memory_gib": 2.0**30,
 }
-"""The patterns of each trainer's log, by the name of its format."""
+RATES = ("tokens_per_s", "tokens_per_s_per_device", "samples_per_s")
+COUNTS = ("skipped_steps", "nan_steps")
+STATEMENTS = (
+    "micro_batch_seqs",
+    "accumulation",
+    "global_batch_seqs",
+    "sequence_length",
+    "devices",
+    "tensor_parallel",
+    "pipeline_parallel",
+    "context_parallel",
+    "data_parallel",
+    "zero_stage",
+)
+"""Statements of a trainer about its configuration, which must be the recipe's and the problem's."""
+GROUPS = ("step", "loss", *TIMES, *PEAKS, *RATES, *COUNTS, *STATEMENTS)
+STEP_GROUPS = frozenset(("step", *TIMES, *RATES))
+"""A line with one of these reports a finished step."""
+
+MAX_FIGURE = 2.0**62
+"""No step, time or memory is larger; a database holds it as an integer."""
+THOUSANDS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+NUMBER = re.compile(r"([-+]?[0-9][0-9,_]*(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?|[-+]?\.[0-9]+)\s?([KMGBT]?)", re.ASCII)
+NOT_FINITE = {"nan": math.nan, "inf": math.inf, "infinity": math.inf}
+MAX_SEARCHED_CHARACTERS = 4000
+"""Of a line; a longer one is not meant for people to read."""
+COLORS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+CHUNK_BYTES = 2**20
+"""Read at a time; a longer line counts as several."""
+MAX_LINE_BYTES = 8_000
+"""Of a line that are decoded: twice what patterns search, since color codes are removed first."""
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """One regular expression whose named groups are among `GROUPS`."""
+
+    expression: re.Pattern[str]
+
+    @classmethod
+    def of(cls, text: str) -> Pattern:
+        """Return the pattern of a regular expression; raise `InvalidInput` if it is invalid or has no known group."""
+        try:
+            expression = re.compile(text)
+        except (re.error, OverflowError, RecursionError) as error:
+            raise bad_value("command.log_patterns", text, f"a regular expression; here: {error}") from None
+        if not expression.groupindex:
+            expected = "a named group, as (?P<step_time_ms>[0-9.]+)"
+            raise bad_value("command.log_patterns", text, expected, hint=f"known: {', '.join(GROUPS)}")
+        for name in expression.groupindex:
+            if name not in GROUPS:
+                message = f"command.log_patterns: no figure is called {name} in {text!r}"
+                raise InvalidInput(message, hint=did_you_mean(name, GROUPS))
+        return cls(expression)
+
+    @property
+    def marks_a_step(self) -> bool:
+        """Return whether it finds finished steps."""
+        return any(name in STEP_GROUPS for name in self.expression.groupindex)
+
+    def found(self, line: str) -> dict[str, float] | None:
+        """Return the figures of one line, in the units of their names; None if the pattern does not match.
+
+        Skip a group that holds no number, or one above `MAX_FIGURE`; a loss may be any number.
+        """
+        match = self.expression.search(line[:MAX_SEARCHED_CHARACTERS])
+        if match is None:
+            return None
+        numbers = {name: number(text) for name, text in match.groupdict().items() if text is not None}
+        return {
+            name: value
+            for name, value in numbers.items()
+            if value is not None and (name == "loss" or abs(value) <= MAX_FIGURE)  # False for NaN
+        }
+
+
+def patterns_of(texts: Iterable[str]) -> tuple[Pattern, ...]:
+    """Return the patterns of regular expressions, of which one must find finished steps."""
+    found = tuple(Pattern.of(text) for text in texts)
+    if not any(pattern.marks_a_step for pattern in found):
+        expected = f"a regular expression that finds a finished step, with a group of {', '.join(sorted(STEP_GROUPS))}"
+        raise bad_value("command.log_patterns", [] if found else None, expected)
+    return found
+
+
+def number(text: str) -> float | None:
+    """Parse a number as trainers print it: 1,234 and 7.03e3, 11.5K and 85.8G, nan and inf; None for others."""
+    cleaned = text.strip().strip("'\"")
+    lowered = cleaned.lower().lstrip("+-")
+    if lowered in NOT_FINITE:
+        return -NOT_FINITE[lowered] if cleaned.startswith("-") else NOT_FINITE[lowered]
+    match = NUMBER.fullmatch(cleaned)
+    if match is None:
+        return None
+    return float(match[1].replace(",", "").replace("_", "")) * THOUSANDS[match[2]]
+
+
+def in_base_units(figures: Mapping[str, float], units: Mapping[str, float]) -> Iterator[float]:
+    """Return the figures that `units` names, in seconds or bytes."""
+    return (figures[name] * factor for name, factor in units.items() if name in figures)
+
+
+@dataclass(kw_only=True)
+class LoggedStep:
+    """Figures of one logged step, or means over the steps since the one logged before.
+
+    `number` is the trainer's; `arrival_s` is when the line arrived, since the trainer was started. `rates` are by their
+    group's name. Of lines that repeat a number, as ranks do, the first counts.
+    """
+
+    number: int
+    arrival_s: float
+    time_s: float | None = None
+    loss: float | None = None
+    rates: dict[str, float] = field(default_factory=dict)
+    skipped_steps: int = 0
+    nan_steps: int = 0
+
+    def add(self, figures: dict[str, float]) -> None:
+        """Add the figures of a line that were not known."""
+        if self.time_s is None:
+            self.time_s = next(in_base_units(figures, TIMES), None)
+        if self.loss is None:
+            self.loss = figures.get("loss")
+        self.rates = {name: figures[name] for name in RATES if name in figures} | self.rates
+        self.skipped_steps = max(self.skipped_steps, int(figures.get(COUNTS[0], 0)))
+        self.nan_steps = max(self.nan_steps, int(figures.get(COUNTS[1], 0)))
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A source's statement about the configuration: a figure of `STATEMENTS`, its value, and the source's text."""
+
+    figure: str
+    value: float
+    source: str
+
+
+class LogReader:
+    """Follows `command.log` of a run folder. `steps` are in the order of their arrival."""
+
+    def __init__(self, folder: Path, patterns: tuple[Pattern, ...]) -> None:
+        self._log = folder / LOG
+        self._arrivals = Arrivals(folder / ARRIVALS)
+        self._patterns = patterns
+        self._unread = b""
+        self._offset = 0
+        self._by_number: dict[int, LoggedStep] = {}
+        self._stated: dict[tuple[str, float], Statement] = {}
+        self.peak_memory_bytes = 0
+
+    @property
+    def steps(self) -> list[LoggedStep]:
+        """Return the steps logged so far."""
+        return list(self._by_number.values())
+
+    @property
+    def statements(self) -> tuple[Statement, ...]:
+        """Return each value that the log states about the configuration, once."""
+        return tuple(self._stated.values())
+
+    def advance(self, *, to_the_end: bool = False) -> bool:
+        """Read what is new, `to_the_end` also an unfinished last line, and return whether there was anything."""
+        self._arrivals.advance()
+        anything = False
+        while new := self._next():
+            anything = True
+            self._unread += new
+            self._take(self._last_end() or (len(self._unread) if len(self._unread) >= CHUNK_BYTES else 0))
+        if to_the_end:
+            self._take(len(self._unread))
+        return anything
+
+    def _next(self) -> bytes:
+        """Return what has arrived and was not read yet, at most a chunk; later parts have no arrival time yet."""
+        read = self._offset + len(self._unread)
+        try:
+            with self._log.open("rb") as file:
+                file.seek(read)
+                return file.read(max(0, min(CHUNK_BYTES, self._arrivals.end - read)))
+        except FileNotFoundError:
+            return b""
+
+    def _take(self, size: int) -> None:
+        """Read the lines in the first `size` bytes."""
+        for line in self._unread[:size].replace(b"\r", b"\n").splitlines(keepends=True):  # progress bars
+            self._offset += len(line)
+            self._read(COLORS.sub("", line[:MAX_LINE_BYTES].decode("utf-8", errors="replace").rstrip("\n")))
+        self._unread = self._unread[size:]
+
+    def _last_end(self) -> int:
+        return max(self._unread.rfind(b"\n"), self._unread.rfind(b"\r")) + 1
+
+    def _read(self, line: str) -> None:
+        for pattern in self._patterns:
+            figures = pattern.found(line)
+            if figures is not None:
+                self._take_in(figures, line, marks=pattern.marks_a_step)
+
+    def _take_in(self, figures: dict[str, float], line: str, *, marks: bool) -> None:
+        self.peak_memory_bytes = max([self.peak_memory_bytes, *map(int, in_base_units(figures, PEAKS))])
+        for name in STATEMENTS:
+            if name in figures:
+                self._stated.setdefault((name, figures[name]), Statement(name, figures[name], line.strip()))
+        if marks and figures:
+            number = int(figures.get("step", max(self._by_number, default=0) + 1))
+            step = self._by_number.get(number)
+            if step is None:
+                step = LoggedStep(number=number, arrival_s=self._arrivals.of(self._offset))
+                self._by_number[number] = step
+            step.add(figures)
+        elif self._by_number:  # a loss, say, on a line of its own: of the step logged last
+            next(reversed(self._by_number.values())).add(figures)
+
+
+class Arrivals:
+    """When each part of a log arrived, in seconds since the trainer was started."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = LineReader(path)
+        self._ends: list[int] = []
+        self._seconds: list[float] = []
+
+    def advance(self) -> None:
+        """Read what is new."""
+        for line in self._lines.new_lines():
+            try:
+                end, seconds = line.split(b" ")
+                at = int(end), float(seconds)
+            except ValueError:
+                continue  # cut short by a full disk: the next line covers its part of the log
+            if at[0] >= self.end:  # offsets never decrease
+                self._ends.append(at[0])
+                self._seconds.append(at[1])
+
+    @property
+    def end(self) -> int:
+        """Return how much of the log has arrived, in bytes."""
+        return self._ends[-1] if self._ends else 0
+
+    def of(self, offset: int) -> float:
+        """Return when the log's byte before `offset` arrived; `offset` is at most `end`."""
+        return self._seconds[bisect_left(self._ends, offset)]

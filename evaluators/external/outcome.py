@@ -1,44 +1,50 @@
-"""From a command's log and end to the probe's outcome."""
+"""Outcome of a probe from its command's log and end."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from frontrunner.evaluators.external.agreement import why_disagreeing
-from frontrunner.evaluators.external.judging import TimedStep, measured, why_inconsistent
-from frontrunner.evaluators.external.keeper import LOG, NOT_STARTED
-from frontrunner.evaluators.external.run import CommandRun, End, is_finite, read_end
+from frontrunner.evaluators.external.config_check import why_disagreeing
+from frontrunner.evaluators.external.step_times import TimedStep, is_finite, measured, why_inconsistent
+from frontrunner.evaluators.external.supervisor import ENDED, LOG, NOT_STARTED
 from frontrunner.evaluators.probe.classify import Evidence, RankError, Verdict, classify, first_line, is_about_a_peer
-from frontrunner.evaluators.probe.files import tail
+from frontrunner.evaluators.probe.files import read_json, tail, why_disk_full
 from frontrunner.evaluators.probe.measure import measurement, nodes_used
-from frontrunner.evaluators.probe.room import why_no_room
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome, ProbeEnding
 
+if TYPE_CHECKING:
+    from frontrunner.evaluators.external.evaluator import CommandRun
+
 TAIL_LINES = 400
 TAIL_BYTES = 262_144
-"""Where signs are looked for: launchers write pages after the line that matters."""
+"""Searched for signs: launchers write pages after the line that matters."""
 EXCEPTION = re.compile(r"^(?:\[[\w.-]+\]:?\s*|[\w.-]+:\s+)?(?:\w+\.)*(\w*(?:Error|Exception|Interrupt))(?:: (.*))?$")
 """The last line of a traceback, after the rank that launchers put before it."""
 USAGE = re.compile(r"^(?:\[[\w.-]+\]:?\s*|[\w.-]+:\s+)?\S+: error: (.*)$")
-"""What argparse says of arguments that it does not take."""
+"""argparse's message about arguments that it rejects."""
 REFUSALS = ("AssertionError", "ValueError", "NotImplementedError")
-"""What trainers raise, before the first step, for configurations that they do not take."""
+"""Raised by trainers, before the first step, for configurations that they reject."""
 RANK_KILLED = re.compile(r"exitcode\s*:\s*-9\b|Signal 9 \(SIGKILL\)|Exited with exit code 137|signal 9 \(Killed\)")
-"""How torchrun, srun and mpirun say that a rank was killed, while they end with a status of their own."""
+"""Messages of torchrun, srun and mpirun that a rank was killed, while they end with a status of their own."""
 FOREIGN_OOM = re.compile(r"oom[_-]kill|OUT_OF_DEVICE_MEMORY|OUT_OF_RESOURCES", re.IGNORECASE)
-"""How Slurm and the runtimes of other accelerators say that memory ran out."""
+"""Messages of Slurm and the runtimes of other accelerators that memory ran out."""
 
 
 def outcome_of(run: CommandRun, setup: ProbeSetup) -> Outcome:
-    """The outcome of a command that has ended."""
+    """Return the outcome of a command that has ended."""
     order = run.order
     end = read_end(order.run_folder)
     seconds = run.seconds if end is None else end.seconds
     node_seconds = seconds * nodes_used(order.recipe, setup.problem)
     found = _judged(run, setup, end, node_seconds)
-    return found if isinstance(found, Measurement) else _with_log(found, order.run_folder)
+    if isinstance(found, Measurement):
+        return found
+    log = order.run_folder / LOG
+    return replace(found, log_tail=tail(log), log_path=str(log))
 
 
 def _judged(run: CommandRun, setup: ProbeSetup, end: End | None, node_seconds: float) -> Outcome:
@@ -67,7 +73,7 @@ def _measurement(
         if overflowed and not measured(steps, settings.warm_up_steps):
             message = f"gradients overflowed in {overflowed} of {len(steps)} steps, and in every measured one"
             return Failure(kind=FailureKind.NOT_FINITE, message=message, node_seconds=node_seconds)
-        message = f"the log tells of {len(steps)} steps, and {settings.warm_up_steps} are warm-up: see [command]"
+        message = f"the log reports {len(steps)} steps, and {settings.warm_up_steps} are warm-up: see [command]"
         return Failure(kind=FailureKind.CRASHED, message=message, node_seconds=node_seconds)
     peak = run.log.peak_memory_bytes
     if not peak and setup.problem.cluster.backend == "cpu" and end is not None:
@@ -86,8 +92,7 @@ def _measurement(
 
 
 def _failure(run: CommandRun, end: End | None, node_seconds: float) -> Failure:
-    log = run.order.run_folder / LOG
-    text = tail(log, TAIL_LINES, TAIL_BYTES)
+    text = tail(run.order.run_folder / LOG, TAIL_LINES, TAIL_BYTES)
     phase = "stepping" if run.steps else "starting"
     verdict = command_verdict(
         text, run, status=-9 if end is None else end.status, phase=phase, lost=end is None and not run.killed
@@ -96,7 +101,7 @@ def _failure(run: CommandRun, end: End | None, node_seconds: float) -> Failure:
 
 
 def command_verdict(text: str, run: CommandRun, *, status: int, phase: str, lost: bool) -> Verdict:
-    """The kind of a failure from the log's end and the exit status, by the rules of our own probes."""
+    """Return the kind of a failure from the log's end and the exit status, by the rules of our own probes."""
     errors = exceptions(text, phase)
     if RANK_KILLED.search(text) and not run.killed and all(map(is_about_a_peer, errors)):
         status, errors = -9, ()
@@ -112,7 +117,7 @@ def command_verdict(text: str, run: CommandRun, *, status: int, phase: str, lost
     if foreign is not None:
         return Verdict(kind=FailureKind.OUT_OF_MEMORY, message=first_line(foreign), rank=0)
     if lost:
-        why = why_no_room(run.order.run_folder) or "its keeper was killed, and the command with it"
+        why = why_disk_full(run.order.run_folder) or "its supervisor was killed, and the command with it"
         return Verdict(kind=FailureKind.LOST, message=why, rank=0)
     if status == NOT_STARTED and not errors:
         return Verdict(kind=FailureKind.CRASHED, message=first_line(text), rank=0)
@@ -122,9 +127,9 @@ def command_verdict(text: str, run: CommandRun, *, status: int, phase: str, lost
 
 
 def exceptions(text: str, phase: str) -> tuple[RankError, ...]:
-    """The first exception that ended a process, as the log tells it; none where it tells of none.
+    """Return the first exception in the log that ended a process, if any.
 
-    Before the first step an assertion is a refusal like a ValueError, and so is a complaint about arguments.
+    Before the first step an assertion is a refusal like a ValueError, and so is an error about arguments.
     """
     for line in text.splitlines():
         usage = USAGE.match(line.strip())
@@ -141,12 +146,22 @@ def exceptions(text: str, phase: str) -> tuple[RankError, ...]:
     return ()
 
 
-def _with_log(failure: Failure, run_folder: Path) -> Failure:
-    log = run_folder / LOG
-    return Failure(
-        kind=failure.kind,
-        message=failure.message,
-        log_tail=tail(log),
-        log_path=str(log),
-        node_seconds=failure.node_seconds,
-    )
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """End of a command: exit code or minus the signal, its seconds, and the largest resident set of one process."""
+
+    status: int
+    seconds: float
+    peak_resident_bytes: int
+
+
+def read_end(run_folder: Path) -> End | None:
+    """Return how the command ended; None if its supervisor was killed before it could write that."""
+    try:
+        found = read_json(run_folder / ENDED)
+        if found is None:
+            return None
+        status, seconds, peak = (found[key] for key in ("status", "seconds", "peak_resident_bytes"))
+        return End(status=int(status), seconds=float(seconds), peak_resident_bytes=int(peak))
+    except (ValueError, TypeError, KeyError, OverflowError):
+        return None

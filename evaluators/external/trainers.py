@@ -1,4 +1,7 @@
-"""Ready-made trainers, and a campaign's own command, as functions from a recipe to a command."""
+"""Ready-made trainers: their log patterns and options, and commands made from a campaign's [command].
+
+Sample logs of each trainer, with their sources, are in `tests/unit/test_command_logs.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,104 @@ import json
 from frontrunner.evaluators.export.base import yaml_text
 from frontrunner.evaluators.export.reading import yaml_section
 from frontrunner.evaluators.export.tools import TOOLS
-from frontrunner.evaluators.external.command import Command, CommandRequest, MakeCommand
-from frontrunner.evaluators.external.fields import field_values
-from frontrunner.evaluators.external.logs import LOG_PATTERNS
-from frontrunner.evaluators.external.patterns import patterns_of
+from frontrunner.evaluators.external.command import (
+    Command,
+    CommandRequest,
+    MakeCommand,
+    Template,
+    field_values,
+    filled_text,
+)
+from frontrunner.evaluators.external.logs import patterns_of
 from frontrunner.evaluators.external.settings import CommandSettings
-from frontrunner.evaluators.external.template import Template, filled_text
 from frontrunner.spaces.errors import bad_value, require_one_of
 from frontrunner.spaces.legality import Reason
+
+MEGATRON_STEP = (
+    r"iteration\s+(?P<step>\d+)/\s*\d+ \|.*?elapsed time per iteration \(ms\): (?P<step_time_ms>[\d.]+)",
+    r"iteration\s+(?P<step>\d+)/\s*\d+ \|.*?elapsed time per iteration \(s\): (?P<step_time_s>[\d.]+)",
+    r"iteration\s+(?P<step>\d+)/.*?tokens per gpu per second \(tgs\): (?P<tokens_per_s_per_device>[\d.]+)",
+    r"\| lm[ _]loss: (?P<loss>\S+)",
+    r"\| global batch size:\s+(?P<global_batch_seqs>\d+)",
+    r"\| number of skipped iterations:\s+(?P<skipped_steps>\d+)",
+    r"\| number of nan iterations:\s+(?P<nan_steps>\d+)",
+)
+"""The line of a step: Megatron-LM's `training_log`, which Megatron-DeepSpeed and Megatron-Bridge have kept."""
+
+MEGATRON_MEMORY = (
+    r"\(after \d+ iterations\) memory \(MB\) \|.*?max allocated: (?P<peak_memory_mib>[\d.]+)",
+    r"mem-max-allocated-gigabytes: (?P<peak_memory_gb>[\d.]+)",
+)
+"""`report_memory`, whose MB are 2^20 bytes."""
+
+MEGATRON_ARGUMENTS = (
+    r"^\s*(?:\S+:\s*)?micro_batch_size \.{3,} (?P<micro_batch_seqs>\d+)\s*$",
+    r"^\s*(?:\S+:\s*)?global_batch_size \.{3,} (?P<global_batch_seqs>\d+)\s*$",
+    r"^\s*(?:\S+:\s*)?seq_length \.{3,} (?P<sequence_length>\d+)\s*$",
+    r"using world size: (?P<devices>\d+),",
+    r"using world size: .*tensor-model-parallel size: (?P<tensor_parallel>\d+)",
+    r"using world size: .*pipeline-model-parallel size: (?P<pipeline_parallel>\d+)",
+)
+"""Arguments that Megatron-LM prints before it trains."""
+
+DEEPSPEED_CONFIG = (
+    r"\bprint\]\s+train_micro_batch_size_per_gpu\s+\.*\s*(?P<micro_batch_seqs>\d+)\s*$",
+    r"\bprint\]\s+gradient_accumulation_steps\s+\.*\s*(?P<accumulation>\d+)\s*$",
+    r"\bprint\]\s+train_batch_size\s+\.*\s*(?P<global_batch_seqs>\d+)\s*$",
+)
+"""Configuration that DeepSpeed's engine prints, `runtime/config.py`."""
+
+DEEPSPEED = (
+    r"\[Rank 0\] step=(?P<step>\d+), skipped=",
+    r"global_step=(?P<step>\d+), .*CurrSamplesPerSec=(?P<samples_per_s>[\d.e+-]+)",
+    r"\bsteps: (?P<step>\d+) loss: (?P<loss>\S+) .*iter time \(s\): (?P<step_time_s>[\d.]+)",
+    r"MaxMemAllocated=(?P<peak_memory_gib>[\d.]+)GB",
+    *DEEPSPEED_CONFIG,
+)
+"""`log_dist`, `ThroughputTimer` (GB there are 2^30 bytes) and the pipeline engine, with `steps_per_print` 1."""
+
+TORCHTITAN = (
+    r"(?<!validate )step:\s*(?P<step>\d+)\s+loss:\s*(?P<loss>\S+).*\btps:\s*(?P<tokens_per_s_per_device>[\d,]+)",
+    r"\bmemory:\s*(?P<peak_memory_gib>[\d.]+)GiB",
+)
+"""`MetricsProcessor.log`: tokens/s per device, and the peak of reserved memory."""
+
+NANOTRON = (
+    r"iteration: (?P<step>\d+) / \d+ \|.*elapsed_time_per_iteration_ms: (?P<step_time_ms>[\d.]+[KMGT]?)",
+    r"iteration: (?P<step>\d+) / \d+ \|.*tokens_per_sec: (?P<tokens_per_s>[\d.]+[KMGT]?)",
+    r"\| lm_loss: (?P<loss>\S+)",
+    r"\| global_batch_size: (?P<global_batch_seqs>\d+) \|",
+    r"\| cuda_max_memory_reserved: (?P<peak_memory_bytes>[\d.]+[KMGT]?)",
+    r"Peak allocated:? (?P<peak_memory_mib>[\d.]+)MiB",
+)
+"""`LoggerWriter` writes three digits and a letter for thousands; a batch with a letter is too rough to compare."""
+
+NEMO = (
+    r"iteration (?P<step>\d+)/\d+ \|.*train_step_timing in s: (?P<step_time_s>[\d.e+-]+)",
+    r"\| reduced_train_loss: (?P<loss>\S+)",
+    r"\| global_batch_size: (?P<global_batch_seqs>\d+)",
+    r"\| peak_memory_usage: (?P<peak_memory_bytes>[\d.e+]+)",
+    *MEGATRON_STEP,
+    *MEGATRON_MEMORY,
+)
+"""The progress line of NeMo 2.0, or that of Megatron-Bridge, which is Megatron-LM's."""
+
+TRANSFORMERS = (
+    r"^\s*\d+%\|[^|]*\| (?P<step>\d+)/\d+ \[",
+    r"'loss': '?(?P<loss>[^',}]+)",
+)
+"""The Trainer's progress bar and log lines. They state no step time: our clock measures between two steps."""
+
+LOG_PATTERNS: dict[str, tuple[str, ...]] = {
+    "megatron-lm": (*MEGATRON_STEP, *MEGATRON_MEMORY, *MEGATRON_ARGUMENTS),
+    "megatron-deepspeed": (*MEGATRON_STEP, *MEGATRON_MEMORY, *MEGATRON_ARGUMENTS, *DEEPSPEED_CONFIG),
+    "deepspeed": DEEPSPEED,
+    "nemo": NEMO,
+    "torchtitan": TORCHTITAN,
+    "nanotron": NANOTRON,
+    "accelerate": TRANSFORMERS,
+}
+"""Log patterns of each trainer, by the name of its export format."""
 
 STEPS: dict[str, tuple[str, ...]] = {
     "megatron-lm": ("--train-iters", "{steps}", "--log-interval", "1", "--eval-iters", "0"),
@@ -25,11 +118,11 @@ STEPS: dict[str, tuple[str, ...]] = {
     "nanotron": (),
     "accelerate": ("--max_steps", "{steps}", "--logging_steps", "1", "--save_strategy", "no"),
 }
-"""How many steps, and a line in the log for each: what an export leaves to whoever trains."""
+"""Options for the number of steps and one log line per step, which an export leaves to the user."""
 
 
 def configured(settings: CommandSettings) -> MakeCommand:
-    """The function of a campaign's [command]; raises `InvalidInput` for settings that cannot make commands."""
+    """Return the function of a campaign's [command]; raise `InvalidInput` for settings that cannot make commands."""
     for key, name in (("trainer", settings.trainer), ("log", settings.log)):
         if name is not None:
             require_one_of("command", key, name, LOG_PATTERNS)
@@ -54,7 +147,7 @@ def configured(settings: CommandSettings) -> MakeCommand:
 def _ready_made(
     trainer: str, template: Template, patterns: tuple[str, ...], request: CommandRequest
 ) -> Command | Reason:
-    """The command with the arguments of `frontrunner export`; files that they name are in the run folder."""
+    """Return the command with the arguments of `frontrunner export`; files that they name are in the run folder."""
     reason = TOOLS[trainer].why_not(request.problem, request.recipe)
     if reason is not None:
         return reason
@@ -67,7 +160,7 @@ def _ready_made(
 
 
 def _for_a_probe(trainer: str, text: str, steps: int) -> str:
-    """A configuration file with a line in the log for every step, and where it holds them the number of steps."""
+    """Return a configuration file with one log line per step, and the number of steps if it holds that."""
     if trainer == "deepspeed":
         return json.dumps(json.loads(text) | {"steps_per_print": 1}, indent=2)
     if trainer == "nanotron":

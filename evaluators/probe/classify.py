@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from frontrunner.evaluators.probe.room import FULL_SIGNS
+from frontrunner.evaluators.probe.files import DISK_FULL_SIGNS
 from frontrunner.results.outcome import FailureKind
 
 OUT_OF_MEMORY_SIGNS = re.compile(
@@ -13,21 +13,21 @@ OUT_OF_MEMORY_SIGNS = re.compile(
     r"|DefaultCPUAllocator: not enough memory|failed to map segment|nullptr != pinned_buffer",
     re.IGNORECASE,
 )
-"""What torch, glibc, the C++ runtime and DeepSpeed say when an allocation is refused, on CPU and on accelerators."""
+"""Messages of torch, glibc, the C++ runtime and DeepSpeed for a refused allocation, on CPU and on accelerators."""
 
-DISK_FULL_SIGN = "buffer nbytes > file bytes"
-"""What DeepSpeed's async_io says of a file that is shorter than what it had written there, before it aborts."""
+SHORT_FILE_SIGN = "buffer nbytes > file bytes"
+"""Message of DeepSpeed's async_io, before it aborts, about a file shorter than what it had written there."""
 
 ILLEGAL_TYPES = ("ValueError", "NotImplementedError")
-"""What the trainer and torch raise for a recipe that they do not take, before the first step."""
+"""Exceptions of the trainer and torch for a recipe that they reject, before the first step."""
 
 SIGNALS_FROM_OUTSIDE = {9: "SIGKILL", 15: "SIGTERM"}
-"""What a person, a batch system or a memory guard sends; a process does not do it to itself."""
+"""Sent by a person, a batch system or a memory guard; a process does not send them to itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankError:
-    """What a rank wrote when it raised: `phase` is starting, building or stepping."""
+    """An exception that a rank wrote down: `phase` is starting, building or stepping."""
 
     rank: int
     type: str
@@ -39,12 +39,12 @@ class RankError:
 class Evidence:
     """All that is known about a probe whose ranks have ended without a result.
 
-    `statuses` maps rank to exit code, or minus the signal that ended it. `overdue` is the deadline that
-    passed and its kind, HUNG or TOO_SLOW, where we killed the ranks for it. `killed_by_us` are the ranks that
-    we killed: because of a deadline, or to clear up after another rank had failed. `kernel_oom_kills` counts
-    the processes that the kernel's out-of-memory killer took meanwhile, where the system tells. `lost` says what went
-    and took ranks along, where it is known: a fork server, a node, an allocation. `no_room` says that the disk of the
-    run folder is full: ranks that cannot write to it end without being able to say why.
+    `statuses` maps rank to exit code, or minus the signal that ended it. `overdue` is the deadline that passed and its
+    kind, HUNG or TOO_SLOW, where we killed the ranks for it. `killed_by_us` are the ranks that we killed: because of a
+    deadline, or to clean up after another rank had failed. `kernel_oom_kills` counts the processes that the kernel's
+    out-of-memory killer ended meanwhile, where the system reports it. `lost` is what ended and took ranks along, where
+    it is known: a fork server, a node, an allocation. `disk_full` is set if the disk of the run folder is: ranks that
+    cannot write to it end without being able to report why.
     """
 
     statuses: dict[int, int]
@@ -54,12 +54,12 @@ class Evidence:
     killed_by_us: frozenset[int] = frozenset()
     kernel_oom_kills: int = 0
     lost: str | None = None
-    no_room: str | None = None
+    disk_full: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The kind of failure, one sentence, and the rank whose log tells most."""
+    """Kind of failure, one sentence, and the rank whose log explains it best."""
 
     kind: FailureKind
     message: str
@@ -67,12 +67,12 @@ class Verdict:
 
 
 def classify(evidence: Evidence) -> Verdict:
-    """The kind of a failure and the rank to blame.
+    """Return the kind of a failure and the rank to blame.
 
     Memory comes first: one rank that could not allocate makes its peers fail in ways that look like
     crashes of the network. A rank's own error outweighs its peers' complaints about a lost connection.
     """
-    for find in (_out_of_memory, _overdue, _own_error, _no_room, _killed, _crashed):
+    for find in (_out_of_memory, _overdue, _own_error, _disk_full, _killed, _crashed):
         verdict = find(evidence)
         if verdict is not None:
             return verdict
@@ -105,9 +105,9 @@ def _own_error(evidence: Evidence) -> Verdict | None:
     if not evidence.errors:
         return None
     culprit = min(evidence.errors, key=lambda error: (is_about_a_peer(error), error.rank))
-    if is_about_a_peer(culprit) and (evidence.lost is not None or _ended_without_a_word(evidence)):
+    if is_about_a_peer(culprit) and (evidence.lost is not None or _silent(evidence)):
         return None  # the peers complain about a rank that was killed, or that crashed without an exception
-    if culprit.type == "OSError" and any(sign in culprit.message for sign in FULL_SIGNS):
+    if culprit.type == "OSError" and any(sign in culprit.message for sign in DISK_FULL_SIGNS):
         message = f"rank {culprit.rank} could not write: {first_line(culprit.message)}"
         return Verdict(kind=FailureKind.LOST, message=message, rank=culprit.rank)
     illegal = culprit.type in ILLEGAL_TYPES and culprit.phase != "stepping"
@@ -118,12 +118,12 @@ def _own_error(evidence: Evidence) -> Verdict | None:
     )
 
 
-def _no_room(evidence: Evidence) -> Verdict | None:
-    """A full disk, where a rank that was not killed could not say more."""
-    silent = _ended_without_a_word(evidence)
-    if evidence.no_room is None or not silent or evidence.statuses[silent[0]] < 0:
+def _disk_full(evidence: Evidence) -> Verdict | None:
+    """Blame a full disk where a rank that was not killed left no other reason."""
+    silent = _silent(evidence)
+    if evidence.disk_full is None or not silent or evidence.statuses[silent[0]] < 0:
         return None
-    return Verdict(kind=FailureKind.LOST, message=evidence.no_room, rank=silent[0])
+    return Verdict(kind=FailureKind.LOST, message=evidence.disk_full, rank=silent[0])
 
 
 def _killed(evidence: Evidence) -> Verdict | None:
@@ -136,8 +136,8 @@ def _killed(evidence: Evidence) -> Verdict | None:
 
 
 def _crashed(evidence: Evidence) -> Verdict | None:
-    for rank in _ended_without_a_word(evidence):
-        if DISK_FULL_SIGN in evidence.log_tails.get(rank, ""):
+    for rank in _silent(evidence):
+        if SHORT_FILE_SIGN in evidence.log_tails.get(rank, ""):
             message = f"rank {rank}: the disk is full: offload wrote a file that came out short"
             return Verdict(kind=FailureKind.CRASHED, message=message, rank=rank)
         status = evidence.statuses[rank]
@@ -146,8 +146,8 @@ def _crashed(evidence: Evidence) -> Verdict | None:
     return None
 
 
-def _ended_without_a_word(evidence: Evidence) -> list[int]:
-    """The ranks that failed, were not killed by us, and left no exception."""
+def _silent(evidence: Evidence) -> list[int]:
+    """Return the ranks that failed, were not killed by us, and left no exception."""
     failed = {rank for rank, status in evidence.statuses.items() if status != 0}
     return sorted(failed - evidence.killed_by_us - {error.rank for error in evidence.errors})
 
@@ -158,13 +158,13 @@ def _killed_by_others(evidence: Evidence) -> list[int]:
 
 
 def is_about_a_peer(error: RankError) -> bool:
-    """Whether an error only says that another rank has gone."""
+    """Return whether an error only reports that another rank has gone."""
     signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
     return error.type == "DistNetworkError" or any(sign in error.message for sign in signs)
 
 
 def first_line(text: str) -> str:
-    """The first line that says something, at most 300 characters of it."""
+    """Return the first line that is not blank, at most 300 characters of it."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[0][:300] if lines else "no message"
 

@@ -1,42 +1,53 @@
-"""Small files that must be whole or absent: written aside, flushed to the disk, then renamed."""
+"""Small files that are whole or absent, log tails, and room on their disk."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 from frontrunner.results.secret_values import without_secrets
 
-MOST_JSON_BYTES = 64 * 2**20
-"""What ranks write of ten thousands of ranks and steps is shorter."""
+MAX_JSON_BYTES = 64 * 2**20
+"""More than what the ranks of the largest probes write."""
+
+MIN_FREE_BYTES = 8 * 2**20
+"""Room that a probe needs for its job, logs and results. Assumed: they take less than 1 MiB."""
+
+DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""A full disk, an exhausted quota, and a limit on file size (`RLIMIT_FSIZE`)."""
+
+DISK_FULL_SIGNS = tuple(os.strerror(number) for number in DISK_FULL_ERRORS)
+"""The system's wording of these errors, as found in a rank's message."""
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write a JSON file so that a reader, or a crash at any moment, sees the old file or the whole new one."""
-    write_text(path, json.dumps(value, allow_nan=False))
+    """Write a JSON file as `write_bytes` does."""
+    write_bytes(path, json.dumps(value, allow_nan=False).encode())
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file, in UTF-8, as `write_bytes` does."""
+    """Write a UTF-8 text file as `write_bytes` does."""
     write_bytes(path, text.encode("utf-8"))
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file so that a reader, or a crash at any moment, sees the old file or the whole new one.
+    """Write a file durably and atomically: after a crash it is the old file or the whole new one.
 
-    Nothing is left aside if the disk is full.
+    Leave no temporary file if the disk is full.
     """
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with aside.open("wb") as file:
+        with temporary.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        aside.replace(path)
+        temporary.replace(path)
     except BaseException:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
@@ -46,33 +57,50 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def read_json(path: Path) -> Any | None:
-    """The file's content, or None where there is no file.
+    """Return the content of a JSON file, or None if there is no file.
 
     Raises ValueError for a file that is not JSON, is too long, or is nested too deeply.
     """
     try:
         with path.open("rb") as file:
-            content = file.read(MOST_JSON_BYTES + 1)
+            content = file.read(MAX_JSON_BYTES + 1)
     except FileNotFoundError:
         return None
-    if len(content) > MOST_JSON_BYTES:
-        raise ValueError(f"{path} has more than {MOST_JSON_BYTES:,} bytes")
-    return parsed_json(content)
+    if len(content) > MAX_JSON_BYTES:
+        raise ValueError(f"{path} has more than {MAX_JSON_BYTES:,} bytes")
+    return parse_json(content)
 
 
-def parsed_json(content: bytes) -> Any:
-    """What JSON in UTF-8 holds; raises ValueError for what is none, and for what is nested too deeply."""
+def parse_json(content: bytes) -> Any:
+    """Parse JSON; raise ValueError for invalid content, including content that is nested too deeply."""
     try:
         return json.loads(content.decode())
     except RecursionError:
         raise ValueError("not usable JSON: nested too deeply") from None
 
 
-def tail(path: Path, lines: int = 15, max_bytes: int = 16_384) -> str:
-    """The last lines of a log, without terminal control characters and the environment's secrets.
+class LineReader:
+    """Reads the whole lines that are added to a growing file, from `offset` on."""
 
-    Empty where there is no log.
-    """
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        self._path = path
+        self._offset = offset
+
+    def new_lines(self) -> list[bytes]:
+        """Return the lines completed since the last call; empty if there is no file."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                text = file.read()
+        except FileNotFoundError:
+            return []
+        whole = text[: text.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return whole.splitlines()
+
+
+def tail(path: Path, lines: int = 15, max_bytes: int = 16_384) -> str:
+    """Return the last lines of a log without control characters and secrets; empty if there is no log."""
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)
@@ -80,5 +108,22 @@ def tail(path: Path, lines: int = 15, max_bytes: int = 16_384) -> str:
             text = file.read().decode("utf-8", errors="replace")
     except FileNotFoundError:
         return ""
-    kept = ["".join(c for c in line if c.isprintable() or c == "\t") for line in text.splitlines()]
-    return without_secrets("\n".join(line for line in kept[-lines:]))
+    printable = ["".join(c for c in line if c.isprintable() or c == "\t") for line in text.splitlines()]
+    return without_secrets("\n".join(printable[-lines:]))
+
+
+def why_disk_full(folder: Path) -> str | None:
+    """Return why nothing more should be started in a folder, which need not exist yet, or None.
+
+    An exhausted quota does not show here; writing then fails with an error that `is_disk_full` recognizes.
+    """
+    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    disk = shutil.disk_usage(existing)
+    if disk.free >= MIN_FREE_BYTES or disk.total == 0:  # some file systems report nothing
+        return None
+    return f"the disk of the run folder {folder} is full: {disk.free / 2**20:.1f} MiB are free"
+
+
+def is_disk_full(error: OSError) -> bool:
+    """Return whether an error means that there is no room to write to."""
+    return error.errno in DISK_FULL_ERRORS

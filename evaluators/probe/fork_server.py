@@ -1,22 +1,20 @@
-"""The fork server: a process that has imported torch once and forks the ranks of each probe.
+"""Fork server: a process that has imported torch once and forks the ranks of each probe.
 
-A probe's ranks start warm and start clean: whatever they break ends with them. The server is single-threaded,
-holds no process group and never touches an accelerator, so that forking it is safe. It speaks JSON lines:
+A probe's ranks start warm and start clean: whatever they break ends with them. The server is single-threaded, holds no
+process group and never touches an accelerator, so that forking it is safe. Its protocol is JSON lines:
 
     in    {"start": token, "job": path, "world_size": n, "logs": folder, "scratch": folder, if any,
-           "ranks": [first, count], "meeting": folder}   these two only where other nodes have more of the ranks
+           "ranks": [first, count], "meeting": folder}   these two only if other nodes have more of the ranks
     out   {"ready": pid}   {"started": token, "pids": [...]}   {"exited": token, "rank": r, "status": s}
 
-`status` is as `subprocess` gives it: the exit code, or minus the signal. Ranks die with the server
-(PR_SET_PDEATHSIG), and the server ends, killing them, when its input closes: when its driver is gone. It then
-removes their scratch folders. Its arguments are a folder of its own, where ranks meet, which it removes in the end,
-and the engines to import.
+`status` is as in `subprocess`: the exit code, or minus the signal. Ranks die with the server, and the server ends,
+killing them and removing their scratch folders, when its input closes: when its driver is gone. Its arguments are a
+folder of its own for rendezvous, which it removes in the end, and the engines to import.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import select
@@ -29,15 +27,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-PR_SET_PDEATHSIG = 1
+from frontrunner.evaluators.probe.processes import die_with_parent, kill_group
+
 START_FAILED = 120
 """Exit status of a rank that could not even read its job."""
-LOOK_S = 1.0
-"""Between two looks for the driver while engines are imported."""
+POLL_S = 1.0
+"""Between two checks for the driver while engines are imported."""
 
 
 class ForkServer:
-    """Reads requests from `requests_fd`, writes reports to `reports_fd`, and owns the ranks it has forked."""
+    """Server that reads requests from `requests_fd`, writes reports to `reports_fd`, and owns the ranks it forked."""
 
     def __init__(self, requests_fd: int, reports_fd: int, rendezvous: Path) -> None:
         self.requests_fd = requests_fd
@@ -45,6 +44,7 @@ class ForkServer:
         self.rendezvous = rendezvous
         self.ranks: dict[int, tuple[str, int]] = {}
         self.scratch: dict[str, Path] = {}
+        self.pid = os.getpid()
         self._unread = b""
 
     def serve(self) -> None:
@@ -66,13 +66,13 @@ class ForkServer:
                     is_open = self._read_requests()
             self._reap()
         for pid in self.ranks:
-            _kill_group(pid)
+            kill_group(pid)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)  # one that has no group of its own yet
         self._clear()
 
     def _clear(self) -> None:
-        """Remove the scratch folders of ranks that were just killed, once these write no more."""
+        """Remove the scratch folders of ranks that were just killed, once they no longer write."""
         for pid, (token, _) in self.ranks.items():
             if token in self.scratch:
                 os.waitpid(pid, 0)
@@ -104,7 +104,7 @@ class ForkServer:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if ended is None:
                 return
-            _kill_group(ended.si_pid)  # before it is waited for: until then its number is nobody else's
+            kill_group(ended.si_pid)  # before it is reaped: until then its id is not reused
             pid, status = os.waitpid(ended.si_pid, 0)
             token, rank = self.ranks.pop(pid)
             self._report({"exited": token, "rank": rank, "status": os.waitstatus_to_exitcode(status)})
@@ -118,7 +118,7 @@ class ForkServer:
         """Run one rank in the forked child; never returns."""
         status = START_FAILED
         try:
-            _die_with_parent()
+            die_with_parent(self.pid, signal.SIGKILL)
             os.setsid()  # a group of its own, so that whatever it starts can be killed with it
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -138,12 +138,12 @@ class ForkServer:
 def _run(request: dict[str, Any], rank: int, rendezvous: Path) -> int:
     from frontrunner.evaluators.trainer.entry import run_rank
     from frontrunner.evaluators.trainer.job import Job
-    from frontrunner.evaluators.trainer.local_place import tell_local_place
+    from frontrunner.evaluators.trainer.rendezvous import tell_local_place
 
     job = Job.from_json(Path(request["job"]).read_text(encoding="utf-8"))
     init_method, first = f"file://{rendezvous / request['start']}", 0
     if "ranks" in request:
-        from frontrunner.evaluators.trainer.meeting import meeting_at
+        from frontrunner.evaluators.trainer.rendezvous import meeting_at
 
         init_method, first = meeting_at(Path(request["meeting"])), request["ranks"][0]
     tell_local_place(rank - first, len(request.get("ranks", range(request["world_size"]))))
@@ -157,24 +157,8 @@ def _run(request: dict[str, Any], rank: int, rendezvous: Path) -> int:
     return 0
 
 
-def _kill_group(pid: int) -> None:
-    """Kill whatever a rank has started and left."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-
-
-def _die_with_parent() -> None:
-    """Have the kernel kill this process when the fork server ends, however it ends."""
-    if sys.platform != "linux":
-        return
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent or parent == 1:  # it ended before the request took effect
-        os._exit(START_FAILED)
-
-
 def _redirect_output(log: Path) -> None:
-    """Send stdout and stderr to the rank's log, and close stdin."""
+    """Send stdout and stderr to the rank's log, and read stdin from /dev/null."""
     log_fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log_fd, 1)
     os.dup2(log_fd, 2)
@@ -188,11 +172,11 @@ def _redirect_output(log: Path) -> None:
 def _ended_with_driver(requests_fd: int, rendezvous: Path) -> Iterator[None]:
     """End this process when its driver ends meanwhile: imports take seconds, in which nobody reads requests.
 
-    By a timer's signal: a thread would have to be gone before ranks are forked, and the kernel's order to end with a
-    parent (as in `_die_with_parent`) would leave the folder.
+    Use a timer's signal: a thread would have to be gone before ranks are forked, and `die_with_parent` would leave the
+    folder behind.
     """
     requests = select.poll()
-    requests.register(requests_fd, 0)  # a hang-up is always told
+    requests.register(requests_fd, 0)  # a hang-up is always reported
 
     def look(*_: object) -> None:
         if requests.poll(0):
@@ -201,7 +185,7 @@ def _ended_with_driver(requests_fd: int, rendezvous: Path) -> Iterator[None]:
 
     signal.signal(signal.SIGALRM, look)
     signal.siginterrupt(signal.SIGALRM, False)  # noqa: FBT003 - no system call of a library is to fail for it
-    signal.setitimer(signal.ITIMER_REAL, LOOK_S, LOOK_S)
+    signal.setitimer(signal.ITIMER_REAL, POLL_S, POLL_S)
     try:
         yield
     finally:
@@ -226,7 +210,7 @@ def main() -> None:
         ForkServer(requests_fd, reports_fd, rendezvous).serve()
     finally:
         shutil.rmtree(rendezvous, ignore_errors=True)
-    os._exit(0)  # taking torch down in good order takes a second, and nothing is left to be done
+    os._exit(0)  # an orderly shutdown of torch takes a second, and nothing is left to do
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""From what the ranks wrote to a measurement: the one place where tokens and FLOPs are counted."""
+"""Measurement from what the ranks wrote: the one place where tokens and FLOPs are counted."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from frontrunner.spaces.recipe import Recipe
 
 
 def tokens_per_step(recipe: Recipe, problem: Problem) -> int:
-    """global_batch_seqs * sequence_length."""
+    """Return global_batch_seqs * sequence_length."""
     return recipe.global_batch_seqs * problem.sequence_length
 
 
 def nodes_used(recipe: Recipe, problem: Problem) -> int:
-    """The whole nodes that a recipe's devices occupy: ceil(devices / devices_per_node)."""
+    """Return the whole nodes that a recipe's devices occupy: ceil(devices / devices_per_node)."""
     return math.ceil(recipe.devices / problem.cluster.devices_per_node)
 
 
 def hardware_flops_per_token(recipe: Recipe, problem: Problem) -> float:
-    """`Model.hardware_flops_per_token` with what this recipe computes a second time."""
+    """Return `Model.hardware_flops_per_token` with what this recipe computes twice."""
     return problem.model.hardware_flops_per_token(
         problem.sequence_length,
         recipe.recompute,
@@ -33,11 +33,11 @@ def hardware_flops_per_token(recipe: Recipe, problem: Problem) -> float:
 
 
 def rates(recipe: Recipe, problem: Problem, step_time_s: float) -> dict[str, float | None]:
-    """tokens_per_s, model_tflops_per_device, hardware_tflops_per_device and mfu for a step of `step_time_s`.
+    """Return tokens_per_s, model_tflops_per_device, hardware_tflops_per_device and mfu for a step of `step_time_s`.
 
-    tokens/s = tokens a step / step time; TFLOPS a device = tokens/s * FLOPs a token / devices / 1e12, with
-    the FLOPs of `Model.model_flops_per_token` and `Model.hardware_flops_per_token`; MFU = model FLOPs over
-    the device's peak at the problem's precision.
+    tokens/s = tokens per step / step time; TFLOPS per device = tokens/s * FLOPs per token / devices / 1e12, with the
+    FLOPs of `Model.model_flops_per_token` and `Model.hardware_flops_per_token`; MFU = model FLOPs over the device's
+    peak at the problem's precision.
     """
     model, length = problem.model, problem.sequence_length
     tokens_per_s = tokens_per_step(recipe, problem) / step_time_s
@@ -55,13 +55,12 @@ def rates(recipe: Recipe, problem: Problem, step_time_s: float) -> dict[str, flo
 def measurement(
     result: Mapping[str, Any], recipe: Recipe, problem: Problem, node_seconds: float, *, memory_is_known: bool = True
 ) -> Measurement | Failure:
-    """The outcome of a probe that ran to its end, from its `result.json`.
+    """Return the outcome of a probe that ran to its end, from its `result.json`.
 
-    `memory_is_known` is False where a trainer's log states no peak: its peak is then the one entry 0.
-
-    `Failure` of kind NOT_FINITE where the loss was not, IMPLAUSIBLE where the numbers cannot be true: above the
-    device's peak, or faster than the formulas can explain (`analytic/plausibility.py`).
-    Raises KeyError, TypeError or ValueError for a file that is not a result.
+    `memory_is_known` is False where a trainer's log states no peak: its peak is then the one entry 0. The outcome is a
+    `Failure` of kind NOT_FINITE where the loss was not finite, and IMPLAUSIBLE where the numbers cannot be true: above
+    the device's peak, or faster than the formulas can explain. Raises KeyError, TypeError or ValueError for a file that
+    is not a result.
     """
     if result["status"] == "not-finite":
         return Failure(kind=FailureKind.NOT_FINITE, message=_why_not_finite(result), node_seconds=node_seconds)

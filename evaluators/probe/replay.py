@@ -1,36 +1,54 @@
-"""The replay: the full training run of a measured recipe, by the trainer that measured it, under torchrun."""
+"""Replay: the full training run of a measured recipe, by the trainer that measured it, under torchrun."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import json
 import math
+import os
 import shlex
+import statistics
+import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from frontrunner.evaluators.probe.corpus import corpus
-from frontrunner.evaluators.probe.here import Doing, prepare_recipe_here
-from frontrunner.evaluators.probe.jobs import common_job
+from frontrunner.evaluators.probe.files import LineReader, read_json, tail, write_json
+from frontrunner.evaluators.probe.job import common_job, corpus, remove_disk_folder
 from frontrunner.evaluators.probe.measure import tokens_per_step
+from frontrunner.evaluators.probe.preflight import Doing, prepare_recipe_here
+from frontrunner.evaluators.probe.processes import end_child, kill_tagged, start_child
 from frontrunner.evaluators.probe.training_probe import rank_environment
 from frontrunner.evaluators.protocol import ProbeSetup
-from frontrunner.spaces.errors import InvalidInput, require_at_least, require_one_of
+from frontrunner.results.provenance import collect
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, require_at_least, require_one_of
 from frontrunner.spaces.recipe import Recipe
 
 METRICS = ("csv", "tensorboard")
 COLLECTIVE_TIMEOUT_S = 1800.0
 """A full run waits longer than a probe: writing a checkpoint may take minutes."""
+POLL_S = 0.2
+STOP_GRACE_S = 20.0
+REPLAY_TAG = "FRONTRUNNER_REPLAY"
+"""Environment variable with the replay's folder: torchrun gives each rank a session of its own, so that only this
+finds the ranks of a torchrun that was killed."""
+
+OnStep = Callable[[Mapping[str, Any]], None]
+"""Called with each line of progress.jsonl: an event, its step, loss and time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaySettings:
     """How a replay trains.
 
-    The learning rate rises over `warm_up_steps`, then falls along a cosine to `final_learning_rate_fraction`
-    of it. `checkpoint_every_steps` None is a tenth of the run, at least 10 steps. A replay that is `launched` is only
-    made ready here: somebody else's launcher starts it, on each of its nodes.
+    The learning rate rises over `warm_up_steps`, then falls along a cosine to `final_learning_rate_fraction` of it.
+    `checkpoint_every_steps` None is a tenth of the run, at least 10 steps. A replay that is `launched` is only prepared
+    here: the user's own launcher starts it, on each of its nodes.
     """
 
     steps: int
@@ -56,12 +74,20 @@ class ReplaySettings:
             raise InvalidInput(f"replay.learning_rate = {self.learning_rate}: expected a number above 0")
         require_one_of("replay", "metrics", self.metrics, METRICS)
 
+    def train_table(self) -> dict[str, Any]:
+        """Return the job's `train`."""
+        table = asdict(self)
+        for key in ("folder", "learning_rate", "launched"):
+            del table[key]
+        return table | {"checkpoint_every_steps": self.checkpoint_every_steps or max(10, self.steps // 10)}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayPlan:
-    """A replay ready to run. `differences` says how this machine is not what the recipe was measured on.
+    """A replay ready to run.
 
-    `measured_tokens_per_s` is None where no probe measured the recipe.
+    `differences` are those between this machine and the one that the recipe was measured on. `measured_tokens_per_s` is
+    None where no probe measured the recipe.
     """
 
     recipe_id: str
@@ -76,9 +102,33 @@ class ReplayPlan:
 
     @property
     def command(self) -> str:
-        """What is run, as one line for a shell."""
+        """Return the command as one line for a shell."""
         variables = " ".join(f"{key}={shlex.quote(value)}" for key, value in self.environment.items())
         return f"env {variables} {shlex.join(self.argv)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayResult:
+    """A finished replay, with its throughput and the probe's.
+
+    `tokens_per_s` is that of the median step of this run; None where an earlier run had done every step.
+    `measured_tokens_per_s` is None where no probe measured the recipe.
+    """
+
+    recipe_id: str
+    folder: Path
+    final_step: int
+    tokens_per_s: float | None
+    measured_tokens_per_s: float | None
+    final_loss: float | None
+    evaluation_losses: Mapping[int, float | None]
+
+    @property
+    def ratio_to_probe(self) -> float | None:
+        """tokens_per_s / measured_tokens_per_s; None if either is unknown."""
+        if self.tokens_per_s is None or self.measured_tokens_per_s is None:
+            return None
+        return self.tokens_per_s / self.measured_tokens_per_s
 
 
 def plan(
@@ -90,10 +140,10 @@ def plan(
     settings: ReplaySettings,
     anyway: bool,
 ) -> ReplayPlan:
-    """Prepare a replay in its folder's name; nothing is written but the token file, if it is not there.
+    """Plan a replay; write nothing but the token file, if it does not exist yet.
 
-    Raises `InvalidInput` if this machine differs from the one measured, unless `anyway`, if the recipe needs
-    more than one node, unless they are `settings.launched`, and if its engine is not installed.
+    Raises `InvalidInput` if this machine differs from the one measured, unless `anyway`; if the recipe needs several
+    nodes, unless `settings.launched`; and if its engine is not installed.
     """
     cluster = setup.problem.cluster
     doing: Doing = "launch" if settings.launched else "replay"
@@ -101,7 +151,8 @@ def plan(
     setup.work_folder.mkdir(parents=True, exist_ok=True)
     folder = (settings.folder or setup.work_folder.parent / "replays" / recipe_id).resolve()
     tokens = corpus(setup.data, setup.work_folder, setup.problem)
-    job = common_job(setup, recipe, folder, tokens) | {"mode": "train", "probe": None, "train": _train(settings)}
+    job = common_job(setup, recipe, folder, tokens)
+    job |= {"mode": "train", "probe": None, "train": settings.train_table()}
     job["collective_timeout_s"] = COLLECTIVE_TIMEOUT_S
     job["optimizer"] = job["optimizer"] | {"learning_rate": settings.learning_rate}
     return ReplayPlan(
@@ -117,19 +168,120 @@ def plan(
     )
 
 
-def _train(settings: ReplaySettings) -> dict[str, Any]:
-    table = asdict(settings)
-    for key in ("folder", "learning_rate", "launched"):
-        del table[key]
-    every = settings.checkpoint_every_steps or max(10, settings.steps // 10)
-    return table | {"checkpoint_every_steps": every}
-
-
 def torchrun(devices: int, devices_per_node: int, job: Path) -> tuple[str, ...]:
-    """The command that starts the ranks: of one node, or given on each of several, which meet at the host of rank 0."""
+    """Return the command that starts the ranks of one node, or of each of several, which meet at the host of rank 0."""
     if devices <= devices_per_node:
         where: tuple[str, ...] = ("--standalone", "--nproc-per-node", str(devices))
     else:
         counts = ("--nnodes", str(devices // devices_per_node), "--nproc-per-node", str(devices_per_node))
         where = (*counts, "--rdzv-backend", "c10d", "--rdzv-endpoint", "HOST_OF_RANK_0:29500")
     return (sys.executable, "-m", "torch.distributed.run", *where, "-m", "frontrunner.evaluators.trainer", str(job))
+
+
+def prepare(chosen: ReplayPlan) -> None:
+    """Write the job file that the plan's command reads; raise `InvalidInput` if its folder holds another run."""
+    chosen.folder.mkdir(parents=True, exist_ok=True)
+    job_path = chosen.folder / "job.json"
+    earlier = read_json(job_path)
+    if earlier is not None:
+        changed = sorted(key for key in earlier if earlier[key] != chosen.job.get(key) and key != "train")
+        if changed:
+            raise InvalidInput(
+                f"{chosen.folder} holds a run that differs in {', '.join(changed)}",
+                hint="choose another folder with --folder",
+            )
+    write_json(job_path, dict(chosen.job))
+
+
+def run(chosen: ReplayPlan, on_step: OnStep | None = None) -> ReplayResult:
+    """Run a replay to its end, going on from the newest checkpoint in its folder.
+
+    Raises `InvalidInput` if the folder holds another run or one that is under way, and `FrontrunnerError` with the
+    log's end if the run fails; its checkpoints stay, and the same call goes on from them.
+    """
+    prepare(chosen)
+    with _locked(chosen.folder):
+        _remove_leftovers(chosen)
+        (chosen.folder / "result.json").unlink(missing_ok=True)
+        provenance = asdict(collect(str(chosen.job["device"])))
+        provenance |= {"differences": list(chosen.differences), "recipe_id": chosen.recipe_id}
+        write_json(chosen.folder / "provenance.json", provenance)
+        status = _train(chosen, on_step)
+    log = chosen.folder / "replay.log"
+    if status != 0:
+        raise FrontrunnerError(
+            f"the replay ended with status {status}:\n{tail(log)}",
+            hint=f"the whole log: {log}; the same command goes on from the newest checkpoint",
+        )
+    return _result(chosen)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the folder for this process; the system releases it when the process ends, however it ends."""
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InvalidInput(
+                f"a replay is running in {folder}", hint="wait for it, or choose another folder with --folder"
+            ) from None
+        yield
+
+
+def _remove_leftovers(chosen: ReplayPlan) -> None:
+    """Kill ranks that are left, as of a torchrun that was killed with its parent, and remove what they offloaded."""
+    kill_tagged(REPLAY_TAG, str(chosen.folder), wait_s=STOP_GRACE_S)
+    remove_disk_folder(chosen.job)
+
+
+def _train(chosen: ReplayPlan, on_step: OnStep | None) -> int:
+    """Run torchrun to its end and return its exit status; on an exception end it and its ranks first."""
+    with (chosen.folder / "replay.log").open("ab") as output:
+        process = start_child(
+            chosen.argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **chosen.environment, REPLAY_TAG: str(chosen.folder)},
+        )
+    try:
+        _follow(process, chosen.folder / "progress.jsonl", on_step)
+    finally:
+        end_child(process, grace_s=STOP_GRACE_S)
+        _remove_leftovers(chosen)
+    return int(process.returncode)
+
+
+def _follow(process: subprocess.Popen[bytes], progress: Path, on_step: OnStep | None) -> None:
+    """Pass on the events that are written from now on, until the process has ended."""
+    events = LineReader(progress, offset=progress.stat().st_size if progress.exists() else 0)
+    while True:
+        ended = process.poll() is not None
+        for line in events.new_lines():
+            with contextlib.suppress(ValueError):  # a line that a kill has cut short is no event
+                event = json.loads(line)
+                if on_step is not None:
+                    on_step(event)
+        if ended:
+            return
+        time.sleep(POLL_S)
+
+
+def _result(chosen: ReplayPlan) -> ReplayResult:
+    result = read_json(chosen.folder / "result.json")
+    if not isinstance(result, dict) or result.get("status") != "trained":
+        raise FrontrunnerError(
+            f"the replay's result is not that of a finished run: {result!r}"[:500],
+            hint=f"see {chosen.folder / 'replay.log'}",
+        )
+    times = result["step_times_s"]
+    return ReplayResult(
+        recipe_id=chosen.recipe_id,
+        folder=chosen.folder,
+        final_step=result["final_step"],
+        tokens_per_s=chosen.tokens_per_step / statistics.median(times) if times else None,
+        measured_tokens_per_s=chosen.measured_tokens_per_s,
+        final_loss=result.get("final_loss"),
+        evaluation_losses=dict(result.get("evaluation_losses", [])),
+    )

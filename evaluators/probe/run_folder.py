@@ -1,14 +1,14 @@
-"""What one attempt leaves on disk, and how it is read back.
+"""Files of one attempt.
 
-job.json             what the ranks were asked to do
-progress.jsonl       a line a step, by rank 0
+job.json             what the ranks have to do
+progress.jsonl       one line per step, by rank 0
 rank-N.log           the rank's output
 rank-N.error.json    the exception that ended the rank
 result.json          what the ranks measured, by rank 0
-outcome.json         the outcome, as it is handed to the driver
+outcome.json         the outcome, as returned to the driver
 
-`job.json`, `result.json` and `outcome.json` name the folder that they were written for. What names another was copied
-here, and is of another attempt.
+`job.json`, `result.json` and `outcome.json` name the folder that they were written for. A file that names another was
+copied here, and belongs to another attempt.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from frontrunner.evaluators.probe.classify import RankError
-from frontrunner.evaluators.probe.files import parsed_json, read_json, tail, write_json
+from frontrunner.evaluators.probe.files import LineReader, parse_json, read_json, tail, write_json
 from frontrunner.results.codec import refuse_unstorable
 from frontrunner.results.outcome import Failure, Measurement, Outcome
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 UNFINISHED = re.compile(r"\..+\.json\.\d+")
-"""What a JSON file is called until it is whole: `evaluators/files.py` and the trainer's own `files.py`."""
+"""Name of a JSON file before it is whole: `files.write_bytes` and the trainer's `files.py`."""
 CANCEL = "cancel"
-"""A flag beside those files, where ranks are on other nodes: see `dispatch/step.py`."""
+"""A flag next to those files, where ranks are on other nodes: see `cluster/step.py`."""
 
 
 @dataclass(frozen=True)
@@ -43,30 +43,30 @@ class RunFolder:
 
     @property
     def job(self) -> Path:
-        """What the ranks were asked to do."""
+        """Return the path of the job."""
         return self.path / "job.json"
 
     def log(self, rank: int) -> Path:
-        """One rank's output."""
+        """Return the path of one rank's output."""
         return self.path / f"rank-{rank}.log"
 
     def result(self) -> dict[str, Any] | None:
-        """What the ranks measured, or None; raises ValueError for a damaged file."""
+        """Return what the ranks measured, or None; raise ValueError for a damaged file."""
         found = read_json(self.path / "result.json")
         if found is not None and not isinstance(found, dict):
             raise ValueError(f"{self.path / 'result.json'} holds no table")
         return found
 
-    def is_meant(self, found: Mapping[str, Any]) -> bool:
-        """Whether a result or an outcome names this folder; those of earlier versions name none, and are taken."""
+    def owns(self, found: Mapping[str, Any]) -> bool:
+        """Return whether a result or an outcome is for this folder; those of earlier versions name none."""
         named = found.get("run_folder")
         return named is None or (isinstance(named, str) and Path(named).absolute() == self.path.absolute())
 
     def busy_seconds(self) -> float:
-        """Wall seconds from the order to the newest file: what an attempt took whose driver did not live to tell.
+        """Return wall seconds from the order to the newest file: the time of an attempt whose driver died.
 
-        A wait for the fork server to warm up is in it, and the flag by which a later driver ends ranks is not.
-        0 where the folder holds no order.
+        It includes a wait for the fork server to warm up, and not the flag by which a later driver ends ranks. 0 where
+        the folder holds no order.
         """
         written = [path.stat().st_mtime for path in self.path.glob("*") if path.is_file() and path.name != CANCEL]
         if not written or not self.job.exists():
@@ -74,47 +74,51 @@ class RunFolder:
         return max(0.0, max(written) - self.job.stat().st_mtime)
 
     def log_tails(self, world_size: int) -> dict[int, str]:
-        """The end of each rank's log."""
+        """Return the end of each rank's log."""
         return {rank: tail(self.log(rank)) for rank in range(world_size)}
 
     def errors(self, world_size: int) -> tuple[RankError, ...]:
-        """The exceptions that ended ranks, in rank order; a file that cannot be read is left out."""
+        """Return the exceptions that ended ranks, in rank order; skip files that cannot be read."""
         found = []
         for rank in range(world_size):
             try:
                 table = read_json(self.path / f"rank-{rank}.error.json")
                 if table is not None:
-                    words = {key: _text(table[key]) for key in ("type", "message", "phase")}
-                    found.append(RankError(rank=rank, **words))
+                    texts = {key: _text(table[key]) for key in ("type", "message", "phase")}
+                    found.append(RankError(rank=rank, **texts))
             except (ValueError, KeyError, TypeError):
                 continue  # written while the disk was full: the log and the exit status remain
         return tuple(found)
 
-    def clear(self) -> None:
-        """Remove what processes of an attempt that is over were killed in writing: files not yet renamed."""
+    def remove_unfinished(self) -> None:
+        """Remove files that processes of an attempt that is over were killed in writing."""
         for path in self.path.glob(".*"):
             if UNFINISHED.fullmatch(path.name):
                 path.unlink(missing_ok=True)
 
     def write_outcome(self, outcome: Outcome) -> None:
-        """Put the outcome on disk before anybody is told of it."""
+        """Put the outcome on disk, before it is reported."""
         kind = "measurement" if isinstance(outcome, Measurement) else "failure"
-        told = {"run_folder": str(self.path.absolute()), "kind": kind, "outcome": asdict(outcome)}
-        write_json(self.path / "outcome.json", told)
+        table = {"run_folder": str(self.path.absolute()), "kind": kind, "outcome": asdict(outcome)}
+        write_json(self.path / "outcome.json", table)
 
     def outcome(self) -> Outcome | None:
-        """The outcome that `write_outcome` left here; None where there is none, or none that a store can hold."""
+        """Return the outcome that `write_outcome` left; None where there is none, or none that a store can hold."""
         try:
             found = read_json(self.path / "outcome.json")
-            return _outcome_of(found) if isinstance(found, dict) and self.is_meant(found) else None
+            if not isinstance(found, dict) or not self.owns(found):
+                return None
+            adapter = _adapter(str(found["kind"]))
+            outcome: Outcome = adapter.validate_json(json.dumps(found["outcome"]), strict=True)
+            refuse_unstorable(outcome)
         except (ValueError, KeyError, TypeError):
             return None
+        return outcome
 
 
 @functools.cache
 def _adapter(kind: str) -> TypeAdapter[Any]:
-    """Made when it is first needed: an agent on a node does without, and need not have the library."""
-    from pydantic import TypeAdapter
+    from pydantic import TypeAdapter  # an agent on a node does not need it
 
     return TypeAdapter(Failure if kind == "failure" else Measurement)
 
@@ -125,42 +129,27 @@ def _text(value: object) -> str:
     return value
 
 
-def _outcome_of(found: Mapping[str, Any]) -> Outcome:
-    """The outcome of a parsed `outcome.json`; raises ValueError, KeyError or TypeError for any other content."""
-    outcome: Outcome = _adapter(str(found["kind"])).validate_json(json.dumps(found["outcome"]), strict=True)
-    refuse_unstorable(outcome)
-    return outcome
-
-
 class StepCounter:
     """Follows `progress.jsonl` while it grows."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / "progress.jsonl"
-        self._offset = 0
+        self._lines = LineReader(folder / "progress.jsonl")
         self.steps_done = 0
         self.is_built = False
 
     def advance(self) -> bool:
-        """Read what is new; whether anything was."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                text = file.read()
-        except FileNotFoundError:
-            return False
-        whole = text[: text.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        for line in whole.splitlines():
+        """Read what is new, and return whether there was anything."""
+        lines = self._lines.new_lines()
+        for line in lines:
             event = _event(line)
             self.steps_done += event == "step"
             self.is_built = self.is_built or event == "built"
-        return bool(whole)
+        return bool(lines)
 
 
 def _event(line: bytes) -> str | None:
-    """The event that a line tells of; None for a line that a full disk or a kill has cut short."""
+    """Return a line's event; None for a line that a full disk or a kill has cut short."""
     try:
-        return str(parsed_json(line)["event"])
+        return str(parse_json(line)["event"])
     except (ValueError, KeyError, TypeError):
         return None

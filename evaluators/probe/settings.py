@@ -1,4 +1,4 @@
-"""What a campaign says about its probes and their data."""
+"""Settings of a campaign's probes and of their data: the sections [probe] and [data] of its file."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from dataclasses import dataclass
 from frontrunner.spaces.errors import bad_value, require_above_zero, require_at_least, require_one_of
 
 OPTIMIZERS = ("adamw", "sgd")
+TORCH_DEVICES = {"cpu": "cpu", "cuda": "cuda", "rocm": "cuda", "xpu": "xpu"}
+"""Torch's device type for each backend; ROCm devices are `cuda` to torch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeSettings:
-    """How one recipe is measured.
+    """Settings for measuring one recipe.
 
-    A probe ends when its step time is known to `precision`, half the width of a 95 % confidence interval over the
-    median, is clearly above that of the campaign's best recipe, or is too noisy to be known by `max_steps`. It takes at
-    least `warm_up_steps` and `min_measured_steps`, and at most `max_steps` in all. With `measured_steps` it takes
-    exactly `warm_up_steps` and those.
+    A probe ends when its step time is known to `precision` (half the width of a 95 % confidence interval over the
+    median), is clearly above that of the campaign's best recipe, or after `max_steps`. It takes at least
+    `warm_up_steps` and `min_measured_steps`. With `measured_steps` it takes exactly `warm_up_steps` and those.
 
-    `deadline_s` bounds a whole probe; `step_deadline_s` the time without a finished step, after which the
-    ranks are held to be hung.
+    `deadline_s` bounds a whole probe; `step_deadline_s` the time without a finished step, after which the ranks count
+    as hung.
     """
 
     warm_up_steps: int = 2
@@ -52,17 +53,17 @@ class ProbeSettings:
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether the steps that were measured decide how many follow."""
+        """Return whether the measured steps decide how many follow."""
         return self.measured_steps is None
 
     @property
     def most_steps(self) -> int:
-        """The steps of a probe, or where it is adaptive the most that it takes."""
+        """Return the steps of a probe, or its maximum where it is adaptive."""
         return self.max_steps if self.measured_steps is None else self.warm_up_steps + self.measured_steps
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings:
-    """The training text: a `.bin` file of tokens, any other file read as bytes, or None for the built-in text."""
+    """Training text: a `.bin` file of tokens, any other file read as bytes, or None for the built-in text."""
 
     path: str | None = None

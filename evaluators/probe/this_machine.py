@@ -1,4 +1,4 @@
-"""The machine at hand as a cluster table: its accelerators where it has any, else its processors."""
+"""This machine as a cluster table: its accelerators if it has any, else its processors."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ ACCELERATOR_NODES = ("/dev/nvidia0", "/dev/kfd", "/dev/dri", "/dev/dxg")
 """Device files whose absence shows, without importing torch, that there is no accelerator."""
 
 CPU_MEMORY_SHARE = 0.8
-"""Of the memory that is free now, what the ranks of a probe may use together."""
+"""Share of the memory that is free now that the ranks of a probe may use together."""
 
-LEAST_MEMORY_GIB = 0.01
-"""The smallest share that is not rounded to nothing."""
+MIN_MEMORY_GIB = 0.01
+"""The smallest share that is not rounded to 0."""
 
-_ASK_TORCH = """
+_TORCH_PROGRAM = """
 import json, torch
 backend = "cuda" if torch.cuda.is_available() else "xpu" if torch.xpu.is_available() else "cpu"
 found = {"backend": "rocm" if backend == "cuda" and torch.version.hip else backend}
@@ -38,25 +38,25 @@ print(json.dumps(found))
 
 
 def detect() -> dict[str, Any]:
-    """The fields of [cluster] for this machine, one node of it; unknown rates are left out.
+    """Return the fields of [cluster] for this machine as one node, without unknown rates.
 
-    On a machine without accelerators a device is a process on its cores: `devices_per_node` is then the
-    number of cores, to be overridden at will, and `memory_gib_per_device` an equal share of the free memory.
+    On a machine without accelerators a device is a process on its cores: `devices_per_node` is then the number of
+    cores, which may be overridden, and `memory_gib_per_device` an equal share of the free memory.
     """
     if any(Path(node).exists() for node in ACCELERATOR_NODES):
-        found = _ask_torch()
+        found = _seen_by_torch()
         if found["backend"] != "cpu":
             return _accelerators(found)
     return processors()
 
 
-def _ask_torch() -> dict[str, Any]:
-    """What torch sees, asked in a process of its own so that this one never holds a device."""
-    answer = subprocess.run(
-        [sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=120, check=False
+def _seen_by_torch() -> dict[str, Any]:
+    """Return what torch sees, in a child process so that this one never holds a device."""
+    done = subprocess.run(
+        [sys.executable, "-c", _TORCH_PROGRAM], capture_output=True, text=True, timeout=120, check=False
     )
-    lines = answer.stdout.strip().splitlines()
-    return json.loads(lines[-1]) if answer.returncode == 0 and lines else {"backend": "cpu"}
+    lines = done.stdout.strip().splitlines()
+    return json.loads(lines[-1]) if done.returncode == 0 and lines else {"backend": "cpu"}
 
 
 def _accelerators(found: dict[str, Any]) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def _accelerators(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def processors() -> dict[str, Any]:
-    """The fields of [cluster] for this machine's processors, whatever else it has: see `detect`."""
+    """Return the fields of [cluster] for this machine's processors, whatever else it has: see `detect`."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     table: dict[str, Any] = {
         "name": "this-machine",
@@ -87,16 +87,16 @@ def processors() -> dict[str, Any]:
 
 
 def share_processors(table: dict[str, Any], devices_per_node: int) -> dict[str, Any]:
-    """A detected CPU table for another number of devices: memory and peak are shared out anew.
+    """Return a detected CPU table for another number of devices, which share memory and peak.
 
-    Raises `InvalidInput` where so many devices would have less than 0.01 GiB each.
+    Raises `InvalidInput` if they would have less than 0.01 GiB each.
     """
     factor = table["devices_per_node"] / devices_per_node
-    if table["memory_gib_per_device"] * factor < LEAST_MEMORY_GIB:
+    if table["memory_gib_per_device"] * factor < MIN_MEMORY_GIB:
         raise bad_value(
             "cluster.devices_per_node",
             devices_per_node,
-            f"so few processes that each has {LEAST_MEMORY_GIB} GiB of this machine's free memory",
+            f"so few processes that each has {MIN_MEMORY_GIB} GiB of this machine's free memory",
         )
     shared = table | {
         "devices_per_node": devices_per_node,
@@ -108,21 +108,21 @@ def share_processors(table: dict[str, Any], devices_per_node: int) -> dict[str, 
 
 
 def cpu_name() -> str:
-    """The processor's model name, or the architecture where the system does not tell."""
+    """Return the processor's model name, or the architecture where that is unknown."""
     return cpu_fields(_cpuinfo()).get("model name") or platform.processor() or platform.machine()
 
 
 def cpu_peak_tflops(cores: int) -> float | None:
-    """The fp32 peak of so many of this machine's cores in TFLOP/s, or None where it is unknown."""
+    """Return the fp32 peak of `cores` of this machine's cores in TFLOP/s, or None where it is unknown."""
     return peak_tflops(cores, _clock_mhz(), cpu_fields(_cpuinfo()))
 
 
 def peak_tflops(cores: int, clock_mhz: float, fields: dict[str, str]) -> float | None:
-    """Cores * clock * single-precision operations a cycle, in TFLOP/s, from the entries of /proc/cpuinfo.
+    """Return cores * clock * single-precision operations per cycle, in TFLOP/s, from the entries of /proc/cpuinfo.
 
-    64 operations a cycle with AVX-512 and 32 with AVX2 and FMA (two fused multiply-adds on every lane): the
-    most that current x86 cores do; 16 for other x86. An upper bound, as a peak should be; None where the
-    clock is not told, and for other architectures, whose entries do not say how wide their units are.
+    64 operations per cycle with AVX-512 and 32 with AVX2 and FMA (two fused multiply-adds on every lane): the most that
+    current x86 cores do; 16 for other x86. An upper bound, as a peak should be; None where the clock is unknown, and
+    for other architectures, whose entries do not state how wide their units are.
     """
     if not clock_mhz > 0 or "flags" not in fields:
         return None
@@ -132,14 +132,14 @@ def peak_tflops(cores: int, clock_mhz: float, fields: dict[str, str]) -> float |
 
 
 def cpu_fields(cpuinfo: str) -> dict[str, str]:
-    """The first processor's entries of a /proc/cpuinfo; the last of equal keys counts, lines without a colon do not."""
+    """Return the first processor's entries of a /proc/cpuinfo: the last of equal keys, no lines without a colon."""
     first = cpuinfo.strip().split("\n\n", 1)[0]
     pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
     return {key.strip(): value.strip() for key, value in pairs}
 
 
 def _clock_mhz() -> float:
-    """The highest clock that the system tells, in MHz; 0 where it tells none."""
+    """Return the highest clock that the system reports, in MHz; 0 if unknown."""
     try:
         clock = psutil.cpu_freq()
     except (NotImplementedError, OSError):  # what psutil raises where the kernel has no such file
@@ -148,6 +148,6 @@ def _clock_mhz() -> float:
 
 
 def _cpuinfo() -> str:
-    """/proc/cpuinfo; empty on systems without it."""
+    """Return /proc/cpuinfo; empty on systems without it."""
     path = Path("/proc/cpuinfo")
     return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""

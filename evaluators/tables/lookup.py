@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from frontrunner.evaluators.probe.instant import Instant
-from frontrunner.evaluators.protocol import ProbeSetup
+from frontrunner.evaluators.protocol import ImmediateEvaluator, ProbeSetup
 from frontrunner.evaluators.tables.rows import TableProblem, read_problems
 from frontrunner.evaluators.tables.table_settings import TableSettings
 from frontrunner.results.outcome import Failure, FailureKind, Outcome
@@ -26,7 +25,7 @@ MOST_NAMED = 5
 """Problems that a message names, at most."""
 
 
-class TableLookup(Instant):
+class TableLookup(ImmediateEvaluator):
     """Evaluator that finds outcomes in a table instead of measuring them."""
 
     def __init__(self, setup: ProbeSetup) -> None:

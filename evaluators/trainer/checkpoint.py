@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from frontrunner.evaluators.trainer.files import write_json
-from frontrunner.evaluators.trainer.stepping import Stepper
+from frontrunner.evaluators.trainer.train_step import Stepper
 
 _COMPLETE = re.compile(r"step-(\d{8,})")
 

@@ -26,8 +26,7 @@ from torch.distributed.distributed_c10d import _get_default_group
 from frontrunner.evaluators.trainer.calibration.clock import Cell, Clock, Operation
 from frontrunner.evaluators.trainer.calibration.collectives import Level, collective_cells
 from frontrunner.evaluators.trainer.calibration.order import BACKENDS
-from frontrunner.evaluators.trainer.gloo import use_one_thread_per_group
-from frontrunner.evaluators.trainer.local_place import tell_local_place
+from frontrunner.evaluators.trainer.rendezvous import tell_local_place, use_one_thread_per_group
 
 PREFIX = "frontrunner-doctor"
 """Of every key: under torchrun the store is torchrun's own."""

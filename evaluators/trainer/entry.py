@@ -15,18 +15,17 @@ import torch.distributed as dist
 
 from frontrunner.evaluators.trainer.checks import check_job
 from frontrunner.evaluators.trainer.data import TokenFile
-from frontrunner.evaluators.trainer.engine import build_engine
 from frontrunner.evaluators.trainer.files import ProgressLog, write_json
-from frontrunner.evaluators.trainer.gloo import use_one_thread_per_group
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import Layout, make_layout
 from frontrunner.evaluators.trainer.memory import as_memory_error, limit_memory
 from frontrunner.evaluators.trainer.precision import LossScale
-from frontrunner.evaluators.trainer.probing import run_probe
-from frontrunner.evaluators.trainer.profiling import run_profile
-from frontrunner.evaluators.trainer.session import Session
-from frontrunner.evaluators.trainer.stepping import Stepper, TorchStepper
-from frontrunner.evaluators.trainer.training import run_training
+from frontrunner.evaluators.trainer.probe_loop import run_probe, run_profile
+from frontrunner.evaluators.trainer.rendezvous import use_one_thread_per_group
+from frontrunner.evaluators.trainer.run_context import Session
+from frontrunner.evaluators.trainer.torch_engine import build_engine
+from frontrunner.evaluators.trainer.train_step import Stepper, TorchStepper
+from frontrunner.evaluators.trainer.training_loop import run_training
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
 # What torch imports only at first use, inside the first probe's build and first step.
@@ -41,7 +40,7 @@ def preload(engines: Sequence[str] = ("torch",)) -> None:
     Starts no thread and no process group, and touches no accelerator.
     """
     if "deepspeed" in engines:
-        from frontrunner.evaluators.trainer.deepspeed_engine import environment
+        from frontrunner.evaluators.trainer.deepspeed_engine import stepper as environment
 
         environment.preload()
     for name in _LATE_IMPORTS:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from frontrunner.evaluators.trainer.context_parallel import ContextRanks
+from frontrunner.evaluators.trainer.parallel.context import ContextRanks
 from frontrunner.spaces.recipe import Recipe
 
 ShardingKind = Literal["replicate", "zero-1", "zero-2", "zero-3", "hybrid", "levels"]

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frontrunner.config.cluster import named_cluster, parse_cluster
-from frontrunner.evaluators.cluster.job_devices import job_environment
-from frontrunner.evaluators.probe.jobs import TORCH_DEVICES
+from frontrunner.evaluators.cluster.environment import job_environment
+from frontrunner.evaluators.probe.settings import TORCH_DEVICES
 from frontrunner.evaluators.probe.this_machine import detect, processors, share_processors
 from frontrunner.spaces.cluster import Cluster, PeakTflops
 from frontrunner.spaces.errors import InvalidInput, bad_value

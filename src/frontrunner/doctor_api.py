@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from frontrunner.config.campaign import CampaignFile, read_campaign_file
 from frontrunner.config.settings import run_root, store_url
-from frontrunner.evaluators.cluster.job_devices import JobEnvironment, job_environment
+from frontrunner.evaluators.cluster.environment import JobEnvironment, job_environment
 from frontrunner.evaluators.diagnostics.calibration.ranks import Place, allocated, this_machine
 from frontrunner.evaluators.diagnostics.doctor.check import Check, Needs
-from frontrunner.evaluators.probe.jobs import TORCH_DEVICES
+from frontrunner.evaluators.probe.settings import TORCH_DEVICES
 from frontrunner.evaluators.probe.this_machine import detect
 from frontrunner.results.address import parse_address
 from frontrunner.spaces.errors import bad_value

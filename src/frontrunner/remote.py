@@ -22,8 +22,8 @@ import httpx2
 from pydantic import TypeAdapter, ValidationError
 
 from frontrunner.config.toml_file import Table, read_toml
-from frontrunner.evaluators.insight.objectives import Front, OnFront
 from frontrunner.events import StreamEvent
+from frontrunner.front import Front, OnFront
 from frontrunner.results.compare import Comparison
 from frontrunner.results.driving import DriverSeen
 from frontrunner.results.explain import Explanation
@@ -56,8 +56,8 @@ if TYPE_CHECKING:
 
     from frontrunner.baseline import Baseline
     from frontrunner.evaluators.analytic.breakdown import Breakdown
-    from frontrunner.evaluators.insight.collected import Missing
-    from frontrunner.views.charts.catalogue import Drawn
+    from frontrunner.reporting import NotDrawn
+    from frontrunner.views.charts.data import Missing
     from frontrunner.views.shown_plan import ShownPlan
 
 T = TypeVar("T")
@@ -255,7 +255,7 @@ class RemoteStore:
 
     def report(self, campaign: str | None = None, *, out: str | Path | None = None) -> Path:
         from frontrunner.evaluators.probe.files import write_bytes
-        from frontrunner.reporting_pieces import report_place
+        from frontrunner.reporting import report_place
 
         path = self._of(campaign)
         place = report_place(out, path.rpartition("/")[2])
@@ -271,16 +271,16 @@ class RemoteStore:
         out: str | Path,
         figure: str | None = None,
         format: str | None = None,  # noqa: A002 - the option's name
-    ) -> tuple[list[Path], list[Drawn]]:
-        from frontrunner.reporting_pieces import picture_place
+    ) -> tuple[list[Path], list[NotDrawn]]:
+        from frontrunner.reporting import picture_place
 
         place = picture_place(out, figure, format)
         path = self._of(campaign, "/figures/")
         return place.save(lambda name: self._picture(path, name, place.kind))
 
     def _picture(self, path: str, name: str, kind: str) -> bytes | Missing:
-        from frontrunner.evaluators.insight.collected import Missing
-        from frontrunner.reporting_pieces import not_drawn
+        from frontrunner.reporting import not_drawn
+        from frontrunner.views.charts.data import Missing
 
         try:
             return self._send("GET", path + name, params={"format": kind}).content

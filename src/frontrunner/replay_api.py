@@ -13,8 +13,7 @@ from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.spaces.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from frontrunner.evaluators.probe.replay import ReplayPlan, ReplaySettings
-    from frontrunner.evaluators.probe.replay_run import ReplayResult
+    from frontrunner.evaluators.probe.replay import ReplayPlan, ReplayResult, ReplaySettings
 
 
 def names_a_file(recipe: str) -> bool:
@@ -96,7 +95,7 @@ def replay(
     Raises `InvalidInput` if this machine is not what the recipe was measured on, unless `anyway`.
     """
     from frontrunner.evaluators.probe.replay import ReplaySettings as Settings
-    from frontrunner.evaluators.probe.replay_run import run
+    from frontrunner.evaluators.probe.replay import run
 
     chosen = replace(settings, steps=steps) if settings else Settings(steps=steps)
     return run(plan_replay(recipe_id, chosen, store=store, anyway=anyway))

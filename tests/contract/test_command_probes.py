@@ -12,12 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from frontrunner.evaluators.external.evaluator import CommandEvaluator
-from frontrunner.evaluators.external.run import RUN_VARIABLE
+from frontrunner.evaluators.external.evaluator import RUN_TAG, CommandEvaluator
 from frontrunner.evaluators.external.settings import CommandSettings
-from frontrunner.evaluators.probe.marks import marks
+from frontrunner.evaluators.probe.processes import driver_tags
 from frontrunner.evaluators.probe.run_folder import RunFolder
-from frontrunner.evaluators.protocol import Finished, ProbeSetup, make_evaluator
+from frontrunner.evaluators.protocol import Finished, ProbeSetup
+from frontrunner.evaluators.registry import make_evaluator
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, ProbeEnding
 from frontrunner.results.pruning import names_itself
 from support.campaigns import is_alive, marked, order, setup_of, wait_for
@@ -114,7 +114,7 @@ def test_a_trainer_gets_the_variables_it_was_given_and_no_others(
     ended(setup)
     folder = order(setup).run_folder
     given = (folder / "command.log").read_text().splitlines()[0].split()[1:]
-    marked = {RUN_VARIABLE, *marks(tmp_path)}
+    marked = {RUN_TAG, *driver_tags(tmp_path)}
     assert set(given) - {"LC_CTYPE"} == {"PATH", "PYTHONUNBUFFERED", "RECIPE"} | marked
     written = json.loads((folder / "command.json").read_text())
     assert written["environment"]["RECIPE"] == "tp1"
@@ -156,7 +156,7 @@ def test_a_trainer_in_an_endless_loop_that_ignores_signals_is_ended(tmp_path: Pa
     found = failure(setup)
     assert found.kind is FailureKind.HUNG
     assert found.message.endswith("after 2 steps")
-    assert marked(RUN_VARIABLE, str(order(setup).run_folder)) == []
+    assert marked(RUN_TAG, str(order(setup).run_folder)) == []
 
 
 def test_a_trainer_past_its_deadline_is_too_slow(tmp_path: Path) -> None:
@@ -182,7 +182,9 @@ def test_nothing_is_left_when_the_driver_or_the_keeper_dies(tmp_path: Path, vict
     with evaluator_of(setup) as evaluator:
         evaluator.start(order(setup))
         assert wait_for(lambda: not evaluator.finished(0.05) and evaluator.progress("00001.1").steps_done)  # type: ignore[union-attr]
-        (keeper,) = (p for p in psutil.Process().children() if "frontrunner.evaluators.external.keeper" in p.cmdline())
+        (keeper,) = (
+            p for p in psutil.Process().children() if "frontrunner.evaluators.external.supervisor" in p.cmdline()
+        )
         started = [p for p in keeper.children(recursive=True) if is_alive(p)]
         assert len(started) == 2, "the trainer and its rank"
         if victim == "keeper":

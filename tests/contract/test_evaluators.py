@@ -12,7 +12,8 @@ import pytest
 
 from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.evaluators.probe.run_folder import RunFolder
-from frontrunner.evaluators.protocol import EVALUATORS, Evaluator, Finished, ProbeSetup, make_evaluator
+from frontrunner.evaluators.protocol import Evaluator, Finished, ProbeSetup
+from frontrunner.evaluators.registry import EVALUATORS, make_evaluator
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.pruning import names_itself
 from frontrunner.spaces.errors import InvalidInput

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from frontrunner.evaluators.probe.marks import MARKER
+from frontrunner.evaluators.probe.processes import DRIVER_TAG
 from frontrunner.results.holders import this_host
 from frontrunner.results.records import Trial
 from frontrunner.results.store import open_store
@@ -200,4 +200,4 @@ def test_a_reader_that_leaves_does_not_end_the_campaign(tmp_path: Path) -> None:
 
 def test_no_process_of_these_tests_is_left() -> None:
     mine = {str(child.pid) for child in psutil.Process().children()}
-    assert not [p for pid in mine for p in marked(MARKER, pid)]
+    assert not [p for pid in mine for p in marked(DRIVER_TAG, pid)]

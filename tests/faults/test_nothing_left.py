@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from frontrunner.evaluators.probe.marks import FOLDER_PREFIX
+from frontrunner.evaluators.probe.processes import RENDEZVOUS_PREFIX
 from frontrunner.evaluators.probe.watch import Watch
 from support.benches import Bench
 from support.campaigns import (
@@ -45,7 +45,7 @@ class Holdings:
 
     @classmethod
     def of(cls, processes: list[psutil.Process]) -> Holdings:
-        places = (str(SHARED_MEMORY), tempfile.gettempdir() + "/" + FOLDER_PREFIX)
+        places = (str(SHARED_MEMORY), tempfile.gettempdir() + "/" + RENDEZVOUS_PREFIX)
         ports, files = set(), set()
         for process in processes:
             ports |= {one.laddr.port for one in process.net_connections("inet") if one.status == psutil.CONN_LISTEN}

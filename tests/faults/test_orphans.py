@@ -16,10 +16,10 @@ import psutil
 import pytest
 
 from frontrunner.evaluators.external.command import Command
-from frontrunner.evaluators.external.run import RUN_VARIABLE, CommandRun, write_run
+from frontrunner.evaluators.external.evaluator import RUN_TAG, CommandRun, write_run
 from frontrunner.evaluators.external.settings import CommandSettings
-from frontrunner.evaluators.probe import marks
-from frontrunner.evaluators.probe.stragglers import Fenced, Orphans, _orphans
+from frontrunner.evaluators.probe import processes
+from frontrunner.evaluators.probe.orphans import Fenced, Orphans, find_orphans
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.search.campaign_session import fenced_here
@@ -75,7 +75,7 @@ def driver() -> Iterator[psutil.Popen]:
 
 
 def found(fenced: Fenced | None = None) -> set[int]:
-    return {process.pid for process in _orphans(fenced)}
+    return {process.pid for process in find_orphans(fenced)}
 
 
 def test_a_rank_of_a_command_is_found_when_its_keeper_ends_nothing(tmp_path: Path) -> None:
@@ -85,8 +85,8 @@ def test_a_rank_of_a_command_is_found_when_its_keeper_ends_nothing(tmp_path: Pat
     write_run(one.run_folder, command, {}, CommandSettings(folder=str(tmp_path)))
     run = CommandRun(one, setup_of(tmp_path), command)
     try:
-        wait_for(lambda: len(marked(RUN_VARIABLE, str(one.run_folder))) == 2)
-        family = marked(RUN_VARIABLE, str(one.run_folder))
+        wait_for(lambda: len(marked(RUN_TAG, str(one.run_folder))) == 2)
+        family = marked(RUN_TAG, str(one.run_folder))
         assert not {process.pid for process in family} & found(), "their driver runs"
         (keeper,) = (child for child in psutil.Process().children() if child.pid == family[0].ppid())
         assert {process.pid for process in (keeper, *family)} <= found(me)
@@ -94,12 +94,12 @@ def test_a_rank_of_a_command_is_found_when_its_keeper_ends_nothing(tmp_path: Pat
         wait_for(lambda: sum(map(is_alive, family)) == 1)  # the launcher goes with its keeper
         assert {process.pid for process in family if is_alive(process)} <= found(me)
     finally:
-        run.ask_to_end()
+        run.request_end()
         run.wait()
 
 
 def test_what_began_after_the_first_look_is_found_too(gone: str) -> None:
-    environment = {marks.MARKER: gone, marks.HOST_MARKER: marks.this_host()}
+    environment = {processes.DRIVER_TAG: gone, processes.HOST_TAG: processes.machine()}
     orphans = Orphans()
     with started(environment) as first:
         assert not orphans.have_ended()
@@ -112,13 +112,13 @@ def test_what_began_after_the_first_look_is_found_too(gone: str) -> None:
 
 def test_a_rank_of_a_driver_on_another_host_is_left_alone(gone: str) -> None:
     """Launchers pass the environment on to other nodes."""
-    with started({marks.MARKER: gone, marks.HOST_MARKER: "another"}) as rank:
+    with started({processes.DRIVER_TAG: gone, processes.HOST_TAG: "another"}) as rank:
         assert rank not in found()
 
 
 def test_a_clock_that_is_set_forward_makes_no_orphans(driver: psutil.Popen, monkeypatch: pytest.MonkeyPatch) -> None:
     """psutil reckons a process's begin from the machine's, which moves with the clock, and remembers it."""
-    with started({marks.MARKER: str(driver.pid), marks.HOST_MARKER: marks.this_host()}) as rank:
+    with started({processes.DRIVER_TAG: str(driver.pid), processes.HOST_TAG: processes.machine()}) as rank:
         assert rank not in found()
         began_s = psutil.boot_time()
         monkeypatch.setattr("psutil._pslinux.boot_time", lambda: began_s + 3600)
@@ -128,8 +128,8 @@ def test_a_clock_that_is_set_forward_makes_no_orphans(driver: psutil.Popen, monk
 def test_a_driver_that_lost_its_campaign_is_as_good_as_gone_for_that_one(driver: psutil.Popen, tmp_path: Path) -> None:
     """One that stands still cannot end its ranks, which hold the devices of whoever took its place."""
     driver.suspend()
-    environment = {marks.MARKER: str(driver.pid), marks.HOST_MARKER: marks.this_host()}
-    with started({**environment, marks.FOLDER_MARKER: str(tmp_path / "lost")}) as rank:
+    environment = {processes.DRIVER_TAG: str(driver.pid), processes.HOST_TAG: processes.machine()}
+    with started({**environment, processes.FOLDER_TAG: str(tmp_path / "lost")}) as rank:
         assert rank not in found()
         assert rank not in found(Fenced(pid=driver.pid, folder=tmp_path / "another"))
         assert rank in found(Fenced(pid=driver.pid, folder=tmp_path / "lost"))
@@ -159,9 +159,9 @@ def test_only_another_process_of_this_host_is_fenced(tmp_path: Path) -> None:
 def test_meeting_places_of_other_hosts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str) -> None:
     """Hosts may share a file system for temporary files, and have like numbers for their processes."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    own = tmp_path / f"{marks.meeting_prefix()}{gone}-x"
-    others = tmp_path / own.name.replace(marks.this_host(), "0" * 32)
-    running = tmp_path / f"{marks.meeting_prefix()}{os.getpid()}-x"
+    own = tmp_path / f"{processes.rendezvous_prefix()}{gone}-x"
+    others = tmp_path / own.name.replace(processes.machine(), "0" * 32)
+    running = tmp_path / f"{processes.rendezvous_prefix()}{os.getpid()}-x"
     for folder in (own, others, running):
         folder.mkdir()
     wait_for(Orphans().have_ended)
@@ -173,8 +173,12 @@ def test_processes_under_other_numbers_are_left_alone(gone: str) -> None:
     inside = ["unshare", "--pid", "--fork"]
     if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("no process namespaces may be made here")
-    environment = {"PYTHONPATH": os.pathsep.join(sys.path), marks.MARKER: gone, marks.HOST_MARKER: marks.this_host()}
-    count = "from frontrunner.evaluators.probe.stragglers import _orphans; print(len(list(_orphans())))"
+    environment = {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        processes.DRIVER_TAG: gone,
+        processes.HOST_TAG: processes.machine(),
+    }
+    count = "from frontrunner.evaluators.probe.orphans import find_orphans; print(len(list(find_orphans())))"
     done = subprocess.run(
         [*inside, sys.executable, "-P", "-c", count],
         env={**os.environ, **environment},  # it has the mark itself
@@ -186,7 +190,7 @@ def test_processes_under_other_numbers_are_left_alone(gone: str) -> None:
 
 
 def test_a_campaign_that_runs_nothing_waits_for_nobody(tmp_path: Path, gone: str) -> None:
-    mark = {marks.MARKER: gone, marks.HOST_MARKER: marks.this_host()}
+    mark = {processes.DRIVER_TAG: gone, processes.HOST_TAG: processes.machine()}
     with open_store(str(tmp_path / "store.db")) as store, started(mark) as rank:
         campaigns = Campaigns(store, tmp_path / "runs")
         record, spec = campaigns.create(budget={"probes": 1})

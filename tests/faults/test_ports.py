@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from frontrunner.evaluators.trainer.meeting import FILE, meeting_at
+from frontrunner.evaluators.trainer.rendezvous import FILE, meeting_at
 
 pytestmark = pytest.mark.alone
 

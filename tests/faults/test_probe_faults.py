@@ -11,10 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from frontrunner.evaluators.probe.disk import disk_folder
 from frontrunner.evaluators.probe.files import write_json
 from frontrunner.evaluators.probe.fork_client import Ranks
-from frontrunner.evaluators.probe.jobs import probe_job
+from frontrunner.evaluators.probe.job import disk_folder, probe_job
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.probe.training_probe import TrainingProbe
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
@@ -156,7 +155,7 @@ def test_a_slow_start_of_the_server_is_not_held_against_a_probe(tmp_path: Path) 
 def test_a_server_that_is_stopped_is_replaced(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.start(setup_of(bench.folder))
     assert isinstance(bench.outcome(), Measurement)
-    monkeypatch.setattr("frontrunner.evaluators.probe.fork_client.ANSWER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("frontrunner.evaluators.probe.fork_client.REPLY_TIMEOUT_S", 1.0)
     (server,) = [p for p in processes_of(ME) if str(bench.folder) in _log_of(p)]
     server.send_signal(signal.SIGSTOP)
     bench.start(setup_of(bench.folder))

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from frontrunner.config.campaign import parse_campaign
-from frontrunner.evaluators.probe.marks import MARKER
+from frontrunner.evaluators.probe.processes import DRIVER_TAG
 from frontrunner.evaluators.probe.settings import DataSettings
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
 from frontrunner.search.spec import CampaignSpec
@@ -143,7 +143,7 @@ def marked(variable: str, value: str) -> list[psutil.Process]:
 
 def processes_of(driver_pid: int) -> list[psutil.Process]:
     """The fork server and the ranks of a driver, dead or alive."""
-    return marked(MARKER, str(driver_pid))
+    return marked(DRIVER_TAG, str(driver_pid))
 
 
 def ranks_of(driver_pid: int) -> list[psutil.Process]:

@@ -14,7 +14,8 @@ from types import ModuleType
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from frontrunner.evaluators.analytic.simulated import Simulated
-from frontrunner.evaluators.protocol import EVALUATORS, ProbeOrder
+from frontrunner.evaluators.protocol import ProbeOrder
+from frontrunner.evaluators.registry import EVALUATORS
 from frontrunner.results.store import open_store
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.driver import Driver

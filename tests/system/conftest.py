@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from frontrunner.evaluators.protocol import EVALUATORS
+from frontrunner.evaluators.registry import EVALUATORS
 from frontrunner.results.outcome import Outcome
 from frontrunner.results.store import Store, open_store
 from frontrunner.spaces.recipe import Recipe

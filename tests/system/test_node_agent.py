@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from frontrunner.evaluators.cluster.lifeline import Heart
-from frontrunner.evaluators.cluster.step import Step, StepFolder
+from frontrunner.evaluators.cluster.step import Heartbeat, Step, StepFolder
 from frontrunner.evaluators.probe.run_folder import RunFolder
-from frontrunner.evaluators.protocol import ProbeSetup, make_evaluator
+from frontrunner.evaluators.protocol import ProbeSetup
+from frontrunner.evaluators.registry import make_evaluator
 from support.agents import command_of, reports, start_agents, step_of
 from support.campaigns import is_alive, order, setup_of, steps_written, tiny_recipe, wait_for
 
@@ -27,7 +27,7 @@ class Nodes:
 
     def __init__(self, folder: Path, **changes: object) -> None:
         self.setup = setup_of(folder, cluster={"nodes": 2, "devices_per_node": 1}, probe={"measured_steps": 100_000})
-        self.heart = Heart(folder / "lifeline")
+        self.heart = Heartbeat(folder / "lifeline")
         self.one = order(self.setup, RECIPE)
         self.step = step_of(self.one, self.setup, nodes=2, lifeline=folder / "lifeline", **changes)
         self.folder = StepFolder(self.one.run_folder)
@@ -68,7 +68,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Nodes]]:
 def test_two_nodes_compute_what_one_does(tmp_path: Path) -> None:
     setup = setup_of(tmp_path, cluster={"nodes": 2, "devices_per_node": 1})
     one = order(setup, RECIPE, "two")
-    heart = Heart(tmp_path / "lifeline")
+    heart = Heartbeat(tmp_path / "lifeline")
     step = step_of(one, setup, nodes=2, lifeline=tmp_path / "lifeline")
     for agent in start_agents(step):
         assert agent.wait(90) == 0

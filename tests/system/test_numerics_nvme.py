@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from frontrunner.evaluators.probe.async_io import prepare_disk
+from frontrunner.evaluators.probe.preflight import prepare_disk
 from frontrunner.evaluators.probe.training_probe import TrainingProbe
 from frontrunner.evaluators.protocol import ProbeOrder
 from frontrunner.evaluators.trainer.deepspeed_engine.disk import check_written

@@ -17,8 +17,7 @@ import psutil
 import pytest
 
 import frontrunner as api
-from frontrunner.evaluators.probe.replay import ReplaySettings
-from frontrunner.evaluators.probe.replay_run import MARKER
+from frontrunner.evaluators.probe.replay import REPLAY_TAG, ReplaySettings
 from frontrunner.spaces.errors import InvalidInput
 from support.campaigns import (
     environment,
@@ -79,11 +78,11 @@ def assert_same_run(folder: Path, other: Path) -> None:
 
 def ranks_in(folder: Path) -> list[psutil.Process]:
     """The ranks of a replay: the marked processes that torchrun has started."""
-    return [process for process in marked(MARKER, str(folder)) if _has(process, "RANK")]
+    return [process for process in marked(REPLAY_TAG, str(folder)) if _has(process, "RANK")]
 
 
 def torchrun_in(folder: Path) -> psutil.Process:
-    (found,) = [process for process in marked(MARKER, str(folder)) if not _has(process, "RANK")]
+    (found,) = [process for process in marked(REPLAY_TAG, str(folder)) if not _has(process, "RANK")]
     return found
 
 
@@ -140,7 +139,7 @@ def strike_between_the_parts_of_a_checkpoint(folder: Path, command: subprocess.P
         for rank in ranks:  # too late: it was whole before they stood still
             os.kill(rank.pid, signal.SIGCONT)
     assert parts_without_a_whole(folder), "no checkpoint was caught while it was written"
-    for process in (*ranks, command, *marked(MARKER, str(folder))):
+    for process in (*ranks, command, *marked(REPLAY_TAG, str(folder))):
         process.kill()
 
 
@@ -177,7 +176,7 @@ def test_killed_in_the_middle_it_goes_on_with_the_same_losses(
     if strike is strike_everything_but_ranks:
         assert len(ranks_in(folder)) == 2, "they are left to the next run"
     else:
-        wait_for(lambda: not marked(MARKER, str(folder)), timeout_s=10)
+        wait_for(lambda: not marked(REPLAY_TAG, str(folder)), timeout_s=10)
     reached = checkpoints(folder)[-1]
     assert 20 <= reached < STEPS
     again = frontrunner(*arguments, cwd=home)
@@ -188,7 +187,7 @@ def test_killed_in_the_middle_it_goes_on_with_the_same_losses(
     assert len(resumed) == 1
     assert resumed[0] >= reached, "it went on from the newest checkpoint"
     assert_same_run(folder, uninterrupted[0])
-    assert not marked(MARKER, str(folder))
+    assert not marked(REPLAY_TAG, str(folder))
 
 
 def test_an_interrupt_ends_it_with_everything_behind_it(measured: tuple[Path, str]) -> None:
@@ -198,7 +197,7 @@ def test_an_interrupt_ends_it_with_everything_behind_it(measured: tuple[Path, st
         wait_for(lambda: steps_written(folder) > 5)
         os.kill(command.pid, signal.SIGINT)
         assert command.wait(timeout=60) == 130
-        assert not marked(MARKER, str(folder))
+        assert not marked(REPLAY_TAG, str(folder))
     said = (home / "stderr").read_text()
     assert "Traceback" not in said
     assert "checkpoint" in said

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from frontrunner.evaluators.protocol import EVALUATORS
+from frontrunner.evaluators.registry import EVALUATORS
 
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 

@@ -8,12 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontrunner.evaluators.analytic.communication import (
-    all_to_all_s,
-    exchanges_s,
-    host_transfer_s,
-    replicas_s,
-)
+from frontrunner.evaluators.analytic.communication import all_to_all_s, exchanges_s, host_transfer_s, replicas_s
 from frontrunner.evaluators.analytic.compute import HOST_ADAM_S_PER_PARAMETER
 from frontrunner.evaluators.analytic.memory import host_memory, peak_memory
 from frontrunner.evaluators.analytic.software import DEEPSPEED, FRONTRUNNER

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.evaluators.probe.async_io import prepare_disk
-from frontrunner.evaluators.probe.disk import disk_table
+from frontrunner.evaluators.probe.job import disk_table
+from frontrunner.evaluators.probe.preflight import prepare_disk
 from frontrunner.evaluators.trainer.deepspeed_engine.operators import OPERATORS, built_folder
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput

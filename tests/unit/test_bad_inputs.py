@@ -18,12 +18,11 @@ from frontrunner.config.toml_file import parse_toml
 from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.evaluators.export.reading import Given, json_section
 from frontrunner.evaluators.export.tools import TOOLS
-from frontrunner.evaluators.external.logs import LOG_PATTERNS
-from frontrunner.evaluators.external.patterns import patterns_of
-from frontrunner.evaluators.external.reading import Arrivals, LogReader
-from frontrunner.evaluators.external.run import read_end
-from frontrunner.evaluators.probe.concluding import harvested
+from frontrunner.evaluators.external.logs import Arrivals, LogReader, patterns_of
+from frontrunner.evaluators.external.outcome import read_end
+from frontrunner.evaluators.external.trainers import LOG_PATTERNS
 from frontrunner.evaluators.probe.run_folder import RunFolder, StepCounter
+from frontrunner.evaluators.probe.watch import harvest
 from frontrunner.evaluators.tables.rows import read_problems
 from frontrunner.evaluators.tables.schema import read_csv
 from frontrunner.import_api import import_table
@@ -202,7 +201,7 @@ class TestRunFolders:
         asked.run_folder.mkdir()
         for name in ("result.json", "rank-0.error.json", "progress.jsonl", "ended.json"):
             (asked.run_folder / name).write_text(DEEP + "\n")
-        assert harvested(asked, setup) is None
+        assert harvest(asked, setup) is None
         assert RunFolder(asked.run_folder).errors(1) == ()
         assert StepCounter(asked.run_folder).advance()
         assert read_end(asked.run_folder) is None
@@ -220,7 +219,7 @@ class TestRunFolders:
             "first_step_time_s": 0.5,
         }
         (asked.run_folder / "result.json").write_text(json.dumps(result))
-        assert harvested(asked, setup) is None
+        assert harvest(asked, setup) is None
 
 
 class TestLogs:

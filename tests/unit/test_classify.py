@@ -104,17 +104,17 @@ CASES = {
         0,
     ),
     "a disk that is full, and no room to say so": (
-        Evidence(statuses={0: 1, 1: 1}, errors=(error(1, "RuntimeError", PEER),), no_room="full"),
+        Evidence(statuses={0: 1, 1: 1}, errors=(error(1, "RuntimeError", PEER),), disk_full="full"),
         FailureKind.LOST,
         0,
     ),
     "another error on a disk that is nearly full": (
-        Evidence(statuses={0: 1}, errors=(error(0, "KeyError", "'w'"),), no_room="full"),
+        Evidence(statuses={0: 1}, errors=(error(0, "KeyError", "'w'"),), disk_full="full"),
         FailureKind.CRASHED,
         0,
     ),
     "a segmentation fault on a disk that is nearly full": (
-        Evidence(statuses={0: -11}, no_room="full"),
+        Evidence(statuses={0: -11}, disk_full="full"),
         FailureKind.CRASHED,
         0,
     ),

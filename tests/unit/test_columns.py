@@ -74,6 +74,6 @@ def test_choices_show_context_ranks_and_what_they_are_sharded_over() -> None:
 def test_figures_in_words_leave_out_what_is_unknown() -> None:
     found = {what: value for value, what in figures_in_words(STANDING, 64 * 2**30)}
     assert found["GiB at the peak, of 64.00"] == "40.00"
-    assert found["measurements"] == "2"
+    assert found["step, ± 8.0 %"] == "1.25 s"
     assert "MFU" not in found
     assert briefly(STANDING) == "123,456 tok/s, 1.25 s/step, ± 8.0 %, 40.00 GiB"

@@ -2,9 +2,9 @@
 
 import pytest
 
-from frontrunner.evaluators.external.judging import measured, timed, verdict, why_inconsistent
+from frontrunner.evaluators.external.logs import LoggedStep
 from frontrunner.evaluators.external.outcome import exceptions
-from frontrunner.evaluators.external.reading import LoggedStep
+from frontrunner.evaluators.external.step_times import measured, timed, verdict, why_inconsistent
 from frontrunner.evaluators.probe.settings import ProbeSettings
 from frontrunner.results.outcome import ProbeEnding
 from support.campaigns import spec_of, tiny, tiny_recipe
@@ -91,7 +91,7 @@ def test_a_rate_of_another_batch_is_found() -> None:
     for step in steps:
         step.rates = {"tokens_per_s": 1024.0}
     assert why(steps) == (
-        "the log says 1024 tokens/s, and its step time gives 256 tokens/s with the recipe's 256 tokens a step"
+        "the log says 1024 tokens/s, and its step time gives 256 tokens/s with the recipe's 256 tokens per step"
     )
 
 

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.evaluators.external.keeper import ARRIVALS, LOG
-from frontrunner.evaluators.external.logs import LOG_PATTERNS
-from frontrunner.evaluators.external.patterns import Pattern, number, patterns_of
-from frontrunner.evaluators.external.reading import CHUNK_BYTES, LogReader
+from frontrunner.evaluators.external.logs import CHUNK_BYTES, LogReader, Pattern, number, patterns_of
+from frontrunner.evaluators.external.supervisor import ARRIVALS, LOG
+from frontrunner.evaluators.external.trainers import LOG_PATTERNS
 from frontrunner.spaces.errors import InvalidInput
 
 GIB, MIB = 2**30, 2**20

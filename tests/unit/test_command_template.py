@@ -10,11 +10,16 @@ import yaml
 
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.evaluators.export.tools import TOOLS
-from frontrunner.evaluators.external.agreement import stated_before, why_disagreeing
-from frontrunner.evaluators.external.command import Command, CommandRequest, request_of
-from frontrunner.evaluators.external.fields import field_values
+from frontrunner.evaluators.external.command import (
+    Command,
+    CommandRequest,
+    Template,
+    field_values,
+    filled_text,
+    request_of,
+)
+from frontrunner.evaluators.external.config_check import stated_before, why_disagreeing
 from frontrunner.evaluators.external.settings import CommandSettings
-from frontrunner.evaluators.external.template import Template, filled_text
 from frontrunner.evaluators.external.trainers import STEPS, configured
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import InvalidInput

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from frontrunner.evaluators.probe.corpus import FEWEST_SEQUENCES, check_data, corpus
+from frontrunner.evaluators.probe.job import MIN_SEQUENCES, check_data, corpus
 from frontrunner.evaluators.probe.settings import DataSettings
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput
@@ -22,7 +22,7 @@ PROBLEM = Problem(
     sequence_length=9,
     global_batch=GlobalBatch(minimum=1, maximum=1),
 )
-FEWEST = FEWEST_SEQUENCES * 10
+FEWEST = MIN_SEQUENCES * 10
 
 
 def written(path: Path, tokens: list[int], dtype: str = "<u2") -> DataSettings:

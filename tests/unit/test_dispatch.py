@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from frontrunner.evaluators.cluster.agent import node_of
-from frontrunner.evaluators.cluster.launching import launch_command
-from frontrunner.evaluators.cluster.schedulers import seconds_left, why_ended
-from frontrunner.evaluators.cluster.sources import node_source
+from frontrunner.evaluators.cluster.agent import launch_command, node_of
+from frontrunner.evaluators.cluster.batch import seconds_left, why_ended
+from frontrunner.evaluators.cluster.settings import node_source
 from frontrunner.evaluators.cluster.step import Step
 from frontrunner.spaces.errors import InvalidInput
 from support.campaigns import spec_of, tiny
@@ -157,7 +156,7 @@ def test_schedulers_that_are_not_there_say_nothing(monkeypatch: pytest.MonkeyPat
 
 def test_a_node_needs_no_more_than_the_trainer_does() -> None:
     program = (
-        "import sys; import frontrunner.evaluators.cluster.agent, frontrunner.evaluators.cluster.launching; "
+        "import sys; import frontrunner.evaluators.cluster.agent, frontrunner.evaluators.cluster.agent; "
         "print(*{name.partition('.')[0] for name in sys.modules})"
     )
     done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
@@ -166,6 +165,6 @@ def test_a_node_needs_no_more_than_the_trainer_does() -> None:
 
 
 def test_an_interchange_whose_driver_is_gone_already_does_not_stay() -> None:
-    command = [sys.executable, "-P", "-m", "frontrunner.evaluators.cluster.interchange"]
+    command = [sys.executable, "-P", "-m", "frontrunner.evaluators.cluster.batch"]
     stranger = subprocess.run([*command, "1"], stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=60)
     assert (stranger.returncode, stranger.stderr) == (1, b"")

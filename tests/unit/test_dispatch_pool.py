@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from frontrunner.evaluators.cluster import pool as pools
-from frontrunner.evaluators.cluster.job_environment import Allocation
+from frontrunner.evaluators.cluster import allocations
+from frontrunner.evaluators.cluster.allocations import MAX_FAILED_STARTS, Pool
+from frontrunner.evaluators.cluster.environment import Allocation
 from frontrunner.evaluators.cluster.packing import Waiting
-from frontrunner.evaluators.cluster.pool import NEVER_READY, Pool
-from frontrunner.evaluators.cluster.settings import DispatchSettings
-from frontrunner.evaluators.cluster.sources import NodeSource
+from frontrunner.evaluators.cluster.settings import DispatchSettings, NodeSource
 from frontrunner.evaluators.protocol import NodesUnavailable
 
 SETTINGS = DispatchSettings(backend="parsl", scheduler="slurm", walltime="01:00:00", queue_limit_minutes=1.0)
@@ -59,7 +58,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Imagined]:
         found.append(Imagined(source, name, folder))
         return found[-1]
 
-    monkeypatch.setattr(pools, "HeldAllocation", imagine)
+    monkeypatch.setattr(allocations, "HeldAllocation", imagine)
     return found
 
 
@@ -129,13 +128,13 @@ def test_a_refused_request_is_told_in_the_scheduler_s_words(pool: Pool, asked: l
 
 def test_allocations_that_never_get_ready_are_not_asked_for_for_ever(pool: Pool, asked: list[Imagined]) -> None:
     placed(pool, waiting(1))
-    for _ in range(NEVER_READY - 1):
+    for _ in range(MAX_FAILED_STARTS - 1):
         asked[-1].end()
         placed(pool, waiting(1))
     asked[-1].end("worker_init: no module named rocm")
     with pytest.raises(NodesUnavailable, match="no module"):
         placed(pool, waiting(1))
-    assert len(asked) == NEVER_READY
+    assert len(asked) == MAX_FAILED_STARTS
 
 
 def test_the_queue_s_time_is_limited_and_the_allocation_s_is_not(pool: Pool, asked: list[Imagined]) -> None:
@@ -188,7 +187,7 @@ def test_a_second_allocation_that_waits_too_long_is_given_back(pool: Pool, asked
 
 def test_nodes_that_nothing_waits_for_any_more_are_not_asked_for(pool: Pool, asked: list[Imagined]) -> None:
     busy_first_and_second_to_come(pool, asked)
-    pool.forgo()
+    pool.withdraw_requests()
     assert [one.is_given_back for one in asked] == [False, True]
 
 

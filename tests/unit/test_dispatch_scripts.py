@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.evaluators.cluster.executors import LSF_NODES, UNIQUE_PBS_NODES, make_provider
-from frontrunner.evaluators.cluster.settings import DispatchSettings
-from frontrunner.evaluators.cluster.sources import NodeSource, node_source
+from frontrunner.evaluators.cluster.batch import LSF_NODES, UNIQUE_PBS_NODES, make_provider
+from frontrunner.evaluators.cluster.settings import DispatchSettings, NodeSource, node_source
 from support.campaigns import spec_of, tiny
 
 ANSWERS = {"sbatch": "Submitted batch job 7", "qsub": "7.pbs", "bsub": "Job <7> is submitted to queue <batch>."}

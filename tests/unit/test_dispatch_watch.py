@@ -11,14 +11,20 @@ from typing import Any, cast
 
 import pytest
 
-from frontrunner.evaluators.cluster import left_behind, under_way
-from frontrunner.evaluators.cluster.left_behind import LeftBehind, was_interrupted
-from frontrunner.evaluators.cluster.lifeline import Heart, Listener
-from frontrunner.evaluators.cluster.pool import Placed
-from frontrunner.evaluators.cluster.step import NodeReport, Step, StepFolder
-from frontrunner.evaluators.cluster.under_way import StepWatch
-from frontrunner.evaluators.probe.concluding import conclude
+from frontrunner.evaluators.cluster import probe, step
+from frontrunner.evaluators.cluster.allocations import Placed
+from frontrunner.evaluators.cluster.probe import StepWatch
+from frontrunner.evaluators.cluster.step import (
+    Heartbeat,
+    HeartbeatMonitor,
+    NodeReport,
+    OrphanedSteps,
+    Step,
+    StepFolder,
+    was_interrupted,
+)
 from frontrunner.evaluators.probe.run_folder import RunFolder
+from frontrunner.evaluators.probe.watch import conclude
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.records import Attempt
@@ -91,7 +97,7 @@ def test_a_cancelled_allocation_is_named_and_is_a_cut(seen: Seen) -> None:
 
 
 def test_an_interruption_that_nobody_explains_names_its_node(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(under_way, "VERDICT_S", -1.0)
+    monkeypatch.setattr(probe, "VERDICT_S", -1.0)
     seen.tell(0, statuses={0: -15}, interrupted="SIGTERM", ended=True, host="n7")
     assert seen.failure().message == "node n7 was told to end (SIGTERM)"
 
@@ -104,7 +110,7 @@ def test_an_interruption_after_the_last_step_changes_nothing(seen: Seen) -> None
 
 
 def test_a_launcher_that_fails_is_told_by_its_last_words(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(under_way, "LAST_WORDS_S", -1.0)
+    monkeypatch.setattr(probe, "LAST_FILES_S", -1.0)
     seen.folder.launcher_log.write_text("srun: error: Unable to create step\n")
     seen.future.set_result(1)
     seen.watch.follow()
@@ -115,7 +121,7 @@ def test_a_launcher_that_fails_is_told_by_its_last_words(seen: Seen, monkeypatch
 
 
 def test_an_agent_s_trouble_is_told(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(under_way, "LAST_WORDS_S", -1.0)
+    monkeypatch.setattr(probe, "LAST_FILES_S", -1.0)
     seen.tell(1, trouble="the fork server was not ready within 120 s", running=False, ended=True)
     seen.future.set_result(0)
     seen.watch.follow()
@@ -123,7 +129,7 @@ def test_an_agent_s_trouble_is_told(seen: Seen, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_nodes_that_never_begin_are_given_up(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(under_way, "START_TIMEOUT_S", -1.0)
+    monkeypatch.setattr(probe, "START_TIMEOUT_S", -1.0)
     seen.tell(0)
     assert "had not all begun" in seen.failure().message
     assert seen.folder.is_raised(seen.folder.cancel)
@@ -152,10 +158,10 @@ def test_a_report_that_is_half_written_is_not_read(seen: Seen) -> None:
 
 
 def test_a_heart_is_heard_until_it_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("frontrunner.evaluators.cluster.lifeline.BEAT_S", 0.02)
-    monkeypatch.setattr("frontrunner.evaluators.cluster.lifeline.LOOK_S", 0.0)
-    heart = Heart(tmp_path / "lifeline")
-    listener = Listener(tmp_path / "lifeline", silence_s=1.0)
+    monkeypatch.setattr("frontrunner.evaluators.cluster.step.BEAT_S", 0.02)
+    monkeypatch.setattr("frontrunner.evaluators.cluster.step.LOOK_S", 0.0)
+    heart = Heartbeat(tmp_path / "lifeline")
+    listener = HeartbeatMonitor(tmp_path / "lifeline", silence_s=1.0)
     end_s = time.monotonic() + 1.5
     while time.monotonic() < end_s:
         assert not listener.is_silent()
@@ -215,7 +221,7 @@ def test_ranks_without_a_driver_are_ended_and_waited_for(left: StepFolder) -> No
     (left.path / "job.json").write_text("{}")
     for file in left.path.iterdir():
         os.utime(file, (time.time() - 1000, time.time() - 1000))
-    steps = LeftBehind([left.path])
+    steps = OrphanedSteps([left.path])
     assert left.is_raised(left.cancel)
     assert RunFolder(left.path).busy_seconds() < 1, "the flag is no work of the ranks"
     assert not steps.have_ended()
@@ -229,13 +235,13 @@ def test_ranks_without_a_driver_are_ended_and_waited_for(left: StepFolder) -> No
 def test_a_node_that_is_gone_is_not_waited_for_beyond_its_lifeline(
     left: StepFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps = LeftBehind([left.path])
-    monkeypatch.setattr(left_behind, "LAST_END_S", -10.0)
+    steps = OrphanedSteps([left.path])
+    monkeypatch.setattr(step, "ORPHAN_END_S", -10.0)
     assert steps.have_ended()
     assert not was_interrupted(left.path)
 
 
 def test_what_is_long_over_or_was_never_a_step_is_not_waited_for(left: StepFolder, tmp_path: Path) -> None:
-    assert LeftBehind([tmp_path / "gone"]).have_ended()
+    assert OrphanedSteps([tmp_path / "gone"]).have_ended()
     os.utime(left.path / "step.json", (0, 0))
-    assert LeftBehind([left.path]).have_ended()
+    assert OrphanedSteps([left.path]).have_ended()

@@ -13,8 +13,8 @@ from frontrunner.cli.main import SECTIONS, frontrunner
 from frontrunner.config.campaign import SECTIONS as FILE_SECTIONS
 from frontrunner.config.campaign import keys_of, read_campaign_file
 from frontrunner.evaluators.export.tools import TOOLS
-from frontrunner.evaluators.external.patterns import GROUPS
-from frontrunner.evaluators.protocol import EVALUATORS
+from frontrunner.evaluators.external.logs import GROUPS
+from frontrunner.evaluators.registry import EVALUATORS
 from frontrunner.results.outcome import POLICIES, FailureKind
 from frontrunner.search.strategy import STRATEGIES
 from frontrunner.spaces import errors

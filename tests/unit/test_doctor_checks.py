@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 from packaging.requirements import Requirement
 
-from frontrunner.evaluators.cluster.job_devices import job_environment
+from frontrunner.evaluators.cluster.environment import job_environment
 from frontrunner.evaluators.diagnostics.doctor.check import Check, Needs, Section, Status, run_checks
 from frontrunner.evaluators.diagnostics.doctor.machine import (
     Accelerators,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frontrunner.evaluators.cluster.job_devices import job_environment
+from frontrunner.evaluators.cluster.environment import job_environment
 
 GCDS = {"backend": "rocm", "device": "mi250x-gcd", "devices_per_node": 8}
 ONE_GCD = GCDS | {"devices_per_node": 1}
@@ -22,7 +22,7 @@ def test_nothing_is_a_machine_alone():
     assert (job.rank, job.world_size, job.local_rank, job.local_world_size) == (0, 1, 0, 1)
     assert (job.nodes, job.master_address, job.devices_per_node) == ((), "127.0.0.1", 16)
     assert (job.torch_device, job.collective_backend, job.collective_library) == ("cpu", "gloo", "gloo")
-    assert (job.told_devices_per_node, job.masked_by, job.launched, job.allocation) == (None, None, None, None)
+    assert (job.stated_devices_per_node, job.masked_by, job.launched, job.allocation) == (None, None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_a_step_that_sees_all_devices_takes_the_one_of_its_place():
     assert (job.rank, job.world_size, job.local_world_size) == (11, 16, 8)
     assert job.nodes == ("frontier00009", "frontier00010")
     assert job.master_address == "frontier00009"
-    assert (job.devices_per_node, job.device_index, job.told_devices_per_node) == (8, 3, 8)
+    assert (job.devices_per_node, job.device_index, job.stated_devices_per_node) == (8, 3, 8)
 
 
 def test_a_step_with_a_device_a_task_sees_one_and_its_node_has_eight():
@@ -68,7 +68,7 @@ def test_pals_on_aurora_names_tiles_and_a_mask():
     ("text", "count"), [("4", 4), ("a100:4", 4), ("", None), ("a100:2,v100:2", None), ("four", None), ("٤", None)]
 )
 def test_devices_of_a_node_in_slurm_s_words(text, count):
-    assert job_environment({"SLURM_GPUS_PER_NODE": text}, A100S).told_devices_per_node == count
+    assert job_environment({"SLURM_GPUS_PER_NODE": text}, A100S).stated_devices_per_node == count
 
 
 def test_a_cpu_job_has_a_device_a_process():

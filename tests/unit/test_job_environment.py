@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.evaluators.cluster.host_lists import expand
-from frontrunner.evaluators.cluster.job_environment import FIRST_SPECIAL_STEP, allocation, launched_rank
+from frontrunner.evaluators.cluster.environment import FIRST_SPECIAL_STEP, allocation, expand_hosts, launched_rank
 from frontrunner.spaces.errors import InvalidInput
 
 SLURM_JOB = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "frontier[00009-00011]", "SLURM_NTASKS": "24"}
@@ -81,14 +80,14 @@ def test_a_batch_script_and_an_interactive_shell_were_started_by_no_launcher(ste
 
 def test_ranks_on_several_nodes_need_to_know_where_rank_0_is():
     environment = {"PMI_RANK": "1", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "2"}
-    with pytest.raises(InvalidInput, match="does not say where rank 0 is") as raised:
+    with pytest.raises(InvalidInput, match="does not state where rank 0 is") as raised:
         launched_rank(environment)
     assert "MASTER_ADDR" in (raised.value.hint or "")
 
 
 def test_uneven_nodes_are_refused():
     environment = SRUN | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "25"}
-    with pytest.raises(InvalidInput, match="srun says rank 0 of 25, 8 a node, local rank 0: expected equal nodes"):
+    with pytest.raises(InvalidInput, match="srun reports rank 0 of 25, 8 per node, local rank 0: expected equal nodes"):
         launched_rank(environment)
 
 
@@ -122,13 +121,13 @@ def test_a_job_that_names_no_nodes_is_no_allocation_to_use():
     ],
 )
 def test_host_lists_are_expanded(text, hosts):
-    assert expand(text) == hosts
+    assert expand_hosts(text) == hosts
 
 
 @pytest.mark.parametrize("text", ["a[1-", "a[3-1]", "a[x]", "a,,b", "a[1-2", "a]", "a[]", "a,", "a[0-999999999]"])
 def test_host_lists_that_cannot_be_read_are_refused(text):
     with pytest.raises(InvalidInput, match="host list"):
-        expand(text)
+        expand_hosts(text)
 
 
 @pytest.mark.skipif(shutil.which("scontrol") is None, reason="Slurm's own expansion is not installed")
@@ -140,4 +139,4 @@ def test_host_lists_are_expanded_as_slurm_does():
         done = subprocess.run(["scontrol", "show", "hostnames", text], capture_output=True, text=True, check=False)
         if done.returncode:
             pytest.skip(f"Slurm is installed, but not set up: {done.stderr.strip()}")
-        assert expand(text) == done.stdout.split()
+        assert expand_hosts(text) == done.stdout.split()

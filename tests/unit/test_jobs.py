@@ -4,9 +4,11 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from frontrunner.evaluators.probe.corpus import Corpus
-from frontrunner.evaluators.probe.jobs import DEADLINE_SHARE, aim_at, probe_job, profile_job
+from frontrunner.evaluators.probe.job import DEADLINE_SHARE, Corpus, probe_job, profile_job
+from frontrunner.evaluators.probe.measure import tokens_per_step
 from frontrunner.evaluators.probe.settings import ProbeSettings
+from frontrunner.evaluators.probe.watch import write_job
+from frontrunner.evaluators.protocol import ProbeOrder
 from frontrunner.evaluators.trainer.job import Job
 from support.campaigns import setup_of, tiny_recipe
 
@@ -28,10 +30,13 @@ def test_a_probe_is_adaptive_unless_its_steps_are_counted(tmp_path: Path) -> Non
     counted = setup_of(tmp_path, probe={"warm_up_steps": 3, "measured_steps": 4})
     adaptive = replace(counted, probe=ProbeSettings(warm_up_steps=2, max_steps=9, deadline_s=100.0))
     tokens = Corpus(path=tmp_path / "tokens.bin", dtype="uint16")
-    jobs = [probe_job(setup, tiny_recipe(), tmp_path, tokens) for setup in (counted, adaptive)]
-    for job in jobs:
-        aim_at(job, best_step_time_s=0.5)
-    first, second = (Job.from_json(json.dumps(job)).probe for job in jobs)
+    recipe = tiny_recipe()
+    best_tokens_per_s = tokens_per_step(recipe, counted.problem) / 0.5
+    order = ProbeOrder(token="a", recipe=recipe, run_folder=tmp_path / "a", best_tokens_per_s=best_tokens_per_s)
+    jobs = [
+        write_job(order, probe_job(setup, recipe, tmp_path, tokens), setup).read_text() for setup in (counted, adaptive)
+    ]
+    first, second = (Job.from_json(job).probe for job in jobs)
     assert first is not None
     assert (first.warm_up_steps, first.measured_steps, first.adaptive) == (3, 4, None)
     assert second is not None

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from frontrunner.evaluators.cluster.job_environment import launched_rank
-from frontrunner.evaluators.trainer.local_place import tell_local_place
+from frontrunner.evaluators.cluster.environment import launched_rank
+from frontrunner.evaluators.trainer.rendezvous import tell_local_place
 
 PALS = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMIX_RANK": "1", "PALS_LOCAL_RANKID": "0", "CCL_PROCESS_LAUNCHER": "pmix"}
 """What mpiexec gives to an agent that it started as the only process of the second node."""

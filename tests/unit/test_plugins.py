@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from frontrunner.evaluators.external.evaluator import CommandEvaluator
-from frontrunner.evaluators.plugins import GROUP, commands_of, require_evaluator
-from frontrunner.evaluators.probe.instant import Instant
-from frontrunner.evaluators.protocol import make_evaluator
+from frontrunner.evaluators.protocol import ImmediateEvaluator
+from frontrunner.evaluators.registry import GROUP, commands_of, make_evaluator, require_evaluator
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 from support.campaigns import order, setup_of, spec_of, tiny, wait_for
@@ -17,10 +16,10 @@ from support.campaigns import order, setup_of, spec_of, tiny, wait_for
 EXAMPLE = Path(__file__).parent.parent / "support" / "plugin_example.py"
 PAGE = Path(__file__).parent.parent.parent / "docs" / "other-trainers.md"
 A_CLASS = """
-from frontrunner.evaluators.probe.instant import Instant
+from frontrunner.evaluators.protocol import ImmediateEvaluator
 from frontrunner.results.outcome import Failure, FailureKind
 
-class Never(Instant):
+class Never(ImmediateEvaluator):
     def __init__(self, setup):
         super().__init__()
         self.problem = setup.problem
@@ -72,7 +71,7 @@ def test_a_class_is_an_evaluator(install: Install, tmp_path: Path) -> None:
     install("acme-never", A_CLASS, never="Never")
     setup = setup_of(tmp_path / "runs")
     evaluator = make_evaluator("never", setup)
-    assert isinstance(evaluator, Instant)
+    assert isinstance(evaluator, ImmediateEvaluator)
     evaluator.start(order(setup))
     (finished,) = evaluator.finished(0)
     assert isinstance(finished.outcome, Failure)
@@ -135,9 +134,9 @@ def test_a_name_that_is_close_is_suggested(install: Install) -> None:
         ("import no_such_module", "made", "acme_broken:made of acme-broken cannot be imported: ModuleNotFoundError"),
         (A_TRAINER, "no_such_name", "cannot be imported: AttributeError"),
         ("1 / 0", "made", "cannot be imported: ZeroDivisionError"),
-        (A_TRAINER, "a_number", "is no callable"),
+        (A_TRAINER, "a_number", "cannot be called"),
         (A_TRAINER, "mistaken", "the plug-in broken made no command for tp1 .* AttributeError: .*no_such_field"),
-        (A_TRAINER, "nothing", "gave no Command with arguments for tp1 .* but None"),
+        (A_TRAINER, "nothing", "returned no Command with arguments for tp1 .* but None"),
     ],
 )
 def test_plug_ins_that_cannot_be_used_are_named(install: Install, code: str, what: str, message: str) -> None:

@@ -17,9 +17,9 @@ from types import MappingProxyType
 import pytest
 
 from frontrunner.config.campaign import CampaignFile, read_campaign_file
-from frontrunner.evaluators.cluster.executors import make_provider
-from frontrunner.evaluators.cluster.launching import launch_command
-from frontrunner.evaluators.cluster.sources import node_source
+from frontrunner.evaluators.cluster.agent import launch_command
+from frontrunner.evaluators.cluster.batch import make_provider
+from frontrunner.evaluators.cluster.settings import node_source
 
 ROOT = Path(__file__).parents[2]
 SITES = sorted((ROOT / "examples" / "sites").glob("*.toml"))

@@ -13,8 +13,8 @@ from frontrunner.api import launch
 from frontrunner.cli.main import frontrunner as frontrunner_command
 from frontrunner.config.campaign import parse_campaign
 from frontrunner.evaluators.probe.run_folder import RunFolder
-from frontrunner.evaluators.protocol import make_evaluator
-from frontrunner.reporting_pieces import reported
+from frontrunner.evaluators.registry import make_evaluator
+from frontrunner.reporting import reported
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.store import open_store
 from frontrunner.search.spec import CampaignSpec
@@ -89,12 +89,12 @@ def test_a_report_counts_as_legal_what_the_table_holds(tmp_path: Path) -> None:
     with open_store(store) as found:
         surveys: dict[int, Survey] = {}
         for _ in range(2):
-            assert reported(found, "looked-up", surveys).figures.collected.survey.recipes == spec.survey().recipes
+            assert reported(found, "looked-up", surveys).collected.survey.recipes == spec.survey().recipes
         ((first, kept),) = surveys.items()
-        assert reported(found, "looked-up", surveys).figures.collected.survey is kept
+        assert reported(found, "looked-up", surveys).collected.survey is kept
         assert first == found.campaign("looked-up").id
         (tmp_path / "rows.csv").unlink()
-        alone = reported(found, "looked-up").figures.collected.survey
+        alone = reported(found, "looked-up").collected.survey
     assert alone.recipes == spec.space.survey(spec.problem).recipes
 
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from frontrunner.evaluators.cluster.job_environment import launched_rank
-from frontrunner.evaluators.probe.descent import die_with_parent
+from frontrunner.evaluators.cluster.environment import launched_rank
 from frontrunner.evaluators.probe.files import read_json, tail
+from frontrunner.evaluators.probe.processes import start_child
 from frontrunner.spaces.errors import FrontrunnerError, bad_value
 
 CHILD = "frontrunner.evaluators.trainer.calibration"
@@ -107,13 +107,12 @@ def _log(folder: Path, rank: int) -> Path:
 
 def _start(rank: int, environment: Mapping[str, str], order: str, folder: Path) -> subprocess.Popen[bytes]:
     with _log(folder, rank).open("wb") as log:
-        process = subprocess.Popen(
+        process = start_child(
             [sys.executable, "-P", "-m", CHILD],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
             env={**os.environ, **environment},
-            preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - one thread here
         )
     if process.stdin is not None:
         process.stdin.write(order.encode())

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from frontrunner.evaluators.diagnostics.calibration.ranks import Place
-from frontrunner.evaluators.probe.descent import die_with_parent
 from frontrunner.evaluators.probe.files import tail
+from frontrunner.evaluators.probe.processes import start_child
 from frontrunner.evaluators.trainer.collective_test import (
     ALL_ARRIVED,
     ARRIVED,
@@ -317,13 +317,12 @@ class _Child:
         self.is_reported = False
         self._log = folder / f"rank-{order.rank}.log"
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
+            self._process = start_child(
                 [sys.executable, "-P", "-m", RANK_MODULE],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **environment},
-                preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - one thread here
             )
         if self._process.stdin is not None:
             self._process.stdin.write(json.dumps(asdict(order)).encode())

@@ -6,7 +6,7 @@ import os
 import sqlite3
 import sys
 
-from frontrunner.evaluators.cluster.job_devices import job_environment
+from frontrunner.evaluators.cluster.environment import job_environment
 from frontrunner.evaluators.diagnostics.doctor import machine, site
 from frontrunner.evaluators.diagnostics.doctor.check import Check, Needs, run_checks
 from frontrunner.evaluators.probe.this_machine import detect

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 from packaging.requirements import Requirement
 
-from frontrunner.evaluators.cluster.job_devices import COLLECTIVES
+from frontrunner.evaluators.cluster.environment import COLLECTIVES
 from frontrunner.evaluators.diagnostics.doctor.check import Check, Needs, Section
 from frontrunner.evaluators.probe.this_machine import cpu_name, processors
 

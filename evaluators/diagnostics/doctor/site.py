@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from frontrunner.evaluators.cluster.job_devices import JobEnvironment
-from frontrunner.evaluators.cluster.job_environment import RENDEZVOUS_PORT
+from frontrunner.evaluators.cluster.environment import RENDEZVOUS_PORT, JobEnvironment
 from frontrunner.evaluators.diagnostics.doctor.check import Check, Examination, Needs, Section
 
 JOB, NETWORK, STORAGE = Section("job"), Section("network"), Section("storage")
@@ -179,7 +178,7 @@ def check_job(job: JobEnvironment, needs: Needs) -> Iterator[Check]:
         yield JOB.ok("launcher", f"{found}, rank 0 on {job.master_address}")
     if job.masked_by is not None:
         yield JOB.note("visible devices", f"{job.masked_by} shows this process {job.visible_devices} devices")
-    assigned = job.told_devices_per_node
+    assigned = job.stated_devices_per_node
     if assigned and job.backend == "cpu":
         found = f"the batch system gave this node {assigned} devices, and none is seen here"
         remedy = "see the checks of torch and of the driver, and start this on a compute node (srun, mpiexec)"

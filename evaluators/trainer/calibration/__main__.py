@@ -11,9 +11,8 @@ import torch.distributed as dist
 from frontrunner.evaluators.trainer.calibration.measure import measure
 from frontrunner.evaluators.trainer.calibration.order import BACKENDS, Order
 from frontrunner.evaluators.trainer.files import write_json
-from frontrunner.evaluators.trainer.gloo import use_one_thread_per_group
-from frontrunner.evaluators.trainer.local_place import tell_local_place
-from frontrunner.evaluators.trainer.session import describe_software
+from frontrunner.evaluators.trainer.rendezvous import tell_local_place, use_one_thread_per_group
+from frontrunner.evaluators.trainer.run_context import describe_software
 
 COLLECTIVE_TIMEOUT = dt.timedelta(seconds=120)
 

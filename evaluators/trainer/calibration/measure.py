@@ -7,12 +7,7 @@ import torch.distributed as dist
 
 from frontrunner.evaluators.trainer.calibration.arithmetic import PRECISIONS, layer_cells, matmul_cells, memory_cells
 from frontrunner.evaluators.trainer.calibration.clock import Clock, Sweep
-from frontrunner.evaluators.trainer.calibration.collectives import (
-    COLLECTIVES,
-    ROUND_TRIPS,
-    collective_cells,
-    levels,
-)
+from frontrunner.evaluators.trainer.calibration.collectives import COLLECTIVES, ROUND_TRIPS, collective_cells, levels
 from frontrunner.evaluators.trainer.calibration.transfers import transfer_cells
 
 UNTIL = {"memory": 0.10, "layer": 0.15, "matmul": 0.50, "collectives": 0.95, "transfers": 1.0}

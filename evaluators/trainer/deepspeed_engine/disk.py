@@ -102,11 +102,7 @@ def _disk(job: Job) -> Disk:
 
 def _group(job: Job) -> int:
     """Elements of one rank's optimizer that are in memory at a time: its share of a layer."""
-    model = job.model
-    keys_and_values = 2 * model.kv_heads * model.head_dim
-    matrices = 3 if model.activation == "swiglu" else 2
-    layer = model.hidden * (2 * model.hidden + keys_and_values + matrices * model.ffn_hidden)
-    return max(LEAST_GROUP, layer // job.recipe.data_parallel)
+    return max(LEAST_GROUP, job.model.matmul_parameters_per_layer // job.recipe.data_parallel)
 
 
 def _largest_share(job: Job) -> int:

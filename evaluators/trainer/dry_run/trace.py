@@ -12,12 +12,12 @@ from frontrunner.evaluators.trainer.checks import check_job
 from frontrunner.evaluators.trainer.data import Batch
 from frontrunner.evaluators.trainer.dry_run.fakes import join_fake_group, prepare_torch
 from frontrunner.evaluators.trainer.dry_run.ledger import Category, Phase, Watch
-from frontrunner.evaluators.trainer.engine import build_engine
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import Layout, make_layout
 from frontrunner.evaluators.trainer.optimizer import make_states
 from frontrunner.evaluators.trainer.precision import LossScale
-from frontrunner.evaluators.trainer.stepping import TorchStepper
+from frontrunner.evaluators.trainer.torch_engine import build_engine
+from frontrunner.evaluators.trainer.train_step import TorchStepper
 
 _CPU = torch.device("cpu")
 

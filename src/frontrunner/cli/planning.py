@@ -110,9 +110,14 @@ def explain(
     """
     found = open_backend(store, server).explain(named(recipe, campaign), campaign=campaign)
     if svg is not None:
-        from frontrunner.views.picture import write_picture
+        from frontrunner.evaluators.probe.files import write_bytes
+        from frontrunner.spaces.errors import writing
+        from frontrunner.views.charts.recipe import breakdown
+        from frontrunner.views.charts.render import picture
 
-        write_picture(found, svg)
+        content = picture(breakdown(found), "svg")
+        with writing(svg):
+            write_bytes(svg, content)
         click.echo(f"picture: {svg}", err=True)
     if as_json:
         print_json(found)

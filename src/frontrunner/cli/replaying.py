@@ -13,7 +13,7 @@ from frontrunner.cli.options import json_option, print_json, store_option
 from frontrunner.text import percent, seconds, thousands
 
 if TYPE_CHECKING:
-    from frontrunner.evaluators.probe.replay_run import ReplayResult
+    from frontrunner.evaluators.probe.replay import ReplayResult
 
 INTERRUPTED = 130
 
@@ -65,8 +65,7 @@ def replay(recipe_id: str, store: str | None, *, anyway: bool, as_json: bool, **
       frontrunner replay 3f9c --steps 500 --print-command
       frontrunner replay recipe.json --steps 500
     """
-    from frontrunner.evaluators.probe.replay import ReplaySettings
-    from frontrunner.evaluators.probe.replay_run import prepare, run
+    from frontrunner.evaluators.probe.replay import ReplaySettings, prepare, run
     from frontrunner.replay_api import plan_replay
 
     chosen = ReplaySettings(**settings)  # the options are named after its fields

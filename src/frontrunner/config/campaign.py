@@ -13,8 +13,8 @@ from frontrunner.config.cluster import ClusterSection
 from frontrunner.config.toml_file import Table, holds, read_toml
 from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.evaluators.external.settings import CommandSettings
-from frontrunner.evaluators.plugins import require_evaluator
 from frontrunner.evaluators.probe.settings import DataSettings, ProbeSettings
+from frontrunner.evaluators.registry import require_evaluator
 from frontrunner.evaluators.tables.table_settings import TableSettings
 from frontrunner.results.secret_values import looks_secret
 from frontrunner.search.spec import Budget, CampaignSpec, SearchSettings

@@ -97,8 +97,7 @@ def _resume(campaign: str, answer: Answer) -> None:
 def _replay(body: dict[str, Any], answer: Answer) -> None:
     from frontrunner import api
     from frontrunner.evaluators.probe.files import write_json
-    from frontrunner.evaluators.probe.replay import ReplaySettings
-    from frontrunner.evaluators.probe.replay_run import run
+    from frontrunner.evaluators.probe.replay import ReplaySettings, run
     from frontrunner.replay_api import plan_replay
     from frontrunner.server.replays import STARTED, noting_its_end, started_now
 

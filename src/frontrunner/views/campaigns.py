@@ -69,11 +69,16 @@ def print_campaign(campaign: Campaign, *, state: str = "") -> None:
     out.say((campaign.name, "bold"), f"  {state or campaign.state}{reason}")
     if campaign.figures in ORIGINS:
         out.say(ORIGINS[campaign.figures], style="yellow")
-    out.say("problem   " + ", ".join(f"{key} {value}" for key, value in campaign.problem_summary.items()))
+    out.say(f"problem   {problem_line(campaign)}")
     out.say(f"search    {campaign.strategy} over {campaign.legal_recipes:,} legal recipes")
     if campaign.figures != IMPORTED:
         driving = f"{node_time(campaign.node_seconds_spent)} in probes, {seconds(campaign.driver_seconds)} of driving"
         out.say(f"spent     {driving}")
+
+
+def problem_line(campaign: Campaign) -> str:
+    """Return what a campaign's creator stated of its problem."""
+    return ", ".join(f"{key} {value}" for key, value in campaign.problem_summary.items() if key != "figures")
 
 
 def print_status(status: Status) -> None:

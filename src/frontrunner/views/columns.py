@@ -20,7 +20,7 @@ from frontrunner.text import gib, minute, node_time, percent, plain, seconds, th
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.analytic.estimates import Estimate
-    from frontrunner.results.explain import Appearance, ExplainedAttempt
+    from frontrunner.results.explain import Appearance, ExplainedAttempt, Neighbour
     from frontrunner.results.pages import TrialOutcome
 
 Row = TypeVar("Row")
@@ -202,12 +202,15 @@ def used(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> list[Column[Row
 
 
 def figures_in_words(standing: Standing, device_memory_bytes: int) -> list[tuple[str, str]]:
-    """Return (figure, what it is) of each figure that is known, for a summary."""
-    device = {"peak_memory_bytes_max_rank": f", of {gib(device_memory_bytes)}"}
+    """Return (figure, what it is) of each known figure, for a summary that states the number of measurements itself."""
+    notes = {
+        "step_time_s_median": f", ± {percent(standing.step_time_spread)}",
+        "peak_memory_bytes_max_rank": f", of {gib(device_memory_bytes)}",
+    }
     return [
-        (column.cell(standing), (column.label or column.title) + device.get(column.key, ""))
+        (column.cell(standing), (column.label or column.title) + notes.get(column.key, ""))
         for column in FIGURES
-        if column.value(standing) is not None
+        if column.value(standing) is not None and column.key not in ("step_time_spread", "repeats")
     ]
 
 
@@ -217,6 +220,12 @@ def briefly(figures: object, *, aligned: bool = False) -> str:
     if aligned:
         return " ".join(text.rjust(len(column.brief) + 5) for column, text in parts)
     return ", ".join(text for _, text in parts)
+
+
+def against(neighbor: Neighbour, place: str) -> str:
+    """Return how much faster or slower the recipe ranked next `above` or `below` is."""
+    doubt = ", within the spread: another measurement could reverse the order" if neighbor.within_spread else ""
+    return f"{neighbor.gap_percent:.1f} % {'faster' if place == 'above' else 'slower'}{doubt}"
 
 
 def origin_notice(rows: Sequence[RankedRecipe]) -> str:

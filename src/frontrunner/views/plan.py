@@ -207,7 +207,7 @@ def _signed(share: float | None) -> str:
 
 
 def _bar(amount: float, longest: float, style: str) -> ProgressBar:
-    return ProgressBar(total=longest, completed=amount, style="default", complete_style=style, finished_style=style)
+    return ProgressBar(total=longest, completed=amount, style="bar.back", complete_style=style, finished_style=style)
 
 
 def _step_table(found: Breakdown) -> Table:

@@ -1,0 +1,199 @@
+"""Batch systems: what they report of a job, and Parsl's executor and provider for one allocation.
+
+The executor is Parsl's MPIExecutor without Parsl's data-flow kernel, which would query the batch system only once a
+minute.
+
+    python -P -m frontrunner.evaluators.cluster.batch DRIVER_PID
+
+runs Parsl's interchange, which passes tasks from the driver to the nodes. On its own it would outlive a driver that is
+killed, and end with one that is interrupted at a terminal, whose probes are to be finished.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from frontrunner.evaluators.cluster.settings import NodeSource
+from frontrunner.evaluators.probe.processes import die_with_parent
+from frontrunner.spaces.errors import FrontrunnerError
+
+if TYPE_CHECKING:
+    from parsl.executors import MPIExecutor
+
+WORKER_POOL = "process_worker_pool.py"
+HEARTBEAT_S = 5
+SILENCE_S = 30
+"""After this long without a heartbeat from its nodes an allocation is given up, and its workers end as well."""
+COMMAND_TIMEOUT_S = 60
+QUERY_TIMEOUT_S = 10.0
+LOOPBACK = "127.0.0.1"
+"""Where workers reach the driver in a job that is held already: they start on its own node."""
+
+UNIQUE_PBS_NODES = """\
+FRONTRUNNER_NODES="$(mktemp)"; trap 'rm -f "$FRONTRUNNER_NODES"' EXIT
+awk '!seen[$0]++' "$PBS_NODEFILE" > "$FRONTRUNNER_NODES"; export PBS_NODEFILE="$FRONTRUNNER_NODES\""""
+"""PBS names a node once for each of its slots; Parsl takes each line for a node."""
+
+LSF_NODES = """\
+FRONTRUNNER_NODES="$(mktemp)"; trap 'rm -f "$FRONTRUNNER_NODES"' EXIT
+echo "$LSB_MCPU_HOSTS" | tr ' ' '\\n' | paste - - | awk '$2 > 1 {print $1}' > "$FRONTRUNNER_NODES"
+export PBS_NODEFILE="$FRONTRUNNER_NODES\""""
+"""Parsl reads nodes as PBS names them, or Slurm. The host of LSF's batch script, of one slot, computes nothing."""
+
+_SLURM_TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
+"""days-hours:minutes:seconds, as squeue abbreviates it."""
+
+
+def why_ended(scheduler: str, job_id: str) -> str | None:
+    """Return the batch system's own words for how a job has ended; None if it reports nothing."""
+    query = _REASONS.get(scheduler)
+    return None if query is None else query(job_id)
+
+
+def seconds_left(scheduler: str, job_id: str) -> float | None:
+    """Return what is left of a running job's walltime; None if it has no end, or it is unknown."""
+    if scheduler != "slurm":
+        return None
+    found = _SLURM_TIME.fullmatch(_query("squeue", "--noheader", f"--job={job_id}", "--format=%L").strip())
+    if found is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return 86_400.0 * days + 3600.0 * hours + 60.0 * minutes + seconds
+
+
+def _slurm_reason(job_id: str) -> str | None:
+    fields = dict(word.partition("=")[::2] for word in _query("scontrol", "--oneliner", "show", "job", job_id).split())
+    state, reason = fields.get("JobState"), fields.get("Reason", "None")
+    if state is None or state in ("PENDING", "RUNNING"):
+        return None
+    return f"Slurm: {state}" if reason in ("None", state) else f"Slurm: {state}, {reason}"
+
+
+def _pbs_reason(job_id: str) -> str | None:
+    try:
+        jobs = json.loads(_query("qstat", "-x", "-f", "-F", "json", job_id)).get("Jobs", {})
+    except ValueError:
+        return None
+    job: dict[str, object] = next(iter(jobs.values()), {})
+    words = [f"exit status {job['Exit_status']}"] if "Exit_status" in job else []
+    words += [str(job["comment"])] if job.get("comment") else []
+    return f"PBS: {', '.join(words)}" if words else None
+
+
+def _lsf_reason(job_id: str) -> str | None:
+    words = " ".join(_query("bjobs", "-noheader", "-o", "stat exit_reason", job_id).split())
+    return f"LSF: {words}" if words else None
+
+
+_REASONS: dict[str, Callable[[str], str | None]] = {"slurm": _slurm_reason, "pbs": _pbs_reason, "lsf": _lsf_reason}
+
+
+def _query(*command: str) -> str:
+    """Return a command's output; empty if it does not exist, fails or takes too long: messages get only vaguer."""
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=QUERY_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def make_executor(source: NodeSource, name: str, folder: Path) -> MPIExecutor:
+    """Return an executor for one allocation, not yet started; its files go into `folder`.
+
+    Raises `FrontrunnerError` if Parsl's programs are not found.
+    """
+    from parsl.executors import MPIExecutor
+
+    executor = MPIExecutor(
+        label=name,
+        provider=make_provider(source, folder),
+        launch_cmd=_worker_pool(),
+        address=source.settings.driver_address if source.held is None else LOOPBACK,
+        max_workers_per_block=source.nodes,
+        mpi_launcher="srun" if source.launcher == "srun" else "mpiexec",  # for a prefix that we do not use
+        heartbeat_period=HEARTBEAT_S,
+        heartbeat_threshold=SILENCE_S,
+        block_error_handler=False,
+        encrypted=True,
+    )
+    executor.interchange_launch_cmd = [sys.executable, "-P", "-m", "frontrunner.evaluators.cluster.batch"]
+    executor.interchange_launch_cmd.append(str(os.getpid()))
+    executor.run_dir = str(folder)
+    executor.run_id = name
+    return executor
+
+
+def make_provider(source: NodeSource, folder: Path) -> Any:
+    """Return the Parsl provider of one allocation; its submit scripts go into a folder of `folder`."""
+    settings = source.settings
+    module = import_module("parsl.providers")  # which has no types
+    before: Sequence[str] = ()
+    after: Sequence[str] = ()
+    specific: dict[str, Any]
+    if source.held is not None:
+        nodes = folder / "nodes"
+        nodes.write_text("".join(f"{node}\n" for node in source.held.nodes), encoding="utf-8")
+        before = ("unset SLURM_NODELIST", f"export PBS_NODEFILE={shlex.quote(str(nodes))}")
+        make, specific = module.LocalProvider, {}
+    elif source.scheduler == "slurm":
+        make = module.SlurmProvider
+        specific = {"partition": settings.queue, "account": settings.account, "qos": settings.qos}
+        specific |= {"constraint": settings.constraint, "cores_per_node": settings.processors_per_node}
+        specific |= {"exclusive": True}
+    elif source.scheduler == "pbs":
+        make, after = module.PBSProProvider, (UNIQUE_PBS_NODES,)
+        specific = {"account": settings.account, "queue": settings.queue}
+        specific |= {"cpus_per_node": settings.processors_per_node or 1}
+        specific |= {"select_options": settings.select_options or ""}
+    else:
+        make, after = module.LSFProvider, (LSF_NODES,)
+        specific = {"project": settings.account, "queue": settings.queue}
+    if source.held is None:
+        specific |= {"walltime": settings.walltime, "scheduler_options": "\n".join(settings.scheduler_options)}
+    provider = make(
+        nodes_per_block=source.nodes,
+        # Start Parsl's workers once, on the allocation's first node; the steps spread from there.
+        launcher=import_module("parsl.launchers").SimpleLauncher(),
+        worker_init="\n".join((*before, *settings.worker_init, *after)),
+        cmd_timeout=COMMAND_TIMEOUT_S,
+        **specific,
+    )
+    provider.script_dir = str(folder / "submit")
+    Path(provider.script_dir).mkdir(parents=True, exist_ok=True)
+    return provider
+
+
+def _worker_pool() -> str:
+    """Return Parsl's command line for its workers with the program's full path, which need not be on a node's PATH."""
+    from parsl.executors.high_throughput.executor import DEFAULT_LAUNCH_CMD
+
+    sibling = Path(sys.executable).parent / WORKER_POOL
+    found = str(sibling) if sibling.exists() else shutil.which(WORKER_POOL)
+    if found is None:
+        raise FrontrunnerError(f"Parsl's {WORKER_POOL} is neither next to {sys.executable} nor on the PATH")
+    program = shlex.join([sys.executable, found]).replace("{", "{{{{").replace("}", "}}}}")
+    return DEFAULT_LAUNCH_CMD.replace(WORKER_POOL, program, 1)
+
+
+def run_interchange() -> None:
+    """Run Parsl's interchange for the driver whose process id is the argument; Parsl sends its settings on stdin."""
+    die_with_parent(int(sys.argv.pop(1)))
+    os.setsid()
+    runpy.run_module("parsl.executors.high_throughput.interchange", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    run_interchange()

@@ -1,0 +1,387 @@
+"""The job that this process is part of: its launcher and rank, the nodes of its allocation, and its devices.
+
+Launchers and batch systems describe a process's place in environment variables of their own. `LAUNCHERS` lists the
+variables of each launcher, `SCHEDULERS` those that name an allocation's nodes. All input is passed in, so that every
+launcher can be tested without one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from frontrunner.evaluators.probe.settings import TORCH_DEVICES
+from frontrunner.spaces.errors import InvalidInput, bad_value
+
+Environment = Mapping[str, str]
+TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What torch.distributed reads, and torchrun sets."""
+RENDEZVOUS_PORT = 29500
+"""torchrun's own default, where the launcher names none."""
+FIRST_SPECIAL_STEP = 0xFFFFFFFA
+"""SLURM_INTERACTIVE_STEP: from here on steps are salloc's shell, the batch script and what Slurm adds to a job."""
+COLLECTIVES = {"cpu": ("gloo", "gloo"), "cuda": ("nccl", "NCCL"), "rocm": ("nccl", "RCCL"), "xpu": ("xccl", "oneCCL")}
+"""By backend of a cluster: torch's name for the collective back end, and the library behind it."""
+DEVICE_MASKS = {
+    "cuda": ("CUDA_VISIBLE_DEVICES",),
+    "rocm": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+    "xpu": ("ZE_AFFINITY_MASK",),
+}
+"""Variables that hide devices from a process: batch systems set them where a task gets devices of its own."""
+DEVICE_COUNTS = ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE")
+"""Variables with the devices of a node: `4`, or with their kind, `a100:4`."""
+MAX_HOSTS = 1_000_000
+"""A host list with more is a mistake."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launcher:
+    """Variables by which a launcher describes a process's place; the first that is set of each counts.
+
+    Without variables for the size of a node it follows from the world size and the number of nodes.
+    """
+
+    name: str
+    rank: tuple[str, ...]
+    world_size: tuple[str, ...]
+    local_rank: tuple[str, ...]
+    local_world_size: tuple[str, ...] = ()
+
+
+LAUNCHERS = (
+    Launcher(
+        name="torchrun",
+        rank=("RANK",),
+        world_size=("WORLD_SIZE",),
+        local_rank=("LOCAL_RANK",),
+        local_world_size=("LOCAL_WORLD_SIZE",),
+    ),
+    Launcher(  # mpirun of Open MPI, also under a batch system
+        name="open-mpi",
+        rank=("OMPI_COMM_WORLD_RANK",),
+        world_size=("OMPI_COMM_WORLD_SIZE",),
+        local_rank=("OMPI_COMM_WORLD_LOCAL_RANK",),
+        local_world_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
+    ),
+    Launcher(  # jsrun of LSF machines
+        name="jsrun",
+        rank=("JSM_NAMESPACE_RANK",),
+        world_size=("JSM_NAMESPACE_SIZE",),
+        local_rank=("JSM_NAMESPACE_LOCAL_RANK",),
+        local_world_size=("JSM_NAMESPACE_LOCAL_SIZE",),
+    ),
+    Launcher(  # mpiexec of Cray PALS and of MPICH's Hydra; PALS leaves the world size to PMI
+        name="mpich",
+        rank=("PALS_RANKID", "PMI_RANK"),
+        world_size=("PMI_SIZE", "PALS_SIZE"),
+        local_rank=("PALS_LOCAL_RANKID", "PMI_LOCAL_RANK", "MPI_LOCALRANKID"),
+        local_world_size=("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE", "MPI_LOCALNRANKS"),
+    ),
+    Launcher(name="flux", rank=("FLUX_TASK_RANK",), world_size=("FLUX_JOB_SIZE",), local_rank=("FLUX_TASK_LOCAL_ID",)),
+    Launcher(  # srun; a batch script itself has SLURM_PROCID 0 too, but no step
+        name="srun",
+        rank=("SLURM_PROCID",),
+        world_size=("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+        local_rank=("SLURM_LOCALID",),
+    ),
+)
+"""In order of precedence: torchrun may run under each of the others, and mpirun under srun."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """The nodes that a batch system gave this job, by name, in its order."""
+
+    scheduler: str
+    job_id: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchedRank:
+    """This process among those that a launcher started; ranks count from 0, local ones within their node."""
+
+    launcher: str
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    master_address: str
+    master_port: int
+
+    @property
+    def torch_environment(self) -> dict[str, str]:
+        """Return the same as the variables that torch.distributed reads."""
+        counts = (self.rank, self.world_size, self.local_rank, self.local_world_size)
+        values = (*map(str, counts), self.master_address, str(self.master_port))
+        return dict(zip(TORCHRUN, values, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobEnvironment:
+    """A process's place among the others, the nodes of its allocation, and the devices that it sees.
+
+    `launched` is None for a process that no launcher started, `allocation` outside a batch job. `backend` is cpu, cuda,
+    rocm or xpu. `stated_devices_per_node` is the batch system's figure, None if it gives none; `masked_by` is the
+    variable that hides devices from this process, None if none does.
+    """
+
+    launched: LaunchedRank | None
+    allocation: Allocation | None
+    backend: str
+    device_name: str
+    visible_devices: int
+    stated_devices_per_node: int | None
+    masked_by: str | None
+
+    @property
+    def rank(self) -> int:
+        """Return this process's rank; 0 without a launcher."""
+        return self.launched.rank if self.launched else 0
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of processes that the launcher started; 1 without one."""
+        return self.launched.world_size if self.launched else 1
+
+    @property
+    def local_rank(self) -> int:
+        """Return the rank within its node."""
+        return self.launched.local_rank if self.launched else 0
+
+    @property
+    def local_world_size(self) -> int:
+        """Return the launcher's processes per node."""
+        return self.launched.local_world_size if self.launched else 1
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Return the allocation's nodes by name; empty outside one."""
+        return self.allocation.nodes if self.allocation else ()
+
+    @property
+    def master_address(self) -> str:
+        """Return the host on which rank 0 listens."""
+        return self.launched.master_address if self.launched else "127.0.0.1"
+
+    @property
+    def master_port(self) -> int:
+        """Return the port on which rank 0 listens by default."""
+        return self.launched.master_port if self.launched else RENDEZVOUS_PORT
+
+    @property
+    def devices_per_node(self) -> int:
+        """Return the visible devices; times the processes per node where each has been given devices of its own."""
+        if self.backend == "cpu":
+            return self.local_world_size if self.launched else self.visible_devices
+        has_its_own = self.masked_by is not None and self.visible_devices < self.local_world_size
+        return self.visible_devices * (self.local_world_size if has_its_own else 1)
+
+    @property
+    def device_index(self) -> int:
+        """Return this rank's device among those that it sees: 0 if its launcher shows it one."""
+        return self.local_rank % max(1, self.visible_devices)
+
+    @property
+    def torch_device(self) -> str:
+        """Return torch's device type: cpu, cuda or xpu."""
+        return TORCH_DEVICES[self.backend]
+
+    @property
+    def collective_backend(self) -> str:
+        """Return torch's name for the back end of collectives on the devices: gloo, nccl or xccl."""
+        return COLLECTIVES[self.backend][0]
+
+    @property
+    def collective_library(self) -> str:
+        """Return the library behind it: gloo, NCCL, RCCL or oneCCL."""
+        return COLLECTIVES[self.backend][1]
+
+
+def job_environment(environment: Environment, machine: Mapping[str, Any]) -> JobEnvironment:
+    """Return the job of a process with this environment, on a machine as `this_machine.detect` describes it.
+
+    Raises `InvalidInput` for an environment that is incomplete or contradicts itself.
+    """
+    backend = machine["backend"]
+    counts = (re.fullmatch(r"(?:[^:,\s]+:)?(\d{1,4})", environment.get(name, ""), re.ASCII) for name in DEVICE_COUNTS)
+    return JobEnvironment(
+        launched=launched_rank(environment),
+        allocation=allocation(environment),
+        backend=backend,
+        device_name=machine["device"],
+        visible_devices=machine["devices_per_node"],
+        stated_devices_per_node=next((int(found[1]) for found in counts if found), None),
+        masked_by=next((name for name in DEVICE_MASKS.get(backend, ()) if environment.get(name, "").strip()), None),
+    )
+
+
+def allocation(environment: Environment) -> Allocation | None:
+    """Return the allocation that this process runs in; None outside a batch job, and if a job does not name its nodes.
+
+    Raises `InvalidInput` for an invalid list of nodes.
+    """
+    for scheduler, (job_variable, read_nodes) in SCHEDULERS.items():
+        if job_variable in environment:
+            nodes = tuple(dict.fromkeys(read_nodes(environment)))
+            return Allocation(scheduler=scheduler, job_id=environment[job_variable], nodes=nodes) if nodes else None
+    return None
+
+
+def launched_rank(environment: Environment) -> LaunchedRank | None:
+    """Return this process's place among a launcher's processes, or None if no launcher started it.
+
+    Raises `InvalidInput` for an environment that is incomplete or contradicts itself.
+    """
+    launcher = next((found for found in LAUNCHERS if _started(found, environment)), None)
+    if launcher is None:
+        return None
+    missing = [name for name in TORCHRUN if name not in environment]
+    if launcher.name == "torchrun" and missing:  # torchrun sets all of them, so RANK was set by hand
+        raise InvalidInput(
+            f"RANK is set, but not {', '.join(missing)}", hint="start with torchrun, or unset RANK for this machine"
+        )
+    rank, world, local_rank = (
+        next(_number(name, environment[name]) for name in names if name in environment)
+        for names in (launcher.rank, launcher.world_size, launcher.local_rank)
+    )
+    held = allocation(environment)
+    local_world = _local_world_size(launcher, environment, world, held)
+    if not (rank < world and local_rank < local_world and world % local_world == 0):
+        raise InvalidInput(
+            f"{launcher.name} reports rank {rank} of {world}, {local_world} per node, local rank {local_rank}: "
+            "expected equal nodes"
+        )
+    return LaunchedRank(
+        launcher=launcher.name,
+        rank=rank,
+        world_size=world,
+        local_rank=local_rank,
+        local_world_size=local_world,
+        master_address=_master_address(launcher, environment, world // local_world, held),
+        master_port=_number("MASTER_PORT", environment.get("MASTER_PORT", str(RENDEZVOUS_PORT))),
+    )
+
+
+def _started(launcher: Launcher, environment: Environment) -> bool:
+    """Return whether this launcher started the process.
+
+    srun may set PMI_RANK for MPICH's sake, and a batch script has a SLURM_PROCID without a step, so the others'
+    variables count only together. torchrun's RANK counts alone: whoever sets it by hand and forgets the rest gets an
+    error.
+    """
+    if launcher.name == "torchrun":
+        return "RANK" in environment
+    step = environment.get("SLURM_STEP_ID", "")
+    if launcher.name == "srun" and not (step.isdecimal() and int(step) < FIRST_SPECIAL_STEP):
+        return False  # sbatch or salloc started it: their steps have the numbers of slurm.h
+    required = (launcher.rank, launcher.world_size, launcher.local_rank)
+    return all(any(name in environment for name in names) for names in required)
+
+
+def _local_world_size(launcher: Launcher, environment: Environment, world: int, held: Allocation | None) -> int:
+    """Return the processes per node: the launcher's figure, else the world over the nodes of its step or allocation."""
+    for name in launcher.local_world_size:
+        if name in environment:
+            return _number(name, environment[name])
+    for name in ("SLURM_STEP_NUM_NODES", "FLUX_JOB_NNODES"):
+        if name in environment:
+            return max(1, world // max(1, _number(name, environment[name])))
+    return max(1, world // len(held.nodes)) if held else world
+
+
+def _master_address(launcher: Launcher, environment: Environment, nodes: int, held: Allocation | None) -> str:
+    """Return MASTER_ADDR if set, this host for one node, else the first node of the step or the job.
+
+    SLURM_LAUNCH_NODE_IPADDR does not help: it is where srun was typed, which may be a login node.
+    """
+    if "MASTER_ADDR" in environment:
+        return environment["MASTER_ADDR"]
+    if nodes == 1:
+        return "127.0.0.1"
+    first = next(iter(expand_hosts(environment.get("SLURM_STEP_NODELIST", ""))), None) or (held and held.nodes[0])
+    if not first:
+        raise InvalidInput(
+            f"{launcher.name} started processes on {nodes} nodes and does not state where rank 0 is",
+            hint="set MASTER_ADDR to the host of rank 0",
+        )
+    return first
+
+
+def _number(name: str, text: str) -> int:
+    if not (text.isdecimal() and text.isascii()):
+        raise bad_value(name, text, "a whole number")
+    return int(text)
+
+
+def _slurm_nodes(environment: Environment) -> list[str]:
+    return expand_hosts(environment.get("SLURM_JOB_NODELIST") or environment.get("SLURM_NODELIST", ""))
+
+
+def _pbs_nodes(environment: Environment) -> list[str]:
+    """Read a file with one line per slot or node, which begins with the host."""
+    path = Path(environment.get("PBS_NODEFILE", ""))
+    lines = path.read_text(encoding="utf-8").split("\n") if path.is_file() else []
+    return [line.split()[0] for line in lines if line.strip()]
+
+
+def _lsf_nodes(environment: Environment) -> list[str]:
+    """Read LSB_MCPU_HOSTS: hosts, each with its slots; the host of the batch script, of one slot, computes nothing."""
+    words = environment.get("LSB_MCPU_HOSTS", "").split()
+    pairs = list(zip(words[::2], words[1::2], strict=False))
+    computing = [host for host, slots in pairs if slots != "1"]
+    return computing or [host for host, _ in pairs]
+
+
+def _flux_nodes(environment: Environment) -> list[str]:
+    return expand_hosts(environment.get("FLUX_JOB_NODELIST", ""))
+
+
+SCHEDULERS: dict[str, tuple[str, Callable[[Environment], Iterable[str]]]] = {
+    "slurm": ("SLURM_JOB_ID", _slurm_nodes),
+    "pbs": ("PBS_JOBID", _pbs_nodes),
+    "lsf": ("LSB_JOBID", _lsf_nodes),
+    "flux": ("FLUX_JOB_ID", _flux_nodes),
+}
+"""For each batch system the variable with the job's id, and how to read the nodes."""
+
+_HOST = re.compile(r"(?:[^\[\],\s]|\[[^\[\]]*\])+")
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
+
+
+def expand_hosts(text: str) -> list[str]:
+    """Return the hosts of a list as Slurm and Flux abbreviate it: `frontier[00001-00003,00010],login1` is five.
+
+    A range counts in the width of its first number. Several brackets in a name give every combination, the last one
+    varying fastest (Slurm's manual of scontrol, "show hostlist"; RFC 29 of Flux). Raises `InvalidInput` for an invalid
+    list.
+    """
+    found: list[str] = []
+    place = 0
+    text = text.strip()
+    while place < len(text):
+        name = _HOST.match(text, place)
+        if name is None or (name.end() < len(text) and text[name.end()] != ","):
+            raise bad_value("host list", text, "names with commas between them, as node[1-4],login1")
+        pieces = re.split(r"\[([^\]]*)\]", name[0])
+        choices = [list(_numbers(piece, text)) if odd % 2 else [piece] for odd, piece in enumerate(pieces)]
+        hosts = ("".join(chosen) for chosen in itertools.product(*choices))
+        found += itertools.islice(hosts, MAX_HOSTS + 1 - len(found))
+        place = name.end() + 1
+    if len(found) > MAX_HOSTS or text.endswith(","):
+        raise bad_value("host list", text, f"at most {MAX_HOSTS:,} names with commas between them")
+    return found
+
+
+def _numbers(ranges: str, text: str) -> Iterator[str]:
+    for part in ranges.split(","):
+        found = _RANGE.fullmatch(part)
+        first, last = (found[1], found[2] or found[1]) if found else ("1", "0")
+        if not 0 <= int(last) - int(first) < MAX_HOSTS:
+            raise bad_value("host list", text, f"ranges such as 1-4 in brackets, not {part!r}")
+        for number in range(int(first), int(last) + 1):
+            yield f"{number:0{len(first)}d}"

@@ -1,0 +1,174 @@
+"""Evaluators by name: the built-in ones, and plug-ins of other distributions.
+
+A plug-in is an entry point of the group `frontrunner.evaluators`. Its name is the value of `evaluator` in a campaign
+file. Its object is a class, used as an `Evaluator` that is constructed with a `ProbeSetup`; or a function from a
+`CommandRequest` to a `Command`, or to a `Reason` if its trainer cannot run the recipe. docs/other-trainers.md has an
+example.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from frontrunner.evaluators.protocol import Evaluator, EvaluatorFactory, ProbeSetup
+from frontrunner.results.records import IMPORTED
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, bad_value, did_you_mean
+from frontrunner.spaces.names import CAMPAIGN_NAME
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+    from frontrunner.evaluators.external.command import Command, CommandRequest, MakeCommand
+    from frontrunner.evaluators.external.settings import CommandSettings
+    from frontrunner.spaces.legality import Reason
+
+COMMAND = "frontrunner.evaluators.external.evaluator:CommandEvaluator"
+EVALUATORS: dict[str, str] = {
+    "probe": "frontrunner.evaluators.registry:training_probe",
+    "simulated": "frontrunner.evaluators.analytic.simulated:Simulated",
+    "table": "frontrunner.evaluators.tables.table:TableLookup",
+    "command": COMMAND,
+}
+"""Import paths of the built-in evaluators."""
+
+GROUP = "frontrunner.evaluators"
+
+
+def make_evaluator(name: str, setup: ProbeSetup) -> Evaluator:
+    """Construct the named evaluator, built in or a plug-in; raise `InvalidInput` for an unknown name."""
+    if name in EVALUATORS:
+        module, factory = EVALUATORS[name].split(":")
+        make: EvaluatorFactory = getattr(import_module(module), factory)
+        return make(setup)
+    command = commands_of(name, setup.command)
+    if command is None:
+        return cast("EvaluatorFactory", _load(name))(setup)
+    from frontrunner.evaluators.external.evaluator import CommandEvaluator
+
+    return CommandEvaluator(setup, command)
+
+
+def training_probe(setup: ProbeSetup) -> Evaluator:
+    """Construct the evaluator that trains on this machine, or on the nodes configured in [dispatch]."""
+    from frontrunner.evaluators.cluster.settings import node_source
+
+    source = node_source(setup.dispatch, setup.problem.cluster)
+    if source is None:
+        from frontrunner.evaluators.probe.training_probe import TrainingProbe
+
+        return TrainingProbe(setup)
+    from frontrunner.evaluators.cluster.probe import DispatchedProbe
+
+    return DispatchedProbe(setup, source)
+
+
+def require_evaluator_name(name: str) -> None:
+    """Raise `InvalidInput` if the syntax of an evaluator's name is wrong; it need not be installed."""
+    if not CAMPAIGN_NAME.fullmatch(name):
+        raise bad_value("evaluator", name, "a known evaluator", hint=did_you_mean(name, EVALUATORS))
+
+
+def require_evaluator(name: str) -> None:
+    """Raise `InvalidInput` unless exactly one evaluator has this name: a built-in one, or one plug-in."""
+    found = _entry_points(name)
+    if name in EVALUATORS and found:
+        raise InvalidInput(
+            f"evaluator = {name!r} is built in, and {_owner(found[0])} installs a plug-in of that name",
+            hint=f"uninstall {_owner(found[0])}, or have its entry point renamed",
+        )
+    if name in EVALUATORS or len(found) == 1:
+        return
+    if found:
+        owners = " and ".join(sorted(_owner(one) for one in found))
+        raise InvalidInput(f"evaluator = {name!r}: {owners} both install a plug-in of that name", hint="uninstall one")
+    known = {*EVALUATORS, *(one.name for one in _installed())}
+    raise bad_value("evaluator", name, "a known evaluator", hint=did_you_mean(name, known))
+
+
+def commands_of(name: str, settings: CommandSettings) -> MakeCommand | None:
+    """Return the function that makes an evaluator's commands; None for evaluators that run none.
+
+    Raises `InvalidInput` for settings of [command] that make none, and for an unusable plug-in.
+    """
+    if name == "command":
+        from frontrunner.evaluators.external.trainers import configured
+
+        return configured(settings)
+    if name in EVALUATORS or name == IMPORTED:
+        return None
+    found = _load(name)
+    return None if isinstance(found, type) else _checked(name, cast("MakeCommand", found))
+
+
+def _entry_points(name: str) -> list[EntryPoint]:
+    return [one for one in _installed() if one.name == name]
+
+
+def _installed() -> tuple[EntryPoint, ...]:
+    """Return the plug-ins that are installed now: a folder's time changes with what is installed into it."""
+    return _plugins(tuple((folder, _modified_ns(folder)) for folder in sys.path))
+
+
+def _modified_ns(folder: str) -> int | None:
+    try:
+        return Path(folder).stat().st_mtime_ns
+    except OSError:
+        return None  # not every entry of the search path exists
+
+
+@functools.lru_cache(maxsize=1)
+def _plugins(_path: tuple[tuple[str, int | None], ...]) -> tuple[EntryPoint, ...]:
+    from importlib.metadata import entry_points  # searching every distribution takes longer than reading a file
+
+    return tuple(entry_points(group=GROUP))
+
+
+def _owner(one: EntryPoint) -> str:
+    return one.dist.name if one.dist is not None else one.value
+
+
+def _load(name: str) -> object:
+    """Return the object of a plug-in; raise `InvalidInput` if it is unknown, cannot be imported or called."""
+    require_evaluator(name)
+    (one,) = _entry_points(name)
+    try:
+        found = one.load()
+    except Exception as error:  # a plug-in may raise anything
+        raise InvalidInput(
+            f"evaluator = {name!r}: the plug-in {one.value} of {_owner(one)} cannot be imported: "
+            f"{type(error).__name__}: {error}",
+            hint=f"try: python -c 'import {one.module}'",
+        ) from error
+    if not callable(found):
+        expected = "a class that is an Evaluator, or a function from a CommandRequest to a Command"
+        raise InvalidInput(f"evaluator = {name!r}: the plug-in {one.value} cannot be called: expected {expected}")
+    return found
+
+
+def _checked(name: str, make: MakeCommand) -> MakeCommand:
+    """Wrap a plug-in's function so that its mistakes become errors that name the plug-in."""
+    from frontrunner.evaluators.external.command import Command
+    from frontrunner.evaluators.external.logs import patterns_of
+    from frontrunner.spaces.legality import Reason
+
+    def checked(request: CommandRequest) -> Command | Reason:
+        recipe = request.recipe.describe()
+        try:
+            found = make(request)
+        except Exception as error:  # a plug-in may raise anything
+            what = f"{type(error).__name__}: {error}"
+            raise FrontrunnerError(f"the plug-in {name} made no command for {recipe}: {what}") from error
+        if isinstance(found, Reason):
+            return found
+        is_command = isinstance(found, Command) and found.arguments
+        if not is_command or not all(isinstance(argument, str) for argument in found.arguments):
+            message = f"the plug-in {name} returned no Command with arguments for {recipe}, but {found!r}"
+            raise FrontrunnerError(message[:300])
+        patterns_of(found.log_patterns)
+        return found
+
+    return checked
