@@ -174,7 +174,7 @@ def _wrap_buffers(name: str, watch: Watch, accumulation: int) -> None:
 
 
 def _between_stages(job: Job) -> tuple[int, int, int]:
-    """Return the shape of what one stage's rank sends to the next: [micro_batch_seqs, tokens that a rank holds, hidden]."""
+    """Return the shape of what a stage sends to the next: [micro_batch_seqs, tokens that a rank holds, hidden]."""
     recipe = job.recipe
     shards = recipe.context_parallel * (recipe.tensor_parallel if recipe.sequence_parallel else 1)
     return recipe.micro_batch_seqs, job.sequence_length // shards, job.model.hidden

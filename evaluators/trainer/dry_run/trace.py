@@ -23,7 +23,7 @@ _CPU = torch.device("cpu")
 
 
 def trace(job: Job, *, rank: int, micro_batches: int) -> dict[str, Any]:
-    """Trace a training step of `rank`, of `micro_batches` instead of all, and return its memory and FLOPs as plain JSON.
+    """Trace a step of `rank`, of `micro_batches` instead of all, and return its memory and FLOPs as plain JSON.
 
     `memory_bytes` is what lives at the peak of the step, by category; `flops` those of all micro-batches, by
     phase.
