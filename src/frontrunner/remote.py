@@ -23,11 +23,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from frontrunner.config.toml_file import Table, read_toml
 from frontrunner.events import StreamEvent
-from frontrunner.front import Front, OnFront
-from frontrunner.results.compare import Comparison
-from frontrunner.results.driving import DriverSeen
+from frontrunner.pareto_front import Front, OnFront
+from frontrunner.results.active_drivers import ActiveDriver
 from frontrunner.results.explain import Explanation
-from frontrunner.results.pages import CampaignPage, RecipePage, TrialPage
+from frontrunner.results.pages import CampaignPage, Comparison, RecipePage, TrialPage
 from frontrunner.results.predictions import SmallScale
 from frontrunner.results.ranking import RankedRecipe, Ranking
 from frontrunner.results.records import CampaignList
@@ -145,8 +144,8 @@ class RemoteStore:
             if len(found) >= page.total or not page.items:
                 return found
 
-    def drivers(self) -> list[DriverSeen]:
-        return self._get(list[DriverSeen], "/drivers")
+    def drivers(self) -> list[ActiveDriver]:
+        return self._get(list[ActiveDriver], "/drivers")
 
     def status(self, campaign: str | None = None) -> Status:
         return self._get(Status, self._of(campaign))

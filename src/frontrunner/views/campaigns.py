@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from frontrunner.results.outcome import FailureKind
-from frontrunner.results.outlooks import outlook_shares
+from frontrunner.results.predictions import outlook_shares
 from frontrunner.results.records import IMPORTED, Campaign, CampaignSummary
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.status import FailedTrial, Status
@@ -23,7 +23,7 @@ from frontrunner.views.terminal import Terminal, column_table, console, ruled_ta
 
 if TYPE_CHECKING:
     from frontrunner.import_api import Import
-    from frontrunner.results.audit.check import Check
+    from frontrunner.results.check import Check
     from frontrunner.results.pruning import Prunable
 
 MOST_PROBLEMS, MOST_REASONS, MOST_DISAGREEMENTS = 20, 12, 5

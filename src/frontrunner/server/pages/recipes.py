@@ -13,10 +13,9 @@ from pydantic import BaseModel, ConfigDict
 
 from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured, breakdown
 from frontrunner.evaluators.export.tools import TOOLS
-from frontrunner.results.compare import compare
 from frontrunner.results.explain import Appearance, Explanation, explain
 from frontrunner.results.outcome import Measurement
-from frontrunner.results.pages import newest_names
+from frontrunner.results.pages import compare, newest_names
 from frontrunner.results.store import Store
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.server.auth import Role

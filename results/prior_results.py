@@ -1,4 +1,4 @@
-"""What the campaigns of a store found out about recipes, for campaigns that come after them."""
+"""Final outcomes of a store's campaigns, for campaigns that come after them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from typing import Any
 
 from sqlalchemy import select
 
-from frontrunner.results import stored_json
-from frontrunner.results.cells import Cells, DamagedCell, LaterVersion
-from frontrunner.results.codec import recipe_from_json
+from frontrunner.results.columns import LaterVersion
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.results.provenance import Provenance
-from frontrunner.results.records import Campaign
-from frontrunner.results.rows import outcome_of, outcomes_by_attempt
+from frontrunner.results.records import Campaign, Event
+from frontrunner.results.rows import DamagedCell, cell, interpreted, outcome_of, outcomes_by_attempt, to_event
 from frontrunner.results.schema import AttemptRow, EventRow, ProvenanceRow, TrialRow
 from frontrunner.results.states import AttemptState, TrialState
 from frontrunner.results.store import Store
@@ -29,11 +27,11 @@ CUT = "cut"
 
 
 @dataclass(frozen=True, kw_only=True)
-class KnownRecipe:
+class PriorResult:
     """One recipe of a campaign with its final outcome: its measurements, the oldest first, or one failure.
 
-    `provenance` is what its newest attempt ran with, None where nobody recorded it; `finished_at` when that ended.
-    `damage` says what of that record cannot be read: the outcome itself can.
+    `provenance` is what its newest attempt ran with, None where it was not recorded; `finished_at` when that ended.
+    `damage` states what of that record cannot be read: the outcome itself can.
     """
 
     recipe_id: str
@@ -46,8 +44,8 @@ class KnownRecipe:
     run_folder: str
 
 
-def known_recipes(store: Store, campaign_id: int) -> list[KnownRecipe]:
-    """The recipes of a campaign whose outcome is final, without those that an earlier campaign had answered."""
+def campaign_results(store: Store, campaign_id: int) -> list[PriorResult]:
+    """Return the recipes of a campaign with a final outcome, without those reused from an earlier campaign."""
     final = TrialRow.state.in_((TrialState.MEASURED, TrialState.FAILED))
     mine = (AttemptRow.campaign_id == campaign_id, final)
     ended = AttemptRow.state.in_((AttemptState.MEASURED, AttemptState.FAILED))
@@ -67,32 +65,32 @@ def known_recipes(store: Store, campaign_id: int) -> list[KnownRecipe]:
         for row in rows:
             if row.trial_number not in reused:
                 by_trial.setdefault(row.trial_number, []).append(row)
-        return [_known(attempts, outcomes) for attempts in by_trial.values()]
+        return [_prior_result(attempts, outcomes) for attempts in by_trial.values()]
 
 
 def reused_trials(store: Store, campaign_id: int) -> set[int]:
-    """The numbers of the campaign's trials whose outcomes are those of earlier campaigns."""
+    """Return the numbers of the campaign's trials whose outcomes were reused from earlier campaigns."""
     return set(_trials_of_events(store, campaign_id, REUSED))
 
 
 def cuts_by_trial(store: Store, campaign_id: int) -> Counter[int]:
-    """How many attempts of each of the campaign's trials, by number, were cut."""
+    """Count the attempts of each of the campaign's trials, by number, whose nodes were taken away."""
     return Counter(_trials_of_events(store, campaign_id, CUT))
 
 
 def _trials_of_events(store: Store, campaign_id: int, kind: str) -> list[int]:
-    query = select(EventRow.id, EventRow.data_json).where(EventRow.campaign_id == campaign_id, EventRow.kind == kind)
+    query = select(EventRow).where(EventRow.campaign_id == campaign_id, EventRow.kind == kind)
     with store.database.read() as connection:
-        rows = connection.execute(query)
-        return [Cells(EventRow, row, row.id).read("data_json", _trial_of_event) for row in rows]
+        events = [to_event(row) for row in connection.execute(query)]
+        return [_trial_number(event) for event in events]
 
 
-def _trial_of_event(text: str) -> int:
-    return int(stored_json.table(text)["trial"])
+def _trial_number(event: Event) -> int:
+    return interpreted(EventRow, event.id, "data_json", lambda: int(str(event.data["trial"])))
 
 
 def probes_made(store: Store, campaign: Campaign) -> int:
-    """The outcomes that count against a budget of probes: all but those of earlier campaigns.
+    """Count the outcomes that are charged to a budget of probes: all but those reused from earlier campaigns.
 
     `campaign` is as it was read; what was recorded since is not counted.
     """
@@ -114,10 +112,9 @@ def _columns() -> tuple[Any, ...]:
     )
 
 
-def _known(attempts: list[Any], outcomes: dict[int, Measurement | Failure]) -> KnownRecipe:
-    """A trial's attempts, the oldest first, as one."""
+def _prior_result(attempts: list[Any], outcomes: dict[int, Measurement | Failure]) -> PriorResult:
+    """Combine a trial's attempts, the oldest first."""
     last = attempts[-1]
-    Cells(AttemptRow, last, last.id).time("finished_at")
     found = [outcome_of(outcomes, row) for row in attempts]
     provenance, damage = _provenance(last)
     measured = tuple(outcome for outcome in found if isinstance(outcome, Measurement))
@@ -125,26 +122,23 @@ def _known(attempts: list[Any], outcomes: dict[int, Measurement | Failure]) -> K
     has_failed = bool(failed) and last.trial_state == TrialState.FAILED
     if not (measured or has_failed):
         raise DamagedCell(TrialRow, last.trial_id, "state", f"it is {last.trial_state}, and no such outcome is stored")
-    return KnownRecipe(
+    return PriorResult(
         recipe_id=last.recipe_id,
-        recipe=Cells(TrialRow, last, last.trial_id).read("recipe_json", recipe_from_json),
+        recipe=cell(TrialRow.recipe_json, last.recipe_json, last.trial_id),
         trial_number=last.trial_number,
         outcomes=failed[-1] if has_failed else measured,
         provenance=provenance,
         damage=damage,
-        finished_at=last.finished_at,
+        finished_at=cell(AttemptRow.finished_at, last.finished_at, last.id),
         run_folder=last.run_folder,
     )
 
 
 def _provenance(attempt: Any) -> tuple[Provenance | None, str | None]:
-    """What an attempt ran with, or what is damaged about that: another campaign can do without."""
+    """Return what an attempt ran with, or how that is damaged: another campaign does not need it."""
+    if attempt.provenance_json is None:
+        return None, None
     try:
-        return Cells(ProvenanceRow, attempt, attempt.provenance_id).read("provenance_json", provenance_from_json), None
+        return cell(ProvenanceRow.provenance_json, attempt.provenance_json, attempt.provenance_id), None
     except (DamagedCell, LaterVersion) as error:
         return None, error.finding
-
-
-def provenance_from_json(text: str | None) -> Provenance | None:
-    """The provenance that a driver recorded, or None where it recorded none; raises ValueError for other text."""
-    return None if text is None else Provenance(**stored_json.fields_of(Provenance, stored_json.table(text)))

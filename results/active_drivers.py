@@ -1,4 +1,4 @@
-"""Who drives: the drivers that a store's leases tell of."""
+"""Active drivers, as recorded by the leases in a store, and stamps that change with every write of theirs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, select
 
-from frontrunner.results import holders, leases
-from frontrunner.results.cells import Cells
 from frontrunner.results.explain import begins, checked_prefix
+from frontrunner.results.lease import holder_identity, is_held
+from frontrunner.results.process_identity import boot_id, is_on_this_host
+from frontrunner.results.rows import cell
 from frontrunner.results.schema import CampaignRow, TrialRow
 from frontrunner.results.store import Store
 
@@ -29,11 +30,11 @@ OF_ONE = STAMPED.where(CampaignRow.name == bindparam("name"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class DriverSeen:
+class ActiveDriver:
     """The holder of a campaign's lease, whether it is thought to run, and how long ago it last wrote.
 
     `is_here` says that its process id is one of this host. Where `is_certain`, one that is here and live is the process
-    itself, and none that was given its id later.
+    itself, not one that was given its id later.
     """
 
     campaign: str
@@ -46,25 +47,26 @@ class DriverSeen:
     heartbeat_age_s: float
 
 
-def drivers(store: Store) -> list[DriverSeen]:
-    """The holders of all leases that were not given back, by campaign, the newest first."""
+def active_drivers(store: Store) -> list[ActiveDriver]:
+    """Return the holders of all leases that were not released, by campaign, the newest first."""
     query = select(CampaignRow).where(CampaignRow.lease_until.is_not(None)).order_by(CampaignRow.id.desc())
     now = store.now()
     with store.database.read() as connection:
         return [_seen(connection, row, store, now) for row in connection.execute(query).all()]
 
 
-def _seen(connection: Connection, row: Any, store: Store, now: datetime) -> DriverSeen:
-    born = leases.birth_of(connection, row)
-    return DriverSeen(
+def _seen(connection: Connection, row: Any, store: Store, now: datetime) -> ActiveDriver:
+    identity = holder_identity(connection, row)
+    written_at = datetime.fromisoformat(cell(CampaignRow.updated_at, row.updated_at, row.id))
+    return ActiveDriver(
         campaign=row.name,
         host=row.driver_host,
         pid=row.driver_pid,
         since=row.driven_since,
-        is_here=holders.is_here(row.driver_host, born),
-        is_certain=born is not None and holders.boot_id() is not None,
-        is_live=leases.is_held(connection, row, now, file=store.database.address.path),
-        heartbeat_age_s=max(0.0, (now - Cells(CampaignRow, row, row.id).time("updated_at")).total_seconds()),
+        is_here=is_on_this_host(row.driver_host, identity),
+        is_certain=identity is not None and boot_id() is not None,
+        is_live=is_held(connection, row, now, file=store.database.address.path),
+        heartbeat_age_s=max(0.0, (now - written_at).total_seconds()),
     )
 
 
@@ -84,13 +86,13 @@ class Stamp:
 
     @property
     def version(self) -> str:
-        """What is different after every write."""
+        """Text that changes with every write."""
         return f"{self.written_at} {self.epoch} {self.outcomes}"
 
 
 def stamp(store: Store, names: Sequence[str]) -> tuple[Stamp, ...]:
-    """The stamps of these campaigns. Raises `NotFound` for an unknown name."""
-    now = store.now()  # before a connection is taken, since a server is asked by one of its own
+    """Return the stamps of these campaigns; raises `NotFound` for an unknown name."""
+    now = store.now()  # before a connection is taken: a server's clock needs one of its own
     with store.database.read() as connection:
         rows = [connection.execute(OF_ONE, {"name": name}).first() for name in names]
         found = tuple(_stamp(connection, row, store, now) for row in rows if row is not None)
@@ -101,8 +103,7 @@ def stamp(store: Store, names: Sequence[str]) -> tuple[Stamp, ...]:
 
 
 def stamp_of_recipe(store: Store, recipe_id: str) -> tuple[Stamp, ...]:
-    """The stamps of the campaigns that tried a recipe with this id, or with one that begins like it, as `explain` reads
-    it; raises `InvalidInput` as that does."""
+    """Return the stamps of the campaigns that tried the recipe with this id or prefix; see `explain`."""
     tried = select(TrialRow.campaign_id).where(begins(checked_prefix(recipe_id)))
     query = STAMPED.where(CampaignRow.id.in_(tried)).order_by(CampaignRow.id)
     now = store.now()
@@ -116,5 +117,5 @@ def _stamp(connection: Connection, row: Any, store: Store, now: datetime) -> Sta
         written_at=row.updated_at,
         epoch=row.epoch,
         outcomes=row.outcomes,
-        is_driven=leases.is_held(connection, row, now, file=store.database.address.path),
+        is_driven=is_held(connection, row, now, file=store.database.address.path),
     )
