@@ -154,11 +154,11 @@ class Cluster:
         return int(self.memory_gib_per_device * GIB)
 
     def peak_flops(self, precision: str) -> float | None:
-        """One device's peak in FLOP/s at `precision`, or None where the cluster does not state one."""
+        """Return one device's peak in FLOP/s at `precision`, or None where the cluster does not state one."""
         rate: float | None = getattr(self.peak_tflops, precision)
         return None if rate is None else rate * 1e12
 
     def matmul_flops(self, precision: str) -> float | None:
-        """The measured rate of one device's fastest matrix product in FLOP/s at `precision`, or None."""
+        """Return the measured rate of one device's fastest matrix product in FLOP/s at `precision`, or None."""
         rate: float | None = getattr(self.matmul_tflops, precision)
         return None if rate is None else rate * 1e12
