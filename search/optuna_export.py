@@ -1,9 +1,9 @@
 """Export of a campaign as an Optuna study, for optuna-dashboard and Optuna's own plots.
 
-A trial of the study is identified by its user attribute `frontrunner_trial`. It is added once it has ended, since Optuna
-changes no finished trial: its value is the first measurement, without later repeats. The study's own best may therefore
-be a lucky one; its user attribute `best` is the campaign's, repeats pooled, and `figures` their origin. frontrunner
-never reads a study.
+A trial of the study is identified by its user attribute `frontrunner_trial`. It is added once it has ended, since
+Optuna changes no finished trial: its value is the first measurement, without later repeats. The study's own best may
+therefore be a lucky one; its user attribute `best` is the campaign's, repeats pooled, and `figures` their origin.
+frontrunner never reads a study.
 """
 
 from __future__ import annotations
