@@ -11,10 +11,9 @@ from frontrunner.search.campaign_setup import nothing_legal
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.analytic.advice import Advice
-    from frontrunner.evaluators.analytic.estimates import Plan
+    from frontrunner.evaluators.analytic.estimates import Plan, ShownPlan
     from frontrunner.evaluators.analytic.scaling import Scaling
     from frontrunner.search.spec import CampaignSpec
-    from frontrunner.views.shown_plan import ShownPlan
 
 
 def plan(campaign_file: str | Path) -> Plan:
@@ -37,7 +36,7 @@ def plan_of(spec: CampaignSpec) -> Plan:
 
 def shown_plan(found: Plan, top: int) -> ShownPlan:
     """Return a plan for programs, with its `top` fastest estimates."""
-    from frontrunner.views.shown_plan import ShownPlan as Shown
+    from frontrunner.evaluators.analytic.estimates import ShownPlan as Shown
 
     return Shown(
         legal=found.legal,
