@@ -214,7 +214,7 @@ class Recipe(Displayed):
         ("last", "each"),
         "micro-batches after which plain replicas reduce their gradients, and hybrid ones theirs between groups: the "
         "`last` of a step, or `each` (zero-2 is zero-1 with `each`)",
-        stored="synchronize", matters=lambda degrees: degrees.copies > 1 and degrees.accumulation > 1,
+        stored="synchronise", matters=lambda degrees: degrees.copies > 1 and degrees.accumulation > 1,
     )  # fmt: skip
     engine: str = _choice(ENGINES, "what trains", group="option", word="{value}")
     offload: str = _choice(

@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from frontrunner.config.toml_file import Table, read_toml
 from frontrunner.events import StreamEvent
-from frontrunner.front import Front, OnFront
+from frontrunner.pareto_front import Front, OnFront
 from frontrunner.results.active_drivers import ActiveDriver
 from frontrunner.results.explain import Explanation
 from frontrunner.results.pages import CampaignPage, Comparison, RecipePage, TrialPage

@@ -13,7 +13,7 @@ from fastapi.responses import StreamingResponse
 
 from frontrunner.baseline import Baseline
 from frontrunner.events import POLL_S, Follower, parse_cursor
-from frontrunner.front import OnFront
+from frontrunner.pareto_front import OnFront
 from frontrunner.plain_json import to_json
 from frontrunner.reporting import Reported, not_drawn, report_text, reported
 from frontrunner.reporting import figure as draw_figure
