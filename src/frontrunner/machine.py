@@ -22,7 +22,7 @@ from frontrunner.spaces.errors import InvalidInput, bad_value
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.analytic.fit import Samples, StepFit
-    from frontrunner.evaluators.diagnostics.calibration.figures import Calibration
+    from frontrunner.evaluators.diagnostics.calibration.measured_cluster import Calibration
     from frontrunner.evaluators.diagnostics.calibration.ranks import Place
     from frontrunner.evaluators.diagnostics.doctor.check import Check, Needs
     from frontrunner.evaluators.diagnostics.doctor.collective_test import TestResult
@@ -52,7 +52,7 @@ def calibrate(
     and the others return None. Raises `InvalidInput` for what cannot be measured here.
     """
     from frontrunner.evaluators.diagnostics.calibration.cluster_file import write_measured
-    from frontrunner.evaluators.diagnostics.calibration.figures import calibration
+    from frontrunner.evaluators.diagnostics.calibration.measured_cluster import calibration
     from frontrunner.evaluators.diagnostics.calibration.ranks import allocated, measure, this_machine
 
     path = writable(out)
