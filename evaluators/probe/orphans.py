@@ -29,7 +29,7 @@ from frontrunner.evaluators.probe.processes import (
     running,
 )
 from frontrunner.evaluators.protocol import NodesUnavailable
-from frontrunner.results.holders import proc_is_ours, process_stat
+from frontrunner.results.process_identity import proc_is_ours, process_stat
 
 GRACE_S = 5.0
 """How long orphans may take to end by themselves: a fork server cleans up first."""

@@ -126,7 +126,7 @@ def driver_tags(folder: Path) -> dict[str, str]:
 
 def machine() -> str:
     """Return the boot id of this machine, or its host name where it has none."""
-    from frontrunner.results.holders import boot_id  # not needed by ranks
+    from frontrunner.results.process_identity import boot_id  # not needed by ranks
 
     return boot_id() or socket.gethostname()
 

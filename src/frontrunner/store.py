@@ -24,12 +24,11 @@ if TYPE_CHECKING:
     from frontrunner.baseline import Baseline
     from frontrunner.evaluators.analytic.breakdown import Breakdown
     from frontrunner.events import StreamEvent
-    from frontrunner.front import Front
+    from frontrunner.pareto_front import Front
     from frontrunner.reporting import NotDrawn
-    from frontrunner.results.compare import Comparison
-    from frontrunner.results.driving import DriverSeen
+    from frontrunner.results.active_drivers import ActiveDriver
     from frontrunner.results.explain import Explanation
-    from frontrunner.results.pages import RecipePage, TrialPage
+    from frontrunner.results.pages import Comparison, RecipePage, TrialPage
     from frontrunner.results.predictions import SmallScale
     from frontrunner.results.ranking import Ranking
     from frontrunner.results.records import CampaignList
@@ -73,12 +72,12 @@ class LocalStore:
         with self.opened() as store:
             return CampaignList(store.campaigns())
 
-    def drivers(self) -> list[DriverSeen]:
+    def drivers(self) -> list[ActiveDriver]:
         """Return the drivers that hold a campaign."""
-        from frontrunner.results.driving import drivers
+        from frontrunner.results.active_drivers import active_drivers
 
         with self.opened() as store:
-            return drivers(store)
+            return active_drivers(store)
 
     def status(self, campaign: str | None = None) -> Status:
         """Return the state of a campaign: trials by state, failures by kind, the best recipe, the last events."""
@@ -110,8 +109,7 @@ class LocalStore:
 
     def pareto(self, campaign: str | None = None) -> Ranking:
         """Return the recipes that no other beats in both tokens/s and peak memory."""
-        from frontrunner.results.pareto import pareto
-        from frontrunner.results.ranking import Ranking
+        from frontrunner.results.ranking import Ranking, pareto
 
         with self.opened() as store:
             return Ranking(pareto(store, campaign))
@@ -122,7 +120,7 @@ class LocalStore:
         Objectives are two or more of tokens (tokens/s), memory (free memory of the fullest device) and nodes (fewer is
         better). Raises `InvalidInput` for others.
         """
-        from frontrunner.front import checked_objectives, front
+        from frontrunner.pareto_front import checked_objectives, front
         from frontrunner.results.ranking import best
         from frontrunner.search.campaign_setup import stored_spec
 
@@ -169,7 +167,7 @@ class LocalStore:
 
     def compare(self, first: str, second: str, *, page: int = 1, page_size: int = 50) -> Comparison:
         """Return two campaigns side by side, and one page of the recipes that both have measured."""
-        from frontrunner.results.compare import compare
+        from frontrunner.results.pages import compare
 
         with self.opened() as store:
             return compare(store, first, second, page=page, page_size=page_size)
@@ -207,7 +205,7 @@ class LocalStore:
         one legal recipe of its space. Raises `InvalidInput` for a recipe that the estimate does not cover.
         """
         from frontrunner.config.campaign import read_campaign_file
-        from frontrunner.planning_api import breakdown_of
+        from frontrunner.recipe_actions import breakdown_of
 
         if campaign is None:
             return breakdown_of(self, recipe, None)
@@ -222,7 +220,7 @@ class LocalStore:
 
         Raises `InvalidInput`, with the reason, where the tool cannot express the recipe.
         """
-        from frontrunner.travel_api import exported
+        from frontrunner.exchange import exported
 
         return exported(self, recipe, to=to)
 

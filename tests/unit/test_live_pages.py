@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.results.outlooks import OUTLOOK
+from frontrunner.results.predictions import OUTLOOK
 from frontrunner.results.states import CampaignState
 from frontrunner.results.status import status
 from frontrunner.results.store import open_store

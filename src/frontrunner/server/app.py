@@ -14,7 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from frontrunner import __version__
-from frontrunner.results.cells import DamagedCell
+from frontrunner.results.rows import DamagedCell
 from frontrunner.results.store import open_store
 from frontrunner.server.auth import LoginLinks, make_tokens, read_tokens
 from frontrunner.server.drivers import Drivers

@@ -20,7 +20,7 @@ from importlib.resources import files
 
 from frontrunner import __version__
 from frontrunner.results.outcome import Measurement, ProbeEnding
-from frontrunner.results.outlooks import outlook_shares
+from frontrunner.results.predictions import outlook_shares
 from frontrunner.results.ranking import RankedRecipe
 from frontrunner.results.records import IMPORTED, Campaign
 from frontrunner.results.status import FailedTrial

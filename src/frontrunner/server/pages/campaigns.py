@@ -18,14 +18,12 @@ from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
 from frontrunner.plain_json import to_json
-from frontrunner.results.driving import drivers, stamp
-from frontrunner.results.known import probes_made
-from frontrunner.results.outlooks import outlook_shares
-from frontrunner.results.pages import TrialPage, campaign_page, trial_page
-from frontrunner.results.pareto import pareto
-from frontrunner.results.ranking import RankedRecipe, rank
+from frontrunner.results.active_drivers import active_drivers, stamp
+from frontrunner.results.pages import AttemptSpan, TrialPage, campaign_page, newest_spans, trial_page
+from frontrunner.results.predictions import outlook_shares
+from frontrunner.results.prior_results import probes_made
+from frontrunner.results.ranking import RankedRecipe, pareto, rank
 from frontrunner.results.records import CUT_OFF, IMPORTED
-from frontrunner.results.spans import AttemptSpan, newest_spans
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.status import FailedTrial, Status, failures, status
 from frontrunner.results.store import Store
@@ -158,7 +156,7 @@ def _outlook(found: Status) -> str:
 def _ending(store: Store, found: Status) -> str:
     """Return that the current driver was asked to pause or to stop, and what it waits for."""
     request = next((event for event in reversed(found.last_events) if event.kind == STOPPING), None)
-    driver = next((one for one in drivers(store) if one.campaign == found.campaign.name), None)
+    driver = next((one for one in active_drivers(store) if one.campaign == found.campaign.name), None)
     if request is None or driver is None or not driver.is_live or request.at < driver.since:
         return ""
     word = "pausing" if request.data.get("leaves") == CampaignState.PAUSED else "stopping"
@@ -298,8 +296,6 @@ def charts_version(found: Status) -> str:
 def trials(store: StoreOf, name: CampaignName, number: PageOf = 1) -> Response:
     """One page of the table of trials."""
     found = _trials(store, name, number)
-    if number > _pages(found.total, TRIALS_A_PAGE):
-        raise bad_value("page", number, f"a page up to {_pages(found.total, TRIALS_A_PAGE)}")
     return page("campaign/trials.html", replaces=False, **_trial_values(name, number, found))
 
 

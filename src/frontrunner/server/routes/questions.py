@@ -13,15 +13,15 @@ from fastapi.responses import StreamingResponse
 
 from frontrunner.baseline import Baseline
 from frontrunner.events import POLL_S, Follower, parse_cursor
-from frontrunner.front import OnFront
+from frontrunner.exchange import TARGETS
+from frontrunner.pareto_front import OnFront
 from frontrunner.plain_json import to_json
 from frontrunner.reporting import Reported, not_drawn, report_text, reported
 from frontrunner.reporting import figure as draw_figure
 from frontrunner.results import frames
-from frontrunner.results.compare import Comparison
-from frontrunner.results.driving import DriverSeen
+from frontrunner.results.active_drivers import ActiveDriver
 from frontrunner.results.explain import Explanation
-from frontrunner.results.pages import CampaignPage, RecipePage, TrialPage, campaign_page
+from frontrunner.results.pages import CampaignPage, Comparison, RecipePage, TrialPage, campaign_page
 from frontrunner.results.predictions import SmallScale
 from frontrunner.results.ranking import RankBy, RankedRecipe
 from frontrunner.results.states import TrialState
@@ -35,7 +35,6 @@ from frontrunner.server.service import CachedRoute, LocalOf, RoleOf, Service, Se
 from frontrunner.spaces.errors import InvalidInput, NothingLegal
 from frontrunner.spaces.names import CAMPAIGN_NAME
 from frontrunner.store import LOG_BYTES
-from frontrunner.travel_api import TARGETS
 from frontrunner.views.charts import FIGURES
 from frontrunner.views.charts.data import Missing
 from frontrunner.views.report import Elsewhere
@@ -75,7 +74,7 @@ def all_campaigns(store: StoreOf, page: PageNumber = 1, page_size: PageSize = 50
     return answer(campaign_page(store, page=page, page_size=page_size))
 
 
-@campaigns.get("/drivers", response_model=list[DriverSeen])
+@campaigns.get("/drivers", response_model=list[ActiveDriver])
 def drivers(store: LocalOf) -> Response:
     """Return the drivers that hold a campaign, and when each last wrote."""
     return answer(store.drivers())

@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from frontrunner.results.known import reused_trials
 from frontrunner.results.outcome import Failure
-from frontrunner.results.pareto import pareto
-from frontrunner.results.probed import Probed, probed
-from frontrunner.results.ranking import RankedRecipe, best
+from frontrunner.results.prior_results import reused_trials
+from frontrunner.results.ranking import RankedRecipe, best, pareto
 from frontrunner.results.records import Campaign, Event
 from frontrunner.results.status import FailedTrial, failures, status
 from frontrunner.results.store import Store
+from frontrunner.results.trial_history import Probed, probed
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import DIMENSIONS, Choice, Recipe
 from frontrunner.spaces.space import Survey

@@ -1,0 +1,129 @@
+"""Maintenance of stores: check, backup, upgrade, copy, prune, archive and unarchive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from frontrunner.config.settings import store_url
+from frontrunner.search.spec import CampaignSpec
+from frontrunner.spaces.names import require_campaign_name
+from frontrunner.spaces.validation import load_json
+from frontrunner.store import opened
+
+if TYPE_CHECKING:
+    from frontrunner.results.archive import Archived, Unarchived
+    from frontrunner.results.check import Check
+    from frontrunner.results.pruning import Prunable
+    from frontrunner.results.transfer import Copied
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upgraded:
+    """A store's revision before and after, and the backup that was made first; None where nothing was to be done."""
+
+    store: str
+    before: str
+    now: str
+    backup: Path | None
+
+
+def check_store(store: str | None = None) -> Check:
+    """Check the store: the database's own checks, every row read, and everything recomputed that can be."""
+    from frontrunner.results.check import check
+
+    with opened(store) as found, found.database.read() as connection:
+        return check(connection, store=found.url)
+
+
+def backup_store(file: str | Path | None = None, *, store: str | None = None) -> Path:
+    """Write a backup of the store to a new file, by default next to it; drivers may keep running.
+
+    The backup of an SQLite store is a store, that of a PostgreSQL store an archive for pg_restore.
+    """
+    from frontrunner.results.transfer import backup
+
+    with opened(store) as found:
+        return backup(found.database, None if file is None else Path(file))
+
+
+def upgrade_store(store: str | None = None) -> Upgraded:
+    """Upgrade a store of an earlier version, after a backup next to it.
+
+    Raises `AlreadyDriven` while a driver holds one of its campaigns, and `StoreUnusable` for a later version's.
+    """
+    from frontrunner.results.lease import refuse_driven
+    from frontrunner.results.opening import migrate, open_to_upgrade, revision_of
+    from frontrunner.results.schema import REVISION
+    from frontrunner.results.transfer import backup
+
+    with open_to_upgrade(store_url(store)) as database:
+        now = database.clock()
+        with database.read() as connection:
+            before = revision_of(connection)
+            if before >= REVISION:
+                return Upgraded(store=str(database.address), before=before, now=before, backup=None)
+            refuse_driven(connection, database, now)
+        made = backup(database, None)
+        migrate(database)
+        return Upgraded(store=str(database.address), before=before, now=REVISION, backup=made)
+
+
+def copy_store(source: str, target: str) -> Copied:
+    """Copy every campaign of a store into a new one, which may be in another kind of database.
+
+    A copy that fails leaves neither a file nor tables behind.
+    """
+    from frontrunner.results.lease import refuse_driven
+    from frontrunner.results.opening import open_to_fill
+    from frontrunner.results.transfer import copy
+
+    with opened(source) as reading:
+        now = reading.now()
+        with reading.database.read() as connection:
+            refuse_driven(connection, reading.database, now)  # before a store is made to copy to
+        with open_to_fill(store_url(target)) as writing:
+            return copy(reading.database, writing)
+
+
+def prunable(campaign: str | None = None, *, store: str | None = None) -> tuple[Prunable, ...]:
+    """Return the run folders of finished campaigns, which `prune_store` would remove."""
+    from frontrunner.results import pruning
+
+    with opened(store) as found:
+        return pruning.prunable(found, campaign)
+
+
+def prune_store(campaign: str | None = None, *, store: str | None = None) -> tuple[Prunable, ...]:
+    """Remove the run folders of finished campaigns; every outcome, and the end of every log, stays in the store."""
+    from frontrunner.results import pruning
+
+    found = prunable(campaign, store=store)
+    pruning.prune(found)
+    return found
+
+
+def archive(campaign: str | None, file: str | Path, *, store: str | None = None) -> Archived:
+    """Write a campaign (None: the newest) to one portable file, for `unarchive` elsewhere."""
+    from frontrunner.results.archive import archive as write
+
+    with opened(store) as found:
+        return write(found, campaign, Path(file))
+
+
+def unarchive(file: str | Path, *, name: str | None = None, store: str | None = None) -> Unarchived:
+    """Add the campaign of an archive to the store, as `name` or under its own.
+
+    Raises `InvalidInput` for a file that is damaged or not an archive; nothing is written then.
+    """
+    from frontrunner.results import archive as archives
+
+    if name is not None:
+        require_campaign_name("--name", name)
+    with archives.open_archive(
+        Path(file), check_spec=lambda text: load_json(CampaignSpec, text, what="its spec")
+    ) as found:
+        require_campaign_name("--name", name or found.campaign)
+        with opened(store, create=True) as target:
+            return archives.unarchive(target, found, name=name)
