@@ -6,7 +6,6 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-import click
 import pytest
 
 from frontrunner.cli import reference as commands
