@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, text
 
 from frontrunner.evaluators.analytic.simulated import simulate
-from frontrunner.results.audit.check import check
+from frontrunner.results.check import check
 from frontrunner.results.outcome import Measurement, Outcome
 from frontrunner.results.store import Store
 from frontrunner.search.spec import CampaignSpec
@@ -110,7 +110,7 @@ def _doubled(attempts: Any, repeats: Mapping[int, int], reused: Mapping[int, int
 
 def _misattributed(store: Store, spec: CampaignSpec, campaign_id: int) -> Iterator[Fault]:
     """A simulated outcome is the very one of its recipe, a measured one has the ranks and tokens of its recipe."""
-    for recipe, outcome in store.told(campaign_id):
+    for recipe, outcome in store.final_outcomes(campaign_id):
         if spec.evaluator == "simulated":
             belongs = outcome == simulate(recipe, spec.probe_setup())
         elif isinstance(outcome, Measurement):

@@ -24,7 +24,7 @@ import psutil
 from chaos_audit import fingerprint
 
 import frontrunner
-from frontrunner.results.driving import drivers
+from frontrunner.results.active_drivers import active_drivers
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.search.listener import Ended, Listener, View
@@ -197,7 +197,7 @@ class Campaign:
         Its successor may have been killed before it took over.
         """
         with open_store(self._url, read_only=True) as store:
-            holders = [driver.pid for driver in drivers(store) if driver.campaign == self.spec.name]
+            holders = [driver.pid for driver in active_drivers(store) if driver.campaign == self.spec.name]
         if pid in holders:
             self._superseded[pid] += FENCED_S
             return

@@ -13,9 +13,9 @@ from fuzz_damage import tree_damaged
 from frontrunner import api
 from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.evaluators.protocol import ProbeSetup
-from frontrunner.results.archive.lines import Chain
-from frontrunner.results.holders import this_host
+from frontrunner.results.archive import Chain
 from frontrunner.results.outcome import Failure, FailureKind
+from frontrunner.results.process_identity import this_host
 from frontrunner.results.provenance import collect
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store

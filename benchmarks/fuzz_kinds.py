@@ -30,8 +30,8 @@ from frontrunner.evaluators.tables.rows import read_problems
 from frontrunner.evaluators.tables.workloads import read as read_workloads
 from frontrunner.evaluators.tables.workloads import samples_of_tables
 from frontrunner.import_api import import_table
-from frontrunner.results.codec import failure_to_columns, measurement_to_columns
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
+from frontrunner.results.rows import failure_to_columns, measurement_to_columns
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.legality import why_illegal

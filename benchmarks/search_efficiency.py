@@ -29,6 +29,7 @@ from search_runs import CHECKPOINTS, Case, Run, figures, search
 from frontrunner.evaluators.tables.rows import read_problems
 from frontrunner.search.strategy import STRATEGIES
 from frontrunner.spaces.errors import InvalidInput
+from frontrunner.views.charts.render import picture
 
 LEAST_ROWS = 20
 STOP = 0.003
@@ -107,19 +108,27 @@ def show(problems: dict[str, dict[str, Figures]], found: dict[str, Figures]) -> 
 
 
 def plot(runs: dict[str, list[Run]], budget: int, out: Path) -> None:
-    """Draw the mean share of the true best after each probe, a line a strategy."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
-    probes = range(1, budget + 1)
-    for name, of_strategy in runs.items():
-        means = [statistics.fmean(run.share_after(count) for run in of_strategy) for count in probes]
-        axes.step(probes, means, where="post", label=name)
-    axes.set(xlabel="probes", ylabel="best found / true best", title="mean over problems and seeds", ylim=(None, 1.01))
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(out)
+    """Draw the mean share of the true best after each probe, one line per strategy."""
+    rows = [
+        {"strategy": name, "probe": count, "share": statistics.fmean(run.share_after(count) for run in of_strategy)}
+        for name, of_strategy in runs.items()
+        for count in range(1, budget + 1)
+    ]
+    spec = {
+        "data": {"values": rows},
+        "mark": {"type": "line", "interpolate": "step-after"},
+        "encoding": {
+            "x": {"field": "probe", "type": "quantitative", "title": "probes"},
+            "y": {
+                "field": "share",
+                "type": "quantitative",
+                "title": "best found / true best",
+                "scale": {"zero": False},
+            },
+            "color": {"field": "strategy", "type": "nominal"},
+        },
+    }
+    out.write_bytes(picture(spec, out.suffix[1:], title="mean over problems and seeds"))
 
 
 def main() -> None:

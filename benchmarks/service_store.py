@@ -14,7 +14,7 @@ from sqlalchemy import insert
 from store_queries import rows, sample
 
 from frontrunner.config.campaign import parse_campaign
-from frontrunner.results.holders import this_host
+from frontrunner.results.process_identity import this_host
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.search.spec import CampaignSpec

@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from frontrunner.evaluators.probe.settings import ProbeSettings
-from frontrunner.evaluators.trainer.steady import ending, interval, settled
+from frontrunner.evaluators.trainer.step_time_stats import ending, interval, settled
 
 PROBES = 2000
 VARIATIONS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16)
@@ -40,7 +40,7 @@ def step(draw: random.Random, variation: float, *, interrupted: bool) -> float:
 
 
 def probe(draw: random.Random, variation: float, *, interrupted: bool) -> Simulated:
-    """A probe as `evaluators/trainer/probing.py` runs it."""
+    """A probe as `evaluators/trainer/probe_loop.py` runs it."""
     times = [4.0, 1.5]
     most_dropped = SETTINGS.max_steps // 2 - SETTINGS.warm_up_steps
     while True:

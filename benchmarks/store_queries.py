@@ -22,12 +22,12 @@ from typing import Any
 
 from sqlalchemy import insert
 
-from frontrunner.results.codec import measurement_to_columns, pool, recipe_to_json
+from frontrunner.results.columns import recipe_to_json
 from frontrunner.results.explain import explain
-from frontrunner.results.holders import this_host
-from frontrunner.results.outcome import Measurement
-from frontrunner.results.pareto import pareto
-from frontrunner.results.ranking import RankBy, best
+from frontrunner.results.outcome import Measurement, pool
+from frontrunner.results.process_identity import this_host
+from frontrunner.results.ranking import RankBy, best, pareto
+from frontrunner.results.rows import measurement_to_columns
 from frontrunner.results.schema import AttemptRow, MeasurementRow, StandingRow, TrialRow
 from frontrunner.results.status import status
 from frontrunner.results.store import Store, open_store
@@ -139,7 +139,7 @@ def drive(path: Path, trials: int) -> None:
                 writer.event("probe_finished", recipe_id=f"{number:012x}", tokens_per_s=measurement.tokens_per_s)
         wall_s, cpu_s = time.perf_counter() - began, time.process_time() - began_cpu
         began = time.perf_counter()
-        store.told(campaign.id)
+        store.final_outcomes(campaign.id)
         told_s = time.perf_counter() - began
     print(f"writes: {wall_s / trials * 1e3:.2f} ms a trial ({cpu_s / trials * 1e3:.2f} ms of it processor time)")
     print(f"told, to rebuild a strategy: {told_s * 1e3:.0f} ms for {trials} outcomes")

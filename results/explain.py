@@ -1,4 +1,4 @@
-"""Everything that is known about one recipe, and why it ranks where it does."""
+"""Everything that a store holds about one recipe, and why it ranks where it does."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, and_, func, or_, select
 
 from frontrunner.notebook import Displayed
-from frontrunner.results.cells import Cells, DamagedCell
-from frontrunner.results.codec import recipe_from_json
-from frontrunner.results.from_columns import standing_from_columns
-from frontrunner.results.known import provenance_from_json
-from frontrunner.results.outcome import Outcome
+from frontrunner.results.outcome import Outcome, RecipeStats
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.ranking import gap_percent
-from frontrunner.results.records import Attempt, Campaign, Standing, Trial
-from frontrunner.results.rows import outcomes_by_attempt, to_attempt, to_campaign, to_trial
+from frontrunner.results.records import Attempt, Campaign, Trial
+from frontrunner.results.rows import (
+    DamagedCell,
+    cell,
+    outcomes_by_attempt,
+    to_attempt,
+    to_campaign,
+    to_stats,
+    to_trial,
+)
 from frontrunner.results.schema import AttemptRow, CampaignRow, ProvenanceRow, StandingRow, TrialRow
 from frontrunner.results.store import Store
 from frontrunner.spaces.errors import NotFound, bad_value
@@ -29,7 +33,7 @@ MOST_CANDIDATES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainedAttempt:
-    """One try, what came of it (None while it runs), and what its driver ran with."""
+    """One attempt, its outcome (None while it runs), and what its driver ran with."""
 
     attempt: Attempt
     outcome: Outcome | None
@@ -37,7 +41,7 @@ class ExplainedAttempt:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Neighbour:
+class Neighbor:
     """The recipe ranked next above or below.
 
     `gap_percent` is how much slower the slower of the two is. `within_spread` says that this is no more than
@@ -58,11 +62,11 @@ class Appearance:
     campaign: Campaign
     trial: Trial
     attempts: tuple[ExplainedAttempt, ...]
-    standing: Standing | None
+    standing: RecipeStats | None
     rank: int | None
     ranked_recipes: int
-    above: Neighbour | None
-    below: Neighbour | None
+    above: Neighbor | None
+    below: Neighbor | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +79,7 @@ class Explanation(Displayed):
 
 
 def explain(store: Store, recipe_id: str) -> Explanation:
-    """What the store knows of the recipe with this id, or with a unique prefix of it.
+    """Return what the store holds about the recipe with this id, or with a unique prefix of it.
 
     Raises `InvalidInput` for fewer than `MIN_PREFIX` characters, and `NotFound`, naming candidates, where no
     recipe or more than one begins like this.
@@ -88,7 +92,7 @@ def explain(store: Store, recipe_id: str) -> Explanation:
 
 
 def checked_prefix(recipe_id: str) -> str:
-    """A recipe id, or a beginning of one, as it is stored; raises `InvalidInput` where it is too short."""
+    """Return a recipe id, or a prefix of one, as it is stored; raises `InvalidInput` where it is too short."""
     prefix = recipe_id.strip().lower()
     if len(prefix) < MIN_PREFIX:
         raise bad_value("recipe id", prefix, f"at least the first {MIN_PREFIX} characters of one")
@@ -96,14 +100,14 @@ def checked_prefix(recipe_id: str) -> str:
 
 
 def complete_id(connection: Connection, prefix: str) -> str:
-    """The one stored recipe id that begins with `prefix`."""
+    """Return the one stored recipe id that begins with `prefix`."""
     alike = select(TrialRow.recipe_id).where(begins(prefix)).distinct()
     found = connection.execute(alike.order_by(TrialRow.recipe_id).limit(MOST_CANDIDATES)).scalars().all()
     if len(found) == 1 or prefix in found:
         return prefix if prefix in found else found[0]
     if found:
         raise NotFound(f"more than one recipe id begins with {prefix!r}", hint=f"one of: {', '.join(found)}")
-    # Only ids that begin alike are compared: comparing 100,000 would take longer than any answer is worth.
+    # Only ids that begin alike are compared: comparing 100,000 takes seconds.
     alike = select(TrialRow.recipe_id).where(begins(prefix[:2])).distinct()
     close = difflib.get_close_matches(prefix, connection.execute(alike.limit(1000)).scalars(), n=3)
     hint = f"did you mean {' or '.join(close)}?" if close else "list the measured ones: frontrunner best"
@@ -111,7 +115,7 @@ def complete_id(connection: Connection, prefix: str) -> str:
 
 
 def begins(prefix: str) -> ColumnElement[bool]:
-    """Whether a trial's recipe id begins like this. SQLite walks no index for LIKE alone, but it does for the bounds.
+    """Return the condition that a recipe id has this prefix. SQLite uses the index for the bounds, but not for LIKE.
 
     "z" comes after every hexadecimal digit in the order of any database.
     """
@@ -129,11 +133,11 @@ def _appearance(connection: Connection, trial: Trial) -> Appearance:
         campaign=to_campaign(campaign),
         trial=trial,
         attempts=_attempts(connection, trial.id),
-        standing=None if row is None else standing_from_columns(row),
+        standing=None if row is None else to_stats(row),
         rank=None if row is None else connection.execute(ranked.where(_is_faster(row))).scalar_one() + 1,
         ranked_recipes=connection.execute(ranked).scalar_one(),
-        above=None if row is None else _neighbour(connection, row, above=True),
-        below=None if row is None else _neighbour(connection, row, above=False),
+        above=None if row is None else _neighbor(connection, row, above=True),
+        below=None if row is None else _neighbor(connection, row, above=False),
     )
 
 
@@ -150,27 +154,28 @@ def _attempts(connection: Connection, trial_id: int) -> tuple[ExplainedAttempt, 
         ExplainedAttempt(
             attempt=to_attempt(row),
             outcome=outcomes.get(row.id),
-            provenance=Cells(ProvenanceRow, row, row.provenance_id).read("provenance_json", provenance_from_json),
+            provenance=row.provenance_json
+            and cell(ProvenanceRow.provenance_json, row.provenance_json, row.provenance_id),
         )
         for row in connection.execute(query)
     )
 
 
 def _is_faster(row: Row[Any]) -> ColumnElement[bool]:
-    """Ranked before `row`: more tokens/s, or as many and a smaller recipe id."""
+    """Return the condition of ranking before `row`: more tokens/s, or as many and a smaller recipe id."""
     speed, name = StandingRow.tokens_per_s, StandingRow.recipe_id
     beyond_ties = or_(speed > row.tokens_per_s, name < row.recipe_id)
     return and_(speed >= row.tokens_per_s, beyond_ties)  # in this form the index by speed is walked from there on
 
 
 def _is_slower(row: Row[Any]) -> ColumnElement[bool]:
-    """Ranked after `row`."""
+    """Return the condition of ranking after `row`."""
     speed, name = StandingRow.tokens_per_s, StandingRow.recipe_id
     return and_(speed <= row.tokens_per_s, or_(speed < row.tokens_per_s, name > row.recipe_id))
 
 
-def _neighbour(connection: Connection, row: Row[Any], *, above: bool) -> Neighbour | None:
-    """The recipe ranked next to `row`'s in its campaign."""
+def _neighbor(connection: Connection, row: Row[Any], *, above: bool) -> Neighbor | None:
+    """Return the recipe ranked next to `row`'s in its campaign."""
     speed, name = StandingRow.tokens_per_s, StandingRow.recipe_id
     nearest_first = (speed.asc(), name.desc()) if above else (speed.desc(), name.asc())
     query = (
@@ -185,9 +190,9 @@ def _neighbour(connection: Connection, row: Row[Any], *, above: bool) -> Neighbo
         return None
     faster, slower = (other, row) if above else (row, other)
     gap = gap_percent(slower.tokens_per_s, faster.tokens_per_s)
-    return Neighbour(
+    return Neighbor(
         recipe_id=other.recipe_id,
-        recipe=Cells(TrialRow, other, other.trial_id).read("recipe_json", recipe_from_json),
+        recipe=cell(TrialRow.recipe_json, other.recipe_json, other.trial_id),
         tokens_per_s=other.tokens_per_s,
         gap_percent=gap,
         within_spread=gap <= 100.0 * max(row.step_time_spread, other.step_time_spread),

@@ -12,11 +12,11 @@ from sqlalchemy import func, select
 
 from frontrunner.results.outcome import Measurement, Outcome
 from frontrunner.results.ranking import resolve
-from frontrunner.results.records import Attempt, Campaign, Trial
-from frontrunner.results.rows import outcome_of, outcomes_by_attempt, to_attempt, to_trial, trial_of
-from frontrunner.results.schema import AttemptRow, TrialRow
+from frontrunner.results.records import Campaign
+from frontrunner.results.schema import AttemptRow
 from frontrunner.results.states import AttemptState
 from frontrunner.results.store import Store
+from frontrunner.results.trial_history import Probed, finished_attempts
 from frontrunner.spaces.errors import InvalidInput, NotFound, bad_value, writing
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 
@@ -70,12 +70,7 @@ def frame(store: Store, campaign: Campaign | str | None) -> pd.DataFrame:
 
     with store.database.read() as connection:
         found = resolve(connection, store, campaign)
-        finished = (AttemptRow.campaign_id == found.id, AttemptRow.state != AttemptState.RUNNING)
-        proposed = connection.execute(select(TrialRow).where(TrialRow.campaign_id == found.id))
-        trials = {row.id: to_trial(row) for row in proposed}
-        outcomes = outcomes_by_attempt(connection, select(AttemptRow.id).where(*finished))
-        attempts = connection.execute(select(AttemptRow).where(*finished).order_by(AttemptRow.id)).all()
-        rows = [_cells(found, trial_of(trials, row), to_attempt(row), outcome_of(outcomes, row)) for row in attempts]
+        rows = [_cells(found, one) for one in finished_attempts(connection, found)]
     return pd.DataFrame(rows, columns=list(COLUMN_TYPES)).astype(COLUMN_TYPES)
 
 
@@ -152,19 +147,19 @@ def _write_parquet(table: pd.DataFrame, path: Path) -> None:
         ) from error
 
 
-def _cells(campaign: Campaign, trial: Trial, attempt: Attempt, outcome: Outcome) -> dict[str, Any]:
+def _cells(campaign: Campaign, one: Probed) -> dict[str, Any]:
     return {
         "campaign": campaign.name,
         "figures": campaign.figures,
-        "trial_number": trial.number,
-        "attempt_number": attempt.number,
-        "recipe_id": trial.recipe_id,
-        **_recipe_cells(trial.recipe),
-        "state": attempt.state.value,
-        **_outcome_cells(outcome),
-        "run_folder": attempt.run_folder,
-        "started_at": attempt.started_at,
-        "finished_at": attempt.finished_at,
+        "trial_number": one.trial.number,
+        "attempt_number": one.attempt.number,
+        "recipe_id": one.trial.recipe_id,
+        **_recipe_cells(one.trial.recipe),
+        "state": one.attempt.state.value,
+        **_outcome_cells(one.outcome),
+        "run_folder": one.attempt.run_folder,
+        "started_at": one.attempt.started_at,
+        "finished_at": one.attempt.finished_at,
     }
 
 

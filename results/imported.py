@@ -1,7 +1,7 @@
-"""Outcomes that others measured, kept as campaigns of their own: one for each problem of an imported table.
+"""Outcomes that others measured, kept as campaigns of their own: one per problem of an imported table.
 
 Such a campaign was never driven. Its state is `finished`, its strategy `imported`, and so are its figures, so that no
-answer shows them as measurements of this store's own campaigns. Rows of one recipe are attempts of one trial.
+view shows them as measurements of this store's own campaigns. Rows of one recipe are attempts of one trial.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ from dataclasses import asdict, dataclass, replace
 
 from sqlalchemy import Connection, insert, select
 
-from frontrunner.results import standings
-from frontrunner.results.clock import timestamp
-from frontrunner.results.codec import failure_to_columns, measurement_to_columns, recipe_to_json
+from frontrunner.results.columns import recipe_to_json
 from frontrunner.results.outcome import Measurement, Outcome
-from frontrunner.results.records import IMPORTED
-from frontrunner.results.rows import outcome_of, outcomes_by_attempt
+from frontrunner.results.records import IMPORTED, timestamp
+from frontrunner.results.rows import failure_to_columns, measurement_to_columns, outcome_of, outcomes_by_attempt
 from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, FailureRow, MeasurementRow, TrialRow
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
 from frontrunner.results.store import Store
+from frontrunner.results.writer import rewrite_stats
 from frontrunner.spaces.document import canonical_json
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.recipe import Recipe
@@ -154,7 +153,7 @@ def _add_trial(
     for place, row in enumerate(in_order, start=1):
         _add_attempt(connection, {"campaign_id": campaign_id, "trial_id": trial_id, "number": place}, row, now=now)
     if measured:
-        standings.rewrite(connection, trial_id)
+        rewrite_stats(connection, trial_id)
 
 
 def _add_attempt(connection: Connection, columns: Mapping[str, int], row: ImportedOutcome, *, now: str) -> None:

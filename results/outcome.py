@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 STABLE_SPREAD = 0.05
 """Relative spread of step times above which a measurement is called noisy."""
+LARGEST = 2**63 - 1
+"""Largest integer that a column of the store holds."""
 
 
 class FailureKind(StrEnum):
@@ -174,3 +177,73 @@ def implausibility(
     if peak_flops_per_device is not None and reached > peak_flops_per_device:
         return f"{reached / 1e12:.4g} TFLOPS a device is above the device's peak of {peak_flops_per_device / 1e12:.4g}"
     return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeStats:
+    """A recipe's measurements in one campaign, pooled over its `repeats`.
+
+    Times and rates are medians of the repeats' own values; the spread is the standard deviation of all
+    measured steps over that median; memory is the most that any rank took in any repeat.
+    """
+
+    repeats: int
+    step_time_s_median: float
+    step_time_spread: float
+    tokens_per_s: float
+    model_tflops_per_device: float
+    hardware_tflops_per_device: float
+    mfu: float | None
+    peak_memory_bytes_max_rank: int
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether the spread is above `STABLE_SPREAD`."""
+        return self.step_time_spread > STABLE_SPREAD
+
+
+def pool(measurements: Sequence[Measurement]) -> RecipeStats:
+    """Pool one or more measurements of one recipe; see `RecipeStats` for the formulas."""
+    steps = [time for measurement in measurements for time in measurement.step_times_s]
+    median = statistics.median(m.step_time_s_median for m in measurements)
+    utilizations = [m.mfu for m in measurements if m.mfu is not None and math.isfinite(m.mfu)]
+    return RecipeStats(
+        repeats=len(measurements),
+        step_time_s_median=median,
+        step_time_spread=statistics.stdev(steps) / median if len(steps) > 1 else 0.0,
+        tokens_per_s=statistics.median(m.tokens_per_s for m in measurements),
+        model_tflops_per_device=statistics.median(m.model_tflops_per_device for m in measurements),
+        hardware_tflops_per_device=statistics.median(m.hardware_tflops_per_device for m in measurements),
+        mfu=statistics.median(utilizations) if utilizations else None,
+        peak_memory_bytes_max_rank=max(m.peak_memory_bytes_max_rank for m in measurements),
+    )
+
+
+def refuse_unrankable(outcome: Outcome) -> None:
+    """Raise ValueError where a number that the store ranks or charges by is missing or not finite."""
+    if isinstance(outcome, Measurement):
+        if not outcome.peak_memory_bytes or not outcome.step_times_s or min(outcome.step_times_s) <= 0:
+            raise ValueError(f"expected positive step times and the memory of at least one rank, not {outcome}")
+        rates = ("tokens_per_s", "model_tflops_per_device", "hardware_tflops_per_device")
+        for name, value in [("step_times_s", t) for t in outcome.step_times_s] + [
+            (name, getattr(outcome, name)) for name in rates
+        ]:
+            _require_finite(name, value)
+    _require_finite("node_seconds", outcome.node_seconds)
+
+
+def refuse_unstorable(outcome: Outcome) -> None:
+    """Raise ValueError for an outcome that the store would not hold, or not unchanged."""
+    refuse_unrankable(outcome)
+    if isinstance(outcome, Failure):
+        return
+    side_figures = (*outcome.losses, outcome.build_time_s, outcome.first_step_time_s, outcome.mfu or 0.0)
+    if not all(map(math.isfinite, side_figures)):
+        raise ValueError("a loss, a time or the MFU is not finite")
+    if max(outcome.tokens_per_step, *outcome.peak_memory_bytes) > LARGEST or min(outcome.peak_memory_bytes) < 0:
+        raise ValueError(f"tokens of a step or a rank's memory are not in 0..{LARGEST}")
+
+
+def _require_finite(name: str, value: float) -> None:
+    if not math.isfinite(value):
+        raise ValueError(f"{name} = {value!r}: expected a finite number")

@@ -1,6 +1,6 @@
-"""A store in pages: campaigns, ranked recipes and trials, a bounded number at a time.
+"""Paged queries: campaigns, ranked recipes, trials, comparisons and attempts, a bounded number at a time.
 
-Pages are counted from 1. A page beyond the last is empty; `total` says how many items there are on all of them.
+Pages are counted from 1. A page beyond the last is empty; `total` is the number of items on all pages.
 """
 
 from __future__ import annotations
@@ -9,27 +9,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, func, select
+from sqlalchemy import ColumnElement, Connection, and_, func, select
+from sqlalchemy.orm import aliased
 from sqlalchemy.sql.selectable import GenerativeSelect
 
 from frontrunner.results.outcome import Outcome
 from frontrunner.results.ranking import (
     BYTES_PER_GB,
     ORDERED_COLUMNS,
+    Filters,
     RankBy,
     RankedRecipe,
+    has_value,
     ordering,
+    rank,
     resolve,
     to_ranked,
 )
-from frontrunner.results.recipe_filters import Filters, has
-from frontrunner.results.records import CampaignSummary, Trial
-from frontrunner.results.rows import outcomes_by_attempt, to_trial
-from frontrunner.results.schema import AttemptRow, CampaignRow, StandingRow, TrialRow
+from frontrunner.results.records import Campaign, CampaignSummary, Trial
+from frontrunner.results.rows import cell, outcomes_by_attempt, to_trial
+from frontrunner.results.schema import AttemptRow, CampaignRow, FailureRow, StandingRow, TrialRow
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import Store
-from frontrunner.results.summaries import Known, summaries
+from frontrunner.results.summaries import SummaryCache, summaries
 from frontrunner.spaces.errors import bad_value
+from frontrunner.spaces.recipe import Recipe
 
 SelectT = TypeVar("SelectT", bound=GenerativeSelect)
 
@@ -71,10 +75,12 @@ class TrialPage:
     total: int
 
 
-def campaign_page(store: Store, *, page: int = 1, page_size: int = 50, known: Known | None = None) -> CampaignPage:
-    """One page of the store's campaigns; for `known` see `frontrunner.results.summaries.summaries`."""
+def campaign_page(
+    store: Store, *, page: int = 1, page_size: int = 50, known: SummaryCache | None = None
+) -> CampaignPage:
+    """Return one page of the store's campaigns; for `known` see `frontrunner.results.summaries.summaries`."""
     query = select(CampaignRow.id, CampaignRow.updated_at).order_by(CampaignRow.id.desc())
-    now = store.now()  # before a connection is taken, since a server is asked by one of its own
+    now = store.now()  # before a connection is taken: a server's clock needs one of its own
     with store.database.read() as connection:
         found = connection.execute(cut(query, page, page_size)).all()
         total = connection.execute(select(func.count()).select_from(CampaignRow)).scalar_one()
@@ -83,20 +89,20 @@ def campaign_page(store: Store, *, page: int = 1, page_size: int = 50, known: Kn
 
 
 def any_campaign(store: Store) -> str | None:
-    """The name of one campaign of the store, None where it has none: the smallest question that reads its tables."""
+    """Return the name of any campaign, None where there is none: the cheapest query that reads the tables."""
     with store.database.read() as connection:
         name: str | None = connection.execute(select(CampaignRow.name).limit(1)).scalar()
         return name
 
 
 def newest_names(store: Store, limit: int) -> list[str]:
-    """The names of the campaigns that were created last, the newest first."""
+    """Return the names of the campaigns that were created last, the newest first."""
     query = select(CampaignRow.name).order_by(CampaignRow.id.desc()).limit(limit)
     with store.database.read() as connection:
         return list(connection.execute(query).scalars())
 
 
-def recipe_page(  # noqa: PLR0913 - a question's parts, each by its name
+def recipe_page(  # noqa: PLR0913 - the parameters of a query, each by its name
     store: Store,
     campaign: str | None,
     *,
@@ -106,9 +112,9 @@ def recipe_page(  # noqa: PLR0913 - a question's parts, each by its name
     page: int = 1,
     page_size: int = 50,
 ) -> RecipePage:
-    """One page of a campaign's measured recipes that pass the filters, best first.
+    """Return one page of a campaign's measured recipes that pass the filters, best first.
 
-    Raises `InvalidInput` for a filter that is none.
+    Raises `InvalidInput` for an unknown filter.
     """
     with store.database.read() as connection:
         found = resolve(connection, store, campaign)
@@ -141,7 +147,7 @@ def trial_page(
     page: int = 1,
     page_size: int = 50,
 ) -> TrialPage:
-    """One page of a campaign's trials, of one state or of all, in the order of their numbers or against it."""
+    """Return one page of a campaign's trials, of one state or of all, by their numbers or in reverse."""
     with store.database.read() as connection:
         found = resolve(connection, store, campaign)
         wanted = [TrialRow.campaign_id == found.id] + ([] if state is None else [TrialRow.state == state])
@@ -152,7 +158,7 @@ def trial_page(
 
 
 def outcomes_after(store: Store, campaign_id: int, after: int, limit: int) -> tuple[TrialOutcome, ...]:
-    """Up to `limit` trials whose final outcome has a number above `after`, in the order of these."""
+    """Return up to `limit` trials whose final outcome has a number above `after`, by that number."""
     query = (
         select(TrialRow)
         .where(TrialRow.campaign_id == campaign_id, TrialRow.outcome_number > after)
@@ -184,14 +190,147 @@ def _with_outcomes(connection: Connection, rows: Sequence[Any]) -> tuple[TrialOu
 
 
 def _wanted(connection: Connection, filters: Filters, max_memory_gb: float | None) -> list[ColumnElement[bool]]:
-    wanted = [has(connection, name, value) for name, value in filters.items()]
+    wanted = [has_value(connection, name, value) for name, value in filters.items()]
     if max_memory_gb is not None:
         wanted.append(StandingRow.peak_memory_bytes_max_rank <= max_memory_gb * BYTES_PER_GB)
     return wanted
 
 
 def cut(query: SelectT, page: int, page_size: int) -> SelectT:
-    """The query for one page alone; raises `InvalidInput` for a page that is none."""
+    """Return the query for one page; raises `InvalidInput` if the page number or size is below 1."""
     if page < 1 or page_size < 1:
         raise bad_value("page, page_size", f"{page}, {page_size}", "numbers of at least 1")
     return query.limit(page_size).offset((page - 1) * page_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One of two compared campaigns, with its best recipe, None before the first measurement."""
+
+    campaign: CampaignSummary
+    best: RankedRecipe | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedRecipe:
+    """A recipe that both campaigns measured. `speed_ratio` is the second's tokens/s over the first's."""
+
+    recipe_id: str
+    recipe: Recipe
+    first_tokens_per_s: float
+    second_tokens_per_s: float
+
+    @property
+    def speed_ratio(self) -> float:
+        """second_tokens_per_s / first_tokens_per_s."""
+        return self.second_tokens_per_s / self.first_tokens_per_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Both campaigns, and a page of the `total` recipes that both measured, the first campaign's fastest first.
+
+    A recipe's id holds its problem, so that campaigns of different problems share none.
+    """
+
+    first: Side
+    second: Side
+    shared: tuple[SharedRecipe, ...]
+    total: int
+
+
+def compare(store: Store, first: str, second: str, *, page: int = 1, page_size: int = 50) -> Comparison:
+    """Compare two named campaigns; raises `NotFound` where there is no such campaign."""
+    one, its_trial, other = StandingRow, aliased(TrialRow), aliased(StandingRow)
+    now = store.now()  # before a connection is taken: a server's clock needs one of its own
+    with store.database.read() as connection:
+        left, right = resolve(connection, store, first), resolve(connection, store, second)
+        query = (  # by way of the other's trial, which has an index by campaign and recipe
+            select(
+                one.recipe_id, one.tokens_per_s, other.tokens_per_s.label("second"), its_trial.id, its_trial.recipe_json
+            )
+            .join(its_trial, and_(its_trial.campaign_id == right.id, its_trial.recipe_id == one.recipe_id))
+            .join(other, other.trial_id == its_trial.id)
+            .where(one.campaign_id == left.id)
+            .order_by(one.tokens_per_s.desc(), one.recipe_id)
+        )
+        total = connection.execute(select(func.count()).select_from(query.order_by(None).subquery())).scalar_one()
+        rows = connection.execute(cut(query, page, page_size)).all()
+        seen = summaries(connection, (left, right), now=now, file=store.database.address.path)
+        sides = [_side(connection, campaign, summary) for campaign, summary in zip((left, right), seen, strict=True)]
+        shared = tuple(
+            SharedRecipe(
+                recipe_id=row.recipe_id,
+                recipe=cell(TrialRow.recipe_json, row.recipe_json, row.id),
+                first_tokens_per_s=row.tokens_per_s,
+                second_tokens_per_s=row.second,
+            )
+            for row in rows
+        )
+    return Comparison(first=sides[0], second=sides[1], shared=shared, total=total)
+
+
+def _side(connection: Connection, campaign: Campaign, summary: CampaignSummary) -> Side:
+    fastest = rank(connection, campaign, top=1)
+    return Side(campaign=summary, best=fastest[0] if fastest else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptSpan:
+    """One attempt; `ended` is its state, or the kind of its failure; `finished_at` is None while it runs."""
+
+    trial_number: int
+    number: int
+    recipe_id: str
+    recipe: Recipe
+    ended: str
+    started_at: str
+    finished_at: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spans:
+    """The newest attempts of a campaign, oldest first, of `total`."""
+
+    items: tuple[AttemptSpan, ...]
+    total: int
+
+
+def newest_spans(store: Store, campaign_id: int, limit: int) -> Spans:
+    """Return the `limit` attempts of a campaign that were begun last."""
+    mine = AttemptRow.campaign_id == campaign_id
+    newest = select(AttemptRow.id).where(mine).order_by(AttemptRow.id.desc()).limit(limit).subquery()
+    query = (
+        select(
+            AttemptRow.id,
+            AttemptRow.number,
+            AttemptRow.state,
+            AttemptRow.started_at,
+            AttemptRow.finished_at,
+            AttemptRow.trial_id,
+            TrialRow.recipe_id,
+            TrialRow.recipe_json,
+            TrialRow.number.label("trial"),
+            FailureRow.kind,
+        )
+        .join(TrialRow, TrialRow.id == AttemptRow.trial_id)
+        .outerjoin(FailureRow, FailureRow.attempt_id == AttemptRow.id)
+        .where(AttemptRow.id.in_(select(newest.c.id)))  # found in an index first: rows of attempts are wide
+        .order_by(AttemptRow.id.desc())
+    )
+    with store.database.read() as connection:
+        rows = connection.execute(query).all()
+        total = connection.execute(select(func.count()).select_from(AttemptRow).where(mine)).scalar_one()
+        return Spans(items=tuple(_span(row) for row in reversed(rows)), total=total)
+
+
+def _span(row: Any) -> AttemptSpan:
+    return AttemptSpan(
+        trial_number=row.trial,
+        number=row.number,
+        recipe_id=row.recipe_id,
+        recipe=cell(TrialRow.recipe_json, row.recipe_json, row.trial_id),
+        ended=row.kind or row.state,
+        started_at=cell(AttemptRow.started_at, row.started_at, row.id),
+        finished_at=cell(AttemptRow.finished_at, row.finished_at, row.id),
+    )

@@ -1,28 +1,29 @@
-"""What was predicted of a campaign's recipes from probes on fewer nodes, as the campaign's history keeps it.
+"""Predictions and outlooks in a campaign's events.
 
-Predictions are events: they are never among the measurements, and no ranking holds one.
+A prediction is a recipe's expected rate, from probes on fewer nodes. An outlook is what a strategy expects of further
+probes. Both are events: they are never among the measurements, and no ranking contains one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypedDict
 
 from sqlalchemy import Connection, select
 
-from frontrunner.results.cells import Cells
-from frontrunner.results.codec import recipe_from_json, recipe_to_json
-from frontrunner.results.from_columns import standing_from_columns
-from frontrunner.results.records import Campaign, Event, Figures, Standing
-from frontrunner.results.rows import to_campaign, to_event
+from frontrunner.results.columns import recipe_from_json, recipe_to_json
+from frontrunner.results.outcome import RecipeStats
+from frontrunner.results.records import Campaign, Event, Figures
+from frontrunner.results.rows import interpreted, to_campaign, to_event, to_stats
 from frontrunner.results.schema import CampaignRow, EventRow, StandingRow, TrialRow
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import Store
 from frontrunner.spaces.recipe import Recipe
 
 PREDICTION = "prediction"
-"""The kind of such an event; its data is that of `Predicted`, the recipe as JSON, without what was measured later."""
+"""Kind of a prediction's event; its data are the fields of `Predicted`, the recipe as JSON, without later results."""
 SMALL_CAMPAIGN, SMALL_SCALE = "small_campaign", "small_scale"
 """Keys of a campaign's problem summary: the campaign on fewer nodes that it is predicted from, and how that differs."""
 
@@ -41,7 +42,7 @@ class Predicted:
     low: float
     high: float
     chance: float
-    confirmed: Standing | None = None
+    confirmed: RecipeStats | None = None
     failed: bool = False
 
     @property
@@ -79,14 +80,14 @@ class SmallScale:
 
 
 def prediction_data(predicted: Predicted) -> dict[str, str | float]:
-    """A prediction as an event's data."""
+    """Return a prediction as an event's data."""
     table = asdict(predicted)
     kept = {key: table[key] for key in ("recipe_id", "tokens_per_s", "low", "high", "chance")}
     return kept | {"recipe": recipe_to_json(predicted.recipe)}
 
 
 def small_scale(store: Store, campaign: Campaign) -> SmallScale | None:
-    """What is known of a campaign from fewer nodes; None for one that is not predicted from another."""
+    """Return the predictions of a campaign from one on fewer nodes; None where it is not predicted from another."""
     small = campaign.problem_summary.get(SMALL_CAMPAIGN)
     if small is None:
         return None
@@ -104,7 +105,7 @@ def small_scale(store: Store, campaign: Campaign) -> SmallScale | None:
 
 
 def scales_that_predict(store: Store, recipe_id: str) -> tuple[SmallScale, ...]:
-    """The campaigns that predict the recipe of this id, the newest first, each with its prediction alone."""
+    """Return the campaigns that predict this recipe, the newest first, each with that prediction only."""
     with store.database.read() as connection:
         query = select(EventRow.campaign_id).where(EventRow.kind == PREDICTION).distinct()
         ids = list(connection.execute(query).scalars())
@@ -120,37 +121,37 @@ def scales_that_predict(store: Store, recipe_id: str) -> tuple[SmallScale, ...]:
 
 
 def predicted_ids(store: Store) -> tuple[str, ...]:
-    """The ids of all recipes of the store that were predicted, measured or not."""
+    """Return the ids of all predicted recipes of the store, measured or not."""
     with store.database.read() as connection:
         events = connection.execute(select(EventRow).where(EventRow.kind == PREDICTION))
         return tuple(dict.fromkeys(_recipe_id(to_event(row)) for row in events))
 
 
 def predictions(connection: Connection, campaign_id: int) -> tuple[Predicted, ...]:
-    """A campaign's predictions in the order in which they were made, with what was measured since."""
+    """Return a campaign's predictions in the order in which they were made, with what was measured since."""
     query = select(EventRow).where(EventRow.campaign_id == campaign_id, EventRow.kind == PREDICTION)
     events = [to_event(row) for row in connection.execute(query.order_by(EventRow.id)).all()]
     if not events:
         return ()
     standings = select(StandingRow).where(StandingRow.campaign_id == campaign_id)
-    measured = {row.recipe_id: standing_from_columns(row) for row in connection.execute(standings)}
+    measured = {row.recipe_id: to_stats(row) for row in connection.execute(standings)}
     tried = select(TrialRow.recipe_id).where(TrialRow.campaign_id == campaign_id, TrialRow.state == TrialState.FAILED)
     failed = set(connection.execute(tried).scalars())
     return tuple(_predicted(event, measured, failed) for event in events)
 
 
 def _recipe_id(event: Event) -> str:
-    return Cells(EventRow, event, event.id).made("data_json", event.data, lambda data: str(data["recipe_id"]))
+    return interpreted(EventRow, event.id, "data_json", lambda: str(event.data["recipe_id"]))
 
 
-def _predicted(event: Event, measured: Mapping[str, Standing], failed: set[str]) -> Predicted:
+def _predicted(event: Event, measured: Mapping[str, RecipeStats], failed: set[str]) -> Predicted:
     recipe_id = _recipe_id(event)
-    predicted = Cells(EventRow, event, event.id).made("data_json", event.data, _prediction)
+    predicted = interpreted(EventRow, event.id, "data_json", lambda: _prediction(event.data))
     return replace(predicted, confirmed=measured.get(recipe_id), failed=recipe_id in failed)
 
 
 def _prediction(data: Mapping[str, Any]) -> Predicted:
-    """What `prediction_data` made an event's data of."""
+    """Read what `prediction_data` wrote."""
     return Predicted(
         recipe_id=str(data["recipe_id"]),
         recipe=recipe_from_json(str(data["recipe"])),
@@ -162,10 +163,62 @@ def _prediction(data: Mapping[str, Any]) -> Predicted:
 
 
 def _nodes(campaign: Campaign) -> int:
-    cells = Cells(CampaignRow, campaign, campaign.id)
-    return cells.made("problem_json", campaign.problem_summary, lambda problem: int(str(problem.get("nodes", 0))))
+    found = campaign.problem_summary.get("nodes", 0)
+    return interpreted(CampaignRow, campaign.id, "problem_json", lambda: int(str(found)))
 
 
 def _measured(connection: Connection, campaign_id: int) -> int:
     found = connection.execute(select(StandingRow.trial_id).where(StandingRow.campaign_id == campaign_id))
     return len(found.all())
+
+
+OUTLOOK = "outlook"
+"""Kind of an outlook event. Its data: expected_improvement, gap and gap_at_most, shares of the best tokens/s or, with
+of_front, of what the front of several objectives is worth; and measured, the recipes that were measured by then."""
+
+
+class OutlookData(TypedDict):
+    """Expected gain from further probes, as an outlook event states it."""
+
+    expected_improvement: float
+    gap: float
+    gap_at_most: float
+    of_front: bool
+
+
+def newest_outlooks(connection: Connection, campaign_id: int, count: int) -> list[Event]:
+    """Return the newest `count` outlook events of a campaign, oldest first."""
+    query = (
+        select(EventRow)
+        .where(EventRow.campaign_id == campaign_id, EventRow.kind == OUTLOOK)
+        .order_by(EventRow.id.desc())
+        .limit(count)
+    )
+    events = [to_event(row) for row in reversed(connection.execute(query).all())]
+    for event in events:
+        interpreted(EventRow, event.id, "data_json", partial(_check_outlook, event))
+    return events
+
+
+def _check_outlook(event: Event) -> None:
+    outlook_shares(event)
+    measured_by(event)
+
+
+def outlook_shares(event: Event) -> OutlookData:
+    """Return the three shares of an outlook event, 0 for one that was not finite, and what they are shares of."""
+    return OutlookData(
+        expected_improvement=_share(event, "expected_improvement"),
+        gap=_share(event, "gap"),
+        gap_at_most=_share(event, "gap_at_most"),
+        of_front=bool(event.data.get("of_front")),
+    )
+
+
+def measured_by(event: Event) -> int:
+    """Return how many recipes were measured by the time of an outlook event."""
+    return int(event.data.get("measured") or 0)
+
+
+def _share(event: Event, name: str) -> float:
+    return float(event.data.get(name) or 0.0)

@@ -15,11 +15,11 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, or_, select
 
-from frontrunner.results.archive.reading import ATTEMPTS_BEFORE, UNARCHIVED
-from frontrunner.results.cells import Cells
+from frontrunner.results.archive import ATTEMPTS_BEFORE, UNARCHIVED
+from frontrunner.results.rows import cell, find_campaign
 from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, FailureRow, MeasurementRow
 from frontrunner.results.states import CampaignState
-from frontrunner.results.store import Store, find_campaign
+from frontrunner.results.store import Store
 from frontrunner.spaces.errors import InvalidInput
 
 NAMED_IN = {
@@ -96,7 +96,7 @@ def _folders(connection: Connection, campaign: Row[int, str]) -> list[Path]:
         .order_by(AttemptRow.run_folder)
     )
     rows = connection.execute(stored).all()
-    folders = dict.fromkeys(Path(Cells(AttemptRow, row, row.id).of_type("run_folder", str)) for row in rows)
+    folders = dict.fromkeys(Path(cell(AttemptRow.run_folder, row.run_folder, row.id)) for row in rows)
     return [folder for folder in folders if _is_run_folder(folder, campaign.name) and names_itself(folder)]
 
 

@@ -5,12 +5,13 @@ Timestamps are ISO 8601 text in UTC with offset; durations are seconds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Literal
 
 from frontrunner.notebook import Displayed
-from frontrunner.results.outcome import STABLE_SPREAD, Outcome
+from frontrunner.results.outcome import Outcome
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
 from frontrunner.spaces.recipe import Recipe
 
@@ -149,24 +150,20 @@ class Lease:
     duration_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Standing:
-    """A recipe's measurements in one campaign, pooled over its `repeats`.
+Clock = Callable[[], datetime]
+"""Returns the time with its zone."""
 
-    Times and rates are medians of the repeats' own values; the spread is the standard deviation of all
-    measured steps over that median; memory is the most that any rank took in any repeat.
+
+def utc_now() -> datetime:
+    """The system's time, in UTC."""
+    return datetime.now(UTC)
+
+
+def timestamp(moment: datetime) -> str:
+    """ISO 8601 in UTC with offset and microseconds: text of one width, so that it sorts by time.
+
+    Raises ValueError for a time without a zone, which could be any hour.
     """
-
-    repeats: int
-    step_time_s_median: float
-    step_time_spread: float
-    tokens_per_s: float
-    model_tflops_per_device: float
-    hardware_tflops_per_device: float
-    mfu: float | None
-    peak_memory_bytes_max_rank: int
-
-    @property
-    def is_noisy(self) -> bool:
-        """Whether the spread is above `STABLE_SPREAD`."""
-        return self.step_time_spread > STABLE_SPREAD
+    if moment.tzinfo is None:
+        raise ValueError(f"{moment!r} has no time zone")
+    return moment.astimezone(UTC).isoformat(timespec="microseconds")

@@ -1,7 +1,7 @@
-"""The store's tables, schema version 1, revision 0004.
+"""Tables of the store, schema version 1, revision 0004.
 
 Timestamps are ISO 8601 text in UTC with offset, JSON columns are text without NaN, and states are guarded by
-CHECK constraints made from the enums in `frontrunner.results.states`.
+CHECK constraints made from the enums in `frontrunner.results.states`. `frontrunner.results.rows` reads the rows.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from enum import StrEnum
 
 from sqlalchemy import (
-    BigInteger,
     CheckConstraint,
     Column,
     ForeignKey,
@@ -22,20 +21,40 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from frontrunner.results.columns import (
+    BigCount,
+    CampaignName,
+    Count,
+    Figure,
+    Losses,
+    Ordinal,
+    ProvenanceText,
+    Rate,
+    RecipeText,
+    SideFigure,
+    Sizes,
+    StepTimes,
+    TableOf,
+    TableText,
+    Time,
+    one_of,
+)
 from frontrunner.results.outcome import FailureKind, ProbeEnding
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
 
 SCHEMA_VERSION = 1
-"""Raised by a change that earlier versions of frontrunner could not live with."""
+"""Incremented by a change that earlier versions of frontrunner cannot work with."""
 REVISION = "0004"
-"""Raised by every change; each has a module in `migrations/versions`."""
+"""Incremented by every change; each has a module in `migrations/versions`."""
 FIRST_REVISION = "0001"
 OLDEST_READABLE_SCHEMA = 1
-"""The oldest schema version of which this version can read every table that it knows."""
+"""Oldest schema version of which this version can read every table that it knows."""
+LATER_TABLES = frozenset({"endings", "holders"})
+"""Tables added after the first revision: a store of an earlier version that is opened read-only may lack them."""
 
 
-def one_of(column: str, words: type[StrEnum]) -> CheckConstraint:
-    """A CHECK that `column` holds one of the enum's values."""
+def checked(column: str, words: type[StrEnum]) -> CheckConstraint:
+    """Return a CHECK that `column` holds one of the enum's values."""
     listed = ", ".join(f"'{word.value}'" for word in words)
     return CheckConstraint(f"{column} IN ({listed})", name=f"{column}_known")
 
@@ -56,7 +75,7 @@ class StoreRow(Base):
 
     id: Mapped[int] = mapped_column(primary_key=True)
     schema_version: Mapped[int]
-    created_at: Mapped[str]
+    created_at: Mapped[Time]
 
 
 class CampaignRow(Base):
@@ -68,43 +87,43 @@ class CampaignRow(Base):
 
     __tablename__ = "campaigns"
     __table_args__ = (
-        one_of("state", CampaignState),
+        checked("state", CampaignState),
         CheckConstraint("state <> 'running' OR lease_until IS NOT NULL", name="running_is_leased"),
         CheckConstraint("(driver_host IS NULL) = (lease_until IS NULL)", name="lease_has_driver"),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    name: Mapped[str] = mapped_column(unique=True)
-    state: Mapped[str]
+    name: Mapped[CampaignName] = mapped_column(unique=True)
+    state: Mapped[str] = one_of(CampaignState)
     state_reason: Mapped[str] = mapped_column(default="")
     strategy: Mapped[str]
-    spec_json: Mapped[str]
-    problem_json: Mapped[str]
-    legal_recipes: Mapped[int]
-    outcomes: Mapped[int] = mapped_column(default=0)
-    driver_seconds: Mapped[float] = mapped_column(default=0.0)
-    node_seconds_spent: Mapped[float] = mapped_column(default=0.0)
-    epoch: Mapped[int] = mapped_column(default=0)
+    spec_json: Mapped[TableText]
+    problem_json: Mapped[TableOf]
+    legal_recipes: Mapped[Count]
+    outcomes: Mapped[Count] = mapped_column(default=0)
+    driver_seconds: Mapped[Figure] = mapped_column(default=0.0)
+    node_seconds_spent: Mapped[Figure] = mapped_column(default=0.0)
+    epoch: Mapped[Count] = mapped_column(default=0)
     driver_host: Mapped[str | None]
-    driver_pid: Mapped[int | None]
-    driven_since: Mapped[str | None]
-    lease_until: Mapped[str | None]
-    created_at: Mapped[str]
-    updated_at: Mapped[str]
+    driver_pid: Mapped[Ordinal | None]
+    driven_since: Mapped[Time | None]
+    lease_until: Mapped[Time | None]
+    created_at: Mapped[Time]
+    updated_at: Mapped[Time]
 
 
 class HolderRow(Base):
-    """The process to which a campaign's lease of one epoch was given, as `frontrunner.results.holders.Birth` names it.
+    """The process to which a campaign's lease of one epoch was given, as `process_identity.ProcessId` names it.
 
-    Leases of earlier versions, and of machines that do not tell it, have no such row.
+    Leases of earlier versions, and of machines without such an identity, have no such row.
     """
 
     __tablename__ = "holders"
 
     campaign_id: Mapped[int] = mapped_column(ForeignKey("campaigns.id"), primary_key=True)
-    epoch: Mapped[int] = mapped_column(primary_key=True)
+    epoch: Mapped[Ordinal] = mapped_column(primary_key=True)
     boot_id: Mapped[str]
-    started_ticks: Mapped[int] = mapped_column(BigInteger)
+    started_ticks: Mapped[BigCount]
 
 
 class ProvenanceRow(Base):
@@ -114,8 +133,8 @@ class ProvenanceRow(Base):
 
     id: Mapped[int] = mapped_column(primary_key=True)
     campaign_id: Mapped[int] = mapped_column(ForeignKey("campaigns.id"), index=True)
-    recorded_at: Mapped[str]
-    provenance_json: Mapped[str]
+    recorded_at: Mapped[Time]
+    provenance_json: Mapped[ProvenanceText]
 
 
 class TrialRow(Base):
@@ -128,17 +147,17 @@ class TrialRow(Base):
         UniqueConstraint("campaign_id", "outcome_number"),
         Index("trials_by_state", "campaign_id", "state"),
         Index("trials_by_recipe", "recipe_id"),
-        one_of("state", TrialState),
+        checked("state", TrialState),
         CheckConstraint("(state IN ('measured', 'failed')) = (outcome_number IS NOT NULL)", name="final_is_numbered"),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
     campaign_id: Mapped[int] = mapped_column(ForeignKey("campaigns.id"))
-    number: Mapped[int]
+    number: Mapped[Ordinal]
     recipe_id: Mapped[str]
-    recipe_json: Mapped[str]
-    state: Mapped[str]
-    outcome_number: Mapped[int | None]
+    recipe_json: Mapped[RecipeText]
+    state: Mapped[str] = one_of(TrialState)
+    outcome_number: Mapped[Ordinal | None]
 
 
 class AttemptRow(Base):
@@ -148,19 +167,19 @@ class AttemptRow(Base):
     __table_args__ = (
         UniqueConstraint("trial_id", "number"),
         Index("attempts_by_state", "campaign_id", "state"),
-        one_of("state", AttemptState),
+        checked("state", AttemptState),
         CheckConstraint("(state = 'running') = (finished_at IS NULL)", name="final_has_time"),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
     campaign_id: Mapped[int] = mapped_column(ForeignKey("campaigns.id"))
     trial_id: Mapped[int] = mapped_column(ForeignKey("trials.id"))
-    number: Mapped[int]
-    state: Mapped[str]
+    number: Mapped[Ordinal]
+    state: Mapped[str] = one_of(AttemptState)
     run_folder: Mapped[str]
     provenance_id: Mapped[int | None] = mapped_column(ForeignKey("provenance.id"))
-    started_at: Mapped[str]
-    finished_at: Mapped[str | None]
+    started_at: Mapped[Time]
+    finished_at: Mapped[Time | None]
 
 
 class MeasurementRow(Base):
@@ -169,41 +188,41 @@ class MeasurementRow(Base):
     __tablename__ = "measurements"
 
     attempt_id: Mapped[int] = mapped_column(ForeignKey("attempts.id"), primary_key=True)
-    step_times_s_json: Mapped[str]
-    tokens_per_step: Mapped[int] = mapped_column(BigInteger)
-    tokens_per_s: Mapped[float]
-    model_tflops_per_device: Mapped[float]
-    hardware_tflops_per_device: Mapped[float]
-    mfu: Mapped[float | None]
-    peak_memory_bytes_json: Mapped[str]
-    losses_json: Mapped[str]
-    node_seconds: Mapped[float]
-    build_time_s: Mapped[float | None]
-    first_step_time_s: Mapped[float | None]
+    step_times_s_json: Mapped[StepTimes]
+    tokens_per_step: Mapped[BigCount]
+    tokens_per_s: Mapped[Rate]
+    model_tflops_per_device: Mapped[Figure]
+    hardware_tflops_per_device: Mapped[Figure]
+    mfu: Mapped[Figure | None]
+    peak_memory_bytes_json: Mapped[Sizes]
+    losses_json: Mapped[Losses]
+    node_seconds: Mapped[Figure]
+    build_time_s: Mapped[SideFigure | None]
+    first_step_time_s: Mapped[SideFigure | None]
 
 
 class EndingRow(Base):
     """Why one attempt measured no further step; attempts of the first stores of schema 1 have no such row."""
 
     __tablename__ = "endings"
-    __table_args__ = (one_of("ended", ProbeEnding),)
+    __table_args__ = (checked("ended", ProbeEnding),)
 
     attempt_id: Mapped[int] = mapped_column(ForeignKey("attempts.id"), primary_key=True)
-    ended: Mapped[str]
+    ended: Mapped[str] = one_of(ProbeEnding)
 
 
 class FailureRow(Base):
     """Why one attempt has no measurement."""
 
     __tablename__ = "failures"
-    __table_args__ = (one_of("kind", FailureKind),)
+    __table_args__ = (checked("kind", FailureKind),)
 
     attempt_id: Mapped[int] = mapped_column(ForeignKey("attempts.id"), primary_key=True)
-    kind: Mapped[str]
+    kind: Mapped[str] = one_of(FailureKind)
     message: Mapped[str]
     log_tail: Mapped[str]
     log_path: Mapped[str | None]
-    node_seconds: Mapped[float]
+    node_seconds: Mapped[Figure]
 
 
 class StandingRow(Base):
@@ -231,14 +250,14 @@ class StandingRow(Base):
     trial_id: Mapped[int] = mapped_column(ForeignKey("trials.id"), primary_key=True)
     campaign_id: Mapped[int] = mapped_column(ForeignKey("campaigns.id"))
     recipe_id: Mapped[str]
-    repeats: Mapped[int]
-    step_time_s_median: Mapped[float]
-    step_time_spread: Mapped[float]
-    tokens_per_s: Mapped[float]
-    model_tflops_per_device: Mapped[float]
-    hardware_tflops_per_device: Mapped[float]
-    mfu: Mapped[float | None]
-    peak_memory_bytes_max_rank: Mapped[int] = mapped_column(BigInteger)
+    repeats: Mapped[Ordinal]
+    step_time_s_median: Mapped[Rate]
+    step_time_spread: Mapped[Figure]
+    tokens_per_s: Mapped[Rate]
+    model_tflops_per_device: Mapped[Figure]
+    hardware_tflops_per_device: Mapped[Figure]
+    mfu: Mapped[Figure | None]
+    peak_memory_bytes_max_rank: Mapped[BigCount]
 
 
 class EventRow(Base):
@@ -249,6 +268,6 @@ class EventRow(Base):
 
     id: Mapped[int] = mapped_column(primary_key=True)
     campaign_id: Mapped[int] = mapped_column(ForeignKey("campaigns.id"))
-    at: Mapped[str]
+    at: Mapped[Time]
     kind: Mapped[str]
-    data_json: Mapped[str]
+    data_json: Mapped[TableOf]

@@ -1,4 +1,4 @@
-"""Where a campaign stands, and what failed in it."""
+"""Status of a campaign, and its failures."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, func, select
 
 from frontrunner.notebook import Displayed
-from frontrunner.results import leases
-from frontrunner.results.cells import Cells
-from frontrunner.results.from_columns import failure_from_columns
+from frontrunner.results.lease import is_held
 from frontrunner.results.outcome import Failure, FailureKind
-from frontrunner.results.outlooks import OUTLOOK, newest_outlooks
-from frontrunner.results.predictions import PREDICTION
+from frontrunner.results.predictions import OUTLOOK, PREDICTION, newest_outlooks
 from frontrunner.results.ranking import RankedRecipe, rank, resolve
 from frontrunner.results.records import Campaign, Event, Trial, state_in_words
-from frontrunner.results.rows import to_event, to_trial, trials_by_state
+from frontrunner.results.rows import cell, to_event, to_failure, to_trial, trials_by_state
 from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, FailureRow, TrialRow
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import Store
@@ -31,7 +28,7 @@ class Status(Displayed):
     `trials` counts trials by state, zeros included; `failures` counts failed and lost attempts by kind.
     `driver_is_live` says whether the lease's holder is thought to run: a campaign that is `running` without
     one was cut off and waits to be resumed. `outlook` is the newest estimate of what is left to gain
-    (`frontrunner.results.outlooks`), None where the strategy makes none. `last_events` are the newest others, oldest
+    (`frontrunner.results.predictions`), None where the strategy makes none. `last_events` are the newest others, oldest
     first.
     """
 
@@ -64,15 +61,15 @@ class FailureList(list[FailedTrial], Displayed):
 
 
 def status(store: Store, campaign: Campaign | str | None) -> Status:
-    """Where the campaign (None: the newest) stands."""
-    now = store.now()  # before a connection is taken, since a server is asked by one of its own
+    """Return the status of the campaign (None: the newest)."""
+    now = store.now()  # before a connection is taken: a server's clock needs one of its own
     with store.database.read() as connection:
         found = resolve(connection, store, campaign)
         lease = connection.execute(select(CampaignRow).where(CampaignRow.id == found.id)).one()
         fastest = rank(connection, found, top=1)
         return Status(
             campaign=found,
-            driver_is_live=leases.is_held(connection, lease, now, file=store.database.address.path),
+            driver_is_live=is_held(connection, lease, now, file=store.database.address.path),
             trials=trials_by_state(connection, found.id),
             failures=_failures_by_kind(connection, found.id),
             best=fastest[0] if fastest else None,
@@ -84,7 +81,7 @@ def status(store: Store, campaign: Campaign | str | None) -> Status:
 def failures(
     store: Store, campaign: Campaign | str | None, *, limit: int | None = None, offset: int = 0
 ) -> list[FailedTrial]:
-    """The campaign's failed trials, in the order in which they were recorded; up to `limit`, after `offset` others."""
+    """Return the campaign's failed trials in the order of recording: up to `limit`, after `offset` others."""
     with store.database.read() as connection:
         found = resolve(connection, store, campaign)
         failed = (TrialRow.campaign_id == found.id, TrialRow.state == TrialState.FAILED)
@@ -107,7 +104,7 @@ def failures(
         return [
             FailedTrial(
                 trial=to_trial(row),
-                failure=failure_from_columns(row),
+                failure=to_failure(row),
                 attempts=row.attempts,
                 run_folder=row.run_folder,
             )
@@ -123,10 +120,26 @@ def _failures_by_kind(connection: Connection, campaign_id: int) -> Mapping[Failu
         .group_by(FailureRow.kind)
         .order_by(func.count().desc(), FailureRow.kind)
     )
-    return {Cells(FailureRow, row, row.first).word("kind", FailureKind): row.attempts for row in counted}
+    return {cell(FailureRow.kind, row.kind, row.first): row.attempts for row in counted}
 
 
 def _last_events(connection: Connection, campaign_id: int) -> tuple[Event, ...]:
     others = (EventRow.campaign_id == campaign_id, EventRow.kind.not_in((OUTLOOK, PREDICTION)))
     newest = select(EventRow).where(*others).order_by(EventRow.id.desc()).limit(LAST_EVENTS)
     return tuple(to_event(row) for row in reversed(connection.execute(newest).all()))
+
+
+def last_failure(store: Store, campaign: str | None, trial_number: int) -> Failure | None:
+    """Return the newest failure among a trial's attempts; None where there is no failure or no such trial."""
+    with store.database.read() as connection:
+        found = resolve(connection, store, campaign)
+        query = (
+            select(FailureRow)
+            .join(AttemptRow, AttemptRow.id == FailureRow.attempt_id)
+            .join(TrialRow, TrialRow.id == AttemptRow.trial_id)
+            .where(TrialRow.campaign_id == found.id, TrialRow.number == trial_number)
+            .order_by(AttemptRow.id.desc())
+            .limit(1)
+        )
+        row = connection.execute(query).first()
+        return None if row is None else to_failure(row)

@@ -12,19 +12,19 @@ from datetime import datetime
 from types import TracebackType
 from typing import Self
 
-from sqlalchemy import Connection, func, insert, select
+from sqlalchemy import func, insert, select
 
-from frontrunner.results import leases
-from frontrunner.results.cells import Cells, DamagedCell
-from frontrunner.results.clock import Clock, timestamp
-from frontrunner.results.codec import recipe_from_json
-from frontrunner.results.database_errors import damaged
-from frontrunner.results.engine import Database
+from frontrunner.results.address import damaged
+from frontrunner.results.database import Database
+from frontrunner.results.lease import Request, acquire
 from frontrunner.results.opening import open_database
 from frontrunner.results.outcome import Outcome
-from frontrunner.results.records import Attempt, Campaign, CampaignSummary, Event, Lease, Trial
+from frontrunner.results.records import Attempt, Campaign, CampaignSummary, Clock, Event, Lease, Trial, timestamp
 from frontrunner.results.rows import (
-    final_outcomes,
+    DamagedCell,
+    cell,
+    final_attempts,
+    find_campaign,
     outcome_of,
     outcomes_by_attempt,
     to_attempt,
@@ -37,8 +37,8 @@ from frontrunner.results.states import AttemptState, CampaignState
 from frontrunner.results.summaries import summaries
 from frontrunner.results.writer import CampaignWriter
 from frontrunner.spaces.document import canonical_json
-from frontrunner.spaces.errors import InvalidInput, NotFound, StoreUnusable, bad_value, did_you_mean
-from frontrunner.spaces.names import CAMPAIGN_NAME
+from frontrunner.spaces.errors import InvalidInput, StoreUnusable
+from frontrunner.spaces.names import require_campaign_name
 from frontrunner.spaces.recipe import Recipe
 
 BUSY_TIMEOUT_S = 90.0
@@ -62,7 +62,7 @@ def open_store(
     Raises:
         InvalidInput: the URL cannot be read.
         NotFound: there is no store, and none is to be created.
-        StoreUnusable: what lies there is no store, is damaged, or has another schema version. It is left as it is.
+        StoreUnusable: what lies there is not a store, is damaged, or has another schema version. It is left as it is.
     """
     database = open_database(url, create=create, read_only=read_only, clock=clock, busy_timeout_s=busy_timeout_s)
     return Store(database, clock or database.clock)
@@ -77,16 +77,16 @@ class Store:
 
     @property
     def url(self) -> str:
-        """The file's path, or the URL with its password hidden."""
+        """Return the file's path, or the URL with its password hidden."""
         return str(self._database.address)
 
     @property
     def database(self) -> Database:
-        """Where the questions in this package read."""
+        """The database that the queries in this package read."""
         return self._database
 
     def now(self) -> datetime:
-        """The time by the store's clock."""
+        """Return the time by the store's clock."""
         return self._clock()
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class Store:
             raise self.damaged(error) from error
 
     def damaged(self, cell: DamagedCell) -> StoreUnusable:
-        """The error for a damaged cell of this store, with its newest backup."""
+        """Return the error for a damaged cell of this store, with its newest backup."""
         return damaged(self._database.address, cell.finding)
 
     def create_campaign(
@@ -114,8 +114,7 @@ class Store:
 
         Raises `InvalidInput` for a name that is taken or not of the form [a-z0-9][a-z0-9._-]{0,63}.
         """
-        if not CAMPAIGN_NAME.fullmatch(name):
-            raise bad_value("campaign.name", name, "1 to 64 of a-z, 0-9, '.', '_' and '-', beginning with a-z or 0-9")
+        require_campaign_name("campaign.name", name)
         now = timestamp(self._clock())
         with self._database.write(whole_store=True) as connection:
             if connection.execute(select(CampaignRow.id).where(CampaignRow.name == name)).first():
@@ -136,12 +135,12 @@ class Store:
             return to_campaign(connection.execute(made.returning(CampaignRow)).one())
 
     def campaign(self, name: str | None) -> Campaign:
-        """The named campaign, or for None the one that was created last; `NotFound` where there is none."""
+        """Return the named campaign, or for None the one created last; `NotFound` where there is none."""
         with self._database.read() as connection:
             return find_campaign(connection, name, store=self.url)
 
     def campaigns(self) -> list[CampaignSummary]:
-        """Every campaign, the newest first."""
+        """Return every campaign, the newest first."""
         query = select(CampaignRow.id, CampaignRow.updated_at).order_by(CampaignRow.id.desc())
         now = self._clock()
         with self._database.read() as connection:
@@ -149,33 +148,33 @@ class Store:
             return summaries(connection, found, now=now, file=self._database.address.path)
 
     def trials(self, campaign_id: int) -> list[Trial]:
-        """The campaign's trials in the order in which they were proposed."""
+        """Return the campaign's trials in the order in which they were proposed."""
         query = select(TrialRow).where(TrialRow.campaign_id == campaign_id).order_by(TrialRow.number)
         with self._database.read() as connection:
             return [to_trial(row) for row in connection.execute(query)]
 
-    def told(self, campaign_id: int) -> list[tuple[Recipe, Outcome]]:
-        """All measurements and the failures that ended a trial, as they were recorded, to rebuild a strategy from.
+    def final_outcomes(self, campaign_id: int) -> list[tuple[Recipe, Outcome]]:
+        """Return all measurements, and the failures that ended a trial, in the order of recording.
 
         A recipe that was measured again is there as often. Lost attempts say nothing about their recipe, and failures
         that were followed by another attempt nothing final.
         """
         with self._database.read() as connection:
-            judged = final_outcomes(campaign_id)
-            outcomes = outcomes_by_attempt(connection, judged)
+            final = final_attempts(campaign_id)
+            outcomes = outcomes_by_attempt(connection, final)
             query = (
                 select(AttemptRow.id, AttemptRow.trial_id, TrialRow.recipe_json)
                 .join(TrialRow, TrialRow.id == AttemptRow.trial_id)
-                .where(AttemptRow.id.in_(judged))
+                .where(AttemptRow.id.in_(final))
                 .order_by(AttemptRow.finished_at, func.coalesce(TrialRow.outcome_number, 0), AttemptRow.id)
             )
             return [
-                (Cells(TrialRow, row, row.trial_id).read("recipe_json", recipe_from_json), outcome_of(outcomes, row))
+                (cell(TrialRow.recipe_json, row.recipe_json, row.trial_id), outcome_of(outcomes, row))
                 for row in connection.execute(query)
             ]
 
     def open_attempts(self, campaign_id: int) -> list[Attempt]:
-        """The attempts that are recorded as running, oldest first; after a crash, those to harvest."""
+        """Return the attempts recorded as running, oldest first: after a crash, those to harvest."""
         query = (
             select(AttemptRow)
             .where(AttemptRow.campaign_id == campaign_id, AttemptRow.state == AttemptState.RUNNING)
@@ -185,7 +184,7 @@ class Store:
             return [to_attempt(row) for row in connection.execute(query)]
 
     def events(self, campaign_id: int, after: int = 0, limit: int = 1000) -> list[Event]:
-        """Up to `limit` events with ids above `after`, oldest first."""
+        """Return up to `limit` events with ids above `after`, oldest first."""
         query = (
             select(EventRow)
             .where(EventRow.campaign_id == campaign_id, EventRow.id > after)
@@ -198,31 +197,18 @@ class Store:
     def acquire_lease(
         self, campaign_id: int, *, host: str, pid: int, duration_s: float = 30.0, take_over: bool = False
     ) -> Lease:
-        """Become the campaign's one driver; a holder before is fenced: its next write is refused.
+        """Become the campaign's one driver; a previous holder is fenced: its next write is refused.
 
         A lease is free when it was released, when its time is over, or when its holder ran on this host and
         is gone. An SQLite store's time is this host's, so there a holder on this host that still runs keeps its lease
         beyond that time. Raises `AlreadyDriven` where another holds it, unless `take_over` is set.
         """
         with self._database.write() as connection:
-            wanted = leases.Wanted(campaign_id=campaign_id, host=host, pid=pid, duration_s=duration_s)
-            return leases.acquire(
-                connection, wanted, now=self._clock(), take_over=take_over, file=self._database.address.path
+            request = Request(campaign_id=campaign_id, host=host, pid=pid, duration_s=duration_s)
+            return acquire(
+                connection, request, now=self._clock(), take_over=take_over, file=self._database.address.path
             )
 
     def drive(self, lease: Lease) -> CampaignWriter:
-        """The write side of the lease's campaign. Used by one thread."""
+        """Return the write side of the lease's campaign. Used by one thread."""
         return CampaignWriter(self._database, lease, self._clock)
-
-
-def find_campaign(connection: Connection, name: str | None, *, store: str) -> Campaign:
-    """The named campaign, or for None the one created last; `NotFound` names the nearest."""
-    query = select(CampaignRow).order_by(CampaignRow.id.desc()).limit(1)
-    row = connection.execute(query if name is None else query.where(CampaignRow.name == name)).first()
-    if row is not None:
-        return to_campaign(row)
-    rows = connection.execute(select(CampaignRow.id, CampaignRow.name)).all()
-    known = [Cells(CampaignRow, row, row.id).of_type("name", str) for row in rows]
-    if not known:
-        raise NotFound(f"there is no campaign in {store}", hint="start one: frontrunner launch CAMPAIGN.toml")
-    raise NotFound(f"there is no campaign {name!r} in {store}", hint=did_you_mean(str(name), known))

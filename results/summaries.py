@@ -1,4 +1,4 @@
-"""Campaigns in one line each, by a few queries for all of them together."""
+"""Summaries of campaigns, one line each, by a few queries for all of them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from typing import Protocol
 
 from sqlalchemy import Connection, func, select
 
-from frontrunner.results import leases
-from frontrunner.results.cells import Cells
+from frontrunner.results.lease import is_held
 from frontrunner.results.records import CampaignSummary
-from frontrunner.results.rows import to_campaign
+from frontrunner.results.rows import cell, to_campaign
 from frontrunner.results.schema import CampaignRow, StandingRow, TrialRow
 from frontrunner.results.states import TrialState
 
-Known = dict[int, CampaignSummary]
-"""Summaries by campaign id, kept by whoever asks often."""
+SummaryCache = dict[int, CampaignSummary]
+"""Summaries by campaign id, kept by a caller that asks often."""
 
 
 class Stamped(Protocol):
@@ -39,12 +38,12 @@ def summaries(
     *,
     now: datetime,
     file: Path | None,
-    known: Known | None = None,
+    known: SummaryCache | None = None,
 ) -> list[CampaignSummary]:
-    """A summary of each campaign, in the given order; `now` and `file` are as in `frontrunner.results.leases.is_held`.
+    """Return a summary of each campaign, in the given order; `now` and `file` are as in `lease.is_held`.
 
-    Of a campaign that was not written to since, the one in `known` is taken; new ones are put there. Whether it is
-    driven is asked every time: a driver that was killed writes nothing more.
+    For a campaign that was not written to since, the one in `known` is used; new ones are added there. Whether it is
+    driven is looked up every time: a driver that was killed writes nothing more.
     """
     kept = {} if known is None else known
     held = {campaign.id: kept.get(campaign.id) for campaign in campaigns}  # others may replace entries meanwhile
@@ -60,10 +59,10 @@ def summaries(
 
 
 def _driven(connection: Connection, ids: Sequence[int], now: datetime, file: Path | None) -> frozenset[int]:
-    """Those of the campaigns whose lease is held; few have one at all."""
+    """Return those of the campaigns whose lease is held; few have one at all."""
     leased = select(CampaignRow).where(CampaignRow.id.in_(ids), CampaignRow.lease_until.is_not(None))
     rows = connection.execute(leased).all()
-    return frozenset(row.id for row in rows if leases.is_held(connection, row, now, file=file))
+    return frozenset(row.id for row in rows if is_held(connection, row, now, file=file))
 
 
 def _made(connection: Connection, ids: Sequence[int]) -> list[CampaignSummary]:
@@ -75,7 +74,7 @@ def _made(connection: Connection, ids: Sequence[int]) -> list[CampaignSummary]:
     )
     trials = {campaign_id: dict.fromkeys(TrialState, 0) for campaign_id in ids}
     for row in counted:
-        trials[row.campaign_id][Cells(TrialRow, row, row.first).word("state", TrialState)] = row.trials
+        trials[row.campaign_id][cell(TrialRow.state, row.state, row.first)] = row.trials
     # A search of the index for each campaign reads one entry; grouping would read them all.
     fastest = select(func.max(StandingRow.tokens_per_s)).where(StandingRow.campaign_id == CampaignRow.id)
     found = select(CampaignRow.id, fastest.scalar_subquery().label("best")).where(CampaignRow.id.in_(ids))

@@ -1,6 +1,6 @@
-"""The write side of a campaign, held by one driver at a time.
+"""Write side of a campaign, held by one driver at a time.
 
-What makes its transactions safe is in `frontrunner.results.leased`.
+What makes its transactions safe is in `frontrunner.results.lease`.
 """
 
 from __future__ import annotations
@@ -9,23 +9,23 @@ import math
 from dataclasses import asdict, replace
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, delete, func, insert, select, update
 
-from frontrunner.results import leases, standings
-from frontrunner.results.clock import Clock, timestamp
-from frontrunner.results.codec import (
+from frontrunner.results.columns import recipe_to_json
+from frontrunner.results.database import Database
+from frontrunner.results.lease import RELEASED, LeasedWriter, atomic, until
+from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome, pool
+from frontrunner.results.provenance import Provenance
+from frontrunner.results.records import Attempt, Clock, Lease, Trial, timestamp
+from frontrunner.results.rows import (
     failure_to_columns,
     finite_or_none,
     measurement_to_columns,
-    recipe_to_json,
     storable,
+    to_attempt,
+    to_measurement,
+    to_trial,
 )
-from frontrunner.results.engine import Database
-from frontrunner.results.leased import LeasedWriter, atomic
-from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
-from frontrunner.results.provenance import Provenance
-from frontrunner.results.records import Attempt, Lease, Trial
-from frontrunner.results.rows import to_attempt, to_trial
 from frontrunner.results.schema import (
     AttemptRow,
     CampaignRow,
@@ -34,6 +34,7 @@ from frontrunner.results.schema import (
     FailureRow,
     MeasurementRow,
     ProvenanceRow,
+    StandingRow,
     TrialRow,
 )
 from frontrunner.results.states import (
@@ -61,27 +62,25 @@ class CampaignWriter(LeasedWriter):
     @atomic
     def renew(self) -> None:
         """Hold the lease for another of its durations, from now."""
-        connection = self._connection
-        self._check(connection, lease_until=leases.until(self._lease, self._clock()))
+        self._raise_campaign(self._connection, lease_until=until(self._lease, self._clock()))
 
     @atomic
     def release(self, state: CampaignState, *, reason: str) -> None:
-        """Leave the campaign in a state that is not `running`, and give the lease back."""
+        """Leave the campaign in a state that is not `running`, and release the lease."""
         if state is CampaignState.RUNNING:
             raise IllegalTransition("a running campaign keeps its lease")
         connection = self._connection
         self._change_state(connection, state, reason)
-        self._check(connection, **leases.GIVEN_BACK)
+        self._raise_campaign(connection, **RELEASED)
 
     @atomic
     def set_state(self, state: CampaignState, *, reason: str) -> None:
         """Change the campaign's state; raises `IllegalTransition` where it may not follow the present one."""
-        connection = self._connection
-        self._change_state(connection, state, reason)
+        self._change_state(self._connection, state, reason)
 
     @atomic
     def propose(self, recipe_id: str, recipe: Recipe) -> Trial:
-        """The campaign's trial of this recipe: a new one in state `queued`, or the one that exists."""
+        """Return the campaign's trial of this recipe: a new one in state `queued`, or the one that exists."""
         connection = self._connection
         mine = TrialRow.campaign_id == self._lease.campaign_id
         known = connection.execute(select(TrialRow).where(mine, TrialRow.recipe_id == recipe_id)).first()
@@ -123,7 +122,7 @@ class CampaignWriter(LeasedWriter):
 
     @atomic
     def finish_attempt(self, attempt: Attempt, outcome: Outcome, *, retry: bool) -> None:
-        """Record what came of an attempt and charge its node-seconds to the campaign.
+        """Record the outcome of an attempt and charge its node-seconds to the campaign.
 
         With `retry` the trial is queued again, else its outcome is final. A second call for the same attempt
         changes nothing. Raises ValueError for a measurement with numbers that cannot be ranked.
@@ -142,14 +141,14 @@ class CampaignWriter(LeasedWriter):
             connection.execute(insert(MeasurementRow).values(attempt_id=attempt.id, **columns))
             if outcome.ended is not None:
                 connection.execute(insert(EndingRow).values(attempt_id=attempt.id, ended=outcome.ended.value))
-            standings.rewrite(connection, attempt.trial_id)
+            rewrite_stats(connection, attempt.trial_id)
         else:
             connection.execute(insert(FailureRow).values(attempt_id=attempt.id, **failure_to_columns(outcome)))
         self._conclude(connection, attempt.trial_id, outcome, retry=retry)
 
     @atomic
     def event(self, kind: str, **data: str | int | float | None) -> None:
-        """Tell the campaign's history of something; numbers that are not finite are kept as None."""
+        """Add an event to the campaign's history; numbers that are not finite are stored as None."""
         connection = self._connection
         kept = {key: finite_or_none(value) if isinstance(value, float) else value for key, value in data.items()}
         values = {"campaign_id": self._lease.campaign_id, "at": timestamp(self._clock()), "kind": kind}
@@ -165,7 +164,7 @@ class CampaignWriter(LeasedWriter):
 
     @atomic
     def record_provenance(self, provenance: Provenance) -> None:
-        """Keep what this run of the driver runs with; attempts started from now on refer to it."""
+        """Store what this run of the driver runs with; attempts started from now on refer to it."""
         connection = self._connection
         made = insert(ProvenanceRow).values(
             campaign_id=self._lease.campaign_id,
@@ -199,11 +198,11 @@ class CampaignWriter(LeasedWriter):
             return
         row = self._change_campaign(connection, node_seconds_spent=spent, outcomes=CampaignRow.outcomes + 1)
         spared = isinstance(outcome, Failure) and not outcome.policy.counts_against_recipe
-        if isinstance(outcome, Measurement) or (spared and standings.exists(connection, trial_id)):
+        if isinstance(outcome, Measurement) or (spared and _has_stats(connection, trial_id)):
             state = TrialState.MEASURED
         else:
             state = TrialState.FAILED
-            standings.remove(connection, trial_id)
+            connection.execute(delete(StandingRow).where(StandingRow.trial_id == trial_id))
         _move_trial(connection, trial_id, TrialState.RUNNING, state, outcome_number=row.outcomes)
 
 
@@ -221,3 +220,18 @@ def _state_after(outcome: Outcome) -> AttemptState:
     if isinstance(outcome, Measurement):
         return AttemptState.MEASURED
     return AttemptState.LOST if outcome.kind is FailureKind.LOST else AttemptState.FAILED
+
+
+def rewrite_stats(connection: Connection, trial_id: int) -> None:
+    """Pool all measurements of a trial, of which it has at least one, and store the result."""
+    trial = connection.execute(select(TrialRow.campaign_id, TrialRow.recipe_id).where(TrialRow.id == trial_id)).one()
+    attempts = select(AttemptRow.id).where(AttemptRow.trial_id == trial_id)
+    rows = connection.execute(select(MeasurementRow).where(MeasurementRow.attempt_id.in_(attempts)))
+    stats = pool([to_measurement(row) for row in rows])
+    connection.execute(delete(StandingRow).where(StandingRow.trial_id == trial_id))
+    columns = {"trial_id": trial_id, "campaign_id": trial.campaign_id, "recipe_id": trial.recipe_id}
+    connection.execute(insert(StandingRow).values(**columns, **asdict(stats)))
+
+
+def _has_stats(connection: Connection, trial_id: int) -> bool:
+    return connection.execute(select(StandingRow.trial_id).where(StandingRow.trial_id == trial_id)).first() is not None

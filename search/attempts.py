@@ -13,8 +13,8 @@ from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.evaluators.probe.orphans import Orphans
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.protocol import QUEUED, Evaluator, Finished, Located, ProbeOrder, Progress, Queueing
-from frontrunner.results.known import CUT, REUSED, cuts_by_trial
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
+from frontrunner.results.prior_results import CUT, REUSED, cuts_by_trial
 from frontrunner.results.records import Attempt, Trial
 from frontrunner.results.states import TrialState
 from frontrunner.search.campaign_session import CampaignSession, about

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from frontrunner.evaluators.probe.orphans import Fenced
-from frontrunner.results.holders import this_host
+from frontrunner.results.process_identity import this_host
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.records import Campaign, Trial
 from frontrunner.results.states import CampaignState

@@ -90,7 +90,7 @@ def stored_spec(record: Campaign) -> CampaignSpec:
     try:
         return load_json(CampaignSpec, record.spec_json, what=f"campaign {record.name}")
     except InvalidInput as error:
-        from frontrunner.results.cells import DamagedCell
+        from frontrunner.results.rows import DamagedCell
         from frontrunner.results.schema import CampaignRow
 
         raise DamagedCell(

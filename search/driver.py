@@ -13,9 +13,9 @@ from frontrunner.evaluators.probe.files import is_disk_full, why_disk_full
 from frontrunner.evaluators.protocol import Finished, NodesUnavailable
 from frontrunner.evaluators.registry import make_evaluator
 from frontrunner.notebook import Displayed
-from frontrunner.results.known import probes_made, reused_trials
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
-from frontrunner.results.outlooks import OUTLOOK, measured_by, newest_outlooks, outlook_shares
+from frontrunner.results.predictions import OUTLOOK, measured_by, newest_outlooks, outlook_shares
+from frontrunner.results.prior_results import probes_made, reused_trials
 from frontrunner.results.provenance import collect
 from frontrunner.results.records import Campaign, Trial
 from frontrunner.results.states import CampaignState, TrialState
@@ -166,7 +166,7 @@ class Driver:
     def _restore(self) -> None:
         """Take in what is stored: outcomes, waiting trials, and outlooks, so that an ended campaign stays ended."""
         session, store, campaign = self._session, self._store, self._campaign
-        trials, told = store.trials(campaign.id), store.told(campaign.id)
+        trials, told = store.trials(campaign.id), store.final_outcomes(campaign.id)
         self._proposals = Proposals(
             search=self._spec.search,
             survey=self._survey,

@@ -16,9 +16,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from frontrunner.results.outcome import Failure, Measurement
-from frontrunner.results.provenance import redact
 from frontrunner.results.ranking import best
 from frontrunner.results.records import AttemptOutcome, Campaign
+from frontrunner.results.redaction import redact
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import Store
 from frontrunner.results.trial_history import TrialHistory, trial_histories

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from frontrunner.evaluators.probe.measure import rates
-from frontrunner.results.codec import pool
-from frontrunner.results.known import KnownRecipe
-from frontrunner.results.outcome import STABLE_SPREAD, Failure, FailureKind, Measurement, Outcome
+from frontrunner.results.outcome import STABLE_SPREAD, Failure, FailureKind, Measurement, Outcome, pool
+from frontrunner.results.prior_results import PriorResult
 from frontrunner.results.provenance import Provenance
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import recipe_id
@@ -53,7 +52,7 @@ def _running(provenance: Provenance) -> dict[str, str]:
 
 
 def reusable_result(
-    known: KnownRecipe, *, campaign: str, there: CampaignSpec, spec: CampaignSpec, here: Provenance, now: datetime
+    known: PriorResult, *, campaign: str, there: CampaignSpec, spec: CampaignSpec, here: Provenance, now: datetime
 ) -> ReusableResult | None:
     """Return the result of an earlier campaign `there` for use in a campaign of `spec`; None where a probe is needed.
 
@@ -88,7 +87,7 @@ def _conditions(spec: CampaignSpec, recipe: Recipe) -> tuple[object, ...]:
     return spec.probe.optimizer, spec.search.parallel_probes, disk, steps
 
 
-def _outcome(known: KnownRecipe, there: CampaignSpec, spec: CampaignSpec) -> Outcome | None:
+def _outcome(known: PriorResult, there: CampaignSpec, spec: CampaignSpec) -> Outcome | None:
     """Return the outcome under the memory and the peak that this campaign states for the same devices, or None."""
     limit, limit_there = (of.problem.cluster.memory_bytes_per_device for of in (spec, there))
     if isinstance(known.outcomes, Failure):

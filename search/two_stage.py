@@ -17,8 +17,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from frontrunner.results import status
-from frontrunner.results.holders import this_host
-from frontrunner.results.known import reused_trials
 from frontrunner.results.predictions import (
     PREDICTION,
     SMALL_CAMPAIGN,
@@ -27,6 +25,8 @@ from frontrunner.results.predictions import (
     prediction_data,
     small_scale,
 )
+from frontrunner.results.prior_results import reused_trials
+from frontrunner.results.process_identity import this_host
 from frontrunner.results.records import Campaign
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store

@@ -14,11 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from frontrunner.evaluators.tables.reading import DISAGREEING
-from frontrunner.results.codec import pool
-from frontrunner.results.drivers import VERSION_FILES
-from frontrunner.results.known import KnownRecipe, known_recipes
-from frontrunner.results.outcome import Failure, FailureKind, Measurement
-from frontrunner.results.provenance import Provenance, collect
+from frontrunner.results.outcome import Failure, FailureKind, Measurement, pool
+from frontrunner.results.prior_results import PriorResult, campaign_results
+from frontrunner.results.provenance import GPU_DRIVER_FILES, Provenance, collect
 from frontrunner.results.records import IMPORTED, Campaign
 from frontrunner.results.store import Store
 from frontrunner.search.campaign_setup import stored_spec
@@ -100,7 +98,7 @@ def gather(store: Store, spec: CampaignSpec, earlier: Iterable[Earlier], here: P
     left_out: Counter[str] = Counter()
     reusable: dict[str, ReusableResult] = {}
     for one in earlier:
-        known = known_recipes(store, one.campaign.id)
+        known = campaign_results(store, one.campaign.id)
         is_small_self = one.campaign.name == spec.confirms  # made of the same file, for this
         reason = None if is_small_self else why_no_evidence(one, spec)
         is_learned_from = spec.search.warm_start or is_small_self
@@ -152,7 +150,7 @@ def is_close(one: Model, other: Model) -> bool:
     )
 
 
-def _why_not(known: KnownRecipe, earlier: Earlier, spec: CampaignSpec, here: Provenance) -> str | None:
+def _why_not(known: PriorResult, earlier: Earlier, spec: CampaignSpec, here: Provenance) -> str | None:
     """Return why one recipe of a usable campaign is not evidence, or None."""
     if earlier.campaign.figures == "measured":
         different = _other_software(known.provenance, here)
@@ -174,7 +172,9 @@ def _other_software(there: Provenance | None, here: Provenance) -> str | None:
         return "of software that was not recorded"
     if _minor(there) != _minor(here):
         return "of another torch"
-    if [there.versions.get(name) for name in VERSION_FILES] != [here.versions.get(name) for name in VERSION_FILES]:
+    if [there.versions.get(name) for name in GPU_DRIVER_FILES] != [
+        here.versions.get(name) for name in GPU_DRIVER_FILES
+    ]:
         return OTHER_DRIVER
     return None
 
@@ -214,7 +214,7 @@ def _ratio(one: float, other: float) -> float:
     return max(one, other) / min(one, other)
 
 
-def _evidence(known: KnownRecipe, earlier: Earlier) -> Evidence:
+def _evidence(known: PriorResult, earlier: Earlier) -> Evidence:
     imported = earlier.campaign.strategy == IMPORTED
     return Evidence(
         problem=earlier.spec.problem,

@@ -30,7 +30,7 @@ from frontrunner.evaluators.probe.run_folder import CANCEL, RunFolder
 
 VERSION = 1
 MEETING_FILE = "meeting.json"
-"""As in `evaluators/trainer/meeting.py`."""
+"""As in `evaluators/trainer/rendezvous.py`."""
 BEAT_S = 3.0
 LOOK_S = 1.0
 """Between two reads of a file that another node writes."""

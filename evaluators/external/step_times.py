@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from frontrunner.evaluators.external.logs import LoggedStep
 from frontrunner.evaluators.probe.measure import tokens_per_step
 from frontrunner.evaluators.probe.settings import ProbeSettings
-from frontrunner.evaluators.trainer.steady import ending, settled
+from frontrunner.evaluators.trainer.step_time_stats import ending, settled
 from frontrunner.results.outcome import ProbeEnding
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe

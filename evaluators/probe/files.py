@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from frontrunner.results.secret_values import without_secrets
+from frontrunner.results.redaction import without_secrets
 
 MAX_JSON_BYTES = 64 * 2**20
 """More than what the ranks of the largest probes write."""

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from frontrunner.evaluators.probe.classify import RankError
 from frontrunner.evaluators.probe.files import LineReader, parse_json, read_json, tail, write_json
-from frontrunner.results.codec import refuse_unstorable
-from frontrunner.results.outcome import Failure, Measurement, Outcome
+from frontrunner.results.outcome import Failure, Measurement, Outcome, refuse_unstorable
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

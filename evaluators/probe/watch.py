@@ -15,8 +15,7 @@ from frontrunner.evaluators.probe.processes import kernel_oom_kills
 from frontrunner.evaluators.probe.run_folder import RunFolder, StepCounter
 from frontrunner.evaluators.probe.settings import ProbeSettings
 from frontrunner.evaluators.protocol import Finished, ProbeOrder, ProbeSetup, Progress
-from frontrunner.results.codec import refuse_unstorable
-from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
+from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome, refuse_unstorable
 
 PEER_GRACE_S = 2.0
 """How long the other ranks may go on after one has failed, to write what they know."""

@@ -28,8 +28,7 @@ from frontrunner.evaluators.tables.schema import (
     rows_of,
 )
 from frontrunner.evaluators.tables.workloads import is_fused, software_of
-from frontrunner.results.codec import refuse_unstorable
-from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
+from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome, refuse_unstorable
 from frontrunner.spaces.cluster import PRECISIONS
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.model import Model

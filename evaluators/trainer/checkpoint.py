@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from frontrunner.evaluators.trainer.files import write_json
-from frontrunner.evaluators.trainer.stepping import Stepper
+from frontrunner.evaluators.trainer.train_step import Stepper
 
 _COMPLETE = re.compile(r"step-(\d{8,})")
 
@@ -30,7 +30,7 @@ class Checkpoints:
         self._device = device
 
     def path_of(self, step: int) -> Path:
-        """Where the checkpoint of `step` is, if it is complete."""
+        """Return where the checkpoint of `step` is, if it is complete."""
         return self._folder / f"step-{step:08d}"
 
     def save(self, stepper: Stepper, step: int) -> Path:

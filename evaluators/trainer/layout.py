@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from frontrunner.evaluators.trainer.context_parallel import ContextRanks
+from frontrunner.evaluators.trainer.parallel.context import ContextRanks
 from frontrunner.spaces.recipe import Recipe
 
 ShardingKind = Literal["replicate", "zero-1", "zero-2", "zero-3", "hybrid", "levels"]
 
 _DIMENSIONS = ("pipeline", "replicate", "shard", "tensor")
-# The same ranks by the sequences they work on: context ranks are neighbouring copies of the model.
+# The same ranks by the sequences they work on: context ranks are neighboring copies of the model.
 _SEQUENCES = ("pipeline", "replica", "context", "tensor")
 # In the order in which a parameter is cut: what one dimension leaves to a rank, the next one cuts further.
 _LEVELS = ("pipeline", "tensor", "parameters", "gradients", "optimizer")
@@ -74,7 +74,7 @@ class Layout:
 
 
 def make_layout(recipe: Recipe, *, device_type: str) -> Layout:
-    """The grid over all ranks of the default process group, which must have recipe.devices ranks."""
+    """Return the grid over all ranks of the default process group, which must have recipe.devices ranks."""
     kind = sharding_kind(recipe)
     # Of the levels FSDP2 sees the innermost only, the groups over which parameters are spread.
     shard_ranks = recipe.sharding.parameters if kind == "levels" else recipe.sharding.optimizer
@@ -91,10 +91,10 @@ def _context_ranks(recipe: Recipe, device_type: str) -> ContextRanks:
 
 
 def rank_grid(recipe: Recipe, copies: tuple[int, ...]) -> Tensor:
-    """The ranks as an array [pipeline, *copies, tensor], numbered as the recipe's rank order says.
+    """Return the ranks as an array [pipeline, *copies, tensor], numbered as the recipe's rank order says.
 
     `copies` are the sizes by which the copies of the model are cut, outermost first; together they are all of them.
-    By default tensor-parallel ranks are neighbours, so that their heavy traffic stays on the fastest links.
+    By default tensor-parallel ranks are neighbors, so that their heavy traffic stays on the fastest links.
     """
     sizes = {"pp": (recipe.pipeline_parallel,), "dp": copies, "tp": (recipe.tensor_parallel,)}
     outermost_first = recipe.rank_order.split("-")[::-1]
@@ -105,14 +105,14 @@ def rank_grid(recipe: Recipe, copies: tuple[int, ...]) -> Tensor:
 
 
 def _levels(recipe: Recipe, device_type: str) -> DeviceMesh:
-    """The ranks by level; copies that share parameters are neighbours, and so are those that share gradients."""
+    """Return the ranks by level; copies that share parameters are neighbors, and so are those that share gradients."""
     p, g, o = recipe.sharding.parameters, recipe.sharding.gradients, recipe.sharding.optimizer
     ranks = rank_grid(recipe, (o // g, g // p, p))
     return DeviceMesh(device_type, ranks.permute(0, 4, 3, 2, 1).contiguous(), mesh_dim_names=_LEVELS)
 
 
 def sharding_kind(recipe: Recipe) -> ShardingKind:
-    """The common name of the recipe's sharding degrees over N copies of the model.
+    """Return the common name of the recipe's sharding degrees over N copies of the model.
 
     (1, 1, 1) is plain replication, (1, 1, N) ZeRO-1, (1, N, N) ZeRO-2, (N, N, N) ZeRO-3 (arXiv 1910.02054),
     (k, k, k) with 1 < k < N hybrid sharding (arXiv 2304.11277), and any other p <= g <= o = N that divide one another

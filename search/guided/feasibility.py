@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +19,9 @@ from scipy.optimize import minimize
 from scipy.spatial.distance import cdist
 from scipy.special import log_ndtr, ndtr
 
-from frontrunner.search.guided.dominance import needs_as_much
-from frontrunner.search.guided.field import Field, middle
+from frontrunner.search.guided.features import needs_as_much
+from frontrunner.search.guided.observations import Trial
+from frontrunner.search.guided.prior import CandidateTable, middle
 
 Rows = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]
@@ -48,25 +48,15 @@ DOMINATED = 1e-3
 """What is left of the chance of a recipe that needs as much memory as one that ran out of it: it is tried last."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """What became of a row: it ran (with its peak over a device's memory, as a logarithm, where known) or failed."""
-
-    row: int
-    ran: bool
-    log_peak: float | None = None
-    out_of_memory: bool = False
-
-
 class FeasibilityModel:
-    """Chances of all rows; a refusal is never sure, since the formulas may be wrong."""
+    """Chances of all rows to run; no chance is 0, since the formulas may be wrong."""
 
-    def __init__(self, field: Field) -> None:
-        own = field.problem == 0
-        self._fill, self._features, self._own = field.log_fill, field.features, own
-        parts = field.memory_shares - middle(field.memory_shares[own])
-        steps = field.features - middle(field.features[own])
-        ones = np.ones((len(field), 1))
+    def __init__(self, table: CandidateTable) -> None:
+        own = table.problem == 0
+        self._fill, self._features, self._own = table.log_fill, table.features, own
+        parts = table.memory_shares - middle(table.memory_shares[own])
+        steps = table.features - middle(table.features[own])
+        ones = np.ones((len(table), 1))
         self._inputs = np.hstack([ones * OFFSET, parts * PER_SHARE, steps * PER_STEP, ones * MARGIN_SPREAD])
         self.learn([])
 

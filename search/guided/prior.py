@@ -1,4 +1,4 @@
-"""What the analytic model says of every legal recipe before anything is measured, as arrays with a row a recipe."""
+"""The analytic model's predictions of all recipes that a search considers, as arrays with one row per recipe."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from frontrunner.evaluators.analytic.estimates import blocks, not_modelled
 from frontrunner.evaluators.analytic.memory import PeakMemory, peak_memory
 from frontrunner.evaluators.analytic.software import Software
 from frontrunner.evaluators.analytic.step import StepTime, step_time
+from frontrunner.search.guided.features import features
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 
@@ -24,7 +25,7 @@ MEMORY_PARTS = tuple(field.name for field in fields(PeakMemory) if field.name !=
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prior:
-    """Predictions of recipes, a row each.
+    """Predictions of recipes, one row each.
 
     `log_speed` is the natural logarithm of tokens/s, `step_shares` a step's parts over the whole (one column for each
     of `STEP_PARTS`), `log_fill` the logarithm of peak memory over a device's memory, `memory_shares` likewise for
@@ -80,8 +81,55 @@ def _prior(recipes: Sequence[Recipe], problem: Problem, step: Rows, memory: Rows
 
 
 def _filled(parts: Rows, known: npt.NDArray[np.bool_]) -> Rows:
-    """The parts, with the medians of the known rows in the others; ones where nothing is known."""
+    """Replace unknown rows by the medians of the known ones, or by ones where nothing is known."""
     if known.all():
         return parts
     middle = np.median(parts[known], axis=0) if known.any() else np.ones(parts.shape[1])
     return np.where(known[:, None], parts, np.maximum(middle, 1e-9))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CandidateTable:
+    """One row per recipe: the legal ones of the campaign first, in their order, then remembered ones of any problem.
+
+    `problem` numbers the problem of each row, 0 is the campaign's own. The other columns are as in `Prior` and
+    `features`.
+    """
+
+    log_speed: Rows
+    step_shares: Rows
+    log_fill: Rows
+    memory_shares: Rows
+    step_time_s: Rows
+    features: Rows
+    problem: npt.NDArray[np.intp]
+
+    @classmethod
+    def of(cls, recipes: Sequence[Recipe], prior: Prior) -> CandidateTable:
+        """Make the table of a campaign's legal recipes."""
+        return cls(
+            log_speed=prior.log_speed,
+            step_shares=prior.step_shares,
+            log_fill=prior.log_fill,
+            memory_shares=prior.memory_shares,
+            step_time_s=prior.step_time_s,
+            features=features(recipes),
+            problem=np.zeros(len(recipes), dtype=np.intp),
+        )
+
+    def with_rows(self, recipes: Sequence[Recipe], problem: Problem, number: int) -> CandidateTable:
+        """Append recipes of a problem under its number."""
+        other = CandidateTable.of(recipes, prior_of(recipes, problem))
+        names = ("log_speed", "step_shares", "log_fill", "memory_shares", "step_time_s", "features")
+        joined = {name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in names}
+        return CandidateTable(
+            **joined, problem=np.concatenate([self.problem, np.full(len(recipes), number, dtype=np.intp)])
+        )
+
+    def __len__(self) -> int:
+        return len(self.log_speed)
+
+
+def middle(columns: Rows) -> Rows:
+    """Return the columns' medians; zeros where there are no rows."""
+    return np.asarray(np.median(columns, axis=0), dtype=np.float64) if len(columns) else np.zeros(columns.shape[1:])

@@ -3,7 +3,7 @@
 Its mean is the prior: without measurements the ratio is 1 everywhere. What it can learn is, in sum: a factor common to
 all recipes; how far the formulas over- or underrate each part of a step (linear in the parts' shares, which is a refit
 of the model's efficiencies to first order); a factor for each doubling of a degree; how far differences in predicted
-speed are to be believed (linear in the predicted logarithm); and whatever else neighbouring recipes have in common.
+speed are to be believed (linear in the predicted logarithm); and whatever else neighboring recipes have in common.
 Remembered recipes of another problem have a factor of their own.
 
 The scales were set on four published tables at once (decision 15); searches differ little within a factor of 2 of
@@ -15,7 +15,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +22,8 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Kernel
 
 from frontrunner.evaluators.analytic.accuracy_bounds import is_validated, own_error
-from frontrunner.search.guided.field import Field, middle
+from frontrunner.search.guided.observations import Observation
+from frontrunner.search.guided.prior import CandidateTable, middle
 from frontrunner.spaces.problem import Problem
 
 Rows = npt.NDArray[np.float64]
@@ -38,7 +38,7 @@ PER_STEP = 0.045
 PER_LOG_SPEED = 0.3
 """Of what a predicted difference in speed is worth, from 1."""
 LOCAL, LOCAL_STEPS = 0.12, 1.0
-"""Of what neighbours have in common, and how many doublings away they are neighbours."""
+"""Of what neighbors have in common, and how many doublings away they are neighbors."""
 OTHER_PROBLEM = 0.3
 """Of the factor of another problem against this one's; not multiplied by an amplitude, since what is learned within one
 problem says little of the next (decision 22)."""
@@ -46,40 +46,31 @@ FAR, APART = 1e4, 1e-6
 AMPLITUDES = {0.5: 0.25, 1.0: 0.4, 2.0: 0.25, 4.0: 0.1}
 """What all of these but the factors of problems are multiplied by -> its chance before any measurement."""
 OF_OTHER_DEVICES = {0.5: 0.1, 1.0: 0.35, 2.0: 0.35, 4.0: 0.2}
-"""Likewise where no measurement has judged the formulas."""
+"""As AMPLITUDES, where no measurement has validated the formulas."""
 OF_SHARED_PROCESSORS = {2.0: 0.6, 4.0: 0.4}
-"""Likewise on a CPU that was not calibrated: that ranks share its cores is not in the formulas. On 150 measured recipes
-of `examples/laptop.toml` smaller ones end the search at four fifths of the best, sure that little is left."""
+"""As AMPLITUDES, on a CPU that was not calibrated: that ranks share its cores is not in the formulas. On 150 measured
+recipes of `examples/laptop.toml` smaller ones end the search at four fifths of the best, sure that little is left."""
 NOISES = {0.01: 0.25, 0.03: 0.4, 0.1: 0.2, 0.4: 0.15}
 """Standard deviation of a measured logarithm about what can be learned -> its chance before any measurement."""
 MOST_OBSERVATIONS = 250
 """Beyond these, other problems' are left out and then the slowest: fitting takes time by their third power."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Observation:
-    """A logarithm of measured over predicted speed at a row; `spread` is its own noise beside the learned one."""
-
-    row: int
-    log_ratio: float
-    spread: float = 0.0
-
-
 def amplitudes_of(problem: Problem) -> Mapping[float, float]:
-    """How wrong predictions may be on the problem's cluster, by what is known of the formulas there."""
+    """Return how wrong predictions may be on the problem's cluster, with the chance of each."""
     if problem.cluster.backend == "cpu" and own_error(problem) is None:
         return OF_SHARED_PROCESSORS
     return AMPLITUDES if is_validated(problem) else OF_OTHER_DEVICES
 
 
 class SpeedModel:
-    """Predicts the logarithm of tokens/s of a field's rows from the prior and the observations."""
+    """Predicts the logarithm of tokens/s of a table's rows from the prior and the observations."""
 
-    def __init__(self, field: Field, amplitudes: Mapping[float, float] = AMPLITUDES) -> None:
+    def __init__(self, table: CandidateTable, amplitudes: Mapping[float, float] = AMPLITUDES) -> None:
         """`amplitudes` are the chances of how wrong the predictions are: see `amplitudes_of`."""
         self._amplitudes = amplitudes
-        self._log_speed, self._problem = field.log_speed, field.problem
-        self._inputs, self._lengths, self._is_problem = _inputs(field)
+        self._log_speed, self._problem = table.log_speed, table.problem
+        self._inputs, self._lengths, self._is_problem = _inputs(table)
         self._process: GaussianProcessRegressor | None = None
         self._amplitude, self.noise = max(amplitudes, key=lambda amplitude: amplitudes[amplitude]), 0.03
 
@@ -123,7 +114,7 @@ class SpeedModel:
         return ConstantKernel(COMMON**2, "fixed") + self._of_problems() + self._structure(amplitude)
 
     def _of_problems(self) -> Kernel:
-        """The covariance of the problems' own factors: rows of one problem share one, of others' they tell nothing."""
+        """The covariance of the problems' own factors: rows of one problem share one."""
         lengths = np.where(self._is_problem, APART / 100, FAR)
         return ConstantKernel(OTHER_PROBLEM**2 / 2, "fixed") * RBF(lengths, "fixed")
 
@@ -134,7 +125,7 @@ class SpeedModel:
         return linear + near
 
     def linear_mean(self) -> Rows:
-        """The predictions for all rows without what neighbours have in common: cheap, for choosing whom to look at."""
+        """Predict all rows without what neighbors have in common: cheap, to choose which rows to look at."""
         if self._process is None:
             return self._log_speed
         alpha = self._process.alpha_
@@ -143,7 +134,7 @@ class SpeedModel:
         return found
 
     def predict(self, rows: Places) -> tuple[Rows, Rows]:
-        """Mean and standard deviation for these rows, without a measurement's noise.
+        """Predict mean and standard deviation of these rows, without a measurement's noise.
 
         Before any observation the deviation is that of differences between recipes alone, not of the common factor.
         """
@@ -154,34 +145,34 @@ class SpeedModel:
         return self._log_speed[rows] + mean, deviation
 
     def draws(self, rows: Places, count: int, seed: int) -> Rows:
-        """`count` joint draws for these rows, a column each."""
+        """Draw jointly for these rows, `count` times, one column per draw."""
         if self._process is None:
             raise ValueError("nothing was observed")
         drawn: Rows = self._process.sample_y(self._inputs[rows], n_samples=count, random_state=seed)
         return self._log_speed[rows, None] + drawn
 
 
-def _inputs(field: Field) -> tuple[Rows, Rows, npt.NDArray[np.bool_]]:
-    """The process's inputs, scaled so that each has a coefficient of about 1, and their lengths for neighbourhood.
+def _inputs(table: CandidateTable) -> tuple[Rows, Rows, npt.NDArray[np.bool_]]:
+    """The process's inputs, scaled so that each has a coefficient of about 1, and their lengths for neighbors.
 
-    Last, which of them do no more than tell problems apart.
+    Last, which of them only separate problems.
     """
-    own = field.problem == 0
-    steps = field.features - middle(field.features[own])
-    speeds = np.array(field.log_speed)
-    for number in np.unique(field.problem):
-        speeds[field.problem == number] -= middle(field.log_speed[field.problem == number])
-    others = np.arange(1, field.problem.max(initial=0) + 1)
+    own = table.problem == 0
+    steps = table.features - middle(table.features[own])
+    speeds = np.array(table.log_speed)
+    for number in np.unique(table.problem):
+        speeds[table.problem == number] -= middle(table.log_speed[table.problem == number])
+    others = np.arange(1, table.problem.max(initial=0) + 1)
     blocks = [
-        (field.step_shares * PER_SHARE, FAR),
+        (table.step_shares * PER_SHARE, FAR),
         (steps * PER_STEP, LOCAL_STEPS * PER_STEP),
         (speeds[:, None] * PER_LOG_SPEED, FAR),
-        ((field.problem[:, None] == others) * APART, FAR),
-        (np.zeros((len(field), 1)), FAR),  # so that there is one where all recipes are alike
+        ((table.problem[:, None] == others) * APART, FAR),
+        (np.zeros((len(table), 1)), FAR),  # so that there is one where all recipes are alike
     ]
     inputs = np.hstack([block for block, _ in blocks])
     lengths = np.concatenate([np.full(block.shape[1], length) for block, length in blocks])
-    varies = np.ptp(inputs, axis=0) > 0 if len(field) else np.zeros(len(lengths), dtype=bool)
+    varies = np.ptp(inputs, axis=0) > 0 if len(table) else np.zeros(len(lengths), dtype=bool)
     varies[-1] = True
     is_problem = np.zeros(len(lengths), dtype=bool)
     is_problem[len(lengths) - 1 - len(others) : -1] = True
@@ -189,7 +180,7 @@ def _inputs(field: Field) -> tuple[Rows, Rows, npt.NDArray[np.bool_]]:
 
 
 def log_evidence(covariance: Rows, values: Rows) -> float:
-    """The logarithm of a normal density of mean 0 at `values`, but for the constant of their number."""
+    """Return the log density of a normal of mean 0 at `values`, without the constant that depends on their number."""
     factor = np.linalg.cholesky(covariance)
     whitened = np.linalg.solve(factor, values)
     return -0.5 * float(whitened @ whitened) - float(np.log(np.diag(factor)).sum())

@@ -11,14 +11,18 @@ import numpy.typing as npt
 
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.results.outcome import Measurement
-from frontrunner.search.guided.acquisition import mean_loss, node_seconds
-from frontrunner.search.guided.experience import Experience
+from frontrunner.search.guided.acquisition import (
+    Allowances,
+    Demands,
+    Front,
+    best_forecasts,
+    mean_loss,
+    node_seconds,
+)
 from frontrunner.search.guided.feasibility import FeasibilityModel
-from frontrunner.search.guided.field import Field
-from frontrunner.search.guided.forecast import best_forecasts
-from frontrunner.search.guided.front import Allowances, Demands, Front
-from frontrunner.search.guided.prior import Prior, prior_of
-from frontrunner.search.guided.speed import Observation, SpeedModel, amplitudes_of
+from frontrunner.search.guided.observations import Observation, Observations
+from frontrunner.search.guided.prior import CandidateTable, Prior, prior_of
+from frontrunner.search.guided.speed import SpeedModel, amplitudes_of
 from frontrunner.search.strategies.candidates import Candidates
 from frontrunner.search.strategy import TOKENS_ALONE, Evidence, Forecast, Outlook, Told
 from frontrunner.spaces.document import recipe_id
@@ -30,7 +34,7 @@ Rows = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]
 
 LOOKED_AT = 3000
-"""So many open recipes are judged in full at each ask: those that a linear correction finds most promising."""
+"""Open recipes that are judged in full at each ask: those that a linear correction finds most promising."""
 CLOSE_CALL = 0.005
 """Recipes whose worth differs by about this share are ordered by the seed: the formulas cannot tell them apart."""
 LEAST_WORTH = 1e-3
@@ -57,37 +61,37 @@ class Guided:
         self._nodes = np.fromiter((nodes_used(r, survey.problem) for r in survey.recipes), dtype=np.float64)
         self._allowances = Allowances(objectives, self._nodes)
         self._closeness = np.exp(CLOSE_CALL * np.random.default_rng(seed).standard_normal(len(survey.recipes)))
-        self._experience = Experience(memory_bytes=survey.problem.cluster.memory_bytes_per_device)
+        self._seen = Observations(memory_bytes=survey.problem.cluster.memory_bytes_per_device)
         self._pending: dict[int, None] = {}
         self._remembered: dict[str, list[int]] = {}
-        self._know(Field.of(survey.recipes, self._own))
+        self._know(CandidateTable.of(survey.recipes, self._own))
 
-    def _know(self, field: Field) -> None:
-        self._field, self._is_news = field, True
-        self._speed = SpeedModel(field, amplitudes_of(self._problem))
-        self._feasible = FeasibilityModel(field)
+    def _know(self, table: CandidateTable) -> None:
+        self._table, self._is_news = table, True
+        self._speed = SpeedModel(table, amplitudes_of(self._problem))
+        self._feasible = FeasibilityModel(table)
 
     def remember(self, evidence: Sequence[Evidence]) -> None:
-        """Learn of outcomes from before the campaign; called once, before anything is asked or told."""
-        field = self._field
+        """Learn outcomes of earlier campaigns; called once, before any ask or tell."""
+        table = self._table
         learned: list[tuple[int, Evidence, float]] = []
         numbers = itertools.count(1)
         for problem, known in _by_problem(evidence):
             recipes = [piece.recipe for piece in known]
             own = problem == self._problem
             number = 0 if own else next(numbers)
-            rows = range(len(field), len(field) + len(recipes))
-            field = field.with_rows(recipes, problem, number)
+            rows = range(len(table), len(table) + len(recipes))
+            table = table.with_rows(recipes, problem, number)
             spread = SAME_PROBLEM_SPREAD if own else OTHER_PROBLEM_SPREAD
             learned += [(row, piece, spread) for row, piece in zip(rows, known, strict=True)]
-        self._know(field)
+        self._know(table)
         for row, piece, spread in learned:
             memory = piece.problem.cluster.memory_bytes_per_device
             self._remembered.setdefault(recipe_id(piece.problem, piece.recipe), []).append(row)
-            self._experience.learn(row, piece.outcome, field, spread=spread, memory_bytes=memory)
+            self._seen.learn(row, piece.outcome, table, spread=spread, memory_bytes=memory)
 
     def ask(self, count: int) -> list[Recipe]:
-        """Up to `count` legal recipes that were neither proposed nor told before; empty when none is left.
+        """Return up to `count` legal recipes that were neither proposed nor told; empty when none is left.
 
         Those whose outcome is not known yet are taken to run as fast as expected while the next is chosen.
         """
@@ -110,8 +114,8 @@ class Guided:
         self._candidates.take(row)
         self._pending.pop(row, None)
         if isinstance(told.outcome, Measurement) or told.outcome.policy.counts_against_recipe:
-            self._experience.forget(self._remembered.pop(recipe_id(self._problem, told.recipe), ()))
-        self._experience.add(row, told.outcome, self._field)
+            self._seen.forget(self._remembered.pop(recipe_id(self._problem, told.recipe), ()))
+        self._seen.add(row, told.outcome, self._table)
         self._is_news = True
 
     def forget(self, recipe: Recipe) -> None:
@@ -122,8 +126,8 @@ class Guided:
             self._candidates.give_back(row)
 
     def outlook(self) -> Outlook | None:
-        """What going on promises; None before the first measurement, and until each node count sought was tried."""
-        if not self._experience.log_speeds or self._untried():
+        """Return the expected gain; None before the first measurement, and until each node count sought was tried."""
+        if not self._seen.log_speeds or self._untried():
             return None
         self._learn()
         speeds, held = self._measured()
@@ -145,8 +149,8 @@ class Guided:
         return Outlook(expected_improvement=float(gains.max()), gap=gap, gap_at_most=at_most, of_front=several)
 
     def forecasts(self, count: int) -> list[Forecast]:
-        """What is expected of the `count` best recipes; none before any outcome was remembered or told."""
-        if not self._experience.observations:
+        """Predict the `count` best recipes; none before any outcome was remembered or told."""
+        if not self._seen.observations:
             return []
         self._learn()
         rows = self._promising(np.arange(len(self._nodes)), None)
@@ -156,18 +160,18 @@ class Guided:
         return best_forecasts(recipes, mean, spread, self._feasible.chance(rows), count)
 
     def worth_repeating(self) -> Recipe | None:
-        """The less measured of the two best, where taking one for the other costs more than a probe is to gain.
+        """Return the less measured of the two best, where confusing them costs more than a probe is expected to gain.
 
-        None with several objectives: there is no single best to be mistaken about.
+        None with several objectives, which have no single best.
         """
         if self._allowances.are_several:
             return None
-        measured = sorted(self._experience.log_speeds.items(), key=lambda item: -statistics.fmean(item[1]))[:2]
+        measured = sorted(self._seen.log_speeds.items(), key=lambda item: -statistics.fmean(item[1]))[:2]
         if len(measured) < 2:
             return None
         (first, fast), (second, slow) = measured
         row, values = (first, fast) if len(fast) <= len(slow) else (second, slow)
-        deviation = self._experience.noise() * (1 / len(fast) + 1 / len(slow)) ** 0.5
+        deviation = self._seen.noise() * (1 / len(fast) + 1 / len(slow)) ** 0.5
         loss = mean_loss(statistics.fmean(fast) - statistics.fmean(slow), deviation)
         outlook = self.outlook()
         if len(values) >= MOST_REPEATS or loss == 0 or (outlook and loss < outlook.expected_improvement):
@@ -175,22 +179,22 @@ class Guided:
         return self._candidates.recipes[row]
 
     def _learn(self) -> None:
-        """Take what was told into both models, and pending proposals as if they ran as expected."""
+        """Fit both models to what was told, and to pending proposals as if they ran as expected."""
         if self._is_news:
-            self._speed.learn(self._experience.observations)
-            self._feasible.learn(self._experience.trials)
+            self._speed.learn(self._seen.observations)
+            self._feasible.learn(self._seen.trials)
             self._is_news = False
-        elif self._experience.observations:
-            self._speed.update(self._experience.observations)
-        if self._pending and self._experience.observations:
+        elif self._seen.observations:
+            self._speed.update(self._seen.observations)
+        if self._pending and self._seen.observations:
             rows = np.fromiter(self._pending, dtype=np.intp)
-            ratios = self._speed.predict(rows)[0] - self._field.log_speed[rows]
+            ratios = self._speed.predict(rows)[0] - self._table.log_speed[rows]
             guesses = [Observation(row=int(r), log_ratio=float(g)) for r, g in zip(rows, ratios, strict=True)]
-            self._speed.update([*self._experience.observations, *guesses])
+            self._speed.update([*self._seen.observations, *guesses])
 
     def _measured(self) -> tuple[Rows, Demands]:
-        """The mean logarithm of tokens/s of each row that this campaign measured, and what it needs."""
-        measured, peaks = self._experience.log_speeds, self._experience.log_peaks
+        """Return the mean log speed of each row that this campaign measured, and what it needs."""
+        measured, peaks = self._seen.log_speeds, self._seen.log_peaks
         rows = np.fromiter(measured, dtype=np.intp)
         speeds = np.fromiter((statistics.fmean(values) for values in measured.values()), dtype=np.float64)
         known = np.fromiter((peaks.get(row, np.nan) for row in measured), dtype=np.float64)
@@ -201,8 +205,8 @@ class Guided:
         return self._allowances.demands(self._feasible.log_need(rows), self._nodes[rows])
 
     def _front(self) -> Front | None:
-        """The measured front; with several objectives what is pending fills its place as if it ran as expected."""
-        if not self._experience.log_speeds:
+        """Return the measured front; with several objectives pending rows count as if they ran as expected."""
+        if not self._seen.log_speeds:
             return None
         speeds, demands = self._measured()
         if self._allowances.are_several and self._pending:
@@ -212,12 +216,12 @@ class Guided:
         return Front(self._allowances, speeds, demands, self._untried())
 
     def _untried(self) -> frozenset[float]:
-        """Node counts sought that no probe has had: how speed scales with nodes is not left to the formulas alone."""
-        rows = [trial.row for trial in self._experience.trials if trial.row < len(self._nodes)]
+        """Return the node counts sought that no probe has had: scaling with nodes is not left to the formulas alone."""
+        rows = [trial.row for trial in self._seen.trials if trial.row < len(self._nodes)]
         return self._allowances.untried(self._nodes[[*rows, *self._pending]])
 
     def _promising(self, rows: Places, front: Front | None) -> Places:
-        """At most `LOOKED_AT` of the rows."""
+        """Select at most `LOOKED_AT` of the rows."""
         if len(rows) <= LOOKED_AT:
             return rows
         worth, demands = self._speed.linear_mean()[rows], self._demands(rows)
@@ -238,14 +242,14 @@ class Guided:
             gain = np.exp(mean - mean.max()) * self._allowances.reach(demands)
         else:
             gain = front.gain(mean, deviation, demands)
-        step_time_s = self._field.step_time_s[rows] * np.exp(self._field.log_speed[rows] - mean)
+        step_time_s = self._table.step_time_s[rows] * np.exp(self._table.log_speed[rows] - mean)
         cost = node_seconds(step_time_s, self._nodes[rows])
         worth = (gain + LEAST_WORTH) * chance / cost * self._closeness[rows]
         return int(rows[np.argmax(worth)])
 
 
 def _by_problem(evidence: Sequence[Evidence]) -> list[tuple[Problem, list[Evidence]]]:
-    """The evidence by problem, in the order of its first piece; problems hold mappings, so they cannot be keys."""
+    """Group the evidence by problem in the order of first occurrence; problems are not hashable."""
     found: list[tuple[Problem, list[Evidence]]] = []
     for piece in evidence:
         known = next((pieces for problem, pieces in found if problem == piece.problem), None)

@@ -104,7 +104,7 @@ def fit_campaign(
     path = None if out is None else writable(out)
     with opened(store) as found:
         record = found.campaign(campaign)
-        told = found.told(record.id)
+        told = found.final_outcomes(record.id)
     spec = stored_spec(record)
     if spec.evaluator == "simulated":
         raise InvalidInput(f"campaign {record.name} is simulated: it measured nothing that could be fitted to")

@@ -7,8 +7,8 @@ import re
 import stat
 from pathlib import Path
 
-from frontrunner.results.failed import last_failure
-from frontrunner.results.secret_values import without_secrets
+from frontrunner.results.redaction import without_secrets
+from frontrunner.results.status import last_failure
 from frontrunner.results.store import Store
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.spaces.errors import FrontrunnerError, NotFound

@@ -22,12 +22,11 @@ import httpx2
 from pydantic import TypeAdapter, ValidationError
 
 from frontrunner.config.toml_file import Table, read_toml
-from frontrunner.evaluators.insight.objectives import Front, OnFront
 from frontrunner.events import StreamEvent
-from frontrunner.results.compare import Comparison
-from frontrunner.results.driving import DriverSeen
+from frontrunner.pareto_front import Front, OnFront
+from frontrunner.results.active_drivers import ActiveDriver
 from frontrunner.results.explain import Explanation
-from frontrunner.results.pages import CampaignPage, RecipePage, TrialPage
+from frontrunner.results.pages import CampaignPage, Comparison, RecipePage, TrialPage
 from frontrunner.results.predictions import SmallScale
 from frontrunner.results.ranking import RankedRecipe, Ranking
 from frontrunner.results.records import CampaignList
@@ -56,8 +55,8 @@ if TYPE_CHECKING:
 
     from frontrunner.baseline import Baseline
     from frontrunner.evaluators.analytic.breakdown import Breakdown
-    from frontrunner.evaluators.insight.collected import Missing
-    from frontrunner.views.charts.catalogue import Drawn
+    from frontrunner.reporting import NotDrawn
+    from frontrunner.views.charts.data import Missing
     from frontrunner.views.shown_plan import ShownPlan
 
 T = TypeVar("T")
@@ -145,8 +144,8 @@ class RemoteStore:
             if len(found) >= page.total or not page.items:
                 return found
 
-    def drivers(self) -> list[DriverSeen]:
-        return self._get(list[DriverSeen], "/drivers")
+    def drivers(self) -> list[ActiveDriver]:
+        return self._get(list[ActiveDriver], "/drivers")
 
     def status(self, campaign: str | None = None) -> Status:
         return self._get(Status, self._of(campaign))
@@ -255,7 +254,7 @@ class RemoteStore:
 
     def report(self, campaign: str | None = None, *, out: str | Path | None = None) -> Path:
         from frontrunner.evaluators.probe.files import write_bytes
-        from frontrunner.reporting_pieces import report_place
+        from frontrunner.reporting import report_place
 
         path = self._of(campaign)
         place = report_place(out, path.rpartition("/")[2])
@@ -271,16 +270,16 @@ class RemoteStore:
         out: str | Path,
         figure: str | None = None,
         format: str | None = None,  # noqa: A002 - the option's name
-    ) -> tuple[list[Path], list[Drawn]]:
-        from frontrunner.reporting_pieces import picture_place
+    ) -> tuple[list[Path], list[NotDrawn]]:
+        from frontrunner.reporting import picture_place
 
         place = picture_place(out, figure, format)
         path = self._of(campaign, "/figures/")
         return place.save(lambda name: self._picture(path, name, place.kind))
 
     def _picture(self, path: str, name: str, kind: str) -> bytes | Missing:
-        from frontrunner.evaluators.insight.collected import Missing
-        from frontrunner.reporting_pieces import not_drawn
+        from frontrunner.reporting import not_drawn
+        from frontrunner.views.charts.data import Missing
 
         try:
             return self._send("GET", path + name, params={"format": kind}).content

@@ -15,7 +15,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from frontrunner.config.settings import store_url
+from frontrunner.config.settings import DEFAULT_STORE, store_url
 from frontrunner.spaces.errors import NotFound
 
 if TYPE_CHECKING:
@@ -23,18 +23,17 @@ if TYPE_CHECKING:
 
     from frontrunner.baseline import Baseline
     from frontrunner.evaluators.analytic.breakdown import Breakdown
-    from frontrunner.evaluators.insight.objectives import Front
     from frontrunner.events import StreamEvent
-    from frontrunner.results.compare import Comparison
-    from frontrunner.results.driving import DriverSeen
+    from frontrunner.pareto_front import Front
+    from frontrunner.reporting import NotDrawn
+    from frontrunner.results.active_drivers import ActiveDriver
     from frontrunner.results.explain import Explanation
-    from frontrunner.results.pages import RecipePage, TrialPage
+    from frontrunner.results.pages import Comparison, RecipePage, TrialPage
     from frontrunner.results.predictions import SmallScale
     from frontrunner.results.ranking import Ranking
     from frontrunner.results.records import CampaignList
     from frontrunner.results.status import FailureList, Status
     from frontrunner.results.store import Store as OpenStore
-    from frontrunner.views.charts.catalogue import Drawn
 
 T = TypeVar("T")
 OBJECTIVES = ("tokens", "memory", "nodes")
@@ -73,12 +72,12 @@ class LocalStore:
         with self.opened() as store:
             return CampaignList(store.campaigns())
 
-    def drivers(self) -> list[DriverSeen]:
+    def drivers(self) -> list[ActiveDriver]:
         """Return the drivers that hold a campaign."""
-        from frontrunner.results.driving import drivers
+        from frontrunner.results.active_drivers import active_drivers
 
         with self.opened() as store:
-            return drivers(store)
+            return active_drivers(store)
 
     def status(self, campaign: str | None = None) -> Status:
         """Return the state of a campaign: trials by state, failures by kind, the best recipe, the last events."""
@@ -110,8 +109,7 @@ class LocalStore:
 
     def pareto(self, campaign: str | None = None) -> Ranking:
         """Return the recipes that no other beats in both tokens/s and peak memory."""
-        from frontrunner.results.pareto import pareto
-        from frontrunner.results.ranking import Ranking
+        from frontrunner.results.ranking import Ranking, pareto
 
         with self.opened() as store:
             return Ranking(pareto(store, campaign))
@@ -122,7 +120,7 @@ class LocalStore:
         Objectives are two or more of tokens (tokens/s), memory (free memory of the fullest device) and nodes (fewer is
         better). Raises `InvalidInput` for others.
         """
-        from frontrunner.evaluators.insight.objectives import checked_objectives, front
+        from frontrunner.pareto_front import checked_objectives, front
         from frontrunner.results.ranking import best
         from frontrunner.search.campaign_setup import stored_spec
 
@@ -169,7 +167,7 @@ class LocalStore:
 
     def compare(self, first: str, second: str, *, page: int = 1, page_size: int = 50) -> Comparison:
         """Return two campaigns side by side, and one page of the recipes that both have measured."""
-        from frontrunner.results.compare import compare
+        from frontrunner.results.pages import compare
 
         with self.opened() as store:
             return compare(store, first, second, page=page, page_size=page_size)
@@ -266,9 +264,23 @@ class LocalStore:
         Raises `InvalidInput` for a name that does not end with .html, a file that cannot be written or a missing
         package, and `NotFound` for a missing folder.
         """
-        from frontrunner.reporting_api import report
+        from frontrunner import reporting
+        from frontrunner.evaluators.probe.files import write_text
+        from frontrunner.spaces.errors import writing
+        from frontrunner.views.charts.render import require_installed
+        from frontrunner.views.report import Elsewhere
 
-        return report(campaign, out=out, store=self.url)
+        require_installed()
+        if out is not None:
+            reporting.report_place(out, "")  # before anything is read
+        with self.opened() as store:
+            path = reporting.report_place(out, store.campaign(campaign).name)
+            found = reporting.reported(store, campaign)
+        elsewhere = Elsewhere(store=None if self.url == DEFAULT_STORE else self.url)
+        text = reporting.report_text(found, elsewhere)
+        with writing(path):
+            write_text(path, text)
+        return path
 
     def plot(
         self,
@@ -277,16 +289,21 @@ class LocalStore:
         out: str | Path,
         figure: str | None = None,
         format: str | None = None,  # noqa: A002 - the option's name
-    ) -> tuple[list[Path], list[Drawn]]:
+    ) -> tuple[list[Path], list[NotDrawn]]:
         """Write a campaign's figures as PNG or SVG; return the files, and the figures that could not be drawn.
 
         `out` is a file named x.png or x.svg for one `figure`, or a folder for one or all of them in `format` (default:
         svg). Raises `InvalidInput` for a name or format that cannot be written or a missing package, and
         `NothingLegal` where the one figure cannot be drawn.
         """
-        from frontrunner.reporting_api import plot
+        from frontrunner import reporting
+        from frontrunner.views.charts.render import require_installed
 
-        return plot(campaign, out=out, figure=figure, format=format, store=self.url)
+        place = reporting.picture_place(out, figure, format)
+        require_installed()
+        with self.opened() as store:
+            found = reporting.reported(store, campaign)
+        return place.save(lambda name: reporting.figure(found, name, place.kind))
 
 
 def as_function(method: Callable[..., T]) -> Callable[..., T]:

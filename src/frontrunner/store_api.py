@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,11 +16,10 @@ from frontrunner.spaces.validation import load_json
 from frontrunner.store import opened
 
 if TYPE_CHECKING:
-    from frontrunner.results.archive.reading import Unarchived
-    from frontrunner.results.archive.writing import Archived
-    from frontrunner.results.audit.check import Check
-    from frontrunner.results.copying import Copied
+    from frontrunner.results.archive import Archived, Unarchived
+    from frontrunner.results.check import Check
     from frontrunner.results.pruning import Prunable
+    from frontrunner.results.transfer import Copied
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +33,8 @@ class Upgraded:
 
 
 def check_store(store: str | None = None) -> Check:
-    """Go through what must hold in every store, by plain SQL that shares nothing with the code that writes."""
-    from frontrunner.results.audit.check import check
+    """Check the store: the database's own checks, every row read, and everything recomputed that can be."""
+    from frontrunner.results.check import check
 
     with opened(store) as found, found.database.read() as connection:
         return check(connection, store=found.url)
@@ -47,7 +45,7 @@ def backup_store(file: str | Path | None = None, *, store: str | None = None) ->
 
     The backup of an SQLite store is a store, that of a PostgreSQL store an archive for pg_restore.
     """
-    from frontrunner.results.backup import backup
+    from frontrunner.results.transfer import backup
 
     with opened(store) as found:
         return backup(found.database, None if file is None else Path(file))
@@ -58,11 +56,10 @@ def upgrade_store(store: str | None = None) -> Upgraded:
 
     Raises `AlreadyDriven` while a driver holds one of its campaigns, and `StoreUnusable` for a later version's.
     """
-    from frontrunner.results.backup import backup
-    from frontrunner.results.copying import refuse_driven
-    from frontrunner.results.opening import open_to_upgrade
+    from frontrunner.results.lease import refuse_driven
+    from frontrunner.results.opening import migrate, open_to_upgrade, revision_of
     from frontrunner.results.schema import REVISION
-    from frontrunner.results.upgrading import migrate, revision_of
+    from frontrunner.results.transfer import backup
 
     with open_to_upgrade(store_url(store)) as database:
         now = database.clock()
@@ -81,8 +78,9 @@ def copy_store(source: str, target: str) -> Copied:
 
     A copy that fails leaves nothing behind: no file, and no tables.
     """
-    from frontrunner.results.copying import copy, refuse_driven
+    from frontrunner.results.lease import refuse_driven
     from frontrunner.results.opening import open_to_fill
+    from frontrunner.results.transfer import copy
 
     with opened(source) as reading:
         now = reading.now()
@@ -111,7 +109,7 @@ def prune_store(campaign: str | None = None, *, store: str | None = None) -> tup
 
 def archive(campaign: str | None, file: str | Path, *, store: str | None = None) -> Archived:
     """Write a campaign (None: the newest) to one portable file, for `unarchive` elsewhere."""
-    from frontrunner.results.archive.writing import archive as write
+    from frontrunner.results.archive import archive as write
 
     with opened(store) as found:
         return write(found, campaign, Path(file))
@@ -120,18 +118,15 @@ def archive(campaign: str | None, file: str | Path, *, store: str | None = None)
 def unarchive(file: str | Path, *, name: str | None = None, store: str | None = None) -> Unarchived:
     """Add the campaign of an archive to the store, as `name` or under its own.
 
-    Raises `InvalidInput`, naming the line, for a file that is damaged or no archive; nothing is written then.
+    Raises `InvalidInput` for a file that is damaged or not an archive; nothing is written then.
     """
-    from frontrunner.results.address import is_new
-    from frontrunner.results.archive import reading, verifying
+    from frontrunner.results import archive as archives
 
     if name is not None:
         require_campaign_name("--name", name)
-    rows = verifying.read_archive(
-        Path(file), check_spec=lambda text: load_json(CampaignSpec, text, what="its spec").problem
-    )
-    if is_new(store_url(store)):  # a refusal leaves no empty store behind
-        with tempfile.TemporaryDirectory() as folder, opened(f"{folder}/tried.db", create=True) as tried:
-            reading.unarchive(tried, rows, name=name)
-    with opened(store, create=True) as found:
-        return reading.unarchive(found, rows, name=name)
+    with archives.open_archive(
+        Path(file), check_spec=lambda text: load_json(CampaignSpec, text, what="its spec")
+    ) as found:
+        require_campaign_name("--name", name or found.campaign)
+        with opened(store, create=True) as target:
+            return archives.unarchive(target, found, name=name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from frontrunner.results.pages import recipe_page
-from frontrunner.results.recipe_filters import DEFAULTS, FILTERS
+from frontrunner.results.ranking import DEFAULTS, FILTERS
 from frontrunner.results.records import Campaign
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store

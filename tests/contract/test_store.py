@@ -8,12 +8,12 @@ from datetime import datetime
 
 import pytest
 
-from frontrunner.results.audit.rules import LATER_TABLES
 from frontrunner.results.explain import explain
 from frontrunner.results.outcome import FailureKind, Measurement, ProbeEnding
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.ranking import best
 from frontrunner.results.records import Campaign
+from frontrunner.results.schema import LATER_TABLES
 from frontrunner.results.states import (
     CAMPAIGN_TRANSITIONS,
     AttemptState,
@@ -161,7 +161,7 @@ class TestTrials(StoreContract):
         writer.finish_attempt(attempt, outcome, retry=False)
         assert store.open_attempts(campaign.id) == []
         assert store.trials(campaign.id)[0].state is TrialState.MEASURED
-        assert store.told(campaign.id) == [(RECIPE, outcome)]
+        assert store.final_outcomes(campaign.id) == [(RECIPE, outcome)]
 
     def test_finishing_twice_changes_nothing(self, store: Store, writer: CampaignWriter, campaign: Campaign) -> None:
         attempt = writer.start_attempt(begin(writer), run_folder="r")
@@ -178,11 +178,11 @@ class TestTrials(StoreContract):
         trial = begin(writer)
         writer.finish_attempt(writer.start_attempt(trial, run_folder="1"), failure(FailureKind.LOST), retry=True)
         assert store.trials(campaign.id)[0].state is TrialState.QUEUED
-        assert store.told(campaign.id) == []
+        assert store.final_outcomes(campaign.id) == []
         second = writer.start_attempt(trial, run_folder="2")
         assert second.number == 2
         writer.finish_attempt(second, failure(FailureKind.OUT_OF_MEMORY), retry=False)
-        assert store.told(campaign.id) == [(RECIPE, failure(FailureKind.OUT_OF_MEMORY))]
+        assert store.final_outcomes(campaign.id) == [(RECIPE, failure(FailureKind.OUT_OF_MEMORY))]
         states = [tried.attempt.state for tried in explain(store, trial.recipe_id).appearances[0].attempts]
         assert states == [AttemptState.LOST, AttemptState.FAILED]
         assert store.campaign(None).node_seconds_spent == 4.0
@@ -193,7 +193,7 @@ class TestTrials(StoreContract):
         attempt = writer.start_attempt(begin(writer), run_folder="1")
         writer.finish_attempt(attempt, failure(FailureKind.LOST), retry=False)
         assert store.trials(campaign.id)[0].state is TrialState.FAILED
-        assert store.told(campaign.id) == []
+        assert store.final_outcomes(campaign.id) == []
 
     def test_a_repeat_that_is_lost_leaves_the_measurement(
         self, store: Store, writer: CampaignWriter, campaign: Campaign
@@ -202,10 +202,10 @@ class TestTrials(StoreContract):
         writer.finish_attempt(writer.start_attempt(trial, run_folder="1"), measurement(), retry=False)
         second = writer.start_attempt(repeated(writer, store, campaign), run_folder="2")
         assert len(best(store, None)) == 1, "it ranks while it is measured again"
-        assert store.told(campaign.id) == [(RECIPE, measurement())]
+        assert store.final_outcomes(campaign.id) == [(RECIPE, measurement())]
         writer.finish_attempt(second, failure(FailureKind.LOST), retry=False)
         assert store.trials(campaign.id)[0].state is TrialState.MEASURED
-        assert store.told(campaign.id) == [(RECIPE, measurement())]
+        assert store.final_outcomes(campaign.id) == [(RECIPE, measurement())]
         assert len(best(store, None)) == 1
 
     def test_a_repeat_that_runs_out_of_memory_takes_the_recipe_out_of_the_ranking(
@@ -216,7 +216,10 @@ class TestTrials(StoreContract):
         second = writer.start_attempt(repeated(writer, store, campaign), run_folder="2")
         writer.finish_attempt(second, failure(FailureKind.OUT_OF_MEMORY), retry=False)
         assert best(store, None) == []
-        assert store.told(campaign.id) == [(RECIPE, measurement()), (RECIPE, failure(FailureKind.OUT_OF_MEMORY))]
+        assert store.final_outcomes(campaign.id) == [
+            (RECIPE, measurement()),
+            (RECIPE, failure(FailureKind.OUT_OF_MEMORY)),
+        ]
 
     def test_repeats_are_pooled_and_told_one_by_one(
         self, store: Store, writer: CampaignWriter, campaign: Campaign, clock: SettableClock
@@ -233,7 +236,7 @@ class TestTrials(StoreContract):
         writer.finish_attempt(third, measurement(0.7), retry=False)
         clock.move(1)
         writer.start_attempt(repeated(writer, store, campaign), run_folder="5")
-        told = [outcome for _, outcome in store.told(campaign.id)]
+        told = [outcome for _, outcome in store.final_outcomes(campaign.id)]
         assert told == [measurement(0.5), failure(FailureKind.OUT_OF_MEMORY), measurement(0.7)]
         (row,) = best(store, None)
         assert (row.standing.repeats, row.standing.step_time_s_median) == (2, pytest.approx(0.6))
@@ -247,14 +250,16 @@ class TestTrials(StoreContract):
         with store.database.write() as connection:
             for table in (*LATER_TABLES, "alembic_version"):
                 connection.exec_driver_sql(f"DROP TABLE {table}")
-        assert store.told(campaign.id) == [(RECIPE, measurement())], "a store that may only be read"
+        assert store.final_outcomes(campaign.id) == [(RECIPE, measurement())], "a store that may only be read"
         with open_store(store.url) as opened:
             again = opened.drive(
                 opened.acquire_lease(campaign.id, host="another-host.example", pid=2, duration_s=30.0, take_over=True)
             )
             second = again.start_attempt(repeated(again, opened, campaign), run_folder="2")
             again.finish_attempt(second, replace(measurement(), ended=ProbeEnding.SLOWER), retry=False)
-            ends = [outcome.ended for _, outcome in opened.told(campaign.id) if isinstance(outcome, Measurement)]
+            ends = [
+                outcome.ended for _, outcome in opened.final_outcomes(campaign.id) if isinstance(outcome, Measurement)
+            ]
         assert ends == [None, ProbeEnding.SLOWER]
 
     def test_only_a_measured_trial_is_repeated(self, store: Store, writer: CampaignWriter) -> None:
@@ -272,7 +277,7 @@ class TestTrials(StoreContract):
         order = [2, 0, 3, 1]
         for place in order:
             writer.finish_attempt(attempts[place], measurement(1.0 + place), retry=False)
-        told = [outcome for _, outcome in store.told(campaign.id)]
+        told = [outcome for _, outcome in store.final_outcomes(campaign.id)]
         assert told == [measurement(1.0 + place) for place in order]
 
     def test_a_trial_has_one_running_attempt_and_none_after_its_end(
@@ -295,7 +300,7 @@ class TestNumbersThatAreNot(StoreContract):
     ) -> None:
         attempt = writer.start_attempt(begin(writer), run_folder="1")
         writer.finish_attempt(attempt, measurement(losses=(5.0, math.nan, math.inf)), retry=False)
-        ((_, outcome),) = store.told(campaign.id)
+        ((_, outcome),) = store.final_outcomes(campaign.id)
         assert isinstance(outcome, Measurement)
         assert outcome.losses[0] == 5.0
         assert all(math.isnan(loss) for loss in outcome.losses[1:])
@@ -316,7 +321,7 @@ class TestNumbersThatAreNot(StoreContract):
         attempt = writer.start_attempt(begin(writer), run_folder="1")
         said = replace(failure(), message="a\x00b", log_tail="\x00 gr\u00f6\u00dfe \udcff\n")
         writer.finish_attempt(attempt, said, retry=False)
-        ((_, outcome),) = store.told(campaign.id)
+        ((_, outcome),) = store.final_outcomes(campaign.id)
         assert outcome == replace(said, message="a\ufffdb", log_tail="\ufffd gr\u00f6\u00dfe ?\n")
         writer.set_state(CampaignState.RUNNING, reason="\x00")
         assert store.campaign(None).state_reason == "\ufffd"

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from frontrunner.results.driving import drivers
-from frontrunner.results.holders import this_host
+from frontrunner.results.active_drivers import active_drivers
+from frontrunner.results.process_identity import this_host
 from frontrunner.results.provenance import collect
 from frontrunner.results.records import Campaign
 from frontrunner.results.states import CampaignState
@@ -142,7 +142,7 @@ class TestHolders(StoreContract):
         self, store: Store, campaign: Campaign, holder: subprocess.Popen[bytes], clock: SettableClock
     ) -> None:
         in_store(store, "UPDATE holders SET boot_id = 'another'")
-        (seen,) = drivers(store)
+        (seen,) = active_drivers(store)
         assert (seen.is_live, seen.is_here, seen.is_certain) == (True, False, True)
         clock.move(31)
         assert not status(store, None).driver_is_live, "the process with its id here is another"
@@ -162,7 +162,7 @@ class TestHolders(StoreContract):
         self, store: Store, campaign: Campaign, holder: subprocess.Popen[bytes]
     ) -> None:
         in_store(store, "DELETE FROM holders")
-        (seen,) = drivers(store)
+        (seen,) = active_drivers(store)
         assert (seen.is_live, seen.is_here, seen.is_certain) == (True, True, False)
         holder.kill()
         holder.wait()
@@ -176,7 +176,7 @@ class TestHolders(StoreContract):
         holder.kill()
         holder.wait()
         assert status(store, None).driver_is_live
-        assert not drivers(store)[0].is_certain
+        assert not active_drivers(store)[0].is_certain
 
 
 def in_store(store: Store, sql: str) -> list[tuple[Any, ...]]:
@@ -235,7 +235,7 @@ class TestFencing(StoreContract):
         successor.finish_attempt(left, measurement(), retry=False)
         with pytest.raises(AlreadyDriven, match=f"taken over by {FOREIGN_HOST}:2"):
             writer.finish_attempt(attempt, measurement(), retry=False)
-        assert len(store.told(campaign.id)) == 1
+        assert len(store.final_outcomes(campaign.id)) == 1
         assert store.campaign(None).node_seconds_spent == 3.0
 
     def test_a_writer_cannot_finish_an_attempt_of_another_campaign(

@@ -37,7 +37,7 @@ def check_complete(store: Store, record: Campaign) -> None:
     """Every legal recipe was measured, once, in as many attempts as the store has outcomes."""
     trials = store.trials(record.id)
     assert Counter(str(trial.state) for trial in trials) == {"measured": LEGAL}
-    assert len(store.told(record.id)) == LEGAL == len({trial.recipe for trial in trials})
+    assert len(store.final_outcomes(record.id)) == LEGAL == len({trial.recipe for trial in trials})
     assert store.open_attempts(record.id) == []
 
 
@@ -60,7 +60,7 @@ def test_a_full_disk_of_run_folders_pauses_a_campaign_until_there_is_room(tmp_pa
         paused = campaigns.driver(record, spec, full).run()
         assert paused.state is CampaignState.PAUSED
         assert paused.reason == f"the disk of the run folder {spec.run_folder} is full: 1.0 MiB are free"
-        assert len(campaigns.store.told(record.id)) == 3
+        assert len(campaigns.store.final_outcomes(record.id)) == 3
         assert campaigns.store.open_attempts(record.id) == [], "no attempt was begun for nothing"
         (disk / "ballast").unlink()
         assert campaigns.driver(record, spec).run().state is CampaignState.FINISHED
@@ -78,7 +78,7 @@ def test_a_disk_that_fills_up_within_a_probe_pauses_the_campaign_and_costs_it_no
         paused = campaigns.driver(record, spec, after_outcomes(3, lambda: fill(disk))).run()
         assert paused.state is CampaignState.PAUSED
         assert "No space left on device" in paused.reason
-        assert len(campaigns.store.told(record.id)) == 3
+        assert len(campaigns.store.final_outcomes(record.id)) == 3
         (disk / "ballast").unlink()
         assert campaigns.driver(record, spec).run().state is CampaignState.FINISHED
         check_complete(campaigns.store, record)
@@ -138,5 +138,5 @@ def test_a_lock_held_for_too_long_stops_the_driver_and_loses_no_outcome(tmp_path
         with closing(Lock(tmp_path / "store.db", 1.0)) as lock:
             with pytest.raises(StoreUnusable, match="another program held the write lock"):
                 campaigns.driver(record, spec, after_outcomes(3, lock.take)).run()
-            assert len(campaigns.store.told(record.id)) == 3
+            assert len(campaigns.store.final_outcomes(record.id)) == 3
     resume_complete(tmp_path, tmp_path / "runs", record, spec)

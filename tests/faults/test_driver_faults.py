@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from frontrunner.evaluators.probe.processes import DRIVER_TAG
-from frontrunner.results.holders import this_host
+from frontrunner.results.process_identity import this_host
 from frontrunner.results.records import Trial
 from frontrunner.results.store import open_store
 from support.campaigns import (

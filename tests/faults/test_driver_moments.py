@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from frontrunner.results.holders import this_host
+from frontrunner.results.process_identity import this_host
 from frontrunner.results.store import open_store
 from frontrunner.spaces.validation import dump_json
 from support.campaigns import frontrunner, processes_of, spec_of, started, steps_written, tiny, wait_for, write_toml

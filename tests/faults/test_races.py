@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.results.audit.check import check
-from frontrunner.results.holders import this_host
+from frontrunner.results.check import check
 from frontrunner.results.outcome import Failure, FailureKind
+from frontrunner.results.process_identity import this_host
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store, open_store
 from frontrunner.results.writer import CampaignWriter
@@ -34,7 +34,7 @@ ROUNDS = 200
 
 RACER = """
 import os, sys
-from frontrunner.results.holders import this_host
+from frontrunner.results.process_identity import this_host
 from frontrunner.results.store import open_store
 from frontrunner.spaces.errors import AlreadyDriven
 
@@ -152,7 +152,7 @@ def test_a_driver_that_is_taken_over_while_it_writes_stores_all_or_nothing(url: 
             for left in other.open_attempts(campaign):
                 successor.finish_attempt(left, Failure(kind=FailureKind.HUNG, message="y"), retry=False)
             first.join()
-            told = [outcome.kind for _, outcome in other.told(campaign) if isinstance(outcome, Failure)]
+            told = [outcome.kind for _, outcome in other.final_outcomes(campaign) if isinstance(outcome, Failure)]
             assert told == [FailureKind.HUNG if refused else FailureKind.CRASHED]
         with store.database.read() as connection:
             assert check(connection, store=url).findings == ()
@@ -171,7 +171,7 @@ def test_a_driver_killed_at_any_moment_loses_nothing_that_it_had_said_was_stored
     for _ in range(ROUNDS):
         acknowledged |= driven_until_killed(path, outcomes=moments.randint(0, 2), after_s=moments.uniform(0.0, 0.01))
     with open_store(path, read_only=True) as store:
-        told = [recipe.micro_batch_seqs for recipe, _ in store.told(1)]
+        told = [recipe.micro_batch_seqs for recipe, _ in store.final_outcomes(1)]
         assert acknowledged <= set(told)
         assert len(told) == len(set(told)), "none was counted twice"
         with store.database.read() as connection:

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from frontrunner.config.campaign import parse_campaign
-from frontrunner.results.provenance import REDACTED
-from frontrunner.results.secret_values import looks_secret, without_secrets
+from frontrunner.results.redaction import REDACTED, looks_secret, without_secrets
 from frontrunner.spaces.errors import InvalidInput
 from support.campaigns import command, environment, tiny, write_toml
 from support.postgresql import Server

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.results.audit.check import check
-from frontrunner.results.holders import BOOT_ID, this_host
+from frontrunner.results.check import check
 from frontrunner.results.outcome import Failure, FailureKind
+from frontrunner.results.process_identity import BOOT_ID, this_host
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store, open_store
 from frontrunner.results.writer import CampaignWriter

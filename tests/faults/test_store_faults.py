@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 import sqlalchemy
 
-from frontrunner.results.clock import utc_now
-from frontrunner.results.driving import drivers, stamp, stamp_of_recipe
-from frontrunner.results.holders import this_host
+from frontrunner.results.active_drivers import active_drivers, stamp, stamp_of_recipe
 from frontrunner.results.outcome import Failure, FailureKind
+from frontrunner.results.process_identity import this_host
 from frontrunner.results.ranking import best
+from frontrunner.results.records import utc_now
 from frontrunner.results.status import status
 from frontrunner.results.store import Store, open_store
 from frontrunner.results.writer import CampaignWriter
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.alone
 # A driver that records one outcome after another and says so on stdout after each is acknowledged.
 DRIVER = """
 import os, sys
-from frontrunner.results.holders import this_host
+from frontrunner.results.process_identity import this_host
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.store import open_store
 from frontrunner.spaces.recipe import Recipe
@@ -58,7 +58,7 @@ while True:
 
 LEASER = """
 import os, sys
-from frontrunner.results.holders import this_host
+from frontrunner.results.process_identity import this_host
 from frontrunner.results.store import open_store
 from frontrunner.spaces.errors import AlreadyDriven
 with open_store(sys.argv[1]) as store:
@@ -74,7 +74,7 @@ with open_store(sys.argv[1]) as store:
 # A process that has a store open, and takes the lease of the campaign that it is told, if any.
 OTHER = """
 import os, sys
-from frontrunner.results.holders import this_host
+from frontrunner.results.process_identity import this_host
 from frontrunner.results.store import open_store
 with open_store(sys.argv[1]) as store:
     store.campaigns()
@@ -139,7 +139,7 @@ def test_ten_kills_lose_no_acknowledged_outcome_and_count_none_twice(path: Path)
         acknowledged.update(map(int, rest.split()))
         assert integrity(path) == [("ok",)]
     with open_store(str(path), read_only=True) as store:
-        told = [recipe.micro_batch_seqs for recipe, _ in store.told(1)]
+        told = [recipe.micro_batch_seqs for recipe, _ in store.final_outcomes(1)]
         assert acknowledged <= set(told)
         assert len(told) == len(set(told)) <= len(acknowledged) + 10, (
             "each driver may die between writing and saying so"
@@ -258,12 +258,12 @@ def test_a_driver_is_not_taken_for_gone_where_its_process_id_means_nothing(path:
 def test_another_user_s_process_runs_though_it_is_not_shown() -> None:
     script = (
         "import os, subprocess\n"
-        "from frontrunner.results.holders import runs\n"
+        "from frontrunner.results.process_identity import is_alive\n"
         "subprocess.run(['mount', '-t', 'proc', '-o', 'hidepid=2', 'proc', '/proc'], check=True)\n"
         "os.setgroups([])\n"
         "os.setgid(65534)\n"
         "os.setuid(65534)\n"
-        "print(os.path.exists('/proc/1'), runs(1), runs(2**22 + 1), runs(2**40))\n"
+        "print(os.path.exists('/proc/1'), is_alive(1), is_alive(2**22 + 1), is_alive(2**40))\n"
     )
     assert in_new_namespaces("--mount", script=script) == "False True False False\n"
 
@@ -283,7 +283,7 @@ def test_the_time_is_asked_for_before_a_connection_is_taken(path: Path) -> None:
         status(store, None)
         stamp(store, ["faulted"])
         stamp_of_recipe(store, "abcd")
-        drivers(store)
+        active_drivers(store)
         with store.database.reading():
             pass
     assert used == [0] * 5
@@ -351,7 +351,7 @@ def test_a_full_disk_stops_writing_and_keeps_what_was_stored(path: Path, small_d
         with pytest.raises(StoreUnusable, match="what was stored before is safe") as full:
             fill(writer, 1000)
         assert "free some space" in str(full.value.hint)
-        told = len(store.told(1))
+        told = len(store.final_outcomes(1))
         trials = store.trials(1)
         assert told >= 10
         assert len(trials) - told <= 1
@@ -368,13 +368,13 @@ def test_writing_goes_on_when_there_is_space_again(path: Path) -> None:
             connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
         with pytest.raises(StoreUnusable):
             fill(writer, 1000, begin=2)
-        told = len(store.told(1))
+        told = len(store.final_outcomes(1))
         with store.database.read() as connection:
             connection.exec_driver_sql("PRAGMA max_page_count = 1000000")
         for attempt in store.open_attempts(1):
             writer.finish_attempt(attempt, CRASH, retry=False)
         fill(writer, 3, begin=2000)
-        assert len(store.told(1)) >= told + 3
+        assert len(store.final_outcomes(1)) >= told + 3
 
 
 class TestDamage:
@@ -387,7 +387,7 @@ class TestDamage:
     def read_all(self, path: Path, *, read_only: bool) -> None:
         with open_store(str(path), read_only=read_only) as store:
             best(store, None)
-            store.told(1)
+            store.final_outcomes(1)
 
     def refused(self, path: Path, *, read_only: bool) -> None:
         before = path.read_bytes()

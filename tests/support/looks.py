@@ -13,11 +13,11 @@ from torch.distributed._tools.mod_tracker import ModTracker
 
 from frontrunner.evaluators.trainer.data import TokenFile
 from frontrunner.evaluators.trainer.dry_run.trace import trace
-from frontrunner.evaluators.trainer.engine import build_engine
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import make_layout
 from frontrunner.evaluators.trainer.precision import LossScale
-from frontrunner.evaluators.trainer.stepping import TorchStepper
+from frontrunner.evaluators.trainer.torch_engine import build_engine
+from frontrunner.evaluators.trainer.train_step import TorchStepper
 
 _CPU = torch.device("cpu")
 _LOOKED_AT_STEPS = 4

@@ -16,7 +16,7 @@ from typing import Any
 from fastapi.testclient import TestClient
 
 from frontrunner.remote import RemoteStore
-from frontrunner.results.driving import drivers
+from frontrunner.results.active_drivers import active_drivers
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
@@ -123,7 +123,7 @@ def _kill_drivers(path: Path) -> None:
     """What a test that failed has left running."""
     if path.exists():
         with open_store(str(path)) as store:
-            for driver in drivers(store):
+            for driver in active_drivers(store):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(driver.pid, signal.SIGKILL)
 

@@ -5,9 +5,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from frontrunner.evaluators.trainer import job
 from frontrunner.spaces.cluster import Cluster
-from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Space
@@ -33,12 +31,15 @@ _FACTORS = (
 
 def small_problem(*, layers: int = 4) -> Problem:
     """`trainer_runs.small_model` in fp32 on a node of eight ranks."""
-    shape = small_model(layers=layers)
-    names = ("layers", "hidden", "heads", "kv_heads", "ffn_hidden", "positions", "activation", "norm", "attention")
-    model = Model(name="small", vocabulary=shape.vocabulary, **{name: getattr(shape, name) for name in names})
     cluster = Cluster(name="small", device="cpu", backend="cpu", nodes=1, devices_per_node=8, memory_gib_per_device=8.0)
     batch = GlobalBatch(minimum=GLOBAL_BATCH_SEQS, maximum=GLOBAL_BATCH_SEQS)
-    return Problem(model=model, cluster=cluster, sequence_length=SEQUENCE_LENGTH, global_batch=batch, precision="fp32")
+    return Problem(
+        model=small_model(layers=layers),
+        cluster=cluster,
+        sequence_length=SEQUENCE_LENGTH,
+        global_batch=batch,
+        precision="fp32",
+    )
 
 
 def choices_of(recipe: Recipe) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def legal_recipes(space: Space) -> dict[str, dict[str, Any]]:
     return {recipe.describe(): choices_of(recipe) for recipe in space.survey(small_problem()).recipes}
 
 
-def covering_recipes(space: Space, *, run_anyway: Iterable[job.Recipe] = ()) -> dict[str, dict[str, Any]]:
+def covering_recipes(space: Space, *, run_anyway: Iterable[Recipe] = ()) -> dict[str, dict[str, Any]]:
     """Those of `legal_recipes` that hold, together with `run_anyway`, each pair of choices that is legal.
 
     All of them where the environment says so: see `EVERY`.
@@ -66,13 +67,20 @@ def covering_recipes(space: Space, *, run_anyway: Iterable[job.Recipe] = ()) -> 
     return {name: recipe for position, (name, recipe) in enumerate(recipes.items()) if position in chosen}
 
 
-def pairs_left_out(space: Space, run: Iterable[job.Recipe]) -> set[Any]:
+def most_covering(space: Space, count: int) -> dict[str, dict[str, Any]]:
+    """The first `count` of the legal recipes, in the order in which each adds the most pairs of choices."""
+    recipes = list(legal_recipes(space).items())
+    places = covering([factors(small_recipe(**recipe)) for _, recipe in recipes])
+    return dict(recipes[place] for place in places[:count])
+
+
+def pairs_left_out(space: Space, run: Iterable[Recipe]) -> set[Any]:
     """The legal pairs of choices that none of the recipes in `run` holds."""
     legal = _pairs(small_recipe(**recipe) for recipe in legal_recipes(space).values())
     return legal - _pairs(run)
 
 
-def _pairs(recipes: Iterable[job.Recipe]) -> set[Any]:
+def _pairs(recipes: Iterable[Recipe]) -> set[Any]:
     """Each two choices that one of the recipes holds: two loops, and nothing of `covering`."""
     found = set()
     for row in map(factors, recipes):
@@ -81,7 +89,7 @@ def _pairs(recipes: Iterable[job.Recipe]) -> set[Any]:
     return found
 
 
-def factors(recipe: job.Recipe) -> Row:
+def factors(recipe: Recipe) -> Row:
     """The choices whose pairs are to be covered.
 
     Four replicas stand for more. Sharding counts by how far each part is spread, not by degrees.
@@ -91,7 +99,7 @@ def factors(recipe: job.Recipe) -> Row:
     return row | {"replicas": min(recipe.data_parallel, 4), "layers": split, "sharding": _spread(recipe)}
 
 
-def _spread(recipe: job.Recipe) -> str:
+def _spread(recipe: Recipe) -> str:
     """Parameters, gradients and optimizer's states over one, some or all copies of the model, as in "one some all"."""
     copies = recipe.data_parallel * recipe.context_parallel
     words = {1: "one", copies: "all"} if copies > 1 else {1: "one"}

@@ -135,6 +135,6 @@ def everything(store: Store, campaign: Campaign) -> tuple[object, ...]:
         store.campaign(campaign.name),
         store.trials(campaign.id),
         store.open_attempts(campaign.id),
-        store.told(campaign.id),
+        store.final_outcomes(campaign.id),
         store.events(campaign.id),
     )

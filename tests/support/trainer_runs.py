@@ -16,9 +16,8 @@ from torch.nn import functional
 
 from frontrunner.evaluators.trainer.corpus import write_token_file
 from frontrunner.evaluators.trainer.data import TokenFile
-from frontrunner.evaluators.trainer.initialise import initialise
 from frontrunner.evaluators.trainer.job import Data, Job, Optimizer, Probe
-from frontrunner.evaluators.trainer.model import Gpt
+from frontrunner.evaluators.trainer.model import Gpt, initialize
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
@@ -29,7 +28,7 @@ GLOBAL_BATCH_SEQS = 8
 
 def small_model(**changes: Any) -> Model:
     """Rotary, SwiGLU, RMSNorm, grouped heads; 4 layers of width 64."""
-    shape = {
+    shape: dict[str, Any] = {
         "name": "small",
         "layers": 4,
         "hidden": 64,
@@ -41,6 +40,8 @@ def small_model(**changes: Any) -> Model:
         "activation": "swiglu",
         "norm": "rmsnorm",
     }
+    if changes.get("positions") == "learned":
+        shape["max_positions"] = 4096
     return Model(**(shape | changes))
 
 
@@ -102,7 +103,7 @@ def reference_losses(job: Job, *, learning_rate_scale: float = 1.0) -> list[floa
     steps = job.probe.warm_up_steps + job.probe.measured_steps
     torch.set_num_threads(1)
     model = Gpt(job.model, sequence_length=job.sequence_length, layers=range(job.model.layers))
-    initialise(model.named_parameters(), seed=job.seed, layers=job.model.layers)
+    initialize(model.named_parameters(), seed=job.seed, layers=job.model.layers)
     options = job.optimizer
     optimizer = torch.optim.SGD(
         model.parameters(),

@@ -10,8 +10,8 @@ import pytest
 from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.protocol import QUEUED, Finished, ProbeOrder, ProbeSetup, Progress
-from frontrunner.results.holders import this_host
 from frontrunner.results.outcome import FailureKind, Outcome
+from frontrunner.results.process_identity import this_host
 from frontrunner.results.records import Campaign
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store, open_store
@@ -253,7 +253,7 @@ def test_an_outcome_on_disk_of_a_driver_that_died_is_harvested_once(campaigns: C
     heard = Recorder()
     assert campaigns.driver(record, spec, heard).run().measured == LEGAL
     assert heard.notices == ["harvested"]
-    assert dict(campaigns.store.told(record.id))[recipe] == measured
+    assert dict(campaigns.store.final_outcomes(record.id))[recipe] == measured
     assert recipe not in {ended.recipe for ended in heard.endings}, "not probed again"
     assert campaigns.store.campaign(record.name).node_seconds_spent >= measured.node_seconds
 

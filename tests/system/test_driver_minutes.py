@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from frontrunner.results.holders import this_host
+from frontrunner.results.process_identity import this_host
 from frontrunner.results.records import Campaign
 from frontrunner.results.states import CampaignState
 from frontrunner.search.campaign_session import OVERTIME

@@ -14,7 +14,7 @@ import pytest
 
 from frontrunner.evaluators.protocol import ProbeOrder
 from frontrunner.results.outcome import FailureKind, Measurement, Outcome
-from frontrunner.results.outlooks import OUTLOOK
+from frontrunner.results.predictions import OUTLOOK
 from frontrunner.results.ranking import best
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.status import status
@@ -61,7 +61,9 @@ def test_a_repeat_is_one_more_probe_pooled_in_the_ranking_and_told_again(campaig
     assert (conclusion.measured, heard.notices) == (3, ["repeat"])
     ranked = {row.recipe: row.standing.repeats for row in best(campaigns.store, None)}
     assert ranked == {RECIPES[0]: 1, RECIPES[1]: 2, RECIPES[2]: 1}
-    assert [recipe for recipe, _ in campaigns.store.told(record.id)] == [told.recipe for told in made[0].heard]
+    assert [recipe for recipe, _ in campaigns.store.final_outcomes(record.id)] == [
+        told.recipe for told in made[0].heard
+    ]
 
 
 def test_a_rebuilt_strategy_hears_what_the_first_one_heard(campaigns: Campaigns, use: Any) -> None:

@@ -10,16 +10,16 @@ import pytest
 
 import frontrunner as api
 from frontrunner.evaluators.analytic.simulated import simulate
-from frontrunner.evaluators.insight.collected import collect
-from frontrunner.results.known import REUSED, known_recipes, reused_trials
 from frontrunner.results.outcome import Measurement
+from frontrunner.results.prior_results import REUSED, campaign_results, reused_trials
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store
 from frontrunner.search.driver import Driver
 from frontrunner.search.result_reuse import ReusableResult
 from frontrunner.search.warm_start import PriorResults
 from frontrunner.spaces.document import recipe_id
-from frontrunner.views.charts.head import Elsewhere, head
+from frontrunner.views.charts.data import collect
+from frontrunner.views.report import facts_of
 from support.campaigns import frontrunner, spec_of, tiny, write_toml
 from support.drivers import LEGAL, Campaigns, Recorder
 from support.imports import ROWS, row, write_table
@@ -95,10 +95,12 @@ def test_an_answer_takes_no_probe_and_nothing_of_the_budget(store: Store, tmp_pa
     assert "every legal recipe" in ended.reason
     assert (len(second.endings), ended.measured) == (1, LEGAL), "4 recipes were probed, once each"
     assert len(reused_trials(store, record.id)) == LEGAL - 4
-    assert len(known_recipes(store, record.id)) == 4, "what was answered is not this campaign's own knowledge"
-    told = dict(head(collect(store, store.campaign(record.name), spec.survey()), spec, Elsewhere()).facts)
-    assert told["spent"].startswith(f"4 probes, {LEGAL - 4} recipes answered from earlier campaigns, ")
-    spent = sum(outcome.node_seconds for _, outcome in store.told(record.id) if isinstance(outcome, Measurement))
+    assert len(campaign_results(store, record.id)) == 4, "what was answered is not this campaign's own knowledge"
+    told = facts_of(collect(store, store.campaign(record.name), spec.survey()), spec)
+    assert told["spent"].startswith(f"4 probes, {LEGAL - 4} recipes reused from earlier campaigns, ")
+    spent = sum(
+        outcome.node_seconds for _, outcome in store.final_outcomes(record.id) if isinstance(outcome, Measurement)
+    )
     assert store.campaign(record.name).node_seconds_spent == pytest.approx(spent)
 
 

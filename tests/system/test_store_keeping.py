@@ -17,8 +17,8 @@ from sqlalchemy import create_engine, inspect, select
 
 from frontrunner import archive, backup_store, check_store, copy_store, prunable, prune_store, unarchive
 from frontrunner.results.address import parse_address
-from frontrunner.results.archive.lines import END, Chain
-from frontrunner.results.codec import recipe_to_json
+from frontrunner.results.archive import END, Chain
+from frontrunner.results.columns import recipe_to_json
 from frontrunner.results.records import Campaign, Trial
 from frontrunner.results.schema import Base
 from frontrunner.results.states import CampaignState

@@ -14,16 +14,15 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import insert, inspect, text
 
-from frontrunner.results.audit.check import check
-from frontrunner.results.driving import drivers
-from frontrunner.results.engine import Database
-from frontrunner.results.holders import this_host
-from frontrunner.results.opening import open_to_upgrade
+from frontrunner.results.active_drivers import active_drivers
+from frontrunner.results.check import check
+from frontrunner.results.database import Database
+from frontrunner.results.opening import MIGRATIONS, _run_revisions, open_to_upgrade, revision_of
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
+from frontrunner.results.process_identity import this_host
 from frontrunner.results.ranking import best
 from frontrunner.results.schema import FIRST_REVISION, REVISION, SCHEMA_VERSION, Base, StoreRow
 from frontrunner.results.store import Store, open_store
-from frontrunner.results.upgrading import MIGRATIONS, _run_revisions, revision_of
 from frontrunner.spaces.errors import StoreUnusable
 from frontrunner.store_api import upgrade_store
 from support.store_contract import KINDS, begin, measurement
@@ -50,7 +49,7 @@ def store_of(form: str, folder: Path) -> Path:
 
 def what_it_holds(store: Store, form: str) -> None:
     """The store's content, as it was written; those with endings have one more recipe."""
-    told = [outcome for _, outcome in store.told(1)]
+    told = [outcome for _, outcome in store.final_outcomes(1)]
     kinds = [type(outcome) for outcome in told]
     assert kinds == [Measurement, Failure, Measurement] + ([Measurement] if form in WITH_ENDINGS else [])
     assert isinstance(told[1], Failure)
@@ -79,7 +78,7 @@ def test_the_driver_of_an_earlier_store_is_judged_by_its_process_id(form: str, t
         with closing(sqlite3.connect(path)) as connection, connection:
             connection.execute(held, (this_host(), pid))
         with open_store(str(path), read_only=True) as store:
-            (seen,) = drivers(store)
+            (seen,) = active_drivers(store)
             assert (seen.pid, seen.is_live, seen.is_certain) == (pid, is_live, False)
 
 
@@ -105,7 +104,7 @@ def test_a_driver_goes_on_with_an_earlier_store(form: str, tmp_path: Path) -> No
     with open_store(str(store_of(form, tmp_path))) as store:
         what_it_holds(store, form)
         writer = store.drive(store.acquire_lease(1, host=this_host(), pid=os.getpid(), take_over=True))
-        assert drivers(store)[0].is_certain
+        assert active_drivers(store)[0].is_certain
         writer.finish_attempt(writer.start_attempt(begin(writer), run_folder="x"), measurement(0.1), retry=False)
         assert best(store, None)[0].recipe_id == "aaaa00000000"
         with store.database.read() as connection:

@@ -263,7 +263,6 @@ HEAVY = {
     "pandas",
     "ConfigSpace",
     "sklearn",
-    "plotly",
     "shap",
     "matplotlib",
 }

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from frontrunner.results.outcome import RecipeStats
 from frontrunner.results.ranking import RankedRecipe
-from frontrunner.results.records import Standing
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
 from frontrunner.views.columns import CHOICES, COLUMNS, Column, briefly, figures_in_words, used
@@ -19,7 +19,7 @@ RECIPE = Recipe(
     devices=512, tensor_parallel=8, pipeline_parallel=16, schedule="1f1b", micro_batch_seqs=1, accumulation=64,
     recompute="selective", sharding=Sharding.named("zero-1", 4),
 )  # fmt: skip
-STANDING = Standing(
+STANDING = RecipeStats(
     repeats=2, step_time_s_median=1.25, step_time_spread=0.08, tokens_per_s=123_456.0, model_tflops_per_device=81.2,
     hardware_tflops_per_device=90.0, mfu=None, peak_memory_bytes_max_rank=40 * 2**30,
 )  # fmt: skip
@@ -39,7 +39,7 @@ def lines(width: int, rows: list[RankedRecipe], monkeypatch: pytest.MonkeyPatch)
 def test_ranking_on_a_narrow_terminal_keeps_the_mark_of_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = lines(80, [ROW, replace(ROW, rank=2)], monkeypatch)
     row = next(line for line in shown if "0123456789ab" in line)
-    assert "8.0 % !" in row
+    assert "8 % !" in row
     assert "tp8 pp16 dp4" in row
     assert all(len(line) <= 81 for line in shown if "tokens/s" in line and "#" in line)
     assert any("the order near such a row may change" in line for line in shown)
@@ -52,7 +52,7 @@ def test_ranking_leaves_out_columns_without_a_value(monkeypatch: pytest.MonkeyPa
 
 
 def test_column_of_a_part_is_a_dash_where_the_part_is_missing() -> None:
-    columns: list[Column[Standing | None]] = [column.of(lambda found: found) for column in COLUMNS[:1]]
+    columns: list[Column[RecipeStats | None]] = [column.of(lambda found: found) for column in COLUMNS[:1]]
     assert columns[0].cell(None) == "-"
     assert not used(columns, [None])
 
@@ -74,6 +74,6 @@ def test_choices_show_context_ranks_and_what_they_are_sharded_over() -> None:
 def test_figures_in_words_leave_out_what_is_unknown() -> None:
     found = {what: value for value, what in figures_in_words(STANDING, 64 * 2**30)}
     assert found["GiB at the peak, of 64.00"] == "40.00"
-    assert found["measurements"] == "2"
+    assert found["step, ± 8 %"] == "1.25 s"
     assert "MFU" not in found
-    assert briefly(STANDING) == "123,456 tok/s, 1.25 s/step, ± 8.0 %, 40.00 GiB"
+    assert briefly(STANDING) == "123,456 tok/s, 1.25 s/step, ± 8 %, 40.00 GiB"

@@ -10,18 +10,17 @@ import pytest
 
 from frontrunner.evaluators.analytic.estimates import estimate_many
 from frontrunner.search.guided.acquisition import expected_improvement, mean_loss
-from frontrunner.search.guided.dominance import needs_as_much
-from frontrunner.search.guided.feasibility import FeasibilityModel, Trial
-from frontrunner.search.guided.features import NAMES, features
-from frontrunner.search.guided.field import Field
-from frontrunner.search.guided.prior import STEP_PARTS, prior_of
-from frontrunner.search.guided.speed import Observation, SpeedModel, log_evidence
+from frontrunner.search.guided.feasibility import FeasibilityModel
+from frontrunner.search.guided.features import NAMES, features, needs_as_much
+from frontrunner.search.guided.observations import Observation, Trial
+from frontrunner.search.guided.prior import STEP_PARTS, CandidateTable, prior_of
+from frontrunner.search.guided.speed import SpeedModel, log_evidence
 from frontrunner.spaces.recipe import RANK_ORDERS
 from support.guided import CLUSTER, PROBLEM, SPACE
 
 RECIPES = SPACE.survey(PROBLEM).recipes
 PRIOR = prior_of(RECIPES, PROBLEM)
-FIELD = Field.of(RECIPES, PRIOR)
+FIELD = CandidateTable.of(RECIPES, PRIOR)
 EVERY = np.arange(len(RECIPES))
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from frontrunner.results.outlooks import OUTLOOK
+import pytest
+
+from frontrunner.results.predictions import OUTLOOK
 from frontrunner.results.states import CampaignState
+from frontrunner.results.status import status
 from frontrunner.results.store import open_store
 from frontrunner.search.stopping import IN_A_ROW, STOPPING, StopRule
 from frontrunner.search.strategy import Outlook
-from frontrunner.server.pages.campaigns import campaign_view
-from frontrunner.server.pages.figures import EARLY, Editions
+from frontrunner.server.pages.campaigns import CHARTS_AT_ONCE, CHARTS_EVERY_S, campaign_view, charts_version
 from frontrunner.spaces.document import recipe_id
 from support.page_stores import page_store
 
@@ -56,21 +58,22 @@ def test_what_is_left_to_gain_is_said_once(tmp_path: Path) -> None:
         assert campaign_view(store, "first").outlook == ""
 
 
-def test_figures_of_a_driven_campaign_change_every_fifteen_seconds(tmp_path: Path) -> None:
-    now_s = 0.0
-    editions = Editions(clock=lambda: now_s)
+def test_charts_version_changes_per_outcome_and_later_per_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page_store(tmp_path)
     with open_store(str(tmp_path / "store.db")) as store:
-        campaign = store.campaign("first")
+        found = status(store, "first")
+    now_s = 0.0
+    monkeypatch.setattr("frontrunner.server.pages.campaigns.time.time", lambda: now_s)
 
-    def shown(outcomes: int, *, is_live: bool = True) -> int:
-        return editions.of(replace(campaign, outcomes=outcomes), is_live=is_live)[0]
+    def version(outcomes: int, *, is_live: bool = True, spent_s: float = 0.0) -> str:
+        campaign = replace(found.campaign, outcomes=outcomes, node_seconds_spent=spent_s)
+        return charts_version(replace(found, campaign=campaign, driver_is_live=is_live))
 
-    assert [shown(outcomes) for outcomes in range(EARLY + 1)] == list(range(EARLY + 1))  # the first ones at once
-    now_s = 14.9
-    assert shown(19) == 10
-    now_s = 15.0
-    assert shown(19) == 19
-    assert shown(21, is_live=False) == 21  # its end shows at once
-    cancelled = replace(campaign, outcomes=11, node_seconds_spent=campaign.node_seconds_spent + 6.4)
-    assert editions.of(cancelled, is_live=False)[1] == cancelled.node_seconds_spent  # what ran then is no outcome
+    assert len({version(outcomes) for outcomes in range(CHARTS_AT_ONCE + 1)}) == CHARTS_AT_ONCE + 1
+    assert version(19) == version(20)
+    before, now_s = version(20), float(CHARTS_EVERY_S)
+    assert version(20) != before
+    assert version(20, is_live=False) != version(21, is_live=False), "its end shows at once"
+    assert version(20, is_live=False, spent_s=6.4) != version(20, is_live=False), "a lost attempt costs, too"

@@ -135,7 +135,7 @@ def test_going_on_offers_the_steps_that_were_asked_for_and_names_the_checkpoint(
         text = client.get(f"/recipes/{folder.name}/replay").text
         field = re.search(r'name="steps" min="(\d+)" max="\d+" value="(\d+)"', text)
         assert field is not None
-        return {"least": int(field[1]), "value": int(field[2]), "goes_on": "Go on</button>" in text, "text": text}
+        return {"least": int(field[1]), "value": int(field[2]), "goes_on": "Continue</button>" in text, "text": text}
 
     assert form()["goes_on"] is False
     left(folder, step(40, 0.2), ended="stopped")
@@ -143,10 +143,10 @@ def test_going_on_offers_the_steps_that_were_asked_for_and_names_the_checkpoint(
     for name in ("step-00000020", "step-00000030", ".step-00000040.partial"):
         (folder / "checkpoints" / name).mkdir(parents=True)
     assert (form()["least"], form()["value"], form()["goes_on"]) == (31, 4000, True)
-    assert "going on from the checkpoint after step 30" in form()["text"]
+    assert "continuing from the checkpoint after step 30" in form()["text"]
     (folder / STARTED).unlink()
     assert form()["goes_on"] is True, "the command's own checkpoints count too"
-    assert "going on from the checkpoint after step 30" in client.get(f"/recipes/{folder.name}").text
+    assert "continuing from the checkpoint after step 30" in client.get(f"/recipes/{folder.name}").text
 
 
 def test_the_page_can_ask_for_a_replay_on_other_hardware(folder: Path, client: TestClient) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from frontrunner.results.holders import this_host
-from frontrunner.results.known import REUSED, probes_made
+from frontrunner.results.prior_results import REUSED, probes_made
+from frontrunner.results.process_identity import this_host
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.server.app import create_app
@@ -58,7 +58,6 @@ def every_page(client: TestClient, ids: list[str]) -> dict[str, str]:
     paths = [
         "/",
         "/campaigns/first",
-        "/campaigns/first/coordinates",
         "/campaigns/first/trials?page=1",
         f"/recipes/{ids[0]}",
         "/compare",
@@ -167,9 +166,9 @@ def test_an_imported_campaign_spent_nothing_here_and_has_no_timeline(tmp_path: P
     with TestClient(create_app(chosen, pages=(router,)), base_url=ORIGIN) as client:
         client.headers.update(bearer(tokens_of(chosen).operator) | {"accept": "text/html"})
         text, listed = shown(client, "/campaigns/table"), shown(client, "/")
-    assert "<dt>spent</dt><dd>nothing: it ran elsewhere</dd>" in text
+    assert "<dt>spent</dt><dd>nothing: measured elsewhere</dd>" in text
     assert "Nothing ran here" in text
-    assert 'class="timeline"' not in text
+    assert "chart-timeline" not in text
     assert "node-seconds" not in listed
 
 
@@ -205,7 +204,7 @@ def test_the_budget_s_meter_counts_what_the_driver_counts(tmp_path: Path) -> Non
 
 def test_figures_come_as_json_and_others_are_refused(client: TestClient) -> None:
     found = client.get("/campaigns/first/figures/speed-memory").json()
-    assert found["figure"]["data"]
+    assert found["spec"]["layer"]
     assert "front" in found["reading"]
     assert client.get("/campaigns/first/figures/importance").status_code == 422
 
@@ -264,7 +263,7 @@ def test_a_reader_sees_no_buttons_and_may_press_none(client: TestClient, folder:
 def test_a_recipe_page_says_how_far_off_the_estimate_is(every_page: dict[str, str], ids: list[str]) -> None:
     text = every_page[f"/recipes/{ids[0]}"]
     assert "Rank 1 of 3 in second" in text
-    assert "measured were 105 ms" in text
+    assert "measured: 105 ms" in text
     assert "How the model is cut" in text
 
 
@@ -278,7 +277,7 @@ def test_a_campaign_file_is_checked_before_it_is_launched(client: TestClient) ->
     )
     assert "a store of its own" in said("[store]\nurl='/etc/passwd'\n[model]\n[cluster]\n[problem]\n[space]\n")
     assert "unknown section [stores]" in said("[stores]\n[model]\n[cluster]\n[problem]\n[space]\n")
-    assert "[data] is not taken" in said("[data]\npath='/etc/passwd'\n[model]\n[cluster]\n[problem]\n[space]\n")
+    assert "[data] is not accepted" in said("[data]\npath='/etc/passwd'\n[model]\n[cluster]\n[problem]\n[space]\n")
     assert client.post("/launch", json={"campaign": "[model"}).status_code == 422
 
 
@@ -296,7 +295,7 @@ def test_a_campaign_that_cannot_begin_is_not_called_fine(client: TestClient) -> 
     assert "A campaign named first exists already" in said("first", 1)
     none = said("another", 7)
     assert 'class="fine"' not in none
-    assert "The commonest reason" in none
+    assert "The most common reason" in none
     assert "micro-batch 7" in none
 
 
@@ -366,7 +365,7 @@ def test_where_nothing_fits_more_nodes_are_tried_until_something_does(client: Te
     assert "On 8 nodes one does: see below." in text
     assert text.count("<tr ") + text.count("<tr>") >= 5, "a header, the counts of 1, 2 and 4 nodes, and that of 8"
     text = " ".join(shown(client, f"{large}&memory_gib_per_device=2").split())
-    assert "None fits. Nor does one on up to 64 nodes" in text
+    assert "No recipe fits. Nor does one on up to 64 nodes" in text
     assert "see below" not in text
 
 

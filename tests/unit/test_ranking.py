@@ -11,11 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from frontrunner.results.codec import pool
 from frontrunner.results.explain import explain
-from frontrunner.results.outcome import Failure, FailureKind, Measurement
-from frontrunner.results.pareto import pareto
-from frontrunner.results.ranking import best
+from frontrunner.results.outcome import Failure, FailureKind, Measurement, pool
+from frontrunner.results.ranking import best, pareto
 from frontrunner.results.states import CampaignState
 from frontrunner.results.status import failures, status
 from frontrunner.results.store import Store, open_store
@@ -250,7 +248,7 @@ def test_questions_other_than_the_table_do_not_import_pandas() -> None:
 import sys
 import frontrunner.results.outcome
 assert "sqlalchemy" not in sys.modules
-import frontrunner.results.store, frontrunner.results.ranking, frontrunner.results.pareto
+import frontrunner.results.store, frontrunner.results.ranking, frontrunner.results.pages
 import frontrunner.results.explain, frontrunner.results.status, frontrunner.results.frames
 print(sorted({"pandas", "numpy", "torch", "optuna", "deephyper"} & set(sys.modules)))
 """

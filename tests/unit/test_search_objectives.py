@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from frontrunner.evaluators.insight import objectives as fronts
+from frontrunner import front as fronts
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
-from frontrunner.search.guided.front import REFERENCE, Allowances, Demands, Front
+from frontrunner.search.guided.acquisition import REFERENCE, Allowances, Demands, Front
 from frontrunner.search.guided.prior import prior_of
 from frontrunner.search.guided.strategy import Guided
 from frontrunner.search.spec import SearchSettings

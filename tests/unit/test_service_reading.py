@@ -21,7 +21,7 @@ from frontrunner.cli.main import frontrunner as program
 from frontrunner.remote import RemoteStore
 from frontrunner.results import frames
 from frontrunner.results.outcome import Failure, FailureKind
-from frontrunner.results.provenance import REDACTED
+from frontrunner.results.redaction import REDACTED
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.search.campaign_setup import stored_spec

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from frontrunner.remote import PLAIN_HTTP_VARIABLE, connect
-from frontrunner.results.holders import this_host
+from frontrunner.results.process_identity import this_host
 from frontrunner.results.store import open_store
 from frontrunner.server.auth import (
     MOST_LINKS,

@@ -139,7 +139,7 @@ class Driver(RuleBasedStateMachine):
     def the_store_says_what_the_model_says(self) -> None:
         trials = self.store.trials(self.campaign.id)
         assert {t.recipe_id: t.state for t in trials} == {name: m.state for name, m in self.model.items()}
-        told = [outcome for _, outcome in self.store.told(self.campaign.id)]
+        told = [outcome for _, outcome in self.store.final_outcomes(self.campaign.id)]
         assert told == [outcome for name, outcome in self.log if self.is_told(name, outcome)]
         running = {m.running.id for m in self.model.values() if m.running}
         assert {attempt.id for attempt in self.store.open_attempts(self.campaign.id)} == running

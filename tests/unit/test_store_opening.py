@@ -14,9 +14,14 @@ import pytest
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
 
-from frontrunner.results.address import parse_address
-from frontrunner.results.backup_names import backup_beside, newest_backup
-from frontrunner.results.file_system import OVERRIDE, file_system_of, refuse_network
+from frontrunner.results.address import (
+    OVERRIDE,
+    backup_beside,
+    file_system_of,
+    newest_backup,
+    parse_address,
+    refuse_network,
+)
 from frontrunner.results.pages import trial_page
 from frontrunner.results.schema import Base
 from frontrunner.results.store import open_store
@@ -196,7 +201,7 @@ def test_another_schema_version_is_refused_with_both_numbers(tmp_path: Path, ver
         assert str(refused.value.hint).endswith(hint) or hint in str(refused.value.hint)
 
 
-@pytest.mark.parametrize("statement", ["DELETE FROM store", "INSERT INTO store VALUES (2, 1, '')"])
+@pytest.mark.parametrize("statement", ["DELETE FROM store", "INSERT INTO store SELECT 2, 1, created_at FROM store"])
 def test_a_store_without_its_one_row_is_refused(tmp_path: Path, statement: str) -> None:
     path = make(tmp_path / "store.db", "kept")
     sqlite_file(path, "PRAGMA ignore_check_constraints = ON", statement)
@@ -293,7 +298,7 @@ def test_a_store_is_opened_where_the_system_lists_no_descriptors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(tmp_path / "store.db", "kept")
-    monkeypatch.setattr("frontrunner.results.store_file.OWN_HANDLES", (tmp_path / "missing",))
+    monkeypatch.setattr("frontrunner.results.address.OWN_HANDLES", (tmp_path / "missing",))
     with open_store(str(tmp_path / "store.db")) as store:
         assert store.campaign(None).name == "kept"
 

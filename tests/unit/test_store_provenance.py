@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.results.drivers import driver_versions
-from frontrunner.results.provenance import REDACTED, collect, git_state, redact
+from frontrunner.results.provenance import collect, git_state, gpu_driver_versions
+from frontrunner.results.redaction import REDACTED, redact
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ print(sorted(heavy & set(collect("cpu").versions)), sorted(heavy & set(sys.modul
 
 
 def test_drivers_versions_are_read_from_the_kernel_s_files(tmp_path: Path) -> None:
-    assert driver_versions(tmp_path) == {}
+    assert gpu_driver_versions(tmp_path) == {}
     nvidia = tmp_path / "proc/driver/nvidia/version"
     nvidia.parent.mkdir(parents=True)
     nvidia.write_text(
@@ -117,4 +117,4 @@ def test_drivers_versions_are_read_from_the_kernel_s_files(tmp_path: Path) -> No
     amd = tmp_path / "sys/module/amdgpu/version"
     amd.parent.mkdir(parents=True)
     amd.write_text("6.8.5\n")
-    assert driver_versions(tmp_path) == {"nvidia-driver": "550.54.15", "amdgpu-driver": "6.8.5"}
+    assert gpu_driver_versions(tmp_path) == {"nvidia-driver": "550.54.15", "amdgpu-driver": "6.8.5"}

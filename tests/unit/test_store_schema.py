@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.results.clock import timestamp
 from frontrunner.results.outcome import FailureKind, Measurement
+from frontrunner.results.records import timestamp
 from frontrunner.results.schema import Base
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
 from frontrunner.results.store import open_store

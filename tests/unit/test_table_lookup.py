@@ -14,7 +14,7 @@ from frontrunner.cli.main import frontrunner as frontrunner_command
 from frontrunner.config.campaign import parse_campaign
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.registry import make_evaluator
-from frontrunner.reporting_pieces import reported
+from frontrunner.reporting import reported
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.store import open_store
 from frontrunner.search.spec import CampaignSpec
@@ -53,7 +53,7 @@ def test_a_campaign_finds_the_best_row_and_probes_no_recipe_without_one(tmp_path
     store = str(tmp_path / "store.db")
     launch(spec, store=store)
     with open_store(store, create=False) as found:
-        told = found.told(found.campaign("looked-up").id)
+        told = found.final_outcomes(found.campaign("looked-up").id)
     assert len(told) == len(ROWS)
     best = max((one for one in told if isinstance(one[1], Measurement)), key=lambda one: one[1].tokens_per_s)
     assert best[0].describe() == "tp2 pp2 dp2 1f1b mb2 x16 zero-1 recompute=full"
@@ -72,7 +72,7 @@ def test_every_answer_says_that_a_table_says_so_and_none_offers_a_replay(
     assert "frontrunner show" in told.out
     assert "replay" not in told.out
     frontrunner_command(["campaigns"], standalone_mode=False)
-    assert "finished, imported" in capsys.readouterr().out
+    assert "imported" in capsys.readouterr().out
     assert "frontrunner replay" not in report("looked-up").read_text(encoding="utf-8")
 
 
@@ -89,12 +89,12 @@ def test_a_report_counts_as_legal_what_the_table_holds(tmp_path: Path) -> None:
     with open_store(store) as found:
         surveys: dict[int, Survey] = {}
         for _ in range(2):
-            assert reported(found, "looked-up", surveys).figures.collected.survey.recipes == spec.survey().recipes
+            assert reported(found, "looked-up", surveys).collected.survey.recipes == spec.survey().recipes
         ((first, kept),) = surveys.items()
-        assert reported(found, "looked-up", surveys).figures.collected.survey is kept
+        assert reported(found, "looked-up", surveys).collected.survey is kept
         assert first == found.campaign("looked-up").id
         (tmp_path / "rows.csv").unlink()
-        alone = reported(found, "looked-up").figures.collected.survey
+        alone = reported(found, "looked-up").collected.survey
     assert alone.recipes == spec.space.survey(spec.problem).recipes
 
 

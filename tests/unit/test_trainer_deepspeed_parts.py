@@ -28,43 +28,6 @@ def job(precision: str = "fp32", model: dict[str, Any] | None = None, **recipe: 
 
 @needs_deepspeed
 @pytest.mark.parametrize(
-    ("recipe", "words"),
-    [
-        ({"data_parallel": 2, "replication": "ddp"}, "not by ddp"),
-        ({"data_parallel": 4, "sharding": (2, 2, 2)}, "removed its hybrid sharding"),
-        ({"data_parallel": 4, "sharding": (2, 2, 4)}, "no sharding by levels"),
-        ({"data_parallel": 2, "precision": "bf16"}, "only under ZeRO 1 to 3"),
-        ({"data_parallel": 2, "secondary_partition": 2}, "secondary partition of 2 needs ZeRO-3"),
-        (
-            {"tensor_parallel": 2, "data_parallel": 4, "sharding": (4, 4, 4), "secondary_partition": 2},
-            "ignores tensor parallelism",
-        ),
-        (PIPELINE | {"schedule": "gpipe", "micro_batch_seqs": 1}, "'1f1b' only, not 'gpipe'"),
-        (PIPELINE | {"data_parallel": 2, "sharding": (1, 2, 2)}, "ZeRO 0 and 1, not zero-2"),
-        ({"tensor_parallel": 2, "sequence_parallel": True}, "no sequence parallelism"),
-        ({"tensor_parallel": 4, "model": {"kv_heads": 2}}, "does not divide kv_heads 2"),
-        ({"tensor_parallel": 2, "recompute": "selective"}, "gradients would be wrong"),
-        ({"data_parallel": 2, "offload": "optimizer"}, "a part of ZeRO 1 to 3"),
-        ({"data_parallel": 2, "sharding": (1, 1, 2), "offload": "optimizer+parameters"}, "by ZeRO-3 only"),
-        (PIPELINE | {"offload": "optimizer+parameters"}, "not under a pipeline"),
-        ({"precision": "fp16"}, "fp16 are the torch engine's"),
-        ({"compile": True}, "are the torch engine's"),
-        ({"loss_chunks": 2}, "are the torch engine's"),
-        ({"feed_forward_tiles": 2}, "are the torch engine's"),
-        ({"optimizer_state": "bf16"}, "are the torch engine's"),
-        ({"activation_offload": True}, "are the torch engine's"),
-        ({"data_parallel": 2, "gradient_sync": "each"}, "are the torch engine's"),
-        ({"data_parallel": 2, "engine": "torch", "secondary_partition": 2}, "are the deepspeed engine's"),
-        ({"data_parallel": 2, "engine": "torch", "offload": "optimizer"}, "are the deepspeed engine's"),
-    ],
-)
-def test_a_job_that_legality_should_have_refused_is_refused(recipe: dict[str, Any], words: str) -> None:
-    tried = job(**recipe)
-    with pytest.raises(ValueError, match=words):
-        check_job(tried, world_size=tried.recipe.devices)
-
-
-@pytest.mark.parametrize(
     ("recipe", "stage"),
     [
         ({"data_parallel": 2}, 0),

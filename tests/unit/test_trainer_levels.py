@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from frontrunner.evaluators.trainer.data_parallel import LeveledReplicas, apply_data_parallel
 from frontrunner.evaluators.trainer.layout import make_layout
 from frontrunner.evaluators.trainer.model import Gpt
+from frontrunner.evaluators.trainer.parallel.data import LeveledReplicas, apply_data_parallel
 from support.trainer_runs import SEQUENCE_LENGTH, small_model, small_recipe
 
 RANKS = 8

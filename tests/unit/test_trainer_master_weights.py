@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from frontrunner.evaluators.trainer.master_weights import MasterWeights
+from frontrunner.evaluators.trainer.precision import MasterWeights
 
 
 def one_weight(value: float) -> tuple[nn.Linear, MasterWeights]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from scipy import stats
 
-from frontrunner.evaluators.trainer.steady import (
+from frontrunner.evaluators.trainer.step_time_stats import (
     CLEARLY,
     ending,
     half_width_after,

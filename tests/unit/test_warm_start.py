@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from frontrunner.evaluators.analytic.simulated import simulate
-from frontrunner.results.known import REUSED, known_recipes
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
+from frontrunner.results.prior_results import REUSED, campaign_results
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store, open_store
@@ -268,4 +268,4 @@ def test_a_want_of_memory_answers_where_there_is_no_more_of_it(past: Past) -> No
 
 def test_what_was_answered_itself_is_not_counted_again(past: Past) -> None:
     past.add((recipe(), measured()), (OTHER, measured()), reused=(1,))
-    assert [known.recipe for known in known_recipes(past.store, past.earlier[0].campaign.id)] == [OTHER]
+    assert [known.recipe for known in campaign_results(past.store, past.earlier[0].campaign.id)] == [OTHER]

@@ -11,9 +11,8 @@ import torch.distributed as dist
 from frontrunner.evaluators.trainer.calibration.measure import measure
 from frontrunner.evaluators.trainer.calibration.order import BACKENDS, Order
 from frontrunner.evaluators.trainer.files import write_json
-from frontrunner.evaluators.trainer.gloo import use_one_thread_per_group
-from frontrunner.evaluators.trainer.local_place import tell_local_place
-from frontrunner.evaluators.trainer.session import describe_software
+from frontrunner.evaluators.trainer.rendezvous import set_local_rank_env, use_one_thread_per_group
+from frontrunner.evaluators.trainer.run_context import describe_software
 
 COLLECTIVE_TIMEOUT = dt.timedelta(seconds=120)
 
@@ -24,7 +23,7 @@ def main() -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     local_rank, per_node = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     use_one_thread_per_group()
-    tell_local_place(local_rank, per_node)
+    set_local_rank_env(local_rank, per_node)
     if order.device == "cpu":
         device = torch.device("cpu")
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))

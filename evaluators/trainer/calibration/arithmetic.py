@@ -6,9 +6,8 @@ from itertools import product
 
 import torch
 
-from frontrunner.evaluators.trainer.blocks import NEUTRAL
 from frontrunner.evaluators.trainer.calibration.clock import Cell, Operation
-from frontrunner.evaluators.trainer.model import Gpt
+from frontrunner.evaluators.trainer.model import NEUTRAL, Gpt
 from frontrunner.spaces.model import Model
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

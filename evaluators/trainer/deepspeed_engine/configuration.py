@@ -13,7 +13,7 @@ _STAGES = {"replicate": 0, "zero-1": 1, "zero-2": 2, "zero-3": 3}
 
 
 def zero_stage(job: Job) -> int:
-    """The ZeRO stage that the recipe's sharding degrees and what else the job asks for stand for.
+    """Return the ZeRO stage of the recipe's sharding degrees and of what else the job needs.
 
     Raises:
         ValueError: the degrees are hybrid, which DeepSpeed no longer has.
@@ -35,7 +35,7 @@ def _stage_over_one_replica(job: Job) -> int:
 
 
 def configuration(job: Job, *, parameters: int) -> dict[str, Any]:
-    """What `deepspeed.initialize` is given for a rank that holds `parameters` parameters before sharding."""
+    """Return what `deepspeed.initialize` is given for a rank that holds `parameters` parameters before sharding."""
     recipe = job.recipe
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": recipe.micro_batch_seqs,

@@ -1,7 +1,9 @@
-"""The trainer's steps by DeepSpeed: the same data, losses and outcomes as the torch engine's."""
+"""The trainer's steps by DeepSpeed, with the same data, losses and outcomes as the torch engine's."""
 
 import math
+import os
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, Protocol
 
 import torch
@@ -11,12 +13,46 @@ from torch.profiler import record_function
 
 from frontrunner.evaluators.trainer.data import Batch, TokenFile
 from frontrunner.evaluators.trainer.deepspeed_engine.disk import check_written, tensors_on_disk
-from frontrunner.evaluators.trainer.deepspeed_engine.environment import prepare
 from frontrunner.evaluators.trainer.deepspeed_engine.operators import load
 from frontrunner.evaluators.trainer.job import DATA_RANGE, Job
 from frontrunner.evaluators.trainer.layout import Layout
 from frontrunner.evaluators.trainer.optimizer import set_learning_rate
-from frontrunner.evaluators.trainer.stepping import StepOutcome, synchronize
+from frontrunner.evaluators.trainer.train_step import StepOutcome, synchronize
+
+# Imported inside `deepspeed.initialize` or at the first step, and slow: 3 s of a cold start.
+_LATE_IMPORTS = (
+    "deepspeed.pipe",
+    "deepspeed.runtime.bf16_optimizer",
+    "deepspeed.runtime.pipe.engine",
+    "deepspeed.runtime.zero.stage3",
+    "deepspeed.runtime.zero.stage_1_and_2",
+    "torch._dynamo",
+    "torch._dynamo.aot_compile",
+    "torch._inductor.compile_fx",
+)
+
+
+def preload() -> None:
+    """Import what ranks of this engine use, for a fork server to pay for once.
+
+    Starts no process group and touches no accelerator where DS_ACCELERATOR names one, so that deepspeed need not look.
+    """
+    import_module("deepspeed")
+    for name in _LATE_IMPORTS:
+        import_module(name)
+
+
+def prepare(device_type: str, *, rank: int, world_size: int) -> None:
+    """Import deepspeed so that it takes `device_type` for its accelerator and compiles nothing on a CPU."""
+    os.environ.setdefault("DS_ACCELERATOR", device_type)
+    # What its launcher would have set; deepspeed reads them even where the process group exists already.
+    os.environ.setdefault("RANK", str(rank))
+    os.environ.setdefault("LOCAL_RANK", str(rank))
+    os.environ.setdefault("WORLD_SIZE", str(world_size))
+    operators = import_module("deepspeed.ops")
+    if device_type == "cpu":
+        # Its shared-memory collectives would be compiled at the first use of the process group, for 23 s and more.
+        operators.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 class DeepSpeedModel(Protocol):
@@ -30,11 +66,11 @@ class DeepSpeedModel(Protocol):
     optimizer: Any
 
     def train(self, batch: Batch) -> Tensor:
-        """One optimizer step; the mean loss before it."""
+        """Return one optimizer step; the mean loss before it."""
         ...
 
     def evaluate(self, batch: Batch) -> Tensor:
-        """The mean loss; no gradients."""
+        """Return the mean loss; no gradients."""
         ...
 
 
@@ -50,7 +86,7 @@ class DeepSpeedStepper:
         self._check_disk()
 
     def step(self, number: int) -> StepOutcome:
-        """See Stepper. Without ZeRO in fp32 DeepSpeed clips and does not tell the norm, which is then None."""
+        """See Stepper. Without ZeRO in fp32 DeepSpeed clips and does not report the norm, which is then None."""
         loss = self._model.train(self._batch(number, training=True))
         dist.all_reduce(loss)
         synchronize(self._device)
@@ -135,9 +171,9 @@ def _build_model(job: Job, layout: Layout, device: torch.device) -> DeepSpeedMod
         load(job.device)
     deepspeed.init_distributed()  # takes over the process group that there is
     if job.recipe.pipeline_parallel > 1:
-        from frontrunner.evaluators.trainer.deepspeed_engine.staged_model import StagedModel
+        from frontrunner.evaluators.trainer.deepspeed_engine.models import StagedModel
 
         return StagedModel(job, layout, device)
-    from frontrunner.evaluators.trainer.deepspeed_engine.whole_model import WholeModel
+    from frontrunner.evaluators.trainer.deepspeed_engine.models import WholeModel
 
     return WholeModel(job, device)

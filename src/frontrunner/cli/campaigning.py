@@ -107,7 +107,7 @@ def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, stopped
 
     `stopped` is the exit code of a campaign that was stopped or paused by request.
     """
-    from frontrunner.evaluators.insight.objectives import Front
+    from frontrunner.pareto_front import Front
     from frontrunner.results.ranking import Ranking
 
     questions = LocalStore(store)

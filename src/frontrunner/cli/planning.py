@@ -110,9 +110,14 @@ def explain(
     """
     found = open_backend(store, server).explain(named(recipe, campaign), campaign=campaign)
     if svg is not None:
-        from frontrunner.views.picture import write_picture
+        from frontrunner.evaluators.probe.files import write_bytes
+        from frontrunner.spaces.errors import writing
+        from frontrunner.views.charts.recipe import breakdown
+        from frontrunner.views.charts.render import picture
 
-        write_picture(found, svg)
+        content = picture(breakdown(found), "svg")
+        with writing(svg):
+            write_bytes(svg, content)
         click.echo(f"picture: {svg}", err=True)
     if as_json:
         print_json(found)
@@ -126,10 +131,10 @@ def explain(
 @click.argument("file", type=click.Path(path_type=Path))
 @json_option
 def advise(file: Path, *, as_json: bool) -> None:
-    """Say in words how to begin with the model and the machines of campaign FILE.
+    """Recommend a starting configuration for the model and the machines of campaign FILE.
 
-    Whether it fits on one device, on one node, on all; in which form of parallelism, and why. Each answer rests on
-    the estimate of a recipe that it names, whether the file's space lists it or not.
+    Whether it fits on one device, on one node, on all; in which parallel layout, and why. Each answer rests on the
+    estimate of a recipe that it names, whether the file's space lists it or not.
 
     \b
     Examples:
@@ -138,12 +143,12 @@ def advise(file: Path, *, as_json: bool) -> None:
     """
     found = planning_api.advise(file)
     if as_json:
-        from frontrunner.advice_next import as_table
+        from frontrunner.views.advice import as_document
 
-        print_json(as_table(found, str(file)))
+        print_json(as_document(found, str(file)))
     else:
-        from frontrunner.views.plan import print_advice
+        from frontrunner.views.advice import print_advice
 
         print_advice(found, str(file))
     if found.chosen is None:
-        raise NothingLegal("no form of parallelism is estimated to fit on this cluster")
+        raise NothingLegal("no parallel layout is estimated to fit on this cluster")

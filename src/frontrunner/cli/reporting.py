@@ -53,4 +53,4 @@ def plot(
     for path in written:
         click.echo(str(path))
     for row in absent:
-        click.echo(f"{row.name} is not drawn: {getattr(row.chart, 'reason', '')}", err=True)
+        click.echo(f"{row.name} is not drawn: {row.reason}", err=True)

@@ -19,7 +19,7 @@ def store_url(flag: str | None = None, *, from_file: str | None = None) -> str:
 
 def shown_store(url: str) -> str:
     """The store's URL or path as it may be printed: without the password of a database."""
-    from frontrunner.results.provenance import redact
+    from frontrunner.results.redaction import redact
 
     return redact([url])[0]
 

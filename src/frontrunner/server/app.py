@@ -14,13 +14,12 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from frontrunner import __version__
-from frontrunner.results.cells import DamagedCell
+from frontrunner.results.rows import DamagedCell
 from frontrunner.results.store import open_store
 from frontrunner.server.auth import LoginLinks, make_tokens, read_tokens
 from frontrunner.server.drivers import Drivers
 from frontrunner.server.middleware import middleware
 from frontrunner.server.openapi import ERRORS, describe
-from frontrunner.server.pages.figures import FigureShelf
 from frontrunner.server.replays import Replays
 from frontrunner.server.responses import error_response, from_validation, response_of
 from frontrunner.server.routes import actions, operations, questions
@@ -82,7 +81,6 @@ def create_app(settings: ServiceSettings, *, pages: Sequence[APIRouter] = ()) ->
     )
     app.state.service = service
     app.state.reported = TTLCache(questions.MOST_REPORTED, min(questions.REPORT_TTL_S, 10 * limits.cache_s))
-    app.state.shelf = FigureShelf()
     for router in ROUTERS:
         app.include_router(router, prefix=API, responses=ERRORS)
     for router in (*pages, operations.scraped, operations.outside):  # the first match responds

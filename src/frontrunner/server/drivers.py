@@ -10,9 +10,9 @@ from typing import Any, Literal
 import psutil
 
 from frontrunner.config.settings import run_root
-from frontrunner.results.clock import utc_now
-from frontrunner.results.driving import DriverSeen, drivers
-from frontrunner.results.holders import this_host
+from frontrunner.results.active_drivers import ActiveDriver, active_drivers
+from frontrunner.results.process_identity import this_host
+from frontrunner.results.records import utc_now
 from frontrunner.results.store import Store
 from frontrunner.server.errors import Conflict, TooMany
 from frontrunner.server.processes import Starter, our_process
@@ -80,12 +80,12 @@ class Drivers:
         """A time of the store's clock, which may be a database server's, as this host's own clock tells it."""
         return (datetime.fromisoformat(at) + (utc_now() - self._store.now())).isoformat()
 
-    def _holder(self, name: str) -> DriverSeen | None:
-        return next((seen for seen in drivers(self._store) if seen.campaign == name), None)
+    def _holder(self, name: str) -> ActiveDriver | None:
+        return next((seen for seen in active_drivers(self._store) if seen.campaign == name), None)
 
     def _require_room(self) -> None:
         """Raise `TooMany` where no more drivers may run; called while nobody else starts one."""
-        running = {(seen.host, seen.pid) for seen in drivers(self._store) if seen.is_live}
+        running = {(seen.host, seen.pid) for seen in active_drivers(self._store) if seen.is_live}
         running |= {(this_host(), pid) for pid in self._starter.running_pids()}
         if len(running) >= self._most:
             raise TooMany(f"{len(running)} campaigns are running: at most {self._most} may", hint="stop one, or wait")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from frontrunner.results.driving import drivers
+from frontrunner.results.active_drivers import active_drivers
 from frontrunner.results.pages import campaign_page
 from frontrunner.results.records import CUT_OFF
 from frontrunner.results.states import CampaignState, TrialState
@@ -44,7 +44,7 @@ def metrics(store: Store) -> bytes:
     gauge("node_seconds", "Node-seconds spent.", per_campaign, spent)
     best = [(of[one.name], one.best_tokens_per_s) for one in campaigns if one.best_tokens_per_s is not None]
     gauge("best_tokens_per_second", "Tokens/s of the best recipe.", per_campaign, best)
-    held = drivers(store)
+    held = active_drivers(store)
     up = [({"campaign": one.campaign}, float(one.is_live)) for one in held]
     gauge("driver_up", "Whether a campaign's driver runs.", ("campaign",), up)
     ages = [({"campaign": one.campaign}, one.heartbeat_age_s) for one in held]

@@ -8,8 +8,8 @@ from functools import lru_cache
 from typing import Any
 
 from frontrunner.results.explain import Explanation
-from frontrunner.results.provenance import REDACTED, redact
 from frontrunner.results.records import Campaign
+from frontrunner.results.redaction import REDACTED, redact
 from frontrunner.results.status import Status
 
 LINES = ("worker_init", "scheduler_options", "launcher_options")

@@ -25,8 +25,8 @@ import psutil
 from frontrunner.config.settings import run_root
 from frontrunner.evaluators.probe.files import read_json, write_json
 from frontrunner.probe_logs import read_end
-from frontrunner.results.clock import timestamp, utc_now
-from frontrunner.results.secret_values import without_secrets
+from frontrunner.results.records import timestamp, utc_now
+from frontrunner.results.redaction import without_secrets
 from frontrunner.results.store import Store
 from frontrunner.server.errors import Conflict, TooMany
 from frontrunner.server.processes import Starter, our_process

@@ -25,8 +25,7 @@ from pydantic import (
 
 from frontrunner.config.campaign import CampaignFile, CampaignName, parse_campaign
 from frontrunner.config.toml_file import Table
-from frontrunner.results.ranking import RankBy
-from frontrunner.results.recipe_filters import FILTERS
+from frontrunner.results.ranking import FILTERS, RankBy
 from frontrunner.server.registered import EVALUATOR_OF, Registered
 from frontrunner.spaces.errors import InvalidInput, bad_value, shown, shown_key
 from frontrunner.spaces.names import FALLBACK

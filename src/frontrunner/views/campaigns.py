@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from frontrunner.results.outcome import FailureKind
-from frontrunner.results.outlooks import outlook_shares
+from frontrunner.results.predictions import outlook_shares
 from frontrunner.results.records import IMPORTED, Campaign, CampaignSummary
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.status import FailedTrial, Status
@@ -23,7 +23,7 @@ from frontrunner.views.terminal import Terminal, column_table, console, ruled_ta
 
 if TYPE_CHECKING:
     from frontrunner.import_api import Import
-    from frontrunner.results.audit.check import Check
+    from frontrunner.results.check import Check
     from frontrunner.results.pruning import Prunable
 
 MOST_PROBLEMS, MOST_REASONS, MOST_DISAGREEMENTS = 20, 12, 5
@@ -69,11 +69,16 @@ def print_campaign(campaign: Campaign, *, state: str = "") -> None:
     out.say((campaign.name, "bold"), f"  {state or campaign.state}{reason}")
     if campaign.figures in ORIGINS:
         out.say(ORIGINS[campaign.figures], style="yellow")
-    out.say("problem   " + ", ".join(f"{key} {value}" for key, value in campaign.problem_summary.items()))
+    out.say(f"problem   {problem_line(campaign)}")
     out.say(f"search    {campaign.strategy} over {campaign.legal_recipes:,} legal recipes")
     if campaign.figures != IMPORTED:
         driving = f"{node_time(campaign.node_seconds_spent)} in probes, {seconds(campaign.driver_seconds)} of driving"
         out.say(f"spent     {driving}")
+
+
+def problem_line(campaign: Campaign) -> str:
+    """Return what a campaign's creator stated of its problem."""
+    return ", ".join(f"{key} {value}" for key, value in campaign.problem_summary.items() if key != "figures")
 
 
 def print_status(status: Status) -> None:

@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from frontrunner.results.outcome import STABLE_SPREAD, Failure, Measurement, Outcome, ProbeEnding
+from frontrunner.results.outcome import STABLE_SPREAD, Failure, Measurement, Outcome, ProbeEnding, RecipeStats
 from frontrunner.results.ranking import RankedRecipe
-from frontrunner.results.records import IMPORTED, CampaignSummary, Standing
+from frontrunner.results.records import IMPORTED, CampaignSummary
 from frontrunner.results.states import TrialState
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.text import gib, minute, node_time, percent, plain, seconds, thousands
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.analytic.estimates import Estimate
-    from frontrunner.results.explain import Appearance, ExplainedAttempt
+    from frontrunner.results.explain import Appearance, ExplainedAttempt, Neighbor
     from frontrunner.results.pages import TrialOutcome
 
 Row = TypeVar("Row")
@@ -118,7 +118,7 @@ FIGURES: tuple[Column[Any], ...] = (
         "step_time_spread",
         "spread",
         _figure("step_time_spread"),
-        percent,
+        lambda share: percent(share, 0),
         brief="± {}",
         about="standard deviation of the steps over their median",
         is_doubtful=lambda figures: getattr(figures, "step_time_spread", 0.0) > STABLE_SPREAD,
@@ -143,7 +143,7 @@ FIGURES: tuple[Column[Any], ...] = (
     ),
     Column("repeats", "n", _figure("repeats"), str, drop=7, label="measurements", about="measurements"),
 )
-"""Figures of a `Standing`, a `Measurement` or an estimate."""
+"""Figures of a `RecipeStats`, a `Measurement` or an estimate."""
 
 RECIPE_ID: Column[Any] = Column("recipe_id", "recipe", attrgetter("recipe_id"), is_number=False)
 RECIPE: tuple[Column[Any], ...] = (RECIPE_ID, *(column.of(attrgetter("recipe")) for column in CHOICES))
@@ -201,22 +201,31 @@ def used(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> list[Column[Row
     return [column for column in columns if not rows or any(column.value(row) is not None for row in rows)]
 
 
-def figures_in_words(standing: Standing, device_memory_bytes: int) -> list[tuple[str, str]]:
-    """Return (figure, what it is) of each figure that is known, for a summary."""
-    device = {"peak_memory_bytes_max_rank": f", of {gib(device_memory_bytes)}"}
+def figures_in_words(standing: RecipeStats, device_memory_bytes: int) -> list[tuple[str, str]]:
+    """Return (figure, what it is) of each known figure, for a summary that states the number of measurements itself."""
+    notes = {
+        "step_time_s_median": f", ± {percent(standing.step_time_spread, 0)}",
+        "peak_memory_bytes_max_rank": f", of {gib(device_memory_bytes)}",
+    }
     return [
-        (column.cell(standing), (column.label or column.title) + device.get(column.key, ""))
+        (column.cell(standing), (column.label or column.title) + notes.get(column.key, ""))
         for column in FIGURES
-        if column.value(standing) is not None
+        if column.value(standing) is not None and column.key not in ("step_time_spread", "repeats")
     ]
 
 
 def briefly(figures: object, *, aligned: bool = False) -> str:
-    """Return the main figures in a line: `11,474 tok/s, 1.25 s/step, ± 2.1 %, 40.12 GiB`."""
+    """Return the main figures in a line: `11,474 tok/s, 1.25 s/step, ± 2 %, 40.12 GiB`."""
     parts = [(column, column.brief.format(column.cell(figures))) for column in FIGURES if column.brief]
     if aligned:
         return " ".join(text.rjust(len(column.brief) + 5) for column, text in parts)
     return ", ".join(text for _, text in parts)
+
+
+def against(neighbor: Neighbor, place: str) -> str:
+    """Return how much faster or slower the recipe ranked next `above` or `below` is."""
+    doubt = ", within the spread: another measurement could reverse the order" if neighbor.within_spread else ""
+    return f"{neighbor.gap_percent:.1f} % {'faster' if place == 'above' else 'slower'}{doubt}"
 
 
 def origin_notice(rows: Sequence[RankedRecipe]) -> str:

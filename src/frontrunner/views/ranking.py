@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from rich.text import Text
 
-from frontrunner.evaluators.insight.objectives import OnFront
-from frontrunner.results.explain import Appearance, Explanation, Neighbour
+from frontrunner.pareto_front import OnFront
+from frontrunner.results.explain import Appearance, Explanation
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.results.predictions import Predicted, SmallScale
 from frontrunner.results.ranking import RankedRecipe
@@ -19,7 +19,18 @@ from frontrunner.search.budget import Limit
 from frontrunner.search.stopping import outlook_in_words, unused
 from frontrunner.search.strategy import Outlook
 from frontrunner.text import gib, percent, plain, seconds, thousands
-from frontrunner.views.columns import COLUMNS, ENDINGS, FIGURES, ORIGINS, RECIPE, RECIPE_ID, Column, origin_notice
+from frontrunner.views.campaigns import problem_line
+from frontrunner.views.columns import (
+    COLUMNS,
+    ENDINGS,
+    FIGURES,
+    ORIGINS,
+    RECIPE,
+    RECIPE_ID,
+    Column,
+    against,
+    origin_notice,
+)
 from frontrunner.views.terminal import Terminal, column_table, console, ruled_table
 
 Row = TypeVar("Row")
@@ -103,8 +114,7 @@ def print_explanation(explanation: Explanation) -> None:
 
 def _print_appearance(out: Terminal, appearance: Appearance) -> None:
     campaign = appearance.campaign
-    summary = ", ".join(f"{key} {value}" for key, value in campaign.problem_summary.items())
-    out.say("\ncampaign ", (campaign.name, "bold"), f"  ({summary})")
+    out.say("\ncampaign ", (campaign.name, "bold"), f"  ({problem_line(campaign)})")
     if campaign.figures in ORIGINS:
         out.say(ORIGINS[campaign.figures], style="yellow")
     if appearance.standing is not None:
@@ -112,9 +122,9 @@ def _print_appearance(out: Terminal, appearance: Appearance) -> None:
         out.print(column_table(None, FIGURES, [appearance.standing], width=out.width))
         with_recompute = thousands(appearance.standing.hardware_tflops_per_device)
         out.say(f"  {with_recompute} TFLOPS/device with what is computed a second time", style="dim")
-    for word, neighbor in (("above", appearance.above), ("below", appearance.below)):
-        if neighbor is not None:
-            out.say(f"  {against(word, neighbor)}")
+    for place in ("above", "below"):
+        if neighbor := getattr(appearance, place):
+            out.say(f"  next {place}: {neighbor.recipe_id}, {against(neighbor, place)}")
     table = ruled_table("attempts", ("attempt", "fold"), ("outcome", "fold"), ("detail", "fold"))
     for row in appearance.attempts:
         table.add_row(f"{appearance.trial.number}.{row.attempt.number}", str(row.attempt.state), _detail(row.outcome))
@@ -124,13 +134,6 @@ def _print_appearance(out: Terminal, appearance: Appearance) -> None:
         versions = ", ".join(f"{name} {version}" for name, version in latest.versions.items())
         out.say(f"on {latest.host}, {latest.device}; {versions}", style="dim")
         out.say(f"command: {' '.join(latest.command_line)}", style="dim")
-
-
-def against(word: str, neighbor: Neighbour) -> str:
-    """Return how far the recipe next `above` or `below` is."""
-    doubt = ", within the spread: another measurement could reverse the order" if neighbor.within_spread else ""
-    relation = "faster" if word == "above" else "slower"
-    return f"next {word}: {neighbor.recipe_id}, {neighbor.gap_percent:.1f} % {relation}{doubt}"
 
 
 def _detail(outcome: Measurement | Failure | None) -> Text:

@@ -20,6 +20,8 @@ Row = TypeVar("Row")
 PIPED_WIDTH = 140
 """Columns of a table that is not printed on a terminal."""
 GAP = 2
+PRE = "white-space: pre; overflow-x: auto; line-height: normal"
+"""Style of output in a notebook: scrolled rather than wrapped."""
 
 
 class Terminal(Console):
@@ -51,7 +53,7 @@ def recorded() -> Iterator[Callable[[], str]]:
     )
     token = _RECORDING.set(recording)
     try:
-        yield lambda: recording.export_html(inline_styles=True, code_format="<pre style='line-height:1.3'>{code}</pre>")
+        yield lambda: recording.export_html(inline_styles=True, code_format=f'<pre style="{PRE}">{{code}}</pre>')
     finally:
         _RECORDING.reset(token)
 
@@ -82,25 +84,30 @@ def column_table(
 ) -> Table:
     """Return the rows as a table of at most `width` characters, if the columns that are always kept allow it."""
     filled = used(columns, rows)
-    kept: list[Column[Row]] = []
-    for column in sorted(filled, key=lambda c: c.drop):
-        if not column.drop or sum(_width(c, rows) + GAP for c in (*kept, column)) <= width + 1:
-            kept.append(column)
-    shown = [column for column in filled if column in kept]
+    cells = [_cells(column, rows) for column in filled]
+    widths = [_width(column, texts) + GAP for column, texts in zip(filled, cells, strict=True)]
+    kept: list[int] = []
+    for place in sorted(range(len(filled)), key=lambda place: filled[place].drop):
+        if not filled[place].drop or sum(widths[other] for other in (*kept, place)) <= width + 1:
+            kept.append(place)
     table = ruled_table(title)
-    for column in shown:
+    for place in sorted(kept):
+        column = filled[place]
         justify = "right" if column.is_number else "left"
         table.add_column(column.title, justify=justify, no_wrap=column.least is None)  # type: ignore[arg-type]
-    for row in rows:
-        table.add_row(*(Text(_marked(column, row)) for column in shown), style="bold" if bold(row) else None)
+    for number, row in enumerate(rows):
+        texts = (Text(cells[place][number]) for place in sorted(kept))
+        table.add_row(*texts, style="bold" if bold(row) else None)
     return table
 
 
-def _marked(column: Column[Row], row: Row) -> str:
-    return column.cell(row) + (" !" if column.is_doubtful(row) else "")
+def _cells(column: Column[Row], rows: Sequence[Row]) -> list[str]:
+    """Return a column's texts, with ` !` after doubtful ones and as much room after the others."""
+    marks = ["!" if column.is_doubtful(row) else " " for row in rows]
+    cells = [column.cell(row) for row in rows]
+    return [f"{cell} {mark}" for cell, mark in zip(cells, marks, strict=True)] if "!" in marks else cells
 
 
-def _width(column: Column[Row], rows: Sequence[Row]) -> int:
-    texts = (column.title, *(_marked(column, row) for row in rows))
-    whole = max(len(line) for text in texts for line in text.split("\n"))
+def _width(column: Column[Row], texts: Sequence[str]) -> int:
+    whole = max(len(line) for text in (column.title, *texts) for line in text.split("\n"))
     return whole if column.least is None else min(whole, column.least)

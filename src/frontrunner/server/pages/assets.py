@@ -1,4 +1,4 @@
-"""Style sheets and scripts: files of this package and Plotly's own, under names that change with their content."""
+"""Style sheets and scripts: files of this package and the script of charts, under names that change with them."""
 
 from __future__ import annotations
 
@@ -8,54 +8,53 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.resources import files
-from importlib.util import find_spec
 
-OWN = ("style.css", "plotly-rules.css", "pages.js", "figures.js", "htmx-2.0.11.min.js")
+from frontrunner.views.charts.render import javascript, javascript_version
+
+FILES = ("style.css", "pages.js", "htmx-2.0.11.min.js", "icon.svg")
+CHARTS = "charts.js"
 KINDS = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
-PLOTLY = "plotly.js"
-LEVEL = 6
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Asset:
-    """One file as it is sent; `path` may be kept by browsers for ever."""
+    """One file; browsers may cache `path` for ever."""
 
+    name: str
     path: str
-    kind: str
-    plain: bytes
+
+    @property
+    def media_type(self) -> str:
+        """The media type of the file."""
+        return KINDS[self.name[self.name.rindex(".") :]]
+
+    @cached_property
+    def plain(self) -> bytes:
+        """The content; the charts' script takes a second to make, so it is made when a browser wants it."""
+        return javascript().encode() if self.name == CHARTS else _file(self.name)
 
     @cached_property
     def compressed(self) -> bytes:
-        """The file by gzip, made once."""
-        return gzip.compress(self.plain, LEVEL, mtime=0)
+        """The content by gzip."""
+        return gzip.compress(self.plain, 6, mtime=0)
+
+
+def _file(name: str) -> bytes:
+    return files(__package__).joinpath("static", name).read_bytes()
 
 
 @cache
-def assets() -> Mapping[str, str]:
-    """File name -> path, for templates; Plotly's script is there where the package is installed."""
-    names = [*OWN, "icon.svg"] + ([PLOTLY] if find_spec("plotly") else [])
-    return {name: asset(name).path for name in names}
+def assets() -> Mapping[str, Asset]:
+    """Return the files by name."""
+    return {name: _asset(name, _file(name)) for name in FILES} | {CHARTS: _asset(CHARTS, javascript_version().encode())}
 
 
-@cache
-def asset(name: str) -> Asset:
-    """A file of `assets`, read and compressed once."""
-    text = _plotly() if name == PLOTLY else files(__package__).joinpath("static", name).read_bytes()
-    stem, dot, ending = name.rpartition(".")
-    mark = hashlib.sha256(text).hexdigest()[:12]
-    return Asset(
-        path=f"/static/{stem}.{mark}.{ending}",
-        kind=KINDS[dot + ending],
-        plain=text,
-    )
+def _asset(name: str, content: bytes) -> Asset:
+    stem, _, ending = name.rpartition(".")
+    return Asset(name=name, path=f"/static/{stem}.{hashlib.sha256(content).hexdigest()[:12]}.{ending}")
 
 
 @cache
 def by_path() -> Mapping[str, Asset]:
-    """Path -> file: what may be asked for at all."""
-    return {path: asset(name) for name, path in assets().items()}
-
-
-def _plotly() -> bytes:
-    """Plotly's script, as its Python package brings it along; read without importing what draws."""
-    return files("plotly").joinpath("package_data", "plotly.min.js").read_bytes()
+    """Return the files by path."""
+    return {asset.path: asset for asset in assets().values()}

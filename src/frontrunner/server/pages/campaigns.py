@@ -7,24 +7,23 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any
 from urllib.parse import quote
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
-from frontrunner.results.driving import drivers, stamp
-from frontrunner.results.known import probes_made
-from frontrunner.results.outlooks import outlook_shares
-from frontrunner.results.pages import TrialPage, campaign_page, trial_page
-from frontrunner.results.pareto import pareto
-from frontrunner.results.ranking import RankedRecipe, rank
+from frontrunner.plain_json import to_json
+from frontrunner.results.active_drivers import active_drivers, stamp
+from frontrunner.results.pages import AttemptSpan, TrialPage, campaign_page, newest_spans, trial_page
+from frontrunner.results.predictions import outlook_shares
+from frontrunner.results.prior_results import probes_made
+from frontrunner.results.ranking import RankedRecipe, pareto, rank
 from frontrunner.results.records import CUT_OFF, IMPORTED
-from frontrunner.results.spans import newest_spans
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.status import FailedTrial, Status, failures, status
 from frontrunner.results.store import Store
@@ -35,12 +34,13 @@ from frontrunner.search.stopping import STOPPING, outlook_in_words
 from frontrunner.search.strategy import Outlook
 from frontrunner.server.auth import Role
 from frontrunner.server.drivers import Word
-from frontrunner.server.pages.drawings.timeline import MOST_SPANS, Span, Timeline, timeline
-from frontrunner.server.pages.figures import ACROSS, SHOWN, FigureShelf, coordinates, figure
 from frontrunner.server.pages.rendering import page, render
-from frontrunner.server.routes.questions import CampaignName, PageNumber
+from frontrunner.server.routes.questions import CampaignName, PageNumber, read_report
 from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf, StoreOf
 from frontrunner.spaces.errors import bad_value
+from frontrunner.views.charts import FIGURES
+from frontrunner.views.charts.campaign import Span, timeline
+from frontrunner.views.charts.data import Missing
 from frontrunner.views.columns import CAMPAIGNS, COLUMNS, ORIGINS, TRIALS, used
 
 router = APIRouter(route_class=CachedRoute)
@@ -54,21 +54,18 @@ POLL_S, POLL_DRIVEN_S = 5, 3
 """How often a live page polls, in seconds."""
 CHARTS_AT_ONCE, CHARTS_EVERY_S = 10, 15
 """While a driver runs, each of the first outcomes redraws the charts; later ones redraw them at this interval."""
+MOST_SPANS = 160
+"""Of the timeline; more would be too thin to see."""
+SHOWN = ("history", "speed-memory", "feasibility", "sensitivity", "parallel-coordinates")
+"""The report's charts that a campaign's page draws too; the others take seconds."""
+ACROSS = ("feasibility", "sensitivity", "parallel-coordinates")
+"""Those that take the page's whole width; the others stand in pairs."""
 CAMPAIGNS_A_PAGE, TRIALS_A_PAGE, TOP, MOST_FAILURES = 50, 25, 10, 40
 ACCEPTED = {
     "pause": "Pausing: running probes will finish, and no more are started.",
     "stop": "Stopping: running probes will finish, and the campaign ends.",
     "cancel": "Canceling: running probes are ended now; the campaign can be resumed.",
 }
-
-
-async def the_shelf(request: Request) -> FigureShelf:
-    """The charts that this service has drawn."""
-    shelf: FigureShelf = request.app.state.shelf
-    return shelf
-
-
-ShelfOf = Annotated[FigureShelf, Depends(the_shelf)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +89,8 @@ class CampaignView:
     trials: TrialPage
     failed: tuple[FailedTrial, ...]
     failed_in_all: int
-    timeline: Timeline | None
+    timeline: dict[str, Any] | None
+    timeline_left_out: int
 
     @property
     def notice(self) -> str:
@@ -121,6 +119,7 @@ def campaign_view(store: Store, name: str) -> CampaignView:
             driver_seconds=campaign.driver_seconds,
             node_seconds=campaign.node_seconds_spent,
         )
+        newest = newest_spans(store, campaign.id, MOST_SPANS)
         with store.database.read() as connection:
             ranking = rank(connection, campaign, top=TOP)
         front = pareto(store, campaign, least_tokens_per_s=ranking[-1].standing.tokens_per_s) if ranking else []
@@ -138,7 +137,8 @@ def campaign_view(store: Store, name: str) -> CampaignView:
             trials=_trials(store, name, 1),
             failed=tuple(reversed(failed)),
             failed_in_all=failed_in_all,
-            timeline=_timeline(store, found),
+            timeline=_timeline(store, found, newest.items),
+            timeline_left_out=newest.total - len(newest.items),
         )
 
 
@@ -158,7 +158,7 @@ def _outlook(found: Status) -> str:
 def _ending(store: Store, found: Status) -> str:
     """Return that the current driver was asked to pause or to stop, and what it waits for."""
     request = next((event for event in reversed(found.last_events) if event.kind == STOPPING), None)
-    driver = next((one for one in drivers(store) if one.campaign == found.campaign.name), None)
+    driver = next((one for one in active_drivers(store) if one.campaign == found.campaign.name), None)
     if request is None or driver is None or not driver.is_live or request.at < driver.since:
         return ""
     word = "pausing" if request.data.get("leaves") == CampaignState.PAUSED else "stopping"
@@ -166,22 +166,21 @@ def _ending(store: Store, found: Status) -> str:
     return f"{word}, {left} probe{'s' if left > 1 else ''} to finish" if left else word
 
 
-def _timeline(store: Store, found: Status) -> Timeline | None:
+def _timeline(store: Store, found: Status, attempts: Sequence[AttemptSpan]) -> dict[str, Any] | None:
     """Draw the newest attempts; running ones reach up to now, those whose driver is gone have no length.
 
     None where none has begun, and for an imported table, whose rows have the time of the import.
     """
     if found.campaign.figures == IMPORTED:
         return None
-    newest = newest_spans(store, found.campaign.id, MOST_SPANS)
     now = store.now() if found.driver_is_live else None
     spans = []
-    for row in newest.items:
+    for row in attempts:
         begun = datetime.fromisoformat(row.started_at)
         ended = datetime.fromisoformat(row.finished_at) if row.finished_at else max(begun, now or begun)
         words = f"{row.trial_number}.{row.number} {row.recipe.describe()}"
         spans.append(Span(started_at=begun, ended_at=ended, outcome=row.ended, words=words, recipe_id=row.recipe_id))
-    return timeline(spans, left_out=newest.total - len(spans))
+    return timeline(spans)
 
 
 def version(store: Store, name: str) -> str:
@@ -240,7 +239,7 @@ def one_campaign(store: StoreOf, role: RoleOf, name: CampaignName) -> Response:
         name=name,
         sections=sections,
         live=_live(view, now, sections),
-        figures=SHOWN,
+        figures={name: FIGURES[name][0] for name in SHOWN},
         across=ACROSS,
     )
 
@@ -258,7 +257,7 @@ def live(store: StoreOf, role: RoleOf, name: CampaignName, seen: Seen) -> Respon
     changed = [html for section, html in sections.items() if old.get(section) != digest(html)]
     if was == now and not changed:
         return Response(status_code=204)
-    news = {} if charts == _charts_version(view) else {"HX-Trigger": "outcomes"}
+    news = {} if charts == charts_version(view.status) else {"HX-Trigger": "outcomes"}
     return HTMLResponse("".join([_live(view, now, sections), *changed]), headers=news)
 
 
@@ -282,15 +281,16 @@ def _trial_values(name: str, number: int, found: TrialPage) -> dict[str, Any]:
 
 def _live(view: CampaignView, now: str, sections: Mapping[str, Markup]) -> Markup:
     """Return the element that polls, with what the page has seen."""
-    seen = "~".join([now, _charts_version(view), *map(digest, sections.values())])
+    seen = "~".join([now, charts_version(view.status), *map(digest, sections.values())])
     is_driven = view.status.driver_is_live
     url = f"/campaigns/{view.status.campaign.name}/live?seen={quote(seen)}"
     return render("live.html", url=url, polls_every_s=POLL_DRIVEN_S if is_driven else POLL_S)
 
 
-def _charts_version(view: CampaignView) -> str:
-    campaign = view.status.campaign
-    if view.status.driver_is_live and campaign.outcomes > CHARTS_AT_ONCE:
+def charts_version(found: Status) -> str:
+    """Return the version of a campaign's charts: a new one per outcome, later one per `CHARTS_EVERY_S`."""
+    campaign = found.campaign
+    if found.driver_is_live and campaign.outcomes > CHARTS_AT_ONCE:
         return f"t{int(time.time() / CHARTS_EVERY_S)}"
     return f"{campaign.outcomes}-{campaign.node_seconds_spent:g}"
 
@@ -305,19 +305,19 @@ def trials(store: StoreOf, name: CampaignName, number: PageOf = 1) -> Response:
 
 
 @router.get("/campaigns/{name}/figures/{wanted}")
-async def one_figure(service: ServiceOf, shelf: ShelfOf, name: CampaignName, wanted: str) -> Response:
-    """What the page's script needs to draw a chart."""
+async def one_figure(request: Request, service: ServiceOf, name: CampaignName, wanted: str) -> Response:
+    """One of the charts for charts.js: what to read in it, and its specification, null if it cannot be drawn."""
     if wanted not in SHOWN:
         raise bad_value("figure", wanted, f"one of {', '.join(SHOWN)}")
-    drawn = await service.slowly(lambda: shelf.drawn(service.store, name, wanted, lambda found: figure(found, wanted)))
-    return Response(drawn, media_type="application/json")
 
+    def drawn() -> str:
+        version = charts_version(status(service.store, name))
+        found = read_report(request, service, name, version).chart(wanted)
+        if isinstance(found, Missing):
+            return to_json({"reading": f"Not drawn: {found.reason}", "spec": None})
+        return to_json({"reading": " ".join((found.reading, *found.remarks)), "spec": found.spec})
 
-@router.get("/campaigns/{name}/coordinates")
-async def parallel_coordinates(service: ServiceOf, shelf: ShelfOf, name: CampaignName) -> Response:
-    """The parallel coordinates, drawn."""
-    drawn = await service.slowly(lambda: shelf.drawn(service.store, name, "coordinates", coordinates))
-    return HTMLResponse(drawn)
+    return Response(await service.slowly(drawn), media_type="application/json")
 
 
 @router.post("/campaigns/{name}/resume", dependencies=OPERATOR)

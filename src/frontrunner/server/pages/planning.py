@@ -23,7 +23,6 @@ from frontrunner.results.store import Store
 from frontrunner.search.campaign_setup import nothing_legal
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.server.auth import Role
-from frontrunner.server.pages.drawings.cut import cut_drawing
 from frontrunner.server.pages.rendering import macro, page, render
 from frontrunner.server.registered import KINDS
 from frontrunner.server.requests import CampaignBody, campaign_from, campaign_table, hiding_contents, parsed
@@ -40,6 +39,7 @@ from frontrunner.spaces.presets import (
     model_names,
     model_preset,
 )
+from frontrunner.views.charts.cut import cut
 from frontrunner.views.columns import ESTIMATES, used
 
 router = APIRouter()
@@ -299,7 +299,7 @@ def _answer(spec: CampaignSpec) -> Markup:
         fits_on=next((row.nodes for row in found.strong if row.best is not None), None),
         rows=rows,
         columns=used(ESTIMATES, rows),
-        cut=cut_drawing(rows[0][1].recipe, problem.cluster, layers=problem.model.layers) if rows else None,
+        cut=cut(rows[0][1].recipe, problem.cluster, layers=problem.model.layers) if rows else None,
     )
 
 

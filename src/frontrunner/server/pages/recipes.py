@@ -13,16 +13,12 @@ from pydantic import BaseModel, ConfigDict
 
 from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured, breakdown
 from frontrunner.evaluators.export.tools import TOOLS
-from frontrunner.results.compare import compare
 from frontrunner.results.explain import Appearance, Explanation, explain
 from frontrunner.results.outcome import Measurement
-from frontrunner.results.pages import newest_names
+from frontrunner.results.pages import compare, newest_names
 from frontrunner.results.store import Store
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.server.auth import Role
-from frontrunner.server.pages.drawings.cut import CutDrawing, cut_drawing
-from frontrunner.server.pages.drawings.stack import Stack, stack
-from frontrunner.server.pages.drawings.steps import StepStrip, step_strip
 from frontrunner.server.pages.rendering import page, render
 from frontrunner.server.replays import Replay, Replays, ReplayState
 from frontrunner.server.requests import ReplayBody, Steps
@@ -33,7 +29,9 @@ from frontrunner.spaces.errors import InvalidInput, NotFound
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import DIMENSIONS, Dimension, Recipe
 from frontrunner.travel_api import TARGETS
-from frontrunner.views.columns import ATTEMPTS, FIGURES, ORIGINS, PARTS, Column
+from frontrunner.views.charts.cut import Cut, cut
+from frontrunner.views.charts.recipe import memory_bars, step_bars, step_times
+from frontrunner.views.columns import ATTEMPTS, FIGURES, ORIGINS, Column
 
 router = APIRouter(route_class=CachedRoute)
 MOST_STRIPS = 12
@@ -62,12 +60,12 @@ class RecipeView:
     explanation: Explanation
     leading: Appearance
     problem: Problem
-    cut: CutDrawing
+    cut: Cut
     breakdown: Breakdown | None
     why_no_breakdown: str
-    step: Stack | None
-    memory: Stack | None
-    strip: StepStrip | None
+    step: dict[str, Any] | None
+    memory: dict[str, Any] | None
+    strip: dict[str, Any] | None
     exports: Mapping[str, str | None]
 
 
@@ -86,12 +84,12 @@ def recipe_view(store: Store, recipe_id: str) -> RecipeView:
         explanation=found,
         leading=leading,
         problem=problem,
-        cut=cut_drawing(found.recipe, problem.cluster, layers=problem.model.layers),
+        cut=cut(found.recipe, problem.cluster, layers=problem.model.layers),
         breakdown=parts,
         why_no_breakdown=why_no_breakdown,
-        step=None if parts is None else stack([("", _step_parts(parts))]),
-        memory=None if parts is None else _memory(parts),
-        strip=step_strip(_step_times(found.appearances)[:MOST_STRIPS]),
+        step=None if parts is None else step_bars(parts),
+        memory=None if parts is None else memory_bars(parts),
+        strip=step_times(_step_times(found.appearances)[:MOST_STRIPS]),
         exports={name: None if reason is None else str(reason) for name, reason in refusals.items()},
     )
 
@@ -114,23 +112,6 @@ def _measured(row: Appearance) -> Measured | None:
         mfu=row.standing.mfu,
         peak_memory_bytes=row.standing.peak_memory_bytes_max_rank,
     )
-
-
-def _step_parts(parts: Breakdown) -> dict[str, float]:
-    return {PARTS[name]: amount for name, amount in parts.estimate.step_parts_s.items()}
-
-
-def _memory(parts: Breakdown) -> Stack:
-    """Draw a bar per rank of the pipeline, with the device's memory as the limit unless it is far away."""
-    rows = [
-        (
-            f"{rank.holds}, {rank.layers} layer{'s' if rank.layers != 1 else ''}",
-            {name.replace("_", " "): amount for name, amount in rank.memory_parts_bytes.items()},
-        )
-        for rank in parts.ranks
-    ]
-    fullest, whole = max(rank.peak_memory_bytes for rank in parts.ranks), parts.memory_limit_bytes
-    return stack(rows, limit=whole if whole <= 4 * fullest else None)
 
 
 def _step_times(appearances: Sequence[Appearance]) -> list[tuple[str, Sequence[float]]]:

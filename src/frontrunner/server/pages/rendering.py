@@ -11,10 +11,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from frontrunner import __version__
+from frontrunner.plain_json import to_json
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.server.pages.assets import assets
 from frontrunner.text import count, gib, minute, node_time, percent, plain, seconds, size, thousands
-from frontrunner.views.columns import figures_in_words
+from frontrunner.views.columns import against, figures_in_words
 
 HTMX = {
     "allowEval": False,
@@ -30,7 +31,7 @@ HTMX = {
     ],
 }
 """Settings of htmx: it evaluates and keeps nothing, calls this service alone, and shows errors in one place."""
-FILTERS = (count, figures_in_words, gib, minute, node_time, percent, seconds, size, thousands)
+FILTERS = (against, count, figures_in_words, gib, minute, node_time, percent, seconds, size, thousands)
 
 
 @cache
@@ -45,7 +46,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         finalize=_shown,
     )
-    found.filters |= {function.__name__: function for function in FILTERS}
+    found.filters |= {function.__name__: function for function in FILTERS} | {"json": to_json}
     found.tests |= {
         "failure": lambda value: isinstance(value, Failure),
         "measurement": lambda value: isinstance(value, Measurement),

@@ -21,5 +21,5 @@ def static(request: Request, name: str) -> Response:
         raise NotFound(f"there is no file {name!r} here")
     headers = {"cache-control": "public, max-age=31536000, immutable", "vary": "accept-encoding"}
     if "gzip" in request.headers.get("accept-encoding", ""):
-        return Response(found.compressed, headers=headers | {"content-encoding": "gzip"}, media_type=found.kind)
-    return Response(found.plain, headers=headers, media_type=found.kind)
+        return Response(found.compressed, headers=headers | {"content-encoding": "gzip"}, media_type=found.media_type)
+    return Response(found.plain, headers=headers, media_type=found.media_type)

@@ -11,18 +11,16 @@ from cachetools import TTLCache
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from frontrunner import __version__
 from frontrunner.baseline import Baseline
-from frontrunner.evaluators.insight.collected import Missing
-from frontrunner.evaluators.insight.objectives import OnFront
 from frontrunner.events import POLL_S, Follower, parse_cursor
+from frontrunner.pareto_front import OnFront
 from frontrunner.plain_json import to_json
-from frontrunner.reporting_pieces import Reported, not_drawn, picture, report_text, reported
+from frontrunner.reporting import Reported, not_drawn, report_text, reported
+from frontrunner.reporting import figure as draw_figure
 from frontrunner.results import frames
-from frontrunner.results.compare import Comparison
-from frontrunner.results.driving import DriverSeen
+from frontrunner.results.active_drivers import ActiveDriver
 from frontrunner.results.explain import Explanation
-from frontrunner.results.pages import CampaignPage, RecipePage, TrialPage, campaign_page
+from frontrunner.results.pages import CampaignPage, Comparison, RecipePage, TrialPage, campaign_page
 from frontrunner.results.predictions import SmallScale
 from frontrunner.results.ranking import RankBy, RankedRecipe
 from frontrunner.results.states import TrialState
@@ -37,8 +35,9 @@ from frontrunner.spaces.errors import InvalidInput, NothingLegal
 from frontrunner.spaces.names import CAMPAIGN_NAME
 from frontrunner.store import LOG_BYTES
 from frontrunner.travel_api import TARGETS
-from frontrunner.views.charts.catalogue import FIGURES
-from frontrunner.views.charts.head import Elsewhere
+from frontrunner.views.charts import FIGURES
+from frontrunner.views.charts.data import Missing
+from frontrunner.views.report import Elsewhere
 
 campaigns = APIRouter(tags=["campaigns"], route_class=CachedRoute)
 recipes = APIRouter(tags=["recipes"], route_class=CachedRoute)
@@ -75,7 +74,7 @@ def all_campaigns(store: StoreOf, page: PageNumber = 1, page_size: PageSize = 50
     return answer(campaign_page(store, page=page, page_size=page_size))
 
 
-@campaigns.get("/drivers", response_model=list[DriverSeen])
+@campaigns.get("/drivers", response_model=list[ActiveDriver])
 def drivers(store: LocalOf) -> Response:
     """Return the drivers that hold a campaign, and when each last wrote."""
     return answer(store.drivers())
@@ -204,7 +203,7 @@ async def report(request: Request, service: ServiceOf, name: CampaignName) -> Re
     """Return a campaign as one self-contained HTML page."""
     scheme = "https" if service.settings.behind_tls else "http"
     elsewhere = Elsewhere(server=f"{scheme}://{request.url.netloc}")
-    text = await service.slowly(lambda: report_text(_read(request, service, name), elsewhere, version=__version__))
+    text = await service.slowly(lambda: report_text(read_report(request, service, name), elsewhere))
     headers = {"content-disposition": f'attachment; filename="{name}.html"'}
     return Response(text, media_type="text/html", headers=headers)
 
@@ -218,18 +217,18 @@ async def figure(
     format: Literal["svg", "png"] = "svg",  # noqa: A002 - the option's name
 ) -> Response:
     """Return one figure of a campaign's report as a picture; 422 with the reason where it cannot be drawn."""
-    drawn = await service.slowly(lambda: picture(_read(request, service, name), figure, format))
+    drawn = await service.slowly(lambda: draw_figure(read_report(request, service, name), figure, format))
     if isinstance(drawn, Missing):
         raise NothingLegal(not_drawn(figure) + drawn.reason)
     return Response(drawn, media_type=MEDIA[format])
 
 
-def _read(request: Request, service: Service, name: str) -> Reported:
-    """Read what a campaign's report and figures show, at most once per `REPORT_TTL_S`."""
-    kept: TTLCache[str, Reported] = request.app.state.reported
-    found: Reported | None = kept.get(name)
+def read_report(request: Request, service: Service, name: str, version: str = "") -> Reported:
+    """Read what a campaign's report and figures show, at most once per `REPORT_TTL_S` and version of a page."""
+    kept: TTLCache[tuple[str, str], Reported] = request.app.state.reported
+    found: Reported | None = kept.get((name, version))
     if found is None:
-        found = kept[name] = reported(service.store, name)
+        found = kept[name, version] = reported(service.store, name)
     return found
 
 

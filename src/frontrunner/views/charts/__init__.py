@@ -1,1 +1,24 @@
-"""The figures of reports: described once as charts, drawn as HTML by Plotly and as PNG or SVG by matplotlib."""
+"""Charts: each a function that returns one Vega-Lite specification, drawn in pages and as files from that alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from frontrunner.views.charts.campaign import history, node_hours
+from frontrunner.views.charts.data import Chart, Collected, Missing
+from frontrunner.views.charts.importance import importance, shap
+from frontrunner.views.charts.landscape import feasibility, parallel_coordinates, speed_memory
+from frontrunner.views.charts.model import predicted, sensitivity
+
+FIGURES: dict[str, tuple[str, Callable[[Collected], Chart | Missing]]] = {
+    "history": ("Best so far", history),
+    "speed-memory": ("Speed against memory", speed_memory),
+    "sensitivity": ("One knob at a time around the best", sensitivity),
+    "parallel-coordinates": ("Parallel coordinates", parallel_coordinates),
+    "feasibility": ("What fits and what fails", feasibility),
+    "predicted": ("Predicted against measured", predicted),
+    "importance": ("Which knobs matter", importance),
+    "shap": ("What each knob's value adds (SHAP)", shap),
+    "node-hours": ("Where the node-hours went", node_hours),
+}
+"""The figures of a campaign in the order of its report: name -> title, function."""

@@ -1,136 +1,155 @@
-"""Charts of the measured recipes: speed against memory, and parallel coordinates."""
+"""Charts of the measured recipes: speed against memory, parallel coordinates, and which corners of the space fail."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from frontrunner.evaluators.insight.knobs import shown
-from frontrunner.evaluators.insight.landscape import Parallel, SpeedMemory
+from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.results.ranking import RankedRecipe
+from frontrunner.spaces.recipe import Recipe
 from frontrunner.text import gib, percent, thousands
-from frontrunner.views.charts.chart import (
-    BLUE,
-    ORANGE,
-    Axis,
+from frontrunner.views.charts.data import (
+    GIB,
+    NOTHING_ENDED,
+    NOTHING_MEASURED,
     Chart,
-    Coordinate,
-    Line,
-    Panel,
-    Series,
+    Collected,
+    Json,
+    Knob,
+    Missing,
     Table,
+    knobs,
+    shown,
+)
+from frontrunner.views.charts.marks import (
+    BLUE,
+    GRAY,
+    ORANGE,
+    OUTCOMES,
+    SLOW,
+    name,
+    number,
+    palette,
+    recipe_fields,
+    rule,
+    tooltip,
+    values,
 )
 from frontrunner.views.columns import COLUMNS, used
 
-GIB = 2**30
 FAR = 2.0
-"""A device's memory beyond so many times the fullest recipe's peak is told, not drawn: it would squeeze the points."""
-NODE_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "pentagon")
-"""Of points that take the fewest nodes, the next fewest, and so on."""
+"""A memory limit beyond this multiple of the fullest recipe's peak is a remark: drawn, it would squeeze the points."""
 APART = 0.06
-"""Places of the front are written where the point is so much of the axis away from the last one written."""
+"""Least distance between two labels of the front, as a share of the axis."""
+MOST_LINES = 500
+"""Of parallel coordinates; the fastest recipes are drawn."""
+NODE_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down")
 
 
-def speed_memory_chart(found: SpeedMemory) -> Chart:
-    """Every measured recipe by peak memory and tokens/s, the front joined, the device's limit marked."""
-    front, limit = found.front, found.limit_bytes
-    fullest = max(row.standing.peak_memory_bytes_max_rank for row in found.recipes)
-    leanest = front[-1].standing
+def speed_memory(collected: Collected) -> Chart | Missing:
+    """Draw every measured recipe by peak memory and tokens/s, the front joined, the device's limit marked."""
+    ranking, front = collected.ranking, collected.front
+    if not ranking:
+        return NOTHING_MEASURED
+    limit = collected.problem.cluster.memory_bytes_per_device
+    is_near = limit <= FAR * max(row.standing.peak_memory_bytes_max_rank for row in ranking)
     room = 1 - front[0].standing.peak_memory_bytes_max_rank / limit
-    is_near = limit <= FAR * fullest
+    leanest = front[-1].standing
+    nodes = {row.recipe_id: nodes_used(row.recipe, collected.problem) for row in ranking}
+    counts = sorted(set(nodes.values()))
+    remarks = []
+    if len(counts) > 1:
+        remarks.append(
+            f"Recipes take {counts[0]} to {counts[-1]} nodes, which this front does not weigh: frontrunner pareto "
+            "--objectives tokens,memory,nodes does."
+        )
+    if not is_near:
+        remarks.append(f"The device's {gib(limit)} GiB lie beyond the chart.")
     return Chart(
         reading=(
-            f"{len(front)} of {len(found.recipes)} recipes are on the front: no other is both faster and smaller. The "
+            f"{len(front)} of {len(ranking)} recipes are on the front: no other is both faster and smaller. The "
             f"fastest leaves {percent(room, 0)} of a device's {gib(limit)} GiB free; the leanest of the front needs "
             f"{gib(leanest.peak_memory_bytes_max_rank)} GiB and reaches {thousands(leanest.tokens_per_s)} tokens/s."
         ),
-        remarks=(
-            *_nodes_remark(found),
-            *(() if is_near else (f"The device's {gib(limit)} GiB lie beyond the figure.",)),
-        ),
-        panels=(
-            Panel(
-                x=Axis(label="peak memory of the fullest rank, GiB"),
-                y=Axis(label="tokens/s", from_zero=True),
-                series=(
-                    *_by_nodes(found),
-                    _joined(front),
-                    _points(front, "on the front", ORANGE, size=11.0, texts=_places(found)),
-                ),
-                lines=(Line(axis="x", at=limit / GIB, label=f"device: {gib(limit)} GiB"),) if is_near else (),
-            ),
-        ),
+        remarks=tuple(remarks),
+        spec={
+            "height": 380,
+            "layer": [
+                *_recipe_layers(_speed_memory_rows(collected, nodes), counts),
+                *(rule("x", limit / GIB, f"device: {gib(limit)} GiB") if is_near else ()),
+            ],
+        },
         table=ranking_table(front),
     )
 
 
-def _nodes_remark(found: SpeedMemory) -> tuple[str, ...]:
-    counts = sorted(set(found.nodes.values()))
-    if len(counts) < 2:
-        return ()
-    weighed = "frontrunner pareto --objectives tokens,memory,nodes"
-    return (f"Recipes take {counts[0]} to {counts[-1]} nodes, which this front does not weigh: {weighed} does.",)
+def _speed_memory_rows(collected: Collected, nodes: Mapping[str, int]) -> list[Json]:
+    """Return one row per recipe; points of the front carry their rank unless it would cover the label before it."""
+    front_ids = {row.recipe_id for row in collected.front}
+    sizes = [row.standing.peak_memory_bytes_max_rank for row in collected.ranking]
+    apart, last = APART * (max(sizes) - min(sizes)), float("inf")
+    rows = []
+    for row in collected.ranking:
+        size, label = row.standing.peak_memory_bytes_max_rank, ""
+        is_on_front = row.recipe_id in front_ids
+        if is_on_front and last - size >= apart:
+            label, last = f"#{row.rank}", size
+        rows.append(
+            {
+                **recipe_fields(row),
+                "peak": size / GIB,
+                "tokens_per_s": row.standing.tokens_per_s,
+                "group": "on the front" if is_on_front else _group(nodes, row),
+                "nodes": nodes[row.recipe_id],
+                "label": label,
+            }
+        )
+    return rows
 
 
-def _by_nodes(found: SpeedMemory) -> list[Series]:
-    """The recipes off the front, a series for each number of nodes where there are several."""
-    others = [row for row in found.recipes if row.recipe_id not in found.front_ids]
-    counts = sorted(set(found.nodes.values()))
-    if len(counts) < 2:
-        return [_points(others, "measured", BLUE)]
-    series = []
-    for place, count in enumerate(counts):
-        rows = [row for row in others if found.nodes[row.recipe_id] == count]
-        name = f"{count} node{'s' if count > 1 else ''}"
-        series.append(replace(_points(rows, name, BLUE), symbol=NODE_SYMBOLS[place % len(NODE_SYMBOLS)]))
-    return series
+def _group(nodes: Mapping[str, int], row: RankedRecipe) -> str:
+    count = nodes[row.recipe_id]
+    return _nodes(count) if len(set(nodes.values())) > 1 else "measured"
 
 
-def _points(
-    rows: Sequence[RankedRecipe], name: str, colour: str, *, size: float = 8.0, texts: tuple[str, ...] = ()
-) -> Series:
-    return Series(
-        kind="points",
-        x=tuple(row.standing.peak_memory_bytes_max_rank / GIB for row in rows),
-        y=tuple(row.standing.tokens_per_s for row in rows),
-        name=name,
-        colour=colour,
-        size=size,
-        texts=texts,
-        hover=tuple(hover(row) for row in rows),
-    )
+def _nodes(count: int) -> str:
+    return f"{count} node{'s' if count > 1 else ''}"
 
 
-def _places(found: SpeedMemory) -> tuple[str, ...]:
-    """The place in the ranking beside each point of the front, but where it would cover the one before."""
-    sizes = [row.standing.peak_memory_bytes_max_rank for row in found.recipes]
-    places = {row.recipe_id: row.rank for row in found.recipes}
-    written, last = [], math.inf
-    for row in found.front:
-        size = row.standing.peak_memory_bytes_max_rank
-        is_apart = last - size >= APART * (max(sizes) - min(sizes))
-        written.append(f"#{places[row.recipe_id]}" if is_apart else "")
-        last = size if is_apart else last
-    return tuple(written)
-
-
-def _joined(front: Sequence[RankedRecipe]) -> Series:
-    return Series(
-        kind="line",
-        x=tuple(row.standing.peak_memory_bytes_max_rank / GIB for row in front),
-        y=tuple(row.standing.tokens_per_s for row in front),
-        colour=ORANGE,
-    )
-
-
-def hover(row: RankedRecipe) -> str:
-    """A recipe where a pointer rests on it."""
-    return f"{row.recipe_id}<br>{row.recipe.describe()}"
+def _recipe_layers(rows: Sequence[Json], counts: Sequence[int]) -> list[Json]:
+    groups = ["measured"] if len(counts) < 2 else [_nodes(count) for count in counts]
+    present = [group for group in (*groups, "on the front") if any(row["group"] == group for row in rows)]
+    shapes = {group: NODE_SYMBOLS[place % len(NODE_SYMBOLS)] for place, group in enumerate(groups)}
+    look = {
+        "shape": name("group", scale={"domain": present, "range": [shapes.get(group, "circle") for group in present]}),
+        "color": palette("group", dict.fromkeys(groups, BLUE) | {"on the front": ORANGE}, present),
+    }
+    place = {"x": number("peak", "peak memory of the fullest rank, GiB", from_zero=False)}
+    place["y"] = number("tokens_per_s", "tokens/s")
+    front = {"filter": "datum.group == 'on the front'"}
+    line = {"type": "line", "color": ORANGE, "strokeWidth": 2}
+    return [
+        {"data": values(rows), "transform": [front], "mark": line, "encoding": place},
+        {
+            "data": values(rows),
+            "mark": {"type": "point", "filled": True, "size": 70, "opacity": 0.9},
+            "encoding": place
+            | look
+            | {"tooltip": tooltip("recipe", "choices", "nodes", tokens_per_s="tokens/s", peak="peak GiB")},
+        },
+        {
+            "data": values(rows),
+            "transform": [front],
+            "mark": {"type": "text", "dy": -11},
+            "encoding": place | {"text": {"field": "label"}},
+        },
+    ]
 
 
 def ranking_table(rows: Sequence[RankedRecipe]) -> Table:
-    """Recipes with the figures that they are chosen by."""
+    """Return recipes with the numbers that they are chosen by."""
     columns = used(COLUMNS, rows)
     return Table(
         header=tuple(column.title for column in columns),
@@ -138,37 +157,265 @@ def ranking_table(rows: Sequence[RankedRecipe]) -> Table:
     )
 
 
-def parallel_chart(found: Parallel) -> Chart:
-    """A line a recipe over the knobs, the peak memory and the speed."""
-    recipes = found.recipes
-    coordinates = [
-        Coordinate(
-            label=knob.label,
-            values=tuple(float(knob.place(row.recipe)) for row in recipes),
-            ticks=tuple((float(place), shown(value)) for place, value in enumerate(knob.values)),
-        )
-        for knob in found.knobs
-    ]
-    coordinates.append(
-        Coordinate(label="peak GiB", values=tuple(row.standing.peak_memory_bytes_max_rank / GIB for row in recipes))
-    )
-    coordinates.append(Coordinate(label="tokens/s", values=tuple(row.standing.tokens_per_s for row in recipes)))
+def parallel_coordinates(collected: Collected) -> Chart | Missing:
+    """Draw a line per recipe over the knobs, the peak memory and the speed."""
+    ranking = collected.ranking
+    if len(ranking) < 2:
+        return Missing(reason=f"Lines can be compared from two measured recipes on; there are {len(ranking)}.")
+    varied = knobs(collected.survey, [row.recipe for row in ranking])
+    left_out = len(ranking) - MOST_LINES
     return Chart(
         reading=(
-            "Each line is a measured recipe, orange the fastest. On the page, drag along an axis to keep the "
-            "lines that pass there; drag an axis by its name to move it."
+            "Each line is a measured recipe, orange the fastest. In a browser, drag a box over an axis to keep the "
+            "lines that pass through it; click elsewhere to show all again."
         ),
-        coordinates=tuple(coordinates),
+        remarks=(f"The {left_out} slowest recipes are not drawn.",) if left_out > 0 else (),
+        spec=_parallel_spec(varied, ranking[:MOST_LINES]),
         table=Table(
-            header=("recipe", *(knob.label for knob in found.knobs), "peak GiB", "tokens/s"),
+            header=("recipe", *(knob.label for knob in varied), "peak GiB", "tokens/s"),
             rows=tuple(
                 (
                     row.recipe_id,
-                    *(shown(knob.values[knob.place(row.recipe)]) for knob in found.knobs),
+                    *(knob.word(row.recipe) for knob in varied),
                     gib(row.standing.peak_memory_bytes_max_rank),
                     thousands(row.standing.tokens_per_s),
                 )
-                for row in recipes
+                for row in ranking
             ),
         ),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Axis:
+    """One upright axis: the value of each recipe and the ticks as (value, text)."""
+
+    label: str
+    values: Sequence[float]
+    ticks: Sequence[tuple[float, str]] = field(default_factory=list)
+
+    def height(self, value: float) -> float:
+        """Return where a value lies, from 0 to 1; in the middle where all values are equal."""
+        low, high = self.ticks[0][0], self.ticks[-1][0]
+        return (value - low) / (high - low) if high > low else 0.5
+
+
+def _axes(varied: Iterable[Knob], ranking: Sequence[RankedRecipe]) -> list[_Axis]:
+    axes = [
+        _Axis(
+            label=knob.label,
+            values=[float(knob.place(row.recipe)) for row in ranking],
+            ticks=[(float(place), shown(value)) for place, value in enumerate(knob.values)],
+        )
+        for knob in varied
+    ]
+    numbers = {
+        "peak GiB": [row.standing.peak_memory_bytes_max_rank / GIB for row in ranking],
+        "tokens/s": [row.standing.tokens_per_s for row in ranking],
+    }
+    for label, found in numbers.items():
+        low, high = min(found), max(found)
+        marks = [low + share * (high - low) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+        axes.append(_Axis(label=label, values=found, ticks=[(mark, thousands(mark)) for mark in marks]))
+    return axes
+
+
+def _parallel_spec(varied: Iterable[Knob], ranking: Sequence[RankedRecipe]) -> Json:
+    axes = _axes(varied, ranking)
+    rows = [
+        {
+            **recipe_fields(row),
+            "tokens_per_s": row.standing.tokens_per_s,
+            "axis": axis.label,
+            "height": axis.height(axis.values[place]),
+        }
+        for place, row in reversed(list(enumerate(ranking)))  # the fastest is drawn last, above the others
+        for axis in axes
+    ]
+    ticks = [
+        {"axis": axis.label, "height": axis.height(value), "words": words}
+        for axis in axes
+        for value, words in axis.ticks
+    ]
+    fastest = {"range": [SLOW, BLUE, ORANGE], "interpolate": "rgb"}
+    on_axis = "isArray(brush.axis) && indexof(brush.axis, datum.axis) >= 0"
+    outside = "datum.height < brush.height[0] || datum.height > brush.height[1]"
+    return {
+        "height": 340,
+        "encoding": {
+            "x": name(
+                "axis",
+                scale={"type": "point", "padding": 0.3},
+                axis={
+                    "orient": "top",
+                    "labelAngle": 0,
+                    "labelPadding": 12,
+                    "grid": True,
+                    "domain": False,
+                    "ticks": False,
+                },
+            ),
+            "y": {"field": "height", "type": "quantitative", "axis": None, "scale": {"domain": [0, 1]}},
+        },
+        "layer": [
+            {
+                "data": values(rows),
+                "params": [{"name": "brush", "select": {"type": "interval", "encodings": ["x", "y"]}}],
+                "transform": [
+                    {
+                        "calculate": f"{on_axis} && ({outside}) ? 1 : 0",
+                        "as": "outside",
+                    },
+                    {
+                        "joinaggregate": [{"op": "max", "field": "outside", "as": "is_out"}],
+                        "groupby": ["recipe"],
+                    },
+                ],
+                "mark": {"type": "line", "strokeWidth": 1.8, "opacity": 1},
+                "encoding": {
+                    "detail": {"field": "recipe"},
+                    "color": number("tokens_per_s", None, scale=fastest, legend=None),
+                    "strokeOpacity": {"condition": {"test": "datum.is_out > 0", "value": 0.06}, "value": 0.8},
+                    "tooltip": tooltip("recipe", "choices", tokens_per_s="tokens/s"),
+                },
+            },
+            *(
+                {
+                    "data": values(ticks),
+                    "mark": {"type": "text", "style": style, "align": "left", "dx": 5, "fontSize": 11},
+                    "encoding": {"text": {"field": "words"}},
+                }
+                for style in ("halo", "text")
+            ),
+        ],
+    }
+
+
+@dataclass(kw_only=True)
+class Cell:
+    """The legal recipes of one corner of the space: how many were measured, and how many failed in which way."""
+
+    legal: int = 0
+    speeds: list[float] = field(default_factory=list)
+    failures: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def state(self) -> str:
+        """The cell's legend."""
+        if not self.speeds and not self.failures:
+            return "not tried"
+        if not self.failures:
+            return "all ran"
+        if self.speeds:
+            return "some ran, some failed"
+        return f"all failed: {min(self.failures, key=lambda kind: (-self.failures[kind], kind))}"
+
+    @property
+    def failed(self) -> str:
+        """The failures as text."""
+        return ", ".join(f"{count} {kind}" for kind, count in sorted(self.failures.items()))
+
+
+CELLS = (
+    {"all ran": BLUE, "some ran, some failed": "#b3620a"}
+    | {f"all failed: {kind}": color for kind, (color, _) in OUTCOMES.items()}
+    | {"not tried": GRAY}
+)
+
+
+def feasibility(collected: Collected) -> Chart | Missing:
+    """Draw a panel per micro-batch: what ran and what failed by tensor and pipeline parallelism."""
+    if not collected.ranking and not collected.final_failures:
+        return NOTHING_ENDED
+    cells: dict[tuple[int, int, int], Cell] = {}
+    for recipe in collected.survey.recipes:
+        _cell(cells, recipe).legal += 1
+    for row in collected.ranking:
+        _cell(cells, row.recipe).speeds.append(row.standing.tokens_per_s)
+    for recipe, failure in collected.final_failures.items():
+        _cell(cells, recipe).failures[failure.kind.value] += 1
+    tried = [cell for cell in cells.values() if cell.state != "not tried"]
+    failed = sum(cell.state.startswith("all failed") for cell in tried)
+    rows = [_cell_row(*corner, cell) for corner, cell in sorted(cells.items())]
+    return Chart(
+        reading=(
+            f"Of {len(cells)} corners with a legal recipe {len(tried)} were tried; {failed or 'none'} of these failed "
+            "altogether. A cell shows how many of the recipes tried there ran; an empty place has no legal one."
+        ),
+        spec=_feasibility_spec(rows),
+        table=Table(
+            header=("TP", "PP", "micro-batch", "legal recipes", "measured", "failed", "best tokens/s"),
+            rows=tuple(
+                (
+                    *(str(row[key]) for key in ("tp", "pp", "micro_batch", "legal", "measured")),
+                    row["failed"] or "0",
+                    row["best"],
+                )
+                for row in rows
+            ),
+        ),
+    )
+
+
+def _cell(cells: dict[tuple[int, int, int], Cell], recipe: Recipe) -> Cell:
+    return cells.setdefault((recipe.tensor_parallel, recipe.pipeline_parallel, recipe.micro_batch_seqs), Cell())
+
+
+def _cell_row(tensor: int, pipeline: int, micro_batch: int, cell: Cell) -> Json:
+    measured = len(cell.speeds)
+    return {
+        "tp": tensor,
+        "pp": pipeline,
+        "micro_batch": micro_batch,
+        "panel": f"micro-batch {micro_batch}",
+        "legal": cell.legal,
+        "measured": measured,
+        "failed": cell.failed,
+        "best": thousands(max(cell.speeds)) if cell.speeds else "-",
+        "state": cell.state,
+        "words": f"{measured}/{measured + cell.failures.total()}",
+    }
+
+
+def _feasibility_spec(rows: Sequence[Json]) -> Json:
+    colors = palette("state", CELLS, (row["state"] for row in rows))
+    hints = tooltip("legal", "measured", "failed", state="", best="best tokens/s", tp="TP", pp="PP")
+    tried = [{"filter": "datum.state != 'not tried'"}]
+    panels = list(dict.fromkeys(row["panel"] for row in sorted(rows, key=lambda row: row["micro_batch"])))
+    width = 40 * len({row["tp"] for row in rows})
+    return {
+        "data": values(rows),
+        "facet": {
+            "field": "panel",
+            "type": "nominal",
+            "sort": panels,
+            "header": {"title": None},
+        },
+        "columns": 4,
+        "usermeta": {"panels": len(panels), "least": width + 46},
+        "spec": {
+            "width": {"step": 40},
+            "height": {"step": 40},
+            "encoding": {
+                "x": {"field": "tp", "type": "ordinal", "title": "TP", "axis": {"labelAngle": 0}},
+                "y": {"field": "pp", "type": "ordinal", "title": "PP", "sort": "descending"},
+            },
+            "layer": [
+                {
+                    "transform": tried,
+                    "mark": {"type": "rect", "width": 35, "height": 35, "cornerRadius": 3},
+                    "encoding": {"color": colors, "tooltip": hints},
+                },
+                {
+                    "transform": [{"filter": "datum.state == 'not tried'"}],
+                    "mark": {"type": "point", "filled": True, "size": 30},
+                    "encoding": {"color": colors, "tooltip": hints},
+                },
+                {
+                    "transform": tried,
+                    "mark": {"type": "text", "color": "white", "fontSize": 11},
+                    "encoding": {"text": {"field": "words"}},
+                },
+            ],
+        },
+    }

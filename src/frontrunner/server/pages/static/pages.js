@@ -1,6 +1,6 @@
 "use strict";
-// What htmx alone does not do: bodies as JSON, and what a reader has opened or scrolled stays so when its surroundings
-// are replaced. (What has the focus keeps it by its id: that htmx does.)
+// Additions to htmx: bodies as JSON, and what a reader has opened, scrolled or checked is kept when a section is
+// replaced. (htmx itself keeps the focus, by id.)
 (() => {
   const NUMBERS = new Set(["steps"]);
   const scrolled = new Map();
@@ -23,7 +23,7 @@
     },
   });
 
-  // What stands below a table that grows and shrinks must not move while somebody reads it.
+  // The content below a table that grows and shrinks must not move while a reader is there.
   function keepHeight(section, next) {
     if (section.hasAttribute("data-keeps-height")) next.style.minHeight = `${section.offsetHeight}px`;
   }
@@ -57,7 +57,7 @@
     scrolled.clear();
   });
 
-  // Answers and errors lie over the page, at its window's foot; what was said before is no longer said.
+  // Messages are shown over the page, at the bottom of its window; a new request clears the last one.
   const notice = document.getElementById("notice");
   document.getElementById("dismiss").addEventListener("click", () => notice.replaceChildren());
   document.body.addEventListener("htmx:beforeRequest", (event) => {

@@ -1,1 +1,0 @@
-"""What a campaign's outcomes tell: the figures of reports as plain values, computed once and drawn by others."""

@@ -1,0 +1,1 @@
+"""Forms of parallelism: tensor, context, data with its shardings, and pipeline."""

@@ -1,0 +1,145 @@
+"""How the ranks of a job find each other, and how each learns its place in its node.
+
+Rank 0 opens a store on a port that the system picks, and only then writes where it is, into a file in the run folder
+that all nodes see; the others wait for that file. So no port is chosen before it is used, and none is taken in between.
+Importing this module registers the scheme `frontrunner-rendezvous://` in torch; its path is the folder.
+"""
+
+import datetime as dt
+import fcntl
+import json
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from urllib.parse import parse_qs, quote, unquote, urlparse
+
+import torch.distributed as dist
+from torch.distributed import Store, TCPStore, default_pg_timeout, distributed_c10d  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import register_rendezvous_handler
+
+from frontrunner.evaluators.trainer.files import write_json
+
+SCHEME = "frontrunner-rendezvous"
+FILE = "meeting.json"
+POLL_S = 0.1
+CONNECT_TIMEOUT_S = 5.0
+SIOCGIFADDR = 0x8915
+"""Linux's request for an interface's IPv4 address (netdevice(7))."""
+
+
+def rendezvous_url(folder: Path) -> str:
+    """Return the `init_method` by which ranks find each other through a folder without a file of an earlier one."""
+    return f"{SCHEME}://{quote(str(folder.resolve()))}"
+
+
+def _rendezvous(url: str, timeout: timedelta = default_pg_timeout, **_: object) -> Iterator[tuple[Store, int, int]]:
+    """Yield the store, this rank and the world size, as torch's handlers do."""
+    parts = urlparse(url)
+    query = parse_qs(parts.query)
+    rank, world_size = int(query["rank"][0]), int(query["world_size"][0])
+    file = Path(unquote(parts.netloc + parts.path)) / FILE
+    yield (_open(file, world_size, timeout) if rank == 0 else _join(file, world_size, timeout)), rank, world_size
+    raise RuntimeError("a rendezvous cannot be held twice")
+
+
+def _open(file: Path, world_size: int, timeout: timedelta) -> TCPStore:
+    """Open rank 0's store, which listens on every interface."""
+    store = TCPStore("127.0.0.1", 0, world_size, is_master=True, timeout=timeout, wait_for_workers=False)
+    write_json(file, {"hosts": _own_hosts(os.environ.get("GLOO_SOCKET_IFNAME")), "port": store.port})
+    return store
+
+
+def _join(file: Path, world_size: int, timeout: timedelta) -> TCPStore:
+    """Connect another rank to the first of rank 0's addresses that responds."""
+    end_s = time.monotonic() + timeout.total_seconds()
+    while not (written := _read(file)):
+        if time.monotonic() > end_s:
+            raise TimeoutError(f"rank 0 did not open the rendezvous within {timeout}")
+        time.sleep(POLL_S)
+    found = json.loads(written)
+    port = int(found["port"])
+    complaints = []
+    for host in found["hosts"]:
+        try:
+            socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S).close()
+        except OSError as error:
+            complaints.append(f"{host}: {error}")
+            continue
+        return TCPStore(host, port, world_size, is_master=False, timeout=timeout, wait_for_workers=False)
+    raise ConnectionError(f"rank 0 cannot be reached on port {port}: {'; '.join(complaints)}")
+
+
+def _read(file: Path) -> str:
+    """Return the rendezvous file; empty as long as rank 0 has not written it."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+
+
+def _own_hosts(interface: str | None) -> list[str]:
+    """Return where this host may be reached: at the named interface, else by its name and its own addresses."""
+    if interface is not None:
+        return [_address_of(interface)]
+    name = socket.gethostname()
+    try:
+        found = [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)]
+    except OSError:
+        found = []
+    # The name first: where hosts have several networks it is the one that the site means.
+    return list(dict.fromkeys([name, *(address for address in found if not address.startswith("127."))]))
+
+
+def _address_of(interface: str) -> str:
+    """Return the interface's IPv4 address; raises OSError where there is no such interface, or it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = struct.pack("256s", interface.encode()[:15])
+        return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)[20:24])
+
+
+register_rendezvous_handler(SCHEME, _rendezvous)  # type: ignore[no-untyped-call]
+
+
+class OneThreadGloo(dist.ProcessGroupGloo):
+    """A gloo group with a single thread for its collectives.
+
+    torch's gloo backend gives each group two threads, and after a collective each of them writes the collective's name
+    into one string of the group, without a lock (`ProcessGroupGloo::runLoop`, torch 2.11 to 2.13). Names of more than
+    15 letters, as a reduce-scatter's, lie on the heap: two that end at the same time free the same memory twice, and
+    the rank dies of SIGABRT or SIGSEGV. Sequence parallelism under an interleaved schedule met that once in some 150
+    probes. Sends and receives do not use these threads.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, timeout: dt.timedelta) -> None:
+        """The arguments by which torch makes its own: see `torch.distributed.ProcessGroupGloo`."""
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch's stub has another name
+        options._threads = 1
+        options._timeout = timeout
+        options._devices = [dist.ProcessGroupGloo.create_default_device()]
+        super().__init__(store, rank, size, options)
+
+
+def use_one_thread_per_group() -> None:
+    """Have every gloo group that this process makes from here on be a `OneThreadGloo`.
+
+    torch hands its users' options to other backends but not to gloo: its name for the class is replaced.
+    """
+    distributed_c10d.ProcessGroupGloo = OneThreadGloo  # type: ignore[misc]
+
+
+def set_local_rank_env(local_rank: int, local_world_size: int) -> None:
+    """Set a rank's place within its node where collective libraries and engines read it, before the first group.
+
+    oneCCL takes it from an MPI launcher unless CCL_PROCESS_LAUNCHER is "none", and from CCL_LOCAL_RANK and
+    CCL_LOCAL_SIZE then. torch sets these three itself, but not where it finds variables of an MPI launcher
+    (ProcessGroupXCCL.cpp, `with_mpirun`), which our ranks always inherit: mpiexec started what forked them.
+    """
+    for name in ("LOCAL_RANK", "CCL_LOCAL_RANK"):
+        os.environ[name] = str(local_rank)
+    for name in ("LOCAL_WORLD_SIZE", "CCL_LOCAL_SIZE"):
+        os.environ[name] = str(local_world_size)
+    os.environ["CCL_PROCESS_LAUNCHER"] = "none"

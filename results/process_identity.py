@@ -1,0 +1,174 @@
+"""Identity and liveness of processes and machines.
+
+A process id is valid on one machine only, and is reused. What identifies a process for certain is the boot of the
+machine that it runs on and its start time since that boot. Neither changes when a clock is set.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from enum import Enum, auto
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+
+PID_NAMESPACE = Path("/proc/self/ns/pid")
+FIRST_PID_NAMESPACE = 0xEFFFFFFC
+"""Inode of the namespace that a machine starts with (PROC_PID_INIT_INO of Linux)."""
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+ENDED_STATES = frozenset("ZXx")
+"""States of a process that has ended but was not waited for yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessId:
+    """Unique identity of a process: the boot of its machine, and its start in clock ticks since that boot."""
+
+    boot_id: str
+    started_ticks: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessStat:
+    """State letter of a process and its start in clock ticks since the boot, as in proc(5)."""
+
+    state: str
+    started_ticks: int
+
+
+class Liveness(Enum):
+    """What this process can find out about another one."""
+
+    DEAD = auto()
+    UNKNOWN = auto()  # it runs elsewhere, or is hidden
+    ALIVE = auto()  # a process with this id runs here: the same one, where its identity is known
+
+
+def this_host() -> str:
+    """Return the name under which process ids of this process are valid: the host's or the container's.
+
+    Processes that share a host's name but not its ids are in another pid namespace, whose number is appended.
+    """
+    try:
+        inode = PID_NAMESPACE.stat().st_ino
+    except OSError:  # not Linux, or no /proc
+        inode = FIRST_PID_NAMESPACE
+    name = socket.gethostname()
+    return name if inode == FIRST_PID_NAMESPACE else f"{name}#{inode}"
+
+
+def machine_id() -> str:
+    """Return what no other running machine has: the id of this boot on Linux, elsewhere the host's name."""
+    try:
+        return BOOT_ID.read_text(encoding="ascii").strip().replace("-", "")
+    except OSError:
+        return socket.gethostname()
+
+
+def pid_namespace(pid: int | None = None) -> int:
+    """Return the namespace number of a process (default: this one); 0 where the system has none.
+
+    Raises `OSError` for a process that has ended or belongs to another user.
+    """
+    file = PID_NAMESPACE if pid is None else Path(f"/proc/{pid}/ns/pid")
+    return file.stat().st_ino if PID_NAMESPACE.parent.exists() else 0
+
+
+def boot_id() -> str | None:
+    """Return the id of this boot; None where there is none, or /proc belongs to another pid namespace."""
+    try:
+        return BOOT_ID.read_text(encoding="ascii").strip() if proc_is_ours() else None
+    except OSError:
+        return None
+
+
+def proc_is_ours() -> bool:
+    """Return whether /proc lists this process under its own id; in a container it may show the host's ids."""
+    try:
+        return Path("/proc/self").readlink().name == str(os.getpid())
+    except OSError:
+        return False
+
+
+def process_stat(pid: int) -> ProcessStat:
+    """Read a process's entry in /proc; raises `OSError` where there is none."""
+    after_the_name = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    return ProcessStat(state=after_the_name[0], started_ticks=int(after_the_name[19]))  # fields 3 and 22 of proc(5)
+
+
+def process_id(host: str, pid: int) -> ProcessId | None:
+    """Return the identity of a process of this host; None for other hosts, and where it cannot be read."""
+    boot = boot_id()
+    if host != this_host() or boot is None:
+        return None
+    try:
+        return ProcessId(boot_id=boot, started_ticks=process_stat(pid).started_ticks)
+    except OSError:
+        return None
+
+
+def is_on_this_host(host: str, identity: ProcessId | None) -> bool:
+    """Return whether a process id is one of this host, by the host's name and, where known, the boot id."""
+    return host == this_host() and (identity is None or boot_id() in (None, identity.boot_id))
+
+
+def liveness(host: str, pid: int, identity: ProcessId | None, *, is_one_machine: bool) -> Liveness:
+    """Return whether a process runs, from its host's name, its pid and, where known, its identity.
+
+    `is_one_machine` states that no other machine can be meant. A process of another boot id then ran before this boot,
+    so it is dead where its pid is free. Otherwise it may run on another machine of the same name.
+    """
+    if host != this_host():
+        return Liveness.UNKNOWN
+    if identity is None or (boot := boot_id()) is None:
+        return Liveness.ALIVE if is_alive(pid) else Liveness.DEAD
+    if boot != identity.boot_id:
+        return Liveness.DEAD if is_one_machine and not is_alive(pid) else Liveness.UNKNOWN
+    try:
+        now = process_stat(pid)
+    except OSError:
+        return Liveness.UNKNOWN if _is_hidden(pid) else Liveness.DEAD
+    has_ended = now.state in ENDED_STATES or now.started_ticks != identity.started_ticks
+    return Liveness.DEAD if has_ended else Liveness.ALIVE
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process of this host runs; one that ended but was not waited for yet does not."""
+    try:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return _is_hidden(pid)
+
+
+def has_open(pid: int, file: Path, *, if_hidden: bool) -> bool:
+    """Return whether a process has a file open; `if_hidden` where other users' processes do not show it."""
+    try:
+        return str(file.resolve()) in {opened.path for opened in psutil.Process(pid).open_files()}
+    except psutil.AccessDenied:
+        return if_hidden
+    except psutil.Error:
+        return False
+
+
+def is_service(pid: int) -> bool:
+    """Return whether a process is `frontrunner serve`, which has a store open without driving a campaign."""
+    try:
+        command = psutil.Process(pid).cmdline()
+    except psutil.Error:
+        return False
+    programs = ("frontrunner", "frontrunner.cli")
+    return any(Path(word).name in programs and following == "serve" for word, following in pairwise(command))
+
+
+def _is_hidden(pid: int) -> bool:
+    """Return whether a process runs that /proc does not show, as other users' processes under hidepid."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return False  # it is this user's, so it would be shown: it has just begun, or is a thread

@@ -1,1 +1,0 @@
-"""Drawings as geometry: pure functions that give shapes and words, which templates turn into SVG."""

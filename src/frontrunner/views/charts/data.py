@@ -1,0 +1,147 @@
+"""Data of a campaign's charts: outcomes, ranking, searched space, and the knobs in which recipes differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from frontrunner.results.outcome import Failure
+from frontrunner.results.prior_results import reused_trials
+from frontrunner.results.ranking import RankedRecipe, best, pareto
+from frontrunner.results.records import Campaign, Event
+from frontrunner.results.status import FailedTrial, failures, status
+from frontrunner.results.store import Store
+from frontrunner.results.trial_history import Probed, probed
+from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.recipe import DIMENSIONS, Choice, Recipe
+from frontrunner.spaces.space import Survey
+
+Json = dict[str, Any]
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Missing:
+    """Why a chart cannot be drawn, as a sentence."""
+
+    reason: str
+
+
+NOTHING_ENDED = Missing(reason="No probe of this campaign has ended yet.")
+NOTHING_MEASURED = Missing(reason="No recipe of this campaign has been measured.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """The content of a chart as text."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """A chart: a Vega-Lite specification without colors of the page, with the same content as a table.
+
+    `reading` says in one or two sentences what to see in it; `remarks` name what it does not show.
+    """
+
+    reading: str
+    spec: Json
+    table: Table
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collected:
+    """One campaign as the store knows it.
+
+    `attempts` are in the order in which they ended; `ranking` and `front` have one row per recipe, fastest first,
+    repeats pooled; `failed` are the trials whose final outcome is a failure. `outlook` is the newest estimate of the
+    remaining gain, None if the strategy makes none. `answers` counts the attempts that reused outcomes of earlier
+    campaigns.
+    """
+
+    campaign: Campaign
+    survey: Survey
+    attempts: Sequence[Probed]
+    ranking: Sequence[RankedRecipe]
+    front: Sequence[RankedRecipe]
+    failed: Sequence[FailedTrial]
+    outlook: Event | None = None
+    answers: int = 0
+
+    @property
+    def problem(self) -> Problem:
+        """The problem that the campaign's recipes solve."""
+        return self.survey.problem
+
+    @property
+    def final_failures(self) -> dict[Recipe, Failure]:
+        """The failure of each recipe that ended with one."""
+        return {row.trial.recipe: row.failure for row in self.failed}
+
+
+def collect(store: Store, campaign: Campaign, survey: Survey) -> Collected:
+    """Read what the charts need; `survey` is the one of the campaign's space and problem."""
+    return Collected(
+        campaign=campaign,
+        survey=survey,
+        attempts=probed(store, campaign),
+        ranking=best(store, campaign, top=None),
+        front=pareto(store, campaign),
+        failed=failures(store, campaign),
+        outlook=status(store, campaign).outlook,
+        answers=len(reused_trials(store, campaign.id)),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knob:
+    """A dimension with the values that recipes have on it, in the order of the space; numbers ascend."""
+
+    name: str
+    values: tuple[Choice, ...]
+
+    @property
+    def label(self) -> str:
+        """The name on an axis."""
+        return DIMENSIONS[self.name].label
+
+    def place(self, recipe: Recipe) -> int:
+        """Return the index of the recipe's value among `values`."""
+        return self.values.index(DIMENSIONS[self.name].of(recipe))
+
+    def word(self, recipe: Recipe) -> str:
+        """Return the recipe's value as text."""
+        return shown(DIMENSIONS[self.name].of(recipe))
+
+
+def shown(value: Choice) -> str:
+    """Return a value as text: yes and no for flags."""
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
+def knobs(survey: Survey, recipes: Sequence[Recipe]) -> tuple[Knob, ...]:
+    """Return the dimensions with a choice in which these recipes differ."""
+    found = []
+    for name, choices in survey.dimensions.items():
+        if len(choices) == 1:
+            continue  # a recipe without a pipeline has the schedule `none`, whatever the space lists
+        present = {DIMENSIONS[name].of(recipe) for recipe in recipes}
+        if len(present) > 1:
+            found.append(Knob(name=name, values=tuple(sorted(present, key=_order(survey, name)))))
+    return tuple(found)
+
+
+def _order(survey: Survey, name: str) -> Callable[[Choice], tuple[int, str]]:
+    """Return a sort key: numbers and flags by size, words as the space lists them, after unlisted ones."""
+    listed = list(survey.dimensions[name])
+
+    def key(value: Choice) -> tuple[int, str]:
+        if not isinstance(value, str):
+            return int(value), ""
+        return (listed.index(value), "") if value in listed else (-1, value)
+
+    return key

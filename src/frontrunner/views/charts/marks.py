@@ -1,0 +1,93 @@
+"""Parts of Vega-Lite specifications that charts share: colors, symbols of outcomes, encodings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from frontrunner.results.outcome import Failure, Outcome
+from frontrunner.results.ranking import RankedRecipe
+from frontrunner.views.charts.data import Json
+
+MEASURED = "measured"
+BLUE, ORANGE, RED, GRAY, GREEN = "#4c78a8", "#f58518", "#d9534f", "#8a939c", "#59a14f"
+SLOW = "#a9b4c0"
+CROSS = "M-1,-.6L-.6,-1L0,-.4L.6,-1L1,-.6L.4,0L1,.6L.6,1L0,.4L-.6,1L-1,.6L-.4,0Z"
+STAR = "M0,-1.2L.3,-.4L1.1,-.4L.5,.15L.7,1L0,.5L-.7,1L-.5,.15L-1.1,-.4L-.3,-.4Z"
+PENTAGON = "M0,-1L.95,-.31L.59,.81L-.59,.81L-.95,-.31Z"
+BAR = "M-1,-.35L1,-.35L1,.35L-1,.35Z"
+OUTCOMES: dict[str, tuple[str, str]] = {
+    MEASURED: (BLUE, "circle"),
+    "out-of-memory": (RED, CROSS),
+    "crashed": ("#a47bb9", "triangle-up"),
+    "hung": ("#b5835a", "square"),
+    "too-slow": ("#e9b44c", "triangle-down"),
+    "not-finite": ("#5fb3ad", "diamond"),
+    "lost": (GRAY, BAR),
+    "implausible": (GREEN, STAR),
+    "illegal-for-engine": ("#86b5dd", PENTAGON),
+    "running": ("#6e7f91", "arrow"),
+}
+"""Color and symbol of each outcome: each is unique by itself, and visible on white and on black."""
+
+
+def outcome_name(outcome: Outcome) -> str:
+    """Return `measured`, or the failure's kind."""
+    return outcome.kind.value if isinstance(outcome, Failure) else MEASURED
+
+
+def number(field: str, title: str | None, *, from_zero: bool = True, **more: Any) -> Json:
+    """Encode a quantitative field."""
+    return {"field": field, "type": "quantitative", "title": title, "scale": {"zero": from_zero}} | more
+
+
+def name(field: str, title: str | None = None, **more: Any) -> Json:
+    """Encode a nominal field in the order of the data."""
+    return {"field": field, "type": "nominal", "title": title, "sort": None} | more
+
+
+def palette(field: str, colors: Mapping[str, str], present: Iterable[str]) -> Json:
+    """Encode a nominal field by these colors, with a legend of the values that are present."""
+    found = set(present)
+    used = [value for value in colors if value in found]
+    return name(field, scale={"domain": used, "range": [colors[value] for value in used]})
+
+
+def outcome_marks(present: Iterable[str]) -> Json:
+    """Encode the field `outcome` by color and symbol."""
+    found = set(present)
+    used = [outcome for outcome in OUTCOMES if outcome in found]
+    return {
+        channel: name("outcome", scale={"domain": used, "range": [OUTCOMES[outcome][place] for outcome in used]})
+        for place, channel in enumerate(("color", "shape"))
+    }
+
+
+def tooltip(*fields: str, **titled: str) -> list[Json]:
+    """Return a tooltip of these fields; keyword arguments are field=title."""
+    titles = {field: field for field in fields} | titled
+    return [{"field": field, "title": title} for field, title in titles.items()]
+
+
+def recipe_fields(row: RankedRecipe) -> Json:
+    """Return the fields by which a row of data names its recipe."""
+    return {"recipe": row.recipe_id, "choices": row.recipe.describe()}
+
+
+def rule(axis: str, at: float, words: str) -> list[Json]:
+    """Return layers of a dashed line across a panel at a value of the axis, with a label."""
+    data: Json = {"values": [{"at": at, "words": words}]}
+    place = {axis: {"field": "at", "type": "quantitative"}}
+    return [
+        {"data": data, "mark": {"type": "rule", "strokeDash": [5, 4], "color": GRAY}, "encoding": place},
+        {
+            "data": data,
+            "mark": {"type": "text", "align": "right", "baseline": "bottom", "dx": -5, "y": "height", "dy": -4},
+            "encoding": place | {"text": {"field": "words"}},
+        },
+    ]
+
+
+def values(rows: Sequence[Json]) -> Json:
+    """Return rows as inline data."""
+    return {"values": list(rows)}

@@ -1,0 +1,195 @@
+"""Charts of one recipe: the parts of its step and of its memory, and the step times of its measurements."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+from frontrunner.evaluators.analytic.breakdown import Breakdown
+from frontrunner.text import gib, percent, plain, seconds, size, thousands
+from frontrunner.views.charts.data import GIB, Json
+from frontrunner.views.charts.marks import GRAY, name, number, rule, tooltip, values
+from frontrunner.views.columns import PARTS
+
+COLORS = {
+    "compute": "#4c78a8",
+    "TP traffic": "#f0a35e",
+    "optimizer": "#72b7b2",
+    "recompute": "#b79ac8",
+    "CP traffic": "#e2c35a",
+    "PP transfer": "#8cc08a",
+    "DP traffic": "#d98880",
+    "bubble": "#a3acb5",
+    "host transfer": "#c3a48b",
+    "parameters": "#4c78a8",
+    "gradients": "#f0a35e",
+    "activations": "#b79ac8",
+    "logits": "#e2c35a",
+    "working": "#8cc08a",
+    "runtime": "#a3acb5",
+}
+"""The color of each part of a step and of a memory: the same in every chart."""
+OTHER = "#9c755f"
+ESTIMATED, MEASURED = "estimated", "measured"
+LEAST_SHARE = 0.1
+"""A part shorter than this share of the longest bar has its name in the legend alone."""
+FAR = 4
+"""A memory limit beyond this multiple of the fullest rank is not drawn: the bars would be slivers."""
+
+
+def step_bars(found: Breakdown) -> Json:
+    """Specify the parts of a step as one stacked bar, above the measured step time if there is one."""
+    parts = {PARTS[part]: time_s for part, time_s in found.estimate.step_parts_s.items()}
+    bars: dict[str, Mapping[str, float]] = {ESTIMATED: parts}
+    if found.measured is not None:
+        bars[MEASURED] = {"": found.measured.step_time_s}
+    total = sum(parts.values())
+    legend = {part: f"{part} {seconds(amount)}, {percent(amount / total)}" for part, amount in parts.items() if amount}
+    return _bars(bars, legend, seconds, title="seconds per step")
+
+
+def memory_bars(found: Breakdown) -> Json:
+    """Specify the memory of each rank of the pipeline as stacked bars in GiB, with the device's limit."""
+    bars: dict[str, Mapping[str, float]] = {
+        f"{rank.holds}, {rank.layers} layer{'s' if rank.layers != 1 else ''}": {
+            part.replace("_", " "): amount / GIB for part, amount in rank.memory_parts_bytes.items()
+        }
+        for rank in found.ranks
+    }
+    peaks = [rank.peak_memory_bytes for rank in found.ranks]
+    fullest = max(bars, key=lambda rank: sum(bars[rank].values()))
+    legend = {}
+    for part, amount in bars[fullest].items():
+        other = max(bars, key=lambda rank: bars[rank][part])
+        if amount:
+            legend[part] = f"{part} {_gib(amount)}"
+        elif bars[other][part]:
+            legend[part] = f"{part} {_gib(bars[other][part])} ({other.partition(',')[0]})"
+    if found.measured is not None and found.measured.peak_memory_bytes:
+        peaks.append(found.measured.peak_memory_bytes)
+        bars[MEASURED] = {"": found.measured.peak_memory_bytes / GIB}
+    limit = found.memory_limit_bytes
+    if limit > FAR * max(peaks):
+        return _bars(bars, legend, _gib, title="GiB per device")
+    spec = _bars(bars, legend, _gib, title="GiB per device", limit=limit / GIB)
+    spec["layer"] += rule("x", limit / GIB, f"device: {gib(limit)} GiB")
+    return spec
+
+
+def _gib(amount: float) -> str:
+    return size(amount * GIB)
+
+
+def _bars(
+    bars: Mapping[str, Mapping[str, float]],
+    legend: Mapping[str, str],
+    words: Callable[[float], str],
+    *,
+    title: str,
+    limit: float = 0.0,
+) -> Json:
+    rows: list[Json] = []
+    longest = max(limit, *(sum(parts.values()) for parts in bars.values()))
+    for bar, parts in bars.items():
+        total, begin = sum(parts.values()), 0.0
+        for part, amount in parts.items():
+            if amount > 0:
+                text = part or words(amount)
+                if amount < LEAST_SHARE * longest:
+                    text = ""
+                rows.append(
+                    {
+                        "bar": bar,
+                        "part": legend.get(part, ""),
+                        "amount": begin,
+                        "end": begin + amount,
+                        "middle": begin + amount / 2,
+                        "name": part or bar,
+                        "took": words(amount),
+                        "share": percent(amount / total),
+                        "text": text,
+                    }
+                )
+                begin += amount
+    colors = {text: COLORS.get(part, OTHER) for part, text in legend.items()}
+    x = number("amount", title, stack=None)
+    y = name("bar", axis={"grid": False, "labelFontSize": 12.5, "labelLimit": 180})
+    color = {
+        "condition": {"test": "datum.part == ''", "value": GRAY},
+        **name("part", scale={"domain": list(colors), "range": list(colors.values())}),
+    }
+    return {
+        "height": {"step": 46},
+        "layer": [
+            {
+                "data": values(rows),
+                "mark": {"type": "bar", "height": 30},
+                "encoding": {
+                    "y": y,
+                    "x": x,
+                    "x2": {"field": "end"},
+                    "color": color,
+                    "tooltip": tooltip(name="part", took="amount", share="share of the bar"),
+                },
+            },
+            {
+                "data": values([row for row in rows if row["text"]]),
+                "mark": {"type": "text", "fontSize": 11.5, "color": "#12181f"},
+                "encoding": {"y": y, "x": number("middle", title), "text": {"field": "text"}},
+            },
+        ],
+    }
+
+
+def breakdown(found: Breakdown) -> Json:
+    """Specify both bars in one chart, with the recipe and its numbers as the title."""
+    estimate, problem = found.estimate, found.problem
+    about = (
+        f"{problem.model.name} on {estimate.recipe.devices:,} devices of {problem.cluster.name}, {problem.precision}, "
+        f"global batch {estimate.recipe.global_batch_seqs:,} x {problem.sequence_length:,} tokens; recipe "
+        f"{estimate.recipe_id}"
+    )
+    rates = (
+        f"{seconds(estimate.step_time_s)} per step, {thousands(estimate.tokens_per_s)} tokens/s, "
+        f"{thousands(estimate.model_tflops_per_device)} TFLOPS/device, MFU {percent(estimate.mfu)}, "
+        f"{gib(estimate.peak_memory_bytes)} GiB at the peak"
+    )
+    trust = f"Estimated: expect step times to be off by {percent(found.trust.expected_error, 0)} on average."
+    if found.measured is not None:
+        trust += f" Measured by campaign {found.measured.campaign}."
+    return {
+        "title": {
+            "text": estimate.recipe.describe(),
+            "subtitle": [plain(about), rates, trust],
+            "frame": "bounds",
+            "offset": 16,
+        },
+        "vconcat": [step_bars(found) | {"title": "Step"}, memory_bars(found) | {"title": "Memory"}],
+        "resolve": {"scale": {"color": "independent"}},
+        "usermeta": {"margin": 200},
+    }
+
+
+def step_times(measured: Sequence[tuple[str, Sequence[float]]]) -> Json | None:
+    """Specify the steps of each measurement as points on a line, with their median; None without a measurement."""
+    rows = [{"name": named, "time": time_s} for named, times in measured for time_s in times]
+    if not rows:
+        return None
+    medians = [{"name": named, "time": statistics.median(times)} for named, times in measured]
+    y = name("name", axis={"labelLimit": 260})
+    x = number("time", "seconds per step", from_zero=False)
+    return {
+        "height": {"step": 30},
+        "layer": [
+            {
+                "data": values(rows),
+                "mark": {"type": "point", "filled": True, "size": 40, "opacity": 0.5},
+                "encoding": {"x": x, "y": y, "tooltip": tooltip(name="measurement", time="step, s")},
+            },
+            {
+                "data": values(medians),
+                "mark": {"type": "tick", "thickness": 2.5, "size": 20, "color": GRAY},
+                "encoding": {"x": x, "y": y, "tooltip": tooltip(name="measurement", time="median, s")},
+            },
+        ],
+    }

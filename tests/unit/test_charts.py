@@ -1,0 +1,367 @@
+"""Charts of a campaign, against values computed by hand from a small store."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frontrunner.evaluators.analytic.estimates import estimate_many
+from frontrunner.pareto_front import checked_objectives, front
+from frontrunner.results.outcome import FailureKind, Measurement
+from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.views.charts import FIGURES
+from frontrunner.views.charts.campaign import history, node_hours
+from frontrunner.views.charts.data import Chart, Collected, Missing, knobs
+from frontrunner.views.charts.importance import FEWEST_RECIPES, importance, shap, shap_effects
+from frontrunner.views.charts.landscape import MOST_LINES, feasibility, parallel_coordinates, speed_memory
+from frontrunner.views.charts.marks import OUTCOMES
+from frontrunner.views.charts.model import Compared, curve, order_agreement, predicted, sensitivity
+from frontrunner.views.charts.render import fitted
+from support.charted import GIB, failed, measured, recorded, spec
+
+SPEC = spec()
+RECIPES = {
+    (r.tensor_parallel, r.pipeline_parallel, r.micro_batch_seqs): r for r in SPEC.space.survey(SPEC.problem).recipes
+}
+"""By TP, PP and micro-batch: all nine, on two devices."""
+BEST = RECIPES[1, 1, 4]
+
+
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory: pytest.TempPathFactory) -> Collected:
+    """Five recipes: one measured twice, one crashed first, one out of memory, one that hung for good."""
+    return recorded(
+        tmp_path_factory.mktemp("store") / "s.db",
+        SPEC,
+        [
+            (RECIPES[1, 1, 1], [measured(100.0, 0.5)]),
+            (BEST, [measured(500.0, 1.5), measured(300.0, 1.0)]),
+            (RECIPES[2, 1, 4], [failed(node_seconds=72.0)]),
+            (RECIPES[1, 2, 2], [failed(FailureKind.CRASHED), measured(200.0, 0.25)]),
+            (RECIPES[1, 2, 1], [failed(FailureKind.HUNG)]),
+        ],
+    )
+
+
+def chart_of(found: Chart | Missing) -> Chart:
+    assert isinstance(found, Chart)
+    return found
+
+
+def rows_of(spec: Any, field: str) -> list[dict[str, Any]]:
+    """Return the rows of the first data set that has a field."""
+    if isinstance(spec, dict):
+        rows = spec.get("values")
+        if isinstance(rows, list) and rows and field in rows[0]:
+            return list(rows)
+        spec = list(spec.values())
+    if isinstance(spec, list):
+        return next((rows for part in spec if (rows := rows_of(part, field))), [])
+    return []
+
+
+def test_history_pools_repeats_and_counts_every_attempt(collected: Collected) -> None:
+    chart = chart_of(history(collected))
+    rows = rows_of(chart.spec, "probe")
+    assert [row["outcome"] for row in rows] == [
+        *("measured", "measured", "measured", "out-of-memory", "crashed", "measured", "hung"),
+    ]
+    # The second measurement of the best brings its median from 500 down to (500 + 300) / 2.
+    assert [row["best"] for row in rows] == [100, 500, 400, 400, 400, 400, 400]
+    assert [row["tokens_per_s"] for row in rows] == [100, 500, 300, None, None, 200, None]
+    assert [row["spent"] for row in rows] == pytest.approx([0.01, 0.02, 0.03, 0.05, 0.06, 0.07, 0.08])
+    assert "found by probe 3 of 7, after 0.03 of 0.08 node-hours" in chart.reading
+
+
+def test_time_of_nodes_is_in_seconds_if_short(collected: Collected) -> None:
+    attempts = collected.attempts[:1]
+    short = replace(collected, attempts=[replace(attempts[0], outcome=replace(attempts[0].outcome, node_seconds=18.0))])
+    assert "after 18 of 18 node-seconds" in chart_of(history(short)).reading
+    assert "18 node-seconds went to 1 attempts" in chart_of(node_hours(short)).reading
+
+
+def test_history_best_is_the_best_standing_after_each_probe(collected: Collected) -> None:
+    dice = random.Random(7)
+    by_recipe = {row.trial.recipe_id: row for row in collected.attempts}
+    attempts, speeds, expected = [], defaultdict(list), []
+    for _ in range(400):
+        attempted = by_recipe[dice.choice(sorted(by_recipe))]
+        outcome = dice.choice([measured(dice.choice([100.0, 200.0, 300.0, 400.0])), failed()])
+        attempts.append(replace(attempted, outcome=outcome))
+        standing = speeds[attempted.trial.recipe_id]
+        if isinstance(outcome, Measurement):
+            standing.append((outcome.tokens_per_s, True))
+        else:  # its earlier repeats count again with the next that is measured
+            speeds[attempted.trial.recipe_id] = [(speed, False) for speed, _ in standing]
+        stands = [[speed for speed, _ in rows] for rows in speeds.values() if rows and rows[-1][1]]
+        expected.append(max(map(statistics.median, stands), default=None))
+    rows = rows_of(chart_of(history(replace(collected, attempts=attempts))).spec, "probe")
+    assert [row["best"] for row in rows] == expected
+    assert None in expected[1:]  # every recipe had failed once
+
+
+def test_node_hours_by_outcome(collected: Collected) -> None:
+    rows = rows_of(chart_of(node_hours(collected)).spec, "outcome")
+    assert [(row["outcome"], row["attempts"]) for row in rows[:2]] == [("measured", 4), ("out-of-memory", 1)]
+    assert {row["outcome"]: row["spent"] for row in rows} == pytest.approx(
+        {"measured": 0.04, "out-of-memory": 0.02, "hung": 0.01, "crashed": 0.01}
+    )
+    assert {row["outcome"]: row["share"] for row in rows} == pytest.approx(
+        {"measured": 0.5, "out-of-memory": 0.25, "hung": 0.125, "crashed": 0.125}
+    )
+
+
+def test_speed_memory_marks_the_front_of_the_store(collected: Collected) -> None:
+    chart = chart_of(speed_memory(collected))
+    rows = rows_of(chart.spec, "peak")
+    # 400 at 1.5 GiB (the most of both repeats), 200 at 0.25 GiB; 100 at 0.5 GiB is beaten in both.
+    assert [(row["peak"], row["group"], row["label"]) for row in rows] == [
+        (1.5, "on the front", "#1"),
+        (0.25, "on the front", "#2"),
+        (0.5, "measured", ""),
+    ]
+    assert rows_of(chart.spec, "at")[0]["at"] == 2.0
+    assert len(chart.table.rows) == 2
+
+
+FRONT = [(100, 4, 1), (90, 5, 1), (80, 4, 2), (80, 4, 1), (70, 1, 2), (60, 2, 1), (60, 2, 1), (50, 3, 1)]
+"""(tokens/s, peak GiB, nodes), fastest first."""
+
+
+def test_front_of_three_objectives_is_what_nothing_dominates(collected: Collected) -> None:
+    # One device per node, so that a recipe's devices are its nodes.
+    cluster = replace(SPEC.problem.cluster, devices_per_node=1, nodes=2, memory_gib_per_device=8.0)
+    problem = replace(SPEC.problem, cluster=cluster)
+    ranking = [
+        replace(
+            collected.ranking[0],
+            rank=place,
+            recipe=Recipe(devices=nodes, micro_batch_seqs=1, accumulation=8 // nodes),
+            standing=replace(
+                collected.ranking[0].standing, tokens_per_s=tokens, peak_memory_bytes_max_rank=memory * GIB
+            ),
+        )
+        for place, (tokens, memory, nodes) in enumerate(FRONT, start=1)
+    ]
+    found = front(ranking, problem, ("tokens", "memory", "nodes"))
+    # 2 to 4 are no better than 1 anywhere; 7 equals 6, which ranks before it; 8 is worse than 6.
+    assert [(row.ranked.rank, row.nodes, row.headroom_bytes / GIB) for row in found] == [
+        (1, 1, 4),
+        (5, 2, 7),
+        (6, 1, 6),
+    ]
+    assert [row.ranked.rank for row in front(ranking, problem, ("tokens", "nodes"))] == [1]
+    assert [row.ranked.rank for row in front(ranking, problem, ("memory", "nodes"))] == [5, 6]
+
+
+def test_front_of_speed_and_memory_is_the_store_s(collected: Collected) -> None:
+    found = front(collected.ranking, SPEC.problem, ("tokens", "memory"))
+    assert [row.ranked.recipe_id for row in found] == [row.recipe_id for row in collected.front]
+
+
+@pytest.mark.parametrize("names", [["tokens"], ["tokens", "tokens"], ["tokens", "speed"], []])
+def test_objectives_are_two_or_more_known_ones(names: list[str]) -> None:
+    with pytest.raises(InvalidInput, match=r"--objectives = .*: expected two or more of tokens, memory, nodes"):
+        checked_objectives(names)
+
+
+def test_feasibility_has_a_cell_for_each_corner_with_a_legal_recipe(collected: Collected) -> None:
+    cells = {
+        (row["tp"], row["pp"], row["micro_batch"]): row
+        for row in rows_of(chart_of(feasibility(collected)).spec, "state")
+    }
+    assert set(cells) == set(RECIPES)
+    states = {corner: cell["state"] for corner, cell in cells.items() if cell["state"] != "not tried"}
+    assert states == {
+        (1, 1, 1): "all ran",
+        (1, 1, 4): "all ran",
+        (1, 2, 2): "all ran",
+        (2, 1, 4): "all failed: out-of-memory",
+        (1, 2, 1): "all failed: hung",
+    }
+    assert cells[2, 1, 4]["failed"] == "1 out-of-memory"
+    assert cells[1, 1, 4]["best"] == "400"
+    assert all(cell["legal"] == 1 for cell in cells.values())
+
+
+def test_feasibility_of_a_corner_where_some_failed(tmp_path: Path) -> None:
+    both = spec(space={"recompute": ["none", "full"]})
+    recipes = [r for r in both.space.survey(both.problem).recipes if (r.tensor_parallel, r.pipeline_parallel) == (1, 1)]
+    one, other = (r for r in recipes if r.micro_batch_seqs == 4)
+    found = feasibility(recorded(tmp_path / "s.db", both, [(one, [failed()]), (other, [measured(1.0)])]))
+    row = next(row for row in rows_of(chart_of(found).spec, "state") if row["words"] == "1/2")
+    assert (row["state"], row["legal"]) == ("some ran, some failed", 2)
+
+
+def test_predicted_errors_are_relative_to_the_measurement(collected: Collected) -> None:
+    chart = chart_of(predicted(collected))
+    expected = {row.recipe: row for row in estimate_many(list(RECIPES.values()), SPEC.problem)}
+    errors = [expected[row.recipe].tokens_per_s / row.standing.tokens_per_s - 1 for row in collected.ranking]
+    assert [cells[4] for cells in chart.table.rows] == [f"{100 * error:+.0f} %" for error in errors]
+    mean = statistics.fmean(map(abs, errors))
+    assert f"tokens/s are off by {100 * mean:.0f} % on average" in chart.reading
+    assert "rank correlation" not in chart.reading, "three recipes are too few for an order"
+    assert "Of 1 recipes that ran out of memory the model had called 0 too large; of 3 that ran, 0." in chart.remarks
+
+
+def test_order_agreement_is_the_rank_correlation(collected: Collected) -> None:
+    estimate = estimate_many([BEST], SPEC.problem)[0]
+    first = collected.ranking[0]
+
+    def compared(*speeds: tuple[float, float]) -> list[Compared]:
+        return [
+            Compared(
+                measured=replace(first, standing=replace(first.standing, tokens_per_s=found)),
+                predicted=replace(estimate, tokens_per_s=guess),
+            )
+            for found, guess in speeds
+        ]
+
+    assert order_agreement(compared((1, 10), (2, 20), (3, 40), (4, 80), (5, 90))) == pytest.approx(1.0)
+    assert order_agreement(compared((1, 9), (2, 8), (3, 7), (4, 6), (5, 5))) == pytest.approx(-1.0)
+    assert order_agreement(compared((1, 9), (2, 9), (3, 9), (4, 9), (5, 9))) is None
+    assert order_agreement(compared((1, 9), (2, 8), (3, 7), (4, 6))) is None
+
+
+def test_sensitivity_states_what_each_point_rests_on(collected: Collected) -> None:
+    chart = chart_of(sensitivity(collected))
+    assert list(dict.fromkeys(row["knob"] for row in rows_of(chart.spec, "knob"))) == ["TP", "PP", "micro-batch"]
+    assert "Accumulation follows from the fixed global batch" in chart.reading
+    tensor, micro = list(curve("tensor_parallel", collected)), list(curve("micro_batch_seqs", collected))
+    assert [(p.value, p.source, p.note) for p in tensor] == [(1, "the best", ""), (2, "failed", "out-of-memory")]
+    assert [p.source for p in micro] == ["measured", "estimated", "the best"]
+    guess = {row.recipe: row.tokens_per_s for row in estimate_many([BEST, RECIPES[1, 1, 2]], SPEC.problem)}
+    assert [p.tokens_per_s for p in micro] == pytest.approx([100, 400 * guess[RECIPES[1, 1, 2]] / guess[BEST], 400])
+
+
+def test_sensitivity_names_why_a_value_is_illegal(tmp_path: Path) -> None:
+    odd = spec(space={"tensor_parallel": [1, 3], "micro_batch_seqs": [1, 2]})
+    recipe = odd.space.survey(odd.problem).recipes[0]
+    found = recorded(tmp_path / "s.db", odd, [(recipe, [measured(1.0)])])
+    assert "Not drawn, since no other value is legal while the rest stays: TP." in chart_of(sensitivity(found)).remarks
+    assert [p.source for p in curve("tensor_parallel", found)] == ["the best", "no legal recipe"]
+    assert "3" in list(curve("tensor_parallel", found))[1].note
+
+
+def test_parallel_coordinates_draw_the_fastest_last(collected: Collected) -> None:
+    rows = rows_of(chart_of(parallel_coordinates(collected)).spec, "height")
+    assert list(dict.fromkeys(row["recipe"] for row in rows)) == [row.recipe_id for row in collected.ranking][::-1]
+    best = {row["axis"]: row["height"] for row in rows if row["recipe"] == collected.ranking[0].recipe_id}
+    assert best == {"PP": 0.0, "micro-batch": 1.0, "peak GiB": 1.0, "tokens/s": 1.0}  # all measured have TP 1
+    many = replace(collected, ranking=[*collected.ranking] * MOST_LINES)
+    assert chart_of(parallel_coordinates(many)).remarks == (f"The {2 * MOST_LINES} slowest recipes are not drawn.",)
+
+
+def test_charts_without_data_state_why(tmp_path: Path, collected: Collected) -> None:
+    empty = recorded(tmp_path / "s.db", SPEC, [])
+    for _, draw in FIGURES.values():
+        found = draw(empty)
+        assert isinstance(found, Missing)
+        assert found.reason.endswith(".")
+    few = importance(collected)
+    assert few == Missing(reason=f"Importance needs at least {FEWEST_RECIPES} measured recipes; there are 3.")
+    assert shap(collected) == few
+
+
+TENSOR = {1: 1.0, 2: 0.5, 4: 0.25}
+RECOMPUTE = {"none": 1.0, "full": 0.8}
+
+
+@pytest.fixture(scope="module")
+def factorial(tmp_path_factory: pytest.TempPathFactory) -> Collected:
+    """36 recipes, every combination of four knobs, of which TP decides much, recompute a little, the others nothing."""
+    campaign = spec(
+        cluster={"devices_per_node": 4},
+        problem={"global_batch": 16},
+        space={
+            "tensor_parallel": [1, 2, 4],
+            "pipeline_parallel": [1],
+            "micro_batch_seqs": [1, 2, 4],
+            "recompute": ["none", "full"],
+            "optimizer_state": ["fp32", "bf16"],
+        },
+    )
+    recipes = campaign.space.survey(campaign.problem).recipes
+    assert len(recipes) == 36
+    outcomes = [(r, [measured(1000 * TENSOR[r.tensor_parallel] * RECOMPUTE[r.recompute])]) for r in recipes]
+    return recorded(tmp_path_factory.mktemp("store") / "s.db", campaign, outcomes)
+
+
+def test_importance_finds_the_knobs_that_decide(factorial: Collected) -> None:
+    chart = chart_of(importance(factorial))
+    shares: dict[str, list[float]] = {"PED-ANOVA": [], "fANOVA": []}
+    for row in rows_of(chart.spec, "method"):
+        shares[row["method"]].append(row["share"] / 100)
+    assert [row[0] for row in chart.table.rows] == ["TP", "micro-batch", "recompute", "optimizer state"]
+    assert "the best 14 % of 36" in chart.reading
+    for found in shares.values():
+        assert sum(found) == pytest.approx(1.0)
+        assert found[0] > found[2] > max(found[1], found[3])
+    # fANOVA is the share of variance: speeds are 1000 x TP x recompute, so that of their means over each alone.
+    means = [1000 * factor * 0.9 for factor in TENSOR.values()], [1000 * factor * 1.75 / 3 for factor in (1.0, 0.8)]
+    tensor, recompute = (statistics.pvariance(row) for row in means)
+    assert shares["fANOVA"][0] == pytest.approx(tensor / (tensor + recompute), abs=0.02)
+    assert importance(factorial) == chart, "the same campaign gives the same figures"
+
+
+def test_importance_of_equal_speeds_is_missing(factorial: Collected) -> None:
+    equal = [replace(row, standing=replace(row.standing, tokens_per_s=1.0)) for row in factorial.ranking]
+    found = importance(replace(factorial, ranking=equal))
+    assert isinstance(found, Missing)
+    assert "same speed" in found.reason
+
+
+@pytest.mark.system
+def test_shap_values_are_those_of_the_formula(factorial: Collected) -> None:
+    """Of a sum of independent terms (the logarithms) each knob's Shapley value is its own term, less its mean."""
+    pytest.importorskip("shap")
+    varied = knobs(factorial.survey, [row.recipe for row in factorial.ranking])
+    found, explained = shap_effects(varied, factorial.ranking)
+    columns = [knob.name for knob in varied]
+    tensor, micro = columns.index("tensor_parallel"), columns.index("micro_batch_seqs")
+    mean = statistics.fmean(math.log(factor) for factor in TENSOR.values())
+    for row, effects in zip(factorial.ranking, found, strict=True):
+        expected = math.exp(math.log(TENSOR[row.recipe.tensor_parallel]) - mean) - 1
+        assert effects[tensor] == pytest.approx(expected, abs=0.1)
+        assert effects[micro] == pytest.approx(0.0, abs=0.02)
+    assert explained > 0.9
+    assert chart_of(shap(factorial)).table.rows[0][0] == "TP"
+
+
+def test_knobs_are_the_dimensions_with_a_choice() -> None:
+    found = knobs(SPEC.space.survey(SPEC.problem), list(RECIPES.values()))
+    assert [(knob.label, knob.values) for knob in found] == [
+        *(("TP", (1, 2)), ("PP", (1, 2)), ("micro-batch", (1, 2, 4))),
+    ]
+
+
+def test_outcomes_differ_in_color_and_in_symbol() -> None:
+    assert {"measured", "running", *(kind.value for kind in FailureKind)} == set(OUTCOMES)
+    colors, symbols = zip(*OUTCOMES.values(), strict=True)
+    assert len(set(colors)) == len(set(symbols)) == len(OUTCOMES)
+
+
+@pytest.mark.parametrize(
+    ("width", "spec", "columns", "panel"),
+    [
+        (960, {"hconcat": [{}, {}], "usermeta": {"least": 400, "margin": 80}}, 2, 400),
+        (600, {"hconcat": [{}, {}], "usermeta": {"least": 400, "margin": 80}}, 1, 520),
+        (960, {"facet": {}, "columns": 4, "spec": {}, "usermeta": {"panels": 5, "least": 230, "margin": 52}}, 3, 268),
+        (960, {"facet": {}, "columns": 4, "spec": {}, "usermeta": {"panels": 4, "least": 230, "margin": 52}}, 4, 188),
+        (960, {"mark": "bar"}, 1, 960),
+    ],
+)
+def test_fitted_panels_fill_the_width_in_even_rows(width: int, spec: Any, columns: int, panel: int) -> None:
+    found = fitted(spec, width)
+    panels = found.get("hconcat") or found.get("vconcat") or [found.get("spec", found)]
+    assert [one["width"] for one in panels] == [panel] * len(panels)
+    assert (len(panels) if "hconcat" in found else found.get("columns", 1)) == columns
+    assert fitted({"spec": {"width": {"step": 40}}}, 960)["spec"]["width"] == {"step": 40}
