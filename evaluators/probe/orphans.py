@@ -19,13 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from frontrunner.evaluators.probe.processes import (
-    DRIVER_TAG,
-    FOLDER_TAG,
-    HOST_TAG,
-    rendezvous_prefix,
-    running,
-)
+from frontrunner.evaluators.probe.processes import DRIVER_TAG, FOLDER_TAG, HOST_TAG, rendezvous_prefix, running
 from frontrunner.evaluators.protocol import NodesUnavailable
 from frontrunner.results.process_identity import machine_id, pid_namespace, proc_is_ours, process_stat
 

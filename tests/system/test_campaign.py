@@ -25,6 +25,7 @@ def write(folder: Path, **sections: Table | str) -> str:
     return "tiny.toml"
 
 
+@pytest.mark.smoke
 def test_real_probes_from_a_file_to_a_ranking(tmp_path: Path) -> None:
     done = frontrunner("launch", write(tmp_path, space=FEW, search={"parallel_probes": 2}), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
