@@ -24,8 +24,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.distributed_c10d import _get_default_group
 
 from frontrunner.evaluators.trainer.calibration.clock import Cell, Clock, Operation
-from frontrunner.evaluators.trainer.calibration.collectives import Level, collective_cells
-from frontrunner.evaluators.trainer.calibration.order import BACKENDS
+from frontrunner.evaluators.trainer.calibration.collectives import BACKENDS, Level, collective_cells
 from frontrunner.evaluators.trainer.rendezvous import set_local_rank_env, use_one_thread_per_group
 
 PREFIX = "frontrunner-doctor"

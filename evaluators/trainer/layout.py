@@ -112,33 +112,12 @@ def _levels(recipe: Recipe, device_type: str) -> DeviceMesh:
 
 
 def sharding_kind(recipe: Recipe) -> ShardingKind:
-    """Return the common name of the recipe's sharding degrees over N copies of the model.
+    """Return the kind of the recipe's sharding degrees over N copies of the model.
 
     (1, 1, 1) is plain replication, (1, 1, N) ZeRO-1, (1, N, N) ZeRO-2, (N, N, N) ZeRO-3 (arXiv 1910.02054),
     (k, k, k) with 1 < k < N hybrid sharding (arXiv 2304.11277), and any other p <= g <= o = N that divide one another
-    sharding by levels (arXiv 2501.04266).
-
-    Raises:
-        ValueError: the degrees are none of these.
+    sharding by levels (arXiv 2501.04266). Legality refuses other degrees.
     """
-    copies = recipe.copies
-    degrees = (recipe.sharding.parameters, recipe.sharding.gradients, recipe.sharding.optimizer)
-    named: dict[tuple[int, int, int], ShardingKind] = {
-        (copies, copies, copies): "zero-3",
-        (1, copies, copies): "zero-2",
-        (1, 1, copies): "zero-1",
-        (1, 1, 1): "replicate",
-    }
-    if degrees in named:
-        return named[degrees] if copies > 1 else "replicate"
-    degree = degrees[0]
-    if len(set(degrees)) == 1 and 1 < degree < copies and copies % degree == 0:
-        return "hybrid"
-    p, g, o = degrees
-    if o == copies and p >= 1 and g > 1 and g % p == 0 and o % g == 0:
-        return "levels"
-    raise ValueError(
-        f"sharding degrees {degrees} (parameters, gradients, optimizer) over {copies} copies of the model are not "
-        f"supported; use (1, 1, 1), (1, 1, {copies}), (k, k, k) with k a divisor of {copies}, or (p, g, {copies}) with "
-        f"p a divisor of g and g one of {copies}"
-    )
+    kinds: dict[str, ShardingKind] = {"none": "replicate", "zero-1": "zero-1", "zero-2": "zero-2", "zero-3": "zero-3"}
+    name = recipe.sharding_name
+    return kinds.get(name, "hybrid" if name.startswith("hybrid") else "levels")

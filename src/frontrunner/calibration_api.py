@@ -18,7 +18,7 @@ from frontrunner.spaces.errors import InvalidInput, bad_value
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.analytic.fit import Samples, StepFit
-    from frontrunner.evaluators.diagnostics.calibration.figures import Calibration
+    from frontrunner.evaluators.diagnostics.calibration.measured_cluster import Calibration
     from frontrunner.evaluators.diagnostics.calibration.ranks import Place
 
 SHORTEST_S = 5.0
@@ -45,7 +45,7 @@ def calibrate(
     writes, and the others return None. Raises `InvalidInput` for what cannot be measured here.
     """
     from frontrunner.evaluators.diagnostics.calibration.cluster_file import write_measured
-    from frontrunner.evaluators.diagnostics.calibration.figures import calibration
+    from frontrunner.evaluators.diagnostics.calibration.measured_cluster import calibration
     from frontrunner.evaluators.diagnostics.calibration.ranks import allocated, measure, this_machine
 
     path = writable(out)

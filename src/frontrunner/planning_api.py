@@ -14,11 +14,10 @@ from frontrunner.spaces.errors import NotFound
 if TYPE_CHECKING:
     from frontrunner.evaluators.analytic.advice import Advice
     from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured
-    from frontrunner.evaluators.analytic.estimates import Plan
+    from frontrunner.evaluators.analytic.estimates import Plan, ShownPlan
     from frontrunner.evaluators.analytic.scaling import Scaling
     from frontrunner.results.explain import Explanation
     from frontrunner.search.spec import CampaignSpec
-    from frontrunner.views.shown_plan import ShownPlan
 
 
 def plan(campaign_file: str | Path) -> Plan:
@@ -41,7 +40,7 @@ def plan_of(spec: CampaignSpec) -> Plan:
 
 def shown_plan(found: Plan, top: int) -> ShownPlan:
     """A plan for programs, with its `top` fastest estimates."""
-    from frontrunner.views.shown_plan import ShownPlan as Shown
+    from frontrunner.evaluators.analytic.estimates import ShownPlan as Shown
 
     return Shown(
         legal=found.legal,

@@ -55,9 +55,9 @@ if TYPE_CHECKING:
 
     from frontrunner.baseline import Baseline
     from frontrunner.evaluators.analytic.breakdown import Breakdown
+    from frontrunner.evaluators.analytic.estimates import ShownPlan
     from frontrunner.reporting import NotDrawn
     from frontrunner.views.charts.data import Missing
-    from frontrunner.views.shown_plan import ShownPlan
 
 T = TypeVar("T")
 CampaignSource = str | Path | Mapping[str, Any]
@@ -295,7 +295,7 @@ class RemoteStore:
 
         Raises `InvalidInput` for an invalid campaign and `NothingLegal` for a space without a legal recipe.
         """
-        from frontrunner.views.shown_plan import ShownPlan
+        from frontrunner.evaluators.analytic.estimates import ShownPlan
 
         return self._submit(ShownPlan, "/plan", campaign, {"top": top})
 
