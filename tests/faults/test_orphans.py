@@ -19,8 +19,8 @@ from frontrunner.evaluators.external.command import Command
 from frontrunner.evaluators.external.evaluator import RUN_TAG, CommandRun, write_run
 from frontrunner.evaluators.external.settings import CommandSettings
 from frontrunner.evaluators.probe import processes
-from frontrunner.results.process_identity import machine_id
 from frontrunner.evaluators.probe.orphans import Fenced, Orphans, find_orphans
+from frontrunner.results.process_identity import machine_id
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.search.campaign_session import fenced_here
@@ -179,8 +179,7 @@ def test_processes_under_other_numbers_are_left_alone(gone: str) -> None:
         processes.DRIVER_TAG: gone,
         processes.HOST_TAG: machine_id(),
     }
-    count = "from frontrunner.results.process_identity import machine_id
-from frontrunner.evaluators.probe.orphans import find_orphans; print(len(list(find_orphans())))"
+    count = "from frontrunner.evaluators.probe.orphans import find_orphans; print(len(list(find_orphans())))"
     done = subprocess.run(
         [*inside, sys.executable, "-P", "-c", count],
         env={**os.environ, **environment},  # it has the mark itself
