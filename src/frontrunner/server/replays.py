@@ -1,7 +1,7 @@
 """Replays: start, watch and stop them.
 
-A replay keeps its files in frontrunner-runs/replays/RECIPE_ID, as the command does. Its process, and how that ended, are
-in `service.json` there, so that a restarted service finds it.
+A replay keeps its files in frontrunner-runs/replays/RECIPE_ID, as the command does. Its process and how that ended
+are in `service.json` there, so that a restarted service finds it.
 """
 
 from __future__ import annotations
