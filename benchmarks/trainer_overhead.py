@@ -46,11 +46,11 @@ class BareLoop:
     """`forward`, `backward`, clip, step; in bf16 with fp32 masters. The module is the trainer's own."""
 
     def __init__(self, tokens: Path, precision: str) -> None:
-        from frontrunner.evaluators.trainer.model import Gpt, initialise
+        from frontrunner.evaluators.trainer.model import Gpt, initialize
         from frontrunner.spaces.model import Model
 
         self.model = Gpt(Model(**SHAPE), sequence_length=SEQUENCE_LENGTH, layers=range(SHAPE["layers"]))
-        initialise(self.model.named_parameters(), seed=1, layers=SHAPE["layers"])
+        initialize(self.model.named_parameters(), seed=1, layers=SHAPE["layers"])
         self.masters = self.weights = list(self.model.parameters())
         if precision == "bf16":
             self.masters = [nn.Parameter(weight.detach().clone()) for weight in self.weights]

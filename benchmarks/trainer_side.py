@@ -74,7 +74,7 @@ class Trainer:
         from frontrunner.evaluators.trainer.job import Job
         from frontrunner.evaluators.trainer.layout import make_layout
         from frontrunner.evaluators.trainer.precision import LossScale
-        from frontrunner.evaluators.trainer.run_context import Session
+        from frontrunner.evaluators.trainer.run_context import RunContext
         from frontrunner.evaluators.trainer.torch_engine import build_engine
         from frontrunner.evaluators.trainer.train_step import TorchStepper
 
@@ -88,7 +88,7 @@ class Trainer:
         scale = LossScale(job.precision, device)
         self.stepper = TorchStepper(job, layout, build_engine(job, layout, device, scale), data, scale)
         log = ProgressLog(folder / "progress.jsonl", append=False)
-        self._session = Session(job=job, rank=0, device=device, stepper=self.stepper, log=log, build_time_s=0.0)
+        self._context = RunContext(job=job, rank=0, device=device, stepper=self.stepper, log=log, build_time_s=0.0)
         self._steps_done = 0
 
     def run(self, steps: int) -> float:
@@ -96,7 +96,7 @@ class Trainer:
         loss = math.nan
         for _ in range(steps):
             self._steps_done += 1
-            outcome, _ = self._session.timed_step(self._steps_done)
+            outcome, _ = self._context.timed_step(self._steps_done)
             loss = outcome.loss
         return loss
 

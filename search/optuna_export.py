@@ -1,10 +1,9 @@
-"""A campaign as an Optuna study, so that optuna-dashboard and Optuna's own plots show it.
+"""Export of a campaign as an Optuna study, for optuna-dashboard and Optuna's own plots.
 
-A trial of ours is one of the study's, found again by its user attribute `frontrunner_trial`. It enters once it has
-ended, since Optuna changes no finished trial: its value is that of its first measurement, whatever repeats say later.
-The study's own best may therefore be a lucky first measurement; its user attribute `best` is the campaign's, repeats
-pooled, and `figures` says whether they were measured. A study is only written to: frontrunner reads nothing of a search
-from one.
+A trial of the study is identified by its user attribute `frontrunner_trial`. It is added once it has ended, since
+Optuna changes no finished trial: its value is the first measurement, without later repeats. The study's own best may
+therefore be a lucky one; its user attribute `best` is the campaign's, repeats pooled, and `figures` their origin.
+frontrunner never reads a study.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ def mirror_campaign(store: Store, campaign: Campaign, spec: CampaignSpec, storag
         study.set_user_attr(BEST, _best(store, campaign))
     except InvalidInput:
         raise
-    except Exception as error:  # a database's driver raises what it likes: for an address, a password, a schema
+    except Exception as error:  # database drivers raise errors of many kinds
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         hint = "a storage is an SQLAlchemy URL, as sqlite:///study.db"
         raise InvalidInput(f"Optuna cannot use the storage {storage}: {reason}", hint=hint) from error
@@ -99,7 +98,7 @@ def mirror_campaign(store: Store, campaign: Campaign, spec: CampaignSpec, storag
 
 
 def _study(campaign: Campaign, scores: tuple[tuple[str, Direction, Score], ...], storage_url: str) -> optuna.Study:
-    """The campaign's study, made where there is none; another of its name is not touched."""
+    """Open or create the campaign's study; another one of its name is not touched."""
     import optuna
     from optuna.exceptions import ExperimentalWarning
 
@@ -120,7 +119,7 @@ def _study(campaign: Campaign, scores: tuple[tuple[str, Direction, Score], ...],
 
 
 def _best(store: Store, campaign: Campaign) -> dict[str, Any] | None:
-    """The fastest recipe as `frontrunner best` ranks it; None before the first measurement."""
+    """Return the fastest recipe as `frontrunner best` ranks it; None before the first measurement."""
     for row in best(store, campaign, top=1):
         standing = row.standing
         return {"recipe_id": row.recipe_id, "tokens_per_s": standing.tokens_per_s, "measurements": standing.repeats}
@@ -128,9 +127,9 @@ def _best(store: Store, campaign: Campaign) -> dict[str, Any] | None:
 
 
 def _choices(spec: CampaignSpec, histories: list[TrialHistory]) -> dict[str, CategoricalDistribution]:
-    """The dimensions in which a campaign's recipes can differ, the same whenever the study is brought up to date.
+    """Return the dimensions in which a campaign's recipes can differ, the same at every export.
 
-    Numbers are choices too: most are powers of two, of which Optuna's ranges would make a continuum.
+    Numbers are choices too: most are powers of two, which Optuna's ranges would make a continuum.
     """
     from optuna.distributions import CategoricalDistribution
 
@@ -146,7 +145,7 @@ def _choices(spec: CampaignSpec, histories: list[TrialHistory]) -> dict[str, Cat
 
 
 def _choices_of_table(histories: list[TrialHistory]) -> dict[str, CategoricalDistribution]:
-    """Those of an imported table, which has rows in place of a space and never gets more of them."""
+    """Return those of an imported table, which has fixed rows in place of a space."""
     from optuna.distributions import CategoricalDistribution
 
     names = ("tensor_parallel", "pipeline_parallel", "micro_batch_seqs", "accumulation", "devices", "sharding")
@@ -162,7 +161,7 @@ def _frozen(
     choices: Mapping[str, CategoricalDistribution],
     scores: tuple[tuple[str, Direction, Score], ...],
 ) -> FrozenTrial:
-    """A trial of ours that ended as one of Optuna's."""
+    """Convert a trial that has ended."""
     from optuna.trial import TrialState as TheirState
     from optuna.trial import create_trial
 
@@ -194,5 +193,5 @@ def _attributes(found: TrialHistory, last: AttemptOutcome) -> dict[str, Any]:
 
 
 def _local(timestamp: str) -> datetime:
-    """The time as Optuna keeps it: this machine's, without an offset."""
+    """Return the time as Optuna keeps it: local, without an offset."""
     return datetime.fromisoformat(timestamp).astimezone().replace(tzinfo=None)

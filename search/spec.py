@@ -1,6 +1,6 @@
-"""The campaign's specification: everything that a campaign file says, as validated values.
+"""The campaign's specification: the content of a campaign file as validated values.
 
-A spec is stored with its campaign as JSON, so that `resume` needs no file.
+It is stored with its campaign as JSON, so that `resume` needs no file.
 """
 
 from __future__ import annotations
@@ -23,36 +23,43 @@ from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Space, Survey
 
 PREDICTING = "guided"
-"""The strategy that says what it expects of recipes that nobody tried (`frontrunner.search.strategy.Predictor`)."""
+"""The strategy that predicts untried recipes (`frontrunner.search.strategy.Predictor`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSettings:
-    """How recipes are chosen.
-
-    `objectives` are what is sought at once: tokens (tokens/s), and beside it memory (headroom) and nodes (few), by the
-    strategies that can (`check_objectives`).
-    `identical_failures` of the same kind before the first measurement pause the campaign. Where the strategy predicts
-    what is left to gain, the campaign ends when the next probe's expected gain is below `stop_below_improvement`, a
-    share of the best tokens/s; 0 never ends it. With `warm_start` such a strategy learns from the store's earlier
-    campaigns and imported tables; with `reuse` a recipe that was measured in the same environment not long ago is
-    answered from the store. `baseline` is a recipe to measure first, such as today's configuration; it need not be of
-    the space.
-    With `probe_nodes` the campaign is a pair: one whose probes take so many nodes, and this one, of the whole cluster,
-    whose recipes are predicted from the first and confirmed by at most `confirm_probes` probes (`small_scale.py`).
-    """
+    """How recipes are chosen."""
 
     strategy: str = "guided"
+    """See [strategies](strategies.md)."""
     objectives: tuple[str, ...] = TOKENS_ALONE
+    """What is sought at once: `tokens` (tokens/s), alone or with `memory` (headroom of the fullest rank) and `nodes`
+    (few; give `space.devices` a list). See [several objectives](strategies.md#several-objectives)."""
     seed: int = 0
+    """Same seed, same campaign: proposals, initial weights and data."""
     parallel_probes: int = 1
+    """Probes at a time. On one machine they share its cores, so more than 1 only ranks memory; on accelerators only
+    1. On [several nodes](dispatch.md) they run side by side."""
     identical_failures: int = 5
+    """Failures of one kind, before anything was measured, that pause the campaign."""
     stop_below_improvement: float = 0.003
+    """The campaign ends when the next probe is expected to gain less than this share of the best tokens/s (of the
+    front's worth with several objectives), twice in a row and after three measured recipes; 0 never ends it. For
+    [strategies that predict](strategies.md#strategies-that-predict)."""
     warm_start: bool = True
+    """Whether a strategy that predicts learns from the store's earlier campaigns and imported tables: see [warm
+    starts](evidence.md)."""
     reuse: bool = True
+    """Whether a recipe that was measured in the same environment in the last 7 days, without noise, takes its stored
+    result instead of a probe."""
     probe_nodes: int | None = None
+    """Probe on this many nodes, predict the whole cluster, and confirm the best there: see [few nodes
+    first](evidence.md#few-nodes-first). For `guided` with `objectives = ["tokens"]`."""
     confirm_probes: int = 3
+    """With `probe_nodes`: probes on the whole cluster, at most; 0 only predicts."""
     baseline: Recipe | None = None
+    """Path of a recipe file, as `frontrunner import-config --out` writes it: measured first, and `frontrunner best`
+    compares the best recipe with it. It need not be in the space, except for its `engine` and `offload`."""
 
     def __post_init__(self) -> None:
         require_one_of("search", "strategy", self.strategy, STRATEGIES)
@@ -65,7 +72,7 @@ class SearchSettings:
         self._check_scales()
 
     def _check_scales(self) -> None:
-        """Only a strategy that predicts can say at one scale what another will do, and of tokens/s alone."""
+        """Only a strategy that predicts can work at two scales, and only for tokens/s."""
         require_at_least("search", 0, confirm_probes=self.confirm_probes)
         if self.probe_nodes is None:
             return
@@ -79,17 +86,18 @@ class SearchSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What the campaign may spend; it ends when the first of them is used up. None is no limit.
-
-    `probes` counts outcomes, failures and repeated measurements included; `minutes` the driver's own time, over all
-    its runs. What runs when it is used up runs to its end, unless it is `hard`: then probes are ended early enough for
-    no limit to be passed.
-    """
+    """What the campaign may spend: it ends at the first limit, after the probes that run unless it is `hard`."""
 
     probes: int | None = None
+    """Outcomes, failures and repeated measurements included; by default no limit."""
     minutes: float | None = None
+    """The driver's own time over all its runs; by default no limit."""
     node_hours: float | None = None
+    """Nodes times hours of probes, failures included; by default no limit."""
     hard: bool = False
+    """End running probes 15 s before `minutes` or `node_hours` would be passed, and start none that could not end in
+    time. What is cut off is no failure of its recipe. A driver with less than 15 s of `minutes` left only stores
+    what others left, free of charge."""
 
     def __post_init__(self) -> None:
         for key in ("probes", "minutes", "node_hours"):
@@ -102,11 +110,8 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class CampaignSpec:
-    """One campaign: problem, space, strategy, budget, probe, data, dispatch, table, command and evaluator.
-
-    `run_root` is the folder under which the campaign has one for its probes' files; it is set at launch. So is
-    `confirms`: the campaign on fewer nodes whose predictions this one confirms.
-    """
+    """One campaign. Set at launch: `run_root`, the parent of its folder for probes' files, and `confirms`, the campaign
+    on fewer nodes whose predictions it confirms."""
 
     name: str
     problem: Problem
@@ -153,7 +158,7 @@ class CampaignSpec:
             raise bad_value("dispatch.backend", self.dispatch.backend, 'local, or evaluator = "probe"')
 
     def _check_baseline(self) -> None:
-        """A probe is made ready for the engines and offloads of the space, and a table holds no other recipe."""
+        """Probes are prepared for the engines and offloads of the space, and a table holds no other recipe."""
         baseline = self.search.baseline
         if baseline is None:
             return
@@ -176,17 +181,13 @@ class CampaignSpec:
 
     @property
     def trainer(self) -> tuple[str, ...]:
-        """Whose code trains: a plug-in by its name, or a command; nothing for frontrunner's own trainer."""
+        """The trainer's plug-in name or command; empty for frontrunner's own trainer."""
         if self.evaluator == IMPORTED or EVALUATORS.get(self.evaluator, COMMAND) != COMMAND:
             return ()
         return self.evaluator, *self.command.arguments
 
     def survey(self) -> Survey:
-        """The space surveyed for the problem.
-
-        What is not in its table is illegal to a campaign that has one, and what another trainer cannot be told to a
-        campaign that runs it.
-        """
+        """Survey the space; recipes that a table lacks, or another trainer cannot express, are illegal."""
         found = self.space.survey(self.problem)
         make = commands_of(self.evaluator, self.command)
         if make is not None:
@@ -200,7 +201,7 @@ class CampaignSpec:
         return rows_only(found, self.table)
 
     def check_commands(self, recipe: Recipe) -> None:
-        """Raise `InvalidInput` where the campaign runs another trainer whose program is not here."""
+        """Raise `InvalidInput` where the campaign runs another trainer whose program is missing."""
         make = commands_of(self.evaluator, self.command)
         if make is not None:
             from frontrunner.evaluators.external.config_check import check_program
@@ -209,11 +210,11 @@ class CampaignSpec:
 
     @property
     def _setup_before_launch(self) -> ProbeSetup:
-        """What the probes share, without a folder for their files, which the launch gives."""
+        """What the probes share, without the folder that the launch sets."""
         return replace(self, run_root="").probe_setup()
 
     def probe_setup(self) -> ProbeSetup:
-        """What this campaign's probes and replays share."""
+        """Return what this campaign's probes and replays share."""
         return ProbeSetup(
             problem=self.problem,
             probe=self.probe,

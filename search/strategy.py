@@ -85,9 +85,6 @@ class Strategy(Protocol):
     def tell(self, told: Told) -> None:
         """Learn of an outcome. The recipe need not have been proposed by this strategy."""
 
-    def forget(self, recipe: Recipe) -> None:
-        """Take back a proposal that was never measured, so that it may be proposed again."""
-
 
 @runtime_checkable
 class Forecaster(Strategy, Protocol):

@@ -87,33 +87,41 @@ class Links:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Equal nodes of equal devices. A device is what one rank drives: a GPU, a GCD, a tile, or a CPU process.
-
-    `matmul_share` is the share of its 16-bit peak at which a device's fastest matrix product was measured to run, and
-    `compute_units` how many tiles of a product it works on at once (multiprocessors, compute units); None if unknown.
-    `matmul_tflops`, where measured, counts instead of peak and share. `efficiencies` are constants of the estimates,
-    by name, as they were found on this cluster, in place of those that ship; `expected_error` is how far off estimates
-    with them were.
-    `nvme_path` is a folder on each node's own fast disk, by its absolute path, for what recipes offload there; None if
-    there is none.
-    """
+    """Equal nodes of equal devices. A device is what one rank drives: a GPU, a GCD, a tile, or a CPU process."""
 
     name: str
+    """For people."""
     device: str
+    """Name of the device; the figures of a device that ships are filled in."""
     backend: str
+    """`cpu`, `cuda`, `rocm` or `xpu`."""
     nodes: int
+    """Equal nodes; by default 1."""
     devices_per_node: int
+    """Devices per node; one rank drives each. On `cpu` a device is a process."""
     memory_gib_per_device: float
+    """What a rank may use. On `cpu` it is enforced: a rank that needs more fails as out of memory."""
     memory_gb_per_s: float | None = None
+    """Memory bandwidth of the device, 1e9 bytes/s."""
     peak_tflops: PeakTflops = PeakTflops()
+    """Dense peak rates by precision. MFU is relative to them, and no measurement above them is ranked."""
     matmul_share: float | None = None
+    """Share of its 16-bit peak that the device's fastest matrix product reaches."""
     compute_units: int | None = None
+    """Multiprocessors or compute units: tiles of a product that the device works on at once."""
     matmul_tflops: MatmulTflops = MatmulTflops()
+    """Rates of the device's fastest measured matrix products, used instead of `peak_tflops` and `matmul_share`."""
     links: Links = Links()
+    """Bandwidths of the machine's levels, one direction; `host` joins a device with its node's memory."""
     efficiencies: Mapping[str, float] = field(default_factory=dict)
+    """Constants of the estimates by name, as measured on this cluster, in place of those that ship: see
+    [calibration](calibration.md)."""
     expected_error: ExpectedError = ExpectedError()
+    """Mean error of estimated step times, as a share, on measured rows that were held back; `plan` reports it."""
     nvme_path: str | None = None
+    """Absolute path of a folder on each node's own fast disk, for recipes with `offload = "nvme"`."""
     source: str = "the campaign file"
+    """Where the figures come from."""
 
     def __post_init__(self) -> None:
         require_at_least("cluster", 1, nodes=self.nodes, devices_per_node=self.devices_per_node)
@@ -146,11 +154,11 @@ class Cluster:
         return int(self.memory_gib_per_device * GIB)
 
     def peak_flops(self, precision: str) -> float | None:
-        """One device's peak in FLOP/s at `precision`, or None where the cluster does not state one."""
+        """Return one device's peak in FLOP/s at `precision`, or None where the cluster does not state one."""
         rate: float | None = getattr(self.peak_tflops, precision)
         return None if rate is None else rate * 1e12
 
     def matmul_flops(self, precision: str) -> float | None:
-        """The measured rate of one device's fastest matrix product in FLOP/s at `precision`, or None."""
+        """Return the measured rate of one device's fastest matrix product in FLOP/s at `precision`, or None."""
         rate: float | None = getattr(self.matmul_tflops, precision)
         return None if rate is None else rate * 1e12

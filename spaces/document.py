@@ -18,7 +18,7 @@ _STORED = {name: stored for stored, name in EARLIER_NAMES.items()}
 
 
 def identity(problem: Problem, recipe: Recipe) -> dict[str, Any]:
-    """What makes two recipes the same: the model's shape, the devices, the batch's form and every choice.
+    """Return what makes two recipes the same: the model's shape, the devices, the batch's form and every choice.
 
     Names, measured rates and memory sizes stay out, so that renaming a model or calibrating a cluster keeps
     the identity of what was measured before. Fields at their default stay out too, so that a later version
@@ -41,7 +41,7 @@ def identity(problem: Problem, recipe: Recipe) -> dict[str, Any]:
 
 
 def _off_default(value: Any) -> dict[str, Any]:
-    """A dataclass's fields that differ from their default, nested ones likewise."""
+    """Return a dataclass's fields that differ from their default, nested ones included."""
     kept: dict[str, Any] = {}
     for f in fields(value):
         item = getattr(value, f.name)
@@ -56,7 +56,7 @@ def canonical_json(value: object) -> str:
 
 
 def recipe_id(problem: Problem, recipe: Recipe) -> str:
-    """The first 12 hexadecimal digits of SHA-256 over the canonical JSON of `identity`."""
+    """Return the first 12 hexadecimal digits of SHA-256 over the canonical JSON of `identity`."""
     text = canonical_json(identity(problem, recipe))
     return hashlib.sha256(text.encode()).hexdigest()[:ID_LENGTH]
 

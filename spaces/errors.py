@@ -2,7 +2,7 @@
 
 FrontrunnerError            1   anything below, caught as one
 |- InvalidInput             2   a key, flag or value that cannot be used
-|- ServiceUnreachable       3   no service answers at the given address
+|- ServiceUnreachable       3   no service responds at the given address
 |- StoreUnusable            4   a store that this version cannot read or write
 |- AlreadyDriven            5   another driver holds the campaign
 |- CampaignFailed           6   the campaign stopped: its probes fail alike, or it has no nodes
@@ -45,7 +45,7 @@ class NotFound(FrontrunnerError, LookupError):
 
 
 class ServiceUnreachable(FrontrunnerError):
-    """No service answers at the address given."""
+    """No service responds at the given address."""
 
     exit_code = 3
 
@@ -69,22 +69,22 @@ class CampaignFailed(FrontrunnerError):
 
 
 class NothingLegal(FrontrunnerError):
-    """The space holds no legal recipe, or a question has no recipe to answer with."""
+    """The space holds no legal recipe, or no recipe satisfies a query."""
 
     exit_code = 7
 
 
 def bad_value(key: str, value: object, expected: str, *, hint: str | None = None) -> InvalidInput:
-    """The standard message for a value that cannot be used: its key, the value, and what was expected.
+    """Return the standard message for a value that cannot be used: its key, the value, and what was expected.
 
-    The value None stands for a key that is not there.
+    The value None means that the key is missing.
     """
     given = f"{key} is missing" if value is None else f"{key} = {shown(value)}"
     return InvalidInput(f"{given}: expected {expected}", hint=hint)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """A hint that names the known word closest to `word`, or lists all of them where none is close."""
+    """Return a hint that names the known word closest to `word`, or lists all of them where none is close."""
     words = sorted(known)
     close = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
     if close:

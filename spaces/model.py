@@ -16,25 +16,38 @@ ATTENTIONS = ("flash", "math")
 class Model:
     """A pre-norm decoder-only transformer.
 
-    `vocabulary` is the tokenizer's; the embedding and the head have `padded_vocabulary` rows, so that the
-    mathematics is the same for every tensor-parallel degree. `max_positions` limits the sequence length
-    where positions are learned, and is only a statement about the trained range where they are rotary.
+    The embedding and the head have `padded_vocabulary` rows, so that the mathematics is the same for every
+    tensor-parallel degree. Where positions are rotary, `max_positions` only states the trained range.
     """
 
     name: str
+    """For people; no part of a recipe's identity."""
     layers: int
+    """Transformer layers."""
     hidden: int
+    """Hidden size."""
     heads: int
+    """Attention heads; divides `hidden`."""
     kv_heads: int
+    """Groups of keys and values (GQA); divides `heads`, which is the default."""
     ffn_hidden: int
+    """Width of the feed-forward part; by default 4 * `hidden`."""
     vocabulary: int
+    """The tokenizer's size."""
     vocabulary_multiple: int = 128
+    """The embedding's rows are padded up to a multiple of this, for every recipe alike."""
     positions: str = "rotary"
+    """`rotary` or `learned`."""
     max_positions: int | None = None
+    """Longest sequence; required for learned positions."""
     activation: str = "gelu"
+    """`gelu` (two matrices) or `swiglu` (three)."""
     norm: str = "layernorm"
+    """`layernorm` or `rmsnorm`."""
     tied_embeddings: bool = False
+    """Whether the head shares the embedding's matrix."""
     attention: str = "flash"
+    """`flash` or `math`, both through torch's `scaled_dot_product_attention`."""
 
     def __post_init__(self) -> None:
         require_at_least("model", 1, layers=self.layers, hidden=self.hidden, heads=self.heads, kv_heads=self.kv_heads)

@@ -18,6 +18,6 @@ def require_campaign_name(key: str, name: str) -> None:
 
 
 def campaign_name_from(text: str) -> str:
-    """The campaign name nearest to any text, such as a file's name: `22B run (2)` gives `22b-run-2`."""
+    """Return the campaign name nearest to any text, such as a file's name: `22B run (2)` gives `22b-run-2`."""
     plain = re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-._")
     return plain[:MOST_CHARACTERS].rstrip("-._") or FALLBACK

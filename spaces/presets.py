@@ -26,42 +26,42 @@ def _entry(catalogue: str, key: str, name: object, extra: tuple[str, ...] = ()) 
 
 
 def model_names() -> tuple[str, ...]:
-    """The model presets' names."""
+    """Return the model presets' names."""
     return tuple(_catalogue("models"))
 
 
 def cluster_names() -> tuple[str, ...]:
-    """The cluster presets' names, without `this-machine`, which is detected."""
+    """Return the cluster presets' names, without `this-machine`, which is detected."""
     return tuple(_catalogue("clusters"))
 
 
 def device_names() -> tuple[str, ...]:
-    """The devices' keys in devices.toml."""
+    """Return the devices' keys in devices.toml."""
     return tuple(_catalogue("devices"))
 
 
 def model_preset(name: object) -> Table:
-    """The fields of [model] for a preset, its source left out; raises `InvalidInput` for an unknown name."""
+    """Return the fields of [model] for a preset, its source left out; raises `InvalidInput` for an unknown name."""
     table = _entry("models", "model.preset", name)
     del table["source"]
     return {"name": name, **table}
 
 
 def cluster_preset(name: object) -> Table:
-    """The fields of [cluster] for a preset; raises `InvalidInput` for an unknown name."""
+    """Return the fields of [cluster] for a preset; raises `InvalidInput` for an unknown name."""
     table = _entry("clusters", "cluster.preset", name, extra=("this-machine",))
     device = device_preset(table["device"])
     return {"name": name, "nodes": 1, **device, **table}
 
 
 def device_preset(name: str) -> Table:
-    """What [cluster] says of one device by its key in devices.toml."""
+    """Return what [cluster] says of one device by its key in devices.toml."""
     table = _entry("devices", "cluster.device", name)
     return {"device": name} | {key: value for key, value in table.items() if key not in ("matches", "unless")}
 
 
 def known_device(reported_name: str) -> Table | None:
-    """The device that a driver's name for it, or its key in devices.toml, stands for; None for any other.
+    """Return the device of a driver's name for it, or of its key in devices.toml; None for any other.
 
     All words of its `matches` occur in the name, and none of its `unless`: boards of one chip differ in rate.
     """

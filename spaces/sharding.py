@@ -30,7 +30,7 @@ class Sharding:
 
     @classmethod
     def named(cls, name: str, copies: int) -> Self:
-        """The degrees of a name ("none", "zero-1", "zero-2", "zero-3", "hybrid-K", "3-level-P/G") over the copies.
+        """Return the degrees of a name over the copies: none, zero-1, zero-2, zero-3, hybrid-K, 3-level-P/G.
 
         hybrid-K spreads all three over K copies; 3-level-P/G parameters over P, gradients over G and the optimizer's
         states over all; 3-level-P/G/O names all three degrees.
@@ -64,7 +64,7 @@ class Sharding:
         return self.parameters, self.gradients, self.optimizer
 
     def name(self, copies: int) -> str:
-        """The common name of these degrees where one exists, else 3-level-p/g/o; `named` reads each back."""
+        """Return the common name of these degrees where one exists, else 3-level-p/g/o; `named` reads each back."""
         n = copies
         for name in SHARDING_NAMES:
             if self.degrees == Sharding.named(name, n).degrees:

@@ -31,7 +31,7 @@ DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel")
 FRAME = tuple(
     one.name for one in DIMENSIONS.values() if one.group in ("degrees", "batch", "pipeline") and one.kind != "layers"
 )
-"""The first dimensions, which `legality.FRAME_RULES` judge whatever the others are."""
+"""The first dimensions, which `legality.FRAME_RULES` judge independently of the others."""
 MAX_POINTS = 2_000_000
 """Above this a space is refused rather than enumerated one point at a time."""
 
@@ -132,7 +132,7 @@ class Space(_Choices):  # type: ignore[misc]
         return Space(**{one.name: getattr(self, one.name) for one in DIMENSIONS.values()} | choices)
 
     def dimensions(self, cluster: Cluster) -> dict[str, tuple[Choice, ...]]:
-        """The dimensions that a point has a value for, with their values; `accumulation` only where it is free."""
+        """Return the dimensions of a point with their values; `accumulation` only where it is free."""
         found: dict[str, tuple[Choice, ...]] = {f.name: getattr(self, f.name) for f in fields(self)}
         found["devices"] = found["devices"] or (cluster.devices,)
         if not found["accumulation"]:
@@ -171,7 +171,7 @@ class Survey:
     """A space looked at in full for one problem.
 
     `legal` maps one point to each legal recipe. Points that differ only where it makes no difference (a
-    schedule without a pipeline, a sharding over one replica) give the same recipe: the first stands for all,
+    schedule without a pipeline, a sharding over one replica) give the same recipe: the first represents all,
     the others are counted as `repeats`.
     """
 
@@ -204,7 +204,7 @@ class Survey:
 
     @cached_property
     def points_by_recipe(self) -> dict[Recipe, Point]:
-        """The point that stands for each legal recipe."""
+        """The point that represents each legal recipe."""
         return {recipe: point for point, recipe in self.legal.items()}
 
     def look_at_frame(self, frame: Point, rest: Sequence[Point]) -> None:
@@ -229,22 +229,22 @@ class Survey:
 
     def _look_at(self, point: Point) -> None:
         """Count one point, of a frame that nothing refuses, as legal, repeated, or refused with its reason."""
-        answer = self._recipe_at(point)
-        if isinstance(answer, Recipe) and answer in self._seen:
+        found = self._recipe_at(point)
+        if isinstance(found, Recipe) and found in self._seen:
             self.repeats += 1
             return
-        reason = answer if isinstance(answer, Reason) else why_illegal_in_frame(answer, self.problem)
+        reason = found if isinstance(found, Reason) else why_illegal_in_frame(found, self.problem)
         if reason is not None:
             self._refuse(reason)
-        elif isinstance(answer, Recipe):
-            self._seen.add(answer)
-            self.legal[point] = answer
+        elif isinstance(found, Recipe):
+            self._seen.add(found)
+            self.legal[point] = found
 
     def _recipe_at(self, point: Point) -> Recipe | Reason:
         return recipe_at(dict(zip(self.dimensions, point, strict=True)), self.problem)
 
     def _frame_at(self, point: Point) -> Recipe | Reason:
-        """The recipe of a frame's point, or the reason for which every point of the frame is refused."""
+        """Return the recipe of a frame's point, or the reason for which every point of the frame is refused."""
         recipe = self._recipe_at(point)
         if isinstance(recipe, Reason):
             return recipe

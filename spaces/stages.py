@@ -13,7 +13,7 @@ from frontrunner.spaces.recipe import V_SHAPED_SCHEDULES, Recipe
 
 
 def rank_of_stage(recipe: Recipe, stage: int) -> int:
-    """The pipeline rank that holds `stage`."""
+    """Return the pipeline rank that holds `stage`."""
     ranks = recipe.pipeline_parallel
     if recipe.schedule in V_SHAPED_SCHEDULES and stage >= ranks:
         return recipe.stages - 1 - stage
@@ -21,18 +21,18 @@ def rank_of_stage(recipe: Recipe, stage: int) -> int:
 
 
 def even_layers(layers: int, stages: int) -> tuple[int, ...]:
-    """How many layers each stage holds where the split is as even as possible: the first stages take the remainder."""
+    """Return the layers of each stage as evenly as possible: the first stages take the remainder."""
     size, remainder = divmod(layers, stages)
     return tuple(size + (stage < remainder) for stage in range(stages))
 
 
 def balanced_layers(recipe: Recipe, problem: Problem) -> tuple[int, ...]:
-    """How many layers each stage holds so that the busiest pipeline rank has as little to do as possible.
+    """Return how many layers each stage holds so that the busiest pipeline rank has as little to do as possible.
 
     What a rank has to do are the FLOPs of a step's micro-batch, recompute included, of its layers and, on the last
     stage, of the head. Among equals the busiest stage has the least to do, then the rank that holds most parameters
     (the embedding's and the head's count here) holds the fewest. Each stage holds at least one layer. Layers cost the
-    same, so that giving each in turn to whoever has least is optimal.
+    same, so that giving each in turn to the least busy is optimal.
 
     The recipe's own `layers_per_stage` is not looked at. It must not have more stages than the model has layers.
     """
@@ -80,7 +80,7 @@ def _balance(
 
 
 def _flops_per_token(recipe: Recipe, problem: Problem) -> tuple[float, float]:
-    """What one layer and the head compute for a token in a step, what is computed a second time included."""
+    """Return what one layer and the head compute for a token in a step, what is computed a second time included."""
     model = problem.model
     layer = (4.0 if recipe.recompute == "full" else 3.0) * model.layer_flops_per_token(problem.sequence_length)
     if recipe.feed_forward_tiles > 1:

@@ -142,7 +142,7 @@ def _expected(error: Mapping[str, Any]) -> str:
 
 
 def _value_at(place: Sequence[str | int], given: object, otherwise: object) -> object:
-    """The value at a place as it was written, a date included; else what pydantic saw."""
+    """Return the value at a place as it was written, a date included; else what pydantic saw."""
     value: Any = given
     for part in place:
         if not isinstance(value, dict | list):

@@ -1,33 +1,69 @@
-"""Where to begin with a model on a cluster: whether it fits, on how much, in which form, and at what price."""
+"""Recommend a starting configuration: does a model fit on a cluster, in which parallel layout, and at what price."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from frontrunner.evaluators.analytic import forms
+import numpy as np
+
 from frontrunner.evaluators.analytic.accuracy_bounds import Trust, trust_in
-from frontrunner.evaluators.analytic.estimates import Estimate, estimate_many
-from frontrunner.evaluators.analytic.forms import Form
+from frontrunner.evaluators.analytic.estimates import (
+    Estimate,
+    EstimateTable,
+    estimate_many,
+    plan,
+    why_nothing_legal,
+)
 from frontrunner.spaces.legality import why_illegal
-from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import DIMENSIONS, Choice, Recipe
+from frontrunner.spaces.problem import GlobalBatch, Problem
+from frontrunner.spaces.recipe import DIMENSIONS, RECOMPUTES, Choice, Recipe
 from frontrunner.spaces.space import Space
 
 WORTH_ITS_COMPLEXITY = 0.05
-"""A form is taken before a plainer one only if it is faster by more than this share; assumed."""
+"""A layout is preferred to a plainer one only if it is faster by more than this share; assumed."""
+MARGIN = 0.05
+"""Of a device's memory, left free by the recommended recipe where a layout has such a recipe; assumed."""
+LARGEST_MICRO_BATCH = 8
+TILES = {"loss_chunks": 8, "feed_forward_tiles": 4}
+"""What tiling is tried with; more pieces save little more, since the rest of a layer stays."""
 
-STATES = ("parameters", "gradients", "optimizer")
-ACTIVATIONS = ("activations", "logits", "working")
+ONE_COPY, PLAIN, OFFLOAD = "one copy", "plain data parallel", "offloaded ZeRO-3"
+
 TRAFFIC = ("tensor_parallel", "context_parallel", "pipeline_transfer", "data_parallel")
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneCopy:
-    """A whole copy of the model on one device, with one sequence at a time: what it needs, part by part.
+class ParallelLayout:
+    """One layout on `devices`: its recommended recipe, and how many legal ones there are.
 
-    `whole` keeps all activations, `recomputed` the layers' inputs alone.
+    The recipe is the fastest that leaves `MARGIN` of the memory free, else the fastest that fits, else the smallest;
+    `choices` single it out in a space. Where there is none, `reason` is why. `about` is what the layout does.
     """
+
+    name: str
+    devices: int
+    legal: int
+    estimate: Estimate | None
+    choices: Mapping[str, Choice]
+    reason: str | None
+    about: str
+
+    @property
+    def fits(self) -> bool:
+        """Whether its recipe fits."""
+        return self.estimate is not None and self.estimate.fits
+
+
+def speed(layout: ParallelLayout) -> float:
+    """Return the tokens/s of a layout's recipe, 0 where it does not fit."""
+    return layout.estimate.tokens_per_s if layout.estimate is not None and layout.fits else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneCopy:
+    """A copy of the model on one device, one sequence at a time: all activations kept, or only the layers' inputs."""
 
     whole: Estimate
     recomputed: Estimate
@@ -35,74 +71,81 @@ class OneCopy:
     @property
     def state_bytes(self) -> int:
         """Parameters, gradients and optimizer."""
-        return _sum(self.whole, STATES)
+        return _sum(self.whole, "parameters", "gradients", "optimizer")
 
     @property
     def activation_bytes_whole(self) -> int:
-        """Activations, logits and what a layer needs while it runs, of one sequence, all kept."""
-        return _sum(self.whole, ACTIVATIONS)
+        """Activations, logits and what a layer needs while it runs, of one sequence."""
+        return _sum(self.whole, "activations", "logits", "working")
 
     @property
     def activation_bytes_recomputed(self) -> int:
         """The same where each layer is run again."""
-        return _sum(self.recomputed, ACTIVATIONS)
+        return _sum(self.recomputed, "activations", "logits", "working")
+
+
+def _sum(found: Estimate, *names: str) -> int:
+    return int(sum(found.memory_parts_bytes[name] for name in names))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tiling:
-    """The recipe to begin with, and the same with its sequence in pieces through loss and feed-forward parts."""
+    """The recommended recipe, and the same with its sequence in pieces through loss and feed-forward parts."""
 
     base: Estimate
     tiled: Estimate
 
     @property
     def saved_bytes(self) -> int:
-        """What the fullest rank needs less."""
+        """The memory that tiling frees on the fullest rank."""
         return self.base.peak_memory_bytes - self.tiled.peak_memory_bytes
 
     @property
     def slower(self) -> float:
-        """By which share a step takes longer."""
+        """The share by which a step takes longer."""
         return self.tiled.step_time_s / self.base.step_time_s - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """The answer, with the estimates behind it.
+    """The recommendation, with the estimates behind it.
 
-    `one_node` is empty where the cluster is one node. `chosen` is the form to begin with, None where nothing fits;
+    `one_node` is empty where the cluster is one node. `chosen` is the recommended layout, None where nothing fits;
     `choices` name its recipe within the campaign's space, and `lacking` are those that the space does not list.
     """
 
     problem: Problem
     one_copy: OneCopy | None
-    one_device: tuple[Form, ...]
-    one_node: tuple[Form, ...]
-    whole_cluster: tuple[Form, ...]
-    chosen: Form | None
+    one_device: tuple[ParallelLayout, ...]
+    one_node: tuple[ParallelLayout, ...]
+    whole_cluster: tuple[ParallelLayout, ...]
+    chosen: ParallelLayout | None
     choices: Mapping[str, Choice]
     lacking: Mapping[str, Choice]
     tiling: Tiling | None
     trust: Trust
 
     @property
-    def fastest(self) -> Form | None:
-        """The fastest form on the whole cluster that fits."""
-        fitting = [form for form in self.whole_cluster if form.fits]
-        return max(fitting, key=_speed) if fitting else None
+    def fastest(self) -> ParallelLayout | None:
+        """The fastest layout on the whole cluster that fits."""
+        return max((layout for layout in self.whole_cluster if layout.fits), key=speed, default=None)
 
 
 def advise(space: Space, problem: Problem) -> Advice:
-    """Judge each form on one device, on one node and on the whole cluster, and choose.
+    """Estimate each layout on one device, on one node and on the whole cluster, and choose.
 
-    The forms are those of `forms.spaces`, whatever `space` lists: it only says how the recipe is named in its file.
+    The layouts are tried whatever `space` lists: it only decides how the recipe is named in its file.
     """
     cluster = problem.cluster
-    alone = forms.forms(problem, 1)
-    node = forms.forms(problem, cluster.devices_per_node) if cluster.nodes > 1 and cluster.devices_per_node > 1 else ()
-    everything = forms.forms(problem, cluster.devices) if cluster.devices > 1 else alone
+    alone = layouts(problem, 1)
+    node = layouts(problem, cluster.devices_per_node) if cluster.nodes > 1 and cluster.devices_per_node > 1 else ()
+    everything = layouts(problem, cluster.devices) if cluster.devices > 1 else alone
     chosen = choose(everything)
-    choices = {} if chosen is None else named_by(space, problem, chosen)
+    found = chosen.estimate if chosen is not None else None
+    own = space.dimensions(cluster)
+    choices = {} if chosen is None else _named_by(own, chosen)
+    estimates = [layout.estimate for layout in (*alone, *node, *everything) if layout.estimate is not None]
+    trust = trust_in(list(dict.fromkeys(estimate.recipe for estimate in estimates)), problem)
     return Advice(
         problem=problem,
         one_copy=_one_copy(problem),
@@ -111,56 +154,134 @@ def advise(space: Space, problem: Problem) -> Advice:
         whole_cluster=everything,
         chosen=chosen,
         choices=choices,
-        lacking=_lacking(space, problem, choices),
-        tiling=None if chosen is None else _tiling(chosen, problem),
-        trust=_trust(chosen, trust_in(_estimated((*alone, *node, *everything)), problem)),
+        lacking={key: value for key, value in choices.items() if value not in own[key]},
+        tiling=None if found is None else _tiling(found, problem),
+        trust=trust if found is None else replace(trust, expected_error=found.expected_error),
     )
 
 
-def _trust(chosen: Form | None, trust: Trust) -> Trust:
-    """That of the recipe to begin with, where there is one."""
-    if chosen is None or chosen.estimate is None:
-        return trust
-    return replace(trust, expected_error=chosen.estimate.expected_error)
+def choose(found: Sequence[ParallelLayout]) -> ParallelLayout | None:
+    """Return the plainest layout that fits and that no other outruns by more than `WORTH_ITS_COMPLEXITY`."""
+    best = max(map(speed, found), default=0.0)
+    good = (layout for layout in found if layout.fits and speed(layout) * (1 + WORTH_ITS_COMPLEXITY) >= best)
+    return next(good, None)
 
 
-def _estimated(found: tuple[Form, ...]) -> list[Recipe]:
-    return list(dict.fromkeys(form.estimate.recipe for form in found if form.estimate is not None))
+def layouts(problem: Problem, devices: int) -> tuple[ParallelLayout, ...]:
+    """Return every layout that this many of the cluster's devices leave room for, the plainest first."""
+    fixed = replace(problem, global_batch=one_batch(problem.global_batch, devices))
+    micro = tuple(size for size in divisors(fixed.global_batch.maximum) if size <= LARGEST_MICRO_BATCH)
+    base: dict[str, Any] = {"devices": (devices,), "micro_batch_seqs": micro, "recompute": RECOMPUTES}
+    return tuple(
+        _layout(name, about, Space(**base | choices), fixed)
+        for name, about, choices in _table(problem, devices)
+        if all(choices.values())
+    )
 
 
-def choose(found: tuple[Form, ...]) -> Form | None:
-    """The plainest form that fits and that no other outruns by more than `WORTH_ITS_COMPLEXITY`."""
-    fitting = [form for form in found if form.fits]
-    if not fitting:
-        return None
-    best = max(_speed(form) for form in fitting)
-    return next(form for form in fitting if _speed(form) * (1 + WORTH_ITS_COMPLEXITY) >= best)
+def _table(problem: Problem, devices: int) -> tuple[tuple[str, str, dict[str, tuple[Choice, ...]]], ...]:
+    """Return the layouts with what they do and their choices; one with an empty choice has no room."""
+    tiled: dict[str, tuple[Choice, ...]] = {name: (pieces,) for name, pieces in TILES.items()}
+    if devices == 1:
+        return (
+            (ONE_COPY, "no parallelism", {}),
+            ("one copy, tiled", "sequences in pieces, so that few activations are alive", tiled),
+        )
+    per_node = min(devices, problem.cluster.devices_per_node)
+    hybrid = (f"hybrid-{per_node}",) if 1 < per_node < devices else ()
+    ways = tuple(ways for ways in divisors(per_node) if ways > 1)
+    some = ("none", "zero-1", "zero-3")
+    pipeline: dict[str, tuple[Choice, ...]] = {
+        "pipeline_parallel": tuple(ranks for ranks in divisors(devices) if 1 < ranks <= problem.model.layers),
+        "schedule": ("1f1b", "interleaved-1f1b"),
+        "virtual_stages": (1, 2),
+        "sharding": ("none", "zero-1"),
+    }
+    zero_3: dict[str, tuple[Choice, ...]] = {"sharding": ("zero-3",)}
+    return (
+        (PLAIN, "each device holds a whole copy; only gradients travel, once per step", {}),
+        ("ZeRO-1", "optimizer states are sharded", {"sharding": ("zero-1",)}),
+        ("ZeRO-2", "gradients and optimizer states are sharded", {"sharding": ("zero-2",)}),
+        ("ZeRO-3 (FSDP)", "parameters are sharded too, and gathered layer by layer", zero_3),
+        ("ZeRO-3 within nodes", "as ZeRO-3; parameters never leave the node", {"sharding": hybrid}),
+        (
+            "tensor parallel",
+            "a node's devices share each layer's matrices, which divides states and activations",
+            {"tensor_parallel": ways, "sharding": some, "sequence_parallel": (False, True)},
+        ),
+        (
+            "context parallel",
+            "a node's devices share each sequence, which divides activations only",
+            {"context_parallel": ways, "sharding": some},
+        ),
+        (
+            "pipeline",
+            "each device holds some of the layers and passes activations on: little traffic",
+            pipeline,
+        ),
+        (
+            "tensor x pipeline (3D)",
+            "layers are shared within nodes and passed on between nodes, where links are slow",
+            pipeline | {"tensor_parallel": ways, "sequence_parallel": (True,)},
+        ),
+        ("tiled ZeRO-3", "as ZeRO-3, with sequences in pieces, so that few activations are alive", zero_3 | tiled),
+        (OFFLOAD, "as ZeRO-3, with the shards in the host's memory", zero_3 | {"offload": ("optimizer+parameters",)}),
+    )
 
 
-def named_by(space: Space, problem: Problem, form: Form) -> dict[str, Choice]:
-    """The choices that single the form's recipe out of the space, whose other dimensions have one value each."""
-    if form.estimate is None:
+def one_batch(batch: GlobalBatch, devices: int) -> GlobalBatch:
+    """Return the largest batch of a range that spreads evenly over the devices, else its largest."""
+    even = batch.maximum // devices * devices
+    chosen = even if even in batch and even > 0 else batch.maximum
+    return GlobalBatch(minimum=chosen, maximum=chosen)
+
+
+def divisors(number: int) -> list[int]:
+    """Return all divisors in rising order."""
+    small = [part for part in range(1, int(number**0.5) + 1) if number % part == 0]
+    return sorted({*small, *(number // part for part in small)})
+
+
+def _layout(name: str, about: str, space: Space, problem: Problem) -> ParallelLayout:
+    survey = space.survey(problem)
+    found = plan(survey.recipes, problem)
+    best = found.table[_recommended(found.table)] if len(found.table) else None
+    reason = None
+    if not survey.recipes:
+        _, reason = why_nothing_legal(survey)
+    elif best is None:
+        reason = f"not estimated: the formulas do not know {', '.join(found.not_modelled)}"
+    point = survey.points_by_recipe[best.recipe] if best else ()
+    return ParallelLayout(
+        name=name,
+        devices=space.devices[0],
+        legal=found.legal,
+        estimate=best,
+        choices=dict(zip(survey.dimensions, point, strict=False)),
+        reason=reason,
+        about=about,
+    )
+
+
+def _recommended(table: EstimateTable) -> int:
+    """Return the row of a layout's recipe; see `ParallelLayout`."""
+    limit = table.problem.cluster.memory_bytes_per_device
+    roomy = np.flatnonzero(table.peak_memory_bytes[table.order] <= (1 - MARGIN) * limit)
+    return int(table.order[roomy[0] if len(roomy) else 0])
+
+
+def _named_by(own: Mapping[str, tuple[Choice, ...]], layout: ParallelLayout) -> dict[str, Choice]:
+    """Return the choices that single the layout's recipe out of dimensions with more values, or with others."""
+    if layout.estimate is None:
         return {}
-    recipe, own = form.estimate.recipe, space.dimensions(problem.cluster)
-    wanted = dict(form.choices)
+    recipe, wanted = layout.estimate.recipe, dict(layout.choices)
     if "accumulation" in own:
         wanted["accumulation"] = recipe.accumulation
-    idle = _without_effect(recipe)
-    return {key: value for key, value in wanted.items() if own[key] != (value,) and key not in idle}
-
-
-def _without_effect(recipe: Recipe) -> set[str]:
-    """Return the dimensions whose values all give this recipe."""
-    return {name for name, one in DIMENSIONS.items() if not one.matters(recipe)}
-
-
-def _lacking(space: Space, problem: Problem, choices: Mapping[str, Choice]) -> dict[str, Choice]:
-    own = space.dimensions(problem.cluster)
-    return {key: value for key, value in choices.items() if value not in own[key]}
+    return {key: value for key, value in wanted.items() if own[key] != (value,) and DIMENSIONS[key].matters(recipe)}
 
 
 def _one_copy(problem: Problem) -> OneCopy | None:
-    """One sequence at a time on one device; None where no rule lets a device hold a copy."""
+    """Return one sequence at a time on one device; None where no rule lets a device hold a copy."""
     batch = problem.global_batch.maximum
     recipes = [
         Recipe(devices=1, micro_batch_seqs=1, accumulation=batch, recompute=recompute) for recompute in ("none", "full")
@@ -171,23 +292,13 @@ def _one_copy(problem: Problem) -> OneCopy | None:
     return OneCopy(whole=whole, recomputed=recomputed)
 
 
-def _tiling(form: Form, problem: Problem) -> Tiling | None:
-    if form.estimate is None or form.estimate.recipe.loss_chunks > 1:
+def _tiling(found: Estimate, problem: Problem) -> Tiling | None:
+    if found.recipe.loss_chunks > 1:
         return None
-    recipe = replace(form.estimate.recipe, loss_chunks=forms.LOSS_CHUNKS, feed_forward_tiles=forms.TILES)
-    if why_illegal(recipe, problem):
-        return None
-    return Tiling(base=form.estimate, tiled=estimate_many([recipe], problem)[0])
+    recipe = replace(found.recipe, **TILES)  # type: ignore[arg-type]
+    return None if why_illegal(recipe, problem) else Tiling(base=found, tiled=estimate_many([recipe], problem)[0])
 
 
 def traffic_s(found: Estimate) -> float:
-    """Seconds of a step that wait for other devices' data: beyond what computation hides."""
+    """Return the seconds of a step that wait for other devices' data, beyond what computation hides."""
     return sum(found.step_parts_s[name] for name in TRAFFIC)
-
-
-def _speed(form: Form) -> float:
-    return 0.0 if form.estimate is None else form.estimate.tokens_per_s
-
-
-def _sum(found: Estimate, names: tuple[str, ...]) -> int:
-    return int(sum(found.memory_parts_bytes[name] for name in names))

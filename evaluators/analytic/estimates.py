@@ -239,3 +239,28 @@ def _limit(step_parts: Mapping[str, float], step_time_s: float) -> str:
     others = {name: seconds for name, seconds in step_parts.items() if name != "compute"}
     largest = max(others, key=lambda name: others[name])
     return largest if others[largest] >= WORTH_NAMING * step_time_s else "compute"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownPlan:
+    """A plan as programs get it: without the estimates of all its recipes.
+
+    `fitting` of the `legal` recipes fit; `estimates` are the fastest of these, as many as requested, and `front`
+    those that no other beats in both speed and memory, both fastest first. `not_modelled` counts the legal recipes
+    that the formulas leave out, by reason. For `assumed`, `expected_error` and `remarks` see
+    `Trust`.
+    """
+
+    legal: int
+    fitting: int
+    not_modelled: Mapping[str, int]
+    memory_limit_bytes: int
+    assumed: tuple[str, ...]
+    expected_error: float
+    remarks: tuple[str, ...]
+    estimates: tuple[Estimate, ...]
+    front: tuple[Estimate, ...]
+
+    def fastest(self, top: int) -> tuple[Estimate, ...]:
+        """The first `top` recipes that fit, fastest first."""
+        return self.estimates[:top]

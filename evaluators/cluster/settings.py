@@ -61,31 +61,52 @@ _WORD = re.compile(r"[\w@%+=:,./&|*\[\]()-]+", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True)
 class DispatchSettings:
-    """The section [dispatch]; `docs/campaign-file.md` describes each key, and None is a missing one.
+    """Where probes run, and how nodes are requested. Keys that the backend or scheduler does not use are errors.
 
-    `backend` None is "local" for a cluster of one node, and "allocation" within a job of several nodes. `worker_init`
-    are lines of shell that each allocation runs first; they come from the campaign's own file only.
+    `worker_init` comes from the campaign's own file only.
     """
 
     backend: str | None = None
+    """`local`: this machine. `allocation`: the nodes of the job that the driver runs in (`salloc`, `qsub -I`, a
+    batch script). `parsl`: nodes requested from a batch system. By default `local` for one node, and `allocation`
+    for several where the driver runs in one."""
     scheduler: str | None = None
+    """`slurm`, `pbs` or `lsf`, for `parsl`."""
     account: str | None = None
+    """Account that is charged (`lsf`: the project)."""
     queue: str | None = None
+    """Queue; under Slurm the partition."""
     qos: str | None = None
+    """`slurm` only."""
     constraint: str | None = None
+    """`slurm` only."""
     walltime: str | None = None
+    """`"HH:MM:00"`, for `parsl`: how long an allocation is held; at least `probe.deadline_s` plus two minutes."""
     nodes_per_allocation: int | None = None
+    """Nodes of an allocation, by default those of the largest recipe; with more, probes run side by side."""
     allocations: int | None = None
+    """Allocations at a time, at most (by default 1); one that ends is replaced while probes wait."""
     processors_per_node: int | None = None
+    """Processors to request per node (`slurm`: `--cpus-per-task`; `pbs`: `ncpus`)."""
     scheduler_options: tuple[str, ...] = ()
+    """More lines for the head of the submit script, each with its `#SBATCH`, `#PBS` or `#BSUB`."""
     select_options: str | None = None
+    """`pbs` only: what follows `-l select=N:ncpus=M:`, as `ngpus=4`."""
     queue_limit_minutes: float | None = None
+    """The campaign pauses if an allocation waits longer in the queue."""
     driver_address: str | None = None
+    """Name or address of the driver's host, as compute nodes reach it."""
     launcher: str | None = None
+    """What starts a process per node: `srun`, `mpiexec` (MPICH's or Cray's), `mpirun` (Open MPI's), `flux`, or
+    `none` for one node; by default the scheduler's."""
     launcher_options: tuple[str, ...] = ()
+    """Arguments for the launcher."""
     worker_init: tuple[str, ...] = ()
+    """Lines of shell that an allocation runs first: modules, environments."""
     network_interface: str | None = None
+    """Interface that ranks communicate over, as `hsn0`."""
     lifeline_s: float | None = None
+    """The nodes of a probe end it when the driver has been silent for this long; at least 10, by default 60."""
 
     def __post_init__(self) -> None:
         if self.backend is not None:

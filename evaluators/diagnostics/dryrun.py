@@ -25,7 +25,7 @@ ENOUGH_WITHOUT_PIPELINE = 2
 """Micro-batches: one that makes the gradients, and the last, which adds to them and reduces them."""
 
 MOST_LAYER_PASSES = 256
-"""Layers x micro-batches of one trace; each takes some 0.1 s."""
+"""Layers x micro-batches of one trace; each takes about 0.1 s."""
 
 INTERLEAVED_SCHEDULES = ("interleaved-1f1b", "interleaved-zero-bubble")
 """Schedules that go in rounds of as many micro-batches as the pipeline has ranks."""
@@ -36,7 +36,7 @@ ALL_IN_FLIGHT = ("gpipe", "looped-bfs")
 
 @dataclass(frozen=True, kw_only=True)
 class DryRunPlan:
-    """A dry run ready to run.
+    """Dry run that is ready to run.
 
     `ranks` are traced, each over `micro_batches` of the step's. Where `extrapolated`, a second trace over twice as many
     says how much memory each further micro-batch takes.
@@ -79,7 +79,7 @@ def plan(
 
 
 def why_untraceable(recipe: Recipe) -> str | None:
-    """Why fake tensors cannot show this recipe's memory; None where they can."""
+    """Return why fake tensors cannot show this recipe's memory, None if they can."""
     reasons = {
         "only the torch engine's steps can be traced": recipe.engine != "torch",
         "torch.compile plans the memory of compiled layers itself": recipe.compile,
@@ -90,7 +90,7 @@ def why_untraceable(recipe: Recipe) -> str | None:
 
 
 def needed_micro_batches(recipe: Recipe) -> int:
-    """How many micro-batches of a step show its peak.
+    """Return how many micro-batches of a step show its peak.
 
     A pipeline that runs forward and backward passes in turn is full after as many micro-batches as it has stages. One
     more, of interleaved schedules one round of them, meets the gradients of the first; nothing grows from then on.
@@ -106,12 +106,12 @@ def needed_micro_batches(recipe: Recipe) -> int:
 
 
 def _few_micro_batches(recipe: Recipe) -> int:
-    """How many micro-batches to extrapolate from: GPipe's all cost alike, looped ones once each stage has had some."""
+    """Return how many micro-batches to extrapolate from: fewer for GPipe, whose micro-batches all cost the same."""
     return min(recipe.stages, 4) if recipe.schedule == "gpipe" else recipe.stages
 
 
 def layers_of_pipeline_ranks(recipe: Recipe, problem: Problem) -> list[int]:
-    """How many layers each rank of the pipeline holds, in all its stages."""
+    """Return the number of layers that each pipeline rank holds in all its stages."""
     held = [0] * recipe.pipeline_parallel
     counts = recipe.layers_per_stage or even_layers(problem.model.layers, recipe.stages)
     for stage, layers in enumerate(counts):
@@ -120,7 +120,7 @@ def layers_of_pipeline_ranks(recipe: Recipe, problem: Problem) -> list[int]:
 
 
 def worst_ranks(recipe: Recipe, problem: Problem) -> tuple[int, ...]:
-    """Of the first replica the first and the last rank of the pipeline, and the first with more layers than both.
+    """Return the first replica's first and last pipeline rank, and the first rank with more layers than both.
 
     The first rank has most micro-batches in flight and the embedding, the last one the head and the loss.
     """
@@ -133,7 +133,7 @@ def worst_ranks(recipe: Recipe, problem: Problem) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class TracedRank:
-    """One rank's training step, as it was traced.
+    """Traced training step of one rank.
 
     `memory_bytes` is what lives at the peak, by category. FLOPs are those of one step on this rank, a multiply-add
     counted as two: `recomputed_flops` are those of what is computed a second time, within flash attention's backward
@@ -168,7 +168,7 @@ class TracedRank:
 
 @dataclass(frozen=True, kw_only=True)
 class DryRun:
-    """A recipe's training step, traced without a device.
+    """Traced training step of a recipe.
 
     `ranks` are the traced ones, the one that needs most memory first. `micro_batches` of the recipe's accumulation were
     traced; where `extrapolated`, and twice as many, and the memory is what a line through both gives.
@@ -185,12 +185,12 @@ class DryRun:
 
     @property
     def worst(self) -> TracedRank:
-        """Of the traced ranks the one that needs most memory."""
+        """Traced rank that needs most memory."""
         return self.ranks[0]
 
     @property
     def peak_bytes(self) -> int:
-        """The peak of the worst rank."""
+        """Peak of the worst rank."""
         return self.worst.peak_bytes
 
     @property
@@ -214,7 +214,7 @@ Seen = dict[str, Any]
 
 
 def run(chosen: DryRunPlan) -> DryRun:
-    """Trace what the plan says, all ranks at the same time.
+    """Run a dry run, tracing all its ranks at the same time.
 
     Raises `FrontrunnerError` with the end of its output if a trace fails.
     """
@@ -241,7 +241,7 @@ def run(chosen: DryRunPlan) -> DryRun:
 
 
 def _trace(job: str, traces: Sequence[tuple[int, int]]) -> list[Seen]:
-    """What each trace of (rank, micro-batches) has seen; none is left running, whatever happens."""
+    """Return the output of each trace of (rank, micro-batches); none is left running, whatever happens."""
     deadline = time.monotonic() + DEADLINE_S
     with contextlib.ExitStack() as stack:
         children = [stack.enter_context(_child(job, rank, micro_batches)) for rank, micro_batches in traces]
@@ -269,7 +269,7 @@ def _child(job: str, rank: int, micro_batches: int) -> Iterator[subprocess.Popen
 
 
 def _hand_over(job: str, child: subprocess.Popen[str]) -> None:
-    """Write the job, which a pipe holds as a whole, to the child's input and close it: all children begin at once."""
+    """Write the job to the child's input and close it, so that all children start at once."""
     if child.stdin is not None:
         with contextlib.suppress(BrokenPipeError):  # it ended at once; why is in its other pipes
             child.stdin.write(job)
@@ -290,7 +290,7 @@ def _answer(child: subprocess.Popen[str], rank: int, timeout_s: float) -> Seen:
 
 
 def _extrapolated(few: Seen, many: Seen, chosen: DryRunPlan) -> Seen:
-    """The memory of all micro-batches, from traces of some and of twice as many."""
+    """Extrapolate the memory of all micro-batches from traces of some and of twice as many."""
     steps = chosen.recipe.accumulation / chosen.micro_batches - 1
     sizes = {
         category: max(0, round(size + steps * (many["memory_bytes"][category] - size)))
@@ -317,7 +317,7 @@ def _traced_rank(seen: Seen, chosen: DryRunPlan) -> TracedRank:
 
 
 def _by_formula(chosen: DryRunPlan, place: int, layers: int) -> float:
-    """3 x tokens of a rank x (layers x FLOPs of a layer + FLOPs of the head where it is) / tensor_parallel."""
+    """Return 3 x tokens of a rank x (layers x FLOPs of a layer + FLOPs of the head where it is) / tensor_parallel."""
     recipe, problem = chosen.recipe, chosen.problem
     forward = layers * problem.model.layer_flops_per_token(problem.sequence_length)
     if rank_of_stage(recipe, recipe.stages - 1) == place:

@@ -23,19 +23,19 @@ from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, require_at
 from frontrunner.spaces.recipe import Recipe
 
 PATIENCE = 4.0
-"""How many times longer than a probe a profile may take, and each of its steps: tracing and writing traces cost."""
+"""Times a probe's deadlines that a profile may take: tracing and writing traces cost time."""
 
 UNTRACED_STEPS = 5
-"""Measured before the profiler is on, where the campaign's probes are adaptive: so many show the usual step."""
+"""Measured before the profiler starts, if the campaign's probes are adaptive: enough to show the usual step."""
 MOST_STEPS = 50
-"""Traced steps: a trace takes megabytes a step and a rank."""
+"""Traced steps: a trace takes megabytes per step and rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileSettings:
-    """What is looked at: `steps` under torch's profiler and as many under pyinstrument, where that is installed.
+    """Settings of a profile: `steps` under torch's profiler and as many under pyinstrument, if it is installed.
 
-    `folder` None is a new one, by recipe, beside the campaign's probes.
+    `folder` None is a new one per recipe, next to the campaign's probes.
     """
 
     steps: int = 3
@@ -49,10 +49,10 @@ class ProfileSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfilePlan:
-    """A profile ready to run.
+    """Profile that is ready to run.
 
     `measured_step_time_s` is the median that the campaign's probes measured, None where none did. `differences` says
-    how this machine is not what they ran on. `samples_host` says whether pyinstrument is installed.
+    how this machine differs from what they ran on. `samples_host` says whether pyinstrument is installed.
     """
 
     recipe_id: str
@@ -93,7 +93,7 @@ def plan(
 
 
 def _patient(setup: ProbeSetup, recipe: Recipe) -> ProbeSetup:
-    """The campaign's setup with longer deadlines, for this recipe's engine alone."""
+    """Return the campaign's setup with longer deadlines, only for this recipe's engine."""
     probe = setup.probe
     patient = replace(
         probe,
@@ -105,7 +105,7 @@ def _patient(setup: ProbeSetup, recipe: Recipe) -> ProbeSetup:
 
 
 def _folder(named: Path | None, usual: Path) -> Path:
-    """The named folder, or the first of usual/1, usual/2, ... that is free."""
+    """Return the named folder, or the first of usual/1, usual/2, ... that is free."""
     if named is not None:
         if named.exists() and (not named.is_dir() or any(named.iterdir())):
             raise InvalidInput(f"{named} is there already and not an empty folder", hint="choose another --folder")
@@ -143,12 +143,12 @@ def join_traces(traces: Sequence[Path], joined: Path) -> None:
 
 
 def _spans_and_names(trace: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What lies in real processes and devices; the profiler's own marks have words for processes."""
+    """Return whether an event is of a real process or device; the profiler's own marks have text as process ids."""
     return (event for event in trace["traceEvents"] if event.get("ph") in ("X", "M") and isinstance(event["pid"], int))
 
 
 def _told(event: dict[str, Any], rank: int) -> dict[str, Any]:
-    """What of an event says which rank it is of."""
+    """Return the fields of an event that name its rank."""
     if event["name"] == "process_name":
         return {"args": {"name": f"rank {rank}: {event['args']['name']}"}}
     return {"args": {"sort_index": rank}} if event["name"] == "process_sort_index" else {}
@@ -158,12 +158,12 @@ POLL_S = 1.0
 ORDER = "profile"
 
 OnProgress = Callable[[Progress], None]
-"""Called every second with how far the ranks have come."""
+"""Called every second with the progress of the ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileReport:
-    """Where the time of a recipe's steps went, by rank.
+    """Time of a recipe's steps by part and rank.
 
     `step_time_s_untraced` is the median of the same run's steps before the profiler was on, `measured_step_time_s`
     that of the campaign's probes, None where none measured it. `joined_trace` holds all ranks' `traces`. `host_trees`
@@ -185,17 +185,17 @@ class ProfileReport:
 
     @property
     def mean(self) -> Breakdown:
-        """The mean over all ranks."""
+        """Mean over all ranks."""
         return mean(self.ranks)
 
     @property
     def slowest_rank(self) -> int:
-        """The rank that waits least: the others' steps end together with its own because they wait for it."""
+        """Rank that waits least: the others' steps end together with its own because they wait for it."""
         return min(range(len(self.ranks)), key=lambda rank: self.ranks[rank].waiting_s)
 
     @property
     def stages(self) -> Mapping[int, Breakdown]:
-        """The mean over the ranks of each place in the pipeline."""
+        """Mean over the ranks of each pipeline stage."""
         places: dict[int, list[Breakdown]] = {place: [] for place in range(self.recipe.pipeline_parallel)}
         for rank, found in enumerate(self.ranks):
             places[self.recipe.pipeline_rank(rank)].append(found)
@@ -241,7 +241,7 @@ def run(chosen: ProfilePlan, on_progress: OnProgress | None = None) -> ProfileRe
 
 
 def _take(folder: Path) -> None:
-    """Make the folder this run's own: of two that begin at once only one makes the job file."""
+    """Claim the folder for this run: of two that start at once only one creates the job file."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         (folder / "job.json").touch(exist_ok=False)

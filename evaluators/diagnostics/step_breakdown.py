@@ -1,4 +1,4 @@
-"""From what a rank did when, to the parts that its steps' time falls into.
+"""Breakdown of a rank's step time into parts.
 
 At each moment of a step exactly one thing counts: what the rank's device computes; else what it waits for; else what
 the host is known to do; else it is idle. The parts therefore sum to the step's time. Communication that runs while
@@ -16,7 +16,7 @@ Span = tuple[float, float]
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
-    """The time that any of the spans covers."""
+    """Return the time that any of the spans covers."""
     found: list[Span] = []
     for start, end in sorted(spans):
         if end <= start:
@@ -29,7 +29,7 @@ def merged(spans: Iterable[Span]) -> list[Span]:
 
 
 def intersection(one: list[Span], other: list[Span]) -> list[Span]:
-    """The time that is in both."""
+    """Return the time that is in both."""
     found: list[Span] = []
     i = j = 0
     while i < len(one) and j < len(other):
@@ -44,18 +44,18 @@ def intersection(one: list[Span], other: list[Span]) -> list[Span]:
 
 
 def difference(one: list[Span], other: list[Span]) -> list[Span]:
-    """The time that is in `one` and not in `other`."""
+    """Return the time that is in `one` and not in `other`."""
     edges = [-math.inf, *(edge for span in other for edge in span), math.inf]
     return intersection(one, list(zip(edges[::2], edges[1::2], strict=True)))
 
 
 def total(spans: Iterable[Span]) -> float:
-    """The sum of the lengths."""
+    """Return the sum of the lengths."""
     return sum(end - start for start, end in spans)
 
 
 class Part(StrEnum):
-    """What a moment of a step may go to.
+    """Part of a step's time.
 
     Of several at once the earlier here counts. Sends come last of the communication: they stay in flight until the
     other stage takes them, while the rank waits for something else.
@@ -76,13 +76,13 @@ class Part(StrEnum):
 
     @property
     def moves_data(self) -> bool:
-        """Whether it is communication, or a copy between host and device."""
+        """Whether this is communication, or a copy between host and device."""
         return self not in (Part.OPTIMIZER, Part.DATA, Part.COMPUTE, Part.IDLE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Activity:
-    """A span of time, in microseconds, that goes to a part."""
+    """Span of time, in microseconds, of one part."""
 
     part: Part
     start_us: float
@@ -96,10 +96,10 @@ class Activity:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """What one rank did in the steps of its trace.
+    """Activities of one rank in the steps of its trace.
 
     `busy` is what its device computed, `moving` the communication that was in flight, `waiting` the part of it that
-    the rank could do nothing beside (on an accelerator all of it), and `hosting` what its host was at.
+    the rank waited for (on an accelerator all of it), and `hosting` what its host did.
     """
 
     steps: tuple[Span, ...]
@@ -127,7 +127,7 @@ class Breakdown:
 
 
 def break_down(timeline: Timeline) -> Breakdown:
-    """Share each step's time out to its parts."""
+    """Assign each moment of the steps to one part."""
     steps = merged(timeline.steps)
     layers = [_by_part(activities) for activities in (timeline.busy, timeline.waiting, timeline.hosting)]
     unit_us = 1e6 * len(timeline.steps)
@@ -144,7 +144,7 @@ def break_down(timeline: Timeline) -> Breakdown:
 
 
 def mean(breakdowns: Iterable[Breakdown]) -> Breakdown:
-    """The mean over ranks; parts still sum to the step's time."""
+    """Return the mean over ranks; parts still sum to the step's time."""
     every = tuple(breakdowns)
 
     def over(tables: Iterable[Mapping[Part, float]]) -> dict[Part, float]:
@@ -159,7 +159,7 @@ def mean(breakdowns: Iterable[Breakdown]) -> Breakdown:
 
 
 def _by_part(activities: Iterable[Activity]) -> dict[Part, list[Span]]:
-    """The spans of each part, merged, in the order in which parts count."""
+    """Return the merged spans of each part, in order of precedence."""
     found: dict[Part, list[Span]] = {part: [] for part in Part}
     for activity in activities:
         found[activity.part].append(activity.span)

@@ -27,7 +27,7 @@ OPERATOR = "cpu_op"
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One span of a trace. `correlation` joins what a device did to the host's call that asked for it."""
+    """Span of a trace. `correlation` links what a device did to the host's call that launched it."""
 
     name: str
     category: str
@@ -39,21 +39,21 @@ class Event:
 
 
 def read_trace(path: Path) -> dict[str, Any]:
-    """A gzipped Chrome trace, as it is.
+    """Read a gzipped Chrome trace.
 
     Raises:
-        ValueError: the file is no such trace.
+        ValueError: the file is not a Chrome trace.
         OSError: it cannot be read.
     """
     with gzip.open(path, "rt", encoding="utf-8") as file:
         document = json.load(file)
     if not (isinstance(document, dict) and isinstance(document.get("traceEvents"), list)):
-        raise ValueError(f"{path} is no Chrome trace: it has no traceEvents")  # noqa: TRY004 - a file, not a caller
+        raise ValueError(f"{path} is not a Chrome trace: it has no traceEvents")  # noqa: TRY004 - a file, not a caller
     return document
 
 
 def read_events(path: Path) -> list[Event]:
-    """The spans of a gzipped Chrome trace; raises as `read_trace` does."""
+    """Return the spans of a gzipped Chrome trace; raise as `read_trace` does."""
     events = read_trace(path)["traceEvents"]
     return [_event(table) for table in events if table.get("ph") == "X" and "dur" in table]
 
@@ -72,12 +72,12 @@ def _event(table: dict[str, Any]) -> Event:
 
 
 def is_step(event: Event) -> bool:
-    """Whether the event is a step, on the thread that ran it."""
+    """Return whether the event is a step, on the thread that ran it."""
     return event.category == ANNOTATION and event.name == STEP_RANGE
 
 
 def host_ranges(events: Iterable[Event]) -> list[Activity]:
-    """The optimizer's steps and the reading of data, as the host went through them."""
+    """Return the optimizer's steps and the reading of data on the host."""
     ranges = []
     for event in events:
         part = host_part(event.name) if event.category == ANNOTATION else None
@@ -87,13 +87,13 @@ def host_ranges(events: Iterable[Event]) -> list[Activity]:
 
 
 def part_at(time_us: float, ranges: Iterable[Activity]) -> Part:
-    """What is computed for the host's range that a moment lies in; outside of them the model."""
+    """Return the part of the host's range that contains a moment; outside of all ranges, the model."""
     found = (each.part for each in ranges if each.start_us <= time_us < each.end_us)
     return next(found, Part.COMPUTE)
 
 
 def activity(part: Part, event: Event) -> Activity:
-    """The event as an activity."""
+    """Return the event as an activity."""
     return Activity(part=part, start_us=event.start_us, end_us=event.end_us)
 
 
@@ -116,25 +116,25 @@ _WORDS = (
 
 
 def collective_part(name: str) -> Part:
-    """The kind of a collective, from the name of a call (`c10d::allreduce_`), of what is in flight, or of a kernel."""
+    """Return the kind of a collective from the name of a call (`c10d::allreduce_`), an event in flight, or a kernel."""
     letters = "".join(character for character in name.lower() if character.isalpha())
     return next((part for word, part in _WORDS if word in letters), Part.OTHER_COLLECTIVE)
 
 
 def is_collective_call(operator: str) -> bool:
-    """Whether a host's operator starts a collective."""
+    """Return whether a host's operator starts a collective."""
     namespace, _, rest = operator.partition("::")
     return namespace in COLLECTIVE_NAMESPACES and rest != WAIT_OPERATOR and "wrap_tensor" not in rest
 
 
 def is_collective_kernel(kernel: str) -> bool:
-    """Whether a device's kernel is the collective library's."""
+    """Return whether a device's kernel is the collective library's."""
     lower = kernel.lower()
     return any(library in lower for library in COLLECTIVE_LIBRARIES)
 
 
 def is_computing(operator: str) -> bool:
-    """Whether the self time of a host's operator is computing, where the host is the device.
+    """Return whether the self time of a host's operator is computing, if the host is the device.
 
     It is that of the operators of torch and its extensions (`aten::mm`) and of compiled regions. Nodes of autograd,
     functions written in Python and collectives hold others' time and their own waiting.
@@ -146,18 +146,18 @@ def is_computing(operator: str) -> bool:
 
 
 def host_part(annotation: str) -> Part | None:
-    """The part that a range of the host's names: torch marks each optimizer's step, the trainer its data."""
+    """Return the part that a range of the host names: torch marks each optimizer's step, the trainer its data."""
     if annotation.startswith("Optimizer."):
         return Part.OPTIMIZER
     return Part.DATA if annotation == DATA_RANGE else None
 
 
 UNSEEN_WAITS = "DistributedDataParallel.forward"
-"""Where this is in a trace, some waits are in C++ and not recorded."""
+"""A trace with this has waits in C++ that are not recorded."""
 
 
 def host_timeline(events: Sequence[Event]) -> Timeline:
-    """What the rank did in the steps of its trace, which must hold one."""
+    """Return the timeline of a rank whose device is a CPU; its trace must contain a step."""
     thread = next(event.thread for event in events if is_step(event))
     own = [event for event in events if event.thread == thread]
     ranges = host_ranges(own)
@@ -172,7 +172,7 @@ def host_timeline(events: Sequence[Event]) -> Timeline:
 
 
 def in_flight(events: Iterable[Event]) -> list[Activity]:
-    """The collectives of gloo, each of the kind that was asked for.
+    """Return the collectives of gloo, each of the kind that was called.
 
     An all-reduce of gloo's may be torch's reduce-scatter. Each is taken for the first call, not yet taken, that may
     have asked for it.
@@ -198,12 +198,12 @@ def _busy(own: Iterable[Event], ranges: Sequence[Activity]) -> Iterable[Activity
 
 
 def _may_hold(event: Event) -> bool:
-    """Whether an annotation takes time from the operators around it: a wait, or a compiled region."""
+    """Return whether an annotation takes time from the operators around it: a wait, or a compiled region."""
     return event.category == ANNOTATION and (event.name == WAIT_RANGE or "Compiled" in event.name)
 
 
 def _waiting(own: Sequence[Event], moving: Sequence[Activity]) -> Iterable[Activity]:
-    """The time in which the thread called a collective or waited for one."""
+    """Yield the time in which the thread called a collective or waited for one."""
     if any(event.name == UNSEEN_WAITS for event in own):
         yield from moving
     calls = [
@@ -231,7 +231,7 @@ def _is_wait(event: Event) -> bool:
 
 @dataclass(kw_only=True)
 class _Open:
-    """An event that has begun: the time of its own so far, and where that goes on."""
+    """Open event: its own time so far, and where that continues."""
 
     event: Event
     goes_on_us: float
@@ -240,7 +240,7 @@ class _Open:
 
 
 def self_times(events: Iterable[Event]) -> Iterable[tuple[Event, list[Span]]]:
-    """Each of one thread's nested events with the time in which none of those within it ran.
+    """Yield each of one thread's nested events with the time in which none of the events inside it ran.
 
     One that holds another of the same name is left out: it is the dispatch, in Python, of an operator on a tensor
     that is spread over ranks.
@@ -274,17 +274,17 @@ def _start(event: Event) -> float:
 
 DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 LAUNCH_CATEGORIES = ("_runtime", "_driver")
-"""How the categories end of the host's calls that start something on a device (`cuda_runtime`)."""
+"""Suffixes of the categories of host calls that launch work on a device (`cuda_runtime`)."""
 
 
 def timeline(events: Sequence[Event]) -> Timeline:
-    """What the rank did in the steps that the trace holds.
+    """Return the timeline of a rank's events.
 
     Raises:
-        ValueError: it holds none.
+        ValueError: the trace contains no step.
     """
     if not any(is_step(event) for event in events):
-        raise ValueError(f"the trace holds no step: no range {STEP_RANGE}")
+        raise ValueError(f"the trace contains no step: no range {STEP_RANGE}")
     if any(event.category in DEVICE_CATEGORIES for event in events):
         return _device_timeline(events)
     return host_timeline(events)
@@ -315,7 +315,7 @@ def _device_timeline(events: Sequence[Event]) -> Timeline:
 
 
 def _kernel_part(event: Event) -> Part:
-    """By the kernel's name, or (ROCm's kernels have one name for all) by what torch says of it."""
+    """Return the part by the kernel's name, or by torch's label (ROCm's kernels share one name)."""
     part = collective_part(event.name)
     return collective_part(event.collective) if part == Part.OTHER_COLLECTIVE else part
 

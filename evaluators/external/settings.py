@@ -19,20 +19,26 @@ PASSED_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\*?", re.ASCII)
 class CommandSettings:
     """The trainer's command and its log format; see docs/other-trainers.md.
 
-    `arguments` is the template of an argument list. `trainer` names a ready-made trainer, which fills the field
-    `{trainer_arguments}`; `log` names the ready-made trainer whose log format the command writes, if that is another.
-    `log_patterns` are regular expressions that come before those of the ready-made one. The command starts in `folder`.
-    From the driver's environment it gets the variables of `pass_environment` (a name that ends in `*` passes all with
-    that prefix), and then those of `environment`.
+    `log_patterns` come before those of the ready-made trainer, and `environment` after `pass_environment`.
     """
 
     arguments: tuple[str, ...] = ()
+    """The program and its arguments, with [fields](other-trainers.md#the-arguments) of the recipe as
+    `{tensor_parallel}`."""
     trainer: str | None = None
+    """A ready-made trainer, which fills `{trainer_arguments}` and reads its log: `megatron-lm`,
+    `megatron-deepspeed`, `deepspeed`, `nemo`, `torchtitan`, `nanotron` or `accelerate`."""
     log: str | None = None
+    """The ready-made trainer whose log the command writes, where that is another."""
     log_patterns: tuple[str, ...] = ()
+    """Regular expressions with named groups that find step times, losses, peaks and rates in the log: see
+    [patterns](other-trainers.md#patterns)."""
     folder: str | None = None
+    """Folder that the command starts in, relative to the campaign file; by default the file's own."""
     pass_environment: tuple[str, ...] = PASSED
+    """Environment variables that the command inherits; `SLURM_*` passes all that begin so."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that are set for it; fields may be used."""
 
     def __post_init__(self) -> None:
         for text in (*self.arguments, *self.environment.values(), self.folder or ""):

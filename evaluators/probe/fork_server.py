@@ -138,15 +138,15 @@ class ForkServer:
 def _run(request: dict[str, Any], rank: int, rendezvous: Path) -> int:
     from frontrunner.evaluators.trainer.entry import run_rank
     from frontrunner.evaluators.trainer.job import Job
-    from frontrunner.evaluators.trainer.rendezvous import tell_local_place
+    from frontrunner.evaluators.trainer.rendezvous import set_local_rank_env
 
     job = Job.from_json(Path(request["job"]).read_text(encoding="utf-8"))
     init_method, first = f"file://{rendezvous / request['start']}", 0
     if "ranks" in request:
-        from frontrunner.evaluators.trainer.rendezvous import meeting_at
+        from frontrunner.evaluators.trainer.rendezvous import rendezvous_url
 
-        init_method, first = meeting_at(Path(request["meeting"])), request["ranks"][0]
-    tell_local_place(rank - first, len(request.get("ranks", range(request["world_size"]))))
+        init_method, first = rendezvous_url(Path(request["meeting"])), request["ranks"][0]
+    set_local_rank_env(rank - first, len(request.get("ranks", range(request["world_size"]))))
     try:
         run_rank(job, rank=rank, world_size=request["world_size"], init_method=init_method, local_rank=rank - first)
     except SystemExit as ending:

@@ -99,9 +99,7 @@ def refuse_missing_engines(engines: Sequence[str]) -> None:
     """Raise `InvalidInput` if an engine is an optional package that is not installed."""
     for engine in engines:
         if engine == "deepspeed" and find_spec(engine) is None:
-            raise bad_value(
-                "space.engine", engine, "an engine that is installed", hint="pip install 'frontrunner[deepspeed]'"
-            )
+            raise bad_value("space.engine", engine, "an engine that is installed", hint="pip install deepspeed")
 
 
 def _refuse_other_devices(cluster: Cluster) -> None:

@@ -13,25 +13,32 @@ TORCH_DEVICES = {"cpu": "cpu", "cuda": "cuda", "rocm": "cuda", "xpu": "xpu"}
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeSettings:
-    """Settings for measuring one recipe.
+    """How one recipe is measured.
 
-    A probe ends when its step time is known to `precision` (half the width of a 95 % confidence interval over the
-    median), is clearly above that of the campaign's best recipe, or after `max_steps`. It takes at least
-    `warm_up_steps` and `min_measured_steps`. With `measured_steps` it takes exactly `warm_up_steps` and those.
-
-    `deadline_s` bounds a whole probe; `step_deadline_s` the time without a finished step, after which the ranks count
-    as hung.
+    A probe ends when its step time is known to `precision`, is clearly above that of the campaign's best recipe, or is
+    still too noisy after `max_steps`.
     """
 
     warm_up_steps: int = 2
+    """Steps left out before the measurement, at least; later steps are left out too while they are slower than those
+    after them allow."""
     measured_steps: int | None = None
+    """Measure exactly this many steps after exactly `warm_up_steps`; the next three keys then do not apply."""
     min_measured_steps: int = 3
+    """Steps measured at least, however slow the recipe; at least 2."""
     max_steps: int = 15
+    """Steps of a probe at most, warm-up included."""
     precision: float = 0.03
+    """A probe ends when its step time is known to this: half the width of a 95 % confidence interval over the
+    median."""
     deadline_s: float = 300.0
+    """A probe that takes longer is `too-slow`."""
     step_deadline_s: float = 120.0
+    """A probe without progress for this long is `hung`."""
     optimizer: str = "adamw"
+    """`adamw` or `sgd`."""
     learning_rate: float = 3e-4
+    """Constant during a probe."""
 
     def __post_init__(self) -> None:
         require_at_least("probe", 0, warm_up_steps=self.warm_up_steps)
@@ -67,3 +74,5 @@ class DataSettings:
     """Training text: a `.bin` file of tokens, any other file read as bytes, or None for the built-in text."""
 
     path: str | None = None
+    """A `.bin` file of token ids (uint16; uint32 for vocabularies above 65,536), or any other file, read as one
+    token per byte. Relative to the campaign file; by default a built-in text."""

@@ -12,7 +12,9 @@ class TableSettings:
     """The CSV file of `evaluator = "table"`, and one of its problems by name where several fit the campaign's."""
 
     path: str | None = None
+    """The CSV file, relative to the campaign file."""
     problem: str | None = None
+    """The table's problem by name (`model seq gbs hardware gpus`), needed where several match the campaign."""
 
     def __post_init__(self) -> None:
         for key, value in (("path", self.path), ("problem", self.problem)):

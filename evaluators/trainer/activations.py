@@ -1,7 +1,4 @@
-"""Activation recomputation: what a block keeps for the backward pass and what it computes again.
-
-Activations in the host's memory: moved there after the forward pass, brought back for the backward pass.
-"""
+"""Memory of activations: computed again in the backward pass, or kept in the host's memory."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -31,7 +28,7 @@ _KEPT_OPERATORS = (
 
 
 def checkpointed(recompute: str) -> Checkpointed | None:
-    """How a block is to be run so that it keeps only what `recompute` says; None keeps everything."""
+    """Return how a block is to be run so that it keeps only what `recompute` says; None keeps everything."""
     if recompute == "none":
         return None
     if recompute == "full":
@@ -66,7 +63,7 @@ def _kept_operators() -> frozenset[Any]:
 
 
 def activations_on_host(parameters: Iterable[nn.Parameter]) -> saved_tensors_hooks:
-    """Where a forward pass must run so that what it keeps for the backward pass lies in the host's memory.
+    """Return where a forward pass must run so that what it keeps for the backward pass lies in the host's memory.
 
     The `parameters` that the forward pass uses, and views of them, stay where they are: they need no second copy.
     Under FSDP2 they must be the gathered ones, as they are inside a module's forward.

@@ -30,7 +30,7 @@ class Checkpoints:
         self._device = device
 
     def path_of(self, step: int) -> Path:
-        """Where the checkpoint of `step` is, if it is complete."""
+        """Return where the checkpoint of `step` is, if it is complete."""
         return self._folder / f"step-{step:08d}"
 
     def save(self, stepper: Stepper, step: int) -> Path:

@@ -24,9 +24,8 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.distributed_c10d import _get_default_group
 
 from frontrunner.evaluators.trainer.calibration.clock import Cell, Clock, Operation
-from frontrunner.evaluators.trainer.calibration.collectives import Level, collective_cells
-from frontrunner.evaluators.trainer.calibration.order import BACKENDS
-from frontrunner.evaluators.trainer.rendezvous import tell_local_place, use_one_thread_per_group
+from frontrunner.evaluators.trainer.calibration.collectives import BACKENDS, Level, collective_cells
+from frontrunner.evaluators.trainer.rendezvous import set_local_rank_env, use_one_thread_per_group
 
 PREFIX = "frontrunner-doctor"
 """Of every key: under torchrun the store is torchrun's own."""
@@ -249,7 +248,7 @@ def main() -> None:
     """Wait for the others, run the rounds with them, and report."""
     order = Order(**json.loads(sys.stdin.read()))
     use_one_thread_per_group()
-    tell_local_place(order.local_rank, order.local_world_size)
+    set_local_rank_env(order.local_rank, order.local_world_size)
     device = _device(order)
     progress = Progress(order)
     progress.arrive()

@@ -18,7 +18,7 @@ class Batch:
     targets: torch.Tensor
 
     def to(self, device: torch.device) -> "Batch":
-        """The same batch on `device`; an accelerator's copy goes on while this process does."""
+        """Return the same batch on `device`; an accelerator's copy goes on while this process does."""
         if device.type == "cpu":
             return self
         pinned = self.inputs.pin_memory(), self.targets.pin_memory()
@@ -26,11 +26,11 @@ class Batch:
         return Batch(inputs=inputs, targets=targets)
 
     def at(self, positions: slice) -> "Batch":
-        """Those positions of every sequence, contiguous in memory."""
+        """Return those positions of every sequence, contiguous in memory."""
         return Batch(inputs=self.inputs[:, positions].contiguous(), targets=self.targets[:, positions].contiguous())
 
     def split(self, sequences: int) -> Iterator["Batch"]:
-        """The batch in micro-batches of `sequences`."""
+        """Return the batch in micro-batches of `sequences`."""
         parts = torch.split(self.inputs, sequences), torch.split(self.targets, sequences)
         for inputs, targets in zip(*parts, strict=True):
             yield Batch(inputs=inputs, targets=targets)
@@ -58,12 +58,12 @@ class TokenFile:
             )
 
     def training_batch(self, step: int, *, sequences: slice, global_batch_seqs: int) -> Batch:
-        """The part `sequences` of the global batch of `step`: each sequence starts at a seeded random place."""
+        """Return the part `sequences` of the global batch of `step`: each sequence starts at a seeded random place."""
         starts = self._draw(step, 0, self._held_out_start, global_batch_seqs)
         return self._batch(starts[sequences])
 
     def evaluation_batch(self, number: int, *, sequences: slice, global_batch_seqs: int) -> Batch:
-        """The part `sequences` of a held-out batch; the same `number` is the same batch at every evaluation."""
+        """Return the part `sequences` of a held-out batch; the same `number` is the same batch at every evaluation."""
         starts = self._draw(number, self._held_out_start, len(self._tokens), global_batch_seqs)
         return self._batch(starts[sequences])
 

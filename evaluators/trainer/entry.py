@@ -1,4 +1,4 @@
-"""How a rank starts and ends, whoever starts it: a fork server, torchrun, or a plain command."""
+"""Start and end of a rank, under a fork server, torchrun or a plain command."""
 
 import datetime as dt
 import os
@@ -22,7 +22,7 @@ from frontrunner.evaluators.trainer.memory import as_memory_error, limit_memory
 from frontrunner.evaluators.trainer.precision import LossScale
 from frontrunner.evaluators.trainer.probe_loop import run_probe, run_profile
 from frontrunner.evaluators.trainer.rendezvous import use_one_thread_per_group
-from frontrunner.evaluators.trainer.run_context import Session
+from frontrunner.evaluators.trainer.run_context import RunContext
 from frontrunner.evaluators.trainer.torch_engine import build_engine
 from frontrunner.evaluators.trainer.train_step import Stepper, TorchStepper
 from frontrunner.evaluators.trainer.training_loop import run_training
@@ -97,15 +97,15 @@ class _Runner:
         )
         self._phase = "building"
         with self._open_log() as log:
-            session = self._build(log, start)
-            log.write("built", time_s=session.build_time_s)
+            context = self._build(log, start)
+            log.write("built", time_s=context.build_time_s)
             self._phase = "stepping"
             if self._job.mode == "train" and self._job.train is not None:
-                run_training(session, self._job.train)
+                run_training(context, self._job.train)
             elif self._job.probe is not None:
-                steps_done = run_probe(session, self._job.probe)
+                steps_done = run_probe(context, self._job.probe)
                 if self._job.profile is not None:
-                    run_profile(session, self._job.profile, steps_done=steps_done)
+                    run_profile(context, self._job.profile, steps_done=steps_done)
         dist.destroy_process_group()
 
     def write_error(self, error: Exception) -> None:
@@ -120,7 +120,7 @@ class _Runner:
         write_json(self._error_path, document)
 
     def _remove_old_outcome(self) -> None:
-        """What an earlier start in the same folder came to must not be taken for this one's outcome."""
+        """Remove the outcome of an earlier start in the same folder."""
         self._error_path.unlink(missing_ok=True)
         if self._rank == 0:
             (self._folder / "result.json").unlink(missing_ok=True)
@@ -139,14 +139,14 @@ class _Runner:
         if self._job.memory_limit_bytes_per_rank is not None:
             limit_memory(self._device, self._job.memory_limit_bytes_per_rank)
 
-    def _build(self, log: ProgressLog, start: float) -> Session:
+    def _build(self, log: ProgressLog, start: float) -> RunContext:
         job = self._job
         layout = make_layout(job.recipe, device_type=job.device)
         data = TokenFile(job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed)
         stepper = _build_stepper(job, layout, data, self._device)
         # All ranks begin the first step together, so that its time is not another rank's build.
         dist.all_reduce(torch.zeros(1, device=self._device))
-        return Session(
+        return RunContext(
             job=job,
             rank=self._rank,
             device=self._device,
@@ -157,7 +157,7 @@ class _Runner:
 
 
 def _build_stepper(job: Job, layout: Layout, data: TokenFile, device: torch.device) -> Stepper:
-    """The recipe's engine over this rank's part of the model."""
+    """Return the recipe's engine over this rank's part of the model."""
     if job.recipe.engine == "deepspeed":
         from frontrunner.evaluators.trainer.deepspeed_engine.stepper import DeepSpeedStepper
 

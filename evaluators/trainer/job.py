@@ -1,8 +1,8 @@
-"""The job file: everything the ranks of one training run need to know, as frozen values.
+"""The job file: everything that the ranks of one training run need to know, as frozen values.
 
-A job travels as JSON from whoever starts the ranks to each rank. Reading is strict: an unknown key, a missing key or a
-value of another type raises ValueError with the key's full name, so a job written by another version is refused
-instead of being half understood. Only a key with a default may be missing. This module imports neither torch nor numpy.
+A job travels as JSON from the process that starts the ranks to each rank. Reading is strict: an unknown key, a missing
+key or a value of another type raises ValueError with the key's full name, so a job written by another version is
+refused. Only a key with a default may be missing. This module imports neither torch nor numpy.
 """
 
 import dataclasses
@@ -75,7 +75,7 @@ class Adaptive:
 class Probe:
     """How long a probe trains: warm-up steps are run and timed apart, measured steps count.
 
-    An adaptive probe takes at most so many, and decides by their times how many of them are warm-up.
+    An adaptive probe takes at most that many, and decides by their times how many of them are warm-up.
     """
 
     warm_up_steps: int
@@ -85,7 +85,7 @@ class Probe:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What a probe is asked to look at after its measured steps.
+    """Profiling after a probe's measured steps.
 
     `traced_steps` are run under torch's profiler, after one more that warms it up; `sampled_steps` under pyinstrument,
     0 for none.
@@ -154,7 +154,7 @@ class Job:
         return cls.from_json(path.read_text(encoding="utf-8"))
 
     def to_json(self) -> str:
-        """The text that `from_json` reads back as an equal job."""
+        """Return the text that `from_json` reads back as an equal job."""
         return json.dumps(dataclasses.asdict(self), indent=1)
 
     @property

@@ -13,7 +13,7 @@ from frontrunner.spaces.recipe import Recipe
 ShardingKind = Literal["replicate", "zero-1", "zero-2", "zero-3", "hybrid", "levels"]
 
 _DIMENSIONS = ("pipeline", "replicate", "shard", "tensor")
-# The same ranks by the sequences they work on: context ranks are neighbouring copies of the model.
+# The same ranks by the sequences they work on: context ranks are neighboring copies of the model.
 _SEQUENCES = ("pipeline", "replica", "context", "tensor")
 # In the order in which a parameter is cut: what one dimension leaves to a rank, the next one cuts further.
 _LEVELS = ("pipeline", "tensor", "parameters", "gradients", "optimizer")
@@ -74,7 +74,7 @@ class Layout:
 
 
 def make_layout(recipe: Recipe, *, device_type: str) -> Layout:
-    """The grid over all ranks of the default process group, which must have recipe.devices ranks."""
+    """Return the grid over all ranks of the default process group, which must have recipe.devices ranks."""
     kind = sharding_kind(recipe)
     # Of the levels FSDP2 sees the innermost only, the groups over which parameters are spread.
     shard_ranks = recipe.sharding.parameters if kind == "levels" else recipe.sharding.optimizer
@@ -91,10 +91,10 @@ def _context_ranks(recipe: Recipe, device_type: str) -> ContextRanks:
 
 
 def rank_grid(recipe: Recipe, copies: tuple[int, ...]) -> Tensor:
-    """The ranks as an array [pipeline, *copies, tensor], numbered as the recipe's rank order says.
+    """Return the ranks as an array [pipeline, *copies, tensor], numbered as the recipe's rank order says.
 
     `copies` are the sizes by which the copies of the model are cut, outermost first; together they are all of them.
-    By default tensor-parallel ranks are neighbours, so that their heavy traffic stays on the fastest links.
+    By default tensor-parallel ranks are neighbors, so that their heavy traffic stays on the fastest links.
     """
     sizes = {"pp": (recipe.pipeline_parallel,), "dp": copies, "tp": (recipe.tensor_parallel,)}
     outermost_first = recipe.rank_order.split("-")[::-1]
@@ -105,40 +105,19 @@ def rank_grid(recipe: Recipe, copies: tuple[int, ...]) -> Tensor:
 
 
 def _levels(recipe: Recipe, device_type: str) -> DeviceMesh:
-    """The ranks by level; copies that share parameters are neighbours, and so are those that share gradients."""
+    """Return the ranks by level; copies that share parameters are neighbors, and so are those that share gradients."""
     p, g, o = recipe.sharding.parameters, recipe.sharding.gradients, recipe.sharding.optimizer
     ranks = rank_grid(recipe, (o // g, g // p, p))
     return DeviceMesh(device_type, ranks.permute(0, 4, 3, 2, 1).contiguous(), mesh_dim_names=_LEVELS)
 
 
 def sharding_kind(recipe: Recipe) -> ShardingKind:
-    """The common name of the recipe's sharding degrees over N copies of the model.
+    """Return the kind of the recipe's sharding degrees over N copies of the model.
 
     (1, 1, 1) is plain replication, (1, 1, N) ZeRO-1, (1, N, N) ZeRO-2, (N, N, N) ZeRO-3 (arXiv 1910.02054),
     (k, k, k) with 1 < k < N hybrid sharding (arXiv 2304.11277), and any other p <= g <= o = N that divide one another
-    sharding by levels (arXiv 2501.04266).
-
-    Raises:
-        ValueError: the degrees are none of these.
+    sharding by levels (arXiv 2501.04266). Legality refuses other degrees.
     """
-    copies = recipe.copies
-    degrees = (recipe.sharding.parameters, recipe.sharding.gradients, recipe.sharding.optimizer)
-    named: dict[tuple[int, int, int], ShardingKind] = {
-        (copies, copies, copies): "zero-3",
-        (1, copies, copies): "zero-2",
-        (1, 1, copies): "zero-1",
-        (1, 1, 1): "replicate",
-    }
-    if degrees in named:
-        return named[degrees] if copies > 1 else "replicate"
-    degree = degrees[0]
-    if len(set(degrees)) == 1 and 1 < degree < copies and copies % degree == 0:
-        return "hybrid"
-    p, g, o = degrees
-    if o == copies and p >= 1 and g > 1 and g % p == 0 and o % g == 0:
-        return "levels"
-    raise ValueError(
-        f"sharding degrees {degrees} (parameters, gradients, optimizer) over {copies} copies of the model are not "
-        f"supported; use (1, 1, 1), (1, 1, {copies}), (k, k, k) with k a divisor of {copies}, or (p, g, {copies}) with "
-        f"p a divisor of g and g one of {copies}"
-    )
+    kinds: dict[str, ShardingKind] = {"none": "replicate", "zero-1": "zero-1", "zero-2": "zero-2", "zero-3": "zero-3"}
+    name = recipe.sharding_name
+    return kinds.get(name, "hybrid" if name.startswith("hybrid") else "levels")

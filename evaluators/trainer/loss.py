@@ -1,7 +1,4 @@
-"""The training loss: mean cross-entropy over tokens, whole or split over the vocabulary.
-
-torch.compile for blocks: which compiler it needs, and noticing when something was compiled.
-"""
+"""The training loss, whole or split over the vocabulary, and torch.compile for it and the blocks."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -28,12 +25,12 @@ def mean_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def micro_batch_loss(output: Tensor, targets: Tensor) -> Tensor:
-    """The loss of one micro-batch from the last stage's output: logits, or the loss where it was chunked."""
+    """Return the loss of one micro-batch from the last stage's output: logits, or the loss where it was chunked."""
     return mean_cross_entropy(output, targets) if output.dim() > 0 else output
 
 
 def loss_context(*, tensor_parallel: int) -> AbstractContextManager[Any]:
-    """Where the loss and every backward pass must run."""
+    """Return where the loss and every backward pass must run."""
     return cast("AbstractContextManager[Any]", loss_parallel()) if tensor_parallel > 1 else nullcontext()
 
 
@@ -68,14 +65,14 @@ def compiled(function: Callable[Inputs, Tensor], device_type: str) -> Callable[I
 
 
 def compiled_graphs() -> int:
-    """How many graphs this process has compiled so far."""
+    """Return how many graphs this process has compiled so far."""
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])
 
 
 def training_loss(job: Job) -> LossFunction:
-    """The training loss of a micro-batch; compiled, its fp32 copies of the logits are never written to memory.
+    """Return the training loss of a micro-batch; compiled, its fp32 copies of the logits are never written to memory.
 
     Not where the logits are split over the vocabulary: that loss is torch's own for DTensors.
     """

@@ -26,8 +26,8 @@ class PeakMemory:
 def limit_memory(device: torch.device, limit_bytes: int) -> None:
     """Make allocations fail that would take this rank above `limit_bytes`.
 
-    On a CPU the kernel enforces it (RLIMIT_DATA bounds the process's private writable memory, and what it has
-    resident beside that is taken off), so that resident size never passes the limit; on CUDA torch's allocator does.
+    On a CPU the kernel enforces it (RLIMIT_DATA bounds the process's private writable memory, and what else it
+    has resident is taken off), so that resident size never passes the limit; on CUDA torch's allocator does.
 
     Raises:
         MemoryError: the process already uses more than the limit.
@@ -52,9 +52,9 @@ def limit_memory(device: torch.device, limit_bytes: int) -> None:
 
 
 def as_memory_error(error: Exception) -> Exception:
-    """A MemoryError for a thread that could not start, where a limit is in force; any other error as it is.
+    """Return a MemoryError for a thread that could not start, where a limit is in force; any other error as it is.
 
-    A thread's stack counts against the limit, and the kernel then answers "try again", which names no memory.
+    A thread's stack counts against the limit, and the kernel then reports "try again", which names no memory.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if limit == resource.RLIM_INFINITY or "Resource temporarily unavailable" not in str(error):
@@ -63,7 +63,7 @@ def as_memory_error(error: Exception) -> Exception:
 
 
 def peak_memory(device: torch.device) -> PeakMemory:
-    """This rank's peak so far."""
+    """Return this rank's peak so far."""
     if device.type == "cpu":
         return PeakMemory(allocated_bytes=_peak_resident_bytes(), reserved_bytes=None, device_used_bytes=None)
     module = torch.get_device_module(device)
@@ -86,7 +86,7 @@ def _peak_resident_bytes() -> int:
 
 
 def _read_status() -> dict[str, int]:
-    """The sizes in /proc/self/status, in bytes."""
+    """Return the sizes in /proc/self/status, in bytes."""
     sizes = {}
     for line in _STATUS.read_text(encoding="ascii").splitlines():
         name, _, value = line.partition(":")

@@ -1,20 +1,13 @@
-"""Rotary position embedding (arXiv 2104.09864). Shapes: B sequences, S tokens, H heads.
-
-The blocks of a pre-norm GPT, attention and feed-forward, and how they run.
-
-Shapes: B sequences, S tokens, D hidden width.
-
-A pre-norm GPT, whole or one pipeline stage of it, in plain torch modules.
+"""A pre-norm GPT, whole or one pipeline stage of it, in plain torch modules, and its first weights.
 
 The same class is the full model and, given fewer layers, one stage of it. Names of parameters are those of the whole
 model in both cases (`blocks.7.attention.query.weight`), so that seeding and checkpoints do not depend on the stages.
-Shapes below: B sequences, S tokens, D hidden width, V vocabulary.
+Positions are rotary (arXiv 2104.09864) or learned. Shapes below: B sequences, S tokens, H heads, D hidden width, V
+vocabulary.
 
-The model's first weights: the same whatever the parallel form.
-
-Each parameter is drawn from a generator seeded by the job's seed and the parameter's name in the whole model, and a
-rank keeps its shard of the draw. GPT-2's rule: normal with deviation 0.02, the projections that add to the residual
-stream scaled by 1 / sqrt(2 * layers); norms start at 1.
+First weights are the same under every parallel form: each parameter is drawn from a generator seeded by the job's seed
+and the parameter's name in the whole model, and a rank keeps its shard of the draw. GPT-2's rule: normal with deviation
+0.02, the projections that add to the residual stream scaled by 1 / sqrt(2 * layers); norms start at 1.
 """
 
 import hashlib
@@ -75,7 +68,7 @@ Transform = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Levers:
-    """How a model runs beside its shape: in pieces, and with what kept for the backward pass.
+    """How a model of one shape runs: in pieces, and with what kept for the backward pass.
 
     `checkpointed` runs a block so that it keeps only a part; None keeps all. `feed_forward_tiles` and `loss_chunks`
     are the pieces of the sequence; `sequence_shards` are the ranks over which activations between blocks are split
@@ -207,7 +200,7 @@ class Block(nn.Module):
 
 
 def make_norm(shape: Model) -> nn.Module:
-    """The norm of the model's kind over D."""
+    """Return the norm of the model's kind over D."""
     if shape.norm == "rmsnorm":
         return nn.RMSNorm(shape.hidden, eps=NORM_EPSILON)
     return nn.LayerNorm(shape.hidden, eps=NORM_EPSILON, bias=False)
@@ -296,7 +289,7 @@ class Gpt(nn.Module):
         return cast("Tensor", self.head(self.norm(x)))
 
     def _chunked_loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        """The mean over equal pieces of x [B, S / shards, D] along the sequence, each run again when backward."""
+        """Return the mean over equal pieces of x [B, S / shards, D], each run again in the backward pass."""
         chunks = self._levers.loss_chunks
         # Gathering piece i of every shard puts those pieces side by side, which are apart in the sequence.
         pieces = targets.view(targets.shape[0], self._levers.sequence_shards, chunks, -1)
@@ -321,8 +314,8 @@ _RESIDUAL_PROJECTIONS = ("attention.output.weight", "feed_forward.down.weight")
 
 
 @torch.no_grad()
-def initialise(parameters: Iterable[tuple[str, nn.Parameter]], *, seed: int, layers: int) -> None:
-    """Fill the materialised `parameters`, given with their names in the whole model of `layers` layers."""
+def initialize(parameters: Iterable[tuple[str, nn.Parameter]], *, seed: int, layers: int) -> None:
+    """Fill the materialized `parameters`, given with their names in the whole model of `layers` layers."""
     for name, parameter in parameters:
         if "norm" in name.rsplit(".", 2)[-2]:
             parameter.fill_(1.0)
@@ -340,7 +333,7 @@ def initialise(parameters: Iterable[tuple[str, nn.Parameter]], *, seed: int, lay
 
 
 def local_part(whole: Tensor, like: DTensor) -> Tensor:
-    """The part of `whole` that this rank holds of a DTensor `like` of the same shape.
+    """Return the part of `whole` that this rank holds of a DTensor `like` of the same shape.
 
     Mesh dimensions split from the outermost to the innermost, but for strided ones, which split what those have left:
     tensor parallelism is applied before FSDP2 shards, and stands further in.

@@ -1,7 +1,4 @@
-"""The global gradient norm and clipping, right for every mixture of sharded and replicated parameters.
-
-Optimizers over parameters that may live on different meshes.
-"""
+"""Gradients' global norm and clipping, and optimizers, for parameters that may live on different meshes."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -27,7 +24,7 @@ def settle(parameters: Sequence[nn.Parameter]) -> None:
 
 @torch.no_grad()
 def squared_norm_share(parameters: Sequence[nn.Parameter], *, holders: int) -> Tensor:
-    """This rank's share of the squared global norm: summed over all ranks, the shares give the whole.
+    """Return this rank's share of the squared global norm: summed over all ranks, the shares give the whole.
 
     Args:
         parameters: with settled gradients.
@@ -56,12 +53,12 @@ def clip(parameters: Sequence[nn.Parameter], *, norm: Tensor, largest: float) ->
 
 
 def local_gradients(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-    """This rank's parts of the gradients; writing into them writes into the gradients."""
+    """Return this rank's parts of the gradients; writing into them writes into the gradients."""
     return [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor, sharing its memory."""
+    """Return this rank's part of a tensor, sharing its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -118,7 +115,7 @@ def make_states(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _groups_by_mesh(parameters: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
-    """One group for each mesh: the optimizers' multi-tensor kernels take no mixture of meshes."""
+    """Return one group for each mesh: the optimizers' multi-tensor kernels take no mixture of meshes."""
     groups: dict[Any, list[nn.Parameter]] = {}
     for parameter in parameters:
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
@@ -177,7 +174,7 @@ class NarrowStateOptimizer(torch.optim.Optimizer):
         torch._foreach_copy_(kept, momenta)
 
     def _state_of(self, parameter: nn.Parameter, *names: str) -> dict[str, Tensor]:
-        """The parameter's states, zero before its first step."""
+        """Return the parameter's states, zero before its first step."""
         state: dict[str, Tensor] = self.state[parameter]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32)
@@ -186,7 +183,7 @@ class NarrowStateOptimizer(torch.optim.Optimizer):
 
 
 def _parts(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """The parameters in lists of up to `PART_ELEMENTS` elements on this rank; a larger one is a list of its own."""
+    """Yield the parameters in lists of up to `PART_ELEMENTS` elements on this rank, a larger one by itself."""
     part: list[nn.Parameter] = []
     elements = 0
     for parameter in parameters:

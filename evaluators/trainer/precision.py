@@ -1,13 +1,11 @@
-"""Arithmetic in less than fp32: torch's types for it, and the scaled loss that fp16 needs.
+"""Arithmetic in less than fp32: torch's types for it, the scaled loss of fp16, and fp32 master weights of one model.
 
 fp16 keeps magnitudes down to 6e-8 only, so small gradients would become zero. The loss is multiplied by a factor
 before the backward pass and gradients are divided by it afterwards (arXiv 1710.03740). A step in which any gradient
 of any rank is not finite changes no weight and halves the factor; a long run without one doubles it.
 
-One whole model that computes in less than fp32: low-precision weights to compute with, fp32 ones to train.
-
-FSDP2 does the same for sharded and replicated models. For one model on one rank its hooks and copies would be most of
-what the trainer costs beside the model itself.
+FSDP2 keeps master weights for sharded and replicated models. For one model on one rank its hooks and copies would be
+most of the trainer's cost, so that `MasterWeights` does it there.
 """
 
 from typing import cast
@@ -27,7 +25,7 @@ STEPS_BEFORE_GROWTH = 2000
 
 
 class LossScale:
-    """The loss's factor, the same on every rank as long as every rank tells it the same; 1 for other precisions."""
+    """The loss's factor, the same on every rank as long as every rank updates it alike; 1 for other precisions."""
 
     def __init__(self, precision: Precision, device: torch.device) -> None:
         self.device = device
@@ -41,11 +39,11 @@ class LossScale:
         return float(self._factor.item())
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """The scalar to run the backward pass from."""
+        """Return the scalar to run the backward pass from."""
         return loss * self._factor.squeeze() if self.is_active else loss
 
     def unscaled(self, loss: Tensor) -> Tensor:
-        """The loss that `scaled` was given."""
+        """Return the loss that `scaled` was given."""
         return loss / self._factor.squeeze() if self.is_active else loss
 
     @torch.no_grad()
@@ -69,14 +67,14 @@ class LossScale:
             self._steps_since_change.zero_()
 
     def state(self) -> dict[str, Tensor]:
-        """The tensors that a continued run must find again; empty where there is no scaling."""
+        """Return the tensors that a continued run must find again; empty where there is no scaling."""
         if not self.is_active:
             return {}
         return {"factor": self._factor, "steps_since_change": self._steps_since_change}
 
 
 def has_master_weights(recipe: Recipe, precision: Precision) -> bool:
-    """Whether a rank holds the whole model and nothing else would make its low-precision weights."""
+    """Return whether a rank holds the whole model and nothing else would make its low-precision weights."""
     return recipe.devices == 1 and precision != "fp32" and recipe.offload == "none"
 
 
@@ -84,14 +82,14 @@ class MasterWeights:
     """The fp32 weights of a model, which computes in another type from then on; both stay on the model's device."""
 
     def __init__(self, model: nn.Module, precision: Precision) -> None:
-        """Take over the weights of the materialised and initialised `model`."""
+        """Take over the weights of the materialized and initialized `model`."""
         self._named = [(name, nn.Parameter(weight.detach())) for name, weight in model.named_parameters()]
         model.to(COMPUTE_TYPES[precision])
         self._masters: list[Tensor] = [master for _, master in self._named]
         self._weights: list[Tensor] = list(model.parameters())
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """The fp32 weights with the names of the model's."""
+        """Return the fp32 weights with the names of the model's."""
         return list(self._named)
 
     @torch.no_grad()

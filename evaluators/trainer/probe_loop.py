@@ -1,9 +1,7 @@
-"""Probe mode: warm-up steps, measured ones until their time is known, one result file.
+"""Probe mode: warm-up steps, measured ones until their time is known, one result file; and profiled steps after them.
 
-A closer look at a probe's steps: torch's profiler on every rank, and pyinstrument on its Python side.
-
-The two never run at once: each would see what the other costs. `rank-N.trace.json.gz` is a Chrome trace, which
-Perfetto shows, of the traced steps; `rank-N.host.txt` pyinstrument's tree of the sampled ones.
+torch's profiler and pyinstrument never run at once: each would see what the other costs. `rank-N.trace.json.gz` is a
+Chrome trace, which Perfetto shows, of the traced steps; `rank-N.host.txt` pyinstrument's tree of the sampled ones.
 """
 
 import statistics
@@ -22,7 +20,7 @@ from frontrunner.evaluators.trainer.job import WAIT_RANGE, Adaptive, Probe, Prof
 from frontrunner.evaluators.trainer.loss import compiled_graphs
 from frontrunner.evaluators.trainer.run_context import (
     RESULT_VERSION,
-    Session,
+    RunContext,
     describe_memory,
     describe_software,
     finite_or_none,
@@ -31,7 +29,7 @@ from frontrunner.evaluators.trainer.run_context import (
 from frontrunner.evaluators.trainer.step_time_stats import ending, settled
 
 
-def run_probe(session: Session, probe: Probe) -> int:
+def run_probe(context: RunContext, probe: Probe) -> int:
     """Step until measured, or until a loss is not finite, and write `result.json` on rank 0; the steps done.
 
     A step that overflowed in fp16 changed no weight, and one in which a rank compiled something is slower than those
@@ -41,8 +39,8 @@ def run_probe(session: Session, probe: Probe) -> int:
     Raises:
         RuntimeError: something was compiled in every measured step.
     """
-    steps = _Steps(session)
-    judge = _Judge(session, probe, steps)
+    steps = _Steps(context)
+    judge = _Judge(context, probe, steps)
     finite = steps.run(probe.warm_up_steps + probe.measured_steps, judge)
     measured = judge.measured()
     if finite and not measured and len(steps.overflowed) < probe.measured_steps:
@@ -53,7 +51,7 @@ def run_probe(session: Session, probe: Probe) -> int:
     result: dict[str, Any] = {
         "version": RESULT_VERSION,
         "status": "measured" if finite and measured else "not-finite",
-        "run_folder": session.job.run_folder,
+        "run_folder": context.job.run_folder,
         "ended": judge.ended,
         "step_times_s": measured,
         "warm_up_times_s": steps.times_s[: judge.warm_up_steps],
@@ -61,22 +59,22 @@ def run_probe(session: Session, probe: Probe) -> int:
         "overflowed_steps": steps.overflowed,
         "compiled_steps": steps.compiled,
         "compile_time_s": steps.compile_time_s(measured),
-        "build_time_s": session.build_time_s,
+        "build_time_s": context.build_time_s,
         "first_step_time_s": steps.times_s[0],
-        **describe_memory(gather_peak_memory(session.device)),
-        **describe_software(session.device),
+        **describe_memory(gather_peak_memory(context.device)),
+        **describe_software(context.device),
     }
-    if session.rank == 0:
-        write_json(session.folder / "result.json", result)
+    if context.rank == 0:
+        write_json(context.folder / "result.json", result)
     return len(steps.times_s)
 
 
 class _Steps:
     """The steps run so far; step numbers count from 1."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._compiles = session.job.recipe.compile
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._compiles = context.job.recipe.compile
         self.compiled: list[int] = []
         self.losses: list[float | None] = []
         self.times_s: list[float] = []
@@ -86,7 +84,7 @@ class _Steps:
         """Run steps until the judge has seen enough, at most `most`, while they stay finite; whether all did."""
         for number in range(1, most + 1):
             graphs = compiled_graphs() if self._compiles else 0
-            outcome, seconds = self._session.timed_step(number)
+            outcome, seconds = self._context.timed_step(number)
             if self._compiles and self._on_any_rank(compiled_graphs() > graphs):
                 self.compiled.append(number)
             self.losses.append(finite_or_none(outcome.loss))
@@ -113,7 +111,7 @@ class _Steps:
         return sum(max(0.0, self.times_s[number - 1] - usual) for number in self.compiled)
 
     def _on_any_rank(self, happened: bool) -> bool:  # noqa: FBT001
-        flag = torch.tensor([happened], dtype=torch.int32, device=self._session.device)
+        flag = torch.tensor([happened], dtype=torch.int32, device=self._context.device)
         dist.all_reduce(flag, op=dist.ReduceOp.MAX)
         return bool(flag.item())
 
@@ -121,12 +119,12 @@ class _Steps:
 class _Judge:
     """Decides which steps are warm-up, and after each step whether another is needed.
 
-    Rank 0 decides by its own clock, and tells the others between two steps, so that no step's time holds it.
+    Rank 0 decides by its own clock, and informs the others between two steps, so that no step's time holds it.
     `ended` says why no more were needed; "limit" where an adaptive probe took all it may.
     """
 
-    def __init__(self, session: Session, probe: Probe, steps: _Steps) -> None:
-        self._session = session
+    def __init__(self, context: RunContext, probe: Probe, steps: _Steps) -> None:
+        self._context = context
         self._probe = probe
         self._steps = steps
         self.ended = "fixed" if probe.adaptive is None else "limit"
@@ -137,18 +135,18 @@ class _Judge:
         return self._warm_up_and_measured()[0]
 
     def measured(self) -> list[float]:
-        """The times of the measured steps."""
+        """Return the times of the measured steps."""
         return self._warm_up_and_measured()[1]
 
     def has_seen_enough(self) -> bool:
-        """Whether the probe ends here, on every rank alike."""
+        """Return whether the probe ends here, on every rank alike."""
         adaptive = self._probe.adaptive
         # All ranks know these counts: there is nothing to agree on before.
         if adaptive is None:
             return False
         if len(self._steps.usable(self._probe.warm_up_steps)) < adaptive.min_measured_steps:
             return False
-        return self._as_rank_0_says(self._session.rank == 0 and self._is_enough(adaptive))
+        return self._as_rank_0_says(self._context.rank == 0 and self._is_enough(adaptive))
 
     def _is_enough(self, adaptive: Adaptive) -> bool:
         times = self.measured()
@@ -162,7 +160,7 @@ class _Judge:
         )
         if found is not None:
             self.ended = found
-        spent_s = self._session.build_time_s + sum(self._steps.times_s)
+        spent_s = self._context.build_time_s + sum(self._steps.times_s)
         return found is not None or spent_s + times[-1] > adaptive.stop_after_s
 
     def _warm_up_and_measured(self) -> tuple[int, list[float]]:
@@ -178,7 +176,7 @@ class _Judge:
         return (usable[dropped - 1][0] if dropped else least), kept
 
     def _as_rank_0_says(self, enough: bool) -> bool:  # noqa: FBT001
-        flag = torch.tensor([enough], dtype=torch.int32, device=self._session.device)
+        flag = torch.tensor([enough], dtype=torch.int32, device=self._context.device)
         dist.broadcast(flag, src=0)
         return bool(flag.item())
 
@@ -188,54 +186,54 @@ LEAST_SHARE = 0.02
 """Of the sampled time: functions that took less are left out of the tree."""
 
 
-def run_profile(session: Session, asked: Profile, *, steps_done: int) -> None:
-    """Run the asked steps, which go on after the `steps_done` of the probe, and leave their files.
+def run_profile(context: RunContext, wanted: Profile, *, steps_done: int) -> None:
+    """Run the profiled steps, after the `steps_done` of the probe, and write their files.
 
     Raises:
         ImportError: steps are to be sampled, and pyinstrument is not installed.
     """
     numbers = count(steps_done + 1)
-    if asked.sampled_steps:
-        _sample(session, asked.sampled_steps, numbers)
-    _trace(session, asked.traced_steps, numbers)
+    if wanted.sampled_steps:
+        _sample(context, wanted.sampled_steps, numbers)
+    _trace(context, wanted.traced_steps, numbers)
 
 
-def _sample(session: Session, steps: int, numbers: Iterator[int]) -> None:
+def _sample(context: RunContext, steps: int, numbers: Iterator[int]) -> None:
     """Sample the Python stack of `steps` steps."""
     # pyinstrument is optional, and typed against its own classes only.
     sampler = import_module("pyinstrument").Profiler(interval=SAMPLING_INTERVAL_S, async_mode="disabled")
     sampler.start()
     for _ in range(steps):
-        session.timed_step(next(numbers))
+        context.timed_step(next(numbers))
     sampler.stop()
-    path = session.folder / f"rank-{session.rank}.host.txt"
+    path = context.folder / f"rank-{context.rank}.host.txt"
     tree = sampler.output_text(unicode=True, color=False, processor_options={"filter_threshold": LEAST_SHARE})
     path.write_text(tree, encoding="utf-8")
-    session.log.write("sampled", steps=steps)
+    context.log.write("sampled", steps=steps)
 
 
-def _trace(session: Session, steps: int, numbers: Iterator[int]) -> None:
+def _trace(context: RunContext, steps: int, numbers: Iterator[int]) -> None:
     """Trace `steps` steps after one whose events are dropped: it pays for the profiler's own start."""
-    path = session.folder / f"rank-{session.rank}.trace.json.gz"
+    path = context.folder / f"rank-{context.rank}.trace.json.gz"
     with (
         _recorded_waits(),
         profile(
-            activities=_activities(session.device),
+            activities=_activities(context.device),
             schedule=schedule(wait=0, warmup=1, active=steps, repeat=1),
             on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(path)),
         ) as profiler,
     ):
         for _ in range(1 + steps):
-            session.timed_step(next(numbers))
+            context.timed_step(next(numbers))
             profiler.step()
-    session.log.write("traced", steps=steps)
+    context.log.write("traced", steps=steps)
 
 
 @contextmanager
 def _recorded_waits() -> Iterator[None]:
     """Give each wait for a collective from Python a range in the trace.
 
-    torch records what is in flight but not who waits for it: without this a host at work beside a transfer would look
+    torch records what is in flight but not who waits for it: without this a host at work during a transfer would look
     as if it waited.
     """
     plain = dist.Work.wait
@@ -252,6 +250,6 @@ def _recorded_waits() -> Iterator[None]:
 
 
 def _activities(device: torch.device) -> list[ProfilerActivity]:
-    """What to record: the host's operators, and the kernels of the rank's device."""
+    """Return what to record: the host's operators, and the kernels of the rank's device."""
     devices = {"cuda": [ProfilerActivity.CUDA], "xpu": [ProfilerActivity.XPU]}
     return [ProfilerActivity.CPU, *devices.get(device.type, [])]

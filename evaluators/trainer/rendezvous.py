@@ -1,22 +1,8 @@
-"""How the ranks of several nodes find each other: by a file in the run folder, which all nodes see.
+"""How the ranks of a job find each other, and how each learns its place in its node.
 
-Rank 0 opens a store on a port that the system picks, and only then writes where it is; the others wait for that file.
-So no port is chosen before it is used, and none is taken in between. Importing this module teaches torch the scheme
-`frontrunner-meeting://`, whose path is the folder.
-
-Process groups on CPU whose collectives run one after another.
-
-torch's gloo backend gives each group two threads, and after a collective each of them writes the collective's name
-into one string of the group, without a lock (`ProcessGroupGloo::runLoop`, torch 2.11 to 2.13). Names of more than 15
-letters, as a reduce-scatter's, lie on the heap: two that end at the same time free the same memory twice, and the
-rank dies of SIGABRT or SIGSEGV. Sequence parallelism under an interleaved schedule met that once in some 150 probes.
-With one thread a group nothing is shared. Sends and receives do not use these threads.
-
-A rank's place within its node, in the variables by which collective libraries and engines read it.
-
-oneCCL asks an MPI launcher for it unless CCL_PROCESS_LAUNCHER says "none", and takes CCL_LOCAL_RANK and CCL_LOCAL_SIZE
-then. torch sets these three itself, but not where it finds variables of an MPI launcher (ProcessGroupXCCL.cpp,
-`with_mpirun`). Our ranks always have such variables from elsewhere: mpiexec started what forked them, once a node.
+Rank 0 opens a store on a port that the system picks, and only then writes where it is, into a file in the run folder
+that all nodes see; the others wait for that file. So no port is chosen before it is used, and none is taken in between.
+Importing this module registers the scheme `frontrunner-rendezvous://` in torch; its path is the folder.
 """
 
 import datetime as dt
@@ -37,7 +23,7 @@ from torch.distributed.rendezvous import register_rendezvous_handler
 
 from frontrunner.evaluators.trainer.files import write_json
 
-SCHEME = "frontrunner-meeting"
+SCHEME = "frontrunner-rendezvous"
 FILE = "meeting.json"
 POLL_S = 0.1
 CONNECT_TIMEOUT_S = 5.0
@@ -45,34 +31,34 @@ SIOCGIFADDR = 0x8915
 """Linux's request for an interface's IPv4 address (netdevice(7))."""
 
 
-def meeting_at(folder: Path) -> str:
-    """The `init_method` by which ranks meet in a folder, where no earlier meeting has left its file."""
+def rendezvous_url(folder: Path) -> str:
+    """Return the `init_method` by which ranks find each other through a folder without a file of an earlier one."""
     return f"{SCHEME}://{quote(str(folder.resolve()))}"
 
 
-def _meet(url: str, timeout: timedelta = default_pg_timeout, **_: object) -> Iterator[tuple[Store, int, int]]:
-    """Torch's handler: the store, this rank and the world size."""
+def _rendezvous(url: str, timeout: timedelta = default_pg_timeout, **_: object) -> Iterator[tuple[Store, int, int]]:
+    """Yield the store, this rank and the world size, as torch's handlers do."""
     parts = urlparse(url)
     query = parse_qs(parts.query)
     rank, world_size = int(query["rank"][0]), int(query["world_size"][0])
     file = Path(unquote(parts.netloc + parts.path)) / FILE
     yield (_open(file, world_size, timeout) if rank == 0 else _join(file, world_size, timeout)), rank, world_size
-    raise RuntimeError("a meeting cannot be held twice")
+    raise RuntimeError("a rendezvous cannot be held twice")
 
 
 def _open(file: Path, world_size: int, timeout: timedelta) -> TCPStore:
-    """Rank 0's end, which listens on every interface."""
+    """Open rank 0's store, which listens on every interface."""
     store = TCPStore("127.0.0.1", 0, world_size, is_master=True, timeout=timeout, wait_for_workers=False)
     write_json(file, {"hosts": _own_hosts(os.environ.get("GLOO_SOCKET_IFNAME")), "port": store.port})
     return store
 
 
 def _join(file: Path, world_size: int, timeout: timedelta) -> TCPStore:
-    """Another rank's end: the first of rank 0's addresses that answers."""
+    """Connect another rank to the first of rank 0's addresses that responds."""
     end_s = time.monotonic() + timeout.total_seconds()
     while not (written := _read(file)):
         if time.monotonic() > end_s:
-            raise TimeoutError(f"rank 0 did not open the meeting within {timeout}")
+            raise TimeoutError(f"rank 0 did not open the rendezvous within {timeout}")
         time.sleep(POLL_S)
     found = json.loads(written)
     port = int(found["port"])
@@ -88,7 +74,7 @@ def _join(file: Path, world_size: int, timeout: timedelta) -> TCPStore:
 
 
 def _read(file: Path) -> str:
-    """The meeting's file; empty as long as rank 0 has not written it."""
+    """Return the rendezvous file; empty as long as rank 0 has not written it."""
     try:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -96,7 +82,7 @@ def _read(file: Path) -> str:
 
 
 def _own_hosts(interface: str | None) -> list[str]:
-    """Where this host may be reached: at the named interface, else by its name and its own addresses."""
+    """Return where this host may be reached: at the named interface, else by its name and its own addresses."""
     if interface is not None:
         return [_address_of(interface)]
     name = socket.gethostname()
@@ -109,17 +95,24 @@ def _own_hosts(interface: str | None) -> list[str]:
 
 
 def _address_of(interface: str) -> str:
-    """The interface's IPv4 address; raises OSError where there is no such interface, or it has none."""
+    """Return the interface's IPv4 address; raises OSError where there is no such interface, or it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         request = struct.pack("256s", interface.encode()[:15])
         return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)[20:24])
 
 
-register_rendezvous_handler(SCHEME, _meet)  # type: ignore[no-untyped-call]
+register_rendezvous_handler(SCHEME, _rendezvous)  # type: ignore[no-untyped-call]
 
 
 class OneThreadGloo(dist.ProcessGroupGloo):
-    """A gloo group with a single thread for its collectives."""
+    """A gloo group with a single thread for its collectives.
+
+    torch's gloo backend gives each group two threads, and after a collective each of them writes the collective's name
+    into one string of the group, without a lock (`ProcessGroupGloo::runLoop`, torch 2.11 to 2.13). Names of more than
+    15 letters, as a reduce-scatter's, lie on the heap: two that end at the same time free the same memory twice, and
+    the rank dies of SIGABRT or SIGSEGV. Sequence parallelism under an interleaved schedule met that once in some 150
+    probes. Sends and receives do not use these threads.
+    """
 
     def __init__(self, store: Store, rank: int, size: int, timeout: dt.timedelta) -> None:
         """The arguments by which torch makes its own: see `torch.distributed.ProcessGroupGloo`."""
@@ -138,8 +131,13 @@ def use_one_thread_per_group() -> None:
     distributed_c10d.ProcessGroupGloo = OneThreadGloo  # type: ignore[misc]
 
 
-def tell_local_place(local_rank: int, local_world_size: int) -> None:
-    """Set the variables for this process, before its first process group."""
+def set_local_rank_env(local_rank: int, local_world_size: int) -> None:
+    """Set a rank's place within its node where collective libraries and engines read it, before the first group.
+
+    oneCCL takes it from an MPI launcher unless CCL_PROCESS_LAUNCHER is "none", and from CCL_LOCAL_RANK and
+    CCL_LOCAL_SIZE then. torch sets these three itself, but not where it finds variables of an MPI launcher
+    (ProcessGroupXCCL.cpp, `with_mpirun`), which our ranks always inherit: mpiexec started what forked them.
+    """
     for name in ("LOCAL_RANK", "CCL_LOCAL_RANK"):
         os.environ[name] = str(local_rank)
     for name in ("LOCAL_WORLD_SIZE", "CCL_LOCAL_SIZE"):

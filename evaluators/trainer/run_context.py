@@ -19,7 +19,7 @@ RESULT_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Session:
+class RunContext:
     """One rank of a job, built and ready to step. `build_time_s` is from the rank's start to here."""
 
     job: Job
@@ -58,12 +58,12 @@ class Session:
 
 
 def finite_or_none(value: float | None) -> float | None:
-    """The value, or None where JSON has no word for it."""
+    """Return the value, or None where JSON has no word for it."""
     return value if value is not None and abs(value) < float("inf") else None
 
 
 def gather_peak_memory(device: torch.device) -> list[PeakMemory]:
-    """The peak memory of every rank, in rank order, on every rank."""
+    """Return the peak memory of every rank, in rank order, on every rank."""
     own = peak_memory(device)
     unknown = -1
     sizes = [own.allocated_bytes, own.reserved_bytes, own.device_used_bytes]
@@ -74,7 +74,7 @@ def gather_peak_memory(device: torch.device) -> list[PeakMemory]:
 
 
 def describe_memory(peaks: list[PeakMemory]) -> dict[str, Any]:
-    """The keys of a result that tell the ranks' memory; lists in rank order, or None where not known."""
+    """Return a result's keys about the ranks' memory; lists in rank order, or None where not known."""
     known = all(peak.reserved_bytes is not None for peak in peaks)
     return {
         "peak_memory_bytes": [peak.allocated_bytes for peak in peaks],
@@ -84,7 +84,7 @@ def describe_memory(peaks: list[PeakMemory]) -> dict[str, Any]:
 
 
 def describe_software(device: torch.device) -> dict[str, Any]:
-    """The keys of a result that tell the device and the versions."""
+    """Return a result's keys about the device and the versions."""
     name = platform.machine() if device.type == "cpu" else torch.get_device_module(device).get_device_name(device)
     return {
         "device_name": name,

@@ -29,7 +29,7 @@ _ONE_SIDED_T = (
 
 
 def settled(times: Sequence[float], *, most_dropped: int, tolerance: float) -> list[float]:
-    """The times without the first ones that are still warm-up, of which at most `most_dropped` are left out.
+    """Return the times without the first ones that are still warm-up, of which at most `most_dropped` are left out.
 
     The first time is warm-up where it lies above Student's one-sided 95 % prediction interval for one more observation
     of those after it, mean + t(n - 1) * s * sqrt(1 + 1 / n), and above their mean by more than the share `tolerance`:
@@ -49,7 +49,7 @@ def settled(times: Sequence[float], *, most_dropped: int, tolerance: float) -> l
 
 
 def interval(times: Sequence[float]) -> tuple[float, float]:
-    """A 95 % confidence interval of the step time: the narrower of two; infinitely wide for a single step.
+    """Return a 95 % confidence interval of the step time: the narrower of two; infinitely wide for a single step.
 
     One is Student's for the mean, mean +- t(n - 1) * s / sqrt(n), which is right for quiet steps. The other is the
     median's, free of any distribution, from the k-th smallest to the k-th largest time, with the largest k for which
@@ -75,7 +75,7 @@ def relative_half_width(times: Sequence[float]) -> float:
 
 
 def half_width_after(times: Sequence[float], count: int) -> float:
-    """What `relative_half_width` will be about with `count` steps, if they go on as these did.
+    """Return what `relative_half_width` will be about with `count` steps, if they go on as these did.
 
     t(count - 1) * s / sqrt(count), with s from the median absolute deviation (1.4826 of it for a normal distribution),
     which single interrupted steps leave alone, and sqrt(pi / 2) times that: so much wider is the median's interval.
@@ -101,12 +101,12 @@ def ending(times: Sequence[float], *, precision: float, best_step_time_s: float 
 
 
 def _t(quantiles: tuple[float, ...], freedom: int) -> float:
-    """The quantile for so many degrees of freedom; above the table its last, which is a little too large."""
+    """Return the quantile for these degrees of freedom; above the table its last, which is a little too large."""
     return quantiles[min(freedom, len(quantiles)) - 1]
 
 
 def _median_place(count: int) -> int:
-    """The k of `interval`; 0 where there are too few steps."""
+    """Return the k of `interval`; 0 where there are too few steps."""
     below, place = 0, 0
     while 2 * (below + math.comb(count, place)) <= 0.05 * 2**count:
         below += math.comb(count, place)

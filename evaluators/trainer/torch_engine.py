@@ -1,8 +1,4 @@
-"""The engine without a pipeline: each rank's micro-batches run one after another.
-
-The engine of a pipeline: a rank's stages of the model, between those of other ranks.
-
-One rank's part of the model, ready to run forward and backward over its replica's batch.
+"""The torch engine: one rank's part of the model, ready to run forward and backward over its replica's batch.
 
 `build_engine` makes it in the order that keeps memory low and weights independent of the parallel form: modules on
 the meta device, tensor parallelism, data parallelism, then storage for the local shards only, then seeded values.
@@ -21,7 +17,7 @@ from frontrunner.evaluators.trainer.data import Batch
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import Layout
 from frontrunner.evaluators.trainer.loss import LossFunction, compiled, loss_context, micro_batch_loss, training_loss
-from frontrunner.evaluators.trainer.model import Gpt, Levers, initialise
+from frontrunner.evaluators.trainer.model import Gpt, Levers, initialize
 from frontrunner.evaluators.trainer.parallel.data import (
     DdpReplicas,
     LeveledReplicas,
@@ -90,7 +86,7 @@ class AccumulatingEngine:
         return total
 
     def _loss(self, forward: nn.Module, micro_batch: Batch, loss_of: LossFunction) -> Tensor:
-        """The micro-batch's part of the batch's mean loss."""
+        """Return the micro-batch's part of the batch's mean loss."""
         chunked = {"targets": micro_batch.targets} if self._recipe.loss_chunks > 1 else {}
         output = forward(micro_batch.inputs, **chunked)
         return loss_of(output, micro_batch.targets) / self._recipe.accumulation
@@ -158,7 +154,7 @@ class PipelineEngine:
         return self._scale.scaled(self._loss_of(output, targets) / self._job.recipe.accumulation)
 
     def _for_chunks(self, batch: Batch) -> dict[str, Tensor]:
-        """What the rank's stages are given so that the last one can compute a chunked loss; the others ignore it."""
+        """Return the targets with which the last stage computes a chunked loss; other stages ignore them."""
         return {"targets": batch.targets} if self._holds_last_stage and self._job.recipe.loss_chunks > 1 else {}
 
     @property
@@ -197,7 +193,7 @@ class Engine(Protocol):
     """One rank's part of the model. Batches are those of the rank's replica, or a context rank's slice of them."""
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """What the optimizer trains on this rank, with its names in the whole model."""
+        """Return what the optimizer trains on this rank, with its names in the whole model."""
         ...
 
     def publish(self) -> None:
@@ -212,12 +208,12 @@ class Engine(Protocol):
         ...
 
     def evaluate(self, batch: Batch) -> Tensor | None:
-        """The batch's mean loss, where the last layer is; no gradients."""
+        """Return the batch's mean loss, where the last layer is; no gradients."""
         ...
 
 
 def build_engine(job: Job, layout: Layout, device: torch.device, scale: LossScale) -> Engine:
-    """Build, materialise and initialise this rank's part of the model; gradients come out multiplied by `scale`."""
+    """Build, materialize and initialize this rank's part of the model; gradients come out multiplied by `scale`."""
     recipe = job.recipe
     ranges = stage_layers(job.model.layers, recipe)
     modules = []
@@ -230,7 +226,7 @@ def build_engine(job: Job, layout: Layout, device: torch.device, scale: LossScal
         module.to_empty(device=device if recipe.offload == "none" else "cpu")
         if isinstance(replicas[-1], LeveledReplicas):
             replicas[-1].make_masters()
-        initialise(trained_parameters(module, replicas[-1]), seed=job.seed, layers=job.model.layers)
+        initialize(trained_parameters(module, replicas[-1]), seed=job.seed, layers=job.model.layers)
         publish_trained(replicas[-1])
         modules.append(module)
     if recipe.replication == "ddp":

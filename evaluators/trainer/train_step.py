@@ -61,7 +61,7 @@ class Stepper(Protocol):
         ...
 
     def state(self) -> dict[str, Tensor]:
-        """Every tensor that training goes on from, by names that mean the same on all ranks."""
+        """Return every tensor that training goes on from, by names that mean the same on all ranks."""
         ...
 
     def restore(self, load: Callable[[dict[str, Tensor]], None]) -> None:
@@ -139,7 +139,7 @@ class TorchStepper:
         set_learning_rate(self.optimizer, learning_rate)
 
     def state(self) -> dict[str, Tensor]:
-        """See Stepper. Names are those of the whole model, with the optimizer's states beside each parameter."""
+        """See Stepper. Names are those of the whole model, with the optimizer's states next to each parameter."""
         state = {f"loss_scale.{key}": value for key, value in self.scale.state().items()}
         for name, parameter in self.engine.named_parameters():
             state[f"model.{name}"] = parameter.detach()
@@ -171,12 +171,12 @@ class TorchStepper:
             return self._own_part(batch).to(self._device)
 
     def _own_part(self, batch: Batch) -> Batch:
-        """The positions of the replica's batch that this rank holds."""
+        """Return the positions of the replica's batch that this rank holds."""
         context = self._layout.context
         return batch if context is None else batch.at(context.positions(self._job.sequence_length))
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until an accelerator has done all that was asked of it; nothing on a CPU."""
+    """Wait until an accelerator has done all its work; nothing on a CPU."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)

@@ -1,9 +1,7 @@
-"""The metrics of a full training run, one row a step, as CSV or for TensorBoard.
+"""Train mode: a full training run with a learning-rate schedule, evaluation, metrics and checkpoints.
 
-Train mode: a full training run with a learning-rate schedule, evaluation, metrics and checkpoints.
-
-Run again on the same run folder, it goes on from the newest complete checkpoint: each step's data and learning rate
-follow from its number alone, so the losses are those of a run that was never interrupted.
+Started again on the same run folder, it continues from the newest complete checkpoint: each step's data and learning
+rate follow from its number alone, so the losses are those of a run that was never interrupted.
 """
 
 import csv
@@ -18,7 +16,7 @@ from frontrunner.evaluators.trainer.files import write_json
 from frontrunner.evaluators.trainer.job import Train
 from frontrunner.evaluators.trainer.run_context import (
     RESULT_VERSION,
-    Session,
+    RunContext,
     describe_memory,
     describe_software,
     finite_or_none,
@@ -46,7 +44,7 @@ def open_metrics(kind: Literal["csv", "tensorboard"], folder: Path, *, resumed_s
     """Metrics in `folder`; rows of steps after `resumed_step`, left by a run that was killed, are dropped.
 
     Raises:
-        ValueError: TensorBoard is asked for and not installed.
+        ValueError: TensorBoard is wanted and not installed.
     """
     if kind == "csv":
         return CsvMetrics(folder / "metrics.csv", resumed_step=resumed_step)
@@ -100,7 +98,7 @@ class TensorBoardMetrics:
 
 
 def _rows_until(path: Path, last_step: int) -> list[dict[str, str]]:
-    """The whole rows of an earlier run up to `last_step`; a half-written last line is no row."""
+    """Return the whole rows of an earlier run up to `last_step`; a half-written last line is dropped."""
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:
@@ -112,7 +110,7 @@ _REPORTED_STEP_TIMES = 200
 
 
 def learning_rate_at(step: int, *, peak: float, train: Train) -> float:
-    """The rate of `step` (from 1): linear up to `peak` over the warm-up, then half a cosine down to its final share.
+    """Return the rate of `step` (from 1): linear up to `peak` over the warm-up, then half a cosine down.
 
     Step `train.steps` has exactly peak * final_learning_rate_fraction.
     """
@@ -123,20 +121,20 @@ def learning_rate_at(step: int, *, peak: float, train: Train) -> float:
     return peak * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))
 
 
-def run_training(session: Session, train: Train) -> None:
+def run_training(context: RunContext, train: Train) -> None:
     """Train from the newest checkpoint to `train.steps` and write `result.json` on rank 0.
 
     Raises:
-        ValueError: TensorBoard is asked for and not installed.
+        ValueError: TensorBoard is wanted and not installed.
     """
     checkpoints = Checkpoints(
-        session.folder / "checkpoints", keep=train.keep_checkpoints, rank=session.rank, device=session.device
+        context.folder / "checkpoints", keep=train.keep_checkpoints, rank=context.rank, device=context.device
     )
-    resumed_step = checkpoints.load_latest(session.stepper)
+    resumed_step = checkpoints.load_latest(context.stepper)
     if resumed_step:
-        session.log.write("resumed", step=resumed_step)
-    metrics = open_metrics(train.metrics, session.folder, resumed_step=resumed_step) if session.rank == 0 else None
-    run = _Run(session, train, checkpoints, metrics)
+        context.log.write("resumed", step=resumed_step)
+    metrics = open_metrics(train.metrics, context.folder, resumed_step=resumed_step) if context.rank == 0 else None
+    run = _Run(context, train, checkpoints, metrics)
     try:
         status = run.steps_from(resumed_step + 1)
     finally:
@@ -147,19 +145,19 @@ def run_training(session: Session, train: Train) -> None:
         "status": status,
         "resumed_step": resumed_step,
         **run.describe(),
-        "build_time_s": session.build_time_s,
-        **describe_memory(gather_peak_memory(session.device)),
-        **describe_software(session.device),
+        "build_time_s": context.build_time_s,
+        **describe_memory(gather_peak_memory(context.device)),
+        **describe_software(context.device),
     }
-    if session.rank == 0:
-        write_json(session.folder / "result.json", result)
+    if context.rank == 0:
+        write_json(context.folder / "result.json", result)
 
 
 class _Run:
-    """The steps of one start of a training run, and what is told about them at the end."""
+    """The steps of one start of a training run, and its result."""
 
-    def __init__(self, session: Session, train: Train, checkpoints: Checkpoints, metrics: Metrics | None) -> None:
-        self._session = session
+    def __init__(self, context: RunContext, train: Train, checkpoints: Checkpoints, metrics: Metrics | None) -> None:
+        self._context = context
         self._train = train
         self._checkpoints = checkpoints
         self._metrics = metrics
@@ -176,17 +174,17 @@ class _Run:
             if not self._step(step):
                 return "not-finite"
             if self._is_due(step, self._train.checkpoint_every_steps):
-                self._checkpoints.save(self._session.stepper, step)
-                self._session.log.write("checkpoint", step=step)
+                self._checkpoints.save(self._context.stepper, step)
+                self._context.log.write("checkpoint", step=step)
         return "trained"
 
     def describe(self) -> dict[str, Any]:
-        """The keys of the result that tell the steps; evaluations are those since this start, by step."""
+        """Return the result's keys about the steps; evaluations are those since this start, by step."""
         checkpoint = self._checkpoints.path_of(self._final_step)
         return {
             "final_step": self._final_step,
             "final_loss": self._final_loss,
-            "losses_path": str(self._session.folder / "progress.jsonl"),
+            "losses_path": str(self._context.folder / "progress.jsonl"),
             "evaluation_losses": [[step, loss] for step, loss in self._evaluation_losses.items()],
             "overflowed_steps": self._overflowed_steps,
             "step_times_s": list(self._times),
@@ -195,10 +193,10 @@ class _Run:
 
     def _step(self, step: int) -> bool:
         """Train on one step and write its row; whether its loss was finite."""
-        session = self._session
-        rate = learning_rate_at(step, peak=session.job.optimizer.learning_rate, train=self._train)
-        session.stepper.set_learning_rate(rate)
-        outcome, seconds = session.timed_step(step)
+        context = self._context
+        rate = learning_rate_at(step, peak=context.job.optimizer.learning_rate, train=self._train)
+        context.stepper.set_learning_rate(rate)
+        outcome, seconds = context.timed_step(step)
         self._times.append(seconds)
         self._overflowed_steps += outcome.overflowed
         self._final_step, self._final_loss = step, finite_or_none(outcome.loss)
@@ -211,7 +209,7 @@ class _Run:
                     "learning_rate": rate,
                     "gradient_norm": finite_or_none(outcome.gradient_norm),
                     "step_time_s": seconds,
-                    "tokens_per_s": session.tokens_per_step / seconds,
+                    "tokens_per_s": context.tokens_per_step / seconds,
                     "evaluation_loss": evaluation_loss,
                 }
             )
@@ -220,11 +218,11 @@ class _Run:
     def _evaluate(self, step: int) -> float | None:
         if self._train.evaluation_batches == 0 or not self._is_due(step, self._train.evaluation_every_steps):
             return None
-        loss = finite_or_none(self._session.stepper.evaluate(self._train.evaluation_batches))
+        loss = finite_or_none(self._context.stepper.evaluate(self._train.evaluation_batches))
         self._evaluation_losses[step] = loss
-        self._session.log.write("evaluation", step=step, loss=loss)
+        self._context.log.write("evaluation", step=step, loss=loss)
         return loss
 
     def _is_due(self, step: int, every: int) -> bool:
-        """Whether something done `every` so many steps (0: never), and after the last, is due after `step`."""
+        """Return whether what is done every `every` steps (0: never) and after the last is due after `step`."""
         return every > 0 and (step % every == 0 or step == self._train.steps)

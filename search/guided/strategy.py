@@ -118,13 +118,6 @@ class Guided:
         self._seen.add(row, told.outcome, self._table)
         self._is_news = True
 
-    def forget(self, recipe: Recipe) -> None:
-        """Let a proposal that was never measured be proposed again; any other recipe is left as it is."""
-        row = self._candidates.row(recipe)
-        if row is not None and row in self._pending:
-            del self._pending[row]
-            self._candidates.give_back(row)
-
     def outlook(self) -> Outlook | None:
         """Return the expected gain; None before the first measurement, and until each node count sought was tried."""
         if not self._seen.log_speeds or self._untried():

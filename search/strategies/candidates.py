@@ -7,7 +7,7 @@ its own recipe, which other points may share, or the nearest open one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,6 +74,21 @@ class Candidates:
         answer = recipe_at({**self._constant, **chosen}, self._problem)
         return self._row.get(answer) if isinstance(answer, Recipe) else None
 
+    def parameters(self, row: int) -> dict[str, Choice]:
+        """Return a row as Optuna and DeepHyper see it: indices of ordered values, so that a doubling is one step."""
+        named = zip(self.dimensions, self.codes[row].tolist(), strict=True)
+        return {dimension.name: code if dimension.is_ordered else dimension.values[code] for dimension, code in named}
+
+    def codes_of(self, parameters: Mapping[str, Choice]) -> list[int]:
+        """Return the codes of a point that a library proposes."""
+        named = ((dimension, parameters[dimension.name]) for dimension in self.dimensions)
+        return [int(value) if dimension.is_ordered else dimension.values.index(value) for dimension, value in named]
+
+    def open_row_at(self, codes: Sequence[int]) -> int | None:
+        """Return the open row of a point, or None where it is illegal or taken."""
+        row = self.row_at(codes)
+        return row if row is not None and self.is_open(row) else None
+
     def is_open(self, row: int) -> bool:
         """Return whether the row was not taken."""
         return bool(self._open[row])
@@ -82,11 +97,6 @@ class Candidates:
         """Close a row; one that is closed stays closed."""
         self.open_count -= int(self._open[row])
         self._open[row] = False
-
-    def give_back(self, row: int) -> None:
-        """Open a row again."""
-        self.open_count += int(not self._open[row])
-        self._open[row] = True
 
     def open_rows(self) -> NDArray[np.intp]:
         """Return the open rows in rising order."""
@@ -125,7 +135,6 @@ class Learner(ABC):
     def __init__(self, candidates: Candidates) -> None:
         self._candidates = candidates
         self._pending: set[int] = set()
-        self._told: set[int] = set()
         self._withheld: list[tuple[int, Failure]] | None = []  # None after the first measurement
 
     def ask(self, count: int) -> list[Recipe]:
@@ -152,7 +161,6 @@ class Learner(ABC):
         if row is None:
             return
         self._candidates.take(row)
-        self._told.add(row)
         self._end_pending(row)
         outcome = told.outcome
         if isinstance(outcome, Measurement):
@@ -166,13 +174,6 @@ class Learner(ABC):
             self._withheld.append((row, outcome))
         else:
             self._learn_failure(row, outcome)
-
-    def forget(self, recipe: Recipe) -> None:
-        """Let a proposal that was never measured be proposed again; any other recipe is left as it is."""
-        row = self._candidates.row(recipe)
-        if row in self._pending and row is not None:
-            self._end_pending(row)
-            self._candidates.give_back(row)
 
     def _end_pending(self, row: int) -> None:
         if row in self._pending:
@@ -195,4 +196,4 @@ class Learner(ABC):
         """Handle that a row was proposed and has no outcome yet."""
 
     def _no_longer_proposed(self, row: int) -> None:  # noqa: B027 - a hook that may stay empty
-        """Handle that a proposed row was told or forgotten."""
+        """Handle that a proposed row was told."""

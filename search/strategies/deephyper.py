@@ -1,8 +1,7 @@
-"""The strategy whose choices DeepHyper makes: centralized Bayesian optimization over a forest of random trees.
+"""The strategy `deephyper`: centralized Bayesian optimization over a forest of random trees.
 
-DeepHyper takes its candidates from a sampling function, and this one gives it the open recipes alone: every
-point it ranks is legal and untried, and none is drawn in vain. The search keeps no files; it is rebuilt by
-telling the stored outcomes again.
+DeepHyper takes its candidates from a sampling function, which here gives it the open recipes only: every point that it
+ranks is legal and untried. The search keeps no files; telling the stored outcomes again rebuilds it.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ ACQUISITION = {
 """How DeepHyper treats outcomes and samples before it ranks the open recipes."""
 
 UNUSED = Path(__file__).parent
-"""DeepHyper wants a folder, makes it where there is none, and writes nothing to it for ask and tell. It is told one
-that is there: a driver that is killed while a temporary one exists would leave that behind."""
+"""DeepHyper needs a folder and writes nothing to it for ask and tell. This one exists: a temporary one would be left
+behind by a driver that is killed."""
 
 Configuration = dict[str, Choice]
 
@@ -59,19 +58,13 @@ class DeepHyperStrategy(Learner):
             self._search.tell(self._untold)
             self._untold = []
         configurations = self._search.ask(count)
-        rows: dict[int, None] = {}  # a set in order: the batch may repeat itself
-        for configuration in configurations:
-            rows[self._open_row(configuration)] = None
-        return list(rows)
+        return list(dict.fromkeys(map(self._open_row, configurations)))  # the batch may repeat itself
 
     def _open_row(self, configuration: Configuration) -> int:
-        """The row asked for, or the nearest open one: without news DeepHyper gives its last answer again."""
-        codes = [
-            int(configuration[d.name]) if d.is_ordered else d.values.index(configuration[d.name])
-            for d in self._candidates.dimensions
-        ]
-        row = self._candidates.row_at(codes)
-        return row if row is not None and self._candidates.is_open(row) else self._candidates.nearest_open(codes)
+        """Return the row of a proposal, or the nearest open one: without news DeepHyper repeats its last proposal."""
+        codes = self._candidates.codes_of(configuration)
+        row = self._candidates.open_row_at(codes)
+        return self._candidates.nearest_open(codes) if row is None else row
 
     def _new_search(self) -> CBO:
         problem = HpProblem(seed=self._seed)
@@ -99,18 +92,13 @@ class DeepHyperStrategy(Learner):
     def _sample(self, size: int) -> list[Configuration]:
         """At most `size` open recipes in random order: DeepHyper's first proposals are the first of these."""
         rows = self._shuffle.permutation(self._candidates.open_rows())[:size]
-        return [self._configuration(row) for row in rows]
-
-    def _configuration(self, row: int) -> Configuration:
-        codes = self._candidates.codes[row].tolist()
-        named = zip(self._candidates.dimensions, codes, strict=True)
-        return {dimension.name: code if dimension.is_ordered else dimension.values[code] for dimension, code in named}
+        return [self._candidates.parameters(row) for row in rows]
 
     def _learn_measurement(self, row: int, measurement: Measurement) -> None:
-        self._untold.append((self._configuration(row), math.log(measurement.tokens_per_s)))
+        self._untold.append((self._candidates.parameters(row), math.log(measurement.tokens_per_s)))
 
     def _learn_failure(self, row: int, failure: Failure) -> None:
-        self._untold.append((self._configuration(row), f"F_{failure.kind}"))
+        self._untold.append((self._candidates.parameters(row), f"F_{failure.kind}"))
 
 
 def cbo(survey: Survey, seed: int) -> DeepHyperStrategy:

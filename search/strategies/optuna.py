@@ -1,10 +1,9 @@
-"""Strategies whose choices Optuna makes: TPE, a Gaussian process, and NSGA-II.
+"""Strategies with Optuna's samplers: TPE, a Gaussian process, and NSGA-II.
 
-The study lives in memory. It holds the told outcomes as complete trials and the open proposals as running
-ones, which the samplers keep away from; telling the stored outcomes again rebuilds it. A sampler proposes
-one value for each dimension, and does not know which points are legal or taken: such a point is drawn again,
-and after some draws the nearest open recipe stands in. Points drawn in vain are marked as failed, which
-Optuna's samplers ignore: what is legal is known exactly and need not be modelled.
+The study is in memory. It holds the told outcomes as complete trials and the open proposals as running ones, which
+the samplers avoid; telling the stored outcomes again rebuilds it. A sampler does not know which points are illegal or
+taken: it draws again, and after some draws the nearest open recipe is used. Points drawn in vain are marked as failed,
+which Optuna's samplers ignore: legality is known exactly and need not be modeled.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from optuna.trial import TrialState, create_trial
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.search.strategies.candidates import Candidates, Dimension, Learner
 from frontrunner.search.strategy import TOKENS_ALONE
-from frontrunner.spaces.recipe import Choice
 from frontrunner.spaces.space import Survey
 
 POPULATION = 5
@@ -78,15 +76,14 @@ class OptunaStrategy(Learner):
         with _quiet():
             for _ in range(self._goal.draws):
                 codes = self._draw()
-                row = self._candidates.row_at(codes)
-                if row is not None and self._candidates.is_open(row):
+                if (row := self._candidates.open_row_at(codes)) is not None:
                     return [row]
         return [self._candidates.nearest_open(codes)]
 
     def _draw(self) -> list[int]:
         trial = self._study.ask(self._distributions)
         self._study.tell(trial, state=TrialState.FAIL)
-        return [_code(dimension, trial.params[dimension.name]) for dimension in self._candidates.dimensions]
+        return self._candidates.codes_of(trial.params)
 
     def _learn_measurement(self, row: int, measurement: Measurement) -> None:
         scores = self._goal.scores(measurement)
@@ -105,7 +102,7 @@ class OptunaStrategy(Learner):
             self._study.add_trial(
                 create_trial(
                     values=scores,
-                    params=self._params(row),
+                    params=self._candidates.parameters(row),
                     distributions=self._distributions,
                     constraints={_CONSTRAINT: violation},  # on every trial, or GP raises
                     system_attrs=generation,
@@ -116,7 +113,7 @@ class OptunaStrategy(Learner):
         self._running[row] = len(self._study.get_trials(deepcopy=False))
         with _quiet():
             running = create_trial(
-                state=TrialState.RUNNING, params=self._params(row), distributions=self._distributions
+                state=TrialState.RUNNING, params=self._candidates.parameters(row), distributions=self._distributions
             )
             self._study.add_trial(running)
 
@@ -124,21 +121,11 @@ class OptunaStrategy(Learner):
         with _quiet():
             self._study.tell(self._running.pop(row), state=TrialState.FAIL)
 
-    def _params(self, row: int) -> dict[str, Choice]:
-        codes = self._candidates.codes[row].tolist()
-        named = zip(self._candidates.dimensions, codes, strict=True)
-        return {dimension.name: code if dimension.is_ordered else dimension.values[code] for dimension, code in named}
-
 
 def _distribution(dimension: Dimension) -> BaseDistribution:
-    """Places for ordered values, so that doubling counts as one step; words as they are."""
     if dimension.is_ordered:
         return IntDistribution(0, len(dimension.values) - 1)
     return CategoricalDistribution(dimension.values)
-
-
-def _code(dimension: Dimension, parameter: Choice) -> int:
-    return int(parameter) if dimension.is_ordered else dimension.values.index(parameter)
 
 
 def _worse(direction: Direction, one: float, other: float) -> float:

@@ -22,17 +22,17 @@ ENGINE_RULES: dict[str, tuple[Rule, ...]] = {"torch": torch.RULES, "deepspeed": 
 
 
 def why_illegal(recipe: Recipe, problem: Problem) -> Reason | None:
-    """The first reason for which `recipe` cannot solve `problem`, or None where it is legal."""
+    """Return the first reason for which `recipe` cannot solve `problem`, or None where it is legal."""
     return why_no_frame(recipe, problem) or why_illegal_in_frame(recipe, problem)
 
 
 def why_no_frame(recipe: Recipe, problem: Problem) -> Reason | None:
-    """The first of `FRAME_RULES` that refuses."""
+    """Return the first of `FRAME_RULES` that refuses."""
     return _first(FRAME_RULES, recipe, problem)
 
 
 def why_illegal_in_frame(recipe: Recipe, problem: Problem) -> Reason | None:
-    """The first of the other rules that refuses."""
+    """Return the first of the other rules that refuses."""
     return _first(LATER_RULES, recipe, problem) or _first(ENGINE_RULES[recipe.engine], recipe, problem)
 
 
@@ -96,7 +96,7 @@ _MARKS: dict[str, Callable[[Recipe, Problem], str | None]] = {
 
 
 def marks(recipe: Recipe, problem: Problem) -> Iterator[Mark]:
-    """What a reader should know about a legal recipe: unusual, allowed, and often slow."""
+    """Return what a reader should know about a legal recipe: unusual, allowed, and often slow."""
     for code, remark in _MARKS.items():
         text = remark(recipe, problem)
         if text is not None:

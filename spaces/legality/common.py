@@ -25,14 +25,14 @@ Rule = Callable[[Recipe, Problem], Reason | None]
 
 
 def devices_fit(recipe: Recipe, problem: Problem) -> Reason | None:
-    """A recipe uses at most the cluster's devices."""
+    """Check that a recipe uses at most the cluster's devices."""
     if recipe.devices > problem.cluster.devices:
         return Reason("devices", f"{recipe.devices} devices of {problem.cluster.devices} in the cluster")
     return None
 
 
 def tensor_parallel_divides(recipe: Recipe, problem: Problem) -> Reason | None:
-    """Tensor parallelism cuts heads, feed-forward and vocabulary into equal shares."""
+    """Check that tensor parallelism cuts heads, feed-forward and vocabulary into equal shares."""
     model, tp = problem.model, recipe.tensor_parallel
     parts = {
         "heads": model.heads,
@@ -48,7 +48,7 @@ def tensor_parallel_divides(recipe: Recipe, problem: Problem) -> Reason | None:
 
 
 def context_parallel_divides(recipe: Recipe, problem: Problem) -> Reason | None:
-    """Context parallelism cuts sequences into equal slices, and for attention the heads of a tensor-parallel rank."""
+    """Check that context parallelism cuts sequences and a tensor-parallel rank's heads into equal parts."""
     cp, length = recipe.context_parallel, problem.sequence_length
     heads = problem.model.heads // recipe.tensor_parallel
     kv_heads = max(1, problem.model.kv_heads // recipe.tensor_parallel)
@@ -69,7 +69,7 @@ def context_parallel_divides(recipe: Recipe, problem: Problem) -> Reason | None:
 
 
 def sequence_parallel_divides(recipe: Recipe, problem: Problem) -> Reason | None:
-    """Sequence parallelism spreads the positions that a context rank holds over the tensor-parallel group."""
+    """Check that sequence parallelism divides the positions of a context rank over the tensor-parallel group."""
     tp, held = recipe.tensor_parallel, problem.sequence_length // recipe.context_parallel
     if recipe.sequence_parallel and tp == 1:
         return Reason("sequence-parallel-alone", "sequence_parallel needs tensor_parallel > 1")
@@ -81,7 +81,7 @@ def sequence_parallel_divides(recipe: Recipe, problem: Problem) -> Reason | None
 
 
 def stages_hold_layers(recipe: Recipe, problem: Problem) -> Reason | None:
-    """Every pipeline stage holds at least one layer, and all of them together the model's."""
+    """Check that every pipeline stage holds at least one layer, and all of them together the model's."""
     if recipe.stages > problem.model.layers:
         return Reason("too-many-stages", f"{recipe.stages} pipeline stages for {problem.model.layers} layers")
     if recipe.layers_per_stage and sum(recipe.layers_per_stage) != problem.model.layers:
@@ -90,7 +90,7 @@ def stages_hold_layers(recipe: Recipe, problem: Problem) -> Reason | None:
 
 
 def schedule_fits(recipe: Recipe, _: Problem) -> Reason | None:
-    """A schedule exists exactly where there is a pipeline; looped ones need more than one chunk a rank."""
+    """Check that a schedule exists exactly where there is a pipeline; looped ones need more than one chunk a rank."""
     if (recipe.schedule == "none") != (recipe.pipeline_parallel == 1):
         return Reason(
             "schedule-without-pipeline", f"schedule {recipe.schedule} with pipeline_parallel {recipe.pipeline_parallel}"
@@ -106,7 +106,7 @@ def schedule_fits(recipe: Recipe, _: Problem) -> Reason | None:
 
 
 def batch_matches(recipe: Recipe, problem: Problem) -> Reason | None:
-    """micro_batch_seqs * accumulation * data_parallel is the problem's global batch."""
+    """Check that micro_batch_seqs * accumulation * data_parallel is the problem's global batch."""
     if recipe.global_batch_seqs in problem.global_batch:
         return None
     product = f"{recipe.micro_batch_seqs} x {recipe.accumulation} x {recipe.data_parallel} = {recipe.global_batch_seqs}"
@@ -114,7 +114,7 @@ def batch_matches(recipe: Recipe, problem: Problem) -> Reason | None:
 
 
 def sharding_divides(recipe: Recipe, _: Problem) -> Reason | None:
-    """Sharding degrees rise from parameters to optimizer and divide one another and the copies of the model."""
+    """Check that sharding degrees rise from parameters to optimizer and divide one another and the copies."""
     chain = (*recipe.sharding.degrees, recipe.copies)
     for small, large in itertools.pairwise(chain):
         if small < 1 or large % small:

@@ -8,28 +8,28 @@ from frontrunner.spaces.recipe import Recipe
 
 
 def context_parallel(recipe: Recipe, _: Problem) -> Reason | None:
-    """DeepSpeed's own Ulysses attention is not built in: a recipe of this engine leaves sequences whole."""
+    """Check that DeepSpeed's own Ulysses attention is not built in: a recipe of this engine leaves sequences whole."""
     if recipe.context_parallel == 1:
         return None
     return Reason("deepspeed-context", "the deepspeed engine has no context parallelism; use engine torch")
 
 
 def replication(recipe: Recipe, _: Problem) -> Reason | None:
-    """Replicas are DeepSpeed's own; torch's wrappers are no choice."""
+    """Check that replicas are DeepSpeed's own; torch's wrappers are no choice."""
     if recipe.replication == "replicate":
         return None
     return Reason("deepspeed-replication", f"the deepspeed engine keeps replicas itself, not by {recipe.replication}")
 
 
 def rank_order(recipe: Recipe, _: Problem) -> Reason | None:
-    """DeepSpeed's topologies number ranks in one way."""
+    """Check that DeepSpeed's topologies number ranks in one way."""
     if recipe.rank_order == "tp-dp-pp":
         return None
     return Reason("deepspeed-rank-order", f"the deepspeed engine numbers ranks as tp-dp-pp, not {recipe.rank_order}")
 
 
 def sharding(recipe: Recipe, _: Problem) -> Reason | None:
-    """ZeRO 0 to 3 over all replicas; MiCS, its hybrid sharding, was removed from DeepSpeed."""
+    """Check that ZeRO 0 to 3 over all replicas; MiCS, its hybrid sharding, was removed from DeepSpeed."""
     n = recipe.data_parallel
     p, g, o = recipe.sharding.degrees
     if (p, g, o) in {(1, 1, 1), (1, 1, n), (1, n, n), (n, n, n)}:
@@ -39,7 +39,7 @@ def sharding(recipe: Recipe, _: Problem) -> Reason | None:
 
 
 def pipeline(recipe: Recipe, problem: Problem) -> Reason | None:
-    """DeepSpeed's pipeline runs 1F1B over whole gradients."""
+    """Check that DeepSpeed's pipeline runs 1F1B over whole gradients."""
     if recipe.pipeline_parallel == 1:
         return None
     if recipe.schedule != "1f1b":
@@ -55,7 +55,7 @@ def pipeline(recipe: Recipe, problem: Problem) -> Reason | None:
 
 
 def tensor_parallel(recipe: Recipe, problem: Problem) -> Reason | None:
-    """Attention and feed-forward are cut into equal shares of whole heads; activations stay whole."""
+    """Check that attention and feed-forward are cut into equal shares of whole heads; activations stay whole."""
     tp, kv_heads = recipe.tensor_parallel, problem.model.kv_heads
     if recipe.sequence_parallel:
         return Reason("deepspeed-sequence-parallel", "the deepspeed engine has no sequence parallelism")
@@ -71,7 +71,7 @@ def tensor_parallel(recipe: Recipe, problem: Problem) -> Reason | None:
 
 
 def offload(recipe: Recipe, problem: Problem) -> Reason | None:
-    """Offload is a part of ZeRO; to a disk it needs a folder."""
+    """Check that offload is a part of ZeRO; to a disk it needs a folder."""
     if recipe.offload == "nvme" and problem.cluster.nvme_path is None:
         return Reason("offload-nvme", "offload nvme needs a folder on each node's own fast disk: set cluster.nvme_path")
     if recipe.offload != "none" and recipe.data_parallel > 1 and recipe.sharding.optimizer == 1:
@@ -80,7 +80,7 @@ def offload(recipe: Recipe, problem: Problem) -> Reason | None:
 
 
 def offload_parameters(recipe: Recipe, _: Problem) -> Reason | None:
-    """Parameters can leave the device only where each is gathered for its use: under ZeRO-3."""
+    """Check that parameters can leave the device only where each is gathered for its use: under ZeRO-3."""
     if recipe.offload not in ("optimizer+parameters", "nvme"):
         return None
     if recipe.pipeline_parallel > 1:
@@ -93,7 +93,7 @@ def offload_parameters(recipe: Recipe, _: Problem) -> Reason | None:
 
 
 def secondary_partition(recipe: Recipe, _: Problem) -> Reason | None:
-    """ZeRO++'s second copy of the parameters is held by equal groups of neighbouring ranks."""
+    """Check that ZeRO++'s second copy of the parameters is held by equal groups of neighboring ranks."""
     k, n = recipe.secondary_partition, recipe.data_parallel
     if k == 1:
         return None
@@ -110,13 +110,13 @@ def secondary_partition(recipe: Recipe, _: Problem) -> Reason | None:
     if recipe.tensor_parallel > 1:
         return Reason(
             "secondary-tensor",
-            "wrong parameters: hpZ groups neighbouring ranks, which under tensor parallelism hold different shares",
+            "wrong parameters: hpZ groups neighboring ranks, which under tensor parallelism hold different shares",
         )
     return None
 
 
 def precision(recipe: Recipe, problem: Problem) -> Reason | None:
-    """bf16 gradients are summed in fp32 only under ZeRO; skipped steps of fp16 are not reported."""
+    """Check that bf16 gradients are summed in fp32 only under ZeRO; skipped steps of fp16 are not reported."""
     if problem.precision == "fp16":
         return Reason(
             "precision-fp16", "the deepspeed engine does not report skipped steps yet, as fp16 needs; use bf16"
@@ -129,7 +129,7 @@ def precision(recipe: Recipe, problem: Problem) -> Reason | None:
 
 
 def levers(recipe: Recipe, _: Problem) -> Reason | None:
-    """Compilation and the levers of memory are the torch engine's, but for `offload`."""
+    """Check that compilation and the levers of memory are the torch engine's, but for `offload`."""
     moved = [lever for lever in recipe.levers if not lever.startswith("offload=")]
     return Reason("levers-engine", f"only the torch engine has {', '.join(moved)}") if moved else None
 

@@ -8,7 +8,7 @@ from frontrunner.spaces.recipe import INTERLEAVED_SCHEDULES, SPLIT_BACKWARD_SCHE
 
 
 def ddp(recipe: Recipe, _: Problem) -> Reason | None:
-    """DistributedDataParallel is right only on its own; `replicate` serves everywhere else."""
+    """Check that DistributedDataParallel is right only on its own; `replicate` serves everywhere else."""
     if recipe.replication != "ddp":
         return None
     if recipe.copies == 1:
@@ -27,7 +27,7 @@ def ddp(recipe: Recipe, _: Problem) -> Reason | None:
 
 
 def sharding(recipe: Recipe, _: Problem) -> Reason | None:
-    """Parameters, gradients and states alike over a part of the copies, or the states over all of them."""
+    """Check that parameters, gradients and states alike over a part of the copies, or the states over all of them."""
     n = recipe.copies
     p, g, o = recipe.sharding.degrees
     if o == n or p == g == o:
@@ -40,7 +40,7 @@ def sharding(recipe: Recipe, _: Problem) -> Reason | None:
 
 
 def split_backward(recipe: Recipe, _: Problem) -> Reason | None:
-    """Schedules that split the backward pass find their weights by identity, and must find them whole."""
+    """Check that schedules that split the backward pass find their weights by identity, and must find them whole."""
     if recipe.schedule not in SPLIT_BACKWARD_SCHEDULES:
         return None
     if recipe.sharding.parameters > 1:
@@ -63,7 +63,7 @@ def split_backward(recipe: Recipe, _: Problem) -> Reason | None:
 
 
 def micro_batches(recipe: Recipe, _: Problem) -> Reason | None:
-    """A pipeline schedule needs enough micro-batches to fill its stages."""
+    """Check that a pipeline schedule needs enough micro-batches to fill its stages."""
     schedule, stages = recipe.schedule, recipe.stages
     if schedule in ("none", "gpipe"):
         return None
@@ -76,7 +76,7 @@ def micro_batches(recipe: Recipe, _: Problem) -> Reason | None:
 
 
 def equal_rounds(recipe: Recipe, _: Problem) -> Reason | None:
-    """Interleaved schedules run their micro-batches in max(1, micro-batches // pipeline_parallel) equal rounds.
+    """Check that interleaved schedules run max(1, micro-batches // pipeline_parallel) equal rounds.
 
     Any other number raises in `torch.distributed.pipelining` when the schedule is built.
     """
@@ -91,28 +91,28 @@ def equal_rounds(recipe: Recipe, _: Problem) -> Reason | None:
 
 
 def v_shape(recipe: Recipe, _: Problem) -> Reason | None:
-    """V-shaped schedules give each rank one stage going down and one coming up."""
+    """Check that V-shaped schedules give each rank one stage going down and one coming up."""
     if recipe.schedule in V_SHAPED_SCHEDULES and recipe.virtual_stages != 2:
         return Reason("virtual-stages", f"{recipe.schedule} takes virtual_stages 2, not {recipe.virtual_stages}")
     return None
 
 
 def tied(recipe: Recipe, problem: Problem) -> Reason | None:
-    """Tied embeddings would have to live on the first and the last stage at once."""
+    """Check that tied embeddings would have to live on the first and the last stage at once."""
     if problem.model.tied_embeddings and recipe.pipeline_parallel > 1:
         return Reason("tied-pipeline", "tied embeddings need the first and last stage on one rank")
     return None
 
 
 def precision(recipe: Recipe, problem: Problem) -> Reason | None:
-    """DistributedDataParallel has no mixed precision of its own."""
+    """Check that DistributedDataParallel has no mixed precision of its own."""
     if recipe.replication == "ddp" and problem.precision != "fp32":
         return Reason("ddp-precision", f"replication ddp casts no parameters to {problem.precision}; use replicate")
     return None
 
 
 def secondary_partition(recipe: Recipe, _: Problem) -> Reason | None:
-    """A second copy of the parameters is a part of ZeRO++."""
+    """Check that a second copy of the parameters is a part of ZeRO++."""
     if recipe.secondary_partition > 1:
         return Reason(
             "torch-secondary", "the torch engine has no secondary partition; use hybrid-K or engine deepspeed"
@@ -121,7 +121,7 @@ def secondary_partition(recipe: Recipe, _: Problem) -> Reason | None:
 
 
 def compilation(recipe: Recipe, _: Problem) -> Reason | None:
-    """A compiled layer is one piece to whatever would look into it."""
+    """Check that a compiled layer is one piece to whatever would look into it."""
     if not recipe.compile:
         return None
     if recipe.recompute == "full" and recipe.tensor_parallel > 1:
@@ -142,7 +142,7 @@ def compilation(recipe: Recipe, _: Problem) -> Reason | None:
 
 
 def pieces(recipe: Recipe, problem: Problem) -> Reason | None:
-    """The positions that a rank holds, under context and sequence parallelism a share of all, make equal pieces."""
+    """Check that the positions of a rank, its share under context and sequence parallelism, make equal pieces."""
     shards = recipe.tensor_parallel if recipe.sequence_parallel else 1
     held = problem.sequence_length // (recipe.context_parallel * shards)
     for name in ("loss_chunks", "feed_forward_tiles"):
@@ -157,7 +157,7 @@ def pieces(recipe: Recipe, problem: Problem) -> Reason | None:
 
 
 def host_memory(recipe: Recipe, problem: Problem) -> Reason | None:
-    """What moves to the host's memory needs a device that has another, and a time when the device can do without."""
+    """Check that offload has another memory to move to, and a time when the device can do without."""
     if recipe.offload not in ("none", "optimizer+parameters"):
         return Reason("torch-offload", f"the torch engine offloads optimizer+parameters or none, not {recipe.offload}")
     moves = recipe.activation_offload or recipe.offload != "none"
@@ -174,7 +174,7 @@ def host_memory(recipe: Recipe, problem: Problem) -> Reason | None:
 
 
 def gradient_sync(recipe: Recipe, _: Problem) -> Reason | None:
-    """Reducing gradients at each micro-batch is a choice only where they could wait."""
+    """Check that reducing gradients at each micro-batch is a choice only where they could wait."""
     if recipe.gradient_sync == "last":
         return None
     if recipe.schedule in SPLIT_BACKWARD_SCHEDULES:

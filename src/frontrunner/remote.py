@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from frontrunner.config.toml_file import Table, read_toml
 from frontrunner.events import StreamEvent
-from frontrunner.front import Front, OnFront
+from frontrunner.pareto_front import Front, OnFront
 from frontrunner.results.active_drivers import ActiveDriver
 from frontrunner.results.explain import Explanation
 from frontrunner.results.pages import CampaignPage, Comparison, RecipePage, TrialPage
@@ -55,9 +55,9 @@ if TYPE_CHECKING:
 
     from frontrunner.baseline import Baseline
     from frontrunner.evaluators.analytic.breakdown import Breakdown
+    from frontrunner.evaluators.analytic.estimates import ShownPlan
     from frontrunner.reporting import NotDrawn
     from frontrunner.views.charts.data import Missing
-    from frontrunner.views.shown_plan import ShownPlan
 
 T = TypeVar("T")
 CampaignSource = str | Path | Mapping[str, Any]
@@ -224,7 +224,7 @@ class RemoteStore:
         return self._get(Explanation, _recipe_path(recipe_id))
 
     def explain(self, recipe: str | Mapping[str, object], *, campaign: str | Path | None = None) -> Breakdown:
-        from frontrunner.planning_api import breakdown_of
+        from frontrunner.recipe_actions import breakdown_of
 
         return breakdown_of(self, recipe, campaign)
 
@@ -295,7 +295,7 @@ class RemoteStore:
 
         Raises `InvalidInput` for an invalid campaign and `NothingLegal` for a space without a legal recipe.
         """
-        from frontrunner.views.shown_plan import ShownPlan
+        from frontrunner.evaluators.analytic.estimates import ShownPlan
 
         return self._submit(ShownPlan, "/plan", campaign, {"top": top})
 

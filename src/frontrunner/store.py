@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from frontrunner.baseline import Baseline
     from frontrunner.evaluators.analytic.breakdown import Breakdown
     from frontrunner.events import StreamEvent
-    from frontrunner.front import Front
+    from frontrunner.pareto_front import Front
     from frontrunner.reporting import NotDrawn
     from frontrunner.results.active_drivers import ActiveDriver
     from frontrunner.results.explain import Explanation
@@ -120,7 +120,7 @@ class LocalStore:
         Objectives are two or more of tokens (tokens/s), memory (free memory of the fullest device) and nodes (fewer is
         better). Raises `InvalidInput` for others.
         """
-        from frontrunner.front import checked_objectives, front
+        from frontrunner.pareto_front import checked_objectives, front
         from frontrunner.results.ranking import best
         from frontrunner.search.campaign_setup import stored_spec
 
@@ -205,7 +205,7 @@ class LocalStore:
         one legal recipe of its space. Raises `InvalidInput` for a recipe that the estimate does not cover.
         """
         from frontrunner.config.campaign import read_campaign_file
-        from frontrunner.planning_api import breakdown_of
+        from frontrunner.recipe_actions import breakdown_of
 
         if campaign is None:
             return breakdown_of(self, recipe, None)
@@ -220,7 +220,7 @@ class LocalStore:
 
         Raises `InvalidInput`, with the reason, where the tool cannot express the recipe.
         """
-        from frontrunner.travel_api import exported
+        from frontrunner.exchange import exported
 
         return exported(self, recipe, to=to)
 

@@ -1,4 +1,4 @@
-"""Numbers and outside text as they are shown to people."""
+"""Formats of numbers, and outside text made safe to print."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import re
 import textwrap
 
 LEAST_NODE_HOURS = 0.01
-"""Below it time of nodes is told in node-seconds."""
+"""Below it, node time is shown in node-seconds."""
 
 
 def plain(text: str) -> str:
-    """Text from outside, safe to print: control characters, line breaks but, are shown as escapes."""
+    """Escape control characters other than line breaks, so that text from outside is safe to print."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
 def thousands(value: float) -> str:
-    """A rate with three significant digits or whole thousands: 0.000123, 4.56, 789, 12,345."""
+    """Return a rate with three significant digits or in whole numbers: 0.000123, 4.56, 789, 12,345."""
     if not math.isfinite(value):
         return "-"
     if abs(value) >= 100:
@@ -29,12 +29,12 @@ def thousands(value: float) -> str:
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    """A share as a percentage, or a dash."""
+    """Return a share as a percentage, or a dash for None."""
     return "-" if share is None else f"{100 * share:.{digits}f} %"
 
 
 def gib(size_bytes: float) -> str:
-    """Bytes in GiB, two digits after the point; a dash for 0, which is the peak of a table that states none."""
+    """Return bytes in GiB, two digits after the point; a dash for 0, the peak of a table that states none."""
     return f"{size_bytes / 2**30:.2f}" if size_bytes else "-"
 
 
@@ -48,13 +48,14 @@ def fit_verdict(peak_bytes: int, device_bytes: int) -> str:
 
 
 def size(size_bytes: float) -> str:
-    """Bytes in words, three digits or whole thousands: 14.2 MiB, 62.3 GiB, 2,937 GiB."""
-    unit, name = (2**30, "GiB") if size_bytes >= 2**30 else (2**20, "MiB")
+    """Return bytes with their unit: 512 B, 64 KiB, 14.2 MiB, 2,937 GiB."""
+    units = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+    unit, name = next((found for found in units if size_bytes >= found[0]), (1, "B"))
     return f"{thousands(size_bytes / unit)} {name}"
 
 
 def count(value: float) -> str:
-    """A large number in words: 22.4 billion, 124 million, 886 thousand."""
+    """Return a large number in words: 22.4 billion, 124 million, 886 thousand."""
     for unit, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"), (1e3, "thousand")):
         if value >= 0.9995 * unit:
             return f"{value / unit:.3g} {name}"
@@ -67,7 +68,7 @@ def counted(number: int, word: str) -> str:
 
 
 def wrapped(text: str, *, width: int, indent: int) -> str:
-    """Lines of at most `width` characters, each indented; a number and its unit stay on one line."""
+    """Wrap text to lines of at most `width` characters, each indented; a number and its unit stay together."""
     joined = re.sub(r"(?<=\d) (?=%|[GM]iB|s\b|ms\b)", "\N{NO-BREAK SPACE}", text)
     blank = " " * indent
     wrapper = textwrap.TextWrapper(
@@ -78,7 +79,7 @@ def wrapped(text: str, *, width: int, indent: int) -> str:
 
 
 def seconds(value: float) -> str:
-    """A duration: 8.1 ms, 1.25 s, 3 min 20 s, 2 h 05 min; a dash where it is not finite."""
+    """Return a duration: 8.1 ms, 1.25 s, 3 min 20 s, 2 h 05 min; a dash if it is not finite."""
     if not math.isfinite(value):
         return "-"
     if value < 0.9995:  # above, three digits of milliseconds would read 1e+03
@@ -91,21 +92,21 @@ def seconds(value: float) -> str:
 
 
 def node_unit(node_seconds: float) -> tuple[str, float]:
-    """The unit in which time of nodes is told, and its seconds: node-seconds below a hundredth of a node-hour."""
+    """Return the unit for node time, and its seconds: node-seconds below a hundredth of a node-hour."""
     return ("node-hours", 3600.0) if node_seconds >= LEAST_NODE_HOURS * 3600 else ("node-seconds", 1.0)
 
 
 def node_time(node_seconds: float) -> str:
-    """Seconds of nodes in words: 24.8 node-seconds, 3.4 node-hours, 12,345 node-hours."""
+    """Return node time: 24.8 node-seconds, 3.4 node-hours, 12,345 node-hours."""
     unit, size_s = node_unit(node_seconds)
     return f"{thousands(node_seconds / size_s)} {unit}"
 
 
 def minute(moment: str) -> str:
-    """An ISO timestamp in UTC to the minute: 2025-03-01 12:30."""
+    """Return an ISO timestamp to the minute: 2025-03-01 12:30."""
     return moment[:16].replace("T", " ")
 
 
 def latency(value: float) -> str:
-    """A duration that may be very short: 8.1 us below a millisecond, above it as `seconds`."""
+    """Return a duration that may be very short: 8.1 us below a millisecond, above it as `seconds`."""
     return f"{1e6 * value:.3g} us" if value < 0.9995e-3 else seconds(value)

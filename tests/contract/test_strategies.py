@@ -124,30 +124,6 @@ def test_strategies_rebuilt_alike_propose_alike(name, landscape, machine):
 
 
 @every_strategy
-def test_a_forgotten_proposal_comes_again(name, small):
-    strategy = make_strategy(name, small, seed=10)
-    first = strategy.ask(1)[0]
-    strategy.forget(first)
-    rest = strategy.ask(len(small.recipes))
-    assert first in rest
-    strategy.forget(rest[3])
-    assert strategy.ask(5) == [rest[3]]
-    assert strategy.ask(5) == []
-
-
-@every_strategy
-def test_what_was_told_or_never_proposed_cannot_be_forgotten(name, small, machine, stranger):
-    strategy = make_strategy(name, small, seed=11)
-    told = run(strategy, machine, trials=1)[0]
-    strategy.forget(told.recipe)
-    strategy.forget(stranger)
-    strategy.forget(next(recipe for recipe in small.recipes if recipe != told.recipe))
-    rest = strategy.ask(1000)
-    assert len(rest) == len(set(rest)) == len(small.recipes) - 1
-    assert told.recipe not in rest
-
-
-@every_strategy
 def test_a_recipe_told_by_others_is_not_proposed(name, small, machine, stranger):
     strategy = make_strategy(name, small, seed=12)
     for recipe in (small.recipes[0], small.recipes[7], stranger):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from frontrunner.evaluators.trainer.rendezvous import FILE, meeting_at
+from frontrunner.evaluators.trainer.rendezvous import FILE, rendezvous_url
 
 pytestmark = pytest.mark.alone
 
@@ -23,7 +23,7 @@ def met(folder: Path) -> int:
     folder.mkdir()
 
     def rank(number: int) -> dist.Store:
-        store, *_ = next(dist.rendezvous(meeting_at(folder), rank=number, world_size=2))
+        store, *_ = next(dist.rendezvous(rendezvous_url(folder), rank=number, world_size=2))
         return store
 
     with ThreadPoolExecutor(2) as ranks:

@@ -17,7 +17,7 @@ from torch.nn import functional
 from frontrunner.evaluators.trainer.corpus import write_token_file
 from frontrunner.evaluators.trainer.data import TokenFile
 from frontrunner.evaluators.trainer.job import Data, Job, Optimizer, Probe
-from frontrunner.evaluators.trainer.model import Gpt, initialise
+from frontrunner.evaluators.trainer.model import Gpt, initialize
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
@@ -103,7 +103,7 @@ def reference_losses(job: Job, *, learning_rate_scale: float = 1.0) -> list[floa
     steps = job.probe.warm_up_steps + job.probe.measured_steps
     torch.set_num_threads(1)
     model = Gpt(job.model, sequence_length=job.sequence_length, layers=range(job.model.layers))
-    initialise(model.named_parameters(), seed=job.seed, layers=job.model.layers)
+    initialize(model.named_parameters(), seed=job.seed, layers=job.model.layers)
     options = job.optimizer
     optimizer = torch.optim.SGD(
         model.parameters(),

@@ -38,8 +38,8 @@ def ranks_below(pid: int) -> list[psutil.Process]:
     [
         ({"MASTER_ADDR": None, "LOCAL_RANK": None}, "RANK is set, but not LOCAL_RANK, MASTER_ADDR"),
         ({"WORLD_SIZE": "four"}, 'WORLD_SIZE = "four": expected a whole number'),
-        ({"RANK": "4"}, "torchrun says rank 4 of 4, 2 a node"),
-        ({"LOCAL_WORLD_SIZE": "3"}, "rank 0 of 4, 3 a node, local rank 0: expected equal nodes"),
+        ({"RANK": "4"}, "torchrun reports rank 4 of 4, 2 per node"),
+        ({"LOCAL_WORLD_SIZE": "3"}, "rank 0 of 4, 3 per node, local rank 0: expected equal nodes"),
     ],
 )
 def test_an_allocation_that_cannot_be_is_refused(
@@ -158,12 +158,12 @@ def test_a_device_that_is_not_there_ends_with_the_rank_s_own_words() -> None:
 
 
 @pytest.mark.system
-def test_a_rank_imports_torch_and_the_trainer_alone() -> None:
+def test_calibrating_rank_imports_only_torch_trainer_and_spaces() -> None:
     program = f"""
 import sys, importlib
 importlib.import_module("{CHILD}.__main__")
 heavy = {{"deepspeed", "optuna", "pandas", "sqlalchemy", "deephyper", "scipy"}}
-floors = ("frontrunner.spaces", "frontrunner.results", "frontrunner.search")
+floors = ("frontrunner.results", "frontrunner.search")
 print(sorted(name for name in sys.modules if name in heavy or name.startswith(floors)))
 """
     done = subprocess.run([sys.executable, "-P", "-c", program], env=dict(os.environ), capture_output=True, text=True,

@@ -25,6 +25,7 @@ def write(folder: Path, **sections: Table | str) -> str:
     return "tiny.toml"
 
 
+@pytest.mark.smoke
 def test_real_probes_from_a_file_to_a_ranking(tmp_path: Path) -> None:
     done = frontrunner("launch", write(tmp_path, space=FEW, search={"parallel_probes": 2}), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -85,7 +86,7 @@ def test_probes_that_all_fail_alike_pause_the_campaign_and_show_why(tmp_path: Pa
     assert done.returncode == 6, done.stderr
     assert "the first 2 probes all failed alike: out-of-memory" in done.stderr
     assert "MemoryError" in done.stderr, "the log's end"
-    log = re.search(r"the whole log: (\S+);", done.stderr)
+    log = re.search(r"full log: (\S+);", done.stderr)
     assert log is not None
     assert "MemoryError" in Path(log[1]).read_text()
     assert "frontrunner resume tiny" in done.stderr

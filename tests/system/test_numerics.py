@@ -36,7 +36,6 @@ class Case:
     recipe: dict[str, Any]
     model: dict[str, Any] = field(default_factory=dict)
     clip_norm: float | None = None
-    slow: bool = False
 
     def job(self, folder: Path) -> Job:
         job = small_job(folder, recipe=small_recipe(**self.recipe), model=small_model(**self.model))
@@ -92,7 +91,7 @@ CASES = [
     Case(name="dp4-levels-124", recipe=_data(4, (1, 2, 4))),
     Case(name="dp4-levels-224-full", recipe=_data(4, (2, 2, 4)) | {"recompute": "full"}, clip_norm=0.2),
     Case(name="dp4-levels-244-learned-tied", recipe=_data(4, (2, 4, 4)), model=GPT2 | {"tied_embeddings": True}),
-    Case(name="dp8-levels-248", recipe=_data(8, (2, 4, 8)) | {"accumulation": 2}, clip_norm=0.2, slow=True),
+    Case(name="dp8-levels-248", recipe=_data(8, (2, 4, 8)) | {"accumulation": 2}, clip_norm=0.2),
     # 60 rows are cut into 30, 15 and 8 or 7; 100 into 50, 25 and 13 or 12; 386 into 193, 97 or 96, and 49, 48 or 47.
     Case(
         name="dp8-levels-248-uneven",
@@ -144,12 +143,10 @@ CASES = [
         name="order-dp-tp-pp-levels-224-tp2",
         recipe=_tensor(2) | _data(4, (2, 2, 4)) | _order("dp-tp-pp"),
         clip_norm=0.2,
-        slow=True,
     ),
     Case(
         name="order-tp-pp-dp-cp2-tp2-pp2",
         recipe=_context(2, tensor=2) | _pipeline(2, "1f1b") | {"sharding": ZERO_2} | _order("tp-pp-dp"),
-        slow=True,
     ),
     Case(name="recompute-full-pp2-dp2-zero3", recipe=_pipeline(2, "1f1b") | _data(2, ZERO_3) | {"recompute": "full"}),
     Case(name="recompute-full-zbv", recipe=_pipeline(2, "zbv", virtual=2) | {"recompute": "full"}),
@@ -170,7 +167,6 @@ CASES = [
             | {"recompute": recompute}
             | _order(order),
             clip_norm=0.2,
-            slow=True,
         )
         for order, schedule, sharding, recompute in ALL_DEGREES
     ),
@@ -181,10 +177,10 @@ CASES = [
         clip_norm=0.2,
     ),
     Case(name="cp2", recipe=_context(2) | {"micro_batch_seqs": 2}, clip_norm=0.2),
-    Case(name="cp4-learned-tied", recipe=_context(4), model=GPT2 | {"tied_embeddings": True}, slow=True),
+    Case(name="cp4-learned-tied", recipe=_context(4), model=GPT2 | {"tied_embeddings": True}),
     Case(name="cp4-sends-2-kv-heads-twice", recipe=_context(4), model={"kv_heads": 2}),
-    Case(name="cp2-2-kv-heads-math", recipe=_context(2), model={"kv_heads": 2, "attention": "math"}, slow=True),
-    Case(name="tp2-cp2-learned", recipe=_context(2, tensor=2), model=GPT2, slow=True),
+    Case(name="cp2-2-kv-heads-math", recipe=_context(2), model={"kv_heads": 2, "attention": "math"}),
+    Case(name="tp2-cp2-learned", recipe=_context(2, tensor=2), model=GPT2),
     Case(
         name="tp2-sp-cp2-selective-sends-kv-heads-twice",
         recipe=_context(2, tensor=2, sequence=True) | {"recompute": "selective"},
@@ -195,7 +191,6 @@ CASES = [
         name="tp4-sp-cp2-replicates-and-sends-2-kv-heads",
         recipe=_context(2, tensor=4, sequence=True),
         model={"heads": 8, "kv_heads": 2},
-        slow=True,
     ),
     Case(
         name="cp2-pp2-1f1b-learned-full",
@@ -205,14 +200,13 @@ CASES = [
     ),
     Case(name="cp2-dp2-zero3", recipe=_context(2) | _data(2, (4, 4, 4)), clip_norm=0.2),
     Case(name="cp2-dp2-hybrid", recipe=_context(2) | _data(2, ZERO_3), clip_norm=0.2),
-    Case(name="cp2-dp4-levels-248", recipe=_context(2) | _data(4, (2, 4, 8)), clip_norm=0.2, slow=True),
-    Case(name="tp2-cp2-dp2-levels-124", recipe=_context(2, tensor=2) | _data(2, (1, 2, 4)), clip_norm=0.2, slow=True),
+    Case(name="cp2-dp4-levels-248", recipe=_context(2) | _data(4, (2, 4, 8)), clip_norm=0.2),
+    Case(name="tp2-cp2-dp2-levels-124", recipe=_context(2, tensor=2) | _data(2, (1, 2, 4)), clip_norm=0.2),
     *(
         Case(
             name=f"tp2-sp-cp2-pp2-{schedule}-{recompute}",
             recipe=_context(2, tensor=2, sequence=True) | _pipeline(2, schedule, virtual=2) | {"recompute": recompute},
             clip_norm=0.2,
-            slow=True,
         )
         for schedule, recompute in (("interleaved-1f1b", "selective"), ("zbv", "full"))
     ),
@@ -240,14 +234,11 @@ def _assert_losses_equal_one_process(job: Job) -> None:
     assert run_job(job)["losses"] == pytest.approx(reference_losses(job), abs=TOLERANCE)
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, id=case.name, marks=[pytest.mark.system] if case.slow else []) for case in CASES]
-)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_losses_equal_one_process(case: Case, tmp_path: Path) -> None:
     _assert_losses_equal_one_process(case.job(tmp_path / "run"))
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("recipe", CHOSEN.values(), ids=CHOSEN)
 def test_each_two_choices_together_train_the_right_model(recipe: dict[str, Any], tmp_path: Path) -> None:
     _assert_losses_equal_one_process(Case(name="chosen", recipe=recipe, clip_norm=0.2).job(tmp_path / "run"))

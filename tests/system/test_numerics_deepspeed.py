@@ -112,7 +112,6 @@ NAMED = [small_recipe(**(ENGINE | case.recipe)) for case in CASES]
 CHOSEN = covering_recipes(SPACE, run_anyway=NAMED)
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("recipe", CHOSEN.values(), ids=CHOSEN)
 def test_each_two_choices_together_train_the_right_model(recipe: dict[str, Any], tmp_path: Path) -> None:
     job = Case(name="chosen", recipe=recipe).job(tmp_path / "run")

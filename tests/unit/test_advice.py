@@ -9,21 +9,28 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner import planning_api
-from frontrunner.advice_next import additions, commands
-from frontrunner.advice_words import in_words
+from frontrunner import planning
 from frontrunner.cli.main import frontrunner as command
-from frontrunner.cli.recipe_words import named
+from frontrunner.cli.options import recipe_from as named
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.config.recipe_lookup import one_recipe
-from frontrunner.evaluators.analytic import forms
-from frontrunner.evaluators.analytic.advice import Advice, advise, choose
+from frontrunner.evaluators.analytic.advice import (
+    OFFLOAD,
+    ONE_COPY,
+    PLAIN,
+    TILES,
+    Advice,
+    ParallelLayout,
+    advise,
+    choose,
+    divisors,
+    one_batch,
+)
 from frontrunner.evaluators.analytic.estimates import estimate_many
-from frontrunner.evaluators.analytic.forms import Form
 from frontrunner.spaces.errors import NothingLegal
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.space import Space
-from frontrunner.text import size
+from frontrunner.views.advice import additions, answers, commands
 from support.analytic import A100, GPT_22B, PROBLEM, recipe
 from support.campaigns import tiny, write_toml
 
@@ -32,7 +39,7 @@ SMALL = replace(GPT_22B, name="small", layers=12, hidden=768, heads=12, kv_heads
 
 
 def words_of(advice: Advice) -> str:
-    return "\n".join(f"{answer.question} {answer.answer} {' '.join(answer.sentences)}" for answer in in_words(advice))
+    return "\n".join(f"{answer.question} {answer.answer} {' '.join(answer.sentences)}" for answer in answers(advice))
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +57,7 @@ def test_a_large_model_does_not_fit_on_one_device_by_its_states_alone(large: Adv
     assert copy.state_bytes > 4 * 80 * 2**30
     assert copy.activation_bytes_recomputed < copy.activation_bytes_whole / 10
     assert not any(form.fits for form in large.one_device)
-    assert in_words(large)[0].answer == "no"
+    assert answers(large)[0].answer == "no"
 
 
 def test_what_fits_is_what_fits_in_every_form(large: Advice) -> None:
@@ -63,7 +70,7 @@ def test_what_fits_is_what_fits_in_every_form(large: Advice) -> None:
             assert form.estimate.step_time_s == pytest.approx(alone.step_time_s)
             assert form.estimate.memory_parts_bytes == pytest.approx(alone.memory_parts_bytes)
     by_name = {form.name: form for form in large.whole_cluster}
-    plain, zero = by_name[forms.PLAIN].estimate, by_name["ZeRO-3 (FSDP)"].estimate
+    plain, zero = by_name[PLAIN].estimate, by_name["ZeRO-3 (FSDP)"].estimate
     assert plain is not None
     assert zero is not None
     assert not plain.fits
@@ -75,15 +82,15 @@ def test_what_fits_is_what_fits_in_every_form(large: Advice) -> None:
 def test_a_small_model_fits_and_is_trained_by_plain_copies() -> None:
     batch = GlobalBatch(minimum=4096, maximum=4096)
     found = advise(Space(), replace(PROBLEM, model=SMALL, global_batch=batch))
-    assert in_words(found)[0].answer == "yes"
+    assert answers(found)[0].answer == "yes"
     assert found.chosen is not None
-    assert found.chosen.name == forms.PLAIN
+    assert found.chosen.name == PLAIN
     assert "whole copy" in words_of(found)
 
 
-def form(name: str, tokens_per_s: float, *, fits: bool = True) -> Form:
+def form(name: str, tokens_per_s: float, *, fits: bool = True) -> ParallelLayout:
     base = replace(estimate_many([recipe()], PROBLEM)[0], tokens_per_s=tokens_per_s, fits=fits)
-    return Form(name=name, devices=64, legal=1, estimate=base, choices={}, reason=None)
+    return ParallelLayout(name=name, devices=64, legal=1, estimate=base, choices={}, reason=None, about="")
 
 
 def test_a_plainer_form_is_kept_unless_another_is_faster_by_more_than_a_twentieth() -> None:
@@ -97,7 +104,7 @@ def test_a_plainer_form_is_kept_unless_another_is_faster_by_more_than_a_twentiet
 @pytest.mark.parametrize("name", ["frontier-22b", "frontier-175b", "laptop-accumulation"])
 def test_the_commands_name_the_recipe_that_is_advised(name: str) -> None:
     file = EXAMPLES / f"{name}.toml"
-    spec, found = read_campaign_file(file).spec, planning_api.advise(file)
+    spec, found = read_campaign_file(file).spec, planning.advise(file)
 
     assert found.chosen is not None
     assert found.chosen.estimate is not None
@@ -112,22 +119,18 @@ def test_the_commands_name_the_recipe_that_is_advised(name: str) -> None:
         assert found.lacking[dimension] not in getattr(spec.space, dimension)
 
 
-def test_what_offload_keeps_in_the_host_s_memory_is_said(large: Advice) -> None:
+def test_offload_keeps_its_shards_in_the_host_s_memory(large: Advice) -> None:
     """fp32 parameters, gradients and two states: 16 bytes for each parameter of a rank's 64th."""
-    offloaded = next(form for form in large.whole_cluster if form.name == forms.OFFLOAD).estimate
+    offloaded = next(form for form in large.whole_cluster if form.name == OFFLOAD).estimate
     assert offloaded is not None
     parameters = 48 * (12 * 6144**2 + 2 * 6144) + 51200 * 6144
     assert offloaded.host_memory_bytes_per_rank == pytest.approx(16 * parameters / 64, rel=0.01)
-    on_host = offloaded.host_memory_bytes_per_rank
-    kept = f"keeps {size(on_host)} a device, {size(8 * on_host)} a node"
-    assert f"Offload under ZeRO-3 ({offloaded.recipe_id}) {kept}" in words_of(large)
 
 
 def test_tiling_is_the_advised_recipe_in_pieces() -> None:
     tiling = advise(Space(), replace(PROBLEM, model=replace(GPT_22B, attention="flash"))).tiling
     assert tiling is not None
-    pieces = {"loss_chunks": forms.LOSS_CHUNKS, "feed_forward_tiles": forms.TILES}
-    assert tiling.tiled.recipe == replace(tiling.base.recipe, **pieces)  # type: ignore[arg-type]
+    assert tiling.tiled.recipe == replace(tiling.base.recipe, **TILES)  # type: ignore[arg-type]
     assert (tiling.saved_bytes > 0, tiling.slower > 0) == (True, True)
 
 
@@ -136,7 +139,7 @@ def test_where_nothing_fits_it_says_how_much_would() -> None:
     found = advise(Space(), replace(PROBLEM, cluster=replace(A100, nodes=1, memory_gib_per_device=8)))
     said = words_of(found)
     assert (found.chosen, found.one_node) == (None, ())
-    assert "would fill 47 such devices, 6 nodes" in said
+    assert "alone fill 47 such devices, 6 nodes" in said
     assert list(commands(found, "a b.toml")) == ["frontrunner plan 'a b.toml' --nodes 2,4,8"]
 
 
@@ -145,20 +148,20 @@ def test_a_batch_that_no_replica_can_share_is_the_reason() -> None:
     found = advise(Space(), crowded)
     plain = found.whole_cluster[0]
     assert (plain.estimate, plain.legal) == (None, 0)
-    assert "micro-batch 1 x 64 replicas does not divide global batch 24" in words_of(found)
+    assert "micro-batch 1 x 64 replicas does not divide global batch 24" in str(plain.reason)
 
 
 @pytest.mark.parametrize(
     ("batch", "devices", "chosen"), [((64, 64), 128, 64), ((10, 100), 64, 64), ((10, 50), 64, 50), ((70, 100), 64, 100)]
 )
 def test_of_a_range_of_batches_the_largest_even_one_is_taken(batch: tuple[int, int], devices: int, chosen: int) -> None:
-    found = forms.one_batch(GlobalBatch(minimum=batch[0], maximum=batch[1]), devices)
+    found = one_batch(GlobalBatch(minimum=batch[0], maximum=batch[1]), devices)
     assert found == GlobalBatch(minimum=chosen, maximum=chosen)
 
 
 def test_divisors() -> None:
     for number in (1, 2, 12, 49, 97, 1024, 999_999):
-        assert forms.divisors(number) == [part for part in range(1, number + 1) if number % part == 0]
+        assert divisors(number) == [part for part in range(1, number + 1) if number % part == 0]
 
 
 def test_the_command_answers_people_and_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,7 +182,7 @@ def test_the_command_answers_people_and_programs(tmp_path: Path, capsys: pytest.
 
 def test_nothing_that_fits_has_its_own_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write_toml(tmp_path / "tiny.toml", tiny(cluster={"memory_gib_per_device": 0.01}))
-    with pytest.raises(NothingLegal, match="no form of parallelism is estimated to fit"):
+    with pytest.raises(NothingLegal, match="no parallel layout is estimated to fit"):
         command(["advise", str(file)], standalone_mode=False)
     assert "What then? more memory" in " ".join(capsys.readouterr().out.split())
 
@@ -188,5 +191,5 @@ def test_one_device_is_a_cluster_too() -> None:
     alone: Problem = replace(PROBLEM, model=SMALL, cluster=replace(A100, nodes=1, devices_per_node=1))
     found = advise(Space(), alone)
     assert found.chosen is not None
-    assert found.chosen.name == forms.ALONE
-    assert len(in_words(found)) == 2
+    assert found.chosen.name == ONE_COPY
+    assert len(answers(found)) == 2

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from frontrunner.evaluators.analytic.estimates import estimate_many
-from frontrunner.front import checked_objectives, front
+from frontrunner.pareto_front import checked_objectives, front
 from frontrunner.results.outcome import FailureKind, Measurement
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.recipe import Recipe

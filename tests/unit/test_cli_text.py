@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frontrunner.config.settings import run_root, store_url
-from frontrunner.text import gib, node_time, percent, plain, seconds, thousands
+from frontrunner.text import counted, gib, node_time, percent, plain, seconds, size, thousands
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,13 @@ def test_time_of_nodes(node_seconds: float, text: str) -> None:
 def test_shares_and_sizes() -> None:
     assert (percent(0.4051), percent(0.4051, 0), percent(None)) == ("40.5 %", "41 %", "-")
     assert gib(1.5 * 2**30) == "1.50"
+    assert [size(number) for number in (100, 2**16, 1.5 * 2**20, 62 * 2**30)] == [
+        "100 B",
+        "64 KiB",
+        "1.5 MiB",
+        "62 GiB",
+    ]
+    assert (counted(1, "row"), counted(2000, "row")) == ("1 row", "2,000 rows")
 
 
 @given(text=st.text())

@@ -242,7 +242,7 @@ def test_packages_out_of_range_are_problems_and_extras_a_note():
 def test_an_engine_that_the_campaign_needs_must_be_installed():
     deepspeed = package("deepspeed>=0.19", None, "deepspeed")
     (found,) = check_packages([deepspeed], needed=("deepspeed",))
-    assert (found.status, found.remedy) == (Status.PROBLEM, "pip install 'frontrunner[deepspeed]'")
+    assert (found.status, found.remedy) == (Status.PROBLEM, "pip install deepspeed")
     assert worst(check_packages([replace(deepspeed, installed="0.19.8")], needed=("deepspeed",))) is Status.OK
 
 

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from frontrunner.evaluators.cluster.environment import launched_rank
-from frontrunner.evaluators.trainer.rendezvous import tell_local_place
+from frontrunner.evaluators.trainer.rendezvous import set_local_rank_env
 
 PALS = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMIX_RANK": "1", "PALS_LOCAL_RANKID": "0", "CCL_PROCESS_LAUNCHER": "pmix"}
 """What mpiexec gives to an agent that it started as the only process of the second node."""
@@ -18,7 +18,7 @@ def test_the_launcher_s_words_for_an_agent_do_not_reach_its_ranks(monkeypatch: p
         monkeypatch.setenv(name, "stale")
     for name, value in PALS.items():
         monkeypatch.setenv(name, value)
-    tell_local_place(7, 12)
+    set_local_rank_env(7, 12)
     assert {name: os.environ[name] for name in ("CCL_PROCESS_LAUNCHER", "CCL_LOCAL_RANK", "CCL_LOCAL_SIZE")} == {
         "CCL_PROCESS_LAUNCHER": "none", "CCL_LOCAL_RANK": "7", "CCL_LOCAL_SIZE": "12",
     }  # fmt: skip

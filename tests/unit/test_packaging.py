@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+import frontrunner
+
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 DATA = PROJECT["tool"]["setuptools"]["package-data"]
@@ -130,3 +132,8 @@ def test_every_file_that_is_no_module_is_declared(shipped: set[str]) -> None:
         ]
         for path in others:
             assert any(name.endswith(f"/{path.name}") for name in shipped), f"{path} is not shipped"
+
+
+def test_no_module_has_the_name_of_a_public_function() -> None:
+    modules = {path.stem for path in PACKAGE.iterdir()}
+    assert not modules & set(frontrunner.__all__), "an import of the module would hide the function"

@@ -277,7 +277,7 @@ def test_a_campaign_file_is_checked_before_it_is_launched(client: TestClient) ->
     )
     assert "a store of its own" in said("[store]\nurl='/etc/passwd'\n[model]\n[cluster]\n[problem]\n[space]\n")
     assert "unknown section [stores]" in said("[stores]\n[model]\n[cluster]\n[problem]\n[space]\n")
-    assert "[data] is not taken" in said("[data]\npath='/etc/passwd'\n[model]\n[cluster]\n[problem]\n[space]\n")
+    assert "[data] is not accepted" in said("[data]\npath='/etc/passwd'\n[model]\n[cluster]\n[problem]\n[space]\n")
     assert client.post("/launch", json={"campaign": "[model"}).status_code == 422
 
 

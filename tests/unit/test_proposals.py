@@ -44,9 +44,6 @@ class Misbehaving:
     def tell(self, told: Told) -> None:
         pass
 
-    def forget(self, recipe: Recipe) -> None:
-        raise NotImplementedError
-
 
 class Remembers(Misbehaving):
     """A forecaster that keeps what it hears, in order."""

@@ -30,7 +30,7 @@ def test_the_users_verbosity_and_warnings_stay_theirs(make, verbosity, survey):
     optuna.logging.set_verbosity(verbosity)
     try:
         strategy = make(survey, 0)
-        strategy.forget(strategy.ask(2)[0])
+        strategy.ask(2)
         assert optuna.logging.get_verbosity() == verbosity
     finally:
         optuna.logging.set_verbosity(before)

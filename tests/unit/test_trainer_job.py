@@ -92,15 +92,6 @@ def test_sharding_degrees_have_names(replicas: int, degrees: tuple[int, int, int
 
 
 @pytest.mark.parametrize(
-    ("replicas", "degrees"),
-    [(8, (1, 2, 4)), (4, (1, 1, 2)), (8, (2, 2, 4)), (12, (2, 3, 12)), (4, (4, 4, 1)), (6, (4, 4, 4)), (1, (2, 2, 2))],
-)
-def test_other_sharding_degrees_are_refused(replicas: int, degrees: tuple[int, int, int]) -> None:
-    with pytest.raises(ValueError, match="not supported"):
-        sharding_kind(small_recipe(data_parallel=replicas, sharding=degrees, micro_batch_seqs=1, accumulation=1))
-
-
-@pytest.mark.parametrize(
     ("recipe", "model", "message"),
     [
         ({"tensor_parallel": 3}, {}, "does not divide heads 4"),

@@ -12,7 +12,7 @@ from frontrunner.evaluators.trainer.corpus import BYTE_VOCABULARY, END_OF_DOCUME
 from frontrunner.evaluators.trainer.data import TokenFile
 from frontrunner.evaluators.trainer.job import Train
 from frontrunner.evaluators.trainer.memory import limit_memory
-from frontrunner.evaluators.trainer.model import Gpt, RotaryTable, initialise
+from frontrunner.evaluators.trainer.model import Gpt, RotaryTable, initialize
 from frontrunner.evaluators.trainer.parallel.pipeline import stage_layers, stages_of_rank
 from frontrunner.evaluators.trainer.precision import FIRST_FACTOR, STEPS_BEFORE_GROWTH, LossScale
 from frontrunner.evaluators.trainer.training_loop import COLUMNS, learning_rate_at, open_metrics
@@ -133,7 +133,7 @@ def test_a_stage_starts_with_the_whole_models_weights() -> None:
     whole = Gpt(shape, sequence_length=SEQUENCE_LENGTH, layers=range(4))
     stage = Gpt(shape, sequence_length=SEQUENCE_LENGTH, layers=range(2, 4))
     for model in (whole, stage):
-        initialise(model.named_parameters(), seed=1, layers=4)
+        initialize(model.named_parameters(), seed=1, layers=4)
 
     expected = dict(whole.named_parameters())
     assert {name for name, _ in stage.named_parameters()} < set(expected)
@@ -143,7 +143,7 @@ def test_a_stage_starts_with_the_whole_models_weights() -> None:
 
 def test_first_weights_follow_gpt2() -> None:
     model = Gpt(small_model(hidden=256, ffn_hidden=512), sequence_length=SEQUENCE_LENGTH, layers=range(4))
-    initialise(model.named_parameters(), seed=1, layers=8)
+    initialize(model.named_parameters(), seed=1, layers=8)
 
     weights = dict(model.named_parameters())
     assert weights["blocks.0.attention.query.weight"].std().item() == pytest.approx(0.02, rel=0.02)
@@ -169,7 +169,7 @@ def test_attention_scores_depend_on_distance_alone() -> None:
 
 def test_the_future_does_not_reach_the_past() -> None:
     model = Gpt(small_model(kv_heads=2), sequence_length=SEQUENCE_LENGTH, layers=range(4))
-    initialise(model.named_parameters(), seed=1, layers=4)
+    initialize(model.named_parameters(), seed=1, layers=4)
     tokens = torch.randint(0, 384, (1, SEQUENCE_LENGTH), generator=torch.Generator().manual_seed(0))
     changed = tokens.clone()
     changed[0, 10] += 1

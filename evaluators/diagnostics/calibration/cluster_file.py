@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from frontrunner.evaluators.analytic.fit import StepFit
-from frontrunner.evaluators.diagnostics.calibration.figures import Calibration, busy
+from frontrunner.evaluators.diagnostics.calibration.measured_cluster import Calibration, busy
 from frontrunner.evaluators.probe.files import write_json, write_text
 from frontrunner.spaces.cluster import PRECISIONS, Cluster
 
 DIGITS = 6
-"""Significant digits that are written; nothing measured is known better."""
+"""Significant digits that are written; no measurement is known better."""
 TABLE_SUFFIX = ".measured.json"
 
 
 def cluster_toml(cluster: Cluster, notes: Mapping[str, str], heading: str) -> str:
-    """The file's text. `notes` go behind their keys, dotted where they are in a table; what is None is left out."""
+    """Return the file's text. `notes` follow their keys, dotted where they are in a table; None is left out."""
     plain, tables = [], []
     for field in fields(cluster):
         value = getattr(cluster, field.name)
@@ -42,7 +42,7 @@ def _table(value: Any) -> dict[str, Any] | None:
 
 
 def _line(key: str, value: Any, note: str | None) -> str:
-    """TOML's basic strings escape as JSON's do, and its floats need a point before an exponent or none at all."""
+    """Return one entry; TOML's basic strings escape as JSON's do, and `repr` writes floats as TOML reads them."""
     if isinstance(value, float):
         value = float(f"{value:.{DIGITS}g}")
     text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if isinstance(value, str) else repr(value)
@@ -50,7 +50,7 @@ def _line(key: str, value: Any, note: str | None) -> str:
 
 
 def table_path(out: Path) -> Path:
-    """Where the raw measurements of a cluster file lie: beside it."""
+    """Return the path of the raw measurements, beside the cluster file."""
     return out.with_name(out.stem + TABLE_SUFFIX)
 
 
@@ -61,7 +61,7 @@ def write_measured(out: Path, found: Calibration) -> None:
         table_path(out),
         {"taken_at": found.taken_at.isoformat(), "load_before": found.load_before, "lines": lines} | dict(found.seen),
     )
-    heading = f"Measured by frontrunner calibrate, all ranks at once; every timing stands in {table_path(out).name}."
+    heading = f"Measured by frontrunner calibrate, all ranks at once; every timing is in {table_path(out).name}."
     untold = (f"not written: {reason}" for reason in found.untold)
     heading = "\n".join(filter(None, (heading, _usage(out), busy(found), *untold)))
     write_text(out, cluster_toml(found.cluster, found.notes, heading))

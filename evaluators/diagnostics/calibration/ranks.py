@@ -47,7 +47,7 @@ class Place:
 
 
 def allocated(ranks: int | None) -> Place | None:
-    """The rank that the launcher's variables describe; None for a process that no launcher started, or it alone.
+    """Return the rank that the launcher's variables describe; None for a process that no launcher started, or alone.
 
     Raises `InvalidInput` for an environment that is incomplete or contradicts `ranks`.
     """
@@ -65,12 +65,12 @@ def allocated(ranks: int | None) -> Place | None:
 
 
 def this_machine(ranks: int) -> Place:
-    """So many ranks, all started by this process."""
+    """Return this many ranks, all started by this process."""
     return Place(rank=None, ranks=ranks, ranks_per_node=ranks, environment={})
 
 
 def measure(where: Place, *, device: str, seconds: float) -> Seen | None:
-    """Run the measuring ranks that this process starts to their end; what they saw, or None where another has it.
+    """Run the measuring ranks that this process starts; return their measurements, or None where another has them.
 
     Raises `FrontrunnerError` with the end of a rank's output if one fails or they take far too long. No rank is left
     running, however this ends.
@@ -94,7 +94,7 @@ def measure(where: Place, *, device: str, seconds: float) -> Seen | None:
 
 
 def _own_environment(rank: int, ranks: int, folder: Path) -> dict[str, str]:
-    """One machine: the ranks meet in a file, and gloo stays on the loopback interface."""
+    """Return the environment on one machine: the ranks meet in a file, and gloo uses the loopback interface."""
     count = str(ranks)
     places = {"RANK": str(rank), "WORLD_SIZE": count, "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": count}
     meeting = {"FRONTRUNNER_RENDEZVOUS": f"file://{folder / 'rendezvous'}", "GLOO_SOCKET_IFNAME": "lo"}
@@ -121,7 +121,7 @@ def _start(rank: int, environment: Mapping[str, str], order: str, folder: Path) 
 
 
 def _await(children: Sequence[subprocess.Popen[bytes]], folder: Path, deadline_s: float) -> None:
-    """Return when all have ended well."""
+    """Wait until all have ended well."""
     while True:
         statuses = [child.poll() for child in children]
         failed = [number for number, status in enumerate(statuses) if status not in (None, 0)]
@@ -135,7 +135,7 @@ def _await(children: Sequence[subprocess.Popen[bytes]], folder: Path, deadline_s
 
 
 def _failure(children: Sequence[subprocess.Popen[bytes]], failed: list[int], folder: Path) -> FrontrunnerError:
-    """The first rank that says why it failed, rather than one that lost its peers."""
+    """Return the error of the first rank that failed by itself, rather than one that lost its peers."""
     number = max(failed, key=lambda rank: children[rank].returncode > 0)
     log = next(iter(sorted(folder.glob("rank-*.log")))) if len(children) == 1 else _log(folder, number)
     status = children[number].returncode

@@ -12,18 +12,18 @@ import torch.distributed as dist
 Operation = Callable[[], object]
 
 WINDOWS = 3
-"""Each figure is of the fastest of so many windows, as in STREAM: what else runs on the machine only adds to them."""
+"""Each figure is of the fastest of this many windows, as in STREAM: what else runs on the machine only adds to them."""
 MOST_RUNS = 20_000
 FASTEST_GROWTH = 20
 LONGEST_WINDOW_S = 0.25
 MEETINGS = 15
 LEAST_MEETINGS = 8
-"""A window lasts half of so many meetings of the ranks at least. One ends it and is taken off, but no more than an
+"""A window lasts at least half of this many meetings of the ranks. One ends it and is taken off, but no more than an
 eighth: it may have been shorter than usual."""
 ALWAYS = 2
 """Cells that are measured however little time is left: with fewer there is no line and no figure."""
 UNTIMED_RUNS = 2
-"""One that pays for first uses, and one that tells how many fill a window."""
+"""One that pays for first uses, and one that shows how many fill a window."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,19 +37,19 @@ class Cell:
 
 @dataclass(kw_only=True)
 class Sweep:
-    """What was measured, a row a cell, and what was left out, with the reason."""
+    """The measured rows, one per cell, and the cells that were left out, with the reason."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     left_out: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, other: Self) -> None:
-        """Take another sweep's cells in."""
+        """Add another sweep's cells."""
         self.rows += other.rows
         self.left_out += other.left_out
 
 
 def expected(work: float, seen: Sequence[tuple[float, float]]) -> float:
-    """Seconds for so much work, on the line through the least and the most of what was seen as (work, seconds)."""
+    """Return the seconds for this much work, on the line through the least and the most (work, seconds)."""
     if not seen:
         return 0.0
     (least, least_s), (most, most_s) = min(seen), max(seen)
@@ -61,7 +61,7 @@ class Clock:
     """Times operations that all ranks run at the same time. Every rank calls the same methods in the same order."""
 
     def __init__(self, device: torch.device) -> None:
-        """It starts now, with a few meetings of all ranks to see how long one takes."""
+        """Start, with a few meetings of all ranks to see how long one takes."""
         self._device = device
         self._began_s = time.monotonic()
         self._meeting_s = statistics.median(self._window_s(lambda: None, 1) for _ in range(MEETINGS))
@@ -72,7 +72,7 @@ class Clock:
         return time.monotonic() - self._began_s
 
     def sweep(self, cells: Iterable[Cell], until_s: float) -> Sweep:
-        """Measure the cells, until about so many seconds after the clock's start.
+        """Measure the cells, until about `until_s` seconds after the clock's start.
 
         The first two are always measured. Of the others, one that would take more than what is left is left out.
         """
@@ -91,7 +91,7 @@ class Clock:
         return found
 
     def time(self, run: Operation, window_s: float) -> float:
-        """Seconds of one run, with windows of about `window_s`; the same on every rank."""
+        """Return the seconds of one run, with windows of about `window_s`; the same on every rank."""
         window_s = max(min(window_s, LONGEST_WINDOW_S), LEAST_MEETINGS * self._meeting_s)
         self._window_s(run, 1)
         runs = self._runs(run, window_s)
@@ -99,7 +99,7 @@ class Clock:
         return max(whole_s - self._meeting_s, (1 - 1 / LEAST_MEETINGS) * whole_s) / runs
 
     def _runs(self, run: Operation, window_s: float) -> int:
-        """How many runs fill a window: tried with one, then with more until half of it is filled."""
+        """Return how many runs fill a window: tried with one, then with more until half of it is filled."""
         runs = 1
         while True:
             whole_s = self._window_s(run, runs)
@@ -108,7 +108,7 @@ class Clock:
             runs = min(int(runs * min(max(window_s / whole_s, 2), FASTEST_GROWTH)), MOST_RUNS)
 
     def _window_s(self, run: Operation, runs: int) -> float:
-        """Seconds from when all ranks begin so many runs to when the last of them is done and all have met.
+        """Return the seconds from when all ranks begin this many runs to when all have met after the last.
 
         A rank's own time would not do: of four that share two cores, each may find a core free while it measures.
         """
@@ -122,7 +122,7 @@ class Clock:
         return self.largest(time.perf_counter() - start)
 
     def largest(self, value: float) -> float:
-        """The largest of the ranks' values, on every rank."""
+        """Return the largest of the ranks' values, on every rank."""
         shared = torch.tensor([value], dtype=torch.float64)
         dist.all_reduce(shared, op=dist.ReduceOp.MAX)
         return float(shared.item())

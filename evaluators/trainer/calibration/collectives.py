@@ -14,6 +14,8 @@ import torch.distributed as dist
 
 from frontrunner.evaluators.trainer.calibration.clock import Cell, Operation
 
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}
+"""By device; ranks agree on times over gloo, so that an accelerator runs nothing but what is measured."""
 MESSAGE_BYTES = {
     "cpu": tuple(2**power for power in (10, 22, 16, 19, 13, 24)),
     "other": tuple(2**power for power in (10, 25, 19, 28, 13, 22, 16)),
@@ -32,7 +34,7 @@ class Level:
 
 
 def levels(ranks_per_node: int) -> list[Level]:
-    """The levels that the ranks span: all of a node, the same place of all nodes, and neighbours in a node."""
+    """Return the levels that the ranks span: all of a node, the same place of all nodes, and neighbors in a node."""
     world = dist.get_world_size()
     nodes = world // ranks_per_node
     places: dict[str, list[list[int]]] = {}
@@ -50,7 +52,7 @@ def levels(ranks_per_node: int) -> list[Level]:
 
 
 def collective_cells(level: Level, collective: str, device: torch.device) -> Iterator[Cell]:
-    """One collective over message sizes."""
+    """Yield one collective over message sizes."""
     for size in MESSAGE_BYTES.get(device.type, MESSAGE_BYTES["other"]):
         values = -(-size // VALUE_BYTES // level.ranks) * level.ranks
         key = {"collective": collective, "level": level.name, "ranks": level.ranks, "bytes": values * VALUE_BYTES}
@@ -77,7 +79,7 @@ def _all_to_all(level: Level, whole: torch.Tensor) -> Operation:
 
 
 def _from_each_in_turn(run: Callable[[int], object], ranks: int) -> Operation:
-    """The root moves on with each run, so that none can run ahead of the others."""
+    """Move the root on with each run, so that no rank can run ahead of the others."""
     roots = cycle(range(ranks))
     return lambda: run(next(roots))
 
@@ -101,7 +103,7 @@ def _scatter(level: Level, whole: torch.Tensor) -> Operation:
 
 
 def _point_to_point(level: Level, whole: torch.Tensor) -> Operation:
-    """There and back between neighbours of the group: two messages a run. The last of an odd number has none."""
+    """Send there and back between neighbors of the group: two messages per run. The last of an odd number idles."""
     own = dist.get_group_rank(level.group, dist.get_rank())
     peer = own ^ 1
 
@@ -127,4 +129,4 @@ COLLECTIVES: dict[str, Callable[[Level, torch.Tensor], Operation]] = {
     "point-to-point": _point_to_point,
 }
 ROUND_TRIPS = frozenset({"point-to-point"})
-"""Those of which a run holds two messages."""
+"""The collectives of which a run holds two messages."""

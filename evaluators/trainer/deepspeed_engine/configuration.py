@@ -4,38 +4,28 @@ from typing import Any
 
 from frontrunner.evaluators.trainer.deepspeed_engine.disk import disk_settings
 from frontrunner.evaluators.trainer.job import Job
-from frontrunner.evaluators.trainer.layout import sharding_kind
+from frontrunner.spaces.sharding import SHARDING_NAMES
 
 LARGEST_BUCKET = 500_000_000
 """DeepSpeed's own default, in elements. It allocates a whole bucket, so a small model gets a smaller one."""
 
-_STAGES = {"replicate": 0, "zero-1": 1, "zero-2": 2, "zero-3": 3}
-
 
 def zero_stage(job: Job) -> int:
-    """The ZeRO stage that the recipe's sharding degrees and what else the job asks for stand for.
+    """Return the ZeRO stage of the recipe's sharding degrees.
 
-    Raises:
-        ValueError: the degrees are hybrid, which DeepSpeed no longer has.
+    Over one replica there is nothing to shard: the stage is the one that has what the job needs, offload or fp32 sums
+    of bf16 gradients.
     """
     recipe = job.recipe
-    kind = sharding_kind(recipe)
-    if kind not in _STAGES:
-        raise ValueError(f"the deepspeed engine has no {kind} sharding; use ZeRO-3 with a secondary partition")
-    if recipe.data_parallel == 1:
-        return _stage_over_one_replica(job)
-    return _STAGES[kind]
-
-
-def _stage_over_one_replica(job: Job) -> int:
-    """With nothing to shard, the stage that has what the job needs: offload, or fp32 sums of bf16 gradients."""
-    if job.recipe.offload in ("optimizer+parameters", "nvme"):
+    if recipe.data_parallel > 1:
+        return SHARDING_NAMES.index(recipe.sharding_name)
+    if recipe.offload in ("optimizer+parameters", "nvme"):
         return 3
-    return 1 if job.recipe.offload == "optimizer" or job.precision == "bf16" else 0
+    return 1 if recipe.offload == "optimizer" or job.precision == "bf16" else 0
 
 
 def configuration(job: Job, *, parameters: int) -> dict[str, Any]:
-    """What `deepspeed.initialize` is given for a rank that holds `parameters` parameters before sharding."""
+    """Return what `deepspeed.initialize` is given for a rank that holds `parameters` parameters before sharding."""
     recipe = job.recipe
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": recipe.micro_batch_seqs,

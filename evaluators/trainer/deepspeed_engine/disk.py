@@ -49,7 +49,7 @@ def check_disk(job: Job) -> None:
 
 
 def disk_settings(job: Job) -> dict[str, Any]:
-    """The part of DeepSpeed's `zero_optimization` that puts parameters and the optimizer on the disk."""
+    """Return the part of DeepSpeed's `zero_optimization` that puts parameters and the optimizer on the disk."""
     common = {"device": "nvme", "nvme_path": _disk(job).folder, "pin_memory": job.device != "cpu"}
     return {
         "sub_group_size": _group(job),
@@ -65,7 +65,7 @@ def disk_settings(job: Job) -> dict[str, Any]:
 def check_written(job: Job) -> None:
     """Raise RuntimeError where the disk ran full: the operator counts a write as done that has written nothing.
 
-    It is no OSError, which would be taken for the run folder's full disk and blame no recipe. Files are as large as
+    It is not an OSError, which would be taken for the run folder's full disk and blame no recipe. Files are as large as
     they get once a step was made; after that their blocks are only written again.
     """
     folder = Path(_disk(job).folder)
@@ -76,7 +76,7 @@ def check_written(job: Job) -> None:
 
 
 def tensors_on_disk(optimizer: Any) -> dict[int, Tensor]:
-    """What DeepSpeed's ZeRO-3 optimizer has moved to files, by the id of the tensor that stands for it.
+    """Return what DeepSpeed's ZeRO-3 optimizer has moved to files, by the id of the tensor in its place.
 
     Each is a view of its file: reading it reads the disk, and what is written to it DeepSpeed reads back.
     """
@@ -124,7 +124,7 @@ def _locked_bytes(job: Job) -> int:
 
 
 def _lockable_bytes() -> int | None:
-    """What this process may lock; None is no limit."""
+    """Return what this process may lock; None without a limit."""
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     status = Path("/proc/self/status")
     lines = status.read_text(encoding="ascii").splitlines() if status.exists() else []

@@ -1,11 +1,9 @@
-"""Tensor parallelism for DeepSpeed's pipeline: Megatron-LM's column- and row-parallel layers (arXiv 1909.08053).
+"""One rank's part of the model in a DeepSpeed engine: without a pipeline, or with one.
 
-DeepSpeed's own (AutoTP) forms its groups over all ranks as if there were no pipeline. As with AutoTP, attention and
-feed-forward are split; embedding, norms and head are whole on every rank.
-
-Steps without a pipeline: ZeRO 0 to 3 over the replicas, tensor parallelism by AutoTP.
-
-Steps through a pipeline: DeepSpeed's 1F1B with ZeRO 0 or 1, tensor parallelism by layers of our own.
+Without: ZeRO 0 to 3 over the replicas, tensor parallelism by AutoTP. With: DeepSpeed's 1F1B with ZeRO 0 or 1, and our
+own column- and row-parallel layers (Megatron-LM, arXiv 1909.08053), since AutoTP forms its groups over all ranks as if
+there were no pipeline. Either way attention and feed-forward are split; embedding, norms and head are whole on every
+rank.
 """
 
 from collections.abc import Iterator
@@ -25,7 +23,7 @@ from frontrunner.evaluators.trainer.deepspeed_engine.configuration import config
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import Layout
 from frontrunner.evaluators.trainer.loss import mean_cross_entropy
-from frontrunner.evaluators.trainer.model import Block, Gpt, Levers, initialise
+from frontrunner.evaluators.trainer.model import Block, Gpt, Levers, initialize
 from frontrunner.evaluators.trainer.optimizer import build_optimizer
 from frontrunner.evaluators.trainer.parallel.pipeline import stage_layers
 from frontrunner.evaluators.trainer.parallel.tensor import TensorRanks
@@ -69,7 +67,7 @@ class RowParallel(_Share):
 
 
 def split_blocks(model: Gpt, ranks: TensorRanks) -> None:
-    """Keep, in place, this rank's share of the blocks' whole and initialised weights."""
+    """Keep, in place, this rank's share of the blocks' whole and initialized weights."""
     for block in model.blocks.values():
         for part, names in _COLUMN_PARALLEL:
             module = getattr(cast("Block", block), part)
@@ -95,7 +93,7 @@ class WholeModel:
         )
 
     def train(self, batch: Batch) -> Tensor:
-        """One optimizer step on the replica's batch; its mean loss."""
+        """Return one optimizer step on the replica's batch; its mean loss."""
         total = torch.zeros((), device=batch.inputs.device)
         for micro_batch in batch.split(self._job.recipe.micro_batch_seqs):
             loss = mean_cross_entropy(self.engine(micro_batch.inputs), micro_batch.targets)
@@ -106,7 +104,7 @@ class WholeModel:
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Tensor:
-        """The replica's mean loss; no gradients."""
+        """Return the replica's mean loss; no gradients."""
         total = torch.zeros((), device=batch.inputs.device)
         for micro_batch in batch.split(self._job.recipe.micro_batch_seqs):
             total += mean_cross_entropy(self.engine(micro_batch.inputs), micro_batch.targets)
@@ -114,24 +112,24 @@ class WholeModel:
 
 
 def _build(job: Job, device: torch.device) -> nn.Module:
-    """The model with its first weights."""
+    """Return the model with its first weights."""
     if zero_stage(job) == 3 and job.recipe.tensor_parallel == 1:
         return _build_sharded(job)
     with torch.device("meta"):
         model = _model(job)
     model.to_empty(device=device)
-    initialise(model.named_parameters(), seed=job.seed, layers=job.model.layers)
+    initialize(model.named_parameters(), seed=job.seed, layers=job.model.layers)
     return model
 
 
 def _build_sharded(job: Job) -> nn.Module:
-    """The model under ZeRO-3: each parameter is sharded as soon as it is made, so that no rank ever holds all."""
+    """Return the model under ZeRO-3; each parameter is sharded as soon as it is made: no rank ever holds all."""
     with deepspeed.zero.Init(config_dict_or_path=configuration(job, parameters=0)):
         model = _model(job)
     for name, parameter in model.named_parameters():
         with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
             if dist.get_rank() == 0:
-                initialise([(name, parameter)], seed=job.seed, layers=job.model.layers)
+                initialize([(name, parameter)], seed=job.seed, layers=job.model.layers)
     return model
 
 
@@ -178,7 +176,7 @@ class StagedModel:
 
     @staticmethod
     def _mean(loss: Tensor) -> Tensor:
-        return loss.detach().clone().reshape(())  # DeepSpeed keeps the tensor, and tells evaluations as [1]
+        return loss.detach().clone().reshape(())  # DeepSpeed keeps the tensor, and returns evaluations as [1]
 
     def _micro_batches(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
         return ((part.inputs, part.targets) for part in batch.split(self._micro_batch_seqs))
@@ -196,7 +194,7 @@ class _Stage(Gpt):
                 levers=Levers(checkpointed=checkpointed(job.recipe.recompute)),
             )
         self.to_empty(device=device)
-        initialise(self.named_parameters(), seed=job.seed, layers=job.model.layers)
+        initialize(self.named_parameters(), seed=job.seed, layers=job.model.layers)
         if job.recipe.tensor_parallel > 1:
             split_blocks(self, TensorRanks(layout.tensor_mesh, sequence_parallel=False))
         if layout.pipeline_rank > 0 and layout.tensor_mesh.get_local_rank() == 0:

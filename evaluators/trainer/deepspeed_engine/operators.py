@@ -22,7 +22,7 @@ OPERATORS = ("pin_memory", "async_io")
 
 
 def built_folder(device: str) -> Path:
-    """Where the operators compiled for this processor, Python, torch, DeepSpeed and torch device are, or are to be."""
+    """Return the folder of operators compiled for this processor, Python, torch, DeepSpeed and torch device."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     versions = (f"{package}-{version(package)}" for package in ("torch", "deepspeed"))
     tags = (sys.implementation.cache_tag, *versions, device, _processor())
@@ -30,7 +30,7 @@ def built_folder(device: str) -> Path:
 
 
 def _processor() -> str:
-    """The architecture and what tells its kinds apart: DeepSpeed compiles for the very processor that it runs on."""
+    """Return the architecture and its kind: DeepSpeed compiles for the very processor that it runs on."""
     information = Path("/proc/cpuinfo")
     lines = information.read_text(encoding="utf-8", errors="replace").splitlines() if information.exists() else []
     features = next((line for line in lines if line.startswith(("flags", "Features"))), "")
@@ -38,14 +38,14 @@ def _processor() -> str:
 
 
 def is_installed() -> bool:
-    """Whether DeepSpeed was installed with the operator built."""
+    """Return whether DeepSpeed was installed with the operator built."""
     package = importlib.util.find_spec("deepspeed")
     places = [] if package is None else package.submodule_search_locations or []
     return any(True for place in places for _ in Path(place, "ops", "aio").glob("async_io_op*.so"))
 
 
 def is_built(device: str) -> bool:
-    """Whether `built_folder` holds the operators."""
+    """Return whether `built_folder` holds the operators."""
     folder = built_folder(device)
     return all(_library(folder, name).exists() for name in OPERATORS)
 
@@ -78,7 +78,7 @@ def _library(folder: Path, name: str) -> Path:
 def _import(name: str, path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no extension module")
+        raise ImportError(f"{path} is not an extension module")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -1,7 +1,4 @@
-"""What must be true of a process before deepspeed is imported in it, and what it imports late.
-
-The trainer's steps by DeepSpeed: the same data, losses and outcomes as the torch engine's.
-"""
+"""The trainer's steps by DeepSpeed, with the same data, losses and outcomes as the torch engine's."""
 
 import math
 import os
@@ -69,11 +66,11 @@ class DeepSpeedModel(Protocol):
     optimizer: Any
 
     def train(self, batch: Batch) -> Tensor:
-        """One optimizer step; the mean loss before it."""
+        """Return one optimizer step; the mean loss before it."""
         ...
 
     def evaluate(self, batch: Batch) -> Tensor:
-        """The mean loss; no gradients."""
+        """Return the mean loss; no gradients."""
         ...
 
 
@@ -89,7 +86,7 @@ class DeepSpeedStepper:
         self._check_disk()
 
     def step(self, number: int) -> StepOutcome:
-        """See Stepper. Without ZeRO in fp32 DeepSpeed clips and does not tell the norm, which is then None."""
+        """See Stepper. Without ZeRO in fp32 DeepSpeed clips and does not report the norm, which is then None."""
         loss = self._model.train(self._batch(number, training=True))
         dist.all_reduce(loss)
         synchronize(self._device)

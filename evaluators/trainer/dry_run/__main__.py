@@ -1,4 +1,4 @@
-"""`python -P -m frontrunner.evaluators.trainer.dry_run RANK MICRO_BATCHES`: a job on stdin, what was seen on stdout."""
+"""`python -P -m frontrunner.evaluators.trainer.dry_run RANK MICRO_BATCHES`: a job on stdin, the trace on stdout."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ from frontrunner.evaluators.trainer.job import Job
 
 
 def main() -> None:
-    """Trace one rank, and print what was seen as one line of JSON."""
+    """Trace one rank and print the result as one line of JSON."""
     rank, micro_batches = (int(argument) for argument in sys.argv[1:])
     torch.set_num_threads(1)
     seen = trace(Job.from_json(sys.stdin.read()), rank=rank, micro_batches=micro_batches)

@@ -1,4 +1,4 @@
-"""What torch has to be told so that a whole rank runs over fake tensors: all changes to torch, each with its reason.
+"""Changes to torch that let a whole rank run over fake tensors, each with its reason.
 
 Made for torch 2.13. The changes stay for the life of the process, which traces one rank and ends: a second trace would
 find process groups of the first in DTensor's caches.
@@ -32,7 +32,7 @@ _MESH_METHODS = ("__init__", "_concatenate", "_flatten", "_unflatten", "__getite
 
 
 def join_fake_group(*, rank: int, world_size: int) -> None:
-    """Be `rank` of a process group whose collectives return at once, with whatever was in their outputs."""
+    """Join, as `rank`, a process group whose collectives return at once and leave their outputs as they are."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
 
 
@@ -48,7 +48,7 @@ def prepare_torch(job: Job, watch: Watch, mode: FakeTensorMode) -> None:
 
 
 def _keep_meshes_real() -> None:
-    """A DeviceMesh reads the values of its tensor of ranks, which a fake tensor does not have."""
+    """Let a DeviceMesh read its tensor of ranks: it needs values, which a fake tensor does not have."""
     for name in _MESH_METHODS:
         method = DeviceMesh.__dict__.get(name)
         if isinstance(method, staticmethod | classmethod):
@@ -68,7 +68,7 @@ def _without_fakes(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _let_parameters_move(mode: FakeTensorMode) -> None:
-    """`Module.to_empty` swaps tensors, and refuses those that anything refers to weakly, as the mode's memo does."""
+    """Let `Module.to_empty` swap tensors although the mode's memo holds weak references to them."""
     plain = torch.utils.swap_tensors
 
     def swap(first: torch.Tensor, second: torch.Tensor) -> None:
@@ -79,7 +79,7 @@ def _let_parameters_move(mode: FakeTensorMode) -> None:
 
 
 def _leave_out_global_shapes(watch: Watch) -> None:
-    """DTensor finds out an operator's output shape by running it on fakes of global shape, which no rank ever does."""
+    """Hide DTensor's shape inference, which runs operators on fakes of global shape, as no rank ever does."""
     plain = ShardingPropagator._propagate_tensor_meta_non_cached
 
     def propagate(self: ShardingPropagator, *args: Any, **kwargs: Any) -> Any:
@@ -90,7 +90,7 @@ def _leave_out_global_shapes(watch: Watch) -> None:
 
 
 def _follow_fsdp(watch: Watch) -> None:
-    """Only FSDP2 knows which of its buffers hold gathered parameters, and which gradients."""
+    """Label FSDP2's buffers: only it knows which hold gathered parameters, and which gradients."""
     for name in ("unshard", "wait_for_unshard"):
         _wrap(FSDPParamGroup, name, watch, Category.GATHERED_PARAMETERS)
     plain = FSDPParamGroup.post_backward
@@ -117,7 +117,7 @@ def _wrap(owner: type, name: str, watch: Watch, category: Category) -> None:
 
 
 def _follow_storages(watch: Watch) -> None:
-    """FSDP2 frees and allocates by resizing storages, which is no operator that a dispatch mode sees."""
+    """Record that FSDP2 frees and allocates by resizing storages, which a dispatch mode does not see."""
     plain = torch.UntypedStorage.resize_
 
     def resize(self: torch.UntypedStorage, size: int) -> None:
@@ -128,7 +128,7 @@ def _follow_storages(watch: Watch) -> None:
 
 
 def _answer_for_other_stages(job: Job, watch: Watch) -> None:
-    """A pipeline's ranks tell each other the shapes of what they send; the other ranks are not there to tell.
+    """Give each stage the shapes of what it receives, which real ranks send to one another.
 
     Buffers to receive in are made for every micro-batch of a real step, however few are traced.
     """
@@ -152,7 +152,7 @@ def _answer_for_other_stages(job: Job, watch: Watch) -> None:
 
 
 def _begin_after_set_up(watch: Watch) -> None:
-    """A schedule's first step begins with a pass that finds out shapes, which no later step has."""
+    """Skip the pass of a schedule's first step that infers shapes, which no later step has."""
     plain = _PipelineSchedule._initialize_pp_stages
 
     def set_up(self: _PipelineSchedule, *args: Any, **kwargs: Any) -> Any:
@@ -174,7 +174,7 @@ def _wrap_buffers(name: str, watch: Watch, accumulation: int) -> None:
 
 
 def _between_stages(job: Job) -> tuple[int, int, int]:
-    """The shape of what one stage's rank sends to the next: [micro_batch_seqs, tokens that a rank holds, hidden]."""
+    """Return the shape of what a stage sends to the next: [micro_batch_seqs, tokens that a rank holds, hidden]."""
     recipe = job.recipe
     shards = recipe.context_parallel * (recipe.tensor_parallel if recipe.sequence_parallel else 1)
     return recipe.micro_batch_seqs, job.sequence_length // shards, job.model.hidden

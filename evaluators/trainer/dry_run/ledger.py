@@ -20,7 +20,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 
 class Category(StrEnum):
-    """What a storage is for.
+    """Purpose of a storage.
 
     `GRADIENTS` are the parameters', wherever they lie, and those of activations on their way to another stage.
     `ACTIVATIONS` are what a forward pass leaves behind, one that is run again included, and the batch's tokens.
@@ -38,7 +38,7 @@ class Category(StrEnum):
 
 
 class Phase(StrEnum):
-    """What the engine is doing. `RECOMPUTE` is a forward pass within a backward pass."""
+    """Phase of the engine. `RECOMPUTE` is a forward pass within a backward pass."""
 
     FORWARD = "forward"
     RECOMPUTE = "recompute"
@@ -50,11 +50,11 @@ _LEFT_BEHIND = {
     Phase.RECOMPUTE: Category.ACTIVATIONS,
     Phase.BACKWARD: Category.GRADIENTS,
 }
-"""What a storage is that outlives the phase in which it was made."""
+"""Category of a storage that outlives the phase in which it was made."""
 
 
 class _Run:
-    """One run of a phase: in which backward pass of autograd (-1: in none), and at which change it ended."""
+    """One run of a phase: its backward pass of autograd (-1: none), and the change at which it ended."""
 
     __slots__ = ("end", "phase", "task")
 
@@ -65,7 +65,7 @@ class _Run:
 
 
 class _Entry:
-    """One storage: its size now, in bytes, and what is known of its purpose."""
+    """Storage: its current size in bytes, and what is known of its purpose."""
 
     __slots__ = ("category", "freed_at", "made_in", "reference", "size")
 
@@ -78,7 +78,7 @@ class _Entry:
 
 
 class Ledger:
-    """The storages of the tensors that it is shown. One thread."""
+    """Storages of the tensors that it is shown. Used by one thread."""
 
     def __init__(self) -> None:
         self._entries: list[_Entry] = []
@@ -89,11 +89,11 @@ class Ledger:
 
     @property
     def phase(self) -> Phase | None:
-        """What the engine is doing; None outside forward and backward passes."""
+        """Current phase; None outside forward and backward passes."""
         return self._runs[-1].phase if self._runs else None
 
     def see(self, tensor: Tensor, category: Category | None) -> None:
-        """Enter the tensor's storage if it is new; `category` None leaves its purpose open."""
+        """Record the tensor's storage if it is new; `category` None leaves its purpose open."""
         storage = tensor.untyped_storage()
         address = storage._cdata
         if address in self._live:
@@ -106,13 +106,13 @@ class Ledger:
         self._changes.append((number, entry.size))
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """Enter that a storage has another size than before."""
+        """Record a storage's new size."""
         number = self._live.get(storage._cdata)
         if number is not None:
             self._resize(number, storage.nbytes())
 
     def label(self, tensors: Iterable[Tensor], category: Category) -> None:
-        """Say what these tensors' storages are for, if nothing is said of them yet."""
+        """Label the storages of these tensors that have no category yet."""
         for tensor in tensors:
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
             number = self._live.get(local.untyped_storage()._cdata)
@@ -120,13 +120,13 @@ class Ledger:
                 self._entries[number].category = category
 
     def label_all(self, category: Category) -> None:
-        """Say what every live storage is for of which nothing is said yet."""
+        """Label every live storage that has no category yet."""
         for number in self._live.values():
             if self._entries[number].category is None:
                 self._entries[number].category = category
 
     def enter(self, phase: Phase | None, task: int = -1) -> None:
-        """Go over to a phase of the backward pass `task`, which what is recomputed interrupts and does not end."""
+        """Switch to a phase of the backward pass `task`, which recomputation interrupts and does not end."""
         while self._runs and not self._goes_on(self._runs[-1], phase, task):
             self._runs.pop().end = len(self._changes)
         if phase is not None and not (self._runs and self._runs[-1].phase is phase):
@@ -138,11 +138,11 @@ class Ledger:
         return run.task == task and (run.phase is phase or interrupted)
 
     def start(self) -> None:
-        """Look for the peak from here on."""
+        """Start looking for the peak."""
         self._start = len(self._changes)
 
     def peak(self) -> dict[Category, int]:
-        """What lives at the peak since `start`, in bytes by category."""
+        """Return the bytes by category at the peak since `start`."""
         sizes = list(accumulate((change for _, change in self._changes), initial=0))
         # The size before the first change counts too, and of equal peaks the first.
         place = max(range(self._start, len(sizes)), key=lambda at: (sizes[at], -at))
@@ -182,7 +182,7 @@ _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 
 
 def flops(operator: Any, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> tuple[int, int]:
-    """(FLOPs, those of them that compute something again) of one call of an operator; a multiply-add is two.
+    """Return (FLOPs, those that compute something again) of one call of an operator; a multiply-add is two.
 
     Attention is counted over the whole sequence, without credit for the causal mask. The backward pass of flash
     attention computes the scores a second time: one of its five matrix products (arXiv 2205.14135, algorithm 4).
@@ -198,7 +198,7 @@ def flops(operator: Any, arguments: tuple[Any, ...], options: dict[str, Any], ou
 
 
 def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:
-    """The two matrix products of attention's forward pass."""
+    """Return the FLOPs of the two matrix products of attention's forward pass."""
     return int(sdpa_flop_count(query.shape, key.shape, value.shape))  # type: ignore[no-untyped-call]
 
 
@@ -207,7 +207,7 @@ _READ_SCALAR = torch.ops.aten._local_scalar_dense.default
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every operator on fake tensors, DTensor's local ones among them."""
+    """Dispatch mode that sees every operator on fake tensors, also DTensor's local ones."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -235,13 +235,13 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return output
 
     def begin(self) -> None:
-        """Look for the peak, and count FLOPs, from here on."""
+        """Start looking for the peak and counting FLOPs."""
         self.ledger.start()
         self.flops.clear()
 
     @contextmanager
     def purpose(self, category: Category) -> Iterator[None]:
-        """What is made within is for `category`."""
+        """Label what is created inside with `category`."""
         before, self._purpose = self._purpose, category
         try:
             yield
@@ -250,7 +250,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What is done within is no part of the program."""
+        """Ignore what is done inside."""
         before, self._is_paused = self._is_paused, True
         try:
             yield

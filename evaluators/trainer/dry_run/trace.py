@@ -1,4 +1,4 @@
-"""One rank's training step over fake tensors, and what was seen of it."""
+"""Trace of one rank's training step over fake tensors."""
 
 import time
 from dataclasses import replace
@@ -23,7 +23,7 @@ _CPU = torch.device("cpu")
 
 
 def trace(job: Job, *, rank: int, micro_batches: int) -> dict[str, Any]:
-    """Trace a training step of `rank`, of `micro_batches` instead of all, and return what was seen, as plain JSON.
+    """Trace a step of `rank`, of `micro_batches` instead of all, and return its memory and FLOPs as plain JSON.
 
     `memory_bytes` is what lives at the peak of the step, by category; `flops` those of all micro-batches, by
     phase.
@@ -54,7 +54,7 @@ def trace(job: Job, *, rank: int, micro_batches: int) -> dict[str, Any]:
 
 
 class _FakeTokens:
-    """Batches of fake tokens; takes the place of a `TokenFile`. They occupy what a whole step's batch does."""
+    """Batches of fake tokens in place of a `TokenFile`; they occupy what a whole step's batch does."""
 
     def __init__(self, watch: Watch, *, sequences: int, used: int, sequence_length: int) -> None:
         self._watch = watch
@@ -62,7 +62,7 @@ class _FakeTokens:
         self._used = used
 
     def training_batch(self, _step: int, **_: Any) -> Batch:
-        """The sequences that are traced, of a batch that holds all."""
+        """Return the sequences that are traced, of a batch that holds all."""
         with self._watch.purpose(Category.ACTIVATIONS):
             inputs, targets = (torch.empty(self._whole, dtype=torch.int64)[: self._used] for _ in range(2))
         return Batch(inputs=inputs, targets=targets)
@@ -77,7 +77,7 @@ def _build(job: Job, layout: Layout, watch: Watch, *, sequences: int) -> TorchSt
 
 
 def _fuse(optimizer: torch.optim.Optimizer) -> None:
-    """Have AdamW update as it does on an accelerator, where `build_optimizer` chooses the fused form."""
+    """Make AdamW fused, as `build_optimizer` does on an accelerator."""
     if isinstance(optimizer, torch.optim.AdamW):
         for group in optimizer.param_groups:
             group["fused"] = True

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 
 class ContextRanks:
-    """The ranks that share the sequences of this rank's replica; each holds S / c neighbouring positions."""
+    """The ranks that share the sequences of this rank's replica; each holds S / c neighboring positions."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         """Take the ranks of the 1-D `mesh`, in the order of their positions."""
@@ -29,12 +29,12 @@ class ContextRanks:
         self._size = mesh.size()
 
     def positions(self, sequence_length: int) -> slice:
-        """The positions of a whole sequence that this rank holds; its ranks must divide the length."""
+        """Return the positions of a whole sequence that this rank holds; its ranks must divide the length."""
         held = sequence_length // self._size
         return slice(self._number * held, (self._number + 1) * held)
 
     def whole_sequences(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """This rank's share of the heads over all positions: [B, S / c, H, d] each -> [B, S, max(H, c) / c, d] each.
+        """Return this rank's heads over all positions: [B, S / c, H, d] each -> [B, S, max(H, c) / c, d] each.
 
         The ranks must divide the query's heads, and divide or be a multiple of those of key and value.
         """
@@ -45,7 +45,7 @@ class ContextRanks:
         return query, key, value
 
     def own_positions(self, mixed: Tensor) -> Tensor:
-        """All heads over this rank's positions: [B, S, H / c, d] -> [B, S / c, H, d]."""
+        """Return all heads over this rank's positions: [B, S, H / c, d] -> [B, S / c, H, d]."""
         received = self._exchange(torch.unflatten(mixed, 1, (self._size, -1)).transpose(0, 1))
         return received.permute(1, 2, 0, 3, 4).flatten(2, 3)  # part i holds the heads of rank i
 

@@ -73,7 +73,7 @@ class LeveledReplicas(Replicas):
         return [named for unit in self._units for named in unit.masters.items()]
 
     def make_masters(self) -> None:
-        """Make the masters, without values, for the module's materialised parameters."""
+        """Make the masters, without values, for the module's materialized parameters."""
         if self._levels is None:
             raise RuntimeError("sharding by levels needs a layout with levels")
         levels = self._levels["tensor", "parameters", "gradients", "optimizer"]
@@ -95,7 +95,7 @@ class DdpReplicas:
     """One whole model under DistributedDataParallel, and when its gradients are reduced."""
 
     def __init__(self, model: Gpt, layout: Layout) -> None:
-        """Wrap the materialised and initialised `model`."""
+        """Wrap the materialized and initialized `model`."""
         self._reduces_every_micro_batch = layout.recipe.gradient_sync == "each"
         self.wrapped = DistributedDataParallel(
             model, process_group=layout.data_mesh.get_group(), gradient_as_bucket_view=True
@@ -138,7 +138,7 @@ def apply_data_parallel(model: Gpt, layout: Layout, precision: Precision) -> Rep
 
 
 def trained_parameters(model: Gpt, replicas: Replicas | DdpReplicas | None) -> list[tuple[str, nn.Parameter]]:
-    """What the optimizer trains of `model`, with its names in the whole model."""
+    """Return what the optimizer trains of `model`, with its names in the whole model."""
     return replicas.masters if isinstance(replicas, LeveledReplicas) else list(model.named_parameters())
 
 

@@ -1,6 +1,6 @@
 """Sharding by levels: parameters, gradients and optimizer states spread over ever larger groups of replicas.
 
-The degrees (p, g, o) are those of arXiv 2501.04266: parameters over p neighbouring replicas, gradients over g,
+The degrees (p, g, o) are those of arXiv 2501.04266: parameters over p neighboring replicas, gradients over g,
 optimizer states over all o. FSDP2 runs the innermost level as ZeRO-3 over p replicas. The other two are here:
 
 | when | what | over |
@@ -56,7 +56,7 @@ class Cut:
         """The shapes of this rank's parts."""
 
     def reduce_scatter(self, wholes: Sequence[Tensor]) -> list[Tensor]:
-        """This rank's parts of the sums over the group of tensors of the shapes that are cut."""
+        """Return this rank's parts of the sums over the group of tensors of the shapes that are cut."""
         if self._ranks == 1:
             return list(wholes)
         rows = [
@@ -70,7 +70,7 @@ class Cut:
         return [piece[: shape.numel()].view(shape) for piece, shape in zip(pieces, self.parts, strict=True)]
 
     def all_gather(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """The whole tensors, of which each rank of the group gives its parts."""
+        """Return the whole tensors, of which each rank of the group gives its parts."""
         if self._ranks == 1:
             return list(parts)
         padded = [
@@ -88,7 +88,7 @@ class LeveledUnit:
     """The parameters that FSDP2 gathers and reduces together, and the levels beyond FSDP2's."""
 
     def __init__(self, module: FSDPModule, parameters: Mapping[str, nn.Parameter], levels: DeviceMesh) -> None:
-        """Take over the gradients of `module`'s own materialised `parameters`, given with their names in the model.
+        """Take over the gradients of `module`'s own materialized `parameters`, given with their names in the model.
 
         Args:
             module: what `fully_shard` was called on, over the dimension "parameters" of `levels`.
@@ -171,7 +171,7 @@ class LeveledUnit:
 
 
 def leveled_units(model: nn.Module, levels: DeviceMesh) -> list[LeveledUnit]:
-    """A unit for each FSDP2 module in `model`, whose parameters must be materialised."""
+    """Return a unit for each FSDP2 module in `model`, whose parameters must be materialized."""
     left = dict(model.named_parameters())
     units = []
     # The other way round a module comes after those within it, which have taken their parameters by then.
@@ -185,7 +185,7 @@ def leveled_units(model: nn.Module, levels: DeviceMesh) -> list[LeveledUnit]:
 
 
 def _without_single_ranks(levels: DeviceMesh) -> DeviceMesh:
-    """The dimensions of more than one rank; there are some, since states are spread over all copies.
+    """Return the dimensions of more than one rank; there are some, since states are spread over all copies.
 
     At a rank's first step DTensor weighs up every placement of an operator's tensors on every dimension. Over four
     dimensions that takes seconds, over three a tenth of them.
@@ -195,7 +195,7 @@ def _without_single_ranks(levels: DeviceMesh) -> DeviceMesh:
 
 
 def _tensor_placement(parameter: nn.Parameter) -> Placement:
-    """How tensor parallelism has placed a parameter of FSDP2's, or its master."""
+    """Return how tensor parallelism has placed a parameter of FSDP2's, or its master."""
     if isinstance(parameter, DTensor):
         names = parameter.device_mesh.mesh_dim_names or ()
         if "tensor" in names:

@@ -52,7 +52,7 @@ class _Opaque(nn.Module):
 class ReplicatedStage(PipelineStage):
     """A stage whose replicas reduce gradients as its `Replicas` say, at each backward pass.
 
-    torch's own stage turns the reduction off for every backward pass and reduces once after the last, whatever the
+    torch's own stage turns the reduction off for every backward pass and reduces once after the last, for every
     sharding: ZeRO-2 and ZeRO-3 would be ZeRO-1 in disguise, with whole gradients on every rank. Here the FSDP2 hooks
     run as they do without pipelining. Only for schedules that compute each backward pass in one piece.
     """
@@ -79,7 +79,7 @@ def build_schedule(
     loss: LossFunction,
     device: torch.device,
 ) -> PipelineScheduleSingle | PipelineScheduleMulti:
-    """The recipe's schedule over this rank's stage `modules`, given in ascending order of their numbers.
+    """Return the recipe's schedule over this rank's stage `modules`, given in ascending order of their numbers.
 
     The loss function must already divide by the number of micro-batches: the schedule scales no gradient.
 

@@ -1,23 +1,16 @@
-"""How activations pass between the whole and the split parts of a layer on tensor-parallel ranks.
-
-Shapes below: B sequences, S tokens, D hidden width, t tensor-parallel ranks.
-
-The layers of a tensor-parallel block: each rank computes on plain tensors, with this rank's part of each weight.
-
-Weights are DTensors, so that sharding over replicas, checkpoints and the gradient norm know what each rank holds. The
-computation is not: for each operator on DTensors the host takes several times as long as for a plain one, and a step of
-small kernels waits for it (docs/measurements.md has the figures).
-
-Shapes below: B sequences, S tokens, D hidden width, t tensor-parallel ranks.
-
-Tensor parallelism, with or without sequence parallelism.
+"""Tensor parallelism, with or without sequence parallelism.
 
 Weights are split as in Megatron-LM (arXiv 1909.08053): query, key, value and the feed-forward's first matrices by
 columns, the matrices after them by rows, embedding and head by the vocabulary. Without sequence parallelism the
 activations between blocks are whole on every rank; with it (arXiv 2205.05198) they are split along the sequence.
-All that lies before the last norm computes on plain tensors: see `tensor_layers`. Last norm and head, which run once a
-micro-batch, are torch's DTensor plans; logits stay split over the vocabulary, and the loss is computed under
-`loss_parallel`.
+
+Weights are DTensors, so that sharding over replicas, checkpoints and the gradient norm know what each rank holds. All
+that lies before the last norm computes on plain tensors: for each operator on DTensors the host takes several times as
+long as for a plain one, and a step of small kernels waits for it (docs/measurements.md has the figures). Last norm and
+head, which run once per micro-batch, are torch's DTensor plans; logits stay split over the vocabulary, and the loss is
+computed under `loss_parallel`.
+
+Shapes below: B sequences, S tokens, D hidden width, t tensor-parallel ranks.
 """
 
 from typing import Any, cast
@@ -44,7 +37,7 @@ class TensorRanks:
     """The ranks that share a layer.
 
     Without sequence parallelism activations are whole on every rank between the parts (arXiv 1909.08053); with it each
-    rank holds S / t neighbouring positions there (arXiv 2205.05198).
+    rank holds S / t neighboring positions there (arXiv 2205.05198).
     """
 
     def __init__(self, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
@@ -64,7 +57,7 @@ class TensorRanks:
         return cast("Tensor", _Leave.apply(x, self))  # type: ignore[no-untyped-call]
 
     def whole(self, x: Tensor) -> Tensor:
-        """What a part works on: all positions, [B, S or S / t, D] -> [B, S, D]."""
+        """Return what a part works on: all positions, [B, S or S / t, D] -> [B, S, D]."""
         if not self._sequence_parallel:
             return x.view_as(x)
         operator = torch.ops._c10d_functional.all_gather_into_tensor
@@ -72,7 +65,7 @@ class TensorRanks:
         return torch.unflatten(parts, 0, (self.size, -1)).transpose(0, 1).flatten(1, 2)
 
     def summed(self, x: Tensor) -> Tensor:
-        """The sum over the ranks, of which this one has all or its positions: [B, S, D] -> [B, S or S / t, D]."""
+        """Return the sum over the ranks, whole or this rank's positions: [B, S, D] -> [B, S or S / t, D]."""
         if not self._sequence_parallel:
             return _waited(torch.ops._c10d_functional.all_reduce(x.contiguous(), "sum", self._group_name))
         parts = torch.unflatten(x, 1, (self.size, -1)).transpose(0, 1).flatten(0, 1).contiguous()
@@ -118,7 +111,7 @@ class _OnLocalWeight(nn.Module):
         self.weight = nn.Parameter(distribute_tensor(weight, ranks.mesh, [placement]))
 
     def _local_weight(self, *gradients: Placement) -> Tensor:
-        """This rank's part; `gradients` says what its gradient is, if not a part like the weight's."""
+        """Return this rank's part; `gradients` says what its gradient is, if not a part like the weight's."""
         return cast("DTensor", self.weight).to_local(grad_placements=gradients or None)
 
 
@@ -185,12 +178,12 @@ class SequenceNorm(_OnLocalWeight):
         super().__init__(whole, ranks, Replicate())
         self._shape = list(whole.normalized_shape)
         self._epsilon = whole.eps
-        self._centres = isinstance(whole, nn.LayerNorm)
+        self._centers = isinstance(whole, nn.LayerNorm)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S / t, D] -> the same shape."""
         weight = self._local_weight(Partial())
-        if self._centres:
+        if self._centers:
             return functional.layer_norm(x, self._shape, weight, None, cast("float", self._epsilon))
         return functional.rms_norm(x, self._shape, weight, self._epsilon)
 

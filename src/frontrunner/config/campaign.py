@@ -58,7 +58,8 @@ def _complete_model(given: Any) -> Any:
 
 
 def _model_schema(schema: Schema) -> None:
-    schema["properties"]["preset"] = {"type": "string", "enum": list(model_names())}
+    preset = {"type": "string", "enum": list(model_names()), "description": "A preset; the other keys override it."}
+    schema["properties"] = {"preset": preset, **schema["properties"]}
     own = [key for key in schema.pop("required") if key not in _complete_model({"heads": 1, "hidden": 1})]
     schema["anyOf"] = [{"required": ["preset"]}, {"required": [*own, "hidden", "heads"]}]
 
@@ -107,7 +108,8 @@ def _read_baseline(given: Any, info: ValidationInfo) -> Any:
 
 def _search_schema(schema: Schema) -> None:
     schema["properties"]["strategy"]["enum"] = list(STRATEGIES)
-    schema["properties"]["baseline"] = {"type": "string", "description": "The path of a recipe file."}
+    described = schema["properties"]["baseline"]["description"]
+    schema["properties"]["baseline"] = {"type": "string", "description": described}
 
 
 def _existing_file(key: str, name: str, base: Path) -> str:
@@ -144,7 +146,11 @@ class StoreSettings:
     """Where outcomes are kept."""
 
     url: str | None = None
+    """Path, or URL: `sqlite:///PATH` or `postgresql+psycopg://USER@HOST/DATABASE` ([stores](store.md)). `--store`
+    and `FRONTRUNNER_STORE` override it; by default `frontrunner.db`."""
     run_folder: str | None = None
+    """Folder for the files of probes and replays; `FRONTRUNNER_RUNS` overrides it. By default `frontrunner-runs`
+    next to the store."""
 
     def __post_init__(self) -> None:
         for key, value in (("url", self.url), ("run_folder", self.run_folder)):
@@ -166,8 +172,14 @@ class ProblemSection(Config):
     """What a recipe must solve, besides the sections [model] and [cluster]."""
 
     sequence_length: int
+    """Tokens per sequence."""
     global_batch: Annotated[GlobalBatch, BeforeValidator(_batch_range), WithJsonSchema(_BATCH_SCHEMA)]
+    """Sequences per optimizer step over all replicas: a number, or `[minimum, maximum]`. With a number accumulation
+    follows from it and recipes compare at equal mathematics; a range needs `space.accumulation`."""
     precision: str = "bf16"
+    """`fp32`, `bf16` or `fp16`: the arithmetic; master weights and optimizer states are fp32. Under `fp16` the loss
+    is scaled: a step whose gradients overflow changes no weight, halves the scale and is not measured; a probe whose
+    measured steps all overflow is `not-finite`."""
 
 
 class CampaignConfig(Config):
@@ -186,7 +198,12 @@ class CampaignConfig(Config):
     command: Annotated[CommandSettings, AfterValidator(_locate_command)] = CommandSettings()
     store: StoreSettings = StoreSettings()
     name: CampaignName | None = None
+    """The campaign's name: `a-z`, `0-9`, `.`, `_`, `-`. A name given here or with `--name` must be free; the
+    default, the file's own name, gets `-2`, `-3`, ..."""
     evaluator: str = "probe"
+    """How recipes are judged: `probe` trains; `simulated` computes rough outcomes at once, to rehearse a campaign
+    (every table and JSON document marks them); `table` looks outcomes up ([below](#table)); `command` runs another
+    trainer ([below](#command)); other names are [plug-ins](other-trainers.md#a-plug-in)."""
 
     def campaign(self, default_name: str) -> CampaignFile:
         """Return the campaign that the file describes; raises `InvalidInput` for sections that do not go together."""

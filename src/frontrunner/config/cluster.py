@@ -30,10 +30,13 @@ def _check_efficiencies(cluster: Cluster) -> Cluster:
 
 
 def _cluster_schema(schema: dict[str, Any]) -> None:
-    properties = schema["properties"]
-    properties["preset"] = {"type": "string", "enum": [*cluster_names(), "this-machine"]}
-    properties["file"] = {"type": "string", "description": "The path of a cluster file."}
-    properties["device"]["examples"] = list(device_names())
+    names, described = [*cluster_names(), "this-machine"], "A preset; the other keys override it."
+    schema["properties"] = {
+        "preset": {"type": "string", "enum": names, "description": described},
+        "file": {"type": "string", "description": "Path of a cluster file, relative to the campaign file."},
+        **schema["properties"],
+    }
+    schema["properties"]["device"]["examples"] = list(device_names())
     filled = complete_cluster({"device": device_names()[0]}, Path())
     own = [key for key in schema.pop("required") if key not in filled or key == "device"]
     schema["anyOf"] = [{"required": ["preset"]}, {"required": ["file"]}, {"required": own}]

@@ -118,7 +118,7 @@ FIGURES: tuple[Column[Any], ...] = (
         "step_time_spread",
         "spread",
         _figure("step_time_spread"),
-        percent,
+        lambda share: percent(share, 0),
         brief="± {}",
         about="standard deviation of the steps over their median",
         is_doubtful=lambda figures: getattr(figures, "step_time_spread", 0.0) > STABLE_SPREAD,
@@ -204,7 +204,7 @@ def used(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> list[Column[Row
 def figures_in_words(standing: RecipeStats, device_memory_bytes: int) -> list[tuple[str, str]]:
     """Return (figure, what it is) of each known figure, for a summary that states the number of measurements itself."""
     notes = {
-        "step_time_s_median": f", ± {percent(standing.step_time_spread)}",
+        "step_time_s_median": f", ± {percent(standing.step_time_spread, 0)}",
         "peak_memory_bytes_max_rank": f", of {gib(device_memory_bytes)}",
     }
     return [
@@ -215,7 +215,7 @@ def figures_in_words(standing: RecipeStats, device_memory_bytes: int) -> list[tu
 
 
 def briefly(figures: object, *, aligned: bool = False) -> str:
-    """Return the main figures in a line: `11,474 tok/s, 1.25 s/step, ± 2.1 %, 40.12 GiB`."""
+    """Return the main figures in a line: `11,474 tok/s, 1.25 s/step, ± 2 %, 40.12 GiB`."""
     parts = [(column, column.brief.format(column.cell(figures))) for column in FIGURES if column.brief]
     if aligned:
         return " ".join(text.rjust(len(column.brief) + 5) for column, text in parts)

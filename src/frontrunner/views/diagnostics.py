@@ -17,8 +17,8 @@ from frontrunner.views.terminal import Terminal, console, ruled_table
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.analytic.fit import StepFit
-    from frontrunner.evaluators.diagnostics.calibration.figures import Calibration
-    from frontrunner.evaluators.diagnostics.calibration.lines import Line
+    from frontrunner.evaluators.diagnostics.calibration.measured_cluster import Calibration
+    from frontrunner.evaluators.diagnostics.calibration.timing_fits import Line
     from frontrunner.evaluators.diagnostics.doctor.check import Check
     from frontrunner.evaluators.diagnostics.doctor.collective_report import Bandwidth
     from frontrunner.evaluators.diagnostics.dryrun import DryRun, TracedRank
@@ -74,7 +74,7 @@ def _print_bandwidths(out: Terminal, rows: Sequence[Bandwidth]) -> None:
 
 def print_calibration(found: Calibration, out_file: Path) -> None:
     """Print the measured figures of a cluster, then a row per collective."""
-    from frontrunner.evaluators.diagnostics.calibration.figures import busy
+    from frontrunner.evaluators.diagnostics.calibration.measured_cluster import busy
 
     out, cluster = console(), found.cluster
     out.say(f"{cluster.nodes} x {cluster.devices_per_node} {cluster.device}", style="bold")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from frontrunner.evaluators.analytic.breakdown import Breakdown
-from frontrunner.front import OBJECTIVES, Front
+from frontrunner.pareto_front import OBJECTIVES, Front
 from frontrunner.results.explain import Explanation
 from frontrunner.results.ranking import RankedRecipe, Ranking
 from frontrunner.results.records import Campaign, CampaignList

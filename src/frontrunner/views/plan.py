@@ -1,33 +1,24 @@
-"""Estimates on the terminal: a plan, scaling, one recipe's breakdown, and advice."""
+"""Estimates on the terminal: a plan, scaling, and one recipe's breakdown."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
-from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from frontrunner.advice_next import additions, begin_with, commands
-from frontrunner.advice_words import heading, in_words
 from frontrunner.evaluators.analytic.accuracy_bounds import Trust
-from frontrunner.evaluators.analytic.advice import Advice, traffic_s
 from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured
 from frontrunner.evaluators.analytic.estimates import Estimate, Plan
-from frontrunner.evaluators.analytic.forms import Form
 from frontrunner.evaluators.analytic.scaling import Bound, Scaling, ScalingRow
 from frontrunner.evaluators.diagnostics.dryrun import why_untraceable
-from frontrunner.text import fit_verdict, gib, percent, plain, seconds, thousands, wrapped
-from frontrunner.views.columns import ESTIMATES, FIGURES, LIMIT, PARTS, RECIPE, RECIPE_ID, Column, limited_by
+from frontrunner.text import fit_verdict, gib, percent, seconds, thousands
+from frontrunner.views.columns import ESTIMATES, FIGURES, LIMIT, PARTS, RECIPE, Column, limited_by
 from frontrunner.views.terminal import Terminal, column_table, console, ruled_table
-
-INDENT = 3
-WIDEST_TEXT = 110
-"""Longer lines of words are hard to read."""
 
 
 def print_plan(plan: Plan, *, top: int, file: str) -> None:
@@ -247,71 +238,3 @@ def _memory_table(found: Breakdown) -> Table:
     if len(ranks) > 1:
         table.add_row("busy", *(percent(rank.busy_s / found.estimate.step_time_s, 0) for rank in ranks), "")
     return table
-
-
-def _traffic(form: Form) -> float | None:
-    if form.estimate is None or not form.fits:
-        return None
-    return traffic_s(form.estimate) / form.estimate.step_time_s
-
-
-def _if_fits(form: Form) -> Estimate | None:
-    return form.estimate if form.fits else None
-
-
-_OF_FORM: Mapping[str, Column[Form]] = {
-    column.key: column.of(attrgetter("estimate") if column.key.startswith("peak") else _if_fits)
-    for column in (*FIGURES, LIMIT)
-}
-FORMS: tuple[Column[Form], ...] = (
-    Column("form", "form", attrgetter("name"), is_number=False),
-    Column("fits", "fits", lambda form: "yes" if form.fits else "no" if form.estimate else None, is_number=False),
-    _OF_FORM["tokens_per_s"],
-    _OF_FORM["peak_memory_bytes_max_rank"],
-    Column("traffic", "traffic", _traffic, percent, drop=2, about="share of a step spent waiting for other devices"),
-    replace(_OF_FORM["limit"], drop=4),
-    replace(RECIPE_ID.of(attrgetter("estimate")), drop=1),
-    Column("describe", "in short", lambda form: form.estimate and form.estimate.recipe.describe(), drop=3,
-           is_number=False, least=22),
-)  # fmt: skip
-"""Forms of parallel training compared."""
-
-
-def print_advice(advice: Advice, file: str) -> None:
-    """Print question by question how to begin."""
-    out = console()
-    width = min(out.width, WIDEST_TEXT)
-    out.say(wrapped(plain(heading(advice)), width=width, indent=0), style="bold")
-    for number, answer in enumerate(in_words(advice), start=1):
-        out.say(f"\n{number}. {answer.question}  ", (answer.answer, "bold"))
-        for sentence in answer.sentences:
-            _print_indented(out, sentence)
-        if judged := [form for form in answer.forms if form.estimate is not None]:
-            _print_forms(out, judged)
-    out.print()
-    print_trust(advice.trust)
-    begin, missing = begin_with(advice), additions(advice)
-    if begin:
-        out.say("\nbegin with", style="bold")
-        _print_indented(out, begin)
-    if missing:
-        _print_indented(out, "the file's [space] does not hold it; there, add:")
-        for line in missing:
-            out.say(f"{'':{2 * INDENT}}{line}", whole=True)
-    out.say("go on with", style="bold")
-    for command, what in commands(advice, file).items():
-        out.say(f"{'':{INDENT}}{command}", (f"  # {what}", "dim"), whole=True)
-
-
-def _print_indented(out: Terminal, sentence: str) -> None:
-    out.say(wrapped(plain(sentence), width=min(out.width, WIDEST_TEXT), indent=INDENT))
-
-
-def _print_forms(out: Terminal, found: Sequence[Form]) -> None:
-    fastest = max((f.estimate.tokens_per_s for f in found if f.fits and f.estimate), default=0.0)
-
-    def is_fastest(form: Form) -> bool:
-        return form.estimate is not None and form.fits and form.estimate.tokens_per_s == fastest
-
-    table = column_table(None, FORMS, found, width=out.width - INDENT, bold=is_fastest)
-    out.print(Padding(table, (0, 0, 0, INDENT), expand=False))

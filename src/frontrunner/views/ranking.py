@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from rich.text import Text
 
-from frontrunner.front import OnFront
+from frontrunner.pareto_front import OnFront
 from frontrunner.results.explain import Appearance, Explanation
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.results.predictions import Predicted, SmallScale

@@ -20,6 +20,8 @@ Row = TypeVar("Row")
 PIPED_WIDTH = 140
 """Columns of a table that is not printed on a terminal."""
 GAP = 2
+PRE = "white-space: pre; overflow-x: auto; line-height: normal"
+"""Style of output in a notebook: scrolled rather than wrapped."""
 
 
 class Terminal(Console):
@@ -51,7 +53,7 @@ def recorded() -> Iterator[Callable[[], str]]:
     )
     token = _RECORDING.set(recording)
     try:
-        yield lambda: recording.export_html(inline_styles=True, code_format="<pre style='line-height:1.3'>{code}</pre>")
+        yield lambda: recording.export_html(inline_styles=True, code_format=f'<pre style="{PRE}">{{code}}</pre>')
     finally:
         _RECORDING.reset(token)
 

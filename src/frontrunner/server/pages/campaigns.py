@@ -299,8 +299,6 @@ def charts_version(found: Status) -> str:
 def trials(store: StoreOf, name: CampaignName, number: PageOf = 1) -> Response:
     """One page of the table of trials."""
     found = _trials(store, name, number)
-    if number > _pages(found.total, TRIALS_A_PAGE):
-        raise bad_value("page", number, f"a page up to {_pages(found.total, TRIALS_A_PAGE)}")
     return page("campaign/trials.html", replaces=False, **_trial_values(name, number, found))
 
 

@@ -61,7 +61,7 @@ NO_NAME = {"site": "this machine", "trainer": "frontrunner's own", "data": "the 
 """What a campaign has if no registered name is chosen."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Entry:
     """One field of the form, which is the key `name` of `section` in a campaign file.
 
@@ -72,9 +72,9 @@ class Entry:
     name: str
     section: str
     label: str
-    unit: str = ""
     least: float = 1
     most: float = 0
+    unit: str = ""
     whole: bool = True
     options: tuple[str, ...] = ()
     default: str | int = ""
@@ -90,13 +90,12 @@ class Entry:
         except ValueError:
             value = float("nan")
         if not self.least <= value <= self.most:
-            raise ValueError(
-                f"{'a whole number' if self.whole else 'a number'} from {self.least:,} to {self.most:,.0f}"
-            )
+            kind = "a whole number" if self.whole else "a number"
+            raise ValueError(f"{kind} from {self.least:,} to {self.most:,.0f}")
         return value
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Group:
     """Fields that belong together; those of a `preset` are typed over it."""
 
@@ -105,73 +104,49 @@ class Group:
     entries: tuple[Entry, ...]
 
 
-def _rate(name: str, label: str) -> Entry:
-    return Entry(name=name, section="links", label=label, unit="GB/s", least=0.001, most=MOST_GB_PER_S, whole=False)
+def _amount(name: str, section: str, label: str, unit: str, least: float, most: float) -> Entry:
+    return Entry(name, section, label, least, most, unit, whole=False)
 
 
-GROUPS = (
-    Group(
-        name="Model",
-        preset=Entry(name="model", section="", label="preset", options=model_names(), default="frontier-22b"),
-        entries=(
-            Entry(name="layers", section="model", label="layers", most=1_000),
-            Entry(name="hidden", section="model", label="hidden size", least=8, most=262_144),
-            Entry(name="heads", section="model", label="heads", most=4_096),
-            Entry(name="kv_heads", section="model", label="KV heads", most=4_096),
-            Entry(name="ffn_hidden", section="model", label="FFN size", most=4_194_304),
-            Entry(name="vocabulary", section="model", label="vocabulary", least=2, most=4_194_304),
-            Entry(name="activation", section="model", label="activation", options=ACTIVATIONS),
-            Entry(name="positions", section="model", label="positions", options=POSITIONS),
-            Entry(name="tied_embeddings", section="model", label="tied embedding", options=("yes", "no")),
-        ),
-    ),
-    Group(
-        name="Machine",
-        preset=Entry(name="cluster", section="", label="preset", options=cluster_names(), default="frontier"),
-        entries=(
-            Entry(name="nodes", section="cluster", label="nodes", most=MOST_DEVICES, default=16),
-            Entry(name="devices_per_node", section="cluster", label="devices per node", most=1_024),
-            Entry(name="device", section="", label="device", options=device_names()),
-            Entry(
-                name="memory_gib_per_device",
-                section="cluster",
-                label="memory",
-                unit="GiB",
-                least=0.1,
-                most=MOST_MEMORY_GIB,
-                whole=False,
-            ),
-            _rate("pair_gb_per_s", "device pair"),
-            _rate("node_gb_per_s", "within a node"),
-            _rate("nic_gb_per_s", "network port"),
-            Entry(name="nics_per_node", section="links", label="ports per node", most=64),
-        ),
-    ),
-    Group(
-        name="Training",
-        preset=None,
-        entries=(
-            Entry(
-                name="sequence_length",
-                section="problem",
-                label="sequence",
-                unit="tokens",
-                least=2,
-                most=1_048_576,
-                default=2048,
-            ),
-            Entry(
-                name="global_batch",
-                section="problem",
-                label="global batch",
-                unit="sequences",
-                most=10_000_000,
-                default=1024,
-            ),
-            Entry(name="precision", section="problem", label="precision", options=PRECISIONS, default="bf16"),
-        ),
+MODEL = Group(
+    "Model",
+    Entry("model", "", "preset", options=model_names(), default="frontier-22b"),
+    (
+        Entry("layers", "model", "layers", 1, 1_000),
+        Entry("hidden", "model", "hidden size", 8, 262_144),
+        Entry("heads", "model", "heads", 1, 4_096),
+        Entry("kv_heads", "model", "KV heads", 1, 4_096),
+        Entry("ffn_hidden", "model", "FFN size", 1, 4_194_304),
+        Entry("vocabulary", "model", "vocabulary", 2, 4_194_304),
+        Entry("activation", "model", "activation", options=ACTIVATIONS),
+        Entry("positions", "model", "positions", options=POSITIONS),
+        Entry("tied_embeddings", "model", "tied embedding", options=("yes", "no")),
     ),
 )
+CLUSTER = Group(
+    "Machine",
+    Entry("cluster", "", "preset", options=cluster_names(), default="frontier"),
+    (
+        Entry("nodes", "cluster", "nodes", 1, MOST_DEVICES, default=16),
+        Entry("devices_per_node", "cluster", "devices per node", 1, 1_024),
+        Entry("device", "", "device", options=device_names()),
+        _amount("memory_gib_per_device", "cluster", "memory", "GiB", 0.1, MOST_MEMORY_GIB),
+        _amount("pair_gb_per_s", "links", "device pair", "GB/s", 0.001, MOST_GB_PER_S),
+        _amount("node_gb_per_s", "links", "within a node", "GB/s", 0.001, MOST_GB_PER_S),
+        _amount("nic_gb_per_s", "links", "network port", "GB/s", 0.001, MOST_GB_PER_S),
+        Entry("nics_per_node", "links", "ports per node", 1, 64),
+    ),
+)
+PROBLEM = Group(
+    "Training",
+    None,
+    (
+        Entry("sequence_length", "problem", "sequence", 2, 1_048_576, "tokens", default=2048),
+        Entry("global_batch", "problem", "global batch", 1, 10_000_000, "sequences", default=1024),
+        Entry("precision", "problem", "precision", options=PRECISIONS, default="bf16"),
+    ),
+)
+GROUPS = (MODEL, CLUSTER, PROBLEM)
 ENTRIES = {entry.name: entry for group in GROUPS for entry in (group.preset, *group.entries) if entry is not None}
 DEFAULTS = {name: entry.default for name, entry in ENTRIES.items() if entry.default != ""}
 
@@ -340,7 +315,7 @@ async def plan_answer(request: Request, service: ServiceOf) -> Response:
 @router.get("/plan/fields/{name}")
 def plan_fields(request: Request, name: Literal["model", "cluster"]) -> Response:
     """The fields under a preset, which show its values if they are empty."""
-    (group,) = (group for group in GROUPS if group.preset is not None and group.preset.name == name)
+    group = {"model": MODEL, "cluster": CLUSTER}[name]
     return HTMLResponse(macro("plan_macros.html", "fields", group.entries, read_form(request.query_params)))
 
 

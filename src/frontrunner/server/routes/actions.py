@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from frontrunner.planning_api import plan_of, shown_plan
+from frontrunner.evaluators.analytic.estimates import ShownPlan
+from frontrunner.planning import plan_of, shown_plan
 from frontrunner.server.drivers import Word
 from frontrunner.server.replays import Replay
 from frontrunner.server.requests import (
@@ -21,7 +22,6 @@ from frontrunner.server.requests import (
 from frontrunner.server.responses import answer
 from frontrunner.server.routes.questions import CampaignName, RecipeId
 from frontrunner.server.service import OPERATOR, CachedRoute, ServiceOf
-from frontrunner.views.shown_plan import ShownPlan
 
 control = APIRouter(tags=["control"], dependencies=OPERATOR, route_class=CachedRoute)
 planning = APIRouter(tags=["planning"])
