@@ -34,8 +34,7 @@ from service_store import build, drive
 from frontrunner.results.store import open_store
 from frontrunner.server.app import create_app
 from frontrunner.server.auth import make_tokens
-from frontrunner.server.pages.campaigns import SHOWN
-from frontrunner.server.pages.pieces import POLL_DRIVEN_S
+from frontrunner.server.pages.campaigns import POLL_DRIVEN_S, SHOWN
 from frontrunner.server.pages.router import router
 from frontrunner.server.serving import listen, run
 from frontrunner.server.settings import Limits, ServiceSettings
@@ -74,7 +73,7 @@ def questions(recipe: str) -> list[str]:
     whole = [f"{API}/campaigns", f"{API}/compare?first=c2&second=c3", f"{API}/recipes/{recipe}", "/metrics", "/healthz"]
     driven = [f"{API}/campaigns/driven", f"{API}/campaigns/driven/best"]
     pages = ["/", "/compare", "/campaigns/c7", "/campaigns/driven", "/campaigns/driven/live?seen=earlier~0"]
-    drawn = ["/campaigns/c7/figures/speed-memory", "/campaigns/c7/coordinates"]
+    drawn = ["/campaigns/c7/figures/speed-memory", "/campaigns/c7/figures/parallel-coordinates"]
     single = [f"/recipes/{recipe}", "/launch", "/plan?model=frontier-22b&nodes=8"]
     return [*campaigns, *whole, *driven, *pages, *drawn, *single]
 
@@ -157,7 +156,7 @@ class Browser:
                 self._fetch_figures()
 
     def _fetch_figures(self) -> None:
-        for figure in (*(f"figures/{name}" for name in SHOWN), "coordinates"):
+        for figure in (f"figures/{name}" for name in SHOWN):
             self._asker.ask(f"/campaigns/driven/{figure}")
 
 
