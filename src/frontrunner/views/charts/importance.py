@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from frontrunner.results.ranking import RankedRecipe
 from frontrunner.text import percent
-from frontrunner.views.charts.data import Chart, Collected, Json, Knob, Missing, Table, knobs, shown
+from frontrunner.views.charts.data import Chart, Collected, Json, Knob, Missing, knobs, shown, table
 from frontrunner.views.charts.marks import BLUE, ORANGE, name, number, palette, recipe_fields, tooltip, values
 
 if TYPE_CHECKING:
@@ -60,22 +60,20 @@ def importance(collected: Collected) -> Chart | Missing:
         ),
         spec={
             "data": values(rows),
-            "height": {"step": 20},
+            "height": 58 * len(varied),
             "mark": {"type": "bar"},
             "encoding": {
                 "y": name("knob", axis={"grid": False, "labelFontSize": 12.5}, scale={"paddingInner": 0.35}),
                 "yOffset": name("method"),
                 "x": number("share", "share, %"),
                 "color": palette("method", {"PED-ANOVA": BLUE, "fANOVA": ORANGE}, methods),
-                "tooltip": tooltip("knob", "method", share="share, %"),
+                "tooltip": tooltip("knob", "method", numbers={"share": "share, %"}),
             },
         },
-        table=Table(
-            header=("knob", *methods),
-            rows=tuple(
-                (knob.label, *(percent(found[place]) for found in methods.values()))
-                for place, knob in enumerate(varied)
-            ),
+        table=table(
+            range(len(varied)),
+            ("knob", lambda place: varied[place].label),
+            *((method, lambda place, found=found: percent(found[place])) for method, found in methods.items()),
         ),
     )
 
@@ -101,22 +99,21 @@ def shap(collected: Collected) -> Chart | Missing:
         ),
         spec={
             "data": values(rows),
-            "height": {"step": 44},
+            "height": 44 * len(varied),
             "mark": {"type": "point", "filled": True, "size": 32, "opacity": 0.85},
             "encoding": {
                 "y": name("knob", axis={"labelFontSize": 12.5}),
                 "yOffset": {"field": "offset", "type": "quantitative", "scale": {"domain": [-1.4, 1.4]}},
                 "x": number("effect", "effect on tokens/s, %"),
                 "color": number("shade", None, scale={"range": [LOW, MIDDLE, HIGH]}, legend=None),
-                "tooltip": tooltip("knob", "value", "recipe", "choices", effect="effect, %"),
+                "tooltip": tooltip("knob", "value", "recipe", "choices", numbers={"effect": "effect, %"}),
             },
         },
-        table=Table(
-            header=("knob", "values, first to last", "mean effect on tokens/s"),
-            rows=tuple(
-                (varied[column].label, ", ".join(map(shown, varied[column].values)), percent(float(means[column])))
-                for column in order
-            ),
+        table=table(
+            order,
+            ("knob", lambda column: varied[column].label),
+            ("values, first to last", lambda column: ", ".join(map(shown, varied[column].values))),
+            ("mean effect on tokens/s", lambda column: percent(float(means[column]))),
         ),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from frontrunner.results.outcome import Failure, Outcome
@@ -10,6 +11,8 @@ from frontrunner.results.ranking import RankedRecipe
 from frontrunner.views.charts.data import Json
 
 MEASURED = "measured"
+NUMBER = ",.4~r"
+"""Format of numbers: 12,345, 0.98; never with a prefix or an exponent."""
 BLUE, ORANGE, RED, GRAY, GREEN = "#4c78a8", "#f58518", "#d9534f", "#8a939c", "#59a14f"
 SLOW = "#a9b4c0"
 CROSS = "M-1,-.6L-.6,-1L0,-.4L.6,-1L1,-.6L.4,0L1,.6L.6,1L0,.4L-.6,1L-1,.6L-.4,0Z"
@@ -26,7 +29,7 @@ OUTCOMES: dict[str, tuple[str, str]] = {
     "lost": (GRAY, BAR),
     "implausible": (GREEN, STAR),
     "illegal-for-engine": ("#86b5dd", PENTAGON),
-    "running": ("#6e7f91", "arrow"),
+    "running": ("#2aa198", "arrow"),
 }
 """Color and symbol of each outcome: each is unique by itself, and visible on white and on black."""
 
@@ -63,10 +66,13 @@ def outcome_marks(present: Iterable[str]) -> Json:
     }
 
 
-def tooltip(*fields: str, **titled: str) -> list[Json]:
-    """Return a tooltip of these fields; keyword arguments are field=title."""
-    titles = {field: field for field in fields} | titled
-    return [{"field": field, "title": title} for field, title in titles.items()]
+def tooltip(*fields: str, numbers: Mapping[str, str] = MappingProxyType({}), **titled: str) -> list[Json]:
+    """Return a tooltip of these fields; keyword arguments are field=title, and `numbers` are rounded."""
+    words = {field: field for field in fields} | titled
+    quantities = [
+        {"field": field, "title": title, "type": "quantitative", "format": NUMBER} for field, title in numbers.items()
+    ]
+    return [*({"field": field, "title": title} for field, title in words.items()), *quantities]
 
 
 def recipe_fields(row: RankedRecipe) -> Json:
@@ -76,18 +82,25 @@ def recipe_fields(row: RankedRecipe) -> Json:
 
 def rule(axis: str, at: float, words: str) -> list[Json]:
     """Return layers of a dashed line across a panel at a value of the axis, with a label."""
-    data: Json = {"values": [{"at": at, "words": words}]}
+    rows = [{"at": at, "words": words}]
     place = {axis: {"field": "at", "type": "quantitative"}}
+    label = place | {"text": {"field": "words"}}
     return [
-        {"data": data, "mark": {"type": "rule", "strokeDash": [5, 4], "color": GRAY}, "encoding": place},
-        {
-            "data": data,
-            "mark": {"type": "text", "align": "right", "baseline": "bottom", "dx": -5, "y": "height", "dy": -4},
-            "encoding": place | {"text": {"field": "words"}},
-        },
+        layer("rule", place, rows=rows, strokeDash=[5, 4], color=GRAY),
+        layer("text", label, rows=rows, align="right", baseline="bottom", dx=-5, y="height", dy=-4),
     ]
 
 
 def values(rows: Sequence[Json]) -> Json:
     """Return rows as inline data."""
     return {"values": list(rows)}
+
+
+def layer(kind: str, encoding: Json, *, rows: Sequence[Json] | None = None, where: str = "", **mark: Any) -> Json:
+    """Return a layer of marks: of `rows`, else of the chart's own, and of these only those `where` a test holds."""
+    return {
+        **({} if rows is None else {"data": values(rows)}),
+        **({"transform": [{"filter": where}]} if where else {}),
+        "mark": {"type": kind} | mark,
+        "encoding": encoding,
+    }
