@@ -36,7 +36,7 @@ def import_(
 ) -> None:
     """Keep the measured configurations of TABLE, a CSV file, as finished campaigns, one a problem.
 
-    Later campaigns learn from them. The columns' names and units are in docs/evidence.md; others are said by
+    Later campaigns learn from them. The columns' names and units are in docs/warm-starts.md; others are said by
     --column, --set and --ignore. Rows that cannot be used are counted with the reason.
 
     \b
