@@ -13,6 +13,7 @@ from fuzz_damage import tree_damaged
 from frontrunner import api
 from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.evaluators.protocol import ProbeSetup
+from frontrunner.maintenance import archive, check_store, unarchive
 from frontrunner.results.archive import Chain
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.process_identity import this_host
@@ -24,7 +25,6 @@ from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import canonical_json, recipe_id
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.validation import dump_json
-from frontrunner.store_api import archive, check_store, unarchive
 
 INNER = ("spec_json", "problem_json", "recipe_json", "step_times_s_json", "peak_memory_bytes_json", "losses_json",
          "data_json", "provenance_json")  # fmt: skip

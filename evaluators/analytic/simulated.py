@@ -63,7 +63,7 @@ def simulate(recipe: Recipe, setup: ProbeSetup) -> Measurement | Failure:
 
 
 def step_time_s(recipe: Recipe, problem: Problem) -> float:
-    """Return hardware FLOPs over peak and efficiency, stretched by the bubble (m + p - 1) / m and what parallelism costs."""
+    """Return hardware FLOPs over peak and efficiency, times the bubble (m + p - 1) / m and costs of parallelism."""
     tokens = tokens_per_step(recipe, problem)
     flops = tokens * hardware_flops_per_token(recipe, problem)
     peak = problem.cluster.peak_flops(problem.precision) or FALLBACK_PEAK_FLOPS

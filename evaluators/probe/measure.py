@@ -55,7 +55,7 @@ def rates(recipe: Recipe, problem: Problem, step_time_s: float) -> dict[str, flo
 def measured_steps(recipe: Recipe, problem: Problem, step_times_s: tuple[float, ...], **more: Any) -> Measurement:
     """Return the measurement of these steps, with the rates of their median; `more` are its other fields."""
     found = rates(recipe, problem, statistics.median(step_times_s))
-    unknown = {"losses": (), "build_time_s": 0.0, "first_step_time_s": step_times_s[0]}
+    unknown: dict[str, Any] = {"losses": (), "build_time_s": 0.0, "first_step_time_s": step_times_s[0]}
     return Measurement(
         step_times_s=step_times_s,
         tokens_per_step=tokens_per_step(recipe, problem),

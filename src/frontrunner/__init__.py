@@ -28,15 +28,9 @@ if TYPE_CHECKING:
         status,
         survey,
     )
-    from frontrunner.calibration_api import calibrate, fit_campaign, fit_tables
-    from frontrunner.doctor_api import call_ranks, doctor
-    from frontrunner.dryrun_api import dryrun, plan_dryrun
-    from frontrunner.import_api import TableForm, import_table
-    from frontrunner.planning_api import advise, plan, scaling
-    from frontrunner.profiling_api import plan_profile, profile
-    from frontrunner.remote import connect
-    from frontrunner.replay_api import plan_replay, replay
-    from frontrunner.store_api import (
+    from frontrunner.exchange import import_config, mirror
+    from frontrunner.machine import calibrate, call_ranks, doctor, fit_campaign, fit_tables
+    from frontrunner.maintenance import (
         archive,
         backup_store,
         check_store,
@@ -46,7 +40,10 @@ if TYPE_CHECKING:
         unarchive,
         upgrade_store,
     )
-    from frontrunner.travel_api import import_config, mirror
+    from frontrunner.planning import advise, plan, scaling
+    from frontrunner.recipe_actions import dryrun, plan_dryrun, plan_profile, plan_replay, profile, replay
+    from frontrunner.remote import connect
+    from frontrunner.table_import import TableForm, import_table
 
 __version__ = "0.1.0"
 __all__ = [
@@ -94,25 +91,25 @@ __all__ = [
     "unarchive",
     "upgrade_store",
 ]
-_ELSEWHERE = (
-    dict.fromkeys(("calibrate", "fit_campaign", "fit_tables"), "frontrunner.calibration_api")
-    | dict.fromkeys(("advise", "plan", "scaling"), "frontrunner.planning_api")
-    | dict.fromkeys(("doctor", "call_ranks"), "frontrunner.doctor_api")
-    | dict.fromkeys(("dryrun", "plan_dryrun"), "frontrunner.dryrun_api")
-    | dict.fromkeys(("plan_profile", "profile"), "frontrunner.profiling_api")
-    | dict.fromkeys(("plan_replay", "replay"), "frontrunner.replay_api")
-    | dict.fromkeys(("import_config", "mirror"), "frontrunner.travel_api")
-    | dict.fromkeys(("TableForm", "import_table"), "frontrunner.import_api")
-    | dict.fromkeys(("archive", "backup_store", "check_store", "copy_store"), "frontrunner.store_api")
-    | dict.fromkeys(("prunable", "prune_store", "unarchive", "upgrade_store"), "frontrunner.store_api")
-    | {"connect": "frontrunner.remote"}
-)
-"""The module of what is not in `frontrunner.api`."""
+_MODULES = {
+    "exchange": ("import_config", "mirror"),
+    "machine": ("calibrate", "call_ranks", "doctor", "fit_campaign", "fit_tables"),
+    "maintenance": (
+        *("archive", "backup_store", "check_store", "copy_store"),
+        *("prunable", "prune_store", "unarchive", "upgrade_store"),
+    ),
+    "planning": ("advise", "plan", "scaling"),
+    "recipe_actions": ("dryrun", "plan_dryrun", "plan_profile", "plan_replay", "profile", "replay"),
+    "remote": ("connect",),
+    "table_import": ("TableForm", "import_table"),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+"""Name -> module of what is not in `frontrunner.api`."""
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(import_module(_ELSEWHERE.get(name, "frontrunner.api")), name)
+        return getattr(import_module(f"frontrunner.{_MODULE_OF.get(name, 'api')}"), name)
     raise AttributeError(f"module 'frontrunner' has no attribute {name!r}")
 
 

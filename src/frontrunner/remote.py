@@ -224,7 +224,7 @@ class RemoteStore:
         return self._get(Explanation, _recipe_path(recipe_id))
 
     def explain(self, recipe: str | Mapping[str, object], *, campaign: str | Path | None = None) -> Breakdown:
-        from frontrunner.planning_api import breakdown_of
+        from frontrunner.recipe_actions import breakdown_of
 
         return breakdown_of(self, recipe, campaign)
 

@@ -205,7 +205,7 @@ class LocalStore:
         one legal recipe of its space. Raises `InvalidInput` for a recipe that the estimate does not cover.
         """
         from frontrunner.config.campaign import read_campaign_file
-        from frontrunner.planning_api import breakdown_of
+        from frontrunner.recipe_actions import breakdown_of
 
         if campaign is None:
             return breakdown_of(self, recipe, None)
@@ -220,7 +220,7 @@ class LocalStore:
 
         Raises `InvalidInput`, with the reason, where the tool cannot express the recipe.
         """
-        from frontrunner.travel_api import exported
+        from frontrunner.exchange import exported
 
         return exported(self, recipe, to=to)
 

@@ -133,7 +133,7 @@ def test_one_signal_lets_the_probe_finish_and_says_how_to_go_on(tmp_path: Path, 
         driver.send_signal(number)
         assert driver.wait(timeout=60) == 128 + number
     err = (tmp_path / "stderr").read_text()
-    assert "stopped; go on with: frontrunner resume tiny" in err
+    assert "stopped; continue with: frontrunner resume tiny" in err
     assert "Traceback" not in err
     assert Counter(str(trial.state) for trial in trials(tmp_path)) == {"measured": 1}
     assert not processes_of(driver.pid)

@@ -15,8 +15,8 @@ from frontrunner.cli.main import main
 
 PRELOADED = (
     "frontrunner.cli.options",
-    "frontrunner.cli.campaigning",
-    "frontrunner.cli.questions",
+    "frontrunner.cli.campaign",
+    "frontrunner.cli.query",
     "frontrunner.views.live",
     "frontrunner.views.ranking",
     "frontrunner.search.driver",

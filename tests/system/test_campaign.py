@@ -86,7 +86,7 @@ def test_probes_that_all_fail_alike_pause_the_campaign_and_show_why(tmp_path: Pa
     assert done.returncode == 6, done.stderr
     assert "the first 2 probes all failed alike: out-of-memory" in done.stderr
     assert "MemoryError" in done.stderr, "the log's end"
-    log = re.search(r"the whole log: (\S+);", done.stderr)
+    log = re.search(r"full log: (\S+);", done.stderr)
     assert log is not None
     assert "MemoryError" in Path(log[1]).read_text()
     assert "frontrunner resume tiny" in done.stderr

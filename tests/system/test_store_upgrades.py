@@ -14,6 +14,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import insert, inspect, text
 
+from frontrunner.maintenance import upgrade_store
 from frontrunner.results.active_drivers import active_drivers
 from frontrunner.results.check import check
 from frontrunner.results.database import Database
@@ -24,7 +25,6 @@ from frontrunner.results.ranking import best
 from frontrunner.results.schema import FIRST_REVISION, REVISION, SCHEMA_VERSION, Base, StoreRow
 from frontrunner.results.store import Store, open_store
 from frontrunner.spaces.errors import StoreUnusable
-from frontrunner.store_api import upgrade_store
 from support.store_contract import KINDS, begin, measurement
 
 DUMPS = Path(__file__).parent.parent / "stores"

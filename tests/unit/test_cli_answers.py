@@ -231,7 +231,7 @@ MISTAKES: dict[str, tuple[list[str], int, str, str]] = {
     "a campaign that is not there": (["best", "smi"], 2, "there is no campaign 'smi'", "did you mean 'sim'?"),
     "another order": (["best", "--by", "token"], 2, 'by = "token": expected one of', "did you mean 'tokens'?"),
     "no limit": (["best", "--max-memory-gb", "nan"], 2, "max_memory_gb = nan: expected a size above 0", ""),
-    "a limit below all": (["best", "--max-memory-gb", "1e-9"], 7, "no measured recipe answers", "status"),
+    "a limit below all": (["best", "--max-memory-gb", "1e-9"], 7, "no measured recipe matches", "status"),
     "a short recipe id": (["show", "abc"], 2, 'recipe id = "abc": expected at least the first 4', ""),
     "an unknown recipe": (["show", "ffffffffffff"], 2, "ffffffffffff", ""),
     "a table of no kind": (["dataframe", "--out", "x.txt"], 2, 'out = "x.txt": expected a name that ends with', ""),

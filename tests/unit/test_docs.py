@@ -16,13 +16,13 @@ from frontrunner.config.reference import updated
 from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.evaluators.external.logs import GROUPS
 from frontrunner.evaluators.registry import EVALUATORS
+from frontrunner.exchange import TARGETS
 from frontrunner.results.outcome import POLICIES, FailureKind
 from frontrunner.search.strategy import STRATEGIES
 from frontrunner.spaces import errors
 from frontrunner.spaces.cluster import Links, PeakTflops
 from frontrunner.spaces.presets import cluster_names, model_names
 from frontrunner.spaces.recipe import DIMENSIONS
-from frontrunner.travel_api import TARGETS
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")}

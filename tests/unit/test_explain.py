@@ -10,7 +10,7 @@ import pytest
 
 import frontrunner
 from frontrunner.cli.main import frontrunner as command
-from frontrunner.cli.recipe_words import named
+from frontrunner.cli.options import recipe_from as named
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.config.recipe_lookup import one_recipe, recipe_by_id
 from frontrunner.evaluators.analytic.breakdown import Breakdown, breakdown
@@ -116,7 +116,7 @@ def test_words_name_a_recipe(words: tuple[str, ...], file: Path | None, meant: o
     ("words", "file", "message"),
     [
         ((), None, "expected the id of a stored recipe, not 0 words"),
-        (("zero-1",), EXAMPLE, "'zero-1' is no choice"),
+        (("zero-1",), EXAMPLE, "'zero-1' is not a choice"),
         (("tensor_parallel=2", "tensor_parallel=4"), EXAMPLE, "tensor_parallel is chosen more than once"),
     ],
 )

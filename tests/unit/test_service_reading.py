@@ -254,7 +254,7 @@ def test_a_damaged_cell_is_refused_by_its_place_and_is_no_failure_of_the_service
         for ask in (asked.campaigns, lambda: asked.status("first"), lambda: asked.best("first")):
             with pytest.raises(StoreUnusable, match='damaged: campaigns row 1, state: it holds "finishee"') as refused:
                 ask()
-            assert "no backup lies beside it" in str(refused.value.hint)
+            assert "there is no backup in its folder" in str(refused.value.hint)
 
 
 def test_what_commands_and_nodes_are_given_is_not_told(tmp_path: Path) -> None:

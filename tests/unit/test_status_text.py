@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.cli.campaigning import _raise_unless_done
+from frontrunner.cli.campaign import _raise_unless_done
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.states import CampaignState
 from frontrunner.results.status import failures, status
@@ -55,9 +55,9 @@ def test_a_campaign_that_failures_paused_names_the_log_that_there_is(log_path: s
     failure = replace(HUNG, log_path=log_path)
     paused = Conclusion(state=CampaignState.PAUSED, reason="3 failed in a row", measured=0, last_failure=failure)
     with pytest.raises(CampaignFailed) as ended:
-        _raise_unless_done(paused, "c", None, stopped=1, has_answer=False)
-    once = "once mended: frontrunner resume c"
-    assert ended.value.hint == (once if log_path is None else f"the whole log: {log_path}; {once}")
+        _raise_unless_done(paused, "c", None, stopped=1, has_result=False)
+    once = "after fixing the cause, run: frontrunner resume c"
+    assert ended.value.hint == (once if log_path is None else f"full log: {log_path}; {once}")
 
 
 def test_little_is_told_in_node_seconds_and_of_a_table_nothing(

@@ -11,7 +11,7 @@ from frontrunner.cli.options import json_option, print_json, store_option
 from frontrunner.spaces.errors import bad_value
 
 if TYPE_CHECKING:
-    from frontrunner.import_api import TableForm
+    from frontrunner.table_import import TableForm
 
 
 @click.command("import")
@@ -44,7 +44,7 @@ def import_(
       frontrunner import sweep.csv --preview
       frontrunner import runs.csv --set hardware=h100 --column step_time_s=iter:ms
     """
-    from frontrunner.import_api import import_table
+    from frontrunner.table_import import import_table
 
     found = import_table(table, form=_form(**form), cluster=cluster, name=name, store=store, preview=preview)
     if as_json:
@@ -57,7 +57,7 @@ def import_(
 
 def _form(columns: tuple[str, ...], constants: tuple[str, ...], ignore: tuple[str, ...]) -> TableForm:
     """What --column, --set and --ignore say of the table."""
-    from frontrunner.import_api import TableForm
+    from frontrunner.table_import import TableForm
 
     return TableForm(columns=_table("--column", columns), constants=_table("--set", constants), ignore=ignore)
 

@@ -1,38 +1,56 @@
-"""Options that several commands share, the store that they choose, and JSON output."""
+"""Options, arguments and output that several commands share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from frontrunner.plain_json import to_json
-from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.errors import InvalidInput, bad_value
 from frontrunner.store import LocalStore
 
 if TYPE_CHECKING:
     from frontrunner.remote import RemoteStore
 
+    Backend = LocalStore | RemoteStore
+
 F = TypeVar("F", bound=Callable[..., Any])
+FILE = click.Path(path_type=Path)
+FLAGS = {"true": True, "false": False}
+MOST_CHARACTERS = 200
+MOST_DIGITS = 18
+RECIPE_ID = re.compile("[0-9a-fA-F]{4,12}")
+
+campaign_argument = click.argument("campaign", required=False)
+store_option = click.option(
+    "--store",
+    metavar="URL",
+    help="The store: a path or an SQLAlchemy URL [default: $FRONTRUNNER_STORE, else frontrunner.db].",
+)
+server_option = click.option(
+    "--server",
+    metavar="URL",
+    help="Query this service, with the token of $FRONTRUNNER_TOKEN or, on this machine, of the token file.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+anyway_option = click.option("--anyway", is_flag=True, help="Run on other hardware than the recipe was measured on.")
 
 
-def store_option(function: F) -> F:
-    """Add --store, which chooses the store."""
-    return click.option(
-        "--store",
-        metavar="URL",
-        help="The store: a path or an SQLAlchemy URL [default: $FRONTRUNNER_STORE, else frontrunner.db].",
-    )(function)
+def backend_options(function: F) -> F:
+    """Add --store and --server; the command gets the store that they choose as `backend`."""
 
+    @server_option
+    @store_option
+    @wraps(function)
+    def command(*args: Any, store: str | None, server: str | None, **kwargs: Any) -> Any:
+        return function(*args, backend=open_backend(store, server), **kwargs)
 
-def server_option(function: F) -> F:
-    """Add --server, which queries a service instead of a store."""
-    return click.option(
-        "--server",
-        metavar="URL",
-        help="Query this service, with the token of $FRONTRUNNER_TOKEN or, on this machine, of the token file.",
-    )(function)
+    return command  # type: ignore[return-value]
 
 
 def open_backend(store: str | None, server: str | None) -> LocalStore | RemoteStore:
@@ -46,11 +64,57 @@ def open_backend(store: str | None, server: str | None) -> LocalStore | RemoteSt
     return connect(server)
 
 
-def json_option(function: F) -> F:
-    """Add --json, which prints the result as one JSON document."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")(function)
-
-
 def print_json(value: object) -> None:
     """Print a value as JSON; numbers that JSON cannot hold become null."""
     click.echo(to_json(value, indent=2))
+
+
+def warn(lines: Iterable[str]) -> None:
+    """Print warnings to stderr."""
+    for line in lines:
+        click.echo(f"warning: {line}", err=True)
+
+
+def refuse_both(first: str, second: str) -> InvalidInput:
+    """Return the error for two options that exclude each other."""
+    return InvalidInput(f"{first} and {second} are both given: expected one of them")
+
+
+def key_values(flag: str, texts: Iterable[str]) -> dict[str, str]:
+    """Return NAME=VALUE texts as a table; raise `InvalidInput` for one without a =, and for a repeated name."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or name in found:
+            raise bad_value(flag, text, "NAME=VALUE, each name once")
+        found[name] = value
+    return found
+
+
+def recipe_from(words: tuple[str, ...], campaign: Path | None) -> str | Mapping[str, object]:
+    """Return the recipe id, or the choices, that a command's words are."""
+    if campaign is not None and not (len(words) == 1 and RECIPE_ID.fullmatch(words[0])):
+        return choices(words)
+    if len(words) != 1:
+        raise InvalidInput(
+            f"expected the id of a stored recipe, not {len(words)} words",
+            hint="choices such as tensor_parallel=8 go with --campaign FILE",
+        )
+    return words[0]
+
+
+def choices(words: Iterable[str]) -> dict[str, object]:
+    """Return the choices of words such as tensor_parallel=8; raise `InvalidInput` for other words."""
+    found: dict[str, object] = {}
+    for word in words:
+        key, separator, value = word.partition("=")
+        if not separator:
+            raise InvalidInput(
+                f"{word!r} is not a choice",
+                hint="with --campaign a recipe is named by its id, or by words such as sharding=zero-1",
+            )
+        if key in found:
+            raise InvalidInput(f"{key} is chosen more than once: {' '.join(words)}"[:MOST_CHARACTERS])
+        is_number = value.isdecimal() and value.isascii() and len(value) <= MOST_DIGITS
+        found[key] = FLAGS.get(value, int(value) if is_number else value)
+    return found

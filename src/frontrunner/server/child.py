@@ -98,7 +98,7 @@ def _replay(body: dict[str, Any], answer: Answer) -> None:
     from frontrunner import api
     from frontrunner.evaluators.probe.files import write_json
     from frontrunner.evaluators.probe.replay import ReplaySettings, run
-    from frontrunner.replay_api import plan_replay
+    from frontrunner.recipe_actions import plan_replay
     from frontrunner.server.replays import STARTED, noting_its_end, started_now
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the ranks first, as Ctrl-C does

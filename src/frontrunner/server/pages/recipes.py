@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured, breakdown
 from frontrunner.evaluators.export.tools import TOOLS
+from frontrunner.exchange import TARGETS
 from frontrunner.results.explain import Appearance, Explanation, explain
 from frontrunner.results.outcome import Measurement
 from frontrunner.results.pages import compare, newest_names
@@ -28,7 +29,6 @@ from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, S
 from frontrunner.spaces.errors import InvalidInput, NotFound
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import DIMENSIONS, Dimension, Recipe
-from frontrunner.travel_api import TARGETS
 from frontrunner.views.charts.cut import Cut, cut
 from frontrunner.views.charts.recipe import memory_bars, step_bars, step_times
 from frontrunner.views.columns import ATTEMPTS, FIGURES, ORIGINS, Column

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 
 from frontrunner.evaluators.analytic.estimates import ShownPlan
-from frontrunner.planning_api import plan_of, shown_plan
+from frontrunner.planning import plan_of, shown_plan
 from frontrunner.server.drivers import Word
 from frontrunner.server.replays import Replay
 from frontrunner.server.requests import (

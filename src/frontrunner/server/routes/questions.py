@@ -13,6 +13,7 @@ from fastapi.responses import StreamingResponse
 
 from frontrunner.baseline import Baseline
 from frontrunner.events import POLL_S, Follower, parse_cursor
+from frontrunner.exchange import TARGETS
 from frontrunner.pareto_front import OnFront
 from frontrunner.plain_json import to_json
 from frontrunner.reporting import Reported, not_drawn, report_text, reported
@@ -34,7 +35,6 @@ from frontrunner.server.service import CachedRoute, LocalOf, RoleOf, Service, Se
 from frontrunner.spaces.errors import InvalidInput, NothingLegal
 from frontrunner.spaces.names import CAMPAIGN_NAME
 from frontrunner.store import LOG_BYTES
-from frontrunner.travel_api import TARGETS
 from frontrunner.views.charts import FIGURES
 from frontrunner.views.charts.data import Missing
 from frontrunner.views.report import Elsewhere

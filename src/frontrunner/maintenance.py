@@ -1,7 +1,4 @@
-"""The Python API of `frontrunner store`, `archive` and `unarchive`: keeping stores, not questions to them.
-
-`store` is a URL or a path, and None the default one, as in `frontrunner.api`.
-"""
+"""Maintenance of stores: check, backup, upgrade, copy, prune, archive and unarchive."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Upgraded:
-    """A store's revision before and now, and the backup that was made first: None where nothing was to be done."""
+    """A store's revision before and after, and the backup that was made first; None where nothing was to be done."""
 
     store: str
     before: str
@@ -41,7 +38,7 @@ def check_store(store: str | None = None) -> Check:
 
 
 def backup_store(file: str | Path | None = None, *, store: str | None = None) -> Path:
-    """Write what the store holds now to a new file, by default beside it; drivers may go on meanwhile.
+    """Write a backup of the store to a new file, by default next to it; drivers may keep running.
 
     The backup of an SQLite store is a store, that of a PostgreSQL store an archive for pg_restore.
     """
@@ -52,7 +49,7 @@ def backup_store(file: str | Path | None = None, *, store: str | None = None) ->
 
 
 def upgrade_store(store: str | None = None) -> Upgraded:
-    """Bring a store of an earlier version up to this one, after a backup beside it.
+    """Upgrade a store of an earlier version, after a backup next to it.
 
     Raises `AlreadyDriven` while a driver holds one of its campaigns, and `StoreUnusable` for a later version's.
     """
@@ -76,7 +73,7 @@ def upgrade_store(store: str | None = None) -> Upgraded:
 def copy_store(source: str, target: str) -> Copied:
     """Copy every campaign of a store into a new one, which may be in another kind of database.
 
-    A copy that fails leaves nothing behind: no file, and no tables.
+    A copy that fails leaves neither a file nor tables behind.
     """
     from frontrunner.results.lease import refuse_driven
     from frontrunner.results.opening import open_to_fill
@@ -91,7 +88,7 @@ def copy_store(source: str, target: str) -> Copied:
 
 
 def prunable(campaign: str | None = None, *, store: str | None = None) -> tuple[Prunable, ...]:
-    """The run folders of finished campaigns, which `prune_store` would remove."""
+    """Return the run folders of finished campaigns, which `prune_store` would remove."""
     from frontrunner.results import pruning
 
     with opened(store) as found:

@@ -1,4 +1,4 @@
-"""Recipes to other tools and back: exports, imports of their configurations, and campaigns as Optuna studies."""
+"""Exchange with other tools: export recipes, import configurations, and export campaigns as Optuna studies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from frontrunner.evaluators.export.batch import SCHEDULERS, batch_script
 from frontrunner.evaluators.export.reading import Given
 from frontrunner.evaluators.export.tools import TOOLS, tool_named
 from frontrunner.foreign_recipes import refuse_file_of_others
-from frontrunner.replay_api import names_a_file
+from frontrunner.recipe_actions import ShowsRecipes, names_a_file
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput, NotFound, bad_value, did_you_mean
@@ -26,7 +26,6 @@ from frontrunner.text import thousands
 if TYPE_CHECKING:
     from frontrunner.results.explain import Appearance, Explanation
     from frontrunner.search.optuna_export import Mirrored
-    from frontrunner.store import LocalStore
 
 RECIPE_FILE = "recipe"
 TARGETS = (*TOOLS, *SCHEDULERS, RECIPE_FILE)
@@ -36,7 +35,7 @@ MOST_BYTES = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedRecipe:
-    """A configuration read as a recipe; `illegal` says why our trainer cannot run it, None where it can."""
+    """A configuration read as a recipe; `illegal` is why our trainer cannot run it, None where it can."""
 
     recipe_id: str
     recipe: Recipe
@@ -44,7 +43,7 @@ class ImportedRecipe:
     file: RecipeFile | None
 
 
-def exported(store: LocalStore, recipe: str, *, to: str) -> str:
+def exported(store: ShowsRecipes, recipe: str, *, to: str) -> str:
     """Return a recipe, stored or of a recipe file, as a configuration of the tool `to`, one of `TARGETS`."""
     if to not in TARGETS:
         raise bad_value("--to", to, f"one of {', '.join(TARGETS)}, optuna", hint=did_you_mean(to, (*TARGETS, "optuna")))
@@ -58,7 +57,7 @@ def exported(store: LocalStore, recipe: str, *, to: str) -> str:
 
 
 def provenance(file: RecipeFile) -> tuple[str, ...]:
-    """The lines that head an export: which recipe, of which problem, with what figures, by which versions."""
+    """Return the first lines of an export: its recipe, problem, figures and versions."""
     problem, measured = file.problem, file.measured
     lines = [
         f"frontrunner recipe {file.recipe_id}: {file.recipe.describe()}",
@@ -102,8 +101,8 @@ def recipe_file(explanation: Explanation) -> RecipeFile:
 
 
 def _chosen(explanation: Explanation) -> Appearance:
-    """Those that our own trainer measured before those of others, simulated and imported ones, and ones without
-    figures; the newest of each stand first.
+    """Return the newest appearance, preferring measurements by our own trainer over those of others, simulated and
+    imported ones, and ones without figures.
     """
 
     def place(found: Appearance) -> tuple[int, bool]:
@@ -143,8 +142,8 @@ def import_config(
 ) -> ImportedRecipe:
     """Read a launch configuration of another tool as a recipe of the campaign file's problem.
 
-    `stated` says choices that the configuration leaves out, such as `{"micro_batch_seqs": 2, "devices": 16}`. Raises
-    `NotFound` for a file that is not there, and `InvalidInput` for what is no recipe, or one of another problem.
+    `stated` gives choices that the configuration leaves out, such as `{"micro_batch_seqs": 2, "devices": 16}`. Raises
+    `NotFound` for a missing file, and `InvalidInput` for an invalid recipe, or one of another problem.
     """
     spec = read_campaign_file(Path(campaign)).spec
     path = Path(path)
@@ -185,13 +184,13 @@ def _text(path: Path) -> str:
 
 
 def _beside(path: Path, name: str) -> str | None:
-    """A file that the configuration names, in its own folder: what it says of other folders may hold there alone."""
+    """Return a file that the configuration names, from the configuration's own folder."""
     other = path.parent / Path(name).name
     return _text(other) if holds(other.is_file) else None
 
 
 def mirror(campaign: str | None = None, *, storage: str, store: str | None = None) -> Mirrored:
-    """Write a campaign's trials into the Optuna study of its name; run again, it adds what is new."""
+    """Write a campaign's trials into the Optuna study of its name; a later call adds new trials."""
     from frontrunner.search.optuna_export import mirror_campaign
 
     with opened(store) as found:

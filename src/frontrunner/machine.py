@@ -1,18 +1,22 @@
-"""The Python API of `frontrunner calibrate`: measuring a machine, and fitting the formulas to measured step times."""
+"""Measuring and checking this machine: calibrate, fit_tables, fit_campaign, doctor, call_ranks."""
 
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from frontrunner.config.campaign import read_campaign_file
 from frontrunner.config.cluster import named_cluster, parse_cluster
-from frontrunner.evaluators.cluster.environment import job_environment
+from frontrunner.config.settings import run_root, store_url
+from frontrunner.evaluators.cluster.environment import JobEnvironment, job_environment
 from frontrunner.evaluators.probe.settings import TORCH_DEVICES
 from frontrunner.evaluators.probe.this_machine import detect, processors, share_processors
+from frontrunner.results.address import parse_address
 from frontrunner.spaces.cluster import Cluster, PeakTflops
 from frontrunner.spaces.errors import InvalidInput, bad_value
 
@@ -20,13 +24,16 @@ if TYPE_CHECKING:
     from frontrunner.evaluators.analytic.fit import Samples, StepFit
     from frontrunner.evaluators.diagnostics.calibration.measured_cluster import Calibration
     from frontrunner.evaluators.diagnostics.calibration.ranks import Place
+    from frontrunner.evaluators.diagnostics.doctor.check import Check, Needs
+    from frontrunner.evaluators.diagnostics.doctor.collective_test import TestResult
 
 SHORTEST_S = 5.0
 LONGEST_S = 3600.0
 MOST_RANKS = 1024
+DEADLINE_S = 60.0
 
 OnStart = Callable[["Place"], None]
-"""Called once everything is checked, with the ranks that this process is about to start."""
+"""Called after all checks, with the ranks that are about to start."""
 
 
 def calibrate(
@@ -40,19 +47,16 @@ def calibrate(
 ) -> Calibration | None:
     """Measure this machine, or the allocation whose launcher started this process, into a cluster file.
 
-    `cluster` (a preset's name, a cluster file's path, or a value) gives what is not measured; this machine, as it is
-    detected, without. `device` is torch's word for what is measured. In an allocation every process calls this; rank 0
-    writes, and the others return None. Raises `InvalidInput` for what cannot be measured here.
+    `cluster` (a preset's name, a cluster file's path, or a value; by default this machine as detected) provides what is
+    not measured. `device` is torch's name of the device type. In an allocation every process calls this; rank 0 writes,
+    and the others return None. Raises `InvalidInput` for what cannot be measured here.
     """
     from frontrunner.evaluators.diagnostics.calibration.cluster_file import write_measured
     from frontrunner.evaluators.diagnostics.calibration.measured_cluster import calibration
     from frontrunner.evaluators.diagnostics.calibration.ranks import allocated, measure, this_machine
 
     path = writable(out)
-    if not SHORTEST_S <= seconds <= LONGEST_S:
-        raise bad_value("--seconds", seconds, f"between {SHORTEST_S:g} and {LONGEST_S:g}")
-    if ranks is not None and not 1 <= ranks <= MOST_RANKS:
-        raise bad_value("--ranks", ranks, f"1 to {MOST_RANKS}")
+    _check_limits("--seconds", seconds, ranks)
     where = allocated(ranks)
     base = _base(cluster, where.ranks_per_node if where else ranks, device)
     where = where or this_machine(ranks or base.devices_per_node)
@@ -71,10 +75,10 @@ def calibrate(
 def fit_tables(
     tables: Sequence[str | Path], *, out: str | Path | None = None, cluster: str | Cluster | None = None
 ) -> StepFit:
-    """Fit the formulas' constants to tables of measured step times, and judge them on rows held back.
+    """Fit the analytic model's constants to tables of measured step times, and test them on held-out rows.
 
     `out` is the cluster file to write: `cluster` with the constants, or the preset of the rows' hardware. Raises
-    `InvalidInput` for a table that cannot be read and for too few rows.
+    `InvalidInput` for an invalid table and for too few rows.
     """
     from frontrunner.evaluators.tables.workloads import read, samples_of_tables
 
@@ -93,9 +97,9 @@ def fit_campaign(
     out: str | Path | None = None,
     cluster: str | Cluster | None = None,
 ) -> StepFit:
-    """Fit the formulas' constants to what a campaign measured; see `fit_tables`.
+    """Fit the analytic model's constants to a campaign's measurements; see `fit_tables`.
 
-    `cluster` stands in for the campaign's own, such as a file with this machine's figures in it.
+    `cluster` replaces the campaign's own, for example a cluster file with this machine's figures.
     """
     from frontrunner.evaluators.analytic.fit import samples_of_outcomes
     from frontrunner.search.campaign_setup import stored_spec
@@ -133,7 +137,7 @@ def _fitted(measured: Samples, path: Path | None, base: Cluster | None, origin: 
 
 
 def _their_cluster(measured: Samples) -> Cluster:
-    """The cluster that all rows are of."""
+    """Return the cluster that all rows were measured on."""
     found = {sample.cluster.device: sample.cluster for sample in measured.samples}
     if len(found) != 1:
         devices = ", ".join(sorted(found)) or "none"
@@ -142,7 +146,7 @@ def _their_cluster(measured: Samples) -> Cluster:
 
 
 def writable(out: str | Path) -> Path:
-    """The path of a cluster file that can be written; raises `InvalidInput` where it cannot."""
+    """Return the path of a cluster file; raise `InvalidInput` where it cannot be written."""
     path = Path(out)
     if path.is_dir() or not path.name:
         raise bad_value("--out", str(out), "a file, not a folder")
@@ -152,7 +156,7 @@ def writable(out: str | Path) -> Path:
 
 
 def _base(cluster: str | Cluster | None, ranks_per_node: int | None, device: str | None) -> Cluster:
-    """What the cluster file begins with."""
+    """Return the cluster that the file starts from."""
     if cluster is None and device == "cpu":
         found = processors()
         base = parse_cluster(share_processors(found, ranks_per_node or found["devices_per_node"]))
@@ -160,14 +164,14 @@ def _base(cluster: str | Cluster | None, ranks_per_node: int | None, device: str
         wanted = {"devices_per_node": ranks_per_node} if ranks_per_node else {}
         base = parse_cluster({"preset": "this-machine", **wanted})
     else:
-        base = _shared_out(named_cluster(cluster) if isinstance(cluster, str) else cluster, ranks_per_node)
+        base = _per_rank(named_cluster(cluster) if isinstance(cluster, str) else cluster, ranks_per_node)
     if device is not None and TORCH_DEVICES[base.backend] != device:
         raise bad_value("--device", device, f"{TORCH_DEVICES[base.backend]}, as {base.name} has")
     return base
 
 
-def _shared_out(base: Cluster, ranks_per_node: int | None) -> Cluster:
-    """A CPU's memory and peak over so many ranks; other clusters as they are."""
+def _per_rank(base: Cluster, ranks_per_node: int | None) -> Cluster:
+    """Divide a CPU's memory and peak rate among its ranks; return other clusters unchanged."""
     if base.backend != "cpu" or ranks_per_node in (None, base.devices_per_node):
         return base
     peaks = asdict(base.peak_tflops)
@@ -181,7 +185,7 @@ def _shared_out(base: Cluster, ranks_per_node: int | None) -> Cluster:
 
 
 def _refuse_elsewhere(base: Cluster, where: Place) -> None:
-    """Raise `InvalidInput` for devices that this machine has not; a CPU cluster's are processes."""
+    """Raise `InvalidInput` for devices that this machine does not have; those of a CPU cluster are processes."""
     if base.backend == "cpu":
         return
     here = job_environment(os.environ, detect())
@@ -190,3 +194,82 @@ def _refuse_elsewhere(base: Cluster, where: Place) -> None:
         raise bad_value("cluster.backend", base.backend, expected)
     if where.ranks_per_node > here.devices_per_node:
         raise bad_value("--ranks", where.ranks_per_node, f"at most the {here.devices_per_node} devices found here")
+
+
+def _check_limits(flag: str, seconds: float, ranks: int | None) -> None:
+    if not SHORTEST_S <= seconds <= LONGEST_S:
+        raise bad_value(flag, seconds, f"between {SHORTEST_S:g} and {LONGEST_S:g}")
+    if ranks is not None and not 1 <= ranks <= MOST_RANKS:
+        raise bad_value("--ranks", ranks, f"1 to {MOST_RANKS}")
+
+
+def doctor(campaign: str | Path | None = None, *, store: str | None = None) -> tuple[Check, ...]:
+    """Check this machine, job and installation, and with a campaign file what that needs.
+
+    `store` overrides the file's. Raises `InvalidInput` or `NotFound` for an unusable file.
+    """
+    from frontrunner.evaluators.diagnostics.doctor.examine import examine
+
+    return examine(_needs(campaign, store))
+
+
+def call_ranks(
+    campaign: str | Path | None = None,
+    *,
+    ranks: int | None = None,
+    deadline_s: float = DEADLINE_S,
+    on_start: OnStart | None = None,
+) -> TestResult | None:
+    """Run all-reduces on real ranks: bandwidth by size, and ranks that fail or lag.
+
+    The ranks are started here (default: one per device), or are those of the launcher that started this process: then
+    every process calls this, rank 0 gets the result, and the others None. `deadline_s` is how long a rank may take to
+    join or to make progress. Raises `InvalidInput` for what this machine cannot do.
+    """
+    from frontrunner.evaluators.diagnostics.calibration.ranks import allocated, this_machine
+    from frontrunner.evaluators.diagnostics.doctor.collective_test import run_collective_test
+
+    _check_limits("--deadline", deadline_s, ranks)
+    cluster = read_campaign_file(Path(campaign)).spec.problem.cluster if campaign is not None else None
+    where = allocated(ranks)
+    job = this_job()
+    backend = cluster.backend if cluster is not None else job.backend
+    where = where or this_machine(ranks or job.devices_per_node)
+    if backend not in ("cpu", job.backend):
+        raise bad_value("cluster.backend", backend, f"{job.backend}, which is what this machine has")
+    if backend != "cpu" and where.ranks_per_node > job.devices_per_node:
+        raise bad_value("--ranks", where.ranks_per_node, f"at most the {job.devices_per_node} devices found here")
+    if on_start is not None:
+        on_start(where)
+    nodes = job.nodes if where.rank is not None else (socket.gethostname(),)
+    return run_collective_test(where, device=TORCH_DEVICES[backend], deadline_s=deadline_s, nodes=nodes)
+
+
+def this_job() -> JobEnvironment:
+    """Return the job that this process is part of, with the devices that it sees."""
+    return job_environment(os.environ, detect())
+
+
+def _needs(campaign: str | Path | None, store: str | None) -> Needs:
+    from frontrunner.evaluators.diagnostics.doctor.check import Needs
+
+    file = read_campaign_file(Path(campaign)) if campaign is not None else None
+    url = store_url(store, from_file=file.store.url if file else None)
+    runs = run_root(url, from_file=file.store.run_folder if file else None)
+    path = parse_address(url).path
+    if file is None:
+        return Needs(store_path=path, run_folder=runs)
+    problem, space, dispatch = file.spec.problem, file.spec.space, file.spec.dispatch
+    engines = tuple(engine for engine in space.engine if engine != "torch")
+    disk = problem.cluster.nvme_path if "nvme" in space.offload else None
+    return Needs(
+        store_path=path,
+        run_folder=runs,
+        nodes=problem.cluster.nodes,
+        backend=problem.cluster.backend,
+        devices_per_node=problem.cluster.devices_per_node,
+        packages=engines + (("parsl",) if dispatch.backend in ("parsl", "allocation") else ()),
+        scheduler=dispatch.scheduler if dispatch.backend == "parsl" else None,
+        compiles=True in space.compile,
+        disk_folder=Path(disk) if disk else None,
+    )

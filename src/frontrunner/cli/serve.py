@@ -1,4 +1,4 @@
-"""The command that opens the store to browsers and programs: serve."""
+"""Command that serves the store to browsers and programs: serve."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from frontrunner.cli.options import store_option
+from frontrunner.cli.options import FILE, store_option
 from frontrunner.config.settings import store_url
 from frontrunner.spaces.errors import InvalidInput
 
@@ -16,17 +16,20 @@ if TYPE_CHECKING:
     from frontrunner.server.settings import ServiceSettings
 
 
+NEEDED = ("cachetools", "fastapi", "itsdangerous", "jinja2", "prometheus_client", "uvicorn")
+
+
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8787, show_default=True, help="0 takes a free one.")
-@click.option("--allow-host", "allowed", multiple=True, metavar="NAME", help="A name that requests may be sent to.")
-@click.option("--behind-tls", is_flag=True, help="A proxy with TLS is in front: https links, secure cookies.")
-@click.option("--token-file", type=click.Path(path_type=Path), metavar="FILE", help="Where the tokens are kept.")
+@click.option("--allow-host", "allowed", multiple=True, metavar="NAME", help="A host name that requests may use.")
+@click.option("--behind-tls", is_flag=True, help="Behind a TLS proxy: https links, secure cookies.")
+@click.option("--token-file", type=FILE, metavar="FILE", help="The file of the tokens.")
 @click.option("--max-campaigns", type=click.IntRange(1, 1000), default=4, show_default=True, help="Running at once.")
-@click.option("--site", "sites", multiple=True, metavar="NAME=FILE", help="The nodes of FILE, for launches to name.")
-@click.option("--trainer", "trainers", multiple=True, metavar="NAME=FILE", help="The command of FILE, likewise.")
-@click.option("--data", multiple=True, metavar="NAME=FILE", help="A training text, likewise.")
-@click.option("--table", "tables", multiple=True, metavar="NAME=FILE", help="Measured configurations, likewise.")
+@click.option("--site", "sites", multiple=True, metavar="NAME=FILE", help="Register the nodes of FILE for launches.")
+@click.option("--trainer", "trainers", multiple=True, metavar="NAME=FILE", help="Register the command of FILE.")
+@click.option("--data", multiple=True, metavar="NAME=FILE", help="Register a training text.")
+@click.option("--table", "tables", multiple=True, metavar="NAME=FILE", help="Register measured configurations.")
 @store_option
 def serve(  # noqa: PLR0913, PLR0917 - an option each
     host: str,
@@ -44,9 +47,9 @@ def serve(  # noqa: PLR0913, PLR0917 - an option each
 ) -> None:
     """Serve the store over HTTP: launch, watch and query campaigns from a browser or another machine.
 
-    Listens on this machine alone; the link that it prints opens one browser once. The drivers that it starts go on
-    when it ends, and are found again. What a launch may not send (nodes, commands, files) it names, as registered here
-    by --site, --trainer, --data and --table, each of which can be given several times.
+    Listens on this machine only; the link that it prints logs one browser in, once. Drivers that it starts keep running
+    when it ends. A launch cannot send nodes, commands and files: it names those registered here by --site, --trainer,
+    --data and --table, each of which can be given several times.
 
     \b
     Examples:
@@ -54,8 +57,11 @@ def serve(  # noqa: PLR0913, PLR0917 - an option each
       frontrunner serve --store sweeps.db --port 9000
       frontrunner serve --site frontier=examples/sites/frontier.toml
     """
-    if any(find_spec(name) is None for name in ("fastapi", "uvicorn", "jinja2")):
-        raise InvalidInput("this needs fastapi, uvicorn and jinja2", hint="run: pip install 'frontrunner[serve]'")
+    if any(
+        find_spec(name) is None
+        for name in ("fastapi", "uvicorn", "jinja2", "cachetools", "itsdangerous", "prometheus_client")
+    ):
+        raise InvalidInput("this needs packages that are not installed", hint="run: pip install 'frontrunner[serve]'")
     from frontrunner.server.auth import default_token_file
     from frontrunner.server.registered import register
     from frontrunner.server.settings import Limits, ServiceSettings
@@ -87,7 +93,7 @@ def _serve(settings: ServiceSettings) -> None:
         click.echo(f"{settings.address(port)}/login?code={code}")
         if settings.behind_tls:
             click.echo(f"listening for the proxy on {settings.listening(port)}", err=True)
-        click.echo("the link opens one browser, once, within ten minutes", err=True)
+        click.echo("the link logs one browser in, once, within ten minutes", err=True)
         click.echo(f"tokens for programs: {settings.token_file}", err=True)
         if not is_loopback(settings.host):
             click.echo(

@@ -1,4 +1,4 @@
-"""The Python API of `frontrunner import`: tables of others' measurements into the store."""
+"""Import of measured tables as finished campaigns."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedProblem:
-    """The rows of one problem as they were kept: `rows` of `recipes`, of which `failed` rows are failures.
+    """The stored rows of one problem: `rows` of `recipes`, of which `failed` rows are failures.
 
-    `campaign` is the name of the campaign that holds them; in a preview the name that it would ask for.
+    `campaign` is the campaign that holds them; in a preview the name that it would get.
     """
 
     campaign: str
@@ -42,7 +42,7 @@ class ImportedProblem:
 
 @dataclass(frozen=True, kw_only=True)
 class Import:
-    """What became of a table's rows. `known_rows` are those that the store held before; a preview writes nothing."""
+    """Result of an import. `known_rows` are those that the store had before; a preview writes nothing."""
 
     file: str
     store: str
@@ -55,16 +55,16 @@ class Import:
 
     @property
     def taken_rows(self) -> int:
-        """The rows that became outcomes."""
+        """Number of rows that became outcomes."""
         return sum(problem.rows for problem in self.problems)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableForm:
-    """How a table differs from the table form.
+    """How a table differs from the standard form.
 
-    `columns` gives, for a column of the form, the table's own name and its unit where that is another, as
-    `{"step_time_s": "iter_ms:ms"}`; `constants` what holds for every row; `ignore` columns to leave out.
+    `columns` maps a column of the form to the table's own name, with its unit where that differs, as
+    `{"step_time_s": "iter_ms:ms"}`; `constants` are values of every row; `ignore` are columns to leave out.
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -81,13 +81,12 @@ def import_table(
     store: str | None = None,
     preview: bool = False,
 ) -> Import:
-    """Read a table of measured configurations into the store, as one campaign for each problem.
+    """Read a table of measured configurations into the store, as one campaign per problem.
 
-    Rows that name no hardware are of `cluster` (a preset, a cluster file's path, or a value). Campaigns are called
-    `name`, by default after the file, and where there are several problems after those too. Rows that the store has are
-    not kept twice.
+    Rows without hardware were measured on `cluster` (a preset, a cluster file's path, or a value). Campaigns are named
+    `name`, by default after the file, with the problem where there are several. Rows that the store has are skipped.
 
-    Raises `NotFound` and `InvalidInput` for a table that cannot be used or has no usable row; nothing is written then.
+    Raises `NotFound` and `InvalidInput` for an unusable table, or one without a usable row; nothing is written then.
     """
     from frontrunner.evaluators.tables.mapping import parse_mapping
     from frontrunner.evaluators.tables.reading import read
@@ -138,7 +137,7 @@ def _added(found: Reading, campaigns: Sequence[ImportedCampaign], store: str) ->
 
 
 def _unknown_to(store: str, campaigns: Sequence[ImportedCampaign]) -> tuple[ImportedCampaign, ...]:
-    """What an import would keep; all of it where there is no store yet."""
+    """Return what an import would add; all of it where there is no store yet."""
     from frontrunner.results.imported import without_known
 
     if "://" not in store and not Path(store).exists():
@@ -160,7 +159,7 @@ def _line(campaign: ImportedCampaign) -> ImportedProblem:
 
 
 def _name(table: TableProblem, found: Reading, name: str | None) -> str:
-    """The given name or the file's; with several problems, what tells them apart as well."""
+    """Return the given name or the file's, with the problem where there are several."""
     base = name or campaign_name_from(Path(found.file).stem)
     if len(found.problems) == 1:
         return base
@@ -193,6 +192,7 @@ def _campaign(table: TableProblem, found: Reading, name: str) -> ImportedCampaig
 
 
 def _space(recipes: Sequence[Recipe]) -> Space:
-    """Return the choices that the rows take."""
-    found = {one.name: set(map(one.of, recipes)) - {"none" * (one.name == "schedule")} for one in DIMENSIONS.values()}
+    """Return the space of the rows' choices."""
+    found = {one.name: {one.of(recipe) for recipe in recipes} for one in DIMENSIONS.values()}
+    found["schedule"].discard("none")
     return Space(**{name: tuple(sorted(values)) for name, values in found.items() if values})

@@ -1,0 +1,172 @@
+"""Commands that estimate without a device: plan, explain, advise, dryrun."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from frontrunner import planning
+from frontrunner.cli.options import (
+    FILE,
+    backend_options,
+    json_option,
+    print_json,
+    recipe_from,
+    store_option,
+)
+from frontrunner.spaces.errors import InvalidInput, NothingLegal, bad_value, writing
+from frontrunner.views.advice import as_document, print_advice
+from frontrunner.views.plan import print_breakdown, print_plan, print_scaling
+
+if TYPE_CHECKING:
+    from frontrunner.cli.options import Backend
+
+TOP = 10
+recipe_argument = click.argument("recipe", nargs=-1, metavar="RECIPE_ID | CHOICE=VALUE...")
+file_option = click.option("--campaign", type=FILE, metavar="FILE", help="The recipe is one of this campaign file.")
+
+
+@click.command()
+@click.argument("file", type=FILE)
+@click.option("--top", type=click.IntRange(1, 1_000_000), help=f"How many recipes [default: {TOP}].")
+@click.option("--nodes", metavar="N,N,...", help="Strong and weak scaling over these numbers of nodes instead.")
+@json_option
+def plan(file: Path, top: int | None, nodes: str | None, *, as_json: bool) -> None:
+    """Estimate every legal recipe of campaign FILE, and print the fastest that fit. Nothing is run.
+
+    \b
+    Examples:
+      frontrunner plan examples/frontier-22b.toml
+      frontrunner plan examples/frontier-22b.toml --top 3 --json
+      frontrunner plan examples/frontier-22b.toml --nodes 8,16,32,64
+    """
+    if nodes is not None:
+        if top is not None:
+            raise InvalidInput("--top is for the ranking; with --nodes one recipe per count is printed")
+        _scaling(file, nodes, as_json=as_json)
+        return
+    found, shown = planning.plan(file), TOP if top is None else top
+    if as_json:
+        print_json(planning.shown_plan(found, shown))
+    else:
+        print_plan(found, top=shown, file=str(file))
+    if not len(found.table):
+        raise NothingLegal(
+            f"none of the {found.legal:,} legal recipes can be estimated: the model does not cover "
+            f"{', '.join(found.not_modelled)}",
+            hint="frontrunner dryrun traces single recipes",
+        )
+    if not found.table.fitting:
+        raise NothingLegal(
+            f"no recipe of this space is estimated to fit in {found.memory_limit_bytes / 2**30:.3g} GiB per device",
+            hint="frontrunner advise FILE looks beyond the space; or allow more sharding, recompute or devices",
+        )
+
+
+def _scaling(file: Path, nodes: str, *, as_json: bool) -> None:
+    parts = [part.strip() for part in nodes.split(",")]
+    for part in parts:
+        if not (part.isascii() and part.isdecimal() and len(part) < 10):
+            raise bad_value("--nodes", nodes, f"whole numbers with commas between, as in 16,32,64, not {part!r}")
+    found = planning.scaling(file, [int(part) for part in parts])
+    if as_json:
+        print_json(found)
+    else:
+        print_scaling(found)
+    if not found.has_recipe:
+        raise NothingLegal("no recipe is estimated to fit on any of these numbers of nodes")
+
+
+@click.command()
+@recipe_argument
+@file_option
+@click.option("--svg", type=FILE, metavar="FILE", help="Write the picture as one SVG file.")
+@backend_options
+@json_option
+def explain(
+    recipe: tuple[str, ...], campaign: Path | None, svg: Path | None, backend: Backend, *, as_json: bool
+) -> None:
+    """Break down a recipe's estimated step time and memory, as a table and a picture.
+
+    The recipe is a stored one, or one of a campaign file's space: by its id, or by choices that leave one. Its newest
+    measurement in the store is printed too.
+
+    \b
+    Examples:
+      frontrunner explain 3f9c01d2ab4e
+      frontrunner explain --campaign a.toml 3f9c --svg 3f9c.svg
+      frontrunner explain --campaign a.toml sharding=zero-1 recompute=none
+    """
+    found = backend.explain(recipe_from(recipe, campaign), campaign=campaign)
+    if svg is not None:
+        from frontrunner.evaluators.probe.files import write_bytes
+        from frontrunner.views.charts.recipe import breakdown
+        from frontrunner.views.charts.render import picture
+
+        content = picture(breakdown(found), "svg")
+        with writing(svg):
+            write_bytes(svg, content)
+        click.echo(f"picture: {svg}", err=True)
+    if as_json:
+        print_json(found)
+    else:
+        print_breakdown(found)
+
+
+@click.command()
+@click.argument("file", type=FILE)
+@json_option
+def advise(file: Path, *, as_json: bool) -> None:
+    """Recommend a starting configuration for the model and the machines of campaign FILE.
+
+    Whether it fits on one device, on one node, on all; in which parallel layout, and why. Each answer names the
+    recipe whose estimate supports it, whether the file's space lists it or not.
+
+    \b
+    Examples:
+      frontrunner advise examples/frontier-22b.toml
+      frontrunner advise examples/frontier-22b.toml --json
+    """
+    found = planning.advise(file)
+    if as_json:
+        print_json(as_document(found, str(file)))
+    else:
+        print_advice(found, str(file))
+    if found.chosen is None:
+        raise NothingLegal("no parallel layout is estimated to fit on this cluster")
+
+
+@click.command()
+@recipe_argument
+@file_option
+@click.option("--rank", type=int, help="The rank to trace [default: those that may need most memory].")
+@store_option
+@json_option
+def dryrun(
+    recipe: tuple[str, ...], campaign: Path | None, rank: int | None, store: str | None, *, as_json: bool
+) -> None:
+    """Trace a recipe's real training step, and print its peak memory by category and its FLOPs.
+
+    No device is needed, whatever the recipe's size: one rank runs in one process, over tensors without data. The
+    recipe is a stored one, or one of a campaign file's space: by its id, or by choices that leave one.
+
+    \b
+    Examples:
+      frontrunner dryrun 3f9c01d2ab4e
+      frontrunner dryrun --campaign a.toml sharding=zero-1 recompute=none
+    """
+    from frontrunner.evaluators.diagnostics.dryrun import run
+    from frontrunner.recipe_actions import plan_dryrun
+
+    planned = plan_dryrun(recipe_from(recipe, campaign), campaign=campaign, rank=rank, store=store)
+    ranks = " and ".join(map(str, planned.ranks))
+    click.echo(f"tracing {planned.recipe_id}, rank {ranks} of {planned.recipe.devices}", err=True)
+    found = run(planned)
+    if as_json:
+        print_json(found)
+        return
+    from frontrunner.views.diagnostics import print_dryrun
+
+    print_dryrun(found)

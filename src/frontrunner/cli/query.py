@@ -1,0 +1,258 @@
+"""Commands that read a store: best, pareto, show, status, failures, campaigns, dataframe, report, plot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from frontrunner.cli.options import FILE, backend_options, campaign_argument, json_option, print_json
+from frontrunner.plain_json import as_plain
+from frontrunner.spaces.errors import NotFound, NothingLegal
+from frontrunner.views.campaigns import print_campaigns, print_failures, print_status
+from frontrunner.views.ranking import (
+    print_explanation,
+    print_front,
+    print_prediction,
+    print_predictions,
+    print_ranking,
+    scale_lines,
+)
+
+if TYPE_CHECKING:
+    from frontrunner.cli.options import Backend
+
+NOTHING_MEASURED = NothingLegal("no recipe was measured", hint="see `frontrunner status`")
+
+
+@click.command()
+@campaign_argument
+@click.option("--top", type=click.IntRange(1, 1_000_000), default=10, show_default=True, help="How many recipes.")
+@click.option("--by", default="tokens", show_default=True, help="Order: tokens, tflops, memory or step-time.")
+@click.option("--max-memory-gb", type=float, help="Exclude recipes whose peak memory per rank exceeds this many GB.")
+@backend_options
+@json_option
+def best(
+    campaign: str | None, top: int, by: str, max_memory_gb: float | None, backend: Backend, *, as_json: bool
+) -> None:
+    """Print the best recipes of CAMPAIGN (default: the newest).
+
+    \b
+    Examples:
+      frontrunner best
+      frontrunner best laptop --top 3 --by memory --json
+    """
+    ranking = backend.best(campaign, top=top, by=by, max_memory_gb=max_memory_gb)
+    if as_json:
+        print_json(ranking)
+        return
+    scale = backend.predictions(campaign)
+    if ranking:
+        print_ranking(ranking, title=f"best by {by}")
+        baseline = backend.baseline(campaign)
+        if baseline is not None:
+            click.echo(baseline.in_words())
+    elif scale is None or not scale.predicted:
+        raise NothingLegal("no measured recipe matches", hint="see `frontrunner status`")
+    if scale is not None:
+        print_predictions(scale)
+
+
+@click.command()
+@campaign_argument
+@click.option("--objectives", metavar="A,B,...", help="Two or more of tokens, memory, nodes [default: tokens,memory].")
+@backend_options
+@json_option
+def pareto(campaign: str | None, objectives: str | None, backend: Backend, *, as_json: bool) -> None:
+    """Print the Pareto front of CAMPAIGN: recipes that no other beats in both speed and peak memory.
+
+    With --objectives: in all of speed (tokens), memory headroom (memory) and number of nodes (nodes) that it names.
+
+    \b
+    Examples:
+      frontrunner pareto
+      frontrunner pareto laptop --json
+      frontrunner pareto --objectives tokens,memory,nodes
+    """
+    if objectives is None:
+        ranking = backend.pareto(campaign)
+        if as_json:
+            print_json(ranking)
+        elif not ranking:
+            raise NOTHING_MEASURED
+        else:
+            print_ranking(ranking, title="Pareto front of speed and memory")
+        return
+    names = tuple(name.strip() for name in objectives.split(","))
+    front = backend.front(campaign, objectives=names)
+    if as_json:
+        print_json(front)
+    elif not front:
+        raise NOTHING_MEASURED
+    else:
+        print_front(front, names)
+
+
+@click.command()
+@click.argument("recipe_id")
+@backend_options
+@json_option
+def show(recipe_id: str, backend: Backend, *, as_json: bool) -> None:
+    """Print everything about RECIPE_ID (or a unique prefix of it), and why it ranks where it does.
+
+    \b
+    Examples:
+      frontrunner show 3f9c01d2ab4e
+      frontrunner show 3f9c --json
+    """
+    try:
+        explanation = backend.show(recipe_id)
+    except NotFound:
+        if not _show_predicted(recipe_id, backend, as_json=as_json):
+            raise
+        return
+    if as_json:
+        print_json(explanation)
+    else:
+        print_explanation(explanation)
+        _show_predicted(explanation.recipe_id, backend, as_json=False)
+
+
+def _show_predicted(recipe_id: str, backend: Backend, *, as_json: bool) -> bool:
+    """Print what is predicted of a recipe; return whether anything is."""
+    try:
+        scales = backend.predictions_of(recipe_id)
+    except NotFound:
+        return False
+    if as_json:
+        print_json({"recipe_id": scales[0].predicted[0].recipe_id, "appearances": [], "predictions": scales})
+    else:
+        for scale in scales:
+            print_prediction(scale)
+    return True
+
+
+@click.command()
+@campaign_argument
+@backend_options
+@json_option
+def status(campaign: str | None, backend: Backend, *, as_json: bool) -> None:
+    """Print the state of CAMPAIGN (default: the newest).
+
+    \b
+    Examples:
+      frontrunner status
+      frontrunner status laptop --json
+    """
+    found = backend.status(campaign)
+    scale = backend.predictions(found.campaign.name)
+    if as_json:
+        print_json(as_plain(found) | ({} if scale is None else {"small_scale": as_plain(scale)}))
+        return
+    print_status(found)
+    if scale is not None:
+        click.echo("\n".join(scale_lines(scale)))
+
+
+@click.command()
+@campaign_argument
+@backend_options
+@json_option
+def failures(campaign: str | None, backend: Backend, *, as_json: bool) -> None:
+    """Print the failed probes of CAMPAIGN (default: the newest) with reasons and log tails.
+
+    \b
+    Examples:
+      frontrunner failures
+      frontrunner failures laptop --json
+    """
+    found = backend.failures(campaign)
+    if as_json:
+        print_json(found)
+    elif not found:
+        click.echo("nothing failed")
+    else:
+        print_failures(found)
+
+
+@click.command()
+@backend_options
+@json_option
+def campaigns(backend: Backend, *, as_json: bool) -> None:
+    """Print every campaign of the store, the newest first.
+
+    \b
+    Examples:
+      frontrunner campaigns
+      frontrunner campaigns --store sweeps.db --json
+    """
+    found = backend.campaigns()
+    if as_json:
+        print_json(found)
+    elif not found:
+        click.echo("no campaign yet: frontrunner launch FILE")
+    else:
+        print_campaigns(found)
+
+
+@click.command()
+@campaign_argument
+@click.option("--out", type=FILE, required=True, help="Where to write: x.csv or x.parquet.")
+@backend_options
+def dataframe(campaign: str | None, out: Path, backend: Backend) -> None:
+    """Write the attempts of CAMPAIGN (default: the newest) as a table, one row per finished attempt.
+
+    \b
+    Examples:
+      frontrunner dataframe --out sweep.csv
+      frontrunner dataframe laptop --out sweep.parquet
+    """
+    from frontrunner.results.frames import write_frame
+
+    table = backend.dataframe(campaign)
+    write_frame(table, out)
+    click.echo(f"{len(table)} rows, {len(table.columns)} columns: {out}")
+
+
+@click.command()
+@campaign_argument
+@click.option("--out", type=FILE, metavar="FILE", help="[default: CAMPAIGN.html]")
+@backend_options
+def report(campaign: str | None, out: Path | None, backend: Backend) -> None:
+    """Write CAMPAIGN (default: the newest) as one HTML page.
+
+    The best recipe and its command, the history, speed against memory, what fits and what fails, the model against
+    the measurements, which knobs matter, and where the node-hours went. The page needs no network and no other file.
+
+    \b
+    Examples:
+      frontrunner report
+      frontrunner report laptop --out laptop.html
+    """
+    path = backend.report(campaign, out=out)
+    click.echo(f"report: {path}, {path.stat().st_size / 1e6:.1f} MB; open it in a browser")
+
+
+@click.command()
+@campaign_argument
+@click.option("--out", type=FILE, required=True, help="A folder; or x.svg, x.png for one figure.")
+@click.option("--figure", metavar="NAME", help="Only this figure [default: all of them].")
+@click.option("--format", "wanted", metavar="svg|png", help="Of the files in a folder [default: svg].")
+@backend_options
+def plot(campaign: str | None, out: Path, figure: str | None, wanted: str | None, backend: Backend) -> None:
+    """Write the figures of CAMPAIGN's report (default: the newest) as SVG or PNG.
+
+    Figures: history, speed-memory, sensitivity, parallel-coordinates, feasibility, predicted, importance, shap,
+    node-hours.
+
+    \b
+    Examples:
+      frontrunner plot --out figures
+      frontrunner plot laptop --out front.svg --figure speed-memory
+    """
+    written, absent = backend.plot(campaign, out=out, figure=figure, format=wanted)
+    for path in written:
+        click.echo(str(path))
+    for row in absent:
+        click.echo(f"{row.name} is not drawn: {row.reason}", err=True)

@@ -1,0 +1,73 @@
+"""Estimates for a campaign file: plan, scaling and advice. Nothing is run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from frontrunner.config.campaign import read_campaign_file
+from frontrunner.search.campaign_setup import nothing_legal
+
+if TYPE_CHECKING:
+    from frontrunner.evaluators.analytic.advice import Advice
+    from frontrunner.evaluators.analytic.estimates import Plan, ShownPlan
+    from frontrunner.evaluators.analytic.scaling import Scaling
+    from frontrunner.search.spec import CampaignSpec
+
+
+def plan(campaign_file: str | Path) -> Plan:
+    """Estimate every legal recipe of a campaign file; nothing is run.
+
+    Raises `InvalidInput` for an invalid file and `NothingLegal` for a space without a legal recipe.
+    """
+    return plan_of(read_campaign_file(Path(campaign_file)).spec)
+
+
+def plan_of(spec: CampaignSpec) -> Plan:
+    """Estimate every legal recipe of a campaign."""
+    from frontrunner.evaluators.analytic import estimates
+
+    surveyed = spec.survey()
+    if not surveyed.recipes:
+        raise nothing_legal(surveyed)
+    return estimates.plan(surveyed.recipes, surveyed.problem)
+
+
+def shown_plan(found: Plan, top: int) -> ShownPlan:
+    """Return a plan for programs, with its `top` fastest estimates."""
+    from frontrunner.evaluators.analytic.estimates import ShownPlan as Shown
+
+    return Shown(
+        legal=found.legal,
+        fitting=found.table.fitting,
+        not_modelled=found.not_modelled,
+        memory_limit_bytes=found.memory_limit_bytes,
+        assumed=found.trust.assumed,
+        expected_error=found.trust.expected_error,
+        remarks=found.trust.remarks,
+        estimates=found.fastest(top),
+        front=found.front,
+    )
+
+
+def scaling(campaign_file: str | Path, nodes: Sequence[int]) -> Scaling:
+    """Return the best recipe of a campaign file's space on each of these node counts, by strong and weak scaling.
+
+    Raises `InvalidInput` for an invalid file or count.
+    """
+    from frontrunner.evaluators.analytic import scaling as answers
+
+    spec = read_campaign_file(Path(campaign_file)).spec
+    return answers.scaling(spec.space, spec.problem, nodes)
+
+
+def advise(campaign_file: str | Path) -> Advice:
+    """Recommend a starting configuration for a campaign file's problem, on one device, one node, and the cluster.
+
+    Raises `InvalidInput` for an invalid file.
+    """
+    from frontrunner.evaluators.analytic import advice
+
+    spec = read_campaign_file(Path(campaign_file)).spec
+    return advice.advise(spec.space, spec.problem)

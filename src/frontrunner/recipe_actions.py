@@ -1,0 +1,245 @@
+"""Actions on one recipe: dry runs, profiles and replays, and the breakdown of its estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from frontrunner.config.campaign import read_campaign_file
+from frontrunner.config.settings import run_root, store_url
+from frontrunner.foreign_recipes import refuse_file_of_others, refuse_recipe_of_others
+from frontrunner.search.campaign_setup import stored_spec
+from frontrunner.search.spec import CampaignSpec
+from frontrunner.spaces.document import recipe_id
+from frontrunner.spaces.errors import InvalidInput, NotFound
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.store import LocalStore
+
+if TYPE_CHECKING:
+    from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured
+    from frontrunner.evaluators.diagnostics.dryrun import DryRun, DryRunPlan
+    from frontrunner.evaluators.diagnostics.profile import ProfilePlan, ProfileReport, ProfileSettings
+    from frontrunner.evaluators.probe.replay import ReplayPlan, ReplayResult, ReplaySettings
+    from frontrunner.results.explain import Explanation
+
+
+class ShowsRecipes(Protocol):
+    """A local or remote store."""
+
+    url: str
+
+    def show(self, recipe_id: str) -> Explanation:
+        """Return everything that the store knows of a recipe."""
+
+
+def names_a_file(recipe: str) -> bool:
+    """Return whether a recipe is given as the path of a recipe file: it ends with .json, or has a slash."""
+    return recipe.endswith(".json") or "/" in recipe
+
+
+def find_recipe(
+    store: ShowsRecipes, recipe: str | Mapping[str, object], campaign: str | Path | None
+) -> tuple[CampaignSpec, Recipe]:
+    """Return a recipe and its campaign: a stored one by its id, or by id or choices one of a campaign file's space."""
+    from frontrunner.config.recipe_lookup import one_recipe, recipe_by_id
+
+    if campaign is not None:
+        spec = read_campaign_file(Path(campaign)).spec
+        return spec, recipe_by_id(spec, recipe) if isinstance(recipe, str) else one_recipe(spec, recipe)
+    if not isinstance(recipe, str):
+        raise InvalidInput("a recipe by its choices needs the campaign file that they are of")
+    explanation = store.show(recipe)
+    return stored_spec(explanation.appearances[0].campaign), explanation.recipe
+
+
+def breakdown_of(store: ShowsRecipes, recipe: str | Mapping[str, object], campaign: str | Path | None) -> Breakdown:
+    """Break a recipe's estimate down, with its newest measurement in a store; see `LocalStore.explain`."""
+    from frontrunner.evaluators.analytic.breakdown import breakdown
+
+    spec, found = find_recipe(store, recipe, campaign)
+    try:
+        measured = _newest_measurement(store.show(recipe_id(spec.problem, found)), store.url)
+    except NotFound:  # no such recipe, or no store
+        if campaign is None:
+            raise
+        measured = None
+    return breakdown(found, spec.problem, measured)
+
+
+def _newest_measurement(explanation: Explanation, store: str) -> Measured | None:
+    """Return the figures of the newest campaign that measured the recipe; simulated ones do not count."""
+    from frontrunner.evaluators.analytic.breakdown import Measured
+
+    for appearance in explanation.appearances:
+        standing = appearance.standing
+        if standing is not None and appearance.campaign.figures == "measured":
+            return Measured(
+                store=store,
+                campaign=appearance.campaign.name,
+                repeats=standing.repeats,
+                step_time_s=standing.step_time_s_median,
+                step_time_spread=standing.step_time_spread,
+                tokens_per_s=standing.tokens_per_s,
+                mfu=standing.mfu,
+                peak_memory_bytes=standing.peak_memory_bytes_max_rank,
+            )
+    return None
+
+
+def plan_dryrun(
+    recipe: str | Mapping[str, object],
+    *,
+    campaign: str | Path | None = None,
+    rank: int | None = None,
+    store: str | None = None,
+) -> DryRunPlan:
+    """Return what a dry run would trace; see `dryrun`."""
+    from frontrunner.evaluators.diagnostics.dryrun import plan
+
+    spec, found = find_recipe(LocalStore(store), recipe, campaign)
+    identity = recipe_id(spec.problem, found)
+    return plan(recipe_id=identity, recipe=found, problem=spec.problem, probe=spec.probe, rank=rank)
+
+
+def dryrun(
+    recipe: str | Mapping[str, object],
+    *,
+    campaign: str | Path | None = None,
+    rank: int | None = None,
+    store: str | None = None,
+) -> DryRun:
+    """Trace a recipe's real training step without a device: peak memory by category, and FLOPs.
+
+    `recipe` is a stored id, or with a `campaign` file an id or choices such as `{"tensor_parallel": 8}` that leave one
+    legal recipe. `rank` None traces the ranks that may need most memory. Raises `InvalidInput` for a recipe that cannot
+    be traced.
+    """
+    from frontrunner.evaluators.diagnostics.dryrun import run
+
+    return run(plan_dryrun(recipe, campaign=campaign, rank=rank, store=store))
+
+
+def plan_profile(
+    recipe_id: str, settings: ProfileSettings | None = None, *, store: str | None = None, anyway: bool = False
+) -> ProfilePlan:
+    """Return what a profile would run, checked against this machine; see `profile`."""
+    from frontrunner.evaluators.diagnostics.profile import ProfileSettings as Settings
+    from frontrunner.evaluators.diagnostics.profile import plan
+
+    explanation = LocalStore(store).show(recipe_id)
+    refuse_recipe_of_others(explanation)
+    probed = [(found, stored_spec(found.campaign)) for found in explanation.appearances]
+    probed = [(found, spec) for found, spec in probed if spec.evaluator == "probe"]
+    if not probed:
+        raise InvalidInput(
+            f"recipe {explanation.recipe_id} is of a simulated campaign, so there is no training to profile",
+            hint='launch its campaign file with evaluator = "probe"',
+        )
+    # Of the campaigns that measured it the newest, else the newest that tried.
+    appearance, spec = next((pair for pair in probed if pair[0].standing is not None), probed[0])
+    return plan(
+        recipe_id=explanation.recipe_id,
+        recipe=explanation.recipe,
+        setup=spec.probe_setup(),
+        measured_step_time_s=None if appearance.standing is None else appearance.standing.step_time_s_median,
+        settings=settings or Settings(),
+        anyway=anyway,
+    )
+
+
+def profile(
+    recipe_id: str, *, settings: ProfileSettings | None = None, store: str | None = None, anyway: bool = False
+) -> ProfileReport:
+    """Run a probe of a stored recipe, trace its last steps, and return where their time went.
+
+    Raises `InvalidInput` for a recipe of a simulated campaign, and if this machine differs from the one that the recipe
+    was measured on, unless `anyway`.
+    """
+    from frontrunner.evaluators.diagnostics.profile import run
+
+    return run(plan_profile(recipe_id, settings, store=store, anyway=anyway))
+
+
+def plan_replay(
+    recipe_id: str, settings: ReplaySettings, *, store: str | None = None, anyway: bool = False
+) -> ReplayPlan:
+    """Return what a replay would run, checked against this machine; see `replay`.
+
+    It is compared with the recipe's newest measurement, never with a simulated figure. With `settings.launched` a
+    recipe of several nodes is planned too.
+    """
+    from frontrunner.evaluators.probe.replay import plan
+
+    if names_a_file(recipe_id):
+        return _plan_file(Path(recipe_id), settings, anyway=anyway)
+    explanation = LocalStore(store).show(recipe_id)
+    refuse_recipe_of_others(explanation)
+    ranked = [
+        found
+        for found in explanation.appearances
+        if found.standing is not None
+        and found.campaign.figures != "imported"
+        and not stored_spec(found.campaign).trainer
+    ]
+    ranked.sort(key=lambda found: found.campaign.figures == "simulated")  # stable: the newest stay first
+    if not ranked:
+        raise InvalidInput(
+            f"recipe {explanation.recipe_id} was never measured, so there is nothing to replay",
+            hint="`frontrunner best` lists the measured ones",
+        )
+    campaign, standing = ranked[0].campaign, ranked[0].standing
+    return plan(
+        recipe_id=explanation.recipe_id,
+        recipe=explanation.recipe,
+        setup=stored_spec(campaign).probe_setup(),
+        measured_tokens_per_s=standing.tokens_per_s if standing and campaign.figures == "measured" else None,
+        settings=settings,
+        anyway=anyway,
+    )
+
+
+def _plan_file(path: Path, settings: ReplaySettings, *, anyway: bool) -> ReplayPlan:
+    from frontrunner.config.recipe_file import read
+    from frontrunner.evaluators.probe.replay import plan
+    from frontrunner.evaluators.probe.settings import DataSettings, ProbeSettings
+    from frontrunner.evaluators.protocol import ProbeSetup
+
+    file = read(path)
+    refuse_file_of_others(file)
+    was_measured = file.measured is not None and file.measured.figures == "measured"
+    return plan(
+        recipe_id=file.recipe_id,
+        recipe=file.recipe,
+        setup=ProbeSetup(
+            problem=file.problem,
+            probe=ProbeSettings(optimizer=file.training.optimizer),
+            data=DataSettings(),
+            work_folder=run_root(store_url()) / "recipe-files",
+            seed=file.training.seed,
+            engines=(file.recipe.engine,),
+        ),
+        measured_tokens_per_s=file.measured.tokens_per_s if file.measured and was_measured else None,
+        settings=settings,
+        anyway=anyway,
+    )
+
+
+def replay(
+    recipe_id: str,
+    *,
+    steps: int,
+    store: str | None = None,
+    anyway: bool = False,
+    settings: ReplaySettings | None = None,
+) -> ReplayResult:
+    """Train for `steps` steps with a stored recipe or a recipe file, from the newest checkpoint.
+
+    Raises `InvalidInput` if this machine differs from the one that the recipe was measured on, unless `anyway`.
+    """
+    from frontrunner.evaluators.probe.replay import ReplaySettings as Settings
+    from frontrunner.evaluators.probe.replay import run
+
+    chosen = replace(settings, steps=steps) if settings else Settings(steps=steps)
+    return run(plan_replay(recipe_id, chosen, store=store, anyway=anyway))
