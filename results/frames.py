@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import func, select
 
-from frontrunner.results.outcome import Measurement, Outcome
+from frontrunner.results.outcome import Measurement, Outcome, RecipeStats
 from frontrunner.results.ranking import resolve
 from frontrunner.results.records import Campaign
 from frontrunner.results.schema import AttemptRow
@@ -32,6 +33,12 @@ def _recipe_columns() -> dict[str, str]:
     return columns | dict.fromkeys(sorted(derived), "int64")
 
 
+def _figure_columns() -> dict[str, str]:
+    """Return the columns of a measurement's figures: those that a recipe's measurements are pooled to."""
+    types = {one.name: str(one.type) for one in fields(RecipeStats) if one.name != "repeats"}
+    return {name: "Int64" if kind == "int" else "float64" for name, kind in types.items()}
+
+
 COLUMN_TYPES: dict[str, str] = {
     "campaign": "string",
     "figures": "string",
@@ -42,14 +49,8 @@ COLUMN_TYPES: dict[str, str] = {
     "state": "string",
     "measured_steps": "Int64",
     "ended": "string",
-    "step_time_s_median": "float64",
-    "step_time_spread": "float64",
     "tokens_per_step": "Int64",
-    "tokens_per_s": "float64",
-    "model_tflops_per_device": "float64",
-    "hardware_tflops_per_device": "float64",
-    "mfu": "float64",
-    "peak_memory_bytes_max_rank": "Int64",
+    **_figure_columns(),
     "loss_first": "float64",
     "loss_last": "float64",
     "build_time_s": "float64",

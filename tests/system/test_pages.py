@@ -33,8 +33,6 @@ pytestmark = [
 ]
 PATIENCE_MS = 120_000
 api.expect.set_options(timeout=PATIENCE_MS)
-HARMLESS = re.compile(r"Applying inline style violates")
-"""Plotly brings the style sheet of a map that no page draws; the policy keeps it out."""
 PICTURED = (
     "campaigns-light",
     "campaign-light",
@@ -107,13 +105,13 @@ def window(service: Served, *, width: int = 1280, scheme: Literal["light", "dark
         page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
         yield page
         chromium.close()
-    assert [error for error in errors if not HARMLESS.search(error)] == []
+    assert errors == []
 
 
 def picture(page: api.Page, name: str, *, top: int = 0, height: int = 860) -> None:
     folder = os.environ.get("FRONTRUNNER_PICTURES")
     if folder and name in PICTURED:
-        from PIL import Image  # matplotlib brings it
+        from PIL import Image
 
         width = page.evaluate("document.documentElement.clientWidth")
         clip = {"x": 0, "y": top, "width": width, "height": height}
@@ -140,8 +138,7 @@ def recipe_ids(page: api.Page) -> list[str]:
 
 
 def wait_for_figures(page: api.Page) -> None:
-    api.expect(page.locator("[data-figure]:not([data-drawn])")).to_have_count(0)
-    api.expect(page.locator("#coordinates > *")).not_to_have_count(0)
+    api.expect(page.locator("[data-chart]:not([data-drawn])")).to_have_count(0)
 
 
 def fits(page: api.Page) -> bool:
@@ -164,12 +161,13 @@ def test_a_campaign_is_launched_watched_and_its_best_recipe_replayed(service: Se
         api.expect(page.locator("#numbers .state")).to_have_text("finished")
         api.expect(page.locator("#trials tbody tr")).to_have_count(4)
         wait_for_figures(page)
-        api.expect(page.locator("[data-figure$=history][data-drawn=yes]")).to_have_count(1)
+        api.expect(page.locator("#chart-history[data-drawn=yes]")).to_have_count(1)
         assert page.evaluate("document.querySelector('.charts').offsetTop") >= top
 
         page.locator("#ranking tbody a").first.click()
         api.expect(page.get_by_role("heading", name="How the model is cut")).to_be_visible()
-        assert page.locator("svg.cut rect.device").count() == 2
+        wait_for_figures(page)
+        assert page.locator("#chart-cut text", has_text="replica").count() == 2
         with page.expect_download() as begun:
             page.locator("a[download$='.recipe.txt']").click()
         exported = json.loads(begun.value.path().read_text(encoding="utf-8"))
@@ -188,8 +186,8 @@ TOUCHING = """(shapes) => {
 }"""
 """How many pairs of the shapes of a figure lie over one another by more than a pixel."""
 FROM_WINDOW = "(section) => section.getBoundingClientRect().top"
-SQUARES = ".feasibility .points path"
-TITLES_AND_TICKS = ":is(.sensitivity, .feasibility) :is(g[class^=x][class$=tick] text, .annotation-text)"
+SQUARES = "#chart-feasibility .mark-rect.child_layer_0_marks path"
+TITLES_AND_TICKS = ":is(#chart-sensitivity, #chart-feasibility) :is(.role-axis-label, .role-title-text) text"
 
 
 def assert_nothing_is_covered(page: api.Page) -> None:
@@ -220,7 +218,7 @@ def test_a_live_page_keeps_its_reader_s_place(service: Served) -> None:
         seen_at = page.locator("#trials").evaluate(FROM_WINDOW)
         for outcomes in (1, 30):
             see(page, campaign, outcomes)
-            api.expect(page.locator("[data-figure$=sensitivity][data-drawn=yes]")).to_have_count(1)
+            api.expect(page.locator("#chart-sensitivity[data-drawn=yes]")).to_have_count(1)
             assert page.evaluate(top) == before
             assert abs(page.locator("#trials").evaluate(FROM_WINDOW) - seen_at) <= 1
         assert page.locator("#older").inner_text() == "older"
@@ -251,7 +249,7 @@ def test_figures_stay_apart_and_messages_lie_over_the_page(service: Served) -> N
         for width in (1280, 1000, 640):
             page.set_viewport_size({"width": width, "height": 860})
             room = page.locator(".feasibility .plot").evaluate("(place) => place.clientWidth")
-            api.expect(page.locator(".feasibility .main-svg").first).to_have_attribute("width", str(room))
+            api.expect(page.locator(".feasibility .plot")).to_have_attribute("data-width", str(room))
             assert_nothing_is_covered(page)
         page.set_viewport_size({"width": 1280, "height": 800})
         why = page.locator("#trials td.col-why", has_text="rank 3").first
@@ -280,7 +278,7 @@ def test_each_page_fits_its_window_by_day_and_by_night(service: Served, width: i
         assert fits(page)
         charts = page.evaluate("document.querySelector('.charts').offsetTop")
         picture(page, f"campaign-{scheme}", height=charts - 8)
-        coordinates = page.evaluate("document.querySelector('.coordinates').offsetTop")
+        coordinates = page.evaluate("document.querySelector('.parallel-coordinates').offsetTop")
         picture(page, f"figures-{scheme}", top=charts - 16, height=coordinates - charts + 16)
         page.locator("#ranking tbody a").first.click()
         api.expect(page.get_by_role("heading", name="Where the memory goes")).to_be_visible()

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 from frontrunner.config.toml_file import holds, why_no_file
 from frontrunner.evaluators.export.reading import json_section
 from frontrunner.evaluators.probe.settings import OPTIMIZERS
+from frontrunner.results.outcome import RecipeStats
 from frontrunner.spaces.document import canonical_json, recipe_id
 from frontrunner.spaces.errors import (
     InvalidInput,
@@ -42,8 +43,8 @@ KEYS = ("format", "version", "hash", "content")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
-    """What a campaign says of the recipe; the fields are those of a `Standing`.
+class Measured(RecipeStats):
+    """A recipe's measurements in one campaign.
 
     `figures` says where the numbers come from: real training, a rehearsal's formulas, or a table of others' training.
     `trainer` names the evaluator that ran another trainer than frontrunner's own, None for our own.
@@ -51,14 +52,6 @@ class Measured:
 
     campaign: str
     figures: str
-    repeats: int
-    step_time_s_median: float
-    step_time_spread: float
-    tokens_per_s: float
-    model_tflops_per_device: float
-    hardware_tflops_per_device: float
-    mfu: float | None
-    peak_memory_bytes_max_rank: int
     trainer: str | None = None
 
     def __post_init__(self) -> None:

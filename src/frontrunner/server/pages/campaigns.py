@@ -58,8 +58,6 @@ MOST_SPANS = 160
 """Of the timeline; more would be too thin to see."""
 SHOWN = ("history", "speed-memory", "feasibility", "sensitivity", "parallel-coordinates")
 """The report's charts that a campaign's page draws too; the others take seconds."""
-ACROSS = ("feasibility", "sensitivity", "parallel-coordinates")
-"""Those that take the page's whole width; the others stand in pairs."""
 CAMPAIGNS_A_PAGE, TRIALS_A_PAGE, TOP, MOST_FAILURES = 50, 25, 10, 40
 ACCEPTED = {
     "pause": "Pausing: running probes will finish, and no more are started.",
@@ -240,7 +238,6 @@ def one_campaign(store: StoreOf, role: RoleOf, name: CampaignName) -> Response:
         sections=sections,
         live=_live(view, now, sections),
         figures={name: FIGURES[name][0] for name in SHOWN},
-        across=ACROSS,
     )
 
 

@@ -20,6 +20,7 @@ from frontrunner.views.columns import against, figures_in_words
 HTMX = {
     "allowEval": False,
     "allowScriptTags": False,
+    "attributesToSettle": ["class", "width", "height"],  # not style, which the content security policy forbids
     "historyCacheSize": 0,
     "ignoreTitle": True,
     "includeIndicatorStyles": False,

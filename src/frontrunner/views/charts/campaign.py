@@ -46,7 +46,7 @@ def history(collected: Collected) -> Chart | Missing:
             "mark": {"type": "point", "filled": True, "size": 55},
             "encoding": {
                 "y": number("drawn", "tokens/s"),
-                "tooltip": tooltip("probe", "recipe", "choices", "outcome", tokens_per_s="tokens/s"),
+                "tooltip": tooltip("probe", "recipe", "choices", "outcome", numbers={"tokens_per_s": "tokens/s"}),
                 **outcome_marks(row["outcome"] for row in rows),
             },
         },
@@ -162,7 +162,7 @@ def node_hours(collected: Collected) -> Chart | Missing:
         "failed.",
         spec={
             "data": values(rows),
-            "height": {"step": 42},
+            "height": 42 * len(rows),
             "encoding": {"y": name("outcome", axis={"grid": False, "labelFontSize": 13})},
             "layer": [
                 {
@@ -222,7 +222,7 @@ def timeline(spans: Sequence[Span]) -> Json | None:
         row |= {"begin": row["begin_s"] / size_s, "end": row["end_s"] / size_s}
     x = number("begin", f"time with probes, {unit}", scale={"zero": True, "nice": False})
     return {
-        "height": {"step": 22},
+        "height": 22 * (1 + max(row["lane"] for row in rows)),
         "layer": [
             {
                 "data": values(rows),

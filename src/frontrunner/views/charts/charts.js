@@ -48,6 +48,7 @@
       chart.view?.finalize();
       Object.assign(chart, { node, view, width });
       place.replaceChildren(node);
+      place.dataset.width = width;
     }
     place.dataset.drawn = answer.spec ? "yes" : "no";
   }

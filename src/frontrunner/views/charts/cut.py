@@ -250,7 +250,7 @@ def _strip(recipe: Recipe, rows: list[Json]) -> Json:
             {
                 "data": values(rows),
                 "mark": {"type": "text", "lineHeight": 15, "fontSize": 12, "baseline": "middle", "dy": -7},
-                "encoding": {"x": x | {"field": "middle"}, "text": {"field": "words"}},
+                "encoding": {"x": x | {"field": "middle"}, "text": {"field": "words"}, "tooltip": {"field": "hint"}},
             },
         ],
     }
@@ -279,7 +279,7 @@ def _nodes(rows: list[Json], devices: int) -> Json:
             "width": across * WIDTH,
             "height": lines * HEIGHT,
             "view": {"stroke": GRAY, "cornerRadius": 4, "strokeOpacity": 0.5},
-            "encoding": {"y": {"field": "line", "type": "ordinal", "axis": None}},
+            "encoding": {"y": {"field": "line", "type": "ordinal", "axis": None}, "tooltip": {"field": "hint"}},
             "layer": [
                 {
                     "transform": [{"filter": "datum.kind == 'device'"}],
@@ -288,13 +288,12 @@ def _nodes(rows: list[Json], devices: int) -> Json:
                         "x": x,
                         "x2": {"field": "end"},
                         "fillOpacity": SHADE,
-                        "tooltip": {"field": "hint"},
                     },
                 },
                 {
                     "transform": [{"filter": "datum.kind == 'idle'"}],
                     "mark": _box(height=HEIGHT - 8, cornerRadius=3, strokeDash=[3, 3], fillOpacity=0),
-                    "encoding": {"x": x, "x2": {"field": "end"}, "tooltip": {"field": "hint"}},
+                    "encoding": {"x": x, "x2": {"field": "end"}},
                 },
                 {
                     "transform": [{"filter": "datum.kind == 'group'"}],

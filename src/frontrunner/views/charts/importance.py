@@ -60,14 +60,14 @@ def importance(collected: Collected) -> Chart | Missing:
         ),
         spec={
             "data": values(rows),
-            "height": {"step": 20},
+            "height": 58 * len(varied),
             "mark": {"type": "bar"},
             "encoding": {
                 "y": name("knob", axis={"grid": False, "labelFontSize": 12.5}, scale={"paddingInner": 0.35}),
                 "yOffset": name("method"),
                 "x": number("share", "share, %"),
                 "color": palette("method", {"PED-ANOVA": BLUE, "fANOVA": ORANGE}, methods),
-                "tooltip": tooltip("knob", "method", share="share, %"),
+                "tooltip": tooltip("knob", "method", numbers={"share": "share, %"}),
             },
         },
         table=Table(
@@ -101,14 +101,14 @@ def shap(collected: Collected) -> Chart | Missing:
         ),
         spec={
             "data": values(rows),
-            "height": {"step": 44},
+            "height": 44 * len(varied),
             "mark": {"type": "point", "filled": True, "size": 32, "opacity": 0.85},
             "encoding": {
                 "y": name("knob", axis={"labelFontSize": 12.5}),
                 "yOffset": {"field": "offset", "type": "quantitative", "scale": {"domain": [-1.4, 1.4]}},
                 "x": number("effect", "effect on tokens/s, %"),
                 "color": number("shade", None, scale={"range": [LOW, MIDDLE, HIGH]}, legend=None),
-                "tooltip": tooltip("knob", "value", "recipe", "choices", effect="effect, %"),
+                "tooltip": tooltip("knob", "value", "recipe", "choices", numbers={"effect": "effect, %"}),
             },
         },
         table=Table(

@@ -128,6 +128,7 @@ def _recipe_layers(rows: Sequence[Json], counts: Sequence[int]) -> list[Json]:
     }
     place = {"x": number("peak", "peak memory of the fullest rank, GiB", from_zero=False)}
     place["y"] = number("tokens_per_s", "tokens/s")
+    numbers = {"tokens_per_s": "tokens/s", "peak": "peak GiB"}
     front = {"filter": "datum.group == 'on the front'"}
     line = {"type": "line", "color": ORANGE, "strokeWidth": 2}
     return [
@@ -135,9 +136,7 @@ def _recipe_layers(rows: Sequence[Json], counts: Sequence[int]) -> list[Json]:
         {
             "data": values(rows),
             "mark": {"type": "point", "filled": True, "size": 70, "opacity": 0.9},
-            "encoding": place
-            | look
-            | {"tooltip": tooltip("recipe", "choices", "nodes", tokens_per_s="tokens/s", peak="peak GiB")},
+            "encoding": place | look | {"tooltip": tooltip("recipe", "choices", "nodes", numbers=numbers)},
         },
         {
             "data": values(rows),
@@ -276,7 +275,7 @@ def _parallel_spec(varied: Iterable[Knob], ranking: Sequence[RankedRecipe]) -> J
                     "detail": {"field": "recipe"},
                     "color": number("tokens_per_s", None, scale=fastest, legend=None),
                     "strokeOpacity": {"condition": {"test": "datum.is_out > 0", "value": 0.06}, "value": 0.8},
-                    "tooltip": tooltip("recipe", "choices", tokens_per_s="tokens/s"),
+                    "tooltip": tooltip("recipe", "choices", numbers={"tokens_per_s": "tokens/s"}),
                 },
             },
             *(
@@ -379,7 +378,7 @@ def _cell_row(tensor: int, pipeline: int, micro_batch: int, cell: Cell) -> Json:
 
 def _feasibility_spec(rows: Sequence[Json]) -> Json:
     colors = palette("state", CELLS, (row["state"] for row in rows))
-    hints = tooltip("legal", "measured", "failed", state="", best="best tokens/s", tp="TP", pp="PP")
+    hints = tooltip("legal", "measured", "failed", best="best tokens/s", tp="TP", pp="PP")
     tried = [{"filter": "datum.state != 'not tried'"}]
     panels = list(dict.fromkeys(row["panel"] for row in sorted(rows, key=lambda row: row["micro_batch"])))
     width = 40 * len({row["tp"] for row in rows})
@@ -399,17 +398,18 @@ def _feasibility_spec(rows: Sequence[Json]) -> Json:
             "encoding": {
                 "x": {"field": "tp", "type": "ordinal", "title": "TP", "axis": {"labelAngle": 0}},
                 "y": {"field": "pp", "type": "ordinal", "title": "PP", "sort": "descending"},
+                "tooltip": hints,
             },
             "layer": [
                 {
                     "transform": tried,
                     "mark": {"type": "rect", "width": 35, "height": 35, "cornerRadius": 3},
-                    "encoding": {"color": colors, "tooltip": hints},
+                    "encoding": {"color": colors},
                 },
                 {
                     "transform": [{"filter": "datum.state == 'not tried'"}],
                     "mark": {"type": "point", "filled": True, "size": 30},
-                    "encoding": {"color": colors, "tooltip": hints},
+                    "encoding": {"color": colors},
                 },
                 {
                     "transform": tried,

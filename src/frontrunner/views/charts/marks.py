@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from frontrunner.results.outcome import Failure, Outcome
@@ -10,6 +11,8 @@ from frontrunner.results.ranking import RankedRecipe
 from frontrunner.views.charts.data import Json
 
 MEASURED = "measured"
+NUMBER = ",.4~r"
+"""Format of numbers: 12,345, 0.98; never with a prefix or an exponent."""
 BLUE, ORANGE, RED, GRAY, GREEN = "#4c78a8", "#f58518", "#d9534f", "#8a939c", "#59a14f"
 SLOW = "#a9b4c0"
 CROSS = "M-1,-.6L-.6,-1L0,-.4L.6,-1L1,-.6L.4,0L1,.6L.6,1L0,.4L-.6,1L-1,.6L-.4,0Z"
@@ -63,10 +66,13 @@ def outcome_marks(present: Iterable[str]) -> Json:
     }
 
 
-def tooltip(*fields: str, **titled: str) -> list[Json]:
-    """Return a tooltip of these fields; keyword arguments are field=title."""
-    titles = {field: field for field in fields} | titled
-    return [{"field": field, "title": title} for field, title in titles.items()]
+def tooltip(*fields: str, numbers: Mapping[str, str] = MappingProxyType({}), **titled: str) -> list[Json]:
+    """Return a tooltip of these fields; keyword arguments are field=title, and `numbers` are rounded."""
+    words = {field: field for field in fields} | titled
+    quantities = [
+        {"field": field, "title": title, "type": "quantitative", "format": NUMBER} for field, title in numbers.items()
+    ]
+    return [*({"field": field, "title": title} for field, title in words.items()), *quantities]
 
 
 def recipe_fields(row: RankedRecipe) -> Json:

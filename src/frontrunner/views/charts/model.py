@@ -154,6 +154,7 @@ def _predicted_spec(compared: Sequence[Compared]) -> Json:
 
 def _against(title: str, unit: str, rows: Sequence[Json]) -> Json:
     end = max(max(row[unit], row[f"predicted {unit}"]) for row in rows)
+    numbers = {key: key for key in (unit, f"predicted {unit}")}
     ends = [{unit: at, f"predicted {unit}": at} for at in (0, end)]
     return {
         "title": title,
@@ -162,7 +163,7 @@ def _against(title: str, unit: str, rows: Sequence[Json]) -> Json:
             {"data": values(ends), "mark": {"type": "line", "strokeDash": [4, 4], "strokeWidth": 1.5, "color": GRAY}},
             {
                 "mark": {"type": "point", "filled": True, "size": 55, "color": BLUE},
-                "encoding": {"tooltip": tooltip("recipe", "choices", unit, f"predicted {unit}")},
+                "encoding": {"tooltip": tooltip("recipe", "choices", numbers=numbers)},
             },
         ],
     }
@@ -349,7 +350,7 @@ def _sensitivity_spec(curves: dict[str, tuple[Point, ...]]) -> Json:
                     "mark": {"type": "point", "size": 75, "strokeWidth": 1.5},
                     "encoding": {
                         "y": y,
-                        "tooltip": tooltip("knob", "value", "source", "note", tokens_per_s="tokens/s"),
+                        "tooltip": tooltip("knob", "value", "source", "note", numbers={"tokens_per_s": "tokens/s"}),
                         **{
                             channel: name("source", scale={"domain": used, "range": list(found)})
                             for channel, found in looks.items()

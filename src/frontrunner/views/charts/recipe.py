@@ -113,13 +113,14 @@ def _bars(
                 begin += amount
     colors = {text: COLORS.get(part, OTHER) for part, text in legend.items()}
     x = number("amount", title, stack=None)
+    hints = tooltip(name="part", took="amount", share="share of the bar")
     y = name("bar", axis={"grid": False, "labelFontSize": 12.5, "labelLimit": 180})
     color = {
         "condition": {"test": "datum.part == ''", "value": GRAY},
         **name("part", scale={"domain": list(colors), "range": list(colors.values())}),
     }
     return {
-        "height": {"step": 46},
+        "height": 46 * len(bars),
         "layer": [
             {
                 "data": values(rows),
@@ -129,13 +130,13 @@ def _bars(
                     "x": x,
                     "x2": {"field": "end"},
                     "color": color,
-                    "tooltip": tooltip(name="part", took="amount", share="share of the bar"),
+                    "tooltip": hints,
                 },
             },
             {
                 "data": values([row for row in rows if row["text"]]),
                 "mark": {"type": "text", "fontSize": 11.5, "color": "#12181f"},
-                "encoding": {"y": y, "x": number("middle", title), "text": {"field": "text"}},
+                "encoding": {"y": y, "x": number("middle", title), "text": {"field": "text"}, "tooltip": hints},
             },
         ],
     }
@@ -179,17 +180,17 @@ def step_times(measured: Sequence[tuple[str, Sequence[float]]]) -> Json | None:
     y = name("name", axis={"labelLimit": 260})
     x = number("time", "seconds per step", from_zero=False)
     return {
-        "height": {"step": 30},
+        "height": 30 * len(measured),
         "layer": [
             {
                 "data": values(rows),
                 "mark": {"type": "point", "filled": True, "size": 40, "opacity": 0.5},
-                "encoding": {"x": x, "y": y, "tooltip": tooltip(name="measurement", time="step, s")},
+                "encoding": {"x": x, "y": y, "tooltip": tooltip(name="measurement", numbers={"time": "step, s"})},
             },
             {
                 "data": values(medians),
                 "mark": {"type": "tick", "thickness": 2.5, "size": 20, "color": GRAY},
-                "encoding": {"x": x, "y": y, "tooltip": tooltip(name="measurement", time="median, s")},
+                "encoding": {"x": x, "y": y, "tooltip": tooltip(name="measurement", numbers={"time": "median, s"})},
             },
         ],
     }

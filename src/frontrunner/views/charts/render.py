@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.text import plain
 from frontrunner.views.charts.data import Json
+from frontrunner.views.charts.marks import NUMBER
 
 FORMATS = ("png", "svg")
 WIDTH, HEIGHT = 960, 300
@@ -29,10 +30,11 @@ def theme(*, is_dark: bool) -> Json:
     words = {"labelColor": ink, "titleColor": quiet, "labelFontSize": 11.5, "titleFontSize": 12, "titleFontWeight": 400}
     return {
         "background": "transparent",
+        "aria": False,  # the element that holds a chart has a label, and a table says the same in words
         "font": FONT,
         "view": {"stroke": None, "continuousHeight": HEIGHT},
         "axis": words | {"gridColor": grid, "domainColor": grid, "tickColor": grid},
-        "axisQuantitative": {"tickCount": 5, "format": ",.4~r"},
+        "axisQuantitative": {"tickCount": 5, "format": NUMBER},
         "header": {"labelColor": ink, "labelFontSize": 12, "titleColor": quiet},
         "legend": words
         | {"orient": "bottom", "title": None, "columns": 5, "labelLimit": 260, "symbolSize": 90, "symbolOpacity": 1},
