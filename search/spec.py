@@ -39,7 +39,7 @@ class SearchSettings:
     """Same seed, same campaign: proposals, initial weights and data."""
     parallel_probes: int = 1
     """Probes at a time. On one machine they share its cores, so more than 1 only ranks memory; on accelerators only
-    1. On [several nodes](dispatch.md) they run side by side."""
+    1. On [several nodes](clusters.md) they run side by side."""
     identical_failures: int = 5
     """Failures of one kind, before anything was measured, that pause the campaign."""
     stop_below_improvement: float = 0.003

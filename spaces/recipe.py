@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from frontrunner.notebook import Displayed
@@ -241,11 +242,11 @@ class Recipe(Displayed):
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        if min(getattr(self, name) for name in COUNTS) < 1:
+        if min(_counts_of(self)) < 1:
             require_at_least("recipe", 1, **{name: getattr(self, name) for name in COUNTS})
-        for name, values in CHOICES.items():
-            if getattr(self, name) not in values:
-                require_one_of("recipe", name, getattr(self, name), values)
+        for (name, values), value in zip(CHOICES.items(), _choices_of(self), strict=True):
+            if value not in values:
+                require_one_of("recipe", name, value, values)
         if self.layers_per_stage and (len(self.layers_per_stage) != self.stages or min(self.layers_per_stage) < 1):
             expected = f"nothing, or at least one layer for each of {self.stages} stages"
             raise bad_value("recipe.layers_per_stage", list(self.layers_per_stage), expected)
@@ -363,6 +364,7 @@ DIMENSIONS: Mapping[str, Dimension] = _declared()
 """The dimensions by the name that spaces, files and commands have for them, in the order of `Recipe`'s fields."""
 COUNTS = tuple(one.field for one in DIMENSIONS.values() if one.kind == "count")
 CHOICES = {one.field: one.values for one in DIMENSIONS.values() if one.kind == "choice"}
+_counts_of, _choices_of = attrgetter(*COUNTS), attrgetter(*CHOICES)  # quick, since a survey makes a million recipes
 EARLIER_NAMES = {one.stored: one.field for one in DIMENSIONS.values() if one.stored != one.field}
 """Keys of earlier versions' files, and of stored recipes, with their names today."""
 

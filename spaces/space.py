@@ -35,8 +35,8 @@ FRAME = tuple(
 MAX_POINTS = 2_000_000
 """Above this a space is refused rather than enumerated one point at a time."""
 
-_PLAIN = tuple(
-    one
+_PLAIN = tuple(  # read here once, since a survey makes a million recipes
+    (one.field, one.name, one.type, one.matters, one.neutral)
     for one in DIMENSIONS.values()
     if one.kind in ("count", "flag", "choice") and one.name not in (*DEGREES, "accumulation")
 )
@@ -63,7 +63,7 @@ def recipe_at(choice: Mapping[str, Choice], problem: Problem) -> Recipe | Reason
         accumulation = batch // (micro_batch * dp)
     degrees = Degrees(tensor_parallel=tp, pipeline_parallel=pp, copies=dp * cp, accumulation=int(accumulation))
     values: dict[str, Any] = {
-        one.field: one.type(choice[one.name]) if one.matters(degrees) else one.neutral for one in _PLAIN
+        field: kind(choice[name]) if matters(degrees) else neutral for field, name, kind, matters, neutral in _PLAIN
     }
     values["rank_order"] = _order_that_matters(values["rank_order"], {"tp": tp, "dp": dp * cp, "pp": pp})
     recipe = Recipe(

@@ -9,13 +9,7 @@ from typing import Any
 import numpy as np
 
 from frontrunner.evaluators.analytic.accuracy_bounds import Trust, trust_in
-from frontrunner.evaluators.analytic.estimates import (
-    Estimate,
-    EstimateTable,
-    estimate_many,
-    plan,
-    why_nothing_legal,
-)
+from frontrunner.evaluators.analytic.estimates import Estimate, EstimateTable, estimate_many, plan, why_nothing_legal
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import DIMENSIONS, RECOMPUTES, Choice, Recipe

@@ -12,9 +12,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from frontrunner.evaluators.probe.settings import TORCH_DEVICES
 from frontrunner.spaces.errors import InvalidInput, bad_value
 
 Environment = Mapping[str, str]
@@ -38,56 +37,38 @@ MAX_HOSTS = 1_000_000
 """A host list with more is a mistake."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Launcher:
-    """Variables by which a launcher describes a process's place; the first that is set of each counts.
+class Launcher(NamedTuple):
+    """Names of the variables by which a launcher describes a process's place; the first that is set of each counts.
 
-    Without variables for the size of a node it follows from the world size and the number of nodes.
+    Without a variable for the local world size it follows from the world size and the number of nodes.
     """
 
     name: str
-    rank: tuple[str, ...]
-    world_size: tuple[str, ...]
-    local_rank: tuple[str, ...]
-    local_world_size: tuple[str, ...] = ()
+    rank: str
+    world_size: str
+    local_rank: str
+    local_world_size: str = ""
 
 
 LAUNCHERS = (
+    Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     Launcher(
-        name="torchrun",
-        rank=("RANK",),
-        world_size=("WORLD_SIZE",),
-        local_rank=("LOCAL_RANK",),
-        local_world_size=("LOCAL_WORLD_SIZE",),
+        "open-mpi",  # mpirun of Open MPI, also under a batch system
+        *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ),
-    Launcher(  # mpirun of Open MPI, also under a batch system
-        name="open-mpi",
-        rank=("OMPI_COMM_WORLD_RANK",),
-        world_size=("OMPI_COMM_WORLD_SIZE",),
-        local_rank=("OMPI_COMM_WORLD_LOCAL_RANK",),
-        local_world_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
+    Launcher(
+        "jsrun",  # of LSF machines
+        *("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"),
     ),
-    Launcher(  # jsrun of LSF machines
-        name="jsrun",
-        rank=("JSM_NAMESPACE_RANK",),
-        world_size=("JSM_NAMESPACE_SIZE",),
-        local_rank=("JSM_NAMESPACE_LOCAL_RANK",),
-        local_world_size=("JSM_NAMESPACE_LOCAL_SIZE",),
+    Launcher(
+        "mpich",  # mpiexec of Cray PALS and of MPICH's Hydra; PALS leaves the world size to PMI
+        *("PALS_RANKID PMI_RANK", "PMI_SIZE PALS_SIZE", "PALS_LOCAL_RANKID PMI_LOCAL_RANK MPI_LOCALRANKID"),
+        "PALS_LOCAL_SIZE PMI_LOCAL_SIZE MPI_LOCALNRANKS",
     ),
-    Launcher(  # mpiexec of Cray PALS and of MPICH's Hydra; PALS leaves the world size to PMI
-        name="mpich",
-        rank=("PALS_RANKID", "PMI_RANK"),
-        world_size=("PMI_SIZE", "PALS_SIZE"),
-        local_rank=("PALS_LOCAL_RANKID", "PMI_LOCAL_RANK", "MPI_LOCALRANKID"),
-        local_world_size=("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE", "MPI_LOCALNRANKS"),
-    ),
-    Launcher(name="flux", rank=("FLUX_TASK_RANK",), world_size=("FLUX_JOB_SIZE",), local_rank=("FLUX_TASK_LOCAL_ID",)),
-    Launcher(  # srun; a batch script itself has SLURM_PROCID 0 too, but no step
-        name="srun",
-        rank=("SLURM_PROCID",),
-        world_size=("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
-        local_rank=("SLURM_LOCALID",),
-    ),
+    Launcher("flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID"),
+    # A batch script itself has SLURM_PROCID 0 too, but no step.
+    Launcher("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS SLURM_NTASKS", "SLURM_LOCALID"),
 )
 """In order of precedence: torchrun may run under each of the others, and mpirun under srun."""
 
@@ -144,62 +125,18 @@ class JobEnvironment:
         return self.launched.rank if self.launched else 0
 
     @property
-    def world_size(self) -> int:
-        """Return the number of processes that the launcher started; 1 without one."""
-        return self.launched.world_size if self.launched else 1
-
-    @property
-    def local_rank(self) -> int:
-        """Return the rank within its node."""
-        return self.launched.local_rank if self.launched else 0
-
-    @property
-    def local_world_size(self) -> int:
-        """Return the launcher's processes per node."""
-        return self.launched.local_world_size if self.launched else 1
-
-    @property
     def nodes(self) -> tuple[str, ...]:
         """Return the allocation's nodes by name; empty outside one."""
         return self.allocation.nodes if self.allocation else ()
 
     @property
-    def master_address(self) -> str:
-        """Return the host on which rank 0 listens."""
-        return self.launched.master_address if self.launched else "127.0.0.1"
-
-    @property
-    def master_port(self) -> int:
-        """Return the port on which rank 0 listens by default."""
-        return self.launched.master_port if self.launched else RENDEZVOUS_PORT
-
-    @property
     def devices_per_node(self) -> int:
         """Return the visible devices; times the processes per node where each has been given devices of its own."""
+        processes = self.launched.local_world_size if self.launched else 1
         if self.backend == "cpu":
-            return self.local_world_size if self.launched else self.visible_devices
-        has_its_own = self.masked_by is not None and self.visible_devices < self.local_world_size
-        return self.visible_devices * (self.local_world_size if has_its_own else 1)
-
-    @property
-    def device_index(self) -> int:
-        """Return this rank's device among those that it sees: 0 if its launcher shows it one."""
-        return self.local_rank % max(1, self.visible_devices)
-
-    @property
-    def torch_device(self) -> str:
-        """Return torch's device type: cpu, cuda or xpu."""
-        return TORCH_DEVICES[self.backend]
-
-    @property
-    def collective_backend(self) -> str:
-        """Return torch's name for the back end of collectives on the devices: gloo, nccl or xccl."""
-        return COLLECTIVES[self.backend][0]
-
-    @property
-    def collective_library(self) -> str:
-        """Return the library behind it: gloo, NCCL, RCCL or oneCCL."""
-        return COLLECTIVES[self.backend][1]
+            return processes if self.launched else self.visible_devices
+        has_its_own = self.masked_by is not None and self.visible_devices < processes
+        return self.visible_devices * (processes if has_its_own else 1)
 
 
 def job_environment(environment: Environment, machine: Mapping[str, Any]) -> JobEnvironment:
@@ -246,7 +183,7 @@ def launched_rank(environment: Environment) -> LaunchedRank | None:
             f"RANK is set, but not {', '.join(missing)}", hint="start with torchrun, or unset RANK for this machine"
         )
     rank, world, local_rank = (
-        next(_number(name, environment[name]) for name in names if name in environment)
+        next(_number(name, environment[name]) for name in names.split() if name in environment)
         for names in (launcher.rank, launcher.world_size, launcher.local_rank)
     )
     held = allocation(environment)
@@ -280,12 +217,12 @@ def _started(launcher: Launcher, environment: Environment) -> bool:
     if launcher.name == "srun" and not (step.isdecimal() and int(step) < FIRST_SPECIAL_STEP):
         return False  # sbatch or salloc started it: their steps have the numbers of slurm.h
     required = (launcher.rank, launcher.world_size, launcher.local_rank)
-    return all(any(name in environment for name in names) for names in required)
+    return all(any(name in environment for name in names.split()) for names in required)
 
 
 def _local_world_size(launcher: Launcher, environment: Environment, world: int, held: Allocation | None) -> int:
     """Return the processes per node: the launcher's figure, else the world over the nodes of its step or allocation."""
-    for name in launcher.local_world_size:
+    for name in launcher.local_world_size.split():
         if name in environment:
             return _number(name, environment[name])
     for name in ("SLURM_STEP_NUM_NODES", "FLUX_JOB_NNODES"):

@@ -62,11 +62,6 @@ class Allocation:
     end_s: float | None = None
     occupied: tuple[Occupied, ...] = ()
 
-    @property
-    def free_nodes(self) -> int:
-        """Return `nodes` - those occupied, at least 0."""
-        return max(0, self.nodes - sum(held.nodes for held in self.occupied))
-
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:

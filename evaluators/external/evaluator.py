@@ -22,6 +22,7 @@ from frontrunner.evaluators.probe.files import write_json, write_text
 from frontrunner.evaluators.probe.measure import tokens_per_step
 from frontrunner.evaluators.probe.processes import driver_tags, kernel_oom_kills, kill_tagged
 from frontrunner.evaluators.probe.run_folder import RunFolder
+from frontrunner.evaluators.probe.watch import Deadlines
 from frontrunner.evaluators.protocol import Finished, ProbeOrder, ProbeSetup, Progress
 from frontrunner.results.outcome import Failure, FailureKind, Outcome
 from frontrunner.spaces.legality import Reason
@@ -116,7 +117,7 @@ class CommandRun:
         self._setup = setup
         self._oom_kills_before = kernel_oom_kills()
         self._end_requested_s: float | None = None
-        self._began_s = self._last_progress_s = time.monotonic()
+        self._deadlines = Deadlines(setup.probe)
         with (order.run_folder / SUPERVISOR_LOG).open("wb") as errors:
             self._supervisor = subprocess.Popen(
                 [sys.executable, "-P", "-m", SUPERVISOR, str(order.run_folder)],
@@ -130,7 +131,7 @@ class CommandRun:
     @property
     def seconds(self) -> float:
         """Return the time since the command was started."""
-        return time.monotonic() - self._began_s
+        return self._deadlines.seconds
 
     @property
     def kernel_oom_kills(self) -> int:
@@ -169,11 +170,13 @@ class CommandRun:
         came = len(self.log.steps) > before
         # Until the first step any output is progress: trainers take long to build, and report that.
         if came or (wrote and not before):
-            self._last_progress_s = time.monotonic()
+            self._deadlines.progressed()
         if self._end_requested_s is None:
             # A loss that is not finite makes further steps useless.
             self.measured = came and (not all(map(is_finite, self.steps)) or self.verdict().ended is not None)
-            self.overdue = None if self.measured else self._overdue()
+            done = self.progress.steps_done
+            missing = "finished step in the log" if done else "output"
+            self.overdue = None if self.measured else self._deadlines.overdue(done, missing=missing)
             if self.measured or self.overdue is not None:
                 self.request_end()
         elif time.monotonic() - self._end_requested_s > SUPERVISOR_GRACE_S:
@@ -198,17 +201,6 @@ class CommandRun:
             self._supervisor.kill()
             self._supervisor.wait()
         kill_tagged(RUN_TAG, str(self.order.run_folder))
-
-    def _overdue(self) -> tuple[FailureKind, str] | None:
-        settings, done, now = self._setup.probe, self.progress.steps_done, time.monotonic()
-        if now - self._last_progress_s > settings.step_deadline_s:
-            what = "finished step in the log" if done else "output"
-            limit = f"probe.step_deadline_s = {settings.step_deadline_s:g} s"
-            return FailureKind.HUNG, f"no {what} within {limit}, after {done} steps"
-        if now - self._began_s > settings.deadline_s:
-            limit = f"probe.deadline_s = {settings.deadline_s:g} s"
-            return FailureKind.TOO_SLOW, f"{done} of at most {settings.most_steps} steps within {limit}"
-        return None
 
 
 def write_run(run_folder: Path, command: Command, environment: Mapping[str, str], settings: CommandSettings) -> None:

@@ -19,17 +19,9 @@ from pathlib import Path
 
 import psutil
 
-from frontrunner.evaluators.probe.processes import (
-    DRIVER_TAG,
-    FOLDER_TAG,
-    HOST_TAG,
-    machine,
-    pid_namespace,
-    rendezvous_prefix,
-    running,
-)
+from frontrunner.evaluators.probe.processes import DRIVER_TAG, FOLDER_TAG, HOST_TAG, rendezvous_prefix, running
 from frontrunner.evaluators.protocol import NodesUnavailable
-from frontrunner.results.process_identity import proc_is_ours, process_stat
+from frontrunner.results.process_identity import machine_id, pid_namespace, proc_is_ours, process_stat
 
 GRACE_S = 5.0
 """How long orphans may take to end by themselves: a fork server cleans up first."""
@@ -97,7 +89,7 @@ def cannot_be_ended(processes: Iterable[psutil.Process]) -> NodesUnavailable:
 def _has_lost_its_driver(process: psutil.Process, fenced: Fenced | None) -> bool:
     environment = process.environ()
     driver = environment.get(DRIVER_TAG, "")
-    if not driver.isdecimal() or environment.get(HOST_TAG) != machine():
+    if not driver.isdecimal() or environment.get(HOST_TAG) != machine_id():
         return False
     is_fenced = fenced is not None and int(driver) == fenced.pid
     if fenced is not None and is_fenced and environment.get(FOLDER_TAG) == str(fenced.folder.resolve()):

@@ -12,7 +12,6 @@ import ctypes
 import functools
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from frontrunner.results.process_identity import machine_id, pid_namespace
 
 DRIVER_TAG = "FRONTRUNNER_DRIVER"
 """Environment variable with the process id of the driver that a process works for."""
@@ -121,28 +122,12 @@ def running(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
 
 def driver_tags(folder: Path) -> dict[str, str]:
     """Return the environment variables for what this driver starts for the campaign whose runs are in `folder`."""
-    return {DRIVER_TAG: str(os.getpid()), HOST_TAG: machine(), FOLDER_TAG: str(folder.resolve())}
-
-
-def machine() -> str:
-    """Return the boot id of this machine, or its host name where it has none."""
-    from frontrunner.results.process_identity import boot_id  # not needed by ranks
-
-    return boot_id() or socket.gethostname()
+    return {DRIVER_TAG: str(os.getpid()), HOST_TAG: machine_id(), FOLDER_TAG: str(folder.resolve())}
 
 
 def rendezvous_prefix() -> str:
     """Return how the names of rendezvous folders of this host and process namespace begin."""
-    return f"{RENDEZVOUS_PREFIX}{machine()}-{pid_namespace()}-"
-
-
-def pid_namespace(pid: int | None = None) -> int:
-    """Return the number of a process's (by default this one's) process namespace; 0 where there are none.
-
-    Raises `OSError` for a process that is gone, or of another user.
-    """
-    namespace = Path(f"/proc/{'self' if pid is None else pid}/ns/pid")
-    return namespace.stat().st_ino if Path("/proc/self/ns").exists() else 0
+    return f"{RENDEZVOUS_PREFIX}{machine_id()}-{pid_namespace()}-"
 
 
 def kernel_oom_kills() -> int:

@@ -24,6 +24,34 @@ KILL_GRACE_S = 15.0
 """How long killed ranks may take to end; one that waits for its device or disk may never do so."""
 
 
+class Deadlines:
+    """The deadlines of one probe, by a monotonic clock: for each step, and for the whole."""
+
+    def __init__(self, settings: ProbeSettings) -> None:
+        self._settings = settings
+        self._began_s = self._last_progress_s = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Return the time since the start."""
+        return time.monotonic() - self._began_s
+
+    def progressed(self) -> None:
+        """Note progress: the next step has its full time."""
+        self._last_progress_s = time.monotonic()
+
+    def overdue(self, steps_done: int, *, missing: str = "progress") -> tuple[FailureKind, str] | None:
+        """Return the deadline that has passed, as a kind of failure and a message, or None."""
+        settings = self._settings
+        if time.monotonic() - self._last_progress_s > settings.step_deadline_s:
+            limit = f"probe.step_deadline_s = {settings.step_deadline_s:g} s"
+            return FailureKind.HUNG, f"no {missing} within {limit}, after {steps_done} steps"
+        if self.seconds > settings.deadline_s:
+            limit = f"probe.deadline_s = {settings.deadline_s:g} s"
+            return FailureKind.TOO_SLOW, f"{steps_done} of at most {settings.most_steps} steps within {limit}"
+        return None
+
+
 class Watch:
     """Follows one probe by a monotonic clock that starts when its ranks do.
 
@@ -42,14 +70,14 @@ class Watch:
         self._steps = StepCounter(order.run_folder)
         self._pids: tuple[int, ...] = ()
         self._oom_kills_before = kernel_oom_kills()
-        self._began_s = self._last_progress_s = time.monotonic()
+        self._deadlines = Deadlines(settings)
         self._first_failure_s: float | None = None
         self._first_kill_s: float | None = None
 
     def began(self, pids: tuple[int, ...]) -> None:
         """Note that the ranks have started; deadlines count from now."""
         self._pids = pids
-        self._began_s = self._last_progress_s = time.monotonic()
+        self._deadlines = Deadlines(self._settings)
 
     def rank_ended(self, rank: int, status: int) -> None:
         """Note how a rank ended."""
@@ -60,7 +88,7 @@ class Watch:
     @property
     def seconds(self) -> float:
         """Return the time since the ranks started; 0 before."""
-        return time.monotonic() - self._began_s if self._pids else 0.0
+        return self._deadlines.seconds if self._pids else 0.0
 
     @property
     def has_failed(self) -> bool:
@@ -94,12 +122,11 @@ class Watch:
         """Note progress; yield the process ids to kill because a deadline has passed or a rank has failed."""
         if not self._pids:
             return
-        now = time.monotonic()
         if self._steps.advance():
-            self._last_progress_s = now
+            self._deadlines.progressed()
         if self.overdue is None:
-            self.overdue = self._overdue(now)
-        failed = self._first_failure_s is not None and now - self._first_failure_s > PEER_GRACE_S
+            self.overdue = self._deadlines.overdue(self._steps.steps_done)
+        failed = self._first_failure_s is not None and time.monotonic() - self._first_failure_s > PEER_GRACE_S
         if self.overdue is not None or failed:
             yield from self.kill()
 
@@ -110,16 +137,6 @@ class Watch:
                 self.killed.add(rank)
                 self._first_kill_s = self._first_kill_s or time.monotonic()
                 yield pid
-
-    def _overdue(self, now: float) -> tuple[FailureKind, str] | None:
-        settings, done = self._settings, self._steps.steps_done
-        if now - self._last_progress_s > settings.step_deadline_s:
-            limit = f"probe.step_deadline_s = {settings.step_deadline_s:g} s"
-            return FailureKind.HUNG, f"no progress within {limit}, after {done} steps"
-        if now - self._began_s > settings.deadline_s:
-            limit = f"probe.deadline_s = {settings.deadline_s:g} s"
-            return FailureKind.TOO_SLOW, f"{done} of at most {settings.most_steps} steps within {limit}"
-        return None
 
 
 def write_job(order: ProbeOrder, job: dict[str, Any], setup: ProbeSetup) -> Path:

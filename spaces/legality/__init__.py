@@ -37,11 +37,7 @@ def why_illegal_in_frame(recipe: Recipe, problem: Problem) -> Reason | None:
 
 
 def _first(rules: tuple[Rule, ...], recipe: Recipe, problem: Problem) -> Reason | None:
-    for rule in rules:
-        reason = rule(recipe, problem)
-        if reason is not None:
-            return reason
-    return None
+    return next((reason for rule in rules for reason in rule(recipe, problem)), None)
 
 
 @dataclass(frozen=True, kw_only=True)

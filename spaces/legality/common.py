@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from frontrunner.spaces.problem import Problem
@@ -21,18 +21,18 @@ class Reason:
         return self.text
 
 
-Rule = Callable[[Recipe, Problem], Reason | None]
+Rule = Callable[[Recipe, Problem], Iterator[Reason]]
+"""Yields why a recipe is illegal; its docstring states what is required."""
 
 
-def devices_fit(recipe: Recipe, problem: Problem) -> Reason | None:
-    """Check that a recipe uses at most the cluster's devices."""
+def devices_fit(recipe: Recipe, problem: Problem) -> Iterator[Reason]:
+    """A recipe uses at most the cluster's devices."""
     if recipe.devices > problem.cluster.devices:
-        return Reason("devices", f"{recipe.devices} devices of {problem.cluster.devices} in the cluster")
-    return None
+        yield Reason("devices", f"{recipe.devices} devices of {problem.cluster.devices} in the cluster")
 
 
-def tensor_parallel_divides(recipe: Recipe, problem: Problem) -> Reason | None:
-    """Check that tensor parallelism cuts heads, feed-forward and vocabulary into equal shares."""
+def tensor_parallel_divides(recipe: Recipe, problem: Problem) -> Iterator[Reason]:
+    """Tensor parallelism cuts heads, feed-forward and vocabulary into equal shares."""
     model, tp = problem.model, recipe.tensor_parallel
     parts = {
         "heads": model.heads,
@@ -41,88 +41,82 @@ def tensor_parallel_divides(recipe: Recipe, problem: Problem) -> Reason | None:
     }
     for part, size in parts.items():
         if size % tp:
-            return Reason("tensor-parallel-divides", f"tensor_parallel {tp} does not divide {part} {size}")
+            yield Reason("tensor-parallel-divides", f"tensor_parallel {tp} does not divide {part} {size}")
     if model.kv_heads % tp and tp % model.kv_heads:
-        return Reason("kv-heads", f"tensor_parallel {tp} neither divides kv_heads {model.kv_heads} nor is a multiple")
-    return None
+        yield Reason("kv-heads", f"tensor_parallel {tp} neither divides kv_heads {model.kv_heads} nor is a multiple")
 
 
-def context_parallel_divides(recipe: Recipe, problem: Problem) -> Reason | None:
-    """Check that context parallelism cuts sequences and a tensor-parallel rank's heads into equal parts."""
+def context_parallel_divides(recipe: Recipe, problem: Problem) -> Iterator[Reason]:
+    """Context parallelism cuts sequences and a tensor-parallel rank's heads into equal parts."""
     cp, length = recipe.context_parallel, problem.sequence_length
     heads = problem.model.heads // recipe.tensor_parallel
     kv_heads = max(1, problem.model.kv_heads // recipe.tensor_parallel)
     of_rank = "heads of a tensor-parallel rank"
     if length % cp:
-        return Reason("context-parallel-divides", f"context_parallel {cp} does not divide sequence_length {length}")
+        yield Reason("context-parallel-divides", f"context_parallel {cp} does not divide sequence_length {length}")
     if heads % cp:
-        return Reason(
+        yield Reason(
             "context-parallel-heads",
             f"context_parallel {cp} does not divide the {heads} {of_rank}",
         )
     if kv_heads % cp and cp % kv_heads:
-        return Reason(
+        yield Reason(
             "context-parallel-heads",
             f"context_parallel {cp} neither divides the {kv_heads} kv {of_rank} nor is a multiple",
         )
-    return None
 
 
-def sequence_parallel_divides(recipe: Recipe, problem: Problem) -> Reason | None:
-    """Check that sequence parallelism divides the positions of a context rank over the tensor-parallel group."""
+def sequence_parallel_divides(recipe: Recipe, problem: Problem) -> Iterator[Reason]:
+    """Sequence parallelism divides the positions of a context rank over the tensor-parallel group."""
     tp, held = recipe.tensor_parallel, problem.sequence_length // recipe.context_parallel
     if recipe.sequence_parallel and tp == 1:
-        return Reason("sequence-parallel-alone", "sequence_parallel needs tensor_parallel > 1")
+        yield Reason("sequence-parallel-alone", "sequence_parallel needs tensor_parallel > 1")
     if recipe.sequence_parallel and held % tp:
         whole = f"sequence_length {held}"
         share = whole if recipe.context_parallel == 1 else f"the {held} positions of a context rank"
-        return Reason("sequence-parallel-divides", f"tensor_parallel {tp} does not divide {share}")
-    return None
+        yield Reason("sequence-parallel-divides", f"tensor_parallel {tp} does not divide {share}")
 
 
-def stages_hold_layers(recipe: Recipe, problem: Problem) -> Reason | None:
-    """Check that every pipeline stage holds at least one layer, and all of them together the model's."""
+def stages_hold_layers(recipe: Recipe, problem: Problem) -> Iterator[Reason]:
+    """Every pipeline stage holds at least one layer, and all of them together the model's."""
     if recipe.stages > problem.model.layers:
-        return Reason("too-many-stages", f"{recipe.stages} pipeline stages for {problem.model.layers} layers")
+        yield Reason("too-many-stages", f"{recipe.stages} pipeline stages for {problem.model.layers} layers")
     if recipe.layers_per_stage and sum(recipe.layers_per_stage) != problem.model.layers:
-        return Reason("layers-per-stage", f"stages of {recipe.layers_name} layers for {problem.model.layers} layers")
-    return None
+        yield Reason("layers-per-stage", f"stages of {recipe.layers_name} layers for {problem.model.layers} layers")
 
 
-def schedule_fits(recipe: Recipe, _: Problem) -> Reason | None:
-    """Check that a schedule exists exactly where there is a pipeline; looped ones need more than one chunk a rank."""
+def schedule_fits(recipe: Recipe, _: Problem) -> Iterator[Reason]:
+    """A schedule exists exactly where there is a pipeline; looped ones need more than one chunk a rank."""
     if (recipe.schedule == "none") != (recipe.pipeline_parallel == 1):
-        return Reason(
+        yield Reason(
             "schedule-without-pipeline", f"schedule {recipe.schedule} with pipeline_parallel {recipe.pipeline_parallel}"
         )
     looped = recipe.schedule in LOOPED_SCHEDULES
     if looped and recipe.virtual_stages < 2:
-        return Reason("virtual-stages", f"schedule {recipe.schedule} needs virtual_stages >= 2")
+        yield Reason("virtual-stages", f"schedule {recipe.schedule} needs virtual_stages >= 2")
     if not looped and recipe.virtual_stages != 1:
-        return Reason(
+        yield Reason(
             "virtual-stages", f"schedule {recipe.schedule} takes virtual_stages 1, not {recipe.virtual_stages}"
         )
-    return None
 
 
-def batch_matches(recipe: Recipe, problem: Problem) -> Reason | None:
-    """Check that micro_batch_seqs * accumulation * data_parallel is the problem's global batch."""
-    if recipe.global_batch_seqs in problem.global_batch:
-        return None
-    product = f"{recipe.micro_batch_seqs} x {recipe.accumulation} x {recipe.data_parallel} = {recipe.global_batch_seqs}"
-    return Reason("global-batch", f"micro-batch x accumulation x replicas = {product}, not {problem.global_batch}")
+def batch_matches(recipe: Recipe, problem: Problem) -> Iterator[Reason]:
+    """Micro_batch_seqs * accumulation * data_parallel is the problem's global batch."""
+    sizes, batch = (recipe.micro_batch_seqs, recipe.accumulation, recipe.data_parallel), recipe.global_batch_seqs
+    if batch not in problem.global_batch:
+        product = f"{' x '.join(map(str, sizes))} = {batch}"
+        yield Reason("global-batch", f"micro-batch x accumulation x replicas = {product}, not {problem.global_batch}")
 
 
-def sharding_divides(recipe: Recipe, _: Problem) -> Reason | None:
-    """Check that sharding degrees rise from parameters to optimizer and divide one another and the copies."""
+def sharding_divides(recipe: Recipe, _: Problem) -> Iterator[Reason]:
+    """Sharding degrees rise from parameters to optimizer and divide one another and the copies."""
     chain = (*recipe.sharding.degrees, recipe.copies)
     for small, large in itertools.pairwise(chain):
         if small < 1 or large % small:
-            return Reason(
+            yield Reason(
                 "sharding-divides",
                 f"sharding degrees {recipe.sharding.degrees} do not divide one another and {recipe.copies_in_words()}",
             )
-    return None
 
 
 FRAME_RULES: tuple[Rule, ...] = (

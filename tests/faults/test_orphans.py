@@ -20,6 +20,7 @@ from frontrunner.evaluators.external.evaluator import RUN_TAG, CommandRun, write
 from frontrunner.evaluators.external.settings import CommandSettings
 from frontrunner.evaluators.probe import processes
 from frontrunner.evaluators.probe.orphans import Fenced, Orphans, find_orphans
+from frontrunner.results.process_identity import machine_id
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.search.campaign_session import fenced_here
@@ -99,7 +100,7 @@ def test_a_rank_of_a_command_is_found_when_its_keeper_ends_nothing(tmp_path: Pat
 
 
 def test_what_began_after_the_first_look_is_found_too(gone: str) -> None:
-    environment = {processes.DRIVER_TAG: gone, processes.HOST_TAG: processes.machine()}
+    environment = {processes.DRIVER_TAG: gone, processes.HOST_TAG: machine_id()}
     orphans = Orphans()
     with started(environment) as first:
         assert not orphans.have_ended()
@@ -118,7 +119,7 @@ def test_a_rank_of_a_driver_on_another_host_is_left_alone(gone: str) -> None:
 
 def test_a_clock_that_is_set_forward_makes_no_orphans(driver: psutil.Popen, monkeypatch: pytest.MonkeyPatch) -> None:
     """psutil reckons a process's begin from the machine's, which moves with the clock, and remembers it."""
-    with started({processes.DRIVER_TAG: str(driver.pid), processes.HOST_TAG: processes.machine()}) as rank:
+    with started({processes.DRIVER_TAG: str(driver.pid), processes.HOST_TAG: machine_id()}) as rank:
         assert rank not in found()
         began_s = psutil.boot_time()
         monkeypatch.setattr("psutil._pslinux.boot_time", lambda: began_s + 3600)
@@ -128,7 +129,7 @@ def test_a_clock_that_is_set_forward_makes_no_orphans(driver: psutil.Popen, monk
 def test_a_driver_that_lost_its_campaign_is_as_good_as_gone_for_that_one(driver: psutil.Popen, tmp_path: Path) -> None:
     """One that stands still cannot end its ranks, which hold the devices of whoever took its place."""
     driver.suspend()
-    environment = {processes.DRIVER_TAG: str(driver.pid), processes.HOST_TAG: processes.machine()}
+    environment = {processes.DRIVER_TAG: str(driver.pid), processes.HOST_TAG: machine_id()}
     with started({**environment, processes.FOLDER_TAG: str(tmp_path / "lost")}) as rank:
         assert rank not in found()
         assert rank not in found(Fenced(pid=driver.pid, folder=tmp_path / "another"))
@@ -160,7 +161,7 @@ def test_meeting_places_of_other_hosts_are_kept(tmp_path: Path, monkeypatch: pyt
     """Hosts may share a file system for temporary files, and have like numbers for their processes."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     own = tmp_path / f"{processes.rendezvous_prefix()}{gone}-x"
-    others = tmp_path / own.name.replace(processes.machine(), "0" * 32)
+    others = tmp_path / own.name.replace(machine_id(), "0" * 32)
     running = tmp_path / f"{processes.rendezvous_prefix()}{os.getpid()}-x"
     for folder in (own, others, running):
         folder.mkdir()
@@ -176,7 +177,7 @@ def test_processes_under_other_numbers_are_left_alone(gone: str) -> None:
     environment = {
         "PYTHONPATH": os.pathsep.join(sys.path),
         processes.DRIVER_TAG: gone,
-        processes.HOST_TAG: processes.machine(),
+        processes.HOST_TAG: machine_id(),
     }
     count = "from frontrunner.evaluators.probe.orphans import find_orphans; print(len(list(find_orphans())))"
     done = subprocess.run(
@@ -190,7 +191,7 @@ def test_processes_under_other_numbers_are_left_alone(gone: str) -> None:
 
 
 def test_a_campaign_that_runs_nothing_waits_for_nobody(tmp_path: Path, gone: str) -> None:
-    mark = {processes.DRIVER_TAG: gone, processes.HOST_TAG: processes.machine()}
+    mark = {processes.DRIVER_TAG: gone, processes.HOST_TAG: machine_id()}
     with open_store(str(tmp_path / "store.db")) as store, started(mark) as rank:
         campaigns = Campaigns(store, tmp_path / "runs")
         record, spec = campaigns.create(budget={"probes": 1})

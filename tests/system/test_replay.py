@@ -93,6 +93,7 @@ def _has(process: psutil.Process, variable: str) -> bool:
         return False
 
 
+@pytest.mark.smoke
 def test_it_trains_past_the_probe_and_says_how_fast(uninterrupted: tuple[Path, dict[str, Any]]) -> None:
     folder, answer = uninterrupted
     rows = metrics(folder)

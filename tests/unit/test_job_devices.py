@@ -17,62 +17,53 @@ SRUN = {
 }  # fmt: skip
 
 
-def test_nothing_is_a_machine_alone():
+def test_job_environment_without_a_launcher():
     job = job_environment({}, CORES)
-    assert (job.rank, job.world_size, job.local_rank, job.local_world_size) == (0, 1, 0, 1)
-    assert (job.nodes, job.master_address, job.devices_per_node) == ((), "127.0.0.1", 16)
-    assert (job.torch_device, job.collective_backend, job.collective_library) == ("cpu", "gloo", "gloo")
+    assert (job.nodes, job.devices_per_node) == ((), 16)
     assert (job.stated_devices_per_node, job.masked_by, job.launched, job.allocation) == (None, None, None, None)
 
 
-@pytest.mark.parametrize(
-    ("machine", "device", "backend", "library"),
-    [(A100S, "cuda", "nccl", "NCCL"), (GCDS, "cuda", "nccl", "RCCL"), (TILES, "xpu", "xccl", "oneCCL")],
-)
-def test_each_platform_has_its_own_collectives(machine, device, backend, library):
-    job = job_environment({}, machine)
-    assert (job.torch_device, job.collective_backend, job.collective_library) == (device, backend, library)
-
-
-def test_a_step_that_sees_all_devices_takes_the_one_of_its_place():
+def test_job_environment_of_a_slurm_step_that_sees_all_devices():
     job = job_environment(SRUN | {"SLURM_GPUS_ON_NODE": "8"}, GCDS)
-    assert (job.rank, job.world_size, job.local_world_size) == (11, 16, 8)
+    assert job.launched is not None
+    assert (job.launched.rank, job.launched.world_size, job.launched.local_world_size) == (11, 16, 8)
     assert job.nodes == ("frontier00009", "frontier00010")
-    assert job.master_address == "frontier00009"
-    assert (job.devices_per_node, job.device_index, job.stated_devices_per_node) == (8, 3, 8)
+    assert job.launched.master_address == "frontier00009"
+    assert (job.devices_per_node, job.stated_devices_per_node) == (8, 8)
 
 
-def test_a_step_with_a_device_a_task_sees_one_and_its_node_has_eight():
+def test_devices_per_node_with_one_device_per_task():
     """`srun --gpus-per-task=1 --gpu-bind=closest`, as Frontier's guide has it: each task's only device is number 0."""
     job = job_environment(SRUN | {"ROCR_VISIBLE_DEVICES": "3"}, ONE_GCD)
-    assert (job.visible_devices, job.devices_per_node, job.device_index) == (1, 8, 0)
-    assert job.masked_by == "ROCR_VISIBLE_DEVICES"
+    assert (job.visible_devices, job.devices_per_node, job.masked_by) == (1, 8, "ROCR_VISIBLE_DEVICES")
 
 
-def test_devices_that_are_few_because_there_are_few_are_not_multiplied():
+def test_devices_per_node_is_not_multiplied_without_a_mask():
     job = job_environment(SRUN, ONE_GCD)
     assert (job.devices_per_node, job.masked_by) == (1, None)
 
 
-def test_pals_on_aurora_names_tiles_and_a_mask():
+def test_job_environment_of_pals_on_aurora():
     told = {
         "PALS_RANKID": "13", "PMI_SIZE": "24", "PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "12", "MASTER_ADDR": "x4",
         "ZE_AFFINITY_MASK": "0.1",
     }  # fmt: skip
     job = job_environment(told, TILES | {"devices_per_node": 1})
-    assert (job.rank, job.local_rank, job.master_address) == (13, 1, "x4")
-    assert (job.devices_per_node, job.device_index) == (12, 0)
+    assert job.launched is not None
+    assert (job.launched.rank, job.launched.local_rank, job.launched.master_address) == (13, 1, "x4")
+    assert job.devices_per_node == 12
 
 
 @pytest.mark.parametrize(
     ("text", "count"), [("4", 4), ("a100:4", 4), ("", None), ("a100:2,v100:2", None), ("four", None), ("٤", None)]
 )
-def test_devices_of_a_node_in_slurm_s_words(text, count):
+def test_stated_devices_per_node(text, count):
     assert job_environment({"SLURM_GPUS_PER_NODE": text}, A100S).stated_devices_per_node == count
 
 
-def test_a_cpu_job_has_a_device_a_process():
+def test_cpu_job_has_one_device_per_process():
     told = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "h",
             "MASTER_PORT": "5"}  # fmt: skip
     job = job_environment(told, CORES)
-    assert (job.devices_per_node, job.master_port) == (4, 5)
+    assert job.launched is not None
+    assert (job.devices_per_node, job.launched.master_port) == (4, 5)

@@ -23,7 +23,7 @@ from frontrunner.evaluators.cluster.settings import node_source
 
 ROOT = Path(__file__).parents[2]
 SITES = sorted((ROOT / "examples" / "sites").glob("*.toml"))
-DOCUMENT = (ROOT / "docs" / "sites.md").read_text(encoding="utf-8")
+DOCUMENT = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
 ANSWERS = {"sbatch": "Submitted batch job 7", "qsub": "7.pbs"}
 STUBS = "module() { :; }; conda() { :; }; source() { :; };"
 SLINGSHOT = {"FI_CXI_DEFAULT_CQ_SIZE": "131072"}

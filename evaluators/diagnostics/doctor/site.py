@@ -175,7 +175,7 @@ def check_job(job: JobEnvironment, needs: Needs) -> Iterator[Check]:
     if job.launched is not None:
         place = job.launched
         found = f"{place.launcher}: rank {place.rank} of {place.world_size}, {place.local_world_size} per node"
-        yield JOB.ok("launcher", f"{found}, rank 0 on {job.master_address}")
+        yield JOB.ok("launcher", f"{found}, rank 0 on {place.master_address}")
     if job.masked_by is not None:
         yield JOB.note("visible devices", f"{job.masked_by} shows this process {job.visible_devices} devices")
     assigned = job.stated_devices_per_node
