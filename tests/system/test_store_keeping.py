@@ -8,7 +8,7 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -351,45 +351,38 @@ DAMAGE: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
     "half a line": (lambda lines: [*lines[:-1], lines[-1][:20]], r"line \d+: it is cut short"),
     "something after the end": (lambda lines: [*lines, lines[1]], r"line \d+: it comes after the end"),
     "nothing": (lambda _: [], "line 1: the file ends before its end"),
-    "another kind of file": (lambda _: [b"[model]\n"], "line 1: this is no line of a frontrunner archive"),
-    "JSON of others": (lambda _: [b'{"kind": 1}\n'], "line 1: this is no line"),
-    "deep JSON": (lambda _: [b"[" * 200_000 + b"\n"], "line 1: this is no line"),
+    "another kind of file": (lambda _: [b"[model]\n"], "line 1: this is not a line of a frontrunner archive"),
+    "JSON of others": (lambda _: [b'{"kind": 1}\n'], "line 1: this is not a line"),
+    "deep JSON": (lambda _: [b"[" * 200_000 + b"\n"], "line 1: this is not a line"),
     "no header": (lambda lines: lines[1:], r"line 1: .*hash"),
     "a long line": (lambda _: [b"x" * (17 * 2**20) + b"\n"], "line 1: it is longer than"),
-    "no number": (
+    "an infinite number": (
         lambda _: [b'{"kind": "header", "content": {"a": 1e999}, "sha256": ""}\n'],
-        "line 1: this is no line",
+        "line 1: this is not a line",
     ),
-    "a column more": (of_kind("trials", more=1), r"line \d+: its columns are not those of trials"),
-    "text for a number": (of_kind("trials", number="1"), r"line \d+: number = '1' is not what the column holds"),
-    "nothing for a text": (of_kind("trials", recipe_id=None), r"recipe_id = 'None' is not"),
-    "a reference to nobody": (of_kind("attempts", trial_id=77), "trial_id = 77 refers to a row that is not there"),
-    "a recipe of no kind": (of_kind("trials", recipe_json="{}"), r"line \d+: this version cannot read it"),
+    "an additional column": (of_kind("trials", more=1), r"line \d+: its columns are not those of trials"),
+    "text for a number": (of_kind("campaigns", epoch="1x"), 'table "campaigns", row 1, column "epoch", why .*integer'),
+    "nothing for a text": (of_kind("trials", recipe_id=None), r"line 4: to 5 cannot be rows of trials: NOT NULL"),
+    "a reference to nobody": (of_kind("attempts", trial_id=77), r"line 6: .*rows of attempts: FOREIGN KEY"),
+    "a state of no kind": (of_kind("trials", state="asleep"), r"line 4: .*rows of trials: CHECK .*state_known"),
     "another recipe under its id": (
         of_kind("trials", recipe_json=recipe_to_json(replace(RECIPE, micro_batch_seqs=8))),
-        r"line \d+: this version cannot read it: the recipe's id is [0-9a-f]{12}, and not",
+        r"a trial's id is that of its recipe .*its_recipe_has \"[0-9a-f]{12}",
     ),
-    "no provenance": (of_kind("provenance", provenance_json="{}"), r"line \d+: .*\"versions\" is missing"),
-    "versions that are no words": (
-        of_kind("provenance", provenance_json=json.dumps(asdict(RAN_WITH) | {"versions": {"python": 3}})),
-        r"line \d+: .*versions = 3",
-    ),
-    "a time of letters": (of_kind("attempts", started_at="____-__-__T__:__:__.______+00:00"), r"line \d+: .*format"),
+    "a document that cannot be read": (of_kind("provenance", provenance_json="{}"), "why .versions: Field required"),
     "a time of another zone": (
         of_kind("campaigns", updated_at="2026-03-01T13:00:00.000000+01:00"),
-        "line 2: .* no time in UTC",
+        "expected a time in UTC",
     ),
-    "a lease of no time": (of_kind("campaigns", driver_host="h", driver_pid=1, lease_until="soon"), "line 2: .*'soon'"),
-    "an event of no kind": (of_kind("events", data_json="[]"), r"line \d+: .*a list, expected a table"),
-    "a spec of no kind": (of_kind("campaigns", spec_json='{"a": 1}'), "line 2: this version cannot read it"),
-    "a name with a path": (of_kind("campaigns", name="../x"), r'campaign\.name = "\.\./x"'),
-    "a state of no kind": (of_kind("trials", state="asleep"), "does not hold a campaign that a driver wrote"),
+    "a spec of another kind": (of_kind("campaigns", spec_json='{"a": 1}'), "line 2: this version cannot read its spec"),
+    "a name with a path": (of_kind("campaigns", name="../x"), 'column "name", why'),
     "an outcome too many": (of_kind("campaigns", node_seconds_spent=1.0), "the sum of its outcomes' node-seconds"),
-    "a flattering standing": (of_kind("standings", tokens_per_s=1e9), "a standing is what its measurements say"),
-    "times cut short": (of_kind("measurements", step_times_s_json="[1,"), r"line \d+: this version cannot read it"),
-    "times that are none": (of_kind("measurements", step_times_s_json="{}"), r"line \d+: this version cannot read it"),
-    "of another count": (of_kind(END, rows=3), "does not hold one campaign and the rows that it counts"),
-    "of a later version": (of_kind("header", revision="0999"), "was written by a later frontrunner"),
+    "a standing that is too fast": (
+        of_kind("standings", tokens_per_s=1e9),
+        "a standing pools its trial's measurements",
+    ),
+    "another count": (of_kind(END, rows=3), "does not hold one campaign and the rows that it counts"),
+    "a later version": (of_kind("header", revision="0999"), "was written by a later frontrunner"),
 }
 
 
@@ -409,18 +402,6 @@ def test_a_damaged_or_foreign_archive_is_refused_by_its_line_and_nothing_is_writ
     with open_store(str(target), read_only=True) as store:
         assert [summary.name for summary in store.campaigns()] == ["theirs"]
     assert target.read_bytes() == before
-
-
-def test_a_broken_store_is_named_and_not_the_archive_that_was_to_be_added(archived: Path, tmp_path: Path) -> None:
-    target = tmp_path / "target.db"
-    shutil.copy(archived.with_name("full.db"), target)
-    with closing(sqlite3.connect(target, isolation_level=None)) as connection:
-        connection.execute("INSERT INTO failures VALUES (999, 'crashed', '', '', NULL, 0)")
-    with pytest.raises(StoreUnusable, match=r"target\.db is broken, so nothing is added to it") as refused:
-        unarchive(archived, store=str(target))
-    assert "frontrunner store check" in str(refused.value.hint)
-    with open_store(str(target), read_only=True) as store:
-        assert [summary.name for summary in store.campaigns()] == ["theirs"]
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from frontrunner.results.store import open_store
 from frontrunner.server.app import create_app
 from frontrunner.server.pages.recipes import ReplayForm
 from frontrunner.server.pages.router import router
-from frontrunner.server.replays import STARTED, Replay, Replays, noting_its_end
+from frontrunner.server.replays import STARTED, Replay, Replays, recording_end
 from frontrunner.spaces.errors import FrontrunnerError
 from support.page_stores import page_store
 from support.services import ORIGIN, bearer, settings, tokens_of
@@ -112,7 +112,7 @@ def test_how_a_replay_ended_is_told(folder: Path, client: TestClient, error: Bas
     left(folder, step(1, 0.2), log="Traceback: it was so\n")
     if error is not None:
         catches = pytest.raises(type(error)) if isinstance(error, Exception) else nullcontext()
-        with catches, noting_its_end(folder / STARTED, GONE):
+        with catches, recording_end(folder / STARTED, GONE):
             raise error
     told = card(client, folder.name)
     assert words in told

@@ -129,7 +129,7 @@ def test_a_process_that_is_no_driver_is_not_signalled(tmp_path: Path, sleeper: s
             with pytest.raises(Conflict, match="c is not running, so there is nothing to stop"):
                 drivers.tell("c", "stop")
             store.acquire_lease(made.id, host=this_host(), pid=sleeper.pid)
-            with pytest.raises(Conflict, match="is no frontrunner command"):
+            with pytest.raises(Conflict, match="is not a frontrunner command"):
                 drivers.tell("c", "cancel")
             store.acquire_lease(made.id, host="elsewhere.example", pid=sleeper.pid, take_over=True)
             with pytest.raises(Conflict, match=r"on elsewhere\.example, which this service cannot reach") as refused:

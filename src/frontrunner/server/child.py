@@ -1,8 +1,8 @@
-"""What a process does that the service has started: answer on one line what it will do, then do it.
+"""Child process of the service: report on one line what it starts, then run it.
 
     python -P -m frontrunner.server.child launch | resume CAMPAIGN | replay
 
-The body of the request is on stdin. The answer, or an error, is the only line on stdout; the rest is a log on stderr.
+The request's body is on stdin. The report, or an error, is the only line on stdout; the rest is a log on stderr.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ from typing import Any
 
 from frontrunner.results.states import CampaignState
 from frontrunner.search.listener import View
+from frontrunner.server.errors import to_table
 from frontrunner.spaces.errors import FrontrunnerError
+from frontrunner.stop_signals import stopped_by_signals
 from frontrunner.views.live import Lines
 
 DEFAULT_NAME = "campaign"
 
 
 class Answer:
-    """The one line to the service; whoever waited for it may be gone."""
+    """The one line to the service, which may be gone by then."""
 
     def __init__(self) -> None:
         self.is_given = False
 
     def give(self, table: Mapping[str, object]) -> None:
-        """Write the line, and have everything after it go to the log."""
+        """Write the line, once; later output goes to the log."""
         if self.is_given:
             return
         self.is_given = True
@@ -41,18 +43,18 @@ class Answer:
 
 
 class Answering(Lines):
-    """Answers once the driver holds the campaign: until then it may be refused, since another one does."""
+    """Listener that reports once the driver holds the campaign; before that another driver may refuse it."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
 
     def began(self, view: View) -> None:
-        """Answer with the campaign's name."""
+        """Report the campaign's name."""
         super().began(view)
         self._answer.give({"campaign": view.name})
 
     def ended(self, view: View, state: CampaignState, reason: str) -> None:
-        """Answer where the campaign was paused, for want of nodes, before it began."""
+        """Report a campaign that was paused, for lack of nodes, before it began."""
         super().ended(view, state, reason)
         self._answer.give({"campaign": view.name})
 
@@ -70,8 +72,7 @@ def main(arguments: list[str]) -> int:
             _replay(body, answer)
     except FrontrunnerError as error:
         sys.stderr.write(f"error: {error.message}\n")
-        told = {"kind": type(error).__name__, "message": error.message, "hint": error.hint}
-        answer.give({"error": told})
+        answer.give({"error": to_table(error)})
         return error.exit_code
     return 0
 
@@ -79,7 +80,6 @@ def main(arguments: list[str]) -> int:
 def _launch(body: dict[str, Any], answer: Answer) -> None:
     from frontrunner import api
     from frontrunner.config.campaign import parse_campaign
-    from frontrunner.stop_signals import stopped_by_signals
 
     file = parse_campaign(body, default_name=DEFAULT_NAME, base=Path.cwd())
     with stopped_by_signals() as on_driver:
@@ -88,7 +88,6 @@ def _launch(body: dict[str, Any], answer: Answer) -> None:
 
 def _resume(campaign: str, answer: Answer) -> None:
     from frontrunner import api
-    from frontrunner.stop_signals import stopped_by_signals
 
     with stopped_by_signals() as on_driver:
         api.resume(campaign, listener=Answering(answer), on_driver=on_driver)
@@ -99,7 +98,7 @@ def _replay(body: dict[str, Any], answer: Answer) -> None:
     from frontrunner.evaluators.probe.files import write_json
     from frontrunner.evaluators.probe.replay import ReplaySettings, run
     from frontrunner.recipe_actions import plan_replay
-    from frontrunner.server.replays import STARTED, noting_its_end, started_now
+    from frontrunner.server.replays import STARTED, recording_end, started_now
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the ranks first, as Ctrl-C does
     anyway, root = body.pop("anyway"), Path(body.pop("root"))
@@ -109,7 +108,7 @@ def _replay(body: dict[str, Any], answer: Answer) -> None:
     planned.folder.mkdir(parents=True, exist_ok=True)
     started = started_now(settings.steps)
     write_json(planned.folder / STARTED, started)
-    with noting_its_end(planned.folder / STARTED, started):
+    with recording_end(planned.folder / STARTED, started):
         answer.give({"recipe_id": recipe_id})
         run(planned)
 

@@ -1,4 +1,4 @@
-"""Drivers of campaigns: started, found again by the store's leases, and told to pause, stop or cancel."""
+"""Drivers of campaigns: start them, find them by the store's leases, and signal them to pause, stop or cancel."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIGNALS: dict[Word, signal.Signals] = {"pause": PAUSE_SIGNAL, "stop": signal.SIG
 
 
 class Drivers:
-    """The drivers of one store. Nothing is remembered of them but which were started here, to count them."""
+    """The drivers of one store; only those started here are remembered, to count them."""
 
     def __init__(self, store: Store, settings: ServiceSettings) -> None:
         self._store = store
@@ -32,31 +32,31 @@ class Drivers:
         log_folder = run_root(settings.store) / "service"
         self._starter = Starter(settings.store, log_folder, settings.limits.launch_s)
         self._starting = threading.Lock()
-        """Held until a driver that was started holds its campaign, so that the next request finds it."""
+        """Held until a new driver holds its campaign, so that the next request finds it."""
 
     def launch(self, body: dict[str, object]) -> dict[str, Any]:
-        """Start the driver of a new campaign, once its file was found good; answers its `campaign` and `pid`."""
+        """Start the driver of a new campaign; return its `campaign` and `pid`."""
         with self._starting:
             self._require_room()
             return self._starter.start(["launch"], body)
 
     def resume(self, campaign: str) -> dict[str, Any]:
-        """Start a driver that goes on with a campaign; raises `Conflict` where one does so already."""
+        """Start a driver that continues a campaign; raise `Conflict` where another one drives it."""
         name = self._store.campaign(campaign).name
         with self._starting:
             seen = self._holder(name)
             if seen is not None and seen.is_live:
                 raise Conflict(
                     f"campaign {name} is driven by {seen.host}:{seen.pid} since {seen.since}",
-                    hint=f"one that stands still is replaced by: frontrunner resume {name} --take-over",
+                    hint=f"to replace a hung driver: frontrunner resume {name} --take-over",
                 )
             self._require_room()
             return self._starter.start(["resume", name])
 
     def tell(self, campaign: str, word: Word) -> dict[str, Any]:
-        """Tell a campaign's driver to pause, stop or cancel.
+        """Signal a campaign's driver to pause, stop or cancel.
 
-        Raises `Conflict` where nobody drives it, or a process that is not on this host or not a `frontrunner`.
+        Raises `Conflict` where no driver runs, or it is not a `frontrunner` process on this host.
         """
         name = self._store.campaign(campaign).name
         seen = self._holder(name)
@@ -69,22 +69,24 @@ class Drivers:
             )
         process = our_process(seen.pid, since=None if seen.is_certain else self._by_this_clock(seen.since))
         if process is None:
-            raise Conflict(f"process {seen.pid}, which drives campaign {name}, is no frontrunner command of this user")
+            raise Conflict(
+                f"process {seen.pid}, which drives campaign {name}, is not a frontrunner command of this user"
+            )
         try:
-            process.send_signal(SIGNALS[word])  # psutil looks once more that the id was not given to another
+            process.send_signal(SIGNALS[word])  # psutil checks again that the id was not reused
         except psutil.NoSuchProcess:
             raise Conflict(f"the driver of campaign {name} has just ended") from None
         return {"campaign": name, "told": word, "pid": seen.pid}
 
     def _by_this_clock(self, at: str) -> str:
-        """A time of the store's clock, which may be a database server's, as this host's own clock tells it."""
+        """Convert a time of the store's clock, which may be a database server's, to this host's clock."""
         return (datetime.fromisoformat(at) + (utc_now() - self._store.now())).isoformat()
 
     def _holder(self, name: str) -> ActiveDriver | None:
         return next((seen for seen in active_drivers(self._store) if seen.campaign == name), None)
 
     def _require_room(self) -> None:
-        """Raise `TooMany` where no more drivers may run; called while nobody else starts one."""
+        """Raise `TooMany` where no more drivers may run; called with the lock held."""
         running = {(seen.host, seen.pid) for seen in active_drivers(self._store) if seen.is_live}
         running |= {(this_host(), pid) for pid in self._starter.running_pids()}
         if len(running) >= self._most:

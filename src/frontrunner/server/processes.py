@@ -1,4 +1,4 @@
-"""Processes that the service starts and that outlive it: started with an answer, found again, signalled safely."""
+"""Child processes that outlive the service: start them, and identify them before they are signaled."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MOST_ANSWER_BYTES = 65_536
 
 
 class Starter:
-    """Starts children in sessions of their own, so that neither a signal to the service nor its end reaches them."""
+    """Starts children in sessions of their own, so that signals to the service do not reach them."""
 
     def __init__(self, store_url: str, log_folder: Path, answer_s: float) -> None:
         self._store_url = store_url
@@ -40,9 +40,9 @@ class Starter:
         self._children: list[subprocess.Popen[bytes]] = []
 
     def start(self, arguments: Sequence[str], body: Mapping[str, object] | None = None) -> dict[str, Any]:
-        """Start a child and return its answer, with its `pid`; what it says later goes to a log of its own.
+        """Start a child and return its report, with its `pid`; its later output goes to a log.
 
-        Raises the error that the child answers with, and `FrontrunnerError` where it gives none in time.
+        Raises the error that the child reports, and `FrontrunnerError` where it reports nothing in time.
         """
         self.running_pids()
         self._log_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -62,11 +62,11 @@ class Starter:
         except TimeoutError:
             os.killpg(child.pid, signal.SIGKILL)
             raise FrontrunnerError(
-                f"the process that was started gave no answer within {self._answer_s:g} s", hint=f"see {log}"
+                f"the child process reported nothing within {self._answer_s:g} s", hint=f"see {log}"
             ) from None
 
     def running_pids(self) -> set[int]:
-        """The children of this service that still run; those that have ended are collected."""
+        """Return the children of this service that still run, and collect those that have ended."""
         self._children = [child for child in self._children if child.poll() is None]
         return {child.pid for child in self._children}
 
@@ -75,12 +75,12 @@ class Starter:
         return kept | {STORE_VARIABLE: self._store_url}
 
     def _talk(self, child: subprocess.Popen[bytes], body: Mapping[str, object] | None) -> bytes:
-        """Hand over the body, and read the one line of the answer."""
+        """Send the body, and read the one line of the report."""
         give_up = time.monotonic() + self._answer_s
         if child.stdin is None or child.stdout is None:
             raise ValueError("the child was started without pipes")
         with child.stdin, child.stdout:
-            with suppress(BrokenPipeError):  # it has ended, and its answer, or none, says why
+            with suppress(BrokenPipeError):  # it has ended; its report, if any, is the reason
                 child.stdin.write(json.dumps(body or {}).encode())
                 child.stdin.close()
             answer = b""
@@ -97,7 +97,7 @@ class Starter:
 
 def _answered(line: bytes) -> dict[str, Any]:
     if not line:
-        raise FrontrunnerError("the process that was started ended without an answer", hint="see the service's logs")
+        raise FrontrunnerError("the child process ended without a report", hint="see the service's logs")
     answer: dict[str, Any] = json.loads(line)
     if "error" in answer:
         raise from_table(answer["error"])
@@ -105,10 +105,10 @@ def _answered(line: bytes) -> dict[str, Any]:
 
 
 def our_process(pid: int, *, since: str | None) -> psutil.Process | None:
-    """The process of this host with this id, if it is a `frontrunner` that was there at `since` (ISO 8601).
+    """Return the process with this id if it is a `frontrunner` of this user that began before `since` (ISO 8601).
 
-    None for one that came later, which has an id that was used before, and for any other program. With None as `since`
-    the id is known to have been given to no other.
+    Return None for a later one, whose id was reused, and for any other program. `since` None means that the id is known
+    not to have been reused.
     """
     try:
         process = psutil.Process(pid)
@@ -121,6 +121,6 @@ def our_process(pid: int, *, since: str | None) -> psutil.Process | None:
 
 
 def _is_ours(command: Sequence[str]) -> bool:
-    """Whether a command line is that of `frontrunner`: by python -m, or by its script."""
+    """Return whether a command line runs `frontrunner`, by python -m or by its script."""
     by_module = any(flag == "-m" and name in OUR_MODULES for flag, name in pairwise(command))
     return by_module or any(Path(word).name == "frontrunner" for word in command[:2])

@@ -1,7 +1,7 @@
-"""Replays: started, watched by the files that they leave, and stopped.
+"""Replays: start, watch and stop them.
 
-A replay that the service starts keeps its files in frontrunner-runs/replays/RECIPE_ID, as the command does, and in
-`service.json` there its process: so a service that was restarted finds it again. That process notes there how it ended.
+A replay keeps its files in frontrunner-runs/replays/RECIPE_ID, as the command does. Its process and how that ended
+are in `service.json` there, so that a restarted service finds it.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ CHECKPOINT = re.compile(r"step-(\d{8,})")
 
 
 class ReplayState(StrEnum):
-    """Where a replay stands. The call that started it goes on from its newest checkpoint where it did not finish."""
+    """State of a replay. Starting an unfinished one again continues from its newest checkpoint."""
 
     RUNNING = "running"
     FINISHED = "finished"
     STOPPED = "stopped"  # by a person
-    FAILED = "failed"  # `Replay.why` says how
-    CUT_OFF = "cut off"  # its process is gone without a word: it was killed
+    FAILED = "failed"  # `Replay.why` is the reason
+    CUT_OFF = "cut off"  # its process was killed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,13 +78,13 @@ class Replay:
 
 
 def started_now(steps: int) -> dict[str, object]:
-    """What a replay's process says of itself."""
+    """Return what a replay's process records of itself."""
     return {"pid": os.getpid(), "since": timestamp(utc_now()), "steps": steps}
 
 
 @contextmanager
-def noting_its_end(path: Path, started: Mapping[str, object]) -> Iterator[None]:
-    """Note in a replay's file that it was stopped, or why it failed; nobody else hears of either."""
+def recording_end(path: Path, started: Mapping[str, object]) -> Iterator[None]:
+    """Record in a replay's file that it was stopped, or why it failed."""
     try:
         yield
     except KeyboardInterrupt:
@@ -96,7 +96,7 @@ def noting_its_end(path: Path, started: Mapping[str, object]) -> Iterator[None]:
 
 
 class Replays:
-    """The replays of one service, in the folder beside the store."""
+    """The replays of one service, in the store's run folder."""
 
     def __init__(self, store: Store, settings: ServiceSettings) -> None:
         self._store = store
@@ -107,7 +107,7 @@ class Replays:
         self._starting = threading.Lock()
 
     def start(self, body: Mapping[str, object]) -> Replay:
-        """Start a replay, once it was found possible; going on from the newest checkpoint of an earlier try."""
+        """Start a replay, from the newest checkpoint of an earlier one."""
         with self._starting:
             running = [replay for replay in self.all() if replay.state is ReplayState.RUNNING]
             if len(running) >= self._most:
@@ -118,16 +118,16 @@ class Replays:
         return self.one(answer["recipe_id"])
 
     def all(self) -> list[Replay]:
-        """Every replay that a service has started, by recipe id."""
+        """Return every replay that a service has started, by recipe id."""
         return self.beginning_with("")
 
     def beginning_with(self, prefix: str) -> list[Replay]:
-        """The replays of recipes whose ids begin like this, by recipe id; `prefix` has hexadecimal digits alone."""
+        """Return the replays of recipes with this prefix, which has hexadecimal digits only."""
         folders = sorted(path.parent.name for path in self._root.glob(f"{prefix}*/{STARTED}"))
         return [self.one(recipe_id) for recipe_id in folders]
 
     def one(self, recipe_id: str) -> Replay:
-        """One replay, by its recipe's whole id; raises `NotFound` where the service has started none."""
+        """Return one replay, by its recipe's whole id; raise `NotFound` where the service has started none."""
         self._starter.running_pids()
         folder = self._root / recipe_id
         started = read_json(folder / STARTED) if recipe_id.isalnum() else None
@@ -156,9 +156,9 @@ class Replays:
         )
 
     def checkpoint_steps(self, prefix: str) -> dict[str, int]:
-        """The step of the newest complete checkpoint of each recipe whose id begins like this and that has one.
+        """Return the step of the newest complete checkpoint of each recipe with this prefix.
 
-        The command `frontrunner replay` keeps its checkpoints there too. `prefix` has hexadecimal digits alone.
+        They may be checkpoints of `frontrunner replay`. `prefix` has hexadecimal digits only.
         """
         found: dict[str, int] = {}
         for path in self._root.glob(f"{prefix}*/checkpoints/step-*"):
@@ -168,7 +168,7 @@ class Replays:
         return found
 
     def stop(self, recipe_id: str) -> Replay:
-        """End a replay's ranks; its checkpoints stay. Raises `Conflict` for one that is not running."""
+        """End a replay's ranks; its checkpoints stay. Raises `Conflict` unless it is running."""
         found = self.one(recipe_id)
         started = read_json(self._root / recipe_id / STARTED)
         process = our_process(found.pid, since=started["since"]) if found.pid and isinstance(started, dict) else None
@@ -179,7 +179,7 @@ class Replays:
 
 
 def _state(started: Mapping[str, Any], *, has_result: bool) -> ReplayState:
-    """What the replay's process has noted, or what is left to think of one that noted nothing."""
+    """Return the recorded state, else what the process and its result imply."""
     if "ended" in started:
         return ReplayState(started["ended"])
     process = our_process(started["pid"], since=started["since"])
@@ -193,7 +193,7 @@ def _step_time_s(steps: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def _last_events(path: Path) -> list[dict[str, Any]]:
-    """The newest whole lines of a progress file that are events."""
+    """Return the newest complete events of a progress file."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - MOST_PROGRESS_BYTES))
@@ -204,7 +204,7 @@ def _last_events(path: Path) -> list[dict[str, Any]]:
     for line in lines:
         try:
             event = json.loads(line)
-        except ValueError:  # cut short, by where reading began or by a kill
+        except ValueError:  # truncated, by where reading began or by a kill
             continue
         if isinstance(event, dict):
             found.append(event)

@@ -1,0 +1,66 @@
+"""Reference of docs/commands.md, generated from the commands.
+
+    python -m frontrunner.cli.reference docs/commands.md
+
+replaces what follows the marker `<!-- commands -->` of the page, up to `<!-- end of commands -->`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from frontrunner.cli.main import SECTIONS, frontrunner
+
+COMMON = ("store", "server", "as_json")
+"""Options that the page explains once."""
+MARKED = re.compile(r"(<!-- commands -->\n).*?(<!-- end of commands -->)", re.DOTALL)
+
+
+def reference() -> str:
+    """Return the Markdown reference of all commands."""
+    parts = []
+    for title, section in SECTIONS.items():
+        parts.append(f"## {title}\n")
+        for name in section:
+            command = frontrunner.get_command(click.Context(frontrunner), name)
+            assert command is not None  # noqa: S101 - SECTIONS names it
+            parts += _described(f"frontrunner {name}", command)
+            for part, below in getattr(command, "commands", {}).items():
+                parts += _described(f"frontrunner {name} {part}", below)
+    return "\n".join(parts)
+
+
+def _described(name: str, command: click.Command) -> Iterator[str]:
+    """Yield a command's usage, help text and options."""
+    context = click.Context(command, info_name=name)
+    usage = " ".join([name, *(word for word in command.collect_usage_pieces(context) if word != "[OPTIONS]")])
+    text = inspect.cleandoc(command.help or "").partition("\b")[0].strip()
+    yield f"### `{usage}`\n\n{text}\n"
+    options = [p for p in command.params if isinstance(p, click.Option)]
+    common = [f"`--{p.opts[0].removeprefix('--')}`" for p in options if p.name in COMMON]
+    rows = [_row(option, context) for option in options if option.name not in COMMON]
+    if rows:
+        yield "\n".join(["| option | meaning |", "|---|---|", *rows, ""])
+    if common:
+        yield f"Also: {', '.join(sorted(common))}.\n"
+
+
+def _row(option: click.Option, context: click.Context) -> str:
+    names, meaning = (part.replace("|", "\\|") for part in option.get_help_record(context) or ("", ""))
+    return f"| `{names}` | {meaning} |"
+
+
+def updated(page: str) -> str:
+    """Return the page with its reference replaced."""
+    return MARKED.sub(lambda found: f"{found[1]}\n{reference()}\n{found[2]}", page)
+
+
+if __name__ == "__main__":
+    place = Path(sys.argv[1])
+    place.write_text(updated(place.read_text(encoding="utf-8")), encoding="utf-8")
