@@ -27,8 +27,8 @@ WARM_UP, TURNS = 5, 15
 def small_shape(layers: int) -> Model:
     """Layers whose kernels take next to nothing."""
     return Model(
-        layers=layers, hidden=32, heads=8, kv_heads=8, ffn_hidden=64, vocabulary=64, activation="swiglu",
-        norm="rmsnorm", positions="rotary", tied_embeddings=False, attention="flash",
+        name="small", layers=layers, hidden=32, heads=8, kv_heads=8, ffn_hidden=64, vocabulary=64,
+        activation="swiglu", norm="rmsnorm",
     )  # fmt: skip
 
 

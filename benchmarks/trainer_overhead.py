@@ -27,12 +27,14 @@ from torch.nn import functional
 from trainer_side import BETAS, CLIP_NORM, LEARNING_RATE, WEIGHT_DECAY, Trainer, one_rank, write_tokens
 
 SHAPE: dict[str, Any] = {
+    "name": "small",
     "layers": 4,
     "hidden": 128,
     "heads": 8,
     "kv_heads": 4,
     "ffn_hidden": 384,
     "vocabulary": 257,
+    "vocabulary_multiple": 1,
     "positions": "rotary",
     "activation": "swiglu",
     "norm": "rmsnorm",

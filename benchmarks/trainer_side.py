@@ -115,6 +115,7 @@ def job_table(device: torch.device, folder: Path) -> dict[str, Any]:
             "ffn_hidden": 3072,
             "vocabulary": 50304,
             "positions": "learned",
+            "max_positions": 8192,
             "activation": "gelu",
             "norm": "layernorm",
             "tied_embeddings": True,

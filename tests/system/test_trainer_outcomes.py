@@ -123,7 +123,7 @@ def test_the_module_runs_alone(tmp_path: Path) -> None:
 
 def test_the_module_names_a_wrong_key(tmp_path: Path) -> None:
     path = tmp_path / "job.json"
-    path.write_text('{"versoin": 1}')
+    path.write_text('{"version": 2, "versoin": 1}')
 
     command = [sys.executable, "-P", "-m", "frontrunner.evaluators.trainer", str(path)]
     done = subprocess.run(command, check=False, timeout=120, capture_output=True, text=True)
@@ -132,16 +132,15 @@ def test_the_module_names_a_wrong_key(tmp_path: Path) -> None:
     assert "job.versoin is not a key" in done.stderr
 
 
-def test_a_rank_imports_nothing_else_of_ours() -> None:
-    """What a rank needs is torch and numpy: it must run where the rest of the project is not installed."""
-    program = (
-        "import sys, frontrunner.evaluators.trainer.entry as entry; entry.preload(); "
-        "print(*(name for name in sys.modules if name.startswith('frontrunner')))"
-    )
+def test_rank_imports_torch_trainer_and_spaces_alone() -> None:
+    """A rank needs torch and numpy, and none of the libraries of the rest of the project."""
+    program = "import sys, frontrunner.evaluators.trainer.entry as entry; entry.preload(); print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-P", "-c", program], check=True, capture_output=True, text=True, timeout=120
     )
 
     loaded = set(done.stdout.split())
-    foreign = {name for name in loaded if not name.startswith("frontrunner.evaluators.trainer")}
-    assert foreign == {"frontrunner", "frontrunner.evaluators"}
+    ours = {name for name in loaded if name.startswith("frontrunner.")}
+    foreign = {name for name in ours if not name.startswith(("frontrunner.evaluators.trainer", "frontrunner.spaces"))}
+    assert foreign == {"frontrunner.evaluators", "frontrunner.notebook"}
+    assert not loaded & {"pydantic", "pandas", "sqlalchemy"}

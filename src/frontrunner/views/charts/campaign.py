@@ -10,12 +10,13 @@ from datetime import datetime
 
 from frontrunner.results.outcome import FailureKind, Measurement
 from frontrunner.text import node_time, node_unit, percent, seconds, thousands
-from frontrunner.views.charts.data import NOTHING_ENDED, Chart, Collected, Json, Missing, Table
+from frontrunner.views.charts.data import NOTHING_ENDED, Chart, Collected, Json, Missing, table
 from frontrunner.views.charts.marks import (
     GRAY,
     MEASURED,
     ORANGE,
     OUTCOMES,
+    layer,
     name,
     number,
     outcome_marks,
@@ -36,53 +37,31 @@ def history(collected: Collected) -> Chart | Missing:
     total_s = math.fsum(ended.outcome.node_seconds for ended in collected.attempts)
     unit, size_s = node_unit(total_s)
     rows = _history_rows(collected, size_s)
+    hints = tooltip("probe", "recipe", "choices", "outcome", numbers={"tokens_per_s": "tokens/s"})
+    probes = {"y": number("drawn", "tokens/s"), "tooltip": hints} | outcome_marks(row["outcome"] for row in rows)
+    best = {"y": number("best", "tokens/s")}
     layers = [
-        {
-            "transform": [{"filter": "isValid(datum.best)"}],
-            "mark": {"type": "line", "interpolate": "step-after", "color": ORANGE, "strokeWidth": 2.5},
-            "encoding": {"y": number("best", "tokens/s")},
-        },
-        {
-            "mark": {"type": "point", "filled": True, "size": 55},
-            "encoding": {
-                "y": number("drawn", "tokens/s"),
-                "tooltip": tooltip("probe", "recipe", "choices", "outcome", numbers={"tokens_per_s": "tokens/s"}),
-                **outcome_marks(row["outcome"] for row in rows),
-            },
-        },
+        layer("line", best, where="isValid(datum.best)", interpolate="step-after", color=ORANGE, strokeWidth=2.5),
+        layer("point", probes, filled=True, size=55),
     ]
-    panels = [
-        {"layer": layers, "encoding": {"x": number("probe", "probe")}},
-        {"layer": layers, "encoding": {"x": number("spent", f"{unit} spent")}},
-    ]
+    axes = (number("probe", "probe"), number("spent", f"{unit} spent"))
     return Chart(
         reading=_reading(rows, unit) + " The line is the best so far, with repeats of a recipe pooled; failed probes "
         "are drawn at zero.",
         spec={
             "data": values(rows),
             "transform": [{"calculate": "isValid(datum.tokens_per_s) ? datum.tokens_per_s : 0", "as": "drawn"}],
-            "hconcat": panels,
+            "hconcat": [{"layer": layers, "encoding": {"x": axis}} for axis in axes],
             "usermeta": {"least": 420, "margin": 85},
         },
-        table=Table(
-            header=("probe", "recipe", "outcome", "tokens/s", "best so far", f"{unit} spent"),
-            rows=tuple(
-                (
-                    str(row["probe"]),
-                    row["recipe"],
-                    row["outcome"],
-                    _rate(row["tokens_per_s"]),
-                    _rate(row["best"]),
-                    f"{row['spent']:.4g}",
-                )
-                for row in rows
-            ),
+        table=table(
+            rows,
+            *((key, key) for key in ("probe", "recipe", "outcome")),
+            ("tokens/s", "tokens_per_s"),
+            ("best so far", "best"),
+            (f"{unit} spent", lambda row: f"{row['spent']:.4g}"),
         ),
     )
-
-
-def _rate(value: float | None) -> str:
-    return "-" if value is None else thousands(value)
 
 
 def _history_rows(collected: Collected, size_s: float) -> list[Json]:
@@ -156,6 +135,8 @@ def node_hours(collected: Collected) -> Chart | Missing:
         }
         for outcome in order
     ]
+    colors = palette("outcome", _colors(), order) | {"legend": None}
+    hints = tooltip("outcome", "attempts", words="spent")
     wasted = percent((total_s - spent.get(MEASURED, 0.0)) / total_s) if total_s else "none"
     return Chart(
         reading=f"{node_time(total_s)} went to {len(collected.attempts)} attempts; {wasted} of them to attempts that "
@@ -163,27 +144,19 @@ def node_hours(collected: Collected) -> Chart | Missing:
         spec={
             "data": values(rows),
             "height": 42 * len(rows),
-            "encoding": {"y": name("outcome", axis={"grid": False, "labelFontSize": 13})},
+            "encoding": {"y": name("outcome", axis={"grid": False, "labelFontSize": 13}), "x": number("spent", unit)},
             "layer": [
-                {
-                    "mark": {"type": "bar", "height": 26},
-                    "encoding": {
-                        "x": number("spent", unit, scale={"domainMax": 1.25 * max(row["spent"] for row in rows) or 1}),
-                        "color": palette("outcome", _colors(), order) | {"legend": None},
-                        "tooltip": tooltip("outcome", "attempts", words="spent"),
-                    },
-                },
-                {
-                    "mark": {"type": "text", "align": "left", "dx": 6},
-                    "encoding": {"x": number("spent", unit), "text": {"field": "words"}},
-                },
+                layer("bar", {"color": colors, "tooltip": hints}, height=26),
+                layer("text", {"text": {"field": "words"}}, align="left", dx=6),
+                layer("rule", {"x": {"datum": 1.25 * max(row["spent"] for row in rows)}}, opacity=0),  # room for text
             ],
         },
-        table=Table(
-            header=("outcome", "attempts", unit, "share"),
-            rows=tuple(
-                (row["outcome"], str(row["attempts"]), f"{row['spent']:.4g}", percent(row["share"])) for row in rows
-            ),
+        table=table(
+            rows,
+            ("outcome", "outcome"),
+            ("attempts", "attempts"),
+            (unit, lambda row: f"{row['spent']:.4g}"),
+            ("share", lambda row: percent(row["share"])),
         ),
     )
 
@@ -221,27 +194,20 @@ def timeline(spans: Sequence[Span]) -> Json | None:
     for row in rows:
         row |= {"begin": row["begin_s"] / size_s, "end": row["end_s"] / size_s}
     x = number("begin", f"time with probes, {unit}", scale={"zero": True, "nice": False})
+    bars = {
+        "x": x,
+        "x2": {"field": "end"},
+        "y": {"field": "lane", "type": "ordinal", "axis": None},
+        "color": palette("outcome", _colors(), (row["outcome"] for row in rows)),
+        "tooltip": tooltip("recipe", "outcome", words="probe", took="ran"),
+    }
+    cut = {"x": x, "tooltip": {"field": "words"}}
+    pauses = [{"begin": at_s / size_s, "words": "time without probes is cut out here"} for at_s in cuts]
     return {
         "height": 22 * (1 + max(row["lane"] for row in rows)),
         "layer": [
-            {
-                "data": values(rows),
-                "mark": {"type": "bar", "height": 18, "cornerRadius": 2, "minBandSize": 2},
-                "encoding": {
-                    "x": x,
-                    "x2": {"field": "end"},
-                    "y": {"field": "lane", "type": "ordinal", "axis": None},
-                    "color": palette("outcome", _colors(), (row["outcome"] for row in rows)),
-                    "tooltip": tooltip("recipe", "outcome", words="probe", took="ran"),
-                },
-            },
-            {
-                "data": values(
-                    [{"begin": at_s / size_s, "words": "time without probes is cut out here"} for at_s in cuts]
-                ),
-                "mark": {"type": "rule", "strokeDash": [3, 3], "color": GRAY, "strokeWidth": 1.5},
-                "encoding": {"x": x, "tooltip": {"field": "words"}},
-            },
+            layer("bar", bars, rows=rows, height=18, cornerRadius=2),
+            layer("rule", cut, rows=pauses, strokeDash=[3, 3], color=GRAY, strokeWidth=1.5),
         ],
     }
 

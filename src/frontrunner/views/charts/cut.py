@@ -12,9 +12,9 @@ from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.stages import even_layers, rank_of_stage
 from frontrunner.views.charts.data import Json
-from frontrunner.views.charts.marks import BLUE, GRAY, values
+from frontrunner.views.charts.marks import BLUE, GRAY, layer, name, values
 
-MOST_NODES, MOST_DEVICES_PER_NODE, DEVICES_PER_ROW = 12, 64, 4
+MOST_NODES, MOST_DEVICES_PER_NODE, DEVICES_PER_ROW, MOST_PARTS = 12, 64, 4, 16
 WIDTH, HEIGHT = 66, 48
 """Of a device, in pixels."""
 STRIP_WIDTH, STRIP_WIDEST, STRIP_HEIGHT = 566, 1148, 64
@@ -215,43 +215,25 @@ def _device_hint(recipe: Recipe, found: Device) -> str:
     )
 
 
-def _box(**more: object) -> Json:
-    return {"type": "rect", "stroke": GRAY, "strokeWidth": 1, "color": BLUE, **more}
-
-
+BOX: Json = {"stroke": GRAY, "strokeWidth": 1, "color": BLUE}
 SHADE: Json = {"field": "shade", "type": "quantitative", "scale": None}
+HINT: Json = {"field": "hint"}
 
 
 def _strip(recipe: Recipe, rows: list[Json]) -> Json:
     """Specify the model as a strip: stages next to one another, cut lengthwise into tensor-parallel parts."""
     x: Json = {"field": "begin", "type": "quantitative", "axis": None, "scale": {"nice": False}}
-    parts = [{"part": part / recipe.tensor_parallel} for part in range(1, recipe.tensor_parallel)]
+    y = {"field": "part", "type": "quantitative", "axis": None, "scale": {"domain": [0, 1]}}
+    most = recipe.tensor_parallel if recipe.tensor_parallel <= MOST_PARTS else 1
+    parts = [{"part": part / most} for part in range(1, most)]
+    text = {"x": x | {"field": "middle"}, "text": {"field": "words"}, "tooltip": HINT}
     return {
         "width": _strip_width(recipe),
         "height": STRIP_HEIGHT,
         "layer": [
-            {
-                "data": values(rows),
-                "mark": _box(),
-                "encoding": {
-                    "x": x,
-                    "x2": {"field": "end"},
-                    "fillOpacity": SHADE,
-                    "tooltip": {"field": "hint"},
-                },
-            },
-            {
-                "data": values(parts if recipe.tensor_parallel <= 16 else []),
-                "mark": {"type": "rule", "strokeDash": [3, 3], "color": GRAY, "opacity": 0.8},
-                "encoding": {
-                    "y": {"field": "part", "type": "quantitative", "axis": None, "scale": {"domain": [0, 1]}},
-                },
-            },
-            {
-                "data": values(rows),
-                "mark": {"type": "text", "lineHeight": 15, "fontSize": 12, "baseline": "middle", "dy": -7},
-                "encoding": {"x": x | {"field": "middle"}, "text": {"field": "words"}, "tooltip": {"field": "hint"}},
-            },
+            layer("rect", {"x": x, "x2": {"field": "end"}, "fillOpacity": SHADE, "tooltip": HINT}, rows=rows, **BOX),
+            layer("rule", {"y": y}, rows=parts, strokeDash=[3, 3], color=GRAY, opacity=0.8),
+            layer("text", text, rows=rows, lineHeight=15, fontSize=12, dy=-7),
         ],
     }
 
@@ -259,52 +241,33 @@ def _strip(recipe: Recipe, rows: list[Json]) -> Json:
 def _nodes(rows: list[Json], devices: int) -> Json:
     """Specify the nodes as boxes of devices."""
     across, lines = min(devices, DEVICES_PER_ROW), -(-devices // DEVICES_PER_ROW)
-    x: Json = {
-        "field": "begin",
-        "type": "quantitative",
-        "axis": None,
-        "scale": {"domain": [-0.06, across + 0.06], "nice": False},
+    scale = {"domain": [-0.06, across + 0.06], "nice": False}
+    place: Json = {
+        "x": {"field": "begin", "type": "quantitative", "axis": None, "scale": scale},
+        "x2": {"field": "end"},
     }
+    text = {"x": place["x"] | {"field": "middle"}, "text": {"field": "words"}}
+    box = BOX | {"height": HEIGHT - 8, "cornerRadius": 3}
+    ring = BOX | {"height": HEIGHT - 3, "cornerRadius": 5, "strokeWidth": 2, "fillOpacity": 0}
     return {
         "data": values(rows),
-        "facet": {
-            "field": "node",
-            "type": "nominal",
-            "sort": list(dict.fromkeys(row["node"] for row in rows)),
-            "header": {"title": None, "labelAnchor": "start"},
-        },
+        "facet": name(
+            "node",
+            sort=list(dict.fromkeys(row["node"] for row in rows)),
+            header={"title": None, "labelAnchor": "start"},
+        ),
         "columns": 4,
         "spacing": 12,
         "spec": {
             "width": across * WIDTH,
             "height": lines * HEIGHT,
             "view": {"stroke": GRAY, "cornerRadius": 4, "strokeOpacity": 0.5},
-            "encoding": {"y": {"field": "line", "type": "ordinal", "axis": None}, "tooltip": {"field": "hint"}},
+            "encoding": {"y": {"field": "line", "type": "ordinal", "axis": None}, "tooltip": HINT},
             "layer": [
-                {
-                    "transform": [{"filter": "datum.kind == 'device'"}],
-                    "mark": _box(height=HEIGHT - 8, cornerRadius=3),
-                    "encoding": {
-                        "x": x,
-                        "x2": {"field": "end"},
-                        "fillOpacity": SHADE,
-                    },
-                },
-                {
-                    "transform": [{"filter": "datum.kind == 'idle'"}],
-                    "mark": _box(height=HEIGHT - 8, cornerRadius=3, strokeDash=[3, 3], fillOpacity=0),
-                    "encoding": {"x": x, "x2": {"field": "end"}},
-                },
-                {
-                    "transform": [{"filter": "datum.kind == 'group'"}],
-                    "mark": _box(height=HEIGHT - 3, cornerRadius=5, fillOpacity=0, strokeWidth=2),
-                    "encoding": {"x": x, "x2": {"field": "end"}},
-                },
-                {
-                    "transform": [{"filter": "datum.kind != 'group'"}],
-                    "mark": {"type": "text", "lineHeight": 14, "fontSize": 11, "baseline": "middle", "dy": -6},
-                    "encoding": {"x": x | {"field": "middle"}, "text": {"field": "words"}},
-                },
+                layer("rect", place | {"fillOpacity": SHADE}, where="datum.kind == 'device'", **box),
+                layer("rect", place, where="datum.kind == 'idle'", strokeDash=[3, 3], fillOpacity=0, **box),
+                layer("rect", place, where="datum.kind == 'group'", **ring),
+                layer("text", text, where="datum.kind != 'group'", lineHeight=14, fontSize=11, dy=-6),
             ],
         },
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from frontrunner.results.outcome import Failure
 from frontrunner.results.prior_results import reused_trials
@@ -16,8 +16,10 @@ from frontrunner.results.trial_history import Probed, probed
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import DIMENSIONS, Choice, Recipe
 from frontrunner.spaces.space import Survey
+from frontrunner.text import thousands
 
 Json = dict[str, Any]
+Row = TypeVar("Row")
 GIB = 2**30
 
 
@@ -32,12 +34,25 @@ NOTHING_ENDED = Missing(reason="No probe of this campaign has ended yet.")
 NOTHING_MEASURED = Missing(reason="No recipe of this campaign has been measured.")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Table:
     """The content of a chart as text."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+
+
+def table(rows: Sequence[Row], *columns: tuple[str, str | Callable[[Row], str]]) -> Table:
+    """Return rows as text; columns are (title, key of a row or function of it), and None is a dash."""
+    found = [[_cell(row, value) for _, value in columns] for row in rows]
+    return Table(tuple(title for title, _ in columns), tuple(map(tuple, found)))
+
+
+def _cell(row: Any, value: str | Callable[[Any], str]) -> str:
+    if callable(value):
+        return value(row)
+    found = row[value]
+    return "-" if found is None else thousands(found) if isinstance(found, float) else str(found)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from frontrunner.results.ranking import RankedRecipe
 from frontrunner.text import percent
-from frontrunner.views.charts.data import Chart, Collected, Json, Knob, Missing, Table, knobs, shown
+from frontrunner.views.charts.data import Chart, Collected, Json, Knob, Missing, knobs, shown, table
 from frontrunner.views.charts.marks import BLUE, ORANGE, name, number, palette, recipe_fields, tooltip, values
 
 if TYPE_CHECKING:
@@ -70,12 +70,10 @@ def importance(collected: Collected) -> Chart | Missing:
                 "tooltip": tooltip("knob", "method", numbers={"share": "share, %"}),
             },
         },
-        table=Table(
-            header=("knob", *methods),
-            rows=tuple(
-                (knob.label, *(percent(found[place]) for found in methods.values()))
-                for place, knob in enumerate(varied)
-            ),
+        table=table(
+            range(len(varied)),
+            ("knob", lambda place: varied[place].label),
+            *((method, lambda place, found=found: percent(found[place])) for method, found in methods.items()),
         ),
     )
 
@@ -111,12 +109,11 @@ def shap(collected: Collected) -> Chart | Missing:
                 "tooltip": tooltip("knob", "value", "recipe", "choices", numbers={"effect": "effect, %"}),
             },
         },
-        table=Table(
-            header=("knob", "values, first to last", "mean effect on tokens/s"),
-            rows=tuple(
-                (varied[column].label, ", ".join(map(shown, varied[column].values)), percent(float(means[column])))
-                for column in order
-            ),
+        table=table(
+            order,
+            ("knob", lambda column: varied[column].label),
+            ("values, first to last", lambda column: ", ".join(map(shown, varied[column].values))),
+            ("mean effect on tokens/s", lambda column: percent(float(means[column]))),
         ),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from frontrunner.evaluators.probe.measure import nodes_used
@@ -22,6 +22,7 @@ from frontrunner.views.charts.data import (
     Table,
     knobs,
     shown,
+    table,
 )
 from frontrunner.views.charts.marks import (
     BLUE,
@@ -29,6 +30,7 @@ from frontrunner.views.charts.marks import (
     ORANGE,
     OUTCOMES,
     SLOW,
+    layer,
     name,
     number,
     palette,
@@ -126,34 +128,22 @@ def _recipe_layers(rows: Sequence[Json], counts: Sequence[int]) -> list[Json]:
         "shape": name("group", scale={"domain": present, "range": [shapes.get(group, "circle") for group in present]}),
         "color": palette("group", dict.fromkeys(groups, BLUE) | {"on the front": ORANGE}, present),
     }
-    place = {"x": number("peak", "peak memory of the fullest rank, GiB", from_zero=False)}
-    place["y"] = number("tokens_per_s", "tokens/s")
-    numbers = {"tokens_per_s": "tokens/s", "peak": "peak GiB"}
-    front = {"filter": "datum.group == 'on the front'"}
-    line = {"type": "line", "color": ORANGE, "strokeWidth": 2}
+    place = {
+        "x": number("peak", "peak memory of the fullest rank, GiB", from_zero=False),
+        "y": number("tokens_per_s", "tokens/s"),
+    }
+    front = "datum.group == 'on the front'"
+    hints = tooltip("recipe", "choices", "nodes", numbers={"tokens_per_s": "tokens/s", "peak": "peak GiB"})
     return [
-        {"data": values(rows), "transform": [front], "mark": line, "encoding": place},
-        {
-            "data": values(rows),
-            "mark": {"type": "point", "filled": True, "size": 70, "opacity": 0.9},
-            "encoding": place | look | {"tooltip": tooltip("recipe", "choices", "nodes", numbers=numbers)},
-        },
-        {
-            "data": values(rows),
-            "transform": [front],
-            "mark": {"type": "text", "dy": -11},
-            "encoding": place | {"text": {"field": "label"}},
-        },
+        layer("line", place, rows=rows, where=front, color=ORANGE, strokeWidth=2),
+        layer("point", place | look | {"tooltip": hints}, rows=rows, filled=True, size=70, opacity=0.9),
+        layer("text", place | {"text": {"field": "label"}}, rows=rows, where=front, dy=-11),
     ]
 
 
 def ranking_table(rows: Sequence[RankedRecipe]) -> Table:
     """Return recipes with the numbers that they are chosen by."""
-    columns = used(COLUMNS, rows)
-    return Table(
-        header=tuple(column.title for column in columns),
-        rows=tuple(tuple(column.cell(row) for column in columns) for row in rows),
-    )
+    return table(rows, *((column.title, column.cell) for column in used(COLUMNS, rows)))
 
 
 def parallel_coordinates(collected: Collected) -> Chart | Missing:
@@ -170,122 +160,76 @@ def parallel_coordinates(collected: Collected) -> Chart | Missing:
         ),
         remarks=(f"The {left_out} slowest recipes are not drawn.",) if left_out > 0 else (),
         spec=_parallel_spec(varied, ranking[:MOST_LINES]),
-        table=Table(
-            header=("recipe", *(knob.label for knob in varied), "peak GiB", "tokens/s"),
-            rows=tuple(
-                (
-                    row.recipe_id,
-                    *(knob.word(row.recipe) for knob in varied),
-                    gib(row.standing.peak_memory_bytes_max_rank),
-                    thousands(row.standing.tokens_per_s),
-                )
-                for row in ranking
-            ),
+        table=table(
+            ranking,
+            ("recipe", lambda row: row.recipe_id),
+            *((knob.label, lambda row, knob=knob: knob.word(row.recipe)) for knob in varied),
+            ("peak GiB", lambda row: gib(row.standing.peak_memory_bytes_max_rank)),
+            ("tokens/s", lambda row: thousands(row.standing.tokens_per_s)),
         ),
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Axis:
-    """One upright axis: the value of each recipe and the ticks as (value, text)."""
-
-    label: str
-    values: Sequence[float]
-    ticks: Sequence[tuple[float, str]] = field(default_factory=list)
-
-    def height(self, value: float) -> float:
-        """Return where a value lies, from 0 to 1; in the middle where all values are equal."""
-        low, high = self.ticks[0][0], self.ticks[-1][0]
-        return (value - low) / (high - low) if high > low else 0.5
-
-
-def _axes(varied: Iterable[Knob], ranking: Sequence[RankedRecipe]) -> list[_Axis]:
-    axes = [
-        _Axis(
-            label=knob.label,
-            values=[float(knob.place(row.recipe)) for row in ranking],
-            ticks=[(float(place), shown(value)) for place, value in enumerate(knob.values)],
-        )
-        for knob in varied
-    ]
+def _parallel_spec(varied: Iterable[Knob], ranking: Sequence[RankedRecipe]) -> Json:
+    lines: list[Json] = []
+    ticks: list[Json] = []
+    for knob in varied:
+        last = len(knob.values) - 1
+        heights = [knob.place(row.recipe) / last for row in ranking]
+        lines += _line_points(knob.label, heights, ranking)
+        ticks += _ticks(knob.label, {shown(value): place / last for place, value in enumerate(knob.values)})
     numbers = {
         "peak GiB": [row.standing.peak_memory_bytes_max_rank / GIB for row in ranking],
         "tokens/s": [row.standing.tokens_per_s for row in ranking],
     }
     for label, found in numbers.items():
-        low, high = min(found), max(found)
-        marks = [low + share * (high - low) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
-        axes.append(_Axis(label=label, values=found, ticks=[(mark, thousands(mark)) for mark in marks]))
-    return axes
+        low, room = min(found), max(found) - min(found)
+        heights = [(value - low) / room if room else 0.5 for value in found]
+        lines += _line_points(label, heights, ranking)
+        ticks += _ticks(label, {thousands(low + share * room): share for share in (0.0, 0.25, 0.5, 0.75, 1.0)})
+    return _parallel_layers(lines, ticks)
 
 
-def _parallel_spec(varied: Iterable[Knob], ranking: Sequence[RankedRecipe]) -> Json:
-    axes = _axes(varied, ranking)
-    rows = [
-        {
-            **recipe_fields(row),
-            "tokens_per_s": row.standing.tokens_per_s,
-            "axis": axis.label,
-            "height": axis.height(axis.values[place]),
-        }
-        for place, row in reversed(list(enumerate(ranking)))  # the fastest is drawn last, above the others
-        for axis in axes
-    ]
-    ticks = [
-        {"axis": axis.label, "height": axis.height(value), "words": words}
-        for axis in axes
-        for value, words in axis.ticks
-    ]
-    fastest = {"range": [SLOW, BLUE, ORANGE], "interpolate": "rgb"}
+def _line_points(axis: str, heights: Sequence[float], ranking: Sequence[RankedRecipe]) -> Iterator[Json]:
+    """Yield where each recipe's line crosses an axis, the slowest first: the fastest is drawn above the others."""
+    for row, height in reversed(list(zip(ranking, heights, strict=True))):
+        yield recipe_fields(row) | {"tokens_per_s": row.standing.tokens_per_s, "axis": axis, "height": height}
+
+
+def _ticks(axis: str, heights: Mapping[str, float]) -> Iterator[Json]:
+    for words, height in heights.items():
+        yield {"axis": axis, "words": words, "height": height}
+
+
+def _parallel_layers(lines: Sequence[Json], ticks: Sequence[Json]) -> Json:
+    """Specify the lines with a brush: a box drawn over an axis hides the lines that cross the axis outside of it."""
     on_axis = "isArray(brush.axis) && indexof(brush.axis, datum.axis) >= 0"
     outside = "datum.height < brush.height[0] || datum.height > brush.height[1]"
+    fastest = {"range": [SLOW, BLUE, ORANGE], "interpolate": "rgb"}
+    crossed = {
+        "detail": {"field": "recipe"},
+        "color": number("tokens_per_s", None, scale=fastest, legend=None),
+        "strokeOpacity": {"condition": {"test": "datum.is_out > 0", "value": 0.06}, "value": 0.8},
+        "tooltip": tooltip("recipe", "choices", numbers={"tokens_per_s": "tokens/s"}),
+    }
+    axis = {"orient": "top", "labelAngle": 0, "labelPadding": 12, "grid": True, "domain": False, "ticks": False}
+    text = {"text": {"field": "words"}}
     return {
         "height": 340,
         "encoding": {
-            "x": name(
-                "axis",
-                scale={"type": "point", "padding": 0.3},
-                axis={
-                    "orient": "top",
-                    "labelAngle": 0,
-                    "labelPadding": 12,
-                    "grid": True,
-                    "domain": False,
-                    "ticks": False,
-                },
-            ),
+            "x": name("axis", scale={"type": "point", "padding": 0.3}, axis=axis),
             "y": {"field": "height", "type": "quantitative", "axis": None, "scale": {"domain": [0, 1]}},
         },
         "layer": [
-            {
-                "data": values(rows),
+            layer("line", crossed, rows=lines, strokeWidth=1.8, opacity=1)
+            | {
                 "params": [{"name": "brush", "select": {"type": "interval", "encodings": ["x", "y"]}}],
                 "transform": [
-                    {
-                        "calculate": f"{on_axis} && ({outside}) ? 1 : 0",
-                        "as": "outside",
-                    },
-                    {
-                        "joinaggregate": [{"op": "max", "field": "outside", "as": "is_out"}],
-                        "groupby": ["recipe"],
-                    },
+                    {"calculate": f"{on_axis} && ({outside}) ? 1 : 0", "as": "outside"},
+                    {"joinaggregate": [{"op": "max", "field": "outside", "as": "is_out"}], "groupby": ["recipe"]},
                 ],
-                "mark": {"type": "line", "strokeWidth": 1.8, "opacity": 1},
-                "encoding": {
-                    "detail": {"field": "recipe"},
-                    "color": number("tokens_per_s", None, scale=fastest, legend=None),
-                    "strokeOpacity": {"condition": {"test": "datum.is_out > 0", "value": 0.06}, "value": 0.8},
-                    "tooltip": tooltip("recipe", "choices", numbers={"tokens_per_s": "tokens/s"}),
-                },
             },
-            *(
-                {
-                    "data": values(ticks),
-                    "mark": {"type": "text", "style": style, "align": "left", "dx": 5, "fontSize": 11},
-                    "encoding": {"text": {"field": "words"}},
-                }
-                for style in ("halo", "text")
-            ),
+            *(layer("text", text, rows=ticks, style=style, align="left", dx=5) for style in ("halo", "text")),
         ],
     }
 
@@ -342,16 +286,10 @@ def feasibility(collected: Collected) -> Chart | Missing:
             "altogether. A cell shows how many of the recipes tried there ran; an empty place has no legal one."
         ),
         spec=_feasibility_spec(rows),
-        table=Table(
-            header=("TP", "PP", "micro-batch", "legal recipes", "measured", "failed", "best tokens/s"),
-            rows=tuple(
-                (
-                    *(str(row[key]) for key in ("tp", "pp", "micro_batch", "legal", "measured")),
-                    row["failed"] or "0",
-                    row["best"],
-                )
-                for row in rows
-            ),
+        table=table(
+            rows,
+            *(("TP", "tp"), ("PP", "pp"), ("micro-batch", "micro_batch"), ("legal recipes", "legal")),
+            *(("measured", "measured"), ("failed", lambda row: row["failed"] or "0"), ("best tokens/s", "best")),
         ),
     )
 
@@ -379,9 +317,9 @@ def _cell_row(tensor: int, pipeline: int, micro_batch: int, cell: Cell) -> Json:
 def _feasibility_spec(rows: Sequence[Json]) -> Json:
     colors = palette("state", CELLS, (row["state"] for row in rows))
     hints = tooltip("legal", "measured", "failed", best="best tokens/s", tp="TP", pp="PP")
-    tried = [{"filter": "datum.state != 'not tried'"}]
+    tried = "datum.state != 'not tried'"
     panels = list(dict.fromkeys(row["panel"] for row in sorted(rows, key=lambda row: row["micro_batch"])))
-    width = 40 * len({row["tp"] for row in rows})
+    width = 37 * len({row["tp"] for row in rows})
     return {
         "data": values(rows),
         "facet": {
@@ -393,29 +331,17 @@ def _feasibility_spec(rows: Sequence[Json]) -> Json:
         "columns": 4,
         "usermeta": {"panels": len(panels), "least": width + 46},
         "spec": {
-            "width": {"step": 40},
-            "height": {"step": 40},
+            "width": {"step": 37},
+            "height": {"step": 37},
             "encoding": {
                 "x": {"field": "tp", "type": "ordinal", "title": "TP", "axis": {"labelAngle": 0}},
                 "y": {"field": "pp", "type": "ordinal", "title": "PP", "sort": "descending"},
                 "tooltip": hints,
             },
             "layer": [
-                {
-                    "transform": tried,
-                    "mark": {"type": "rect", "width": 35, "height": 35, "cornerRadius": 3},
-                    "encoding": {"color": colors},
-                },
-                {
-                    "transform": [{"filter": "datum.state == 'not tried'"}],
-                    "mark": {"type": "point", "filled": True, "size": 30},
-                    "encoding": {"color": colors},
-                },
-                {
-                    "transform": tried,
-                    "mark": {"type": "text", "color": "white", "fontSize": 11},
-                    "encoding": {"text": {"field": "words"}},
-                },
+                layer("rect", {"color": colors}, where=tried, width=33, height=33, cornerRadius=3),
+                layer("point", {"color": colors}, where=f"!({tried})", filled=True, size=30),
+                layer("text", {"text": {"field": "words"}}, where=tried, color="white", fontSize=11),
             ],
         },
     }

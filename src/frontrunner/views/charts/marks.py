@@ -29,7 +29,7 @@ OUTCOMES: dict[str, tuple[str, str]] = {
     "lost": (GRAY, BAR),
     "implausible": (GREEN, STAR),
     "illegal-for-engine": ("#86b5dd", PENTAGON),
-    "running": ("#6e7f91", "arrow"),
+    "running": ("#2aa198", "arrow"),
 }
 """Color and symbol of each outcome: each is unique by itself, and visible on white and on black."""
 
@@ -82,18 +82,25 @@ def recipe_fields(row: RankedRecipe) -> Json:
 
 def rule(axis: str, at: float, words: str) -> list[Json]:
     """Return layers of a dashed line across a panel at a value of the axis, with a label."""
-    data: Json = {"values": [{"at": at, "words": words}]}
+    rows = [{"at": at, "words": words}]
     place = {axis: {"field": "at", "type": "quantitative"}}
+    label = place | {"text": {"field": "words"}}
     return [
-        {"data": data, "mark": {"type": "rule", "strokeDash": [5, 4], "color": GRAY}, "encoding": place},
-        {
-            "data": data,
-            "mark": {"type": "text", "align": "right", "baseline": "bottom", "dx": -5, "y": "height", "dy": -4},
-            "encoding": place | {"text": {"field": "words"}},
-        },
+        layer("rule", place, rows=rows, strokeDash=[5, 4], color=GRAY),
+        layer("text", label, rows=rows, align="right", baseline="bottom", dx=-5, y="height", dy=-4),
     ]
 
 
 def values(rows: Sequence[Json]) -> Json:
     """Return rows as inline data."""
     return {"values": list(rows)}
+
+
+def layer(kind: str, encoding: Json, *, rows: Sequence[Json] | None = None, where: str = "", **mark: Any) -> Json:
+    """Return a layer of marks: of `rows`, else of the chart's own, and of these only those `where` a test holds."""
+    return {
+        **({} if rows is None else {"data": values(rows)}),
+        **({"transform": [{"filter": where}]} if where else {}),
+        "mark": {"type": kind} | mark,
+        "encoding": encoding,
+    }

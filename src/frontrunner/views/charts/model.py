@@ -21,8 +21,8 @@ from frontrunner.views.charts.data import (
     Collected,
     Json,
     Missing,
-    Table,
     shown,
+    table,
 )
 from frontrunner.views.charts.marks import (
     BAR,
@@ -32,6 +32,7 @@ from frontrunner.views.charts.marks import (
     ORANGE,
     RED,
     STAR,
+    layer,
     name,
     number,
     recipe_fields,
@@ -94,9 +95,16 @@ def predicted(collected: Collected) -> Chart | Missing:
             *_unknown_remark(len(collected.ranking) - len(compared)),
         ),
         spec=_predicted_spec(compared),
-        table=Table(
-            header=("recipe", "choices", "tokens/s", "predicted", "error", "peak GiB", "predicted", "error"),
-            rows=tuple(_compared_cells(row) for row in compared),
+        table=table(
+            compared,
+            ("recipe", lambda row: row.measured.recipe_id),
+            ("choices", lambda row: row.measured.recipe.describe()),
+            ("tokens/s", lambda row: thousands(row.measured.standing.tokens_per_s)),
+            ("predicted", lambda row: thousands(row.predicted.tokens_per_s)),
+            ("error", lambda row: f"{100 * row.speed_error:+.0f} %"),
+            ("peak GiB", lambda row: gib(row.measured.standing.peak_memory_bytes_max_rank)),
+            ("predicted", lambda row: gib(row.predicted.peak_memory_bytes)),
+            ("error", lambda row: f"{100 * row.memory_error:+.0f} %"),
         ),
     )
 
@@ -154,33 +162,16 @@ def _predicted_spec(compared: Sequence[Compared]) -> Json:
 
 def _against(title: str, unit: str, rows: Sequence[Json]) -> Json:
     end = max(max(row[unit], row[f"predicted {unit}"]) for row in rows)
-    numbers = {key: key for key in (unit, f"predicted {unit}")}
+    hints = tooltip("recipe", "choices", numbers={unit: unit, f"predicted {unit}": f"predicted {unit}"})
     ends = [{unit: at, f"predicted {unit}": at} for at in (0, end)]
     return {
         "title": title,
         "encoding": {"x": number(unit, "measured"), "y": number(f"predicted {unit}", "predicted")},
         "layer": [
-            {"data": values(ends), "mark": {"type": "line", "strokeDash": [4, 4], "strokeWidth": 1.5, "color": GRAY}},
-            {
-                "mark": {"type": "point", "filled": True, "size": 55, "color": BLUE},
-                "encoding": {"tooltip": tooltip("recipe", "choices", numbers=numbers)},
-            },
+            layer("line", {}, rows=ends, strokeDash=[4, 4], strokeWidth=1.5, color=GRAY),
+            layer("point", {"tooltip": hints}, filled=True, size=55, color=BLUE),
         ],
     }
-
-
-def _compared_cells(row: Compared) -> tuple[str, ...]:
-    standing = row.measured.standing
-    return (
-        row.measured.recipe_id,
-        row.measured.recipe.describe(),
-        thousands(standing.tokens_per_s),
-        thousands(row.predicted.tokens_per_s),
-        f"{100 * row.speed_error:+.0f} %",
-        gib(standing.peak_memory_bytes_max_rank),
-        gib(row.predicted.peak_memory_bytes),
-        f"{100 * row.memory_error:+.0f} %",
-    )
 
 
 FIRST = ("tensor_parallel", "pipeline_parallel", "micro_batch_seqs", "accumulation")
@@ -243,19 +234,10 @@ def sensitivity(collected: Collected) -> Chart | Missing:
         ),
         remarks=(f"Not drawn, since no other value is legal while the rest stays: {fixed}.",) if fixed else (),
         spec=_sensitivity_spec(movable),
-        table=Table(
-            header=("knob", "value", "rests on", "tokens/s", "note"),
-            rows=tuple(
-                (
-                    DIMENSIONS[knob].label,
-                    shown(point.value),
-                    point.source,
-                    "-" if point.tokens_per_s is None else thousands(point.tokens_per_s),
-                    point.note,
-                )
-                for knob, points in sorted(curves.items(), key=lambda row: row[0] not in movable)
-                for point in points
-            ),
+        table=table(
+            _sensitivity_rows({knob: curves[knob] for knob in sorted(curves, key=lambda knob: knob not in movable)}),
+            *(("knob", "knob"), ("value", "value"), ("rests on", "source")),
+            *(("tokens/s", "tokens_per_s"), ("note", "note")),
         ),
     )
 
@@ -303,8 +285,8 @@ def _variants(knob: str, collected: Collected) -> Iterator[tuple[Choice, Recipe 
             yield value, found
 
 
-def _sensitivity_spec(curves: dict[str, tuple[Point, ...]]) -> Json:
-    rows = [
+def _sensitivity_rows(curves: dict[str, tuple[Point, ...]]) -> list[Json]:
+    return [
         {
             "knob": DIMENSIONS[knob].label,
             "value": shown(point.value),
@@ -317,11 +299,19 @@ def _sensitivity_spec(curves: dict[str, tuple[Point, ...]]) -> Json:
         for knob, points in curves.items()
         for place, point in enumerate(points)
     ]
+
+
+def _sensitivity_spec(curves: dict[str, tuple[Point, ...]]) -> Json:
+    rows = _sensitivity_rows(curves)
     used = [source for source in SOURCES if any(row["source"] == source for row in rows)]
     colors, shapes, _ = zip(*(SOURCES[source] for source in used), strict=True)
     fills = [SOURCES[source][0] if SOURCES[source][2] else "transparent" for source in used]
-    looks = {"stroke": colors, "shape": shapes, "fill": fills}
-    y = number("drawn", "tokens/s")
+    look: Json = {
+        channel: name("source", scale={"domain": used, "range": list(found)})
+        for channel, found in {"stroke": colors, "shape": shapes, "fill": fills}.items()
+    }
+    look["tooltip"] = tooltip("knob", "value", "source", "note", numbers={"tokens_per_s": "tokens/s"})
+    axis = {"labelAngle": 0, "labelOverlap": True, "grid": False}
     labels = [DIMENSIONS[knob].label for knob in curves]
     return {
         "data": values(rows),
@@ -331,32 +321,10 @@ def _sensitivity_spec(curves: dict[str, tuple[Point, ...]]) -> Json:
         "usermeta": {"panels": len(labels), "least": 230, "margin": 52},
         "spec": {
             "height": 170,
-            "encoding": {
-                "x": {
-                    "field": "value",
-                    "type": "nominal",
-                    "title": None,
-                    "sort": {"field": "place"},
-                    "axis": {"labelAngle": 0, "labelOverlap": True, "grid": False},
-                },
-            },
+            "encoding": {"x": name("value", sort={"field": "place"}, axis=axis), "y": number("drawn", "tokens/s")},
             "layer": [
-                {
-                    "transform": [{"filter": "isValid(datum.tokens_per_s)"}],
-                    "mark": {"type": "line", "strokeDash": [3, 3], "strokeWidth": 1.5, "color": GRAY},
-                    "encoding": {"y": y},
-                },
-                {
-                    "mark": {"type": "point", "size": 75, "strokeWidth": 1.5},
-                    "encoding": {
-                        "y": y,
-                        "tooltip": tooltip("knob", "value", "source", "note", numbers={"tokens_per_s": "tokens/s"}),
-                        **{
-                            channel: name("source", scale={"domain": used, "range": list(found)})
-                            for channel, found in looks.items()
-                        },
-                    },
-                },
+                layer("line", {}, where="isValid(datum.tokens_per_s)", strokeDash=[3, 3], strokeWidth=1.5, color=GRAY),
+                layer("point", look, size=75, strokeWidth=1.5),
             ],
         },
     }

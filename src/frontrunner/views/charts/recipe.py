@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from frontrunner.evaluators.analytic.breakdown import Breakdown
 from frontrunner.text import gib, percent, plain, seconds, size, thousands
 from frontrunner.views.charts.data import GIB, Json
-from frontrunner.views.charts.marks import GRAY, name, number, rule, tooltip, values
+from frontrunner.views.charts.marks import GRAY, layer, name, number, palette, rule, tooltip
 from frontrunner.views.columns import PARTS
 
 COLORS = {
@@ -94,9 +94,7 @@ def _bars(
         total, begin = sum(parts.values()), 0.0
         for part, amount in parts.items():
             if amount > 0:
-                text = part or words(amount)
-                if amount < LEAST_SHARE * longest:
-                    text = ""
+                is_short = amount < LEAST_SHARE * longest
                 rows.append(
                     {
                         "bar": bar,
@@ -107,37 +105,23 @@ def _bars(
                         "name": part or bar,
                         "took": words(amount),
                         "share": percent(amount / total),
-                        "text": text,
+                        "text": "" if is_short else part or words(amount),
                     }
                 )
                 begin += amount
-    colors = {text: COLORS.get(part, OTHER) for part, text in legend.items()}
-    x = number("amount", title, stack=None)
-    hints = tooltip(name="part", took="amount", share="share of the bar")
     y = name("bar", axis={"grid": False, "labelFontSize": 12.5, "labelLimit": 180})
     color = {
         "condition": {"test": "datum.part == ''", "value": GRAY},
-        **name("part", scale={"domain": list(colors), "range": list(colors.values())}),
+        **palette("part", {text: COLORS.get(part, OTHER) for part, text in legend.items()}, legend.values()),
     }
+    place: Json = {"y": y, "tooltip": tooltip(name="part", took="amount", share="share of the bar")}
+    stacked = place | {"x": number("amount", title, stack=None), "x2": {"field": "end"}, "color": color}
+    text = place | {"x": number("middle", title), "text": {"field": "text"}}
     return {
         "height": 46 * len(bars),
         "layer": [
-            {
-                "data": values(rows),
-                "mark": {"type": "bar", "height": 30},
-                "encoding": {
-                    "y": y,
-                    "x": x,
-                    "x2": {"field": "end"},
-                    "color": color,
-                    "tooltip": hints,
-                },
-            },
-            {
-                "data": values([row for row in rows if row["text"]]),
-                "mark": {"type": "text", "fontSize": 11.5, "color": "#12181f"},
-                "encoding": {"y": y, "x": number("middle", title), "text": {"field": "text"}, "tooltip": hints},
-            },
+            layer("bar", stacked, rows=rows, height=30),
+            layer("text", text, rows=rows, fontSize=11.5, color="#12181f"),
         ],
     }
 
@@ -177,20 +161,13 @@ def step_times(measured: Sequence[tuple[str, Sequence[float]]]) -> Json | None:
     if not rows:
         return None
     medians = [{"name": named, "time": statistics.median(times)} for named, times in measured]
-    y = name("name", axis={"labelLimit": 260})
-    x = number("time", "seconds per step", from_zero=False)
+    place = {"x": number("time", "seconds per step", from_zero=False), "y": name("name", axis={"labelLimit": 260})}
+    steps = place | {"tooltip": tooltip(name="measurement", numbers={"time": "step, s"})}
+    middle = place | {"tooltip": tooltip(name="measurement", numbers={"time": "median, s"})}
     return {
         "height": 30 * len(measured),
         "layer": [
-            {
-                "data": values(rows),
-                "mark": {"type": "point", "filled": True, "size": 40, "opacity": 0.5},
-                "encoding": {"x": x, "y": y, "tooltip": tooltip(name="measurement", numbers={"time": "step, s"})},
-            },
-            {
-                "data": values(medians),
-                "mark": {"type": "tick", "thickness": 2.5, "size": 20, "color": GRAY},
-                "encoding": {"x": x, "y": y, "tooltip": tooltip(name="measurement", numbers={"time": "median, s"})},
-            },
+            layer("point", steps, rows=rows, filled=True, size=40, opacity=0.5),
+            layer("tick", middle, rows=medians, thickness=2.5, size=20, color=GRAY),
         ],
     }
