@@ -30,7 +30,7 @@ COMMAND = "frontrunner.evaluators.external.evaluator:CommandEvaluator"
 EVALUATORS: dict[str, str] = {
     "probe": "frontrunner.evaluators.registry:training_probe",
     "simulated": "frontrunner.evaluators.analytic.simulated:Simulated",
-    "table": "frontrunner.evaluators.tables.table:TableLookup",
+    "table": "frontrunner.evaluators.tables.lookup:TableLookup",
     "command": COMMAND,
 }
 """Import paths of the built-in evaluators."""

@@ -2,13 +2,14 @@
 
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from frontrunner.evaluators.external.evaluator import CommandEvaluator
 from frontrunner.evaluators.protocol import ImmediateEvaluator
-from frontrunner.evaluators.registry import GROUP, commands_of, make_evaluator, require_evaluator
+from frontrunner.evaluators.registry import EVALUATORS, GROUP, commands_of, make_evaluator, require_evaluator
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 from support.campaigns import order, setup_of, spec_of, tiny, wait_for
@@ -105,6 +106,12 @@ def test_the_documented_example_is_this_file_and_works(install: Install, tmp_pat
     survey = spec_of(tiny(evaluator="my-trainer")).survey()
     assert survey.refusals["my-trainer-pipeline"] > 0
     assert {recipe.pipeline_parallel for recipe in survey.recipes} == {1}
+
+
+@pytest.mark.parametrize("path", EVALUATORS.values())
+def test_built_in_evaluators_are_where_the_registry_says(path: str) -> None:
+    module, name = path.split(":")
+    assert callable(getattr(import_module(module), name))
 
 
 def test_a_name_that_is_built_in_is_refused(install: Install) -> None:

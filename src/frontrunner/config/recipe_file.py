@@ -1,4 +1,4 @@
-"""Recipe files: one recipe with its problem, where it comes from and what was measured of it, as versioned JSON.
+"""Recipe files: one recipe with its problem, origin and measurement, as versioned JSON.
 
 The document is `{"format", "version", "hash", "content"}`; its content is a `RecipeFile`, and the hash is SHA-256 over
 the content's canonical JSON (sorted keys, no spaces). docs/recipe.schema.json is its JSON schema.
@@ -62,13 +62,13 @@ class Measured(RecipeStats):
 
     @property
     def is_ours(self) -> bool:
-        """Whether frontrunner's own trainer ran the recipe, or its formulas stood for it."""
+        """Whether frontrunner's own trainer, or its simulation, produced the numbers."""
         return self.trainer is None and self.figures != "imported"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What of a probe's training is no part of the problem: the optimizer, and the seed of weights and data."""
+    """Settings of a probe's training besides the problem: the optimizer, and the seed of weights and data."""
 
     optimizer: str = "adamw"
     seed: int = 0
@@ -80,7 +80,7 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Who wrote the file and when (ISO 8601, UTC), and the versions by name that the recipe was measured with."""
+    """Writer and time of the file (ISO 8601, UTC), and the software versions that the recipe was measured with."""
 
     written_by: str
     written_at: str
@@ -89,7 +89,7 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeFile:
-    """A recipe that travels: `measured` is None where no probe measured it."""
+    """A recipe with its problem; `measured` is None without a measurement."""
 
     recipe_id: str
     problem: Problem
@@ -108,19 +108,19 @@ class RecipeFile:
 
 
 def to_text(file: RecipeFile) -> str:
-    """The file's text; `from_text` reads it back to an equal value, and the same value gives the same text."""
+    """Return the file's text; `from_bytes` reads it back to an equal value, and equal values give equal text."""
     content = asdict(file) | {"recipe": stored_recipe(file.recipe)}
     document = {"format": FORMAT, "version": VERSION, "hash": content_hash(content), "content": content}
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
 
 def content_hash(content: Mapping[str, Any]) -> str:
-    """SHA-256 over the canonical JSON, in hexadecimal."""
+    """Return the SHA-256 of the canonical JSON, in hexadecimal."""
     return hashlib.sha256(canonical_json(content).encode()).hexdigest()
 
 
 def read(path: Path) -> RecipeFile:
-    """The recipe file at a path; raises `NotFound`, and `InvalidInput` naming the place for one that is malformed."""
+    """Read the recipe file at a path; raises `NotFound`, or `InvalidInput` naming the key."""
     if not holds(path.is_file):
         raise NotFound(
             f"no recipe file at {path}: {why_no_file(path)}", hint="frontrunner export RECIPE --to recipe writes one"
@@ -137,7 +137,7 @@ def read(path: Path) -> RecipeFile:
 
 
 def from_bytes(content: bytes) -> RecipeFile:
-    """The recipe file with these bytes; size and nesting are looked at before anything is parsed."""
+    """Parse a recipe file's bytes."""
     if len(content) > MOST_BYTES:
         raise InvalidInput(f"a recipe file has at most {MOST_BYTES:,} bytes")
     try:
@@ -168,7 +168,7 @@ def _from_document(document: Mapping[str, Any]) -> RecipeFile:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema of the document, which docs/recipe.schema.json holds."""
+    """Return the JSON Schema of the document, as in docs/recipe.schema.json."""
     content = TypeAdapter(RecipeFile).json_schema()
     definitions = content.pop("$defs")
     for table in (content, *definitions.values()):

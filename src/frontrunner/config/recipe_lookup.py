@@ -1,4 +1,4 @@
-"""One recipe of a campaign's space, by its id or by the choices that single it out."""
+"""Lookup of one recipe of a campaign's space, by its id or by choices that leave one."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from frontrunner.spaces.validation import refuse_unusable_values, validate
 
 
 def one_recipe(spec: CampaignSpec, choices: Mapping[str, object]) -> Recipe:
-    """The legal recipe of the campaign's space that `choices` leave, a value for each dimension that they name.
+    """Return the one legal recipe of the campaign's space with these values, which need not be among the space's own.
 
-    A value need not be among the space's own. Raises `InvalidInput` for a dimension or a value that there is not, and
-    where several recipes are left, and `NothingLegal`, with the reason, where none is.
+    Raises `InvalidInput` for an unknown dimension or value and for several recipes, and `NothingLegal` for none.
     """
     choices = current_names(choices)
     for key in choices:
@@ -42,10 +41,9 @@ MOST_CANDIDATES = 8
 
 
 def recipe_by_id(spec: CampaignSpec, beginning: str) -> Recipe:
-    """The legal recipe of the campaign's space whose id begins like this.
+    """Return the legal recipe of the campaign's space whose id has this prefix.
 
-    Raises `InvalidInput` for fewer than `LEAST_DIGITS` characters, and `NotFound` where no recipe, or more than one,
-    begins like this.
+    Raises `InvalidInput` for fewer than `LEAST_DIGITS` characters, and `NotFound` unless exactly one recipe matches.
     """
     wanted = beginning.strip().lower()
     if len(wanted) < LEAST_DIGITS:
@@ -68,6 +66,6 @@ def _named(choices: Mapping[str, object]) -> str:
 
 
 def _open(survey: Survey) -> str:
-    """The dimensions in which the legal points differ."""
+    """Name the dimensions in which the legal points differ."""
     columns = zip(survey.dimensions, zip(*survey.legal, strict=True), strict=True)
     return ", ".join(key for key, values in columns if len(set(values)) > 1)

@@ -1,4 +1,4 @@
-"""Reading TOML that a person wrote: whatever is wrong with the file is one message that names it."""
+"""Reading of TOML files; every problem with a file is one message that names it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Table = dict[str, Any]
 
 MAX_FILE_BYTES = 1_000_000
 MOST_PARTS = 64
-"""Of a dotted key; the parser's memory grows with the square of them."""
+"""Parts of a dotted key, at most; the parser's memory grows with their square."""
 _LONG_KEY = re.compile(rf"""(?<![\w.'"-])(?:(?>[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{MOST_PARTS}}}""")
 
 
 def read_toml(path: Path, what: str, hint: str) -> Table:
-    """The file's content; `what` names its kind ("campaign file"), `hint` says where to get one.
+    """Return the file's content; `what` names its kind ("campaign file"), `hint` says where to get one.
 
-    Raises `NotFound` where there is no such file and `InvalidInput` for one that cannot be read as TOML.
+    Raises `NotFound` for a missing file and `InvalidInput` for one that is not usable TOML.
     """
     if not holds(path.is_file):
         raise NotFound(f"no {what} at {path}: {why_no_file(path)}", hint=hint)
@@ -40,14 +40,14 @@ def read_toml(path: Path, what: str, hint: str) -> Table:
 
 
 def why_no_file(path: Path) -> str:
-    """What is at a path where no file is."""
+    """Describe what is at a path that is not a file."""
     if holds(path.is_dir):
         return "it is a folder"
     return "it is a device, a pipe or a socket" if holds(path.exists) else "there is no such file"
 
 
 def parse_toml(text: str, name: str) -> Table:
-    """What a text holds; `name` is what messages call it. Raises `InvalidInput` for one that is no usable TOML."""
+    """Parse a text that messages call `name`; raises `InvalidInput` for one that is not usable TOML."""
     if _LONG_KEY.search(text):
         raise InvalidInput(f"{name} is not usable TOML: a key of more than {MOST_PARTS} parts, nested more than 8 deep")
     try:
@@ -61,12 +61,12 @@ def parse_toml(text: str, name: str) -> Table:
 
 
 def _short(complaint: str) -> str:
-    """A complaint quotes a key of any length, and ends with the place."""
+    """Shorten a parser's message, which may quote a long key and ends with the position."""
     return complaint if len(complaint) <= 200 else f"{complaint[:120]} ... {complaint[-60:]}"
 
 
 def holds(question: Callable[[], bool]) -> bool:
-    """A path's `is_file` or `is_dir`; of a path that nothing can have (too long, with a NUL) neither holds."""
+    """Evaluate a path's `is_file` or `is_dir`; False for an impossible path (too long, with a NUL)."""
     try:
         return question()
     except (OSError, ValueError):
