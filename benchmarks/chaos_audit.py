@@ -53,7 +53,7 @@ def faults(store: Store, spec: CampaignSpec, acknowledged: Path, *, was_taken_ov
         repeats = _trials(connection, campaign["id"], "repeat")
         reused = _trials(connection, campaign["id"], "reused")
         overtimes_s = [float(data["seconds"]) for data in _events(connection, campaign["id"], "overtime")]
-        found = check(connection, store=store.url, campaign_id=campaign["id"])
+        found = check(connection, store=store.url)
     for finding in found.findings:
         if finding.is_fault:
             yield "broken_rules", f"{finding.rule}: {finding.rows}"

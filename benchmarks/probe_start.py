@@ -58,7 +58,10 @@ def cold(setup: ProbeSetup, evaluator: TrainingProbe, recipe: Recipe, folder: Pa
     start = time.perf_counter()
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            torchrun(recipe.devices, folder / "job.json"), env=environment, stdout=log, stderr=subprocess.STDOUT
+            torchrun(recipe.devices, recipe.devices, folder / "job.json"),
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
         )
         found = watched(folder, start, lambda: process.poll() is not None)
     if process.returncode:

@@ -34,8 +34,7 @@ from service_store import build, drive
 from frontrunner.results.store import open_store
 from frontrunner.server.app import create_app
 from frontrunner.server.auth import make_tokens
-from frontrunner.server.pages.campaigns import SHOWN
-from frontrunner.server.pages.pieces import POLL_DRIVEN_S
+from frontrunner.server.pages.campaigns import POLL_DRIVEN_S, SHOWN
 from frontrunner.server.pages.router import router
 from frontrunner.server.serving import listen, run
 from frontrunner.server.settings import Limits, ServiceSettings

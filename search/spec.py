@@ -48,13 +48,13 @@ class SearchSettings:
     [strategies that predict](strategies.md#strategies-that-predict)."""
     warm_start: bool = True
     """Whether a strategy that predicts learns from the store's earlier campaigns and imported tables: see [warm
-    starts](evidence.md)."""
+    starts](warm-starts.md)."""
     reuse: bool = True
     """Whether a recipe that was measured in the same environment in the last 7 days, without noise, takes its stored
     result instead of a probe."""
     probe_nodes: int | None = None
     """Probe on this many nodes, predict the whole cluster, and confirm the best there: see [few nodes
-    first](evidence.md#few-nodes-first). For `guided` with `objectives = ["tokens"]`."""
+    first](warm-starts.md#few-nodes-first). For `guided` with `objectives = ["tokens"]`."""
     confirm_probes: int = 3
     """With `probe_nodes`: probes on the whole cluster, at most; 0 only predicts."""
     baseline: Recipe | None = None

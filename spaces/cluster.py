@@ -1,4 +1,4 @@
-"""The cluster: nodes, devices a node, what a device can do, and the links between them by level."""
+"""The cluster: nodes, devices per node, what a device can do, and the links between them by level."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Cluster:
     def __post_init__(self) -> None:
         require_at_least("cluster", 1, nodes=self.nodes, devices_per_node=self.devices_per_node)
         if self.devices > MOST_DEVICES:
-            per_node = f"{self.devices_per_node} devices a node"
+            per_node = f"{self.devices_per_node} devices per node"
             raise bad_value("cluster.nodes", self.nodes, f"at most {MOST_DEVICES:,} devices in all, with {per_node}")
         require_one_of("cluster", "backend", self.backend, BACKENDS)
         memory, bandwidth = self.memory_gib_per_device, self.memory_gb_per_s

@@ -18,7 +18,7 @@ THREE_LEVEL = re.compile(f"3-level-{_DEGREE}/{_DEGREE}(?:/{_DEGREE})?", re.ASCII
 class Sharding:
     """Over how many copies of the model the parameters, the gradients and the optimizer's states are each spread.
 
-    The copies are the replicas, or the replicas times `context_parallel`: see `Recipe.copies`. Degrees divide one
+    The copies are the replicas, or the replicas times their context ranks: see `Recipe.copies`. Degrees divide one
     another and the number N of copies: (1,1,1) is plain data parallelism, (1,1,N) ZeRO-1, (1,N,N) ZeRO-2, (N,N,N)
     ZeRO-3 / FSDP, (k,k,k) hybrid sharding (arXiv 1910.02054, 2304.11277), (2,8,N) the three-level partitioning for
     Frontier (arXiv 2501.04266).

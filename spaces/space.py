@@ -26,7 +26,7 @@ from frontrunner.spaces.stages import balanced_layers, even_layers
 Point = tuple[Choice, ...]
 """One value for each dimension, in the order of `Space.dimensions`."""
 
-DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel")
+DEGREES = tuple(one.name for one in DIMENSIONS.values() if one.group == "degrees" and one.name != "devices")
 """The dimensions whose product is the devices of one replica."""
 FRAME = tuple(
     one.name for one in DIMENSIONS.values() if one.group in ("degrees", "batch", "pipeline") and one.kind != "layers"
@@ -50,7 +50,7 @@ def recipe_at(choice: Mapping[str, Choice], problem: Problem) -> Recipe | Reason
     """
     devices, tp, pp, cp = (int(choice[key]) for key in ("devices", *DEGREES))
     if devices % (tp * pp * cp):
-        factors = [f"{key} {choice[key]}" for key in DEGREES if key != "context_parallel" or cp > 1]
+        factors = [f"{key} {choice[key]}" for key in (DEGREES if cp > 1 else DEGREES[:2])]
         return Reason("devices-divide", f"{' x '.join(factors)} does not divide {devices} devices")
     dp = devices // (tp * pp * cp)
     micro_batch, accumulation = int(choice["micro_batch_seqs"]), choice.get("accumulation")
@@ -65,11 +65,9 @@ def recipe_at(choice: Mapping[str, Choice], problem: Problem) -> Recipe | Reason
     values: dict[str, Any] = {
         field: kind(choice[name]) if matters(degrees) else neutral for field, name, kind, matters, neutral in _PLAIN
     }
+    values |= zip(DEGREES, (tp, pp, cp), strict=True)
     values["rank_order"] = _order_that_matters(values["rank_order"], {"tp": tp, "dp": dp * cp, "pp": pp})
     recipe = Recipe(
-        tensor_parallel=tp,
-        pipeline_parallel=pp,
-        context_parallel=cp,
         accumulation=degrees.accumulation,
         sharding=Sharding.named(str(choice["sharding"]), dp * cp),
         **values,

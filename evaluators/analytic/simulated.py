@@ -1,6 +1,6 @@
-"""A simulated evaluator: instant outcomes from a rough cost formula, for rehearsals and for tests of the driver.
+"""A simulated evaluator: instant outcomes from a rough cost formula, for rehearsals and tests of the driver.
 
-It measures nothing. Its step times come from a roofline of the cluster's stated peak with a pipeline bubble
+Its step times come from a roofline of the cluster's stated peak with a pipeline bubble
 and a charge for tensor parallelism; recipes whose states and activations exceed the device's memory fail as
 out of memory. Outcomes are a pure function of recipe, problem and seed.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 
-from frontrunner.evaluators.probe.measure import hardware_flops_per_token, rates, tokens_per_step
+from frontrunner.evaluators.probe.measure import hardware_flops_per_token, measured_steps, tokens_per_step
 from frontrunner.evaluators.protocol import ImmediateEvaluator, ProbeSetup
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.spaces.problem import Problem
@@ -20,7 +20,7 @@ BEST_EFFICIENCY = 0.45
 TENSOR_PARALLEL_CHARGE = 0.08
 """Share of a step lost each time the tensor-parallel degree doubles."""
 CONTEXT_PARALLEL_CHARGE = 0.04
-"""Likewise for the context-parallel degree, whose all-to-alls move less."""
+"""The same for the context-parallel degree, whose all-to-alls move less."""
 BYTES_PER_PARAMETER = (4, 4, 8)
 """Parameters, gradients and AdamW's two states in fp32."""
 ACTIVATION_BYTES_PER_TOKEN_AND_HIDDEN = 34
@@ -28,7 +28,7 @@ ACTIVATION_BYTES_PER_TOKEN_AND_HIDDEN = 34
 
 
 class Simulated(ImmediateEvaluator):
-    """The `Evaluator` that computes outcomes instead of measuring them."""
+    """Evaluator that computes outcomes instead of measuring them."""
 
     def __init__(self, setup: ProbeSetup) -> None:
         super().__init__()
@@ -39,37 +39,31 @@ class Simulated(ImmediateEvaluator):
 
 
 def simulate(recipe: Recipe, setup: ProbeSetup) -> Measurement | Failure:
-    """The simulated outcome of one recipe."""
+    """Return the simulated outcome of one recipe."""
     problem = setup.problem
     memory = memory_bytes(recipe, problem)
     limit = problem.cluster.memory_bytes_per_device
     if memory > limit:
         return Failure(
             kind=FailureKind.OUT_OF_MEMORY,
-            message=f"simulated: {memory / 2**30:.1f} GiB needed, {limit / 2**30:.1f} GiB a device",
+            message=f"simulated: {memory / 2**30:.1f} GiB needed, {limit / 2**30:.1f} GiB per device",
             log_tail="simulated",
         )
     step = step_time_s(recipe, problem)
     noise = _noise(recipe, setup.seed)
     times = tuple(step * (1 + 0.01 * noise * sign) for sign in (-1, 0, 1, 0.5, -0.5)[: setup.probe.measured_steps])
-    found = rates(recipe, problem, sorted(times)[len(times) // 2])
-    return Measurement(
-        step_times_s=times,
-        tokens_per_step=tokens_per_step(recipe, problem),
-        tokens_per_s=found["tokens_per_s"] or 0.0,
-        model_tflops_per_device=found["model_tflops_per_device"] or 0.0,
-        hardware_tflops_per_device=found["hardware_tflops_per_device"] or 0.0,
-        mfu=found["mfu"],
+    return measured_steps(
+        recipe,
+        problem,
+        times,
         peak_memory_bytes=(memory,) * recipe.devices,
-        losses=(),
         node_seconds=sum(times) * problem.cluster.nodes,
-        build_time_s=0.0,
         first_step_time_s=step,
     )
 
 
 def step_time_s(recipe: Recipe, problem: Problem) -> float:
-    """Hardware FLOPs over peak and efficiency, stretched by the bubble (m + p - 1) / m and what parallelism costs."""
+    """Return hardware FLOPs over peak and efficiency, times the bubble (m + p - 1) / m and costs of parallelism."""
     tokens = tokens_per_step(recipe, problem)
     flops = tokens * hardware_flops_per_token(recipe, problem)
     peak = problem.cluster.peak_flops(problem.precision) or FALLBACK_PEAK_FLOPS
@@ -82,7 +76,7 @@ def step_time_s(recipe: Recipe, problem: Problem) -> float:
 
 
 def memory_bytes(recipe: Recipe, problem: Problem) -> int:
-    """States of one rank by sharding degrees, and the activations of the micro-batches in flight."""
+    """Return the states of one rank by sharding degrees, and the activations of the micro-batches in flight."""
     model = problem.model
     share = model.parameters / (recipe.tensor_parallel * recipe.pipeline_parallel)
     states = sum(
@@ -97,6 +91,6 @@ def memory_bytes(recipe: Recipe, problem: Problem) -> int:
 
 
 def _noise(recipe: Recipe, seed: int) -> float:
-    """A number in [0, 1) that depends on the recipe and the seed alone."""
+    """Return a number in [0, 1) that depends only on the recipe and the seed."""
     digest = hashlib.sha256(f"{seed} {recipe!r}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64

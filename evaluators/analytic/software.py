@@ -1,4 +1,4 @@
-"""What a training code does that a recipe does not say: which kernels are fused, what is kept, how long hosts need."""
+"""Training codes: what a recipe does not state, such as fused kernels, what is kept, and the host's time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Software:
     """One training code.
 
     `wide_gradients` keeps and reduces gradients in fp32 whatever the precision. `fused_kernels` runs activation and
-    rotation as a kernel each. Where they are several and `keeps_between_kernels`, their outcomes are kept beside their
+    rotation as one kernel each. Where they are several and `keeps_between_kernels`, their results are kept beside their
     inputs. `dropout` is applied to attention and between blocks.
     Selective recompute keeps the outputs of matrix products and of attention where `selective_keeps_products`, else all
     but what attention keeps. Under sequence parallelism `keeps_gathered` keeps what was gathered for first products,
@@ -20,7 +20,7 @@ class Software:
     the loss holds for each logit at its peak, and `sharded_logits` says that it does so for the rank's share of the
     vocabulary, `splits_tables` that tensor parallelism cuts embedding and head. Where `gradients_appear` they take
     memory from a step's first backward pass on, else always; with one micro-batch a layer's are reduced as soon as they
-    are there. Gradients of unsharded parameters are reduced through a buffer of at most `bucket_elements` in fp32. Once
+    exist. Gradients of unsharded parameters are reduced through a buffer of at most `bucket_elements` in fp32. Once
     a step they travel in messages of `message_elements`, or of `message_layers` layers where those have more; each
     passes the latency of its collective.
     `gradient_overlap` is the share of the computation beside which gradients and parameters travel; gradients of

@@ -52,6 +52,21 @@ def rates(recipe: Recipe, problem: Problem, step_time_s: float) -> dict[str, flo
     }
 
 
+def measured_steps(recipe: Recipe, problem: Problem, step_times_s: tuple[float, ...], **more: Any) -> Measurement:
+    """Return the measurement of these steps, with the rates of their median; `more` are its other fields."""
+    found = rates(recipe, problem, statistics.median(step_times_s))
+    unknown: dict[str, Any] = {"losses": (), "build_time_s": 0.0, "first_step_time_s": step_times_s[0]}
+    return Measurement(
+        step_times_s=step_times_s,
+        tokens_per_step=tokens_per_step(recipe, problem),
+        tokens_per_s=found["tokens_per_s"] or 0.0,
+        model_tflops_per_device=found["model_tflops_per_device"] or 0.0,
+        hardware_tflops_per_device=found["hardware_tflops_per_device"] or 0.0,
+        mfu=found["mfu"],
+        **(unknown | more),
+    )
+
+
 def measurement(
     result: Mapping[str, Any], recipe: Recipe, problem: Problem, node_seconds: float, *, memory_is_known: bool = True
 ) -> Measurement | Failure:
@@ -70,14 +85,10 @@ def measurement(
         return Failure(
             kind=FailureKind.IMPLAUSIBLE, message=f"the median step took {median} s", node_seconds=node_seconds
         )
-    found = rates(recipe, problem, median)
-    measured = Measurement(
-        step_times_s=times,
-        tokens_per_step=tokens_per_step(recipe, problem),
-        tokens_per_s=found["tokens_per_s"] or 0.0,
-        model_tflops_per_device=found["model_tflops_per_device"] or 0.0,
-        hardware_tflops_per_device=found["hardware_tflops_per_device"] or 0.0,
-        mfu=found["mfu"],
+    measured = measured_steps(
+        recipe,
+        problem,
+        times,
         peak_memory_bytes=tuple(int(b) for b in result["peak_memory_bytes"]),
         losses=tuple(float(loss) for loss in result["losses"]),
         node_seconds=node_seconds,

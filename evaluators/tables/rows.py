@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from frontrunner.evaluators.analytic.software import Software
-from frontrunner.evaluators.probe.measure import nodes_used, rates, tokens_per_step
+from frontrunner.evaluators.probe.measure import measured_steps, nodes_used
 from frontrunner.evaluators.tables.hardware import cluster_of
 from frontrunner.evaluators.tables.schema import (
     BATCH_TOLERANCE,
@@ -242,20 +242,13 @@ def outcome_of(row: Row, recipe: Recipe, problem: Problem) -> Outcome:
     seconds = row.step_time_s
     if not 0 < seconds < math.inf:
         raise ValueError(f"step time {seconds:g} s")
-    found = rates(recipe, problem, seconds)
     peak = row.peak_mem_gb if 0 < row.peak_mem_gb < math.inf else 0.0
-    measured = Measurement(
-        step_times_s=(seconds,),
-        tokens_per_step=tokens_per_step(recipe, problem),
-        tokens_per_s=found["tokens_per_s"] or 0.0,
-        model_tflops_per_device=found["model_tflops_per_device"] or 0.0,
-        hardware_tflops_per_device=found["hardware_tflops_per_device"] or 0.0,
-        mfu=found["mfu"],
+    measured = measured_steps(
+        recipe,
+        problem,
+        (seconds,),
         peak_memory_bytes=(int(peak * 2**30),) * recipe.devices,
-        losses=(),
         node_seconds=seconds * nodes_used(recipe, problem),
-        build_time_s=0.0,
-        first_step_time_s=seconds,
     )
     refuse_unstorable(measured)
     return measured

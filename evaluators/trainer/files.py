@@ -1,4 +1,4 @@
-"""The files a run leaves in its folder: JSON written whole or not at all, and a log of one JSON line a step."""
+"""The files a run leaves in its folder: JSON written whole or not at all, and a log of one JSON line per step."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
 
 
 class ProgressLog:
-    """`progress.jsonl`: one event a line, on disk for other processes to read as soon as it is written.
+    """`progress.jsonl`: one event per line, on disk for other processes to read as soon as it is written.
 
     Ranks other than 0 pass None and write nothing.
     """

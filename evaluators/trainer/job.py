@@ -60,7 +60,7 @@ class Adaptive:
     """When a probe ends before it has taken all its steps; see `evaluators/trainer/steady.py`.
 
     It ends once at least `min_measured_steps` give the step time to `precision`, half the width of its 95 % interval
-    over the median, lie clearly above `best_step_time_s`, the best recipe's at the same number of tokens a step, or
+    over the median, lie clearly above `best_step_time_s`, the best recipe's at the same number of tokens per step, or
     vary so much that the steps left would not make it known. With those measured, no step is begun that would end later
     than `stop_after_s` after the rank's start.
     """

@@ -1,4 +1,4 @@
-"""Rules of every engine, and what a rule returns."""
+"""Rules of every engine, what a rule yields, and remarks about legal recipes."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def stages_hold_layers(recipe: Recipe, problem: Problem) -> Iterator[Reason]:
 
 
 def schedule_fits(recipe: Recipe, _: Problem) -> Iterator[Reason]:
-    """A schedule exists exactly where there is a pipeline; looped ones need more than one chunk a rank."""
+    """A schedule exists exactly where there is a pipeline; looped ones need more than one chunk per rank."""
     if (recipe.schedule == "none") != (recipe.pipeline_parallel == 1):
         yield Reason(
             "schedule-without-pipeline", f"schedule {recipe.schedule} with pipeline_parallel {recipe.pipeline_parallel}"
@@ -130,3 +130,62 @@ FRAME_RULES: tuple[Rule, ...] = (
 """Rules about degrees, devices, schedule and batch alone: a space checks them once for all points that share these."""
 
 LATER_RULES: tuple[Rule, ...] = (sequence_parallel_divides, sharding_divides)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """A remark about a legal recipe that its reader should know."""
+
+    code: str
+    text: str
+
+
+def _tensor_parallel_beyond_node(recipe: Recipe, problem: Problem) -> str | None:
+    tp, per_node = recipe.tensor_parallel, problem.cluster.devices_per_node
+    apart = recipe.rank_strides["tp"]
+    if tp == 1 or tp * apart <= per_node:
+        return None
+    spread = f", its ranks {apart} apart," if apart > 1 else ""
+    return f"tensor_parallel {tp}{spread} crosses nodes of {per_node} devices"
+
+
+def _context_parallel_beyond_node(recipe: Recipe, problem: Problem) -> str | None:
+    apart, cp, per_node = recipe.rank_strides["dp"], recipe.context_parallel, problem.cluster.devices_per_node
+    if cp == 1 or apart * cp <= per_node:
+        return None
+    spread = f"tensor_parallel {apart} x " if apart == recipe.tensor_parallel else f"groups of {apart} ranks x "
+    return f"{spread}context_parallel {cp} crosses nodes of {per_node} devices"
+
+
+def _replicated_kv_heads(recipe: Recipe, problem: Problem) -> str | None:
+    tp, kv_heads = recipe.tensor_parallel, problem.model.kv_heads
+    return f"each of {kv_heads} kv heads is held by {tp // kv_heads} ranks" if tp > kv_heads else None
+
+
+def _uneven_stages(recipe: Recipe, problem: Problem) -> str | None:
+    layers, stages = problem.model.layers, recipe.stages
+    if recipe.layers_per_stage or layers % stages == 0:
+        return None
+    return f"{layers} layers over {stages} stages: the first {layers % stages} hold one more"
+
+
+def _idle_devices(recipe: Recipe, problem: Problem) -> str | None:
+    idle = problem.cluster.devices - recipe.devices
+    return f"{idle} of {problem.cluster.devices} devices stay idle" if idle > 0 else None
+
+
+_MARKS: dict[str, Callable[[Recipe, Problem], str | None]] = {
+    "tp-beyond-node": _tensor_parallel_beyond_node,
+    "cp-beyond-node": _context_parallel_beyond_node,
+    "kv-replicated": _replicated_kv_heads,
+    "uneven-stages": _uneven_stages,
+    "idle-devices": _idle_devices,
+}
+
+
+def marks(recipe: Recipe, problem: Problem) -> Iterator[Mark]:
+    """Return what a reader should know about a legal recipe: unusual, allowed, and often slow."""
+    for code, remark in _MARKS.items():
+        text = remark(recipe, problem)
+        if text is not None:
+            yield Mark(code=code, text=text)

@@ -14,8 +14,8 @@ from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.names import campaign_name_from, require_campaign_name
-from frontrunner.spaces.recipe import Recipe
-from frontrunner.spaces.space import DEGREES, Space
+from frontrunner.spaces.recipe import DIMENSIONS, Recipe
+from frontrunner.spaces.space import Space
 from frontrunner.spaces.validation import dump_json
 from frontrunner.store import opened
 
@@ -193,12 +193,6 @@ def _campaign(table: TableProblem, found: Reading, name: str) -> ImportedCampaig
 
 def _space(recipes: Sequence[Recipe]) -> Space:
     """Return the space of the rows' choices."""
-    numbers = (*DEGREES, "micro_batch_seqs", "accumulation", "devices", "virtual_stages")
-    schedules = dict.fromkeys(recipe.schedule for recipe in recipes if recipe.schedule != "none")
-    return Space(
-        **{name: tuple(sorted({getattr(recipe, name) for recipe in recipes})) for name in numbers},
-        schedule=tuple(schedules) or ("1f1b",),
-        sharding=tuple(dict.fromkeys(recipe.sharding_name for recipe in recipes)),
-        recompute=tuple(dict.fromkeys(recipe.recompute for recipe in recipes)),
-        sequence_parallel=tuple(sorted({recipe.sequence_parallel for recipe in recipes})),
-    )
+    found = {one.name: {one.of(recipe) for recipe in recipes} for one in DIMENSIONS.values()}
+    found["schedule"].discard("none")
+    return Space(**{name: tuple(sorted(values)) for name, values in found.items() if values})

@@ -48,6 +48,13 @@ def test_single_values_of_the_space_need_no_list(tmp_path: Path) -> None:
     assert (space.tensor_parallel, space.sharding) == ((2,), ("zero-1",))
 
 
+def test_space_key_of_an_earlier_version_is_read_with_a_note(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    changes: dict[str, str | None] = {"space.synchronise": '["last", "each"]'}
+    space = read_campaign_file(written(tmp_path / "campaign.toml", campaign_toml(changes))).spec.space
+    assert space.gradient_sync == ("last", "each")
+    assert "space.synchronise is now called space.gradient_sync" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("batch", "ends"), [("16", (16, 16)), ("[4, 64]", (4, 64)), ("[8, 8]", (8, 8))], ids=["number", "range", "point"]
 )

@@ -128,7 +128,7 @@ def test_the_command_prints_both_tables_and_answers_programs(
     assert [row["nodes"] for row in answer["strong"]] == [1, 4]
     assert [row["global_batch"]["maximum"] for row in answer["weak"]] == [8, 32]
     assert answer["weak"][0]["best"] == answer["strong"][0]["best"]
-    with pytest.raises(InvalidInput, match="--top goes with the ranking"):
+    with pytest.raises(InvalidInput, match="--top is for the ranking"):
         command(["plan", file, "--nodes", "1", "--top", "3"], standalone_mode=False)
 
 

@@ -6,8 +6,8 @@ The copies are the replicas; with context parallelism each of a replica's contex
 |---|---|---|---|
 | replicate | whole | whole, all-reduced at the last micro-batch | whole |
 | replicate, gradient_sync "each" | whole | whole, all-reduced at every micro-batch | whole |
-| zero-1 | gathered once a step | whole, reduce-scattered at the last micro-batch | sharded |
-| zero-2 | gathered once a step | reduce-scattered at every micro-batch | sharded |
+| zero-1 | gathered once per step | whole, reduce-scattered at the last micro-batch | sharded |
+| zero-2 | gathered once per step | reduce-scattered at every micro-batch | sharded |
 | zero-3 | gathered for each use | reduce-scattered at every micro-batch | sharded |
 | hybrid | as zero-3, in groups | as zero-3, in groups; all-reduced between groups at the last | sharded, in groups |
 | levels | as zero-3, in small groups | reduce-scattered in larger groups at every micro-batch | sharded |

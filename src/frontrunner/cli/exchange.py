@@ -139,7 +139,7 @@ def import_(  # noqa: PLR0913 - an option each
 ) -> None:
     """Import the measured configurations of TABLE, a CSV file, as finished campaigns, one per problem.
 
-    Later campaigns learn from them. The columns' names and units are in docs/evidence.md; --column, --set and --ignore
+    Later campaigns learn from them. docs/warm-starts.md has the columns' names and units; --column, --set and --ignore
     adapt other tables. Unusable rows are counted with the reason.
 
     \b
