@@ -1,1 +1,1 @@
-"""What is known: measurements, failures, the store, rankings and their provenance; everything durable."""
+"""Results: outcomes, the store that holds them, rankings and provenance."""

@@ -33,7 +33,7 @@ OF_ONE = STAMPED.where(CampaignRow.name == bindparam("name"))
 class ActiveDriver:
     """The holder of a campaign's lease, whether it is thought to run, and how long ago it last wrote.
 
-    `is_here` says that its process id is one of this host. Where `is_certain`, one that is here and live is the process
+    `is_here`: its process id is one of this host. Where `is_certain`, one that is here and live is the process
     itself, not one that was given its id later.
     """
 
@@ -72,9 +72,9 @@ def _seen(connection: Connection, row: Any, store: Store, now: datetime) -> Acti
 
 @dataclass(frozen=True, kw_only=True)
 class Stamp:
-    """What changes whenever anything about a campaign does, or its driver comes and goes.
+    """Version of a campaign: it changes with everything about the campaign, and when its driver comes and goes.
 
-    A driver raises its campaign's row with everything that it writes: `written_at` is the time by its clock, `epoch`
+    A driver updates its campaign's row with everything that it writes: `written_at` is the time by its clock, `epoch`
     counts its drivers, `outcomes` its final outcomes.
     """
 
@@ -98,7 +98,7 @@ def stamp(store: Store, names: Sequence[str]) -> tuple[Stamp, ...]:
         found = tuple(_stamp(connection, row, store, now) for row in rows if row is not None)
     for name, row in zip(names, rows, strict=True):
         if row is None:
-            store.campaign(name)  # which says what was meant
+            store.campaign(name)  # which names the nearest
     return found
 
 

@@ -14,11 +14,11 @@ from sqlalchemy import Connection, insert, select
 from frontrunner.results.columns import recipe_to_json
 from frontrunner.results.outcome import Measurement, Outcome
 from frontrunner.results.records import IMPORTED, timestamp
-from frontrunner.results.rows import failure_to_columns, measurement_to_columns, outcome_of, outcomes_by_attempt
-from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, FailureRow, MeasurementRow, TrialRow
+from frontrunner.results.rows import outcome_of, outcomes_by_attempt
+from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, TrialRow
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
 from frontrunner.results.store import Store
-from frontrunner.results.writer import rewrite_stats
+from frontrunner.results.writer import insert_outcome, rewrite_stats
 from frontrunner.spaces.document import canonical_json
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.recipe import Recipe
@@ -28,7 +28,7 @@ MOST_NAMES = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedOutcome:
-    """One row of a table: what was measured of a recipe, and where it stands, as `sweep.csv row 17`."""
+    """One row of a table: the outcome of a recipe, and where it comes from, as `sweep.csv row 17`."""
 
     recipe_id: str
     recipe: Recipe
@@ -37,7 +37,7 @@ class ImportedOutcome:
 
     @property
     def content(self) -> tuple[str, str]:
-        """What makes two rows the same: the recipe's id, and the outcome in text."""
+        """The identity of a row: the recipe's id, and the outcome as text."""
         return self.recipe_id, _content(self.outcome)
 
 
@@ -52,7 +52,7 @@ class ImportedCampaign:
 
 
 def without_known(store: Store, campaigns: Sequence[ImportedCampaign]) -> tuple[ImportedCampaign, ...]:
-    """What of these rows the store does not hold yet; campaigns of which nothing is left are not among the answer."""
+    """Drop rows that are already stored, and campaigns of which no row is left."""
     with store.database.read() as connection:
         return _without_known(connection, campaigns)
 
@@ -60,9 +60,9 @@ def without_known(store: Store, campaigns: Sequence[ImportedCampaign]) -> tuple[
 def add_imported(
     store: Store, campaigns: Sequence[ImportedCampaign], *, about: Mapping[str, str | int]
 ) -> tuple[ImportedCampaign, ...]:
-    """Keep imported rows that the store does not hold yet, all of them or, on an error, none.
+    """Store imported rows that are not stored yet, all of them or, on an error, none.
 
-    `about` is told by an event of each campaign: the file and what became of its rows. Returns what was kept, under the
+    `about` becomes an event of each campaign: the file and what became of its rows. Returns what was stored, under the
     names that the campaigns were given.
     """
     now = timestamp(store.now())
@@ -87,7 +87,7 @@ def _without_known(connection: Connection, campaigns: Sequence[ImportedCampaign]
 
 
 def _known_content(connection: Connection) -> set[tuple[str, str]]:
-    """The `content` of every row that was imported before."""
+    """Return the `content` of every row that was imported before."""
     imported = (
         select(AttemptRow.id)
         .join(CampaignRow, CampaignRow.id == AttemptRow.campaign_id)
@@ -137,7 +137,7 @@ def _add_campaign(
 def _add_trial(
     connection: Connection, campaign_id: int, number: int, rows: Sequence[ImportedOutcome], *, now: str
 ) -> None:
-    """One recipe with its rows: measured where any row was, since a repeat ran what another could not."""
+    """Add one recipe with its rows: measured where any row was, since a repeat ran what another could not."""
     measured = any(isinstance(row.outcome, Measurement) for row in rows)
     made = insert(TrialRow).values(
         campaign_id=campaign_id,
@@ -148,7 +148,7 @@ def _add_trial(
         outcome_number=number,
     )
     trial_id = connection.execute(made.returning(TrialRow.id)).scalar_one()
-    # What counts of a trial is its last attempt, so measurements come after failures.
+    # The last attempt of a trial decides, so measurements come after failures.
     in_order = sorted(rows, key=lambda row: isinstance(row.outcome, Measurement))
     for place, row in enumerate(in_order, start=1):
         _add_attempt(connection, {"campaign_id": campaign_id, "trial_id": trial_id, "number": place}, row, now=now)
@@ -157,19 +157,13 @@ def _add_trial(
 
 
 def _add_attempt(connection: Connection, columns: Mapping[str, int], row: ImportedOutcome, *, now: str) -> None:
-    outcome = row.outcome
-    is_measured = isinstance(outcome, Measurement)
-    state = AttemptState.MEASURED if is_measured else AttemptState.FAILED
+    state = AttemptState.MEASURED if isinstance(row.outcome, Measurement) else AttemptState.FAILED
     made = insert(AttemptRow).values(**columns, state=state, run_folder=row.origin, started_at=now, finished_at=now)
-    attempt_id = connection.execute(made.returning(AttemptRow.id)).scalar_one()
-    if isinstance(outcome, Measurement):
-        connection.execute(insert(MeasurementRow).values(attempt_id=attempt_id, **measurement_to_columns(outcome)))
-    else:
-        connection.execute(insert(FailureRow).values(attempt_id=attempt_id, **failure_to_columns(outcome)))
+    insert_outcome(connection, connection.execute(made.returning(AttemptRow.id)).scalar_one(), row.outcome)
 
 
 def _content(outcome: Outcome) -> str:
-    """An outcome in text, without what was only derived from it; a failure's message names its row, and is left out."""
+    """Return an outcome as text, without derived figures, and without a failure's message, which names its row."""
     if isinstance(outcome, Measurement):
         return canonical_json([outcome.step_times_s, outcome.peak_memory_bytes])
     return canonical_json(asdict(outcome)["kind"])

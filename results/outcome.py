@@ -1,6 +1,6 @@
 """The outcome of a probe: a measurement, or a failure with its kind.
 
-A closed set of failure kinds, each with a policy, decides what happens next: whether the recipe is told to
+A closed set of failure kinds, each with a policy, decides what happens next: whether the recipe is reported to
 the strategy as infeasible, and how often the probe is tried again.
 """
 
@@ -33,7 +33,7 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class FailurePolicy:
-    """What follows from a kind of failure.
+    """Policy for a kind of failure.
 
     `max_attempts` counts the first try. `counts_against_recipe` is False where the machine, not the recipe,
     was at fault: such attempts do not teach the strategy.
@@ -80,7 +80,7 @@ class ProbeEnding(StrEnum):
     """Why a probe measured no further step."""
 
     KNOWN = "known"
-    """Its step time was known to the precision that the campaign asks for."""
+    """Its step time was known to the precision that the campaign requires."""
     SLOWER = "slower"
     """It was clearly slower than the campaign's best recipe; its figures are rough."""
     NOISY = "noisy"
@@ -93,7 +93,7 @@ class ProbeEnding(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What one probe measured, warm-up excluded.
+    """Measurement of one probe, warm-up excluded.
 
     Rates follow from the median step. TFLOPS are 1e12 floating-point operations a second and device; model
     FLOPs leave recompute out, hardware FLOPs count it (formulas in `frontrunner.spaces.model`). `mfu` is
@@ -154,7 +154,7 @@ class Failure:
 
     @property
     def policy(self) -> FailurePolicy:
-        """What follows from this kind."""
+        """The policy for this kind."""
         return POLICIES[self.kind]
 
 

@@ -40,7 +40,7 @@ class ProcessStat:
 
 
 class Liveness(Enum):
-    """What this process can find out about another one."""
+    """State of another process, as far as this one can find out."""
 
     DEAD = auto()
     UNKNOWN = auto()  # it runs elsewhere, or is hidden

@@ -31,7 +31,7 @@ GIT_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """What one run of a driver ran with.
+    """Environment of one run of a driver.
 
     `versions` are those of Python, of the installed `PACKAGES` and of the loaded GPU drivers. `git_revision` is the
     commit of the checkout that the driver was started in, None outside of one; `git_dirty` whether it had changes.

@@ -1,4 +1,4 @@
-"""Run folders that nothing needs any more: those of finished campaigns, whose outcomes are in the store.
+"""Run folders that are no longer needed: those of finished campaigns, whose outcomes are in the store.
 
 A store may name any folder: an archive's rows come from elsewhere, and a file can be changed. So only a folder that
 a driver is known to have made is removed, by what was written into it.
@@ -27,14 +27,14 @@ NAMED_IN = {
     "command.json": ("environment", "FRONTRUNNER_RUN"),
     "outcome.json": ("run_folder",),
 }
-"""Files that drivers write into a run folder, and where in them its own path stands; see `evaluators/run_folder.py`."""
+"""Files that drivers write into a run folder, and the keys of the folder's own path in them."""
 MOST_BYTES = 64 * 2**20
 """Of such a file: no driver writes a longer one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prunable:
-    """A finished campaign with the run folders of its attempts that are there, and the bytes in their files."""
+    """A finished campaign with the existing run folders of its attempts, and the bytes in their files."""
 
     campaign: str
     folders: tuple[Path, ...]
@@ -42,11 +42,11 @@ class Prunable:
 
 
 def prunable(store: Store, campaign: str | None = None) -> tuple[Prunable, ...]:
-    """What may be removed of the named campaign, or (None) of every finished one.
+    """Return what may be removed of the named campaign, or (None) of every finished one.
 
-    A folder is among it only where a driver of this store made the attempt and the store holds its outcome, where the
-    folder lies in one that is called after the campaign, and where a file in it says that it was made for the attempt.
-    Raises `InvalidInput` for a campaign that is not finished.
+    A folder is included only if a driver of this store made the attempt and the store holds its outcome, if it lies in
+    a folder with the campaign's name, and if a file in it names it. Raises `InvalidInput` for a campaign that is not
+    finished.
     """
     with store.database.read() as connection:
         if campaign is not None:
@@ -56,33 +56,27 @@ def prunable(store: Store, campaign: str | None = None) -> tuple[Prunable, ...]:
                     f"campaign {campaign} is {found.state}, so its run folders may still be needed",
                     hint=f"finish it first: frontrunner resume {campaign}",
                 )
-        rows = connection.execute(
-            select(CampaignRow.id, CampaignRow.name)
-            .where(CampaignRow.state == CampaignState.FINISHED)
-            .order_by(CampaignRow.id)
-        ).all()
-        chosen = [row for row in rows if campaign in (None, row.name)]
-        found_folders = [(row.name, tuple(_folders(connection, row))) for row in chosen]
+        query = select(CampaignRow.id, CampaignRow.name).where(CampaignRow.state == CampaignState.FINISHED)
+        rows = connection.execute(query.order_by(CampaignRow.id)).all()
+        folders = {row.name: _folders(connection, row) for row in rows if campaign in (None, row.name)}
     return tuple(
-        Prunable(campaign=name, folders=folders, bytes=sum(map(_size, folders)))
-        for name, folders in found_folders
-        if folders
+        Prunable(campaign=name, folders=tuple(found), bytes=sum(map(_size, found)))
+        for name, found in folders.items()
+        if found
     )
 
 
 def prune(found: Iterable[Prunable]) -> int:
-    """Remove the folders; returns how many. One that cannot be removed raises OSError, and the rest stays."""
-    removed = 0
-    for part in found:
-        for folder in part.folders:
-            shutil.rmtree(folder)
-            removed += 1
-    return removed
+    """Remove the folders and return how many; raises OSError at the first that cannot be removed."""
+    folders = [folder for part in found for folder in part.folders]
+    for folder in folders:
+        shutil.rmtree(folder)
+    return len(folders)
 
 
 def names_itself(folder: Path) -> bool:
-    """Whether a file in it, written by a driver or an evaluator, says that it was written for this very folder."""
-    return any(_names(folder / file, keys) == str(folder) for file, keys in NAMED_IN.items())
+    """Return whether a file in the folder, written by a driver or an evaluator, names this very folder."""
+    return any(_value(folder / file, keys) == str(folder) for file, keys in NAMED_IN.items())
 
 
 def _folders(connection: Connection, campaign: Row[int, str]) -> list[Path]:
@@ -92,7 +86,7 @@ def _folders(connection: Connection, campaign: Row[int, str]) -> list[Path]:
         .outerjoin(FailureRow, FailureRow.attempt_id == AttemptRow.id)
         .where(AttemptRow.campaign_id == campaign.id, AttemptRow.finished_at.is_not(None))
         .where(or_(MeasurementRow.attempt_id.is_not(None), FailureRow.attempt_id.is_not(None)))
-        .where(AttemptRow.id.not_in(_from_elsewhere(connection, campaign.id)))
+        .where(AttemptRow.id.not_in(_from_archive(connection, campaign.id)))
         .order_by(AttemptRow.run_folder)
     )
     rows = connection.execute(stored).all()
@@ -100,40 +94,33 @@ def _folders(connection: Connection, campaign: Row[int, str]) -> list[Path]:
     return [folder for folder in folders if _is_run_folder(folder, campaign.name) and names_itself(folder)]
 
 
-def _from_elsewhere(connection: Connection, campaign_id: int) -> Select[int]:
-    """The ids of the attempts that came with an archive: the campaign's first ones, or none of them.
+def _from_archive(connection: Connection, campaign_id: int) -> Select[int]:
+    """Select the ids of the attempts that came with an archive: the campaign's first ones, or none.
 
-    Its archive may hold such an event too; the newest is that of the store it was added to last.
+    The archive may itself hold such an event; the newest is that of this store. All attempts are selected where an
+    event does not state their number, as one of an earlier version.
     """
-    event = (
-        select(EventRow.data_json)
-        .where(EventRow.campaign_id == campaign_id, EventRow.kind == UNARCHIVED)
-        .order_by(EventRow.id.desc())
-        .limit(1)
-    )
-    told = connection.execute(event).scalar()
-    of_campaign = select(AttemptRow.id).where(AttemptRow.campaign_id == campaign_id)
-    return of_campaign.order_by(AttemptRow.id).limit(0 if told is None else _count(told))
-
-
-def _count(told: str) -> int | None:
-    """How many attempts came with the archive; None, which is all of them, where an event does not say it."""
+    mine = (EventRow.campaign_id == campaign_id, EventRow.kind == UNARCHIVED)
+    event = connection.execute(select(EventRow.data_json).where(*mine).order_by(EventRow.id.desc()).limit(1)).scalar()
+    attempts = select(AttemptRow.id).where(AttemptRow.campaign_id == campaign_id).order_by(AttemptRow.id)
+    if event is None:
+        return attempts.limit(0)
     try:
-        count = json.loads(told)[ATTEMPTS_BEFORE]
-    except (ValueError, KeyError, TypeError, RecursionError):  # of an earlier version, or damaged
-        return None
-    return count if isinstance(count, int) and count >= 0 else None
+        count = json.loads(event)[ATTEMPTS_BEFORE]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return attempts
+    return attempts.limit(count) if isinstance(count, int) and count >= 0 else attempts
 
 
 def _is_run_folder(folder: Path, campaign: str) -> bool:
-    """Whether it is a folder as drivers make them: absolute, NUMBER.NUMBER, in one with the campaign's name."""
+    """Return whether a folder is named as drivers name it: absolute, NUMBER.NUMBER, in one with the campaign's name."""
     trial, _, attempt = folder.name.partition(".")
     named = folder.is_absolute() and folder.parent.name == campaign and trial.isdigit() and attempt.isdigit()
     return named and ".." not in folder.parts and folder.is_dir() and not folder.is_symlink()
 
 
-def _names(path: Path, keys: tuple[str, ...]) -> object:
-    """What stands in a JSON file under these keys; None where there is no such file, or nothing there."""
+def _value(path: Path, keys: tuple[str, ...]) -> object:
+    """Return a value from a JSON file; None where the file or the value is missing."""
     if not path.is_file() or path.stat().st_size > MOST_BYTES:
         return None
     try:

@@ -24,7 +24,7 @@ BYTES_PER_GB = 1e9
 
 
 class RankBy(StrEnum):
-    """What recipes are ordered by: more is better for the first two, less for the others."""
+    """Figure that recipes are ordered by: more is better for the first two, less for the others."""
 
     TOKENS = "tokens"
     TFLOPS = "tflops"

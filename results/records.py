@@ -1,4 +1,4 @@
-"""What the store hands out: frozen values, detached from the database.
+"""Values that the store returns: frozen, detached from the database.
 
 Timestamps are ISO 8601 text in UTC with offset; durations are seconds.
 """
@@ -24,7 +24,7 @@ IMPORTED = "imported"
 
 
 CUT_OFF = "cut off"
-"""What a campaign is called that counts as running and that nobody drives: it waits to be resumed."""
+"""State shown for a campaign that is running by its row and has no live driver: it waits to be resumed."""
 
 
 def state_in_words(state: CampaignState, *, is_driven: bool) -> str:
@@ -36,7 +36,7 @@ def state_in_words(state: CampaignState, *, is_driven: bool) -> str:
 class Campaign(Displayed):
     """One search. `driver` is host:pid of the lease's holder, None where there is no lease.
 
-    `problem_summary` is what the campaign's creator said of the problem, for people to read; `outcomes` counts
+    `problem_summary` describes the problem for people, as the campaign's creator stated it; `outcomes` counts
     what ended, measured or failed: each trial once, and once more for each repeat.
     """
 

@@ -7,7 +7,7 @@ Each column is checked against the type that is declared with it. A row that no 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
 from typing import Annotated, Any, TypeVar, cast
@@ -304,15 +304,17 @@ def final_attempts(campaign_id: int) -> Select[int]:
     return select(AttemptRow.id).where(mine, or_(measured, AttemptRow.id.in_(failed)))
 
 
-def trials_by_state(connection: Connection, campaign_id: int) -> Mapping[TrialState, int]:
-    """Count a campaign's trials by state, zeros included."""
+def trials_by_state(connection: Connection, campaign_ids: Sequence[int]) -> dict[int, dict[TrialState, int]]:
+    """Count the trials of each campaign by state, zeros included."""
     counted = connection.execute(
-        select(TrialRow.state, func.count().label("trials"), func.min(TrialRow.id).label("first"))
-        .where(TrialRow.campaign_id == campaign_id)
-        .group_by(TrialRow.state)
+        select(TrialRow.campaign_id, TrialRow.state, func.count().label("trials"), func.min(TrialRow.id).label("first"))
+        .where(TrialRow.campaign_id.in_(campaign_ids))
+        .group_by(TrialRow.campaign_id, TrialRow.state)
     )
-    found = {cell(TrialRow.state, row.state, row.first): row.trials for row in counted}
-    return dict.fromkeys(TrialState, 0) | found
+    found = {campaign_id: dict.fromkeys(TrialState, 0) for campaign_id in campaign_ids}
+    for row in counted:
+        found[row.campaign_id][cell(TrialRow.state, row.state, row.first)] = row.trials
+    return found
 
 
 def refuse_damaged_rows(connection: Connection) -> None:

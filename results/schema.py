@@ -127,7 +127,7 @@ class HolderRow(Base):
 
 
 class ProvenanceRow(Base):
-    """What one run of a driver ran with; attempts refer to the run that started them."""
+    """Environment of one run of a driver; attempts refer to the run that started them."""
 
     __tablename__ = "provenance"
 
@@ -183,7 +183,7 @@ class AttemptRow(Base):
 
 
 class MeasurementRow(Base):
-    """What one attempt measured; the columns are the fields of `Measurement`, NULL where one was not finite."""
+    """Measurement of one attempt; the columns are the fields of `Measurement`, NULL where one was not finite."""
 
     __tablename__ = "measurements"
 

@@ -70,7 +70,7 @@ def status(store: Store, campaign: Campaign | str | None) -> Status:
         return Status(
             campaign=found,
             driver_is_live=is_held(connection, lease, now, file=store.database.address.path),
-            trials=trials_by_state(connection, found.id),
+            trials=trials_by_state(connection, [found.id])[found.id],
             failures=_failures_by_kind(connection, found.id),
             best=fastest[0] if fastest else None,
             outlook=next(iter(newest_outlooks(connection, found.id, 1)), None),

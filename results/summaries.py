@@ -3,47 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, Row, func, select
 
 from frontrunner.results.lease import is_held
-from frontrunner.results.records import CampaignSummary
-from frontrunner.results.rows import cell, to_campaign
-from frontrunner.results.schema import CampaignRow, StandingRow, TrialRow
-from frontrunner.results.states import TrialState
+from frontrunner.results.records import Campaign, CampaignSummary
+from frontrunner.results.rows import to_campaign, trials_by_state
+from frontrunner.results.schema import CampaignRow, StandingRow
 
 SummaryCache = dict[int, CampaignSummary]
 """Summaries by campaign id, kept by a caller that asks often."""
 
 
-class Stamped(Protocol):
-    """A campaign by its id, and when it was last written to."""
-
-    @property
-    def id(self) -> int:
-        """Its id."""
-
-    @property
-    def updated_at(self) -> str:
-        """When it was last written to."""
-
-
 def summaries(
     connection: Connection,
-    campaigns: Sequence[Stamped],
+    campaigns: Sequence[Campaign | Row[int, str]],
     *,
     now: datetime,
     file: Path | None,
     known: SummaryCache | None = None,
 ) -> list[CampaignSummary]:
-    """Return a summary of each campaign, in the given order; `now` and `file` are as in `lease.is_held`.
+    """Return a summary of each campaign, given as a value or as a row of `id` and `updated_at`, in the given order.
 
-    For a campaign that was not written to since, the one in `known` is used; new ones are added there. Whether it is
-    driven is looked up every time: a driver that was killed writes nothing more.
+    `now` and `file` are as in `lease.is_held`. For a campaign that was not written to since, the summary in `known` is
+    used; new ones are added there. Whether it is driven is looked up every time: a driver that was killed writes
+    nothing more.
     """
     kept = {} if known is None else known
     held = {campaign.id: kept.get(campaign.id) for campaign in campaigns}  # others may replace entries meanwhile
@@ -67,31 +54,17 @@ def _driven(connection: Connection, ids: Sequence[int], now: datetime, file: Pat
 
 def _made(connection: Connection, ids: Sequence[int]) -> list[CampaignSummary]:
     campaigns = [to_campaign(row) for row in connection.execute(select(CampaignRow).where(CampaignRow.id.in_(ids)))]
-    counted = connection.execute(
-        select(TrialRow.campaign_id, TrialRow.state, func.count().label("trials"), func.min(TrialRow.id).label("first"))
-        .where(TrialRow.campaign_id.in_(ids))
-        .group_by(TrialRow.campaign_id, TrialRow.state)
-    )
-    trials = {campaign_id: dict.fromkeys(TrialState, 0) for campaign_id in ids}
-    for row in counted:
-        trials[row.campaign_id][cell(TrialRow.state, row.state, row.first)] = row.trials
+    trials = trials_by_state(connection, ids)
     # A search of the index for each campaign reads one entry; grouping would read them all.
     fastest = select(func.max(StandingRow.tokens_per_s)).where(StandingRow.campaign_id == CampaignRow.id)
     found = select(CampaignRow.id, fastest.scalar_subquery().label("best")).where(CampaignRow.id.in_(ids))
     best = {row.id: row.best for row in connection.execute(found)}
+    copied = {field.name for field in fields(CampaignSummary)} - {"probes", "best_tokens_per_s", "is_driven"}
     return [
         CampaignSummary(
-            id=campaign.id,
-            name=campaign.name,
-            state=campaign.state,
-            strategy=campaign.strategy,
-            figures=campaign.figures,
-            legal_recipes=campaign.legal_recipes,
+            **{name: getattr(campaign, name) for name in copied},
             probes=trials[campaign.id],
             best_tokens_per_s=best[campaign.id],
-            node_seconds_spent=campaign.node_seconds_spent,
-            created_at=campaign.created_at,
-            updated_at=campaign.updated_at,
         )
         for campaign in campaigns
     ]

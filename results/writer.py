@@ -136,14 +136,9 @@ class CampaignWriter(LeasedWriter):
         )
         if finished.rowcount == 0:
             return
+        insert_outcome(connection, attempt.id, outcome)
         if isinstance(outcome, Measurement):
-            columns = measurement_to_columns(outcome)
-            connection.execute(insert(MeasurementRow).values(attempt_id=attempt.id, **columns))
-            if outcome.ended is not None:
-                connection.execute(insert(EndingRow).values(attempt_id=attempt.id, ended=outcome.ended.value))
             rewrite_stats(connection, attempt.trial_id)
-        else:
-            connection.execute(insert(FailureRow).values(attempt_id=attempt.id, **failure_to_columns(outcome)))
         self._conclude(connection, attempt.trial_id, outcome, retry=retry)
 
     @atomic
@@ -220,6 +215,16 @@ def _state_after(outcome: Outcome) -> AttemptState:
     if isinstance(outcome, Measurement):
         return AttemptState.MEASURED
     return AttemptState.LOST if outcome.kind is FailureKind.LOST else AttemptState.FAILED
+
+
+def insert_outcome(connection: Connection, attempt_id: int, outcome: Outcome) -> None:
+    """Store the outcome of an attempt; raises ValueError for one with numbers that cannot be ranked."""
+    if isinstance(outcome, Failure):
+        connection.execute(insert(FailureRow).values(attempt_id=attempt_id, **failure_to_columns(outcome)))
+        return
+    connection.execute(insert(MeasurementRow).values(attempt_id=attempt_id, **measurement_to_columns(outcome)))
+    if outcome.ended is not None:
+        connection.execute(insert(EndingRow).values(attempt_id=attempt_id, ended=outcome.ended.value))
 
 
 def rewrite_stats(connection: Connection, trial_id: int) -> None:
