@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
@@ -55,7 +56,7 @@ def _add_campaign_files(schemas: Document, known: Registered) -> None:
     """Add the sections of a launch, as campaign files have them, and the registered names."""
     for section in SECTIONS:
         title = f"{section.capitalize()}Section"
-        schema = section_schema(section)
+        schema = deepcopy(section_schema(section))  # which is shared
         for key in FORBIDDEN_KEYS.get(section, ()):
             schema["properties"].pop(key, None)
         if section == "cluster":  # a registered site may provide all that is needed
