@@ -37,16 +37,16 @@ class Device:
     def name(self) -> str:
         return platform.machine() if self._module is None else str(self._module.get_device_name(self.device))
 
-    def synchronise(self) -> None:
+    def synchronize(self) -> None:
         if self._module is not None:
             self._module.synchronize(self.device)
 
     def seconds(self, work: Callable[[], Any]) -> float:
         """How long `work` takes, the device's part included."""
-        self.synchronise()
+        self.synchronize()
         start = time.perf_counter()
         work()
-        self.synchronise()
+        self.synchronize()
         return time.perf_counter() - start
 
     def allocated_bytes(self) -> int:

@@ -73,7 +73,7 @@ def questions(recipe: str) -> list[str]:
     whole = [f"{API}/campaigns", f"{API}/compare?first=c2&second=c3", f"{API}/recipes/{recipe}", "/metrics", "/healthz"]
     driven = [f"{API}/campaigns/driven", f"{API}/campaigns/driven/best"]
     pages = ["/", "/compare", "/campaigns/c7", "/campaigns/driven", "/campaigns/driven/live?seen=earlier~0"]
-    drawn = ["/campaigns/c7/figures/speed-memory", "/campaigns/c7/coordinates"]
+    drawn = ["/campaigns/c7/figures/speed-memory", "/campaigns/c7/figures/parallel-coordinates"]
     single = [f"/recipes/{recipe}", "/launch", "/plan?model=frontier-22b&nodes=8"]
     return [*campaigns, *whole, *driven, *pages, *drawn, *single]
 
@@ -156,7 +156,7 @@ class Browser:
                 self._fetch_figures()
 
     def _fetch_figures(self) -> None:
-        for figure in (*(f"figures/{name}" for name in SHOWN), "coordinates"):
+        for figure in (f"figures/{name}" for name in SHOWN):
             self._asker.ask(f"/campaigns/driven/{figure}")
 
 

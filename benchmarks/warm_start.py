@@ -3,7 +3,7 @@
     python benchmarks/warm_start.py TABLE.csv... [--seeds N] [--budget N] [--least-rows N] [--json OUT]
 
 A problem and its probes are those of `search_efficiency.py`. A warm search remembers, by the rules that a campaign
-follows (search/evidence.py), the rows of the table's other problems: models of close shape on at most as many devices.
+follows (`warm_start.py`), the rows of the table's other problems: models of close shape on at most as many devices.
 Rows that failed for an unknown reason are no evidence. `to_5pct` and `to_1pct` are means over seeds of the probes until
 the best found is within 5 % and 1 % of the true best, budget + 1 where it never is.
 """

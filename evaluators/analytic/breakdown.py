@@ -1,4 +1,4 @@
-"""One recipe taken apart: its step and its memory by part, and the ranks of its pipeline beside one another."""
+"""Breakdown of one recipe: its step and memory by part, and the ranks of its pipeline."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from frontrunner.spaces.recipe import V_SHAPED_SCHEDULES, Recipe
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineRank:
-    """One rank of a pipeline: what it holds of the model beside its layers, and its share of the work.
+    """One rank of a pipeline: what it holds of the model besides its layers, and its share of the work.
 
-    `busy_s` is how much of a step it computes, or communicates within its layers.
+    `busy_s` is how long it computes, or communicates within its layers, per step.
     """
 
     holds: str
@@ -43,7 +43,7 @@ class PipelineRank:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What a campaign of a store measured of a recipe; times are medians, memory is the fullest rank's."""
+    """A campaign's measurement of a recipe; times are medians, memory is the fullest rank's."""
 
     store: str
     campaign: str
@@ -57,7 +57,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Breakdown(Displayed):
-    """An estimate with what stands around it; `measured` is None where no store at hand holds a measurement.
+    """An estimate with its context; `measured` is None where no store holds a measurement.
 
     `ranks` are those of the pipeline that differ: with the embedding, the fullest between, with the head.
     """
@@ -77,7 +77,7 @@ class Breakdown(Displayed):
 
     @property
     def memory_margin_bytes(self) -> int:
-        """What the fullest rank leaves of it; negative where the recipe does not fit."""
+        """The part of it that the fullest rank leaves free; negative where the recipe does not fit."""
         return self.memory_limit_bytes - self.estimate.peak_memory_bytes
 
     @property
@@ -99,7 +99,7 @@ class Breakdown(Displayed):
 
 
 def breakdown(recipe: Recipe, problem: Problem, measured: Measured | None = None) -> Breakdown:
-    """Take one legal recipe apart; raises `InvalidInput` for one that the formulas do not know."""
+    """Break down one legal recipe; raises `InvalidInput` for one that the formulas do not know."""
     unknown = not_modelled(recipe)
     if unknown is not None:
         raise InvalidInput(
@@ -119,7 +119,7 @@ def breakdown(recipe: Recipe, problem: Problem, measured: Measured | None = None
 
 
 def pipeline_ranks(recipe: Recipe, problem: Problem) -> tuple[PipelineRank, ...]:
-    """The ranks of the recipe's pipeline that differ, from the embedding to the head."""
+    """Return the ranks of the recipe's pipeline that differ, from the embedding to the head."""
     machine = Machine.of(problem.cluster, problem.precision, ENGINES[recipe.engine])
     work = Workload.of([recipe], problem)
     layers = (work.layers_first, work.layers_middle, work.layers_last)
@@ -137,7 +137,7 @@ def pipeline_ranks(recipe: Recipe, problem: Problem) -> tuple[PipelineRank, ...]
 
 
 def _places(recipe: Recipe) -> tuple[str, str, str]:
-    """What the first rank, those between and the last hold; nothing for those that the pipeline does not have."""
+    """Return what the first rank, those between and the last hold; empty for those that the pipeline lacks."""
     ranks = recipe.pipeline_parallel
     if ranks == 1:
         return "the whole model", "", ""

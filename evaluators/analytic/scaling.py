@@ -1,4 +1,4 @@
-"""The best recipe of a space on other numbers of nodes: with the same global batch, and with one that grows along."""
+"""Scaling: the best recipe of a space on other numbers of nodes, by strong and by weak scaling."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import DEGREES, Space, Survey
 
 MOST_COUNTS = 32
-"""Node counts of one table; each is a space to look at."""
+"""Node counts of one table; each is a space to survey."""
 
 BOUNDING = (*DEGREES, "micro_batch_seqs")
 """The dimensions whose largest value may bound what a larger machine can do."""
@@ -24,8 +24,8 @@ BOUNDING = (*DEGREES, "micro_batch_seqs")
 class ScalingRow:
     """One number of nodes: the fastest recipe that fits, or the reason why there is none.
 
-    `efficiency` is tokens/s a device over that of the smallest count with a recipe. `global_batch` is None where the
-    batch that belongs to this count is no whole number of sequences.
+    `efficiency` is tokens/s per device over that of the smallest count with a recipe. `global_batch` is None where the
+    batch of this count is not a whole number of sequences.
     """
 
     nodes: int
@@ -63,10 +63,10 @@ class Bound:
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """Strong scaling keeps the problem's global batch; weak scaling keeps that batch a node of the problem's cluster.
+    """Strong scaling keeps the problem's global batch; weak scaling keeps the batch per node of its cluster.
 
-    `bounds` are degrees and micro-batches that a longer list in the space might take further. `devices_ignored` says
-    that the space names devices, for which each count's own stand.
+    `bounds` are degrees and micro-batches that a longer list in the space might take further. `devices_ignored` is
+    whether the space names devices, which each count replaces by its own.
     """
 
     strong: tuple[ScalingRow, ...]
@@ -82,7 +82,7 @@ class Scaling:
 
 
 def check_counts(nodes: Sequence[int], devices_per_node: int) -> tuple[int, ...]:
-    """The counts in rising order; raises `InvalidInput` for one that cannot be used, or that stands there twice."""
+    """Return the counts in rising order; raises `InvalidInput` for one that cannot be used or is repeated."""
     given = list(nodes)
     if not given or len(given) > MOST_COUNTS:
         raise bad_value("nodes", given, f"1 to {MOST_COUNTS} counts of nodes")
@@ -98,7 +98,7 @@ def check_counts(nodes: Sequence[int], devices_per_node: int) -> tuple[int, ...]
 
 
 def scaling(space: Space, problem: Problem, nodes: Sequence[int]) -> Scaling:
-    """Strong and weak scaling over these node counts, in rising order.
+    """Return strong and weak scaling over these node counts, in rising order.
 
     Raises `InvalidInput` for counts that cannot be used and for a space that cannot be surveyed.
     """
@@ -131,7 +131,7 @@ def weak_batch(problem: Problem, nodes: int) -> GlobalBatch | None:
 
 
 def _row(space: Space, problem: Problem, nodes: int, done: Done, *, grows: bool) -> ScalingRow:
-    """One count; `done` holds those of both tables, which agree on the problem's own number of nodes."""
+    """Return one count; `done` holds those of both tables, which agree on the problem's own number of nodes."""
     batch = weak_batch(problem, nodes) if grows else problem.global_batch
     if batch is None:
         share = f"{problem.global_batch} sequences x {nodes} / {problem.cluster.nodes} nodes"
@@ -166,7 +166,7 @@ def _without_recipe(nodes: int, devices: int, reason: str) -> ScalingRow:
 
 
 def _reason(survey: Survey, found: Plan) -> str:
-    """Why no recipe is legal, known to the formulas, or small enough."""
+    """Return why no recipe is legal, known to the formulas, or small enough."""
     if not found.legal:
         count, example = why_nothing_legal(survey)
         most = "" if count == survey.points else f", mostly ({count:,} of {survey.points:,} points)"
@@ -178,7 +178,7 @@ def _reason(survey: Survey, found: Plan) -> str:
 
 
 def _with_efficiency(rows: Sequence[ScalingRow]) -> tuple[ScalingRow, ...]:
-    """The rows against the first that has a recipe."""
+    """Return the rows relative to the first that has a recipe."""
     rates = [rate for row in rows if (rate := row.tokens_per_s_per_device) is not None]
     return tuple(
         row if (rate := row.tokens_per_s_per_device) is None else replace(row, efficiency=rate / rates[0])
@@ -187,7 +187,7 @@ def _with_efficiency(rows: Sequence[ScalingRow]) -> tuple[ScalingRow, ...]:
 
 
 def _bounds(space: Space, rows: Sequence[ScalingRow]) -> tuple[Bound, ...]:
-    """The dimensions whose largest value is the best on some count."""
+    """Return the dimensions whose largest value is the best on some count."""
     found: list[Bound] = []
     for dimension in BOUNDING:
         largest = max(getattr(space, dimension))

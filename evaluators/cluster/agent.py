@@ -26,7 +26,7 @@ from types import FrameType
 from frontrunner.evaluators.cluster.environment import launched_rank
 from frontrunner.evaluators.cluster.step import LOOK_S, HeartbeatMonitor, NodeReport, Step, StepFolder
 from frontrunner.evaluators.probe.fork_client import ForkClient, RankExited, Ranks, RanksStarted, Report, ServerLost
-from frontrunner.evaluators.probe.processes import kernel_oom_kills, start_child
+from frontrunner.evaluators.probe.processes import kernel_oom_kills, kill_rank, start_child
 from frontrunner.evaluators.probe.watch import KILL_GRACE_S, PEER_GRACE_S
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 
@@ -110,7 +110,7 @@ class NodeAgent:
                 for report in client.reports(POLL_S):
                     self._handle(report)
                 if self._should_end():
-                    self._kill_ranks(client)
+                    self._kill_ranks()
         except FrontrunnerError as error:  # the fork server did not start
             self._fail(error.message)
         finally:
@@ -147,13 +147,13 @@ class NodeAgent:
             return False
         return not self._pids or time.monotonic() - self._killed_s > KILL_GRACE_S
 
-    def _kill_ranks(self, client: ForkClient) -> None:
+    def _kill_ranks(self) -> None:
         if self._killed_s is None:
             self._killed_s = time.monotonic()
             self._update(killed=tuple(rank for rank in self._ranks if rank not in self._report.statuses))
         for rank in self._report.killed:
             if rank in self._pids and rank not in self._report.statuses:
-                client.kill_rank(self._pids[rank])
+                kill_rank(self._pids[rank])
 
     def _should_end(self) -> bool:
         now = time.monotonic()

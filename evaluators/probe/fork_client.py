@@ -7,7 +7,6 @@ import json
 import os
 import selectors
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from frontrunner.evaluators.probe.files import tail
-from frontrunner.evaluators.probe.processes import driver_tags, kill_group, rendezvous_prefix
+from frontrunner.evaluators.probe.processes import driver_tags, rendezvous_prefix
 from frontrunner.spaces.errors import FrontrunnerError
 
 START_TIMEOUT_S = 120.0
@@ -118,9 +117,10 @@ class ForkClient:
 
         `scratch` is a folder that the server removes if this process ends before the ranks do.
         """
-        request: dict[str, Any] = {"start": token, "job": str(job), "world_size": ranks.world_size, "logs": str(logs)}
+        request: dict[str, Any] = {"start": token, "job": str(job), "logs": str(logs)}
+        request |= {"world_size": ranks.world_size, "ranks": [ranks.first, ranks.count]}
         if ranks.meeting is not None:
-            request |= {"ranks": [ranks.first, ranks.count], "meeting": str(ranks.meeting)}
+            request["meeting"] = str(ranks.meeting)
         if scratch is not None:
             request["scratch"] = str(scratch)
         self._pending[token] = json.dumps(request).encode() + b"\n"
@@ -181,12 +181,6 @@ class ForkClient:
     def _never_ready(self, what: str) -> FrontrunnerError:
         output = tail(self._log_path, 1) or "no output"
         return FrontrunnerError(f"the fork server {what}: {output}", hint=f"see {self._log_path}")
-
-    def kill_rank(self, pid: int) -> None:
-        """Kill one rank and whatever it has started; a rank that is gone already is no error."""
-        kill_group(pid)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)  # one that has no group of its own yet
 
     def close(self) -> None:
         """Close the server's input, on which it ends and its ranks with it; kill it if it does not."""

@@ -3,8 +3,8 @@
 A probe's ranks start warm and start clean: whatever they break ends with them. The server is single-threaded, holds no
 process group and never touches an accelerator, so that forking it is safe. Its protocol is JSON lines:
 
-    in    {"start": token, "job": path, "world_size": n, "logs": folder, "scratch": folder, if any,
-           "ranks": [first, count], "meeting": folder}   these two only if other nodes have more of the ranks
+    in    {"start": token, "job": path, "world_size": n, "ranks": [first, count], "logs": folder,
+           "scratch": folder, if any, "meeting": folder, if other nodes have more of the ranks}
     out   {"ready": pid}   {"started": token, "pids": [...]}   {"exited": token, "rank": r, "status": s}
 
 `status` is as in `subprocess`: the exit code, or minus the signal. Ranks die with the server, and the server ends,
@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from frontrunner.evaluators.probe.processes import die_with_parent, kill_group
+from frontrunner.evaluators.probe.processes import die_with_parent, kill_group, kill_rank
 
 START_FAILED = 120
 """Exit status of a rank that could not even read its job."""
@@ -66,15 +66,9 @@ class ForkServer:
                     is_open = self._read_requests()
             self._reap()
         for pid in self.ranks:
-            kill_group(pid)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)  # one that has no group of its own yet
-        self._clear()
-
-    def _clear(self) -> None:
-        """Remove the scratch folders of ranks that were just killed, once they no longer write."""
+            kill_rank(pid)
         for pid, (token, _) in self.ranks.items():
-            if token in self.scratch:
+            if token in self.scratch:  # which they may still write to
                 os.waitpid(pid, 0)
         for folder in self.scratch.values():
             shutil.rmtree(folder, ignore_errors=True)
@@ -90,7 +84,7 @@ class ForkServer:
         if "scratch" in request:
             self.scratch[request["start"]] = Path(request["scratch"])
         pids = []
-        first, count = request.get("ranks", (0, request["world_size"]))
+        first, count = request["ranks"]
         for rank in range(first, first + count):
             pid = os.fork()
             if pid == 0:
@@ -138,15 +132,13 @@ class ForkServer:
 def _run(request: dict[str, Any], rank: int, rendezvous: Path) -> int:
     from frontrunner.evaluators.trainer.entry import run_rank
     from frontrunner.evaluators.trainer.job import Job
-    from frontrunner.evaluators.trainer.rendezvous import set_local_rank_env
+    from frontrunner.evaluators.trainer.rendezvous import rendezvous_url, set_local_rank_env
 
     job = Job.from_json(Path(request["job"]).read_text(encoding="utf-8"))
-    init_method, first = f"file://{rendezvous / request['start']}", 0
-    if "ranks" in request:
-        from frontrunner.evaluators.trainer.rendezvous import rendezvous_url
-
-        init_method, first = rendezvous_url(Path(request["meeting"])), request["ranks"][0]
-    set_local_rank_env(rank - first, len(request.get("ranks", range(request["world_size"]))))
+    is_alone = "meeting" not in request
+    init_method = f"file://{rendezvous / request['start']}" if is_alone else rendezvous_url(Path(request["meeting"]))
+    first, count = request["ranks"]
+    set_local_rank_env(rank - first, count)
     try:
         run_rank(job, rank=rank, world_size=request["world_size"], init_method=init_method, local_rank=rank - first)
     except SystemExit as ending:
@@ -200,7 +192,7 @@ def main() -> None:
     """
     requests_fd, reports_fd = os.dup(0), os.dup(1)
     os.dup2(2, 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what an interrupt means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles interrupts
     rendezvous, engines = Path(sys.argv[1]), sys.argv[2:]
     try:
         with _ended_with_driver(requests_fd, rendezvous):

@@ -76,6 +76,13 @@ def kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
+def kill_rank(pid: int) -> None:
+    """Kill one rank and whatever it has started; a rank that is gone already is no error."""
+    kill_group(pid)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)  # one that has no group of its own yet
+
+
 def kill_tagged(variable: str, value: str, *, wait_s: float = 0.0) -> None:
     """Kill every process of this user whose environment has this tag, and wait up to `wait_s` for their end."""
     killed = []

@@ -14,7 +14,7 @@ import psutil
 from frontrunner.evaluators.probe.fork_client import ForkClient, RankExited, Ranks, RanksStarted, Report, ServerLost
 from frontrunner.evaluators.probe.job import Corpus, corpus, disk_folder, probe_job
 from frontrunner.evaluators.probe.orphans import cannot_be_ended
-from frontrunner.evaluators.probe.processes import running
+from frontrunner.evaluators.probe.processes import kill_rank, running
 from frontrunner.evaluators.probe.settings import TORCH_DEVICES
 from frontrunner.evaluators.probe.watch import Watch, conclude, harvest, write_job
 from frontrunner.evaluators.protocol import QUEUED, Finished, ProbeOrder, ProbeSetup, Progress
@@ -85,7 +85,7 @@ class TrainingProbe:
             waited_s += poll_s
             for probe in self._running.values():
                 for pid in probe.look():
-                    self._client.kill_rank(pid)
+                    kill_rank(pid)
             ended = [token for token, probe in self._running.items() if probe.has_ended]
             if ended or waited_s >= timeout_s:
                 return [self._conclude(self._running.pop(token)) for token in ended]
@@ -131,7 +131,7 @@ class TrainingProbe:
         """Kill what still runs and end the fork server."""
         for probe in self._running.values():
             for pid in probe.kill():
-                self._client.kill_rank(pid)
+                kill_rank(pid)
         self._client.close()
         for probe in self._running.values():
             self._remove_offloaded(probe.order)

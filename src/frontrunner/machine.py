@@ -108,7 +108,7 @@ def fit_campaign(
     path = None if out is None else writable(out)
     with opened(store) as found:
         record = found.campaign(campaign)
-        told = found.final_outcomes(record.id)
+        outcomes = found.final_outcomes(record.id)
     spec = stored_spec(record)
     if spec.evaluator == "simulated":
         raise InvalidInput(f"campaign {record.name} is simulated: it measured nothing that could be fitted to")
@@ -122,7 +122,7 @@ def fit_campaign(
     if (base.devices, base.backend) != (own.devices, own.backend):
         expected = f"{own.devices} {own.backend} devices, on which campaign {record.name} measured"
         raise bad_value("cluster", f"{base.devices} {base.backend} devices", expected)
-    measured = samples_of_outcomes(told, replace(spec.problem, cluster=base))
+    measured = samples_of_outcomes(outcomes, replace(spec.problem, cluster=base))
     return _fitted(measured, path, base, f"campaign {record.name}")
 
 

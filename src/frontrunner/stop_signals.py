@@ -24,21 +24,21 @@ INTERRUPTED = 130
 
 
 class DriverSignals:
-    """Tells drivers of signals. Called with a driver, it lets signals stop that one from then on.
+    """Passes signals on to drivers. Called with a driver, it lets signals stop that one from then on.
 
-    What was said to one driver holds for the next: a signal that comes between two campaigns of a pair is not lost.
-    Only flags are set in the handlers: the driver says in its own time that it is stopping.
+    Signals to one driver hold for the next: one that arrives between the two campaigns of a pair is not lost. Handlers
+    only set flags: the driver reports by itself that it is stopping.
     """
 
     def __init__(self) -> None:
         self._before: dict[signal.Signals, Any] = {}
         self._driving: list[Driver] = []
-        self._said: list[signal.Signals] = []
+        self._received: list[signal.Signals] = []
 
     def __call__(self, driver: Driver) -> None:
         """Let signals stop this driver."""
-        self._driving.append(driver)  # from here on signals reach it; one that comes meanwhile is told twice: once
-        _tell(driver, self._said)
+        self._driving.append(driver)  # signals reach it from here on; repeating one changes nothing
+        _pass_on(driver, self._received)
         for number in (*STOP_SIGNALS, PAUSE_SIGNAL, CANCEL_SIGNAL):
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, for one, ignores SIGHUP on purpose
                 self._before.setdefault(number, signal.getsignal(number))  # of several drivers, the first finds it
@@ -46,23 +46,23 @@ class DriverSignals:
 
     @property
     def exit_code(self) -> int:
-        """Of a command whose driver was stopped: 128 and the last stop signal, as in shells; else `INTERRUPTED`."""
-        stops = [number for number in self._said if number in STOP_SIGNALS]
+        """Exit code of a command whose driver was stopped: 128 plus the last stop signal, else `INTERRUPTED`."""
+        stops = [number for number in self._received if number in STOP_SIGNALS]
         return 128 + stops[-1] if stops else INTERRUPTED
 
     def put_back(self) -> None:
-        """Have the handlers of before again."""
+        """Restore the earlier handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        self._said.append(signal.Signals(number))
-        _tell(self._driving[-1], self._said)
+        self._received.append(signal.Signals(number))
+        _pass_on(self._driving[-1], self._received)
 
 
 @contextmanager
 def stopped_by_signals() -> Iterator[DriverSignals]:
-    """Give out what lets signals stop a driver; the handlers before are back at the end."""
+    """Let signals stop drivers; restore the earlier handlers at the end."""
     signals = DriverSignals()
     try:
         yield signals
@@ -70,10 +70,10 @@ def stopped_by_signals() -> Iterator[DriverSignals]:
         signals.put_back()
 
 
-def _tell(driver: Driver, said: list[signal.Signals]) -> None:
-    """Tell a driver all that was said so far, in order; hearing it again changes nothing for it."""
+def _pass_on(driver: Driver, received: list[signal.Signals]) -> None:
+    """Pass all signals so far on to a driver, in order; repeating one changes nothing."""
     has_stopped = False
-    for number in tuple(said):
+    for number in tuple(received):
         if number == PAUSE_SIGNAL:
             driver.pause()
         elif number == CANCEL_SIGNAL or has_stopped:

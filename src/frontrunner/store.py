@@ -1,8 +1,8 @@
 """Questions to a store of campaigns.
 
-`LocalStore` reads a database, `frontrunner.remote.RemoteStore` asks a service; both have the same methods with the same
-results. The functions of `frontrunner`, the command line and the service's routes call them. In every method `campaign`
-is a name, and None the newest campaign; `recipe_id` is an id or a unique prefix of one.
+`LocalStore` reads a database, `frontrunner.remote.RemoteStore` queries a service; both have the same methods with the
+same results. The functions of `frontrunner`, the command line and the service's routes call them. In every method
+`campaign` is a name, and None the newest campaign; `recipe_id` is an id or a unique prefix of one.
 """
 
 from __future__ import annotations

@@ -176,23 +176,23 @@ def test_ranks_in_sessions_of_their_own_end_with_the_probe(tmp_path: Path) -> No
     assert not psutil.pid_exists(int((tmp_path / "rank.pid").read_text()))
 
 
-@pytest.mark.parametrize("victim", ["driver's end of the lifeline", "keeper"])
-def test_nothing_is_left_when_the_driver_or_the_keeper_dies(tmp_path: Path, victim: str) -> None:
+@pytest.mark.parametrize("victim", ["driver's end of the lifeline", "supervisor"])
+def test_nothing_is_left_when_the_driver_or_the_supervisor_dies(tmp_path: Path, victim: str) -> None:
     setup = setup_with(tmp_path, "leaves-ranks", measured_steps=100_000)
     with evaluator_of(setup) as evaluator:
         evaluator.start(order(setup))
         assert wait_for(lambda: not evaluator.finished(0.05) and evaluator.progress("00001.1").steps_done)  # type: ignore[union-attr]
-        (keeper,) = (
+        (supervisor,) = (
             p for p in psutil.Process().children() if "frontrunner.evaluators.external.supervisor" in p.cmdline()
         )
-        started = [p for p in keeper.children(recursive=True) if is_alive(p)]
+        started = [p for p in supervisor.children(recursive=True) if is_alive(p)]
         assert len(started) == 2, "the trainer and its rank"
-        if victim == "keeper":
-            os.kill(keeper.pid, signal.SIGKILL)
+        if victim == "supervisor":
+            os.kill(supervisor.pid, signal.SIGKILL)
             found = wait_for(lambda: evaluator.finished(0.25))
             assert found[0].outcome.kind is FailureKind.LOST
         else:
-            evaluator.close()  # closes the keeper's stdin, as the kernel does when a driver is killed
+            evaluator.close()  # closes the supervisor's stdin, as the kernel does when a driver is killed
         wait_for(lambda: not any(map(is_alive, started)), 10)
 
 

@@ -14,9 +14,9 @@ TRAINER = Path(__file__).parent.parent / "support" / "fake_trainer.py"
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("is_keeper_stopped", [False, True])
-def test_a_killed_driver_leaves_no_trainer_and_its_campaign_goes_on(tmp_path: Path, is_keeper_stopped: bool) -> None:
-    """A keeper that stands still does not notice: the trainer and its ranks go on until the campaign does."""
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_killed_driver_leaves_no_trainer_and_its_campaign_goes_on(tmp_path: Path, is_stopped: bool) -> None:
+    """A supervisor that stands still does not notice: the trainer and its ranks go on until the campaign does."""
     command = {
         "arguments": [
             "{python}",
@@ -36,13 +36,13 @@ def test_a_killed_driver_leaves_no_trainer_and_its_campaign_goes_on(tmp_path: Pa
     with started("launch", "c.toml", cwd=tmp_path) as driver:
         rank = wait_for(lambda: (tmp_path / "rank.pid").exists() and (tmp_path / "rank.pid").read_text())
         left = [psutil.Process(int(rank)), *psutil.Process(driver.pid).children(recursive=True)]
-        assert len(left) >= 3, "the rank, the keeper and the trainer"
-        if is_keeper_stopped:
-            (keeper,) = psutil.Process(driver.pid).children()
-            keeper.suspend()
+        assert len(left) >= 3, "the rank, the supervisor and the trainer"
+        if is_stopped:
+            (supervisor,) = psutil.Process(driver.pid).children()
+            supervisor.suspend()
         driver.kill()
         driver.wait()
-    if not is_keeper_stopped:
+    if not is_stopped:
         wait_for(lambda: not any(map(is_alive, left)), 20)
     (folder,) = (tmp_path / "frontrunner-runs" / "tiny").iterdir()
     assert not (folder / "outcome.json").exists()

@@ -79,8 +79,8 @@ def found(fenced: Fenced | None = None) -> set[int]:
     return {process.pid for process in find_orphans(fenced)}
 
 
-def test_a_rank_of_a_command_is_found_when_its_keeper_ends_nothing(tmp_path: Path) -> None:
-    """A launcher gives its ranks sessions of their own, and a keeper that stands still, or is killed, ends none."""
+def test_a_rank_of_a_command_is_found_when_its_supervisor_ends_nothing(tmp_path: Path) -> None:
+    """A launcher gives its ranks sessions of their own, and a supervisor that stands still, or is killed, ends none."""
     one, me = order(setup_of(tmp_path)), Fenced(pid=os.getpid(), folder=tmp_path)
     command = Command(arguments=(*LAUNCHER, *RANK), log_patterns=(r"(?P<step>\d+) (?P<step_time_s>\d+)",))
     write_run(one.run_folder, command, {}, CommandSettings(folder=str(tmp_path)))
@@ -89,10 +89,10 @@ def test_a_rank_of_a_command_is_found_when_its_keeper_ends_nothing(tmp_path: Pat
         wait_for(lambda: len(marked(RUN_TAG, str(one.run_folder))) == 2)
         family = marked(RUN_TAG, str(one.run_folder))
         assert not {process.pid for process in family} & found(), "their driver runs"
-        (keeper,) = (child for child in psutil.Process().children() if child.pid == family[0].ppid())
-        assert {process.pid for process in (keeper, *family)} <= found(me)
-        keeper.kill()
-        wait_for(lambda: sum(map(is_alive, family)) == 1)  # the launcher goes with its keeper
+        (supervisor,) = (child for child in psutil.Process().children() if child.pid == family[0].ppid())
+        assert {process.pid for process in (supervisor, *family)} <= found(me)
+        supervisor.kill()
+        wait_for(lambda: sum(map(is_alive, family)) == 1)  # the launcher goes with its supervisor
         assert {process.pid for process in family if is_alive(process)} <= found(me)
     finally:
         run.request_end()

@@ -59,7 +59,7 @@ def test_a_table_is_imported_and_a_campaign_begins_with_it(tmp_path: Path) -> No
     write_toml(tmp_path / "cold.toml", CAMPAIGN | {"name": "none", "search": {"warm_start": False, "reuse": False}})
     assert "evidence" not in frontrunner("launch", "cold.toml", cwd=tmp_path).stderr
     shown = frontrunner("best", "sweep-llama-1b-8x-s2048-b64", cwd=tmp_path).stdout
-    assert "imported: a table says so" in shown.replace("\n", " ")
+    assert "Imported: these figures come from a table" in shown.replace("\n", " ")
 
 
 def test_an_answer_takes_no_probe_and_nothing_of_the_budget(store: Store, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def headings(html: str) -> list[str]:
     return [" ".join(above.split()) for above, line in pairwise(lines) if line.startswith("──")]
 
 
-def test_the_worked_notebook_is_kept_with_what_it_shows() -> None:
+def test_example_notebook_is_kept_with_its_output() -> None:
     kept = nbformat.read(NOTEBOOK, as_version=4)
     assert len(tables(kept)) == TABLES
     assert "Simulated" in tables(kept)[2]
@@ -45,7 +45,7 @@ def test_the_worked_notebook_is_kept_with_what_it_shows() -> None:
 
 @pytest.mark.system
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # of jupyter's own event loops
-def test_the_worked_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
+def test_example_notebook_runs(tmp_path: Path) -> None:
     kept = tables(nbformat.read(NOTEBOOK, as_version=4))
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     for cell in notebook.cells:

@@ -146,7 +146,7 @@ def fits(page: api.Page) -> bool:
     return bool(page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"))
 
 
-def test_a_campaign_is_launched_watched_and_its_best_recipe_replayed(service: Served) -> None:
+def test_browser_launches_watches_and_replays_a_campaign(service: Served) -> None:
     with window(service) as page:
         page.goto(f"{service.url}/launch")
         page.get_by_label("campaign file").fill(CAMPAIGN.replace("[budget]", "[budgets]"))
@@ -207,7 +207,7 @@ def focused(page: api.Page) -> str:
     return str(page.evaluate("document.activeElement.id"))
 
 
-def test_a_live_page_keeps_its_reader_s_place(service: Served) -> None:
+def test_live_page_keeps_its_reader_s_place(service: Served) -> None:
     with driven(service.folder, "wide") as campaign, window(service) as page:
         page.goto(f"{service.url}/campaigns/wide")
         wait_for_figures(page)
@@ -269,7 +269,7 @@ def test_figures_stay_apart_and_messages_lie_over_the_page(service: Served) -> N
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1440, "dark")])
-def test_each_page_fits_its_window_by_day_and_by_night(service: Served, width: int, scheme: Any) -> None:
+def test_pages_fit_their_window_in_light_and_dark(service: Served, width: int, scheme: Any) -> None:
     with window(service, width=width, scheme=scheme) as page:
         assert fits(page)
         picture(page, f"campaigns-{scheme}", height=420)
@@ -304,7 +304,7 @@ def test_each_page_fits_its_window_by_day_and_by_night(service: Served, width: i
         picture(page, f"launch-{scheme}", height=bottom(page, "#launch"))
 
 
-def test_a_page_is_worked_by_keys_alone(service: Served) -> None:
+def test_pages_are_usable_by_keyboard(service: Served) -> None:
     with window(service) as page:
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
@@ -316,7 +316,7 @@ def test_a_page_is_worked_by_keys_alone(service: Served) -> None:
 
 
 @pytest.mark.parametrize("width", [800, 1280])
-def test_a_plan_changes_as_it_is_typed_and_nothing_jumps(service: Served, width: int) -> None:
+def test_plan_page_updates_while_typing_without_jumps(service: Served, width: int) -> None:
     with window(service, width=width) as page:
         page.goto(f"{service.url}/plan?model=gpt2-small&cluster=dgx-h100&nodes=1&sequence_length=1024&global_batch=64")
         answer = page.locator("#answer")

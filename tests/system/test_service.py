@@ -197,7 +197,9 @@ def test_the_reading_commands_ask_a_service(service: Served) -> None:
 
 
 def test_a_stream_can_be_left_and_opened_again(service: Served) -> None:
-    client = service.start()
+    if service.process is None or service.process.poll() is not None:
+        service.start()
+    client = frontrunner.connect(service.url, token=tokens_of(settings(service.folder)).operator)
     name = client.launch(BODY | {"name": "streamed"})
     for _ in range(3):
         events = client.events(name)

@@ -18,7 +18,7 @@ from frontrunner.spaces.document import recipe_id
 from support.page_stores import page_store
 
 
-def test_a_driver_that_was_told_to_pause_says_what_it_waits_for(tmp_path: Path) -> None:
+def test_campaign_view_shows_what_a_pausing_driver_waits_for(tmp_path: Path) -> None:
     page_store(tmp_path)
     with open_store(str(tmp_path / "store.db")) as store:
         campaign, spec = store.campaign("first"), campaign_view(store, "first").spec
@@ -35,7 +35,7 @@ def test_a_driver_that_was_told_to_pause_says_what_it_waits_for(tmp_path: Path) 
         assert campaign_view(store, "first").ending == "", "another driver was told nothing"
 
 
-def test_a_driven_campaign_keeps_room_for_the_rows_that_may_come(tmp_path: Path) -> None:
+def test_campaign_view_reserves_rows_while_driven(tmp_path: Path) -> None:
     page_store(tmp_path)
     with open_store(str(tmp_path / "store.db")) as store:
         assert campaign_view(store, "first").rows_ahead == 0
@@ -44,7 +44,7 @@ def test_a_driven_campaign_keeps_room_for_the_rows_that_may_come(tmp_path: Path)
         assert (len(view.ranking), view.rows_ahead) == (3, 7)
 
 
-def test_what_is_left_to_gain_is_said_once(tmp_path: Path) -> None:
+def test_campaign_view_shows_the_outlook_once(tmp_path: Path) -> None:
     page_store(tmp_path)
     with open_store(str(tmp_path / "store.db")) as store:
         writer = store.drive(store.acquire_lease(store.campaign("first").id, host="h", pid=1))

@@ -17,7 +17,7 @@ from frontrunner.spaces.sharding import Sharding
 from support.page_stores import SCRIPT, page_store
 
 
-def test_values_are_shown_as_escaped_text(tmp_path: Path) -> None:
+def test_notebook_shows_values_as_escaped_text(tmp_path: Path) -> None:
     ids = page_store(tmp_path, names=("first",))
     store = str(tmp_path / "store.db")
     ranking = frontrunner.best(store=store)
@@ -35,7 +35,7 @@ def test_values_are_shown_as_escaped_text(tmp_path: Path) -> None:
     assert "1 crashed" in shown[2]
 
 
-def test_results_of_the_api_are_shown(tmp_path: Path) -> None:
+def test_notebook_shows_results_of_the_api(tmp_path: Path) -> None:
     ids = page_store(tmp_path)
     store = str(tmp_path / "store.db")
     campaigns, failures = frontrunner.campaigns(store=store), frontrunner.failures("first", store=store)
@@ -55,7 +55,7 @@ def test_results_of_the_api_are_shown(tmp_path: Path) -> None:
     assert "nothing failed" in FailureList()._repr_html_()
 
 
-def test_a_recipe_is_shown_by_what_is_off_its_defaults() -> None:
+def test_notebook_shows_choices_of_a_recipe_off_their_defaults() -> None:
     shown = Recipe(
         devices=8, tensor_parallel=2, micro_batch_seqs=4, accumulation=2, sharding=Sharding(optimizer=4)
     )._repr_html_()
@@ -70,7 +70,7 @@ def test_a_recipe_is_shown_by_what_is_off_its_defaults() -> None:
     }
 
 
-def test_a_ranking_is_still_a_list_and_reports_what_was_not_measured(tmp_path: Path) -> None:
+def test_ranking_is_a_list_and_notebook_reports_its_origin(tmp_path: Path) -> None:
     page_store(tmp_path, names=("first",))
     ranking = frontrunner.best(store=str(tmp_path / "store.db"))
     assert ranking == list(ranking)

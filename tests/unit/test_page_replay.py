@@ -79,7 +79,7 @@ def card(client: TestClient, recipe_id: str) -> str:
     return " ".join(re.sub(r"<[^>]+>", " ", answer.text).split())
 
 
-def test_a_replay_is_as_fast_as_its_newest_steps_beside_what_was_measured(
+def test_replay_card_compares_its_newest_steps_with_the_measurement(
     home: Path, folder: Path, client: TestClient
 ) -> None:
     evaluation = {"event": "evaluation", "step": 30, "loss": 3.25}
@@ -108,7 +108,7 @@ def test_a_replay_is_as_fast_as_its_newest_steps_beside_what_was_measured(
     ],
     ids=["killed", "stopped", "crashed", "broken"],
 )
-def test_how_a_replay_ended_is_told(folder: Path, client: TestClient, error: BaseException | None, words: str) -> None:
+def test_replay_card_shows_its_end(folder: Path, client: TestClient, error: BaseException | None, words: str) -> None:
     left(folder, step(1, 0.2), log="Traceback: it was so\n")
     if error is not None:
         catches = pytest.raises(type(error)) if isinstance(error, Exception) else nullcontext()
@@ -120,7 +120,7 @@ def test_how_a_replay_ended_is_told(folder: Path, client: TestClient, error: Bas
     assert "long log" not in told
 
 
-def test_a_failure_is_told_though_an_earlier_run_left_its_result(home: Path, folder: Path) -> None:
+def test_replay_shows_a_failure_after_an_earlier_result(home: Path, folder: Path) -> None:
     left(folder, step(200, 0.2))
     write_json(folder / "result.json", {})
     assert found(home, folder).state == "finished"
@@ -128,9 +128,7 @@ def test_a_failure_is_told_though_an_earlier_run_left_its_result(home: Path, fol
     assert (found(home, folder).state, found(home, folder).why) == ("failed", "it holds another run")
 
 
-def test_going_on_offers_the_steps_that_were_asked_for_and_names_the_checkpoint(
-    folder: Path, client: TestClient
-) -> None:
+def test_replay_form_offers_remaining_steps_and_the_checkpoint(folder: Path, client: TestClient) -> None:
     def form() -> dict[str, Any]:
         text = client.get(f"/recipes/{folder.name}/replay").text
         field = re.search(r'name="steps" min="(\d+)" max="\d+" value="(\d+)"', text)
@@ -149,7 +147,7 @@ def test_going_on_offers_the_steps_that_were_asked_for_and_names_the_checkpoint(
     assert "continuing from the checkpoint after step 30" in client.get(f"/recipes/{folder.name}").text
 
 
-def test_the_page_can_ask_for_a_replay_on_other_hardware(folder: Path, client: TestClient) -> None:
+def test_replay_form_allows_other_hardware(folder: Path, client: TestClient) -> None:
     assert '<input type="checkbox" name="anyway">' in client.get(f"/recipes/{folder.name}/replay").text
     assert ReplayForm.model_validate({"steps": 5, "anyway": True}).anyway is True
     assert ReplayForm.model_validate({"steps": 5}).anyway is False

@@ -69,7 +69,7 @@ def every_page(client: TestClient, ids: list[str]) -> dict[str, str]:
     return {path: shown(client, path) for path in paths}
 
 
-def test_text_from_outside_never_becomes_a_part_of_a_page(every_page: dict[str, str]) -> None:
+def test_pages_escape_text_from_outside(every_page: dict[str, str]) -> None:
     for path, text in every_page.items():
         assert SCRIPT not in text, path
         assert "\x1b" not in text, path
@@ -77,14 +77,14 @@ def test_text_from_outside_never_becomes_a_part_of_a_page(every_page: dict[str, 
     assert "\\x1b[31m" in every_page["/campaigns/first"]
 
 
-def test_pages_hold_no_inline_script_or_style_and_name_no_other_place(every_page: dict[str, str]) -> None:
+def test_pages_hold_no_inline_script_or_style_and_no_foreign_link(every_page: dict[str, str]) -> None:
     for path, text in every_page.items():
         assert not re.search(r"<script(?![^>]* src=\"/static/)", text), path
         assert not re.search(r"<style|\sstyle=|\son[a-z]+=", text), path
         assert not re.search(r"(src|href|action)=\"(https?:)?//", text), path
 
 
-def test_every_file_that_a_page_names_is_there_and_may_be_kept(client: TestClient, every_page: dict[str, str]) -> None:
+def test_static_files_exist_and_are_cached_for_ever(client: TestClient, every_page: dict[str, str]) -> None:
     named = {path for text in every_page.values() for path in re.findall(r"/static/[^\"]+", text)}
     assert any("htmx" in path for path in named)
     for path in named:
@@ -95,13 +95,13 @@ def test_every_file_that_a_page_names_is_there_and_may_be_kept(client: TestClien
     assert client.get("/static/..%2frendering.py").status_code == 404
 
 
-def test_a_page_that_has_seen_everything_is_sent_nothing(client: TestClient) -> None:
+def test_live_page_without_changes_is_204(client: TestClient) -> None:
     seen = re.search(r'hx-get="(/campaigns/first/live[^"]+)"', shown(client, "/campaigns/first"))
     assert seen is not None
     assert client.get(seen[1]).status_code == 204
 
 
-def test_only_the_pieces_that_changed_are_sent(client: TestClient) -> None:
+def test_live_page_is_sent_changed_sections_only(client: TestClient) -> None:
     page = shown(client, "/campaigns/first")
     seen = re.search(r'hx-get="(/campaigns/first/live\?seen=[^"]+)"', page)
     assert seen is not None
@@ -115,11 +115,11 @@ def test_only_the_pieces_that_changed_are_sent(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("seen", ["", "x", "x" * 500])
-def test_a_page_that_cannot_say_what_it_has_seen_is_refused(client: TestClient, seen: str) -> None:
+def test_live_page_refuses_an_invalid_seen(client: TestClient, seen: str) -> None:
     assert client.get(f"/campaigns/first/live?seen={seen}").status_code == 422
 
 
-def test_a_page_hears_that_its_driver_died_without_a_word(tmp_path: Path) -> None:
+def test_version_changes_when_a_lease_runs_out(tmp_path: Path) -> None:
     start = datetime(2026, 1, 1, tzinfo=UTC)
     page_store(tmp_path)
     with open_store(str(tmp_path / "store.db"), clock=lambda: start) as store:
@@ -134,7 +134,7 @@ def test_a_page_hears_that_its_driver_died_without_a_word(tmp_path: Path) -> Non
         assert (view.status.driver_is_live, view.can_be_driven) == (False, True)
 
 
-def test_a_campaign_without_its_driver_is_called_cut_off_wherever_it_is_listed(tmp_path: Path) -> None:
+def test_campaign_without_its_driver_is_called_cut_off_everywhere(tmp_path: Path) -> None:
     page_store(tmp_path)
     chosen = settings(tmp_path)
     with open_store(str(tmp_path / "store.db")) as store:
@@ -160,7 +160,7 @@ def test_a_campaign_without_its_driver_is_called_cut_off_wherever_it_is_listed(t
         assert 'frontrunner_campaigns{state="cut off"} 1.0' in metrics
 
 
-def test_an_imported_campaign_spent_nothing_here_and_has_no_timeline(tmp_path: Path) -> None:
+def test_imported_campaign_spent_nothing_and_has_no_timeline(tmp_path: Path) -> None:
     page_store(tmp_path, ("table",), figures="imported")
     chosen = settings(tmp_path)
     with TestClient(create_app(chosen, pages=(router,)), base_url=ORIGIN) as client:
@@ -172,7 +172,7 @@ def test_an_imported_campaign_spent_nothing_here_and_has_no_timeline(tmp_path: P
     assert "node-seconds" not in listed
 
 
-def test_little_time_of_nodes_is_told_in_node_seconds(every_page: dict[str, str]) -> None:
+def test_pages_show_little_node_time_in_node_seconds(every_page: dict[str, str]) -> None:
     assert "<dt>spent</dt><dd>30 node-seconds</dd>" in every_page["/campaigns/first"]
     assert '<td class="col-node_seconds_spent number">30 node-seconds</td>' in every_page["/"]
 
@@ -190,7 +190,7 @@ def ended_process() -> int:
     return process.pid
 
 
-def test_the_budget_s_meter_counts_what_the_driver_counts(tmp_path: Path) -> None:
+def test_budget_meter_counts_as_the_driver_does(tmp_path: Path) -> None:
     page_store(tmp_path)
     with open_store(str(tmp_path / "store.db")) as store:
         campaign = store.campaign("first")
@@ -202,7 +202,7 @@ def test_the_budget_s_meter_counts_what_the_driver_counts(tmp_path: Path) -> Non
         assert probes_made(store, store.campaign("first")) == 3
 
 
-def test_figures_come_as_json_and_others_are_refused(client: TestClient) -> None:
+def test_charts_are_json_and_unknown_ones_refused(client: TestClient) -> None:
     found = client.get("/campaigns/first/figures/speed-memory").json()
     assert found["spec"]["layer"]
     assert "front" in found["reading"]
@@ -218,7 +218,7 @@ def test_figures_come_as_json_and_others_are_refused(client: TestClient) -> None
         ("/nothing/here", 404, "Not Found"),
     ],
 )
-def test_a_refused_page_looks_like_one_and_leads_back(client: TestClient, path: str, status: int, words: str) -> None:
+def test_refusal_is_a_page_with_a_way_back(client: TestClient, path: str, status: int, words: str) -> None:
     answer = client.get(path)
     assert answer.status_code == status
     for part in (words, '<header class="top">', 'href="/compare"', "/static/style", '<a href="/">All campaigns</a>'):
@@ -229,7 +229,7 @@ def test_a_refused_page_looks_like_one_and_leads_back(client: TestClient, path: 
     assert (stranger.status_code, "<header" in stranger.text) == (401, False)
 
 
-def test_what_cannot_be_compared_is_said_beside_what_was_typed(client: TestClient, ids: list[str]) -> None:
+def test_compare_reports_mistakes_next_to_what_was_typed(client: TestClient, ids: list[str]) -> None:
     text = shown(client, f"/compare?recipe=deadbeef&recipe={ids[0]}")
     assert "No recipe id begins with &#39;deadbeef&#39;" in text
     assert 'value="deadbeef"' in text
@@ -240,7 +240,7 @@ def test_what_cannot_be_compared_is_said_beside_what_was_typed(client: TestClien
     assert f'value="{ids[0]}"' in shown(client, f"/compare?recipe={ids[0]}")
 
 
-def test_an_empty_store_has_nothing_to_compare_and_says_so(tmp_path: Path) -> None:
+def test_compare_of_an_empty_store_says_so(tmp_path: Path) -> None:
     chosen = settings(tmp_path)
     with TestClient(create_app(chosen, pages=(router,)), base_url=ORIGIN) as client:
         client.headers.update(bearer(tokens_of(chosen).operator) | {"accept": "text/html"})
@@ -249,7 +249,7 @@ def test_an_empty_store_has_nothing_to_compare_and_says_so(tmp_path: Path) -> No
     assert "<select" not in text
 
 
-def test_a_reader_sees_no_buttons_and_may_press_none(client: TestClient, folder: Path, ids: list[str]) -> None:
+def test_reader_sees_no_buttons_and_cannot_use_them(client: TestClient, folder: Path, ids: list[str]) -> None:
     reader = bearer(tokens_of(settings(folder)).reader)
     for path in ("/", "/campaigns/first", f"/recipes/{ids[0]}"):
         text = client.get(path, headers=reader).text
@@ -260,14 +260,14 @@ def test_a_reader_sees_no_buttons_and_may_press_none(client: TestClient, folder:
     assert client.post("/campaigns/first/cancel", headers=reader, json={}).status_code == 403
 
 
-def test_a_recipe_page_says_how_far_off_the_estimate_is(every_page: dict[str, str], ids: list[str]) -> None:
+def test_recipe_page_shows_the_error_of_the_estimate(every_page: dict[str, str], ids: list[str]) -> None:
     text = every_page[f"/recipes/{ids[0]}"]
     assert "Rank 1 of 3 in second" in text
     assert "measured: 105 ms" in text
     assert "How the model is cut" in text
 
 
-def test_a_campaign_file_is_checked_before_it_is_launched(client: TestClient) -> None:
+def test_launch_check_reports_mistakes(client: TestClient) -> None:
     def said(text: str) -> str:
         return client.post("/launch/check", json={"campaign": text}).text
 
@@ -281,7 +281,7 @@ def test_a_campaign_file_is_checked_before_it_is_launched(client: TestClient) ->
     assert client.post("/launch", json={"campaign": "[model"}).status_code == 422
 
 
-def test_a_campaign_that_cannot_begin_is_not_called_fine(client: TestClient) -> None:
+def test_launch_check_reports_taken_names_and_empty_spaces(client: TestClient) -> None:
     def said(name: str, micro_batch: int) -> str:
         text = (
             f"name = '{name}'\nevaluator = 'simulated'\n[model]\npreset = 'gpt2-small'\n"
@@ -300,7 +300,7 @@ def test_a_campaign_that_cannot_begin_is_not_called_fine(client: TestClient) -> 
 
 
 @pytest.mark.parametrize("value", ["[" * 50_000, "1" * 5_000, "0x" + "f" * 50_000], ids=["deep", "long", "long hex"])
-def test_toml_that_python_cannot_take_in_is_one_message(client: TestClient, value: str) -> None:
+def test_launch_check_of_extreme_toml_is_one_message(client: TestClient, value: str) -> None:
     text = f"[cluster]\n[problem]\n[space]\n[model]\nlayers = {value}\n"
     checked = client.post("/launch/check", json={"campaign": text})
     assert checked.status_code == 200
@@ -324,9 +324,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("asked", "field", "message"), WRONG)
-def test_a_plan_that_cannot_be_asked_says_why_beside_the_field(
-    client: TestClient, asked: str, field: str, message: str
-) -> None:
+def test_plan_form_reports_mistakes_at_their_field(client: TestClient, asked: str, field: str, message: str) -> None:
     for path in ("/plan", "/plan/answer"):
         text = shown(client, f"{path}?{asked}")
         place = f'id="error-{field}"' if field else 'id="plan-state"'
@@ -337,7 +335,7 @@ def test_a_plan_that_cannot_be_asked_says_why_beside_the_field(
     assert client.get(f"/plan/answer?{asked}").headers["hx-reswap"] == "none", "what was answered before stays"
 
 
-def test_any_model_is_planned_on_any_machine(client: TestClient) -> None:
+def test_plan_takes_any_model_and_machine(client: TestClient) -> None:
     shape = "layers=6&hidden=512&heads=8&kv_heads=2&ffn_hidden=1024&vocabulary=1000&activation=swiglu&positions=rotary"
     machine = "nodes=1&devices_per_node=2&device=h100-80gb&memory_gib_per_device=40&node_gb_per_s=7.5&nics_per_node=1"
     asked = f"{shape}&{machine}&sequence_length=4096&global_batch=16"
@@ -352,14 +350,14 @@ def test_any_model_is_planned_on_any_machine(client: TestClient) -> None:
     assert 'value="512"' in again.text, "the address in the browser asks the same again"
 
 
-def test_another_preset_shows_what_it_says_where_nothing_is_typed(client: TestClient) -> None:
+def test_plan_form_shows_the_values_of_a_preset(client: TestClient) -> None:
     text = shown(client, "/plan/fields/model?model=llama-3-8b&layers=40")
     assert 'value="40"' in text
     assert 'placeholder="4096"' in text
     assert client.get("/plan/fields/training").status_code == 422
 
 
-def test_where_nothing_fits_more_nodes_are_tried_until_something_does(client: TestClient) -> None:
+def test_plan_tries_more_nodes_until_a_recipe_fits(client: TestClient) -> None:
     large = "/plan/answer?model=frontier-175b&cluster=frontier&nodes=1&global_batch=512&sequence_length=2048"
     text = shown(client, large)
     assert "On 8 nodes one does: see below." in text
@@ -369,14 +367,14 @@ def test_where_nothing_fits_more_nodes_are_tried_until_something_does(client: Te
     assert "see below" not in text
 
 
-def test_a_machine_of_another_device_has_that_device_s_figures() -> None:
+def test_planned_campaign_with_another_device_has_its_figures() -> None:
     preset, other = (planned_campaign(typed).problem.cluster for typed in ({}, {"device": "h100-80gb"}))
     assert (other.peak_tflops.bf16, other.memory_gib_per_device) == (989.4, 79.6)
     assert (other.devices_per_node, other.links) == (preset.devices_per_node, preset.links)
     assert other.matmul_share != preset.matmul_share, "what was measured of the other machine's devices is not its own"
 
 
-def test_reading_pages_loads_neither_torch_nor_the_searches(folder: Path, ids: list[str]) -> None:
+def test_pages_load_neither_torch_nor_search_libraries(folder: Path, ids: list[str]) -> None:
     script = f"""
 import sys
 from fastapi.testclient import TestClient

@@ -1,4 +1,4 @@
-"""The report's page and pictures: whole, without a network, safe from what logs and files say, and honest."""
+"""The report page and pictures: self-contained, safe from text of logs and files, reproducible."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def page(store: str, tmp_path_factory: pytest.TempPathFactory) -> Page:
     return Page(path.read_text(encoding="utf-8"))
 
 
-def test_the_page_loads_nothing(page: Page) -> None:
+def test_report_loads_nothing(page: Page) -> None:
     for tag, attributes in page.tags:
         assert tag not in {"img", "iframe", "object", "embed", "link", "base", "form"}, tag
         for name, value in attributes.items():
@@ -96,7 +96,7 @@ def test_the_page_loads_nothing(page: Page) -> None:
     assert "http" not in policy.replace("http-equiv", "")
 
 
-def test_only_the_page_s_own_script_may_run(page: Page) -> None:
+def test_report_policy_allows_its_own_script_only(page: Page) -> None:
     policy = str(next(a["content"] for _, a in page.tags if a.get("http-equiv") == "Content-Security-Policy"))
     (script,) = page.scripts
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -104,7 +104,7 @@ def test_only_the_page_s_own_script_may_run(page: Page) -> None:
     assert "unsafe-eval" not in policy
 
 
-def test_text_from_files_and_logs_is_only_text(page: Page) -> None:
+def test_report_escapes_text_from_files_and_logs(page: Page) -> None:
     shown = HOSTILE.replace("\x1b", "\\x1b")
     # The model's name once; a failure's message, log and path for each of three.
     assert page.text.count(shown) == 1 + 3 * 3
@@ -112,7 +112,7 @@ def test_text_from_files_and_logs_is_only_text(page: Page) -> None:
     assert "evil.example" not in "".join(page.scripts) + json.dumps(page.figures)
 
 
-def test_each_figure_is_drawn_or_says_why_not(page: Page) -> None:
+def test_report_draws_each_figure_or_states_why_not(page: Page) -> None:
     assert {attributes.get("id") for tag, attributes in page.tags if tag == "section"} == {*FIGURES, "failures"}
     assert set(page.figures) == set(FIGURES) - UNDRAWN
     assert page.text.count("Not drawn: Importance needs at least 20 measured recipes; there are 3.") == 2
@@ -121,18 +121,18 @@ def test_each_figure_is_drawn_or_says_why_not(page: Page) -> None:
     assert all(attributes["aria-label"] for attributes in plots.values())
 
 
-def test_each_figure_has_a_table_beside_it(page: Page) -> None:
+def test_report_has_a_table_for_each_figure(page: Page) -> None:
     assert sum(tag == "table" for tag, _ in page.tags) == len(page.figures) + 1, "one more is the ranking"
     assert page.text.count("As a table") == len(page.figures)
 
 
 @pytest.mark.parametrize("name", sorted(set(FIGURES) - UNDRAWN))
-def test_each_figure_is_valid_vega_lite(name: str, page: Page, capfd: pytest.CaptureFixture[str]) -> None:
+def test_figure_is_valid_vega_lite(name: str, page: Page, capfd: pytest.CaptureFixture[str]) -> None:
     assert vl_convert.vegalite_to_vega(fitted(page.figures[name], 960), vl_version="6.4")["marks"]
     assert "WARN" not in capfd.readouterr().err
 
 
-def test_the_head_names_the_best_recipe_and_how_to_run_it(page: Page, store: str) -> None:
+def test_report_names_the_best_recipe_and_how_to_run_it(page: Page, store: str) -> None:
     best = frontrunner.best(top=1, store=store)[0]
     assert f"Best recipe: {best.recipe_id} {best.recipe.describe()}" in re.sub(r"\s+", " ", page.text)
     assert f"frontrunner replay {best.recipe_id} --steps 1000 --store {store}" in page.text
@@ -140,7 +140,7 @@ def test_the_head_names_the_best_recipe_and_how_to_run_it(page: Page, store: str
     assert "3 recipes measured, 1 out-of-memory, 1 crashed, 1 hung" in page.text
 
 
-def test_a_simulated_campaign_is_called_so(tmp_path: Path) -> None:
+def test_report_and_picture_of_a_simulated_campaign_are_marked(tmp_path: Path) -> None:
     campaign = spec(evaluator="simulated")
     recipe = campaign.space.survey(campaign.problem).recipes[0]
     recorded(tmp_path / "s.db", campaign, [(recipe, [measured(1.0)])])
@@ -150,22 +150,22 @@ def test_a_simulated_campaign_is_called_so(tmp_path: Path) -> None:
     assert "simulated" in written.read_text(encoding="utf-8")
 
 
-def test_what_is_left_to_gain_and_what_is_rough_is_told(tmp_path: Path) -> None:
+def test_report_states_remaining_gain_and_rough_figures(tmp_path: Path) -> None:
     campaign = spec()
     first, second = campaign.space.survey(campaign.problem).recipes[:2]
     rough = replace(measured(1.0), ended=ProbeEnding.SLOWER)
-    told = recorded(tmp_path / "s.db", campaign, [(first, [measured(2.0)]), (second, [rough])])
+    found = recorded(tmp_path / "s.db", campaign, [(first, [measured(2.0)]), (second, [rough])])
     data = {"expected_improvement": 0.004, "gap": 0.02, "gap_at_most": 0.061}
     outlook = Event(id=1, campaign_id=1, at="", kind="outlook", data=data)
-    assert facts_of(replace(told, outlook=outlook), campaign)["left to gain"] == (
+    assert facts_of(replace(found, outlook=outlook), campaign)["left to gain"] == (
         "the next probe is expected to gain 0.4 %; the best is estimated to be 2 % below the best of the whole space "
         "(95 %: at most 5.7 %)"
     )
-    assert any(warning.startswith("1 probe ended early, clearly slower") for warning in warnings(told))
-    assert "left to gain" not in facts_of(told, campaign)
+    assert any(warning.startswith("1 probe ended early, clearly slower") for warning in warnings(found))
+    assert "left to gain" not in facts_of(found, campaign)
 
 
-def test_a_campaign_without_an_outcome_still_has_a_report(tmp_path: Path) -> None:
+def test_report_of_a_campaign_without_an_outcome(tmp_path: Path) -> None:
     recorded(tmp_path / "s.db", spec(), [])
     page = Page(frontrunner.report(out=tmp_path / "r.html", store=str(tmp_path / "s.db")).read_text(encoding="utf-8"))
     assert page.figures == {}
@@ -174,7 +174,7 @@ def test_a_campaign_without_an_outcome_still_has_a_report(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["svg", "png"])
-def test_pictures_of_all_figures(kind: str, store: str, tmp_path: Path) -> None:
+def test_plot_writes_all_figures(kind: str, store: str, tmp_path: Path) -> None:
     written, absent = frontrunner.plot(out=tmp_path / "figures", format=kind, store=store)
     assert {path.name for path in written} == {f"{name}.{kind}" for name in set(FIGURES) - UNDRAWN}
     assert {row.name for row in absent} == UNDRAWN
@@ -188,7 +188,7 @@ def test_pictures_of_all_figures(kind: str, store: str, tmp_path: Path) -> None:
         assert "$x$" in words, "text is text, not mathematics"
 
 
-def test_the_same_figure_is_the_same_file(store: str, tmp_path: Path) -> None:
+def test_plot_is_reproducible(store: str, tmp_path: Path) -> None:
     (first,), _ = frontrunner.plot(out=tmp_path / "a.svg", figure="speed-memory", store=store)
     (second,), _ = frontrunner.plot(out=tmp_path / "b.svg", figure="speed-memory", store=store)
     assert first.read_bytes() == second.read_bytes()
@@ -209,7 +209,7 @@ REFUSED: dict[str, tuple[dict[str, str], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_written_is_refused_and_nothing_is(
+def test_plot_rejects_what_cannot_be_written(
     case: str, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -219,7 +219,7 @@ def test_what_cannot_be_written_is_refused_and_nothing_is(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_report_is_html_in_a_folder_that_is_there(store: str, tmp_path: Path) -> None:
+def test_report_requires_an_html_name_and_an_existing_folder(store: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"expected a name that ends with \.html"):
         frontrunner.report(out=tmp_path / "r.pdf", store=store)
     with pytest.raises(NotFound, match="there is no folder"):
@@ -227,9 +227,7 @@ def test_a_report_is_html_in_a_folder_that_is_there(store: str, tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_vl_convert_the_command_to_install_it_is_named(
-    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_report_and_plot_name_a_missing_package(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vl_convert", None)  # as Python marks a module that cannot be imported
     for draw, name in ((frontrunner.report, "r.html"), (frontrunner.plot, "f")):
         with pytest.raises(InvalidInput, match="this needs vl-convert-python, which is not installed") as caught:
@@ -238,7 +236,7 @@ def test_without_vl_convert_the_command_to_install_it_is_named(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_commands_answer_on_stdout_and_talk_on_stderr(
+def test_commands_print_files_on_stdout_and_the_rest_on_stderr(
     store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "r.html"
@@ -246,14 +244,14 @@ def test_commands_answer_on_stdout_and_talk_on_stderr(
     assert capsys.readouterr().out.startswith(f"report: {page}, ")
     folder = tmp_path / "figures"
     frontrunner_command(["plot", "--out", str(folder), "--store", store], standalone_mode=False)
-    told = capsys.readouterr()
-    assert [Path(line) for line in told.out.splitlines()] == [
+    found = capsys.readouterr()
+    assert [Path(line) for line in found.out.splitlines()] == [
         folder / f"{name}.svg" for name in FIGURES if name not in UNDRAWN
     ]
-    assert [line.partition(" is not drawn: ")[0] for line in told.err.splitlines()] == sorted(UNDRAWN)
+    assert [line.partition(" is not drawn: ")[0] for line in found.err.splitlines()] == sorted(UNDRAWN)
 
 
-def test_a_front_of_objectives_is_told_as_text_and_as_json(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pareto_objectives_as_text_and_as_json(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["pareto", "--objectives", "tokens,memory,nodes", "--store", store]
     frontrunner_command(asked, standalone_mode=False)
     text = capsys.readouterr().out

@@ -34,15 +34,13 @@ def told(folder: Path, capsys: pytest.CaptureFixture[str], *outcomes: Failure) -
     return {line.split()[0]: line.rstrip() for line in capsys.readouterr().out.splitlines()}
 
 
-def test_a_lost_attempt_is_no_failure_to_look_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_lists_lost_attempts_apart_from_failures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = told(tmp_path, capsys, LOST)
     assert "failures" not in lines
     assert lines["lost"] == "lost      1 attempt, interrupted or withdrawn"
 
 
-def test_failures_are_only_pointed_to_where_a_recipe_has_failed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_points_to_failures_only_if_a_recipe_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert told(tmp_path, capsys, HUNG)["failures"] == "failures  1 hung"
     with open_store(str(tmp_path / "t.db"), create=True) as store:
         record(start(store, "c"), f"{2:012x}", HUNG)
@@ -51,7 +49,7 @@ def test_failures_are_only_pointed_to_where_a_recipe_has_failed(
 
 
 @pytest.mark.parametrize("log_path", [None, "/runs/7/rank-0.log"])
-def test_a_campaign_that_failures_paused_names_the_log_that_there_is(log_path: str | None) -> None:
+def test_launch_paused_by_failures_names_the_log(log_path: str | None) -> None:
     failure = replace(HUNG, log_path=log_path)
     paused = Conclusion(state=CampaignState.PAUSED, reason="3 failed in a row", measured=0, last_failure=failure)
     with pytest.raises(CampaignFailed) as ended:
@@ -60,9 +58,7 @@ def test_a_campaign_that_failures_paused_names_the_log_that_there_is(log_path: s
     assert ended.value.hint == (once if log_path is None else f"full log: {log_path}; {once}")
 
 
-def test_little_is_told_in_node_seconds_and_of_a_table_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_shows_node_seconds_and_nothing_for_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "10 node-seconds in probes" in told(tmp_path, capsys)["spent"]
     page_store(tmp_path, ("table",), figures="imported")
     with open_store(str(tmp_path / "store.db")) as store:

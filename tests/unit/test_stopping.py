@@ -67,7 +67,7 @@ def test_a_best_is_as_far_below_the_spaces_best_as_a_ranking_would_call_it() -> 
 
 
 @pytest.mark.parametrize("width", [80, 100, 160])
-def test_the_panel_tells_it_on_one_whole_line(width: int) -> None:
+def test_panel_shows_the_outlook_on_one_line(width: int) -> None:
     view = View(name="c", strategy="s", legal_recipes=9, outlook=replace(LITTLE, gap=0.034))
     screen = Console(width=width, record=True, force_terminal=False)
     with screen.capture() as captured:
@@ -76,7 +76,7 @@ def test_the_panel_tells_it_on_one_whole_line(width: int) -> None:
     assert line.rstrip().endswith("next probe +0.4 %; best 3.3 % (at most 10.7 %) below the space's")
 
 
-def test_the_end_of_a_launch_tells_it_with_the_budget(capsys: pytest.CaptureFixture[str]) -> None:
+def test_print_outlook_shows_the_unused_budget(capsys: pytest.CaptureFixture[str]) -> None:
     print_outlook(None, LIMITS)
     assert capsys.readouterr().out == ""
     print_outlook(LITTLE, LIMITS)

@@ -7,7 +7,8 @@ from importlib import import_module
 
 import click
 
-from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, did_you_mean
+from frontrunner.cli.options import SuggestingGroup
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Run": {
@@ -55,7 +56,7 @@ Example:
 """
 
 
-class Commands(click.Group):
+class Commands(SuggestingGroup):
     """Group that imports a command's module only when the command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -72,14 +73,6 @@ class Commands(click.Group):
                 command: click.Command = getattr(import_module(f"frontrunner.cli.{module}"), function)
                 return command
         return None
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve as click does, suggesting the nearest name for an unknown one."""
-        if args and args[0] not in self.list_commands(ctx) and not args[0].startswith("-"):
-            raise InvalidInput(f"no command {args[0]!r}", hint=did_you_mean(args[0], self.list_commands(ctx)))
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write each section from the one-line texts above."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from frontrunner.plain_json import to_json
-from frontrunner.spaces.errors import InvalidInput, bad_value
+from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
 from frontrunner.store import LocalStore
 
 if TYPE_CHECKING:
@@ -25,6 +25,21 @@ FLAGS = {"true": True, "false": False}
 MOST_CHARACTERS = 200
 MOST_DIGITS = 18
 RECIPE_ID = re.compile("[0-9a-fA-F]{4,12}")
+
+
+class SuggestingGroup(click.Group):
+    """Group that suggests the nearest command for an unknown one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Resolve as click does; raise `InvalidInput` with the nearest name for an unknown one."""
+        known = self.list_commands(ctx)
+        if args and args[0] not in known and not args[0].startswith("-"):
+            name = f"{ctx.command_path.partition(' ')[2]} {args[0]}".strip()
+            raise InvalidInput(f"no command {name!r}", hint=did_you_mean(args[0], known))
+        return super().resolve_command(ctx, args)
+
 
 campaign_argument = click.argument("campaign", required=False)
 store_option = click.option(

@@ -7,24 +7,12 @@ from pathlib import Path
 import click
 
 from frontrunner import maintenance
-from frontrunner.cli.options import FILE, json_option, print_json, store_option
-from frontrunner.spaces.errors import InvalidInput, StoreUnusable, did_you_mean
+from frontrunner.cli.options import FILE, SuggestingGroup, json_option, print_json, store_option
+from frontrunner.spaces.errors import StoreUnusable
 from frontrunner.text import plain
 
 
-class StoreCommands(click.Group):
-    """Group that suggests the nearest command for an unknown one."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve as click does, suggesting the nearest name for an unknown one."""
-        if args and args[0] not in self.commands and not args[0].startswith("-"):
-            raise InvalidInput(f"no command 'store {args[0]}'", hint=did_you_mean(args[0], self.commands))
-        return super().resolve_command(ctx, args)
-
-
-@click.group(cls=StoreCommands)
+@click.group(cls=SuggestingGroup)
 def store() -> None:
     """Check, back up, upgrade, copy and prune stores.
 

@@ -119,7 +119,7 @@ class RateLimit:
 
 
 def check_origin(scope: Scope) -> Response | None:
-    """Refuse with 403 whatever may change something and was sent by a page of another origin.
+    """Refuse with 403 a request of a page of another origin that may change something.
 
     A browser names the origin in Origin or Sec-Fetch-Site. A program names neither, and must then send a token, since
     only browsers add a cookie by themselves.

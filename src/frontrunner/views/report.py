@@ -198,8 +198,8 @@ def facts_of(collected: Collected, spec: CampaignSpec) -> dict[str, str]:
 def _spent(campaign: Campaign, collected: Collected) -> str:
     if campaign.figures == IMPORTED:
         return "nothing here: the table's rows were measured elsewhere"
-    reused = f"{collected.answers} recipes reused from earlier campaigns, " if collected.answers else ""
-    probes = f"{len(collected.attempts) - collected.answers} probes, {reused}"
+    words = f"{collected.reused} recipes reused from earlier campaigns, " if collected.reused else ""
+    probes = f"{len(collected.attempts) - collected.reused} probes, {words}"
     return f"{probes}{node_time(campaign.node_seconds_spent)}, {seconds(campaign.driver_seconds)} of driving"
 
 

@@ -27,7 +27,7 @@ from frontrunner.server.pages.rendering import macro, page, render
 from frontrunner.server.registered import KINDS
 from frontrunner.server.requests import CampaignBody, campaign_from, campaign_table, hiding_contents, parsed
 from frontrunner.server.responses import from_validation
-from frontrunner.server.service import OPERATOR, RoleOf, ServiceOf
+from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, ServiceOf
 from frontrunner.spaces.cluster import MOST_DEVICES, MOST_GB_PER_S, MOST_MEMORY_GIB, PRECISIONS
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NotFound
 from frontrunner.spaces.model import ACTIVATIONS, POSITIONS
@@ -42,7 +42,7 @@ from frontrunner.spaces.presets import (
 from frontrunner.views.charts.cut import cut
 from frontrunner.views.columns import ESTIMATES, used
 
-router = APIRouter()
+router = APIRouter(route_class=CachedRoute)
 TOP = 12
 FACTORS = (0.25, 0.5, 1, 2, 4)
 """Node counts of the what-if table, relative to the requested one."""

@@ -2,7 +2,7 @@
 // Draws the charts of a page: the attribute data-chart of an element is a specification as JSON, or the URL of one.
 (() => {
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
-  const drawn = new Map(); // id -> { place, answer, node, view, width }
+  const drawn = new Map(); // id -> { place, content, node, view, width }
   let isPrinting = false;
 
   // Panels fill the width; the same as `fitted` of render.py.
@@ -35,22 +35,22 @@
 
   // The chart is made aside and then put in place, so that nothing flickers where one is drawn again.
   async function draw(chart) {
-    const { place, answer } = chart;
+    const { place, content } = chart;
     const reading = place.parentElement.querySelector(".reading");
-    if (reading && answer.reading) reading.textContent = answer.reading;
-    if (answer.spec) {
+    if (reading && content.reading) reading.textContent = content.reading;
+    if (content.spec) {
       const width = place.clientWidth;
       const node = document.createElement("div");
       const config = window.chartThemes[dark.matches && !isPrinting ? "dark" : "light"];
       const options = { ast: true, actions: false, renderer: "svg", defaultStyle: false, logLevel: 1, config };
-      const { view } = await vegaEmbed(node, fitted(answer.spec, width), { ...options, tooltip: { disableDefaultStyle: true } });
+      const { view } = await vegaEmbed(node, fitted(content.spec, width), { ...options, tooltip: { disableDefaultStyle: true } });
       if (place.dataset.links) view.addEventListener("click", (_, item) => open(place.dataset.links, item));
       chart.view?.finalize();
       Object.assign(chart, { node, view, width });
       place.replaceChildren(node);
       place.dataset.width = width;
     }
-    place.dataset.drawn = answer.spec ? "yes" : "no";
+    place.dataset.drawn = content.spec ? "yes" : "no";
   }
 
   // One drawing after another in each place: its window may change, and outcomes arrive, in the midst of one.
@@ -70,7 +70,7 @@
     drawn.set(place.id, chart);
     if (before?.node && !place.contains(before.node)) place.append(before.node);
     const source = place.dataset.chart;
-    chart.answer = source.startsWith("{") ? { spec: JSON.parse(source) } : await fetched(source);
+    chart.content = source.startsWith("{") ? { spec: JSON.parse(source) } : await fetched(source);
     await redraw(chart);
     watch.observe(place);
   }
@@ -78,10 +78,10 @@
   const watch = new ResizeObserver((entries) => {
     for (const { target } of entries) {
       const chart = drawn.get(target.id);
-      if (chart?.place === target && chart.answer && chart.width !== target.clientWidth) redraw(chart);
+      if (chart?.place === target && chart.content && chart.width !== target.clientWidth) redraw(chart);
     }
   });
-  const all = () => drawn.forEach((chart) => { if (chart.answer) redraw(chart); });
+  const all = () => drawn.forEach((chart) => { if (chart.content) redraw(chart); });
   const within = (node, wanted) => (node.querySelectorAll ? [node, ...node.querySelectorAll(wanted)] : []).filter((one) => one.matches?.(wanted));
 
   within(document.body, "[data-chart]").forEach(load);

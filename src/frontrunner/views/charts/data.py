@@ -74,7 +74,7 @@ class Collected:
 
     `attempts` are in the order in which they ended; `ranking` and `front` have one row per recipe, fastest first,
     repeats pooled; `failed` are the trials whose final outcome is a failure. `outlook` is the newest estimate of the
-    remaining gain, None if the strategy makes none. `answers` counts the attempts that reused outcomes of earlier
+    remaining gain, None if the strategy makes none. `reused` counts the attempts that reused outcomes of earlier
     campaigns.
     """
 
@@ -85,7 +85,7 @@ class Collected:
     front: Sequence[RankedRecipe]
     failed: Sequence[FailedTrial]
     outlook: Event | None = None
-    answers: int = 0
+    reused: int = 0
 
     @property
     def problem(self) -> Problem:
@@ -108,7 +108,7 @@ def collect(store: Store, campaign: Campaign, survey: Survey) -> Collected:
         front=pareto(store, campaign),
         failed=failures(store, campaign),
         outlook=status(store, campaign).outlook,
-        answers=len(reused_trials(store, campaign.id)),
+        reused=len(reused_trials(store, campaign.id)),
     )
 
 

@@ -20,6 +20,10 @@ WIDTH, HEIGHT = 960, 300
 """Of a file, and of a panel that states no other height, in pixels."""
 PNG_SCALE = 2.0
 VEGA_LITE = "6.4"
+LICENSE = (
+    "/* Vega, Vega-Lite, Vega-Embed: Copyright University of Washington Interactive Data Lab and others, "
+    "BSD-3-Clause, https://github.com/vega */"
+)
 FONT = "system-ui, 'Segoe UI', Roboto, Helvetica, Arial, sans-serif"
 
 
@@ -109,7 +113,7 @@ def javascript() -> str:
     import vl_convert
 
     bundle = vl_convert.javascript_bundle(None, vl_version=VEGA_LITE)  # type: ignore[arg-type] # None: all of Vega-Embed
-    return f"{bundle}\n{_own_javascript()}"
+    return f"{LICENSE}\n{bundle}\n{_own_javascript()}"
 
 
 def javascript_version() -> str:

@@ -1,4 +1,4 @@
-"""Numbers and outside text as people see them, and where the store is looked for."""
+"""Formats of numbers and outside text, and where the store is."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from frontrunner.text import counted, gib, node_time, percent, plain, seconds, s
         (float("inf"), "-"),
     ],
 )
-def test_durations(value: float, text: str) -> None:
+def test_seconds_formats_durations(value: float, text: str) -> None:
     assert seconds(value) == text
 
 
@@ -46,7 +46,7 @@ def test_durations(value: float, text: str) -> None:
         (float("nan"), "-"),
     ],
 )
-def test_rates(value: float, text: str) -> None:
+def test_thousands_formats_rates(value: float, text: str) -> None:
     assert thousands(value) == text
 
 
@@ -60,11 +60,11 @@ def test_rates(value: float, text: str) -> None:
         (3600.0 * 12345, "12,345 node-hours"),
     ],
 )
-def test_time_of_nodes(node_seconds: float, text: str) -> None:
+def test_node_time_changes_unit(node_seconds: float, text: str) -> None:
     assert node_time(node_seconds) == text
 
 
-def test_shares_and_sizes() -> None:
+def test_percent_gib_size_and_counted() -> None:
     assert (percent(0.4051), percent(0.4051, 0), percent(None)) == ("40.5 %", "41 %", "-")
     assert gib(1.5 * 2**30) == "1.50"
     assert [size(number) for number in (100, 2**16, 1.5 * 2**20, 62 * 2**30)] == [
@@ -77,15 +77,15 @@ def test_shares_and_sizes() -> None:
 
 
 @given(text=st.text())
-def test_outside_text_cannot_steer_a_terminal(text: str) -> None:
+def test_plain_leaves_no_control_characters(text: str) -> None:
     assert all(c.isprintable() or c == "\n" for c in plain(text))
 
 
-def test_outside_text_keeps_what_is_readable() -> None:
+def test_plain_keeps_what_is_readable() -> None:
     assert plain("größe\n\x1b[31mred\r") == "größe\n\\x1b[31mred\\r"
 
 
-def test_the_store_is_the_flag_s_then_the_environment_s_then_the_file_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_url_is_flag_then_environment_then_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FRONTRUNNER_STORE", raising=False)
     assert store_url() == "frontrunner.db"
     assert store_url(from_file="file.db") == "file.db"
@@ -96,14 +96,12 @@ def test_the_store_is_the_flag_s_then_the_environment_s_then_the_file_s(monkeypa
 
 
 @pytest.mark.parametrize("url", ["{}/s.db", "sqlite:///{}/s.db"])
-def test_run_folders_lie_beside_an_sqlite_store(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_root_is_next_to_an_sqlite_store(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FRONTRUNNER_RUNS", raising=False)
     assert run_root(url.format(tmp_path)) == tmp_path.resolve() / "frontrunner-runs"
 
 
-def test_run_folders_of_a_database_elsewhere_lie_in_the_working_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_root_of_another_database_is_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FRONTRUNNER_RUNS", raising=False)
     monkeypatch.chdir(tmp_path)
     assert run_root("postgresql://host/db") == Path.cwd() / "frontrunner-runs"
