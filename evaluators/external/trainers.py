@@ -1,6 +1,6 @@
 """Ready-made trainers: their log patterns and options, and commands made from a campaign's [command].
 
-Sample logs of each trainer, with their sources, are in `tests/unit/test_command_logs.py`.
+Sample logs of each trainer, with their sources, are in `tests/unit/test_external_logs.py`.
 """
 
 from __future__ import annotations
