@@ -9,7 +9,7 @@ from frontrunner.evaluators.analytic.memory import layer_activations
 from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
 
 LEAST_EXPOSED = 0.05
-"""Share of the traffic between replicas, and with the host, that no computation hides: nothing runs beside its first
+"""Share of the traffic between replicas, and with the host, that no computation hides: nothing runs during its first
 and last message."""
 
 
@@ -192,6 +192,6 @@ def host_transfer_s(
     updated = parameters / work.sharding_optimizer * work.bytes_per_value
     once = np.where(reduces_each, 0.0, gradients) + np.where(work.parameters_on_host, 0.0, updated)
     each_s, once_s = (moved / machine.host_bytes_per_s for moved in (each, once))
-    beside = np.where(work.parameters_on_host, machine.software.gradient_overlap, 0.0) * (passes[0] + passes[1])
-    states = work.accumulation * np.maximum(each_s - beside, LEAST_EXPOSED * each_s) + once_s
+    hidden = np.where(work.parameters_on_host, machine.software.gradient_overlap, 0.0) * (passes[0] + passes[1])
+    states = work.accumulation * np.maximum(each_s - hidden, LEAST_EXPOSED * each_s) + once_s
     return work.accumulation * activations + np.where(work.optimizer_on_host, states, 0.0)

@@ -1,4 +1,4 @@
-"""Fitting the formulas' constants to measured step times, judged on rows that were held back."""
+"""Fitting the formulas' constants to measured step times, validated on rows that were held back."""
 
 from __future__ import annotations
 

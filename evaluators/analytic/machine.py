@@ -22,7 +22,7 @@ class Efficiencies:
     All values but the last two are fitted, to five published tables of step times on A100 (docs/measurements.md names
     them, with the error on a table that was left out).
 
-    `matmul` is the share of the device's fastest matrix product that large ones reach beside other work. `tile_waves`
+    `matmul` is the share of the device's fastest matrix product that large ones reach next to other work. `tile_waves`
     is the part of a wave of tiles that is idle at a product's end; `reduction_depth` the length of the summed
     dimension that costs as much again as the sum. `memory` is the share of the stated memory bandwidth that
     streaming reaches, `elementwise` and `scores` how often the values between matrix products, and the attention's

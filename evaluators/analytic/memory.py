@@ -17,7 +17,7 @@ WORKING_SHARE = 0.3
 class PeakMemory(Parts):
     """Bytes on the fullest rank by what they hold; `total` is their sum.
 
-    `parameters` are those of the computation, `optimizer` the optimizer's states and the fp32 parameters beside lower
+    `parameters` are those of the computation, `optimizer` the optimizer's states and the fp32 parameters next to lower
     precision, `working` what a layer needs while it runs or runs again, `runtime` device context, libraries and what
     the allocator loses.
     """
@@ -165,7 +165,7 @@ def _bytes_per_logit(machine: Machine, work: Workload) -> Rows:
 
 
 def _runs_alone(work: Workload) -> Flags:
-    """Return where a layer's activations are whole for a moment beside what all layers keep."""
+    """Return where a layer's activations are whole for a moment, in addition to what all layers keep."""
     return work.recompute_full | work.recompute_selective | work.activation_offload
 
 

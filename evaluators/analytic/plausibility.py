@@ -2,7 +2,7 @@
 
 A probe is compared with what its recipe needs at least: the formulas without what codes, hosts and libraries differ in.
 Hosts take no time, kernels start at once and are fused, attention runs at the rate of other products, which fill their
-tiles, messages have no latency, gradients are narrow and travel beside computation as far as it lasts. The shares of
+tiles, messages have no latency, gradients are narrow and overlap with computation as far as it lasts. The shares of
 bandwidths stay as fitted, hence the margin of `FASTER_THAN_NEEDED`.
 
 Steps are slow for many reasons, and no slow one is rejected. A step that is faster than that has few, and most are

@@ -136,7 +136,7 @@ def _row(space: Space, problem: Problem, nodes: int, done: Done, *, grows: bool)
     if batch is None:
         share = f"{problem.global_batch} sequences x {nodes} / {problem.cluster.nodes} nodes"
         devices = nodes * problem.cluster.devices_per_node
-        return _without_recipe(nodes, devices, f"{share} is no whole number of sequences")
+        return _without_recipe(nodes, devices, f"{share} is not a whole number of sequences")
     if (nodes, batch) not in done:
         here = replace(problem, cluster=replace(problem.cluster, nodes=nodes), global_batch=batch)
         done[nodes, batch] = _judged(space, here)

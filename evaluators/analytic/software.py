@@ -10,12 +10,12 @@ class Software:
     """One training code.
 
     `wide_gradients` keeps and reduces gradients in fp32 whatever the precision. `fused_kernels` runs activation and
-    rotation as one kernel each. Where they are several and `keeps_between_kernels`, their results are kept beside their
+    rotation as one kernel each. Where they are several and `keeps_between_kernels`, their results are kept with their
     inputs. `dropout` is applied to attention and between blocks.
     Selective recompute keeps the outputs of matrix products and of attention where `selective_keeps_products`, else all
     but what attention keeps. Under sequence parallelism `keeps_gathered` keeps what was gathered for first products,
     where others gather it again. Parameters sharded as far as the optimizer's states are held as those alone where
-    `shards_only_masters`; beside the shards stand `gathered_layers` whole layers. `reduce_bytes` are held for each
+    `shards_only_masters`; `gathered_layers` whole layers come on top of the shards. `reduce_bytes` are held for each
     parameter of one layer while gradients are reduced, once a step, or at each micro-batch. `bytes_per_logit` is what
     the loss holds for each logit at its peak, and `sharded_logits` says that it does so for the rank's share of the
     vocabulary, `splits_tables` that tensor parallelism cuts embedding and head. Where `gradients_appear` they take
@@ -23,7 +23,7 @@ class Software:
     exist. Gradients of unsharded parameters are reduced through a buffer of at most `bucket_elements` in fp32. Once
     a step they travel in messages of `message_elements`, or of `message_layers` layers where those have more; each
     passes the latency of its collective.
-    `gradient_overlap` is the share of the computation beside which gradients and parameters travel; gradients of
+    `gradient_overlap` is the share of the computation that overlaps with gradients and parameters; gradients of
     unsharded parameters do so where `overlaps_unsharded`, and while they are scattered over shards of the optimizer
     where `overlaps_scattered` as well. `balances_head` cuts pipelines by the cost of layers and head together, where
     others give each rank as many layers. `host_layer_s` is what the host needs to issue one pass, forward or backward,
@@ -92,7 +92,7 @@ DEEPSPEED = Software(
 )
 """The project's model under DeepSpeed, read off its settings (`deepspeed_engine/configuration.py`): fp32 sums, buckets
 of 5e8 elements, ZeRO-3 with one layer at work and one prefetched, no overlap_comm below ZeRO-3, and AutoTP, which
-leaves embedding and head whole. No measurement or trace has judged it."""
+leaves embedding and head whole. No measurement or trace has validated it."""
 
 ENGINES = {"torch": FRONTRUNNER, "deepspeed": DEEPSPEED}
 """The software of each of the project's engines."""
@@ -132,7 +132,7 @@ NANOTRON = Software(
     overlaps_scattered=False,
 )
 """nanotron, as its code shows it: gradients are added up in fp32 and reduced by torch's DDP, in buckets of 25 MiB of
-16-bit parameters or of one matrix, a quarter of a layer (`optim/gradient_accumulator.py`), beside the last backward
+16-bit parameters or of one matrix, a quarter of a layer (`optim/gradient_accumulator.py`), during the last backward
 pass; under ZeRO-1 that pass itself copies each bucket first, rank by rank (`distributed.py`,
 `reduce_scatter_coalesced`), and nothing is taken to be hidden. The activation is torch's own operations.
 Ranks of a pipeline get equal costs, the head among them (`models/base.py`, `build_model`)."""
@@ -150,4 +150,4 @@ WIDE_LOGITS_LLAMA = Software(
 """The Llama trainer of arXiv 2311.05610, which gathers the whole vocabulary's logits. Of a logit its loss holds 28
 bytes: itself in 16 bits, in fp32, shifted by a token, its logarithmic softmax, the gradients of the last three, and in
 16 bits again. These bytes, and what its kernels and its sequence parallelism keep, were chosen for its failures, of
-which other choices tell fewer and refuse more runs beside."""
+which other choices predict fewer, and refuse more runs."""

@@ -1,4 +1,4 @@
-"""An evaluator that looks outcomes up in a table of measured configurations, so that any strategy can be judged on it.
+"""An evaluator that looks outcomes up in a table of measured configurations, to evaluate any strategy on it.
 
 A recipe of the campaign's space that is in no row is illegal: `rows_only` takes it out of the survey, so that it costs
 no probe. Where rows repeat, the fastest counts.
@@ -82,7 +82,7 @@ def nearest_batch(settings: TableSettings, problem: Problem) -> GlobalBatch:
     """Return the batch at which the table has the problem that is nearest to the problem's own, by their ratio.
 
     A table need not hold the batch that is a smaller cluster's share. Raises
-    `InvalidInput` where it has the model at no batch on so many devices.
+    `InvalidInput` where it has no batch of the model on as many devices.
     """
     found = _problems(settings)
     batches = [one.problem.global_batch for one in found if _is_alike_but_for_batch(one, problem)]

@@ -59,7 +59,7 @@ BATCH_TOLERANCE = 0.01
 MOST_BYTES = 200_000_000
 MOST_COLUMNS = 1_000
 LONGEST_CELL = 10_000
-"""Characters of a word; what a person or a script notes beside a measurement is shorter."""
+"""Characters of a word; what a person or a script notes with a measurement is shorter."""
 LONGEST_LINE = 4 * MOST_COLUMNS * (LONGEST_CELL + 1)
 """Bytes; a character has at most four."""
 

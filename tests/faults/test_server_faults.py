@@ -45,7 +45,7 @@ WIDE = {
 ON_ANOTHER_MACHINE = """
 import os, subprocess, sys
 subprocess.run(["mount", "--bind", sys.argv[2], "/proc/sys/kernel/random/boot_id"], check=True)
-from frontrunner.results.holders import this_host
+from frontrunner.results.process_identity import this_host
 from frontrunner.results.store import open_store
 from frontrunner.spaces.errors import AlreadyDriven
 store = open_store(sys.argv[1])

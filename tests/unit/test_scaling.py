@@ -70,7 +70,7 @@ def test_a_count_without_a_recipe_says_why_and_the_next_is_the_measure() -> None
     assert crowded.reason is not None
     assert "does not divide global batch 64" in crowded.reason
     uneven = scaling(SPACE, replace(PROBLEM, global_batch=GlobalBatch(minimum=12, maximum=12)), [3]).weak[0]
-    assert uneven.reason == "12 sequences x 3 / 8 nodes is no whole number of sequences"
+    assert uneven.reason == "12 sequences x 3 / 8 nodes is not a whole number of sequences"
 
 
 def test_lists_that_may_bound_the_answer_are_named() -> None:

@@ -50,7 +50,7 @@ def _line(key: str, value: Any, note: str | None) -> str:
 
 
 def table_path(out: Path) -> Path:
-    """Return the path of the raw measurements, beside the cluster file."""
+    """Return the path of the raw measurements, next to the cluster file."""
     return out.with_name(out.stem + TABLE_SUFFIX)
 
 
