@@ -239,11 +239,11 @@ def test_packages_out_of_range_are_problems_and_extras_a_note():
     assert found[1].remedy == "pip install 'torch>=2.11'"
 
 
-def test_an_engine_that_the_campaign_needs_must_be_installed():
-    deepspeed = package("deepspeed>=0.19", None, "deepspeed")
-    (found,) = check_packages([deepspeed], needed=("deepspeed",))
-    assert (found.status, found.remedy) == (Status.PROBLEM, "pip install deepspeed")
-    assert worst(check_packages([replace(deepspeed, installed="0.19.8")], needed=("deepspeed",))) is Status.OK
+def test_a_package_that_the_campaign_needs_must_be_installed():
+    parsl = package("parsl>=2026.10", None, "hpc")
+    (found,) = check_packages([parsl], needed=("parsl",))
+    assert (found.status, found.remedy) == (Status.PROBLEM, "pip install 'frontrunner[hpc]'")
+    assert worst(check_packages([replace(parsl, installed="2026.10.12")], needed=("parsl",))) is Status.OK
 
 
 def test_versions_of_python_and_sqlite():

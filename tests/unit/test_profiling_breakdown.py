@@ -187,7 +187,7 @@ def test_steps_are_averaged_and_what_lies_between_them_is_left_out() -> None:
 
 
 def test_a_trace_without_steps_is_refused() -> None:
-    with pytest.raises(ValueError, match="holds no step"):
+    with pytest.raises(ValueError, match="contains no step"):
         timeline([event("aten::mm", 0, 1)])
 
 
