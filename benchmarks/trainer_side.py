@@ -33,11 +33,7 @@ def one_rank(device: torch.device) -> Iterator[Path]:
     """A process group of one rank, with the trainer importable; yields a run folder, removed afterwards."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        package = folder / "packages" / "frontrunner"
-        package.mkdir(parents=True)
-        (package / "__init__.py").touch()
-        (package / "evaluators").symlink_to(ROOT / "evaluators")
-        sys.path.insert(0, str(package.parent))
+        sys.path.insert(0, str(ROOT / "src"))
         if device.type == "cpu":
             from frontrunner.evaluators.trainer.rendezvous import use_one_thread_per_group
 
@@ -48,7 +44,7 @@ def one_rank(device: torch.device) -> Iterator[Path]:
             yield folder
         finally:
             dist.destroy_process_group()
-            sys.path.remove(str(package.parent))
+            sys.path.remove(str(ROOT / "src"))
 
 
 def write_tokens(folder: Path, vocabulary: int) -> Path:
