@@ -71,11 +71,11 @@ def check_gone(held: Holdings, began_s: float) -> None:
 
 
 def by_its_deadline(probe: Watch) -> None:
-    probe._settings = replace(probe._settings, deadline_s=0.5)
+    probe._deadlines._settings = replace(probe._deadlines._settings, deadline_s=0.5)
 
 
 def by_a_stopped_rank(probe: Watch) -> None:
-    probe._settings = replace(probe._settings, step_deadline_s=2.0)
+    probe._deadlines._settings = replace(probe._deadlines._settings, step_deadline_s=2.0)
     ranks_of(ME)[0].suspend()
 
 
