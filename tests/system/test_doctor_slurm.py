@@ -43,7 +43,7 @@ def started(cluster: SlurmCluster, folder: Path) -> subprocess.Popen[str]:
 def test_a_step_of_two_nodes_adds_up(cluster: SlurmCluster, tmp_path: Path) -> None:
     output, errors = started(cluster, tmp_path).communicate(timeout=200)
     checks = {check["name"]: check for check in json.loads(output)["checks"]}
-    assert checks["launcher"]["found"].startswith("srun: rank 0 of 2, 1 a node"), errors
+    assert checks["launcher"]["found"].startswith("srun: rank 0 of 2, 1 per node"), errors
     assert checks["allocation"]["found"].endswith(f"2 nodes, {', '.join(cluster.nodes)}")
     assert checks["scheduler"]["found"].startswith("slurm: slurm")
     assert checks["all-reduce"]["found"] == "2 ranks, cpu: all arrived, all sums are right"
