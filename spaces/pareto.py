@@ -13,7 +13,7 @@ def pareto_front(points: Sequence[Sequence[float]]) -> list[int]:
     """
     front: list[int] = []
     # From the largest down, no point is dominated by one after it; in two coordinates only the last kept can dominate.
-    for index in sorted(range(len(points)), key=points.__getitem__, reverse=True):
+    for index in sorted(range(len(points)), key=lambda at: tuple(points[at]), reverse=True):
         point = points[index]
         rivals = front[-1:] if len(point) == 2 else front
         if not any(all(a >= b for a, b in zip(points[rival], point, strict=True)) for rival in rivals):
