@@ -64,9 +64,8 @@ def front(ranking: Sequence[RankedRecipe], problem: Problem, objectives: Sequenc
         )
         for row in ranking
     ]
-    scored = sorted(
-        ((tuple(OBJECTIVES[name](row) for name in objectives), row) for row in rows), key=lambda pair: pair[0]
-    )
+    scored = [(tuple(OBJECTIVES[name](row) for name in objectives), row) for row in rows]
+    scored.sort(key=lambda pair: pair[0])
     # In this order nothing is dominated by what comes after it, so that each has to be held against the front alone.
     kept: list[tuple[tuple[float, ...], OnFront]] = []
     for score, row in scored:

@@ -14,7 +14,6 @@ from fastapi.testclient import TestClient
 
 from frontrunner.config.settings import run_root
 from frontrunner.evaluators.probe.files import write_json
-from frontrunner.results.store import open_store
 from frontrunner.server.app import create_app
 from frontrunner.server.pages.recipes import ReplayForm
 from frontrunner.server.replays import STARTED, Replay, Replays, recording_end
@@ -68,8 +67,7 @@ def step(number: int, time_s: float) -> dict[str, object]:
 
 
 def found(home: Path, folder: Path) -> Replay:
-    with open_store(str(home / "store.db")) as store:
-        return Replays(settings(home)).one(folder.name)
+    return Replays(settings(home)).one(folder.name)
 
 
 def card(client: TestClient, recipe_id: str) -> str:

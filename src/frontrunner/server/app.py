@@ -71,6 +71,7 @@ LOGGED_IN = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>frontrunner</title>
 <meta http-equiv="refresh" content="0; url=/"></head><body><p><a href="/">Continue</a></p></body></html>
 """
+Samples = Iterable[tuple[Mapping[str, str], float]]
 outside = APIRouter(include_in_schema=False)
 scraped = APIRouter(include_in_schema=False, route_class=CachedRoute)
 logger = logging.getLogger("frontrunner.server")
@@ -206,9 +207,7 @@ def metrics(store: Store) -> bytes:
     """Return all metrics of a store in Prometheus' text format."""
     registry = CollectorRegistry()
 
-    def gauge(
-        name: str, text: str, labels: tuple[str, ...], samples: Iterable[tuple[Mapping[str, str], float]]
-    ) -> None:
+    def gauge(name: str, text: str, labels: tuple[str, ...], samples: Samples) -> None:
         family = Gauge(f"frontrunner_{name}", text, labels, registry=registry)
         for values, value in samples:
             (family.labels(**values) if values else family).set(value)

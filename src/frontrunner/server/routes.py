@@ -77,16 +77,17 @@ def _add(question: Question) -> None:
     subjects = [name for name in SUBJECTS if f"{{{name}}}" in question.path]
 
     def route(store: LocalOf, **given: Any) -> Response:
-        found = getattr(store, question.method)(*(given.pop(name) for name in subjects), **given)
+        of = [given.pop(name) for name in subjects]
+        found = getattr(store, question.method)(*of, **given)
         return Response(found, media_type=TEXT) if question.result is str else answer(redacted(found))
 
     of_path = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=SUBJECTS[name]) for name in subjects]
     store = inspect.Parameter("store", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=LocalOf)
     of_query = [question.parameter(name) for name in question.query]
     vars(route)["__signature__"] = inspect.Signature([store, *of_path, *of_query])
-    described = {"name": question.method, "description": inspect.getdoc(question.local), "tags": [question.tag]}
-    kind = _content("text/plain") if question.result is str else {"response_model": question.result}
-    api.get(question.path, **described, **kind)(route)
+    described: Any = {"name": question.method, "description": inspect.getdoc(question.local), "tags": [question.tag]}
+    described |= _content("text/plain") if question.result is str else {"response_model": question.result}
+    api.get(question.path, **described)(route)
 
 
 for _question in QUESTIONS:

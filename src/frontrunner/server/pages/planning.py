@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request, Response
@@ -325,7 +325,7 @@ class CampaignText(BaseModel):
             if chosen and table.setdefault(kind, chosen) != chosen:
                 raise InvalidInput(f"{kind} = {chosen!r} was chosen, and the campaign file names another {kind}")
         try:
-            return CampaignBody.model_validate(table)
+            return cast("CampaignBody", CampaignBody.model_validate(table))
         except ValidationError as error:
             raise from_validation(error.errors()) from None
 
