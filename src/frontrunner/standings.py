@@ -11,6 +11,7 @@ from frontrunner.results.ranking import RankedRecipe, best
 from frontrunner.results.store import Store
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.spaces.errors import bad_value, did_you_mean
+from frontrunner.spaces.pareto import pareto_front
 from frontrunner.spaces.problem import Problem
 from frontrunner.text import thousands
 
@@ -32,11 +33,11 @@ class Front(tuple[OnFront, ...], Displayed):
 
 
 OBJECTIVES: dict[str, Callable[[OnFront], float]] = {
-    "tokens": lambda row: -row.ranked.standing.tokens_per_s,
-    "memory": lambda row: -row.headroom_bytes,
-    "nodes": lambda row: row.nodes,
+    "tokens": lambda row: row.ranked.standing.tokens_per_s,
+    "memory": lambda row: row.headroom_bytes,
+    "nodes": lambda row: -row.nodes,
 }
-"""What each objective makes as small as can be: the most tokens/s, the most headroom, the fewest nodes."""
+"""Value of each objective, larger is better: the most tokens/s, the most headroom, the fewest nodes."""
 
 
 def checked_objectives(names: Sequence[str]) -> tuple[str, ...]:
@@ -50,11 +51,7 @@ def checked_objectives(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def front(ranking: Sequence[RankedRecipe], problem: Problem, objectives: Sequence[str]) -> Front:
-    """Return the front of these objectives, fastest first.
-
-    A recipe is on it unless another is at least as good in every objective and better in one. Of recipes equal in all,
-    the one that ranks first stands for all.
-    """
+    """Return the front of these objectives of ranked recipes, fastest first; of equal ones the first that ranks."""
     limit = problem.cluster.memory_bytes_per_device
     rows = [
         OnFront(
@@ -64,14 +61,8 @@ def front(ranking: Sequence[RankedRecipe], problem: Problem, objectives: Sequenc
         )
         for row in ranking
     ]
-    scored = [(tuple(OBJECTIVES[name](row) for name in objectives), row) for row in rows]
-    scored.sort(key=lambda pair: pair[0])
-    # In this order nothing is dominated by what comes after it, so that each has to be held against the front alone.
-    kept: list[tuple[tuple[float, ...], OnFront]] = []
-    for score, row in scored:
-        if not any(all(a <= b for a, b in zip(other, score, strict=True)) for other, _ in kept):
-            kept.append((score, row))
-    return Front(sorted((row for _, row in kept), key=lambda row: row.ranked.rank))
+    points = [tuple(OBJECTIVES[name](row) for name in objectives) for row in rows]
+    return Front(rows[index] for index in pareto_front(points))
 
 
 @dataclass(frozen=True, kw_only=True)
