@@ -19,12 +19,11 @@ from frontrunner.results.pages import compare, newest_names
 from frontrunner.results.store import Store
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.server.auth import Role
-from frontrunner.server.errors import message_without_store
 from frontrunner.server.pages.rendering import page, render
 from frontrunner.server.replays import Replay, ReplayState
 from frontrunner.server.requests import ReplayBody, Steps
 from frontrunner.server.routes import RecipeId
-from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf, StoreOf
+from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf, message_without_store
 from frontrunner.spaces.errors import InvalidInput, NotFound
 from frontrunner.spaces.recipe import DIMENSIONS, Dimension, Recipe
 from frontrunner.views.charts.cut import cut
@@ -194,11 +193,12 @@ def compare_recipes(store: Store, *recipe_ids: str) -> dict[str, Any]:
 
 @router.get("/compare")
 def compared(
-    store: StoreOf,
+    service: ServiceOf,
     campaign: Two = [],  # noqa: B006 - FastAPI copies it
     recipe: Two = [],  # noqa: B006
 ) -> Response:
     """Two campaigns, or two recipes, side by side; without either, the forms to choose them."""
+    store = service.store
     names = newest_names(store, MOST_NAMES)
     both, pair, problem = None, None, ""
     try:
