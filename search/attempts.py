@@ -10,9 +10,9 @@ from pathlib import Path
 
 from frontrunner.evaluators.cluster.step import OrphanedSteps, was_interrupted
 from frontrunner.evaluators.probe.measure import nodes_used
-from frontrunner.evaluators.probe.orphans import Orphans
+from frontrunner.evaluators.probe.processes import Orphans
 from frontrunner.evaluators.probe.run_folder import RunFolder
-from frontrunner.evaluators.protocol import QUEUED, Evaluator, Finished, Located, ProbeOrder, Progress, Queueing
+from frontrunner.evaluators.protocol import QUEUED, Evaluator, Finished, ProbeOrder, Progress
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.results.prior_results import CUT, REUSED, cuts_by_trial
 from frontrunner.results.records import Attempt, Trial
@@ -151,8 +151,7 @@ class Attempts:
 
         Raises `NodesUnavailable` where something cannot be ended.
         """
-        is_elsewhere = isinstance(self._evaluator, Located) and not self._evaluator.measures_here
-        orphans = None if is_elsewhere else Orphans(self._session.fenced)
+        orphans = Orphans(self._session.fenced) if self._evaluator.measures_here else None
         left = OrphanedSteps(folders)
         while not ((orphans is None or orphans.have_ended()) and left.have_ended()):
             time.sleep(LOOK_S)
@@ -246,8 +245,6 @@ class Attempts:
 
     def withdraw_waiting(self) -> list[Finished]:
         """Take back the probes that wait for nodes; that says nothing of their recipes."""
-        if not isinstance(self._evaluator, Queueing):
-            return []
         lost = Failure(kind=FailureKind.LOST, message="withdrawn while it waited for nodes", node_seconds=0.0)
         waiting = [attempt.order.token for attempt in self.running.values() if attempt.held_since_s is None]
         withdrawn = [token for token in waiting if self._evaluator.withdraw(token)]

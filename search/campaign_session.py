@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from frontrunner.evaluators.probe.orphans import Fenced
+from frontrunner.evaluators.probe.processes import Fenced
 from frontrunner.results.process_identity import this_host
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.records import Campaign, Trial
