@@ -362,8 +362,8 @@ ValueError: tensor parallel size 2 does not divide 3 heads
 
 def read_a_log(path: Path) -> None:
     from frontrunner.evaluators.external.config_check import why_disagreeing
+    from frontrunner.evaluators.external.evaluator import exceptions
     from frontrunner.evaluators.external.logs import LogReader, patterns_of
-    from frontrunner.evaluators.external.outcome import exceptions
     from frontrunner.evaluators.external.step_times import timed, verdict, why_inconsistent
     from frontrunner.evaluators.external.trainers import LOG_PATTERNS
     from frontrunner.evaluators.probe.files import tail

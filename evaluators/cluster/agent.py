@@ -14,67 +14,23 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from frontrunner.evaluators.cluster.environment import launched_rank
 from frontrunner.evaluators.cluster.step import LOOK_S, HeartbeatMonitor, NodeReport, Step, StepFolder
-from frontrunner.evaluators.probe.fork_client import ForkClient, RankExited, Ranks, RanksStarted, Report, ServerLost
-from frontrunner.evaluators.probe.processes import kernel_oom_kills, kill_rank, start_child
-from frontrunner.evaluators.probe.watch import KILL_GRACE_S, PEER_GRACE_S
+from frontrunner.evaluators.probe.fork_server import ForkClient, RankExited, RanksStarted, Report
+from frontrunner.evaluators.probe.processes import KILL_GRACE_S, PEER_GRACE_S, kernel_oom_kills, kill_rank
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 
-AGENT = "frontrunner.evaluators.cluster.agent"
 POLL_S = 0.2
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-NODE_LIST = "PARSL_MPI_NODELIST"
-"""Variable with the nodes that Parsl has reserved for a task, with commas between them."""
-
-LAUNCH_COMMANDS: dict[str, tuple[str, ...]] = {
-    # Overlap: the driver may itself run in a step of the job. The agents of a failed step end by themselves.
-    "srun": (
-        *("srun", "--nodes", "{count}", "--ntasks", "{count}", "--ntasks-per-node", "1", "--nodelist", "{hosts}"),
-        *("--overlap", "--cpu-bind=none", "--mpi=none", "--kill-on-bad-exit=1"),
-    ),
-    "mpiexec": ("mpiexec", "-n", "{count}", "-ppn", "1", "-hosts", "{hosts}"),
-    "mpirun": ("mpirun", "-np", "{count}", "--map-by", "ppr:1:node", "--bind-to", "none", "--host", "{hosts}"),
-    "flux": (*("flux", "run", "-N", "{count}", "-n", "{count}", "--requires=hosts:{hosts}", "-o", "cpu-affinity=off"),),
-    "none": (),
-}
-"""How each launcher starts one process per node. None binds it to a part of its node, which all ranks share."""
-
-
-def launch_command(launcher: str, options: Sequence[str], nodes: Sequence[str], command: Sequence[str]) -> list[str]:
-    """Return the arguments that start `command` once on each of these nodes.
-
-    Raises ValueError for several nodes without a launcher, and for an unknown one.
-    """
-    if launcher not in LAUNCH_COMMANDS:
-        raise ValueError(f"unknown launcher {launcher!r}")
-    if launcher == "none":
-        if len(nodes) > 1:
-            raise ValueError(f"{len(nodes)} nodes need a launcher")
-        return list(command)
-    place = {"count": len(nodes), "hosts": ",".join(nodes)}
-    return [*(word.format(**place) for word in LAUNCH_COMMANDS[launcher]), *options, *command]
-
-
-def run_step(step: str, launcher: str, options: Sequence[str]) -> int:
-    """Run a step's agents to their end and return their launcher's exit status.
-
-    Parsl calls this in one of its workers, on the allocation's first node, with the step's nodes in the environment.
-    The launcher ends with the worker, and the agents with the launcher.
-    """
-    nodes = os.environ[NODE_LIST].split(",")
-    command = launch_command(launcher, options, nodes, [sys.executable, "-P", "-m", AGENT, step])
-    with (Path(step).parent / "launcher.log").open("ab") as log:
-        return start_child(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log).wait()
 
 
 class NodeAgent:
@@ -91,7 +47,6 @@ class NodeAgent:
         self._began_s = self._looked_s = time.monotonic()
         self._peers_failed_s: float | None = None
         self._killed_s: float | None = None
-        self._is_over = False
 
     def interrupt(self, number: int, _: FrameType | None) -> None:
         """Note the signal that ends this agent; the loop does the rest."""
@@ -101,20 +56,18 @@ class NodeAgent:
         """Fork the ranks and stay until each has ended, or cannot be ended."""
         self._update()
         step, folder = self._step, self._folder
-        client = ForkClient(folder.node_log(self._report.node), step.environment, step.engines)
+        server = ForkClient(folder.node_log(self._report.node), step.environment, step.engines)
         try:
-            first, count = self._ranks[0], len(self._ranks)
-            ranks = Ranks(world_size=step.world_size, first=first, count=count, meeting=folder.path)
-            client.start(step.token, job=folder.path / "job.json", ranks=ranks, logs=folder.path)
+            server.start(step.token, job=folder.path / "job.json", world_size=step.world_size, ranks=self._ranks)
             while not self._has_ended():
-                for report in client.reports(POLL_S):
+                for report in server.reports(POLL_S):
                     self._handle(report)
                 if self._should_end():
                     self._kill_ranks()
         except FrontrunnerError as error:  # the fork server did not start
             self._fail(error.message)
         finally:
-            client.close()
+            server.close()
             if step.scratch is not None:
                 shutil.rmtree(step.scratch, ignore_errors=True)
             self._update(ended=True)
@@ -127,12 +80,11 @@ class NodeAgent:
             if report.status != 0:
                 self._raise_peer_failed()
             self._update(statuses=self._report.statuses | {report.rank: report.status})
-        elif isinstance(report, ServerLost):
+        else:
             self._fail("the node's fork server ended, and the ranks with it")
 
     def _fail(self, trouble: str) -> None:
         self._raise_peer_failed()
-        self._is_over = True
         self._update(trouble=trouble)
 
     def _raise_peer_failed(self) -> None:
@@ -141,7 +93,7 @@ class NodeAgent:
         self._folder.raise_flag(self._folder.peer_failed)
 
     def _has_ended(self) -> bool:
-        if self._is_over or len(self._report.statuses) == len(self._ranks):
+        if self._report.trouble is not None or len(self._report.statuses) == len(self._ranks):
             return True
         if self._killed_s is None:
             return False
@@ -169,9 +121,9 @@ class NodeAgent:
                 self._peers_failed_s = now
         return self._peers_failed_s is not None and now - self._peers_failed_s > PEER_GRACE_S
 
-    def _update(self, **changes: object) -> None:
+    def _update(self, **changes: Any) -> None:
         oom_kills = kernel_oom_kills() - self._oom_kills_before
-        self._report = replace(self._report, oom_kills=oom_kills, **changes)  # type: ignore[arg-type]
+        self._report = replace(self._report, oom_kills=oom_kills, **changes)
         self._folder.write_report(self._report)
 
 

@@ -13,7 +13,6 @@ descendant. The command dies with it. In the run folder:
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import resource
@@ -22,11 +21,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
 
 from frontrunner.evaluators.probe.files import write_json
-from frontrunner.evaluators.probe.processes import adopt_orphans, kill_descendants, start_child
+from frontrunner.evaluators.probe.processes import adopt_orphans, end_child, kill_descendants, start_child
 
 LOG = "command.log"
 ARRIVALS = "arrivals.txt"
@@ -45,18 +44,39 @@ NOT_STARTED = 127
 """Status of a command that could not be started, as a shell reports it."""
 
 
-class Supervisor:
-    """One command under way."""
+def follow(process: subprocess.Popen[bytes], write: Callable[[bytes], None]) -> None:
+    """Read the command's output until it has ended, or end it on request."""
+    output, request = process.stdout.fileno() if process.stdout else -1, sys.stdin.fileno()
+    waiting, ended_s = [output, request], None
+    while output in waiting or process.poll() is None:
+        ready, _, _ = select.select(waiting, [], [], POLL_S)
+        if output in ready:
+            data = os.read(output, 1 << 16)
+            write(data)
+            if not data:
+                waiting.remove(output)
+        if request in ready:  # a request to end, or the driver's end
+            waiting.remove(request)
+            end_child(process, grace_s=GRACE_S, group=True)
+            kill_descendants(process, timeout_s=KILL_S)
+        if process.poll() is not None:
+            ended_s = ended_s or time.monotonic()
+            if output not in ready or time.monotonic() - ended_s > DRAIN_S:
+                return
 
-    def __init__(self, folder: Path, log: BinaryIO, arrivals: TextIO) -> None:
-        self._folder = folder
-        self._log = log
-        self._arrivals = arrivals
-        self._began_s = time.monotonic()
-        self._bytes = 0
 
-    def run(self, order: dict[str, Any]) -> None:
-        """Run the command to its end, and leave no process of it."""
+def main() -> None:
+    """Supervise the command of the run folder that is named on the command line."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles interrupts
+    adopt_orphans()
+    folder, began_s = Path(sys.argv[1]), time.monotonic()
+    order = json.loads((folder / ORDER).read_text(encoding="utf-8"))
+    with (folder / LOG).open("wb", buffering=0) as log, (folder / ARRIVALS).open("w", buffering=1) as arrivals:
+
+        def write(data: bytes) -> None:
+            log.write(data)
+            arrivals.write(f"{log.tell()} {time.monotonic() - began_s:.6f}\n")
+
         try:
             process = start_child(
                 order["arguments"],
@@ -69,55 +89,15 @@ class Supervisor:
                 start_new_session=True,
             )
         except OSError as error:
-            self._write_output(f"{order['arguments'][0]}: {error.strerror}\n".encode())
-            self._write_end(NOT_STARTED)
-            return
-        self._follow(process)
-        kill_descendants(process, timeout_s=KILL_S)
-        self._write_end(process.returncode)
-
-    def _follow(self, process: subprocess.Popen[bytes]) -> None:
-        """Read output until the command has ended, or was told to."""
-        output = process.stdout.fileno() if process.stdout else -1
-        waiting, ended_s = [output, sys.stdin.fileno()], None
-        while output in waiting or process.poll() is None:
-            ready, _, _ = select.select(waiting, [], [], POLL_S)
-            if output in ready:
-                data = os.read(output, 1 << 16)
-                self._write_output(data)
-                if not data:
-                    waiting.remove(output)
-            if sys.stdin.fileno() in ready:  # a request to end, or the driver's end
-                waiting.remove(sys.stdin.fileno())
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGTERM)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(GRACE_S)
-                kill_descendants(process, timeout_s=KILL_S)
-            if process.poll() is not None:
-                ended_s = ended_s or time.monotonic()
-                if output not in ready or time.monotonic() - ended_s > DRAIN_S:
-                    return
-
-    def _write_output(self, data: bytes) -> None:
-        self._log.write(data)
-        self._bytes += len(data)
-        self._arrivals.write(f"{self._bytes} {time.monotonic() - self._began_s:.6f}\n")
-
-    def _write_end(self, status: int) -> None:
-        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-        seconds = time.monotonic() - self._began_s
-        write_json(self._folder / ENDED, {"status": status, "seconds": seconds, "peak_resident_bytes": peak})
-
-
-def main() -> None:
-    """Supervise the command of the run folder that is named on the command line."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles interrupts
-    adopt_orphans()
-    folder = Path(sys.argv[1])
-    order = json.loads((folder / ORDER).read_text(encoding="utf-8"))
-    with (folder / LOG).open("wb", buffering=0) as log, (folder / ARRIVALS).open("w", buffering=1) as arrivals:
-        Supervisor(folder, log, arrivals).run(order)
+            write(f"{order['arguments'][0]}: {error.strerror}\n".encode())
+            status = NOT_STARTED
+        else:
+            follow(process, write)
+            kill_descendants(process, timeout_s=KILL_S)
+            status = process.returncode
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    seconds = time.monotonic() - began_s
+    write_json(folder / ENDED, {"status": status, "seconds": seconds, "peak_resident_bytes": peak})
 
 
 if __name__ == "__main__":

@@ -34,6 +34,10 @@ FOLDER_TAG = "FRONTRUNNER_DRIVER_FOLDER"
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.05
+PEER_GRACE_S = 2.0
+"""How long the other ranks may go on after one has failed, to write what they know."""
+KILL_GRACE_S = 15.0
+"""How long killed ranks may take to end; one that waits for its device or disk may never do so."""
 GRACE_S = 5.0
 """How long orphans may take to end by themselves: a fork server cleans up first."""
 END_S = 20.0

@@ -47,7 +47,7 @@ def detect() -> dict[str, Any]:
     program = [sys.executable, "-c", _TORCH_PROGRAM]
     done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
     lines = done.stdout.strip().splitlines()
-    found = json.loads(lines[-1]) if done.returncode == 0 and lines else {"backend": "cpu"}
+    found: dict[str, Any] = json.loads(lines[-1]) if done.returncode == 0 and lines else {"backend": "cpu"}
     if found["backend"] == "cpu":
         return processors()
     known = known_device(found["name"]) or {"device": found["name"], "backend": found["backend"]}

@@ -12,16 +12,10 @@ from frontrunner.evaluators.probe.classify import Evidence, classify
 from frontrunner.evaluators.probe.files import is_disk_full, tail, why_disk_full, write_json
 from frontrunner.evaluators.probe.job import Corpus, corpus
 from frontrunner.evaluators.probe.measure import measurement, nodes_used, tokens_per_step
-from frontrunner.evaluators.probe.processes import kernel_oom_kills, kill_rank
+from frontrunner.evaluators.probe.processes import KILL_GRACE_S, PEER_GRACE_S, kernel_oom_kills, kill_rank
 from frontrunner.evaluators.probe.run_folder import MEETING, RunFolder, StepCounter
 from frontrunner.evaluators.protocol import QUEUED, Evaluator, Finished, ProbeOrder, ProbeSetup, Progress
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome, refuse_unstorable
-
-PEER_GRACE_S = 2.0
-"""How long the other ranks may go on after one has failed, to write what they know."""
-KILL_GRACE_S = 15.0
-"""How long killed ranks may take to end; one that waits for its device or disk may never do so."""
-POLL_S = 0.1
 
 
 class Watch:
@@ -100,6 +94,8 @@ AnyWatch = TypeVar("AnyWatch", bound=Watch)
 class WatchedProbes(Evaluator, Generic[AnyWatch]):
     """Base of evaluators whose probes take time: `_running` are those in flight, by token."""
 
+    _poll_s = 0.1
+
     def __init__(self, setup: ProbeSetup) -> None:
         self._setup = setup
         self._running: dict[str, AnyWatch] = {}
@@ -113,7 +109,7 @@ class WatchedProbes(Evaluator, Generic[AnyWatch]):
         """Watch the running probes for up to `timeout_s`, or until one of them has ended."""
         end_s = time.monotonic() + timeout_s
         while True:
-            self._poll(max(0.0, min(POLL_S, end_s - time.monotonic())))
+            self._poll(max(0.0, min(self._poll_s, end_s - time.monotonic())))
             ended = [token for token, watch in self._running.items() if watch.look()]
             if ended or time.monotonic() >= end_s:
                 return [self._conclude(self._running.pop(token)) for token in ended]
@@ -205,7 +201,12 @@ class RankWatch(Watch):
     def progress(self) -> Progress:
         """Return phase and steps."""
         phase = "starting" if self.began_s is None else "stepping" if self._steps.is_built else "building"
-        return Progress(phase=phase, steps_done=self._steps.steps_done, steps_total=self.setup.probe.most_steps)
+        return Progress(
+            phase=phase,
+            steps_done=self._steps.steps_done,
+            steps_total=self.setup.probe.most_steps,
+            node_seconds=self.node_seconds,
+        )
 
     def look(self) -> bool:
         """Note progress, kill the ranks if a deadline has passed or one of them has failed."""

@@ -94,7 +94,7 @@ def test_a_rank_of_a_command_is_found_when_its_supervisor_ends_nothing(tmp_path:
         wait_for(lambda: sum(map(is_alive, family)) == 1)  # the launcher goes with its supervisor
         assert {process.pid for process in family if is_alive(process)} <= found(me)
     finally:
-        run.request_end()
+        run.end()
         run.wait()
 
 

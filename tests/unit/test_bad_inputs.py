@@ -17,8 +17,8 @@ from frontrunner.config.toml_file import parse_toml
 from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.evaluators.export.reading import Given, json_section
 from frontrunner.evaluators.export.tools import TOOLS
+from frontrunner.evaluators.external.evaluator import read_end
 from frontrunner.evaluators.external.logs import Arrivals, LogReader, patterns_of
-from frontrunner.evaluators.external.outcome import read_end
 from frontrunner.evaluators.external.trainers import LOG_PATTERNS
 from frontrunner.evaluators.probe.run_folder import RunFolder, StepCounter
 from frontrunner.evaluators.probe.watch import harvest
