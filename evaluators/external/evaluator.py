@@ -140,7 +140,7 @@ class CommandRun(Watch):
         """Note progress, and end the command when its step time is known or a deadline has passed."""
         if self._supervisor.poll() is not None:  # it may have been killed
             self.wait()
-            self.log.advance(to_the_end=True)
+            self.log.advance()
             return True
         before = len(self.log.steps)
         wrote = self.log.advance()
@@ -229,7 +229,8 @@ class CommandRun(Watch):
 
     def _why_failed(self, end: dict[str, Any] | None) -> tuple[FailureKind, str]:
         """Return the kind of a failure from the log's end and the exit status, by the rules of our own probes."""
-        text = tail(self.order.run_folder / LOG, TAIL_LINES, TAIL_BYTES)
+        lines = tail(self.order.run_folder / LOG, TAIL_LINES, TAIL_BYTES).splitlines()
+        text = "\n".join(line.partition(" ")[2] for line in lines)  # without times of arrival
         phase, status = "stepping" if self.steps else "starting", -9 if end is None else end["status"]
         errors = exceptions(text, phase)
         if RANK_KILLED.search(text) and not self.killed and all(error.is_about_a_peer for error in errors):

@@ -6,12 +6,11 @@ The names of a pattern's groups give the figure and its unit: see `GROUPS`.
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from frontrunner.evaluators.external.supervisor import ARRIVALS, LOG
+from frontrunner.evaluators.external.supervisor import LOG
 from frontrunner.evaluators.probe.files import LineReader
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
 from frontrunner.spaces.recipe import DIMENSIONS
@@ -46,8 +45,6 @@ NUMBER = re.compile(
 MAX_SEARCHED_CHARACTERS = 4000
 """Of a line; a longer one is not meant for people to read."""
 COLORS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-CHUNK_BYTES = 2**20
-"""Read at a time; a longer line counts as several."""
 MAX_LINE_BYTES = 8_000
 """Of a line that are decoded: twice what patterns search, since color codes are removed first."""
 
@@ -159,11 +156,8 @@ class LogReader:
     """Follows `command.log` of a run folder."""
 
     def __init__(self, folder: Path, patterns: tuple[Pattern, ...]) -> None:
-        self._log = folder / LOG
-        self._arrivals = Arrivals(folder / ARRIVALS)
+        self._lines = LineReader(folder / LOG)
         self._patterns = patterns
-        self._unread = b""
-        self._offset = 0
         self._by_number: dict[int, LoggedStep] = {}
         self._stated: dict[tuple[str, float], Statement] = {}
         self.peak_memory_bytes = 0
@@ -178,76 +172,23 @@ class LogReader:
         """Return each value that the log states about the configuration, once."""
         return tuple(self._stated.values())
 
-    def advance(self, *, to_the_end: bool = False) -> bool:
-        """Read what is new, `to_the_end` also an unfinished last line, and return whether there was anything."""
-        self._arrivals.advance()
-        anything = False
-        while new := self._next():
-            anything = True
-            self._unread += new
-            last_end = max(self._unread.rfind(b"\n"), self._unread.rfind(b"\r")) + 1
-            self._take(last_end or (len(self._unread) if len(self._unread) >= CHUNK_BYTES else 0))
-        if to_the_end:
-            self._take(len(self._unread))
-        return anything
-
-    def _next(self) -> bytes:
-        """Return what has arrived and was not read yet, at most a chunk; later parts have no arrival time yet."""
-        read = self._offset + len(self._unread)
-        if not self._log.exists():
-            return b""
-        with self._log.open("rb") as file:
-            file.seek(read)
-            return file.read(max(0, min(CHUNK_BYTES, self._arrivals.end - read)))
-
-    def _take(self, size: int) -> None:
-        """Read the lines in the first `size` bytes."""
-        for line in self._unread[:size].replace(b"\r", b"\n").splitlines(keepends=True):  # progress bars
-            self._offset += len(line)
-            text = COLORS.sub("", line[:MAX_LINE_BYTES].decode("utf-8", errors="replace").rstrip("\n"))
+    def advance(self) -> bool:
+        """Read what is new, and return whether there was anything."""
+        lines = self._lines.new_lines()
+        for line in lines:
+            arrival, _, raw = line[:MAX_LINE_BYTES].partition(b" ")
+            text = COLORS.sub("", raw.decode("utf-8", errors="replace"))
             for pattern in self._patterns:
-                self._add(pattern.found(text) or {}, text, marks=pattern.marks_a_step)
-        self._unread = self._unread[size:]
+                self._add(pattern.found(text) or {}, text, float(arrival), marks=pattern.marks_a_step)
+        return bool(lines)
 
-    def _add(self, figures: Mapping[str, float], line: str, *, marks: bool) -> None:
+    def _add(self, figures: Mapping[str, float], line: str, arrival_s: float, *, marks: bool) -> None:
         self.peak_memory_bytes = max([self.peak_memory_bytes, *map(int, in_base_units(figures, PEAKS))])
         for name in STATEMENTS:
             if name in figures:
                 self._stated.setdefault((name, figures[name]), Statement(name, figures[name], line.strip()))
         if marks and figures:
             number = int(figures.get("step", max(self._by_number, default=0) + 1))
-            if number not in self._by_number:
-                self._by_number[number] = LoggedStep(number=number, arrival_s=self._arrivals.of(self._offset))
-            self._by_number[number].add(figures)
+            self._by_number.setdefault(number, LoggedStep(number=number, arrival_s=arrival_s)).add(figures)
         elif self._by_number:  # a loss, say, on a line of its own: of the step logged last
             next(reversed(self._by_number.values())).add(figures)
-
-
-class Arrivals:
-    """When each part of a log arrived, in seconds since the trainer was started."""
-
-    def __init__(self, path: Path) -> None:
-        self._lines = LineReader(path)
-        self._ends: list[int] = []
-        self._seconds: list[float] = []
-
-    def advance(self) -> None:
-        """Read what is new."""
-        for line in self._lines.new_lines():
-            try:
-                end, seconds = line.split(b" ")
-                at = int(end), float(seconds)
-            except ValueError:
-                continue  # cut short by a full disk: the next line covers its part of the log
-            if at[0] >= self.end:  # offsets never decrease
-                self._ends.append(at[0])
-                self._seconds.append(at[1])
-
-    @property
-    def end(self) -> int:
-        """Return how much of the log has arrived, in bytes."""
-        return self._ends[-1] if self._ends else 0
-
-    def of(self, offset: int) -> float:
-        """Return when the log's byte before `offset` arrived; `offset` is at most `end`."""
-        return self._seconds[bisect_left(self._ends, offset)]

@@ -137,7 +137,7 @@ def test_the_fork_server_dies_and_the_next_probe_has_a_new_one(bench: Bench) -> 
 
 def test_a_slow_start_of_the_server_is_not_held_against_a_probe(tmp_path: Path) -> None:
     evaluator = TrainingProbe(setup_of(tmp_path, probe={"step_deadline_s": 3.0}))
-    (server,) = processes_of(ME)[-1:]
+    (server,) = _server(tmp_path)
     server.send_signal(signal.SIGSTOP)
     one = order(setup_of(tmp_path))
     evaluator.start(one)  # returns at once
