@@ -1,9 +1,9 @@
 """Node agent: one process per node, started by the site's launcher, which runs that node's ranks of one step.
 
 Its fork server imports torch once and forks the ranks, which end with the server, as the server ends with the agent.
-The agent ends them all when the driver cancels the step or misses its heartbeat, when a rank on this or another node
-has failed and the others have had their time to report, when the step's deadline has passed, and when it is ended by a
-signal. Only files connect it to the driver: see `step.py`. It does not need the libraries of store and searches.
+The agent ends them all when the driver cancels the step (a rank has failed, a deadline has passed) or misses its
+heartbeat, and when it is ended by a signal. Only files connect it to the driver: see `step.py`. It does not need the
+libraries of store and searches.
 
     python -P -m frontrunner.evaluators.cluster.agent STEP.json
 """
@@ -26,7 +26,7 @@ from typing import Any
 from frontrunner.evaluators.cluster.environment import launched_rank
 from frontrunner.evaluators.cluster.step import LOOK_S, HeartbeatMonitor, NodeReport, Step, StepFolder
 from frontrunner.evaluators.probe.fork_server import ForkClient, RankExited, RanksStarted, Report
-from frontrunner.evaluators.probe.processes import KILL_GRACE_S, PEER_GRACE_S, kernel_oom_kills, kill_rank
+from frontrunner.evaluators.probe.processes import KILL_GRACE_S, kernel_oom_kills, kill_rank
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 
 POLL_S = 0.2
@@ -44,8 +44,7 @@ class NodeAgent:
         self._heartbeat = HeartbeatMonitor(Path(step.lifeline), silence_s=step.silence_s)
         self._pids: dict[int, int] = {}
         self._oom_kills_before = kernel_oom_kills()
-        self._began_s = self._looked_s = time.monotonic()
-        self._peers_failed_s: float | None = None
+        self._looked_s = time.monotonic()
         self._killed_s: float | None = None
 
     def interrupt(self, number: int, _: FrameType | None) -> None:
@@ -65,7 +64,7 @@ class NodeAgent:
                 if self._should_end():
                     self._kill_ranks()
         except FrontrunnerError as error:  # the fork server did not start
-            self._fail(error.message)
+            self._update(trouble=error.message)
         finally:
             server.close()
             if step.scratch is not None:
@@ -77,20 +76,9 @@ class NodeAgent:
             self._pids = dict(zip(self._ranks, report.pids, strict=True))
             self._update(running=True)
         elif isinstance(report, RankExited):
-            if report.status != 0:
-                self._raise_peer_failed()
             self._update(statuses=self._report.statuses | {report.rank: report.status})
         else:
-            self._fail("the node's fork server ended, and the ranks with it")
-
-    def _fail(self, trouble: str) -> None:
-        self._raise_peer_failed()
-        self._update(trouble=trouble)
-
-    def _raise_peer_failed(self) -> None:
-        """Let the other nodes know that a rank has failed."""
-        self._peers_failed_s = self._peers_failed_s or time.monotonic()
-        self._folder.raise_flag(self._folder.peer_failed)
+            self._update(trouble="the node's fork server ended, and the ranks with it")
 
     def _has_ended(self) -> bool:
         if self._report.trouble is not None or len(self._report.statuses) == len(self._ranks):
@@ -108,18 +96,12 @@ class NodeAgent:
                 kill_rank(self._pids[rank])
 
     def _should_end(self) -> bool:
-        now = time.monotonic()
-        if self._killed_s is not None or self._report.interrupted is not None:
+        if self._killed_s is not None or self._report.interrupted is not None or self._heartbeat.is_silent():
             return True
-        if self._heartbeat.is_silent() or now - self._began_s > self._step.deadline_s:
-            return True
-        if now - self._looked_s >= LOOK_S:  # each look is a request to the shared file system
-            self._looked_s = now
-            if self._folder.is_raised(self._folder.cancel):
-                return True
-            if self._peers_failed_s is None and self._folder.is_raised(self._folder.peer_failed):
-                self._peers_failed_s = now
-        return self._peers_failed_s is not None and now - self._peers_failed_s > PEER_GRACE_S
+        if time.monotonic() - self._looked_s < LOOK_S:  # each look is a request to the shared file system
+            return False
+        self._looked_s = time.monotonic()
+        return self._folder.is_cancelled
 
     def _update(self, **changes: Any) -> None:
         oom_kills = kernel_oom_kills() - self._oom_kills_before

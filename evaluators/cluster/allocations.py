@@ -42,20 +42,20 @@ MAX_FAILED_STARTS = 3
 class HeldAllocation:
     """An allocation from its request to its end.
 
-    The driver may read at any time: `asked_s`, and once known `job_id` and `queued_s` (the batch system had accepted
-    the request), `ready_s` (the workers had reported), `ended_s` (the allocation was found to have ended), and `why`.
+    The driver may read at any time, once known: `job_id` and `queued_s` (the batch system had accepted the request),
+    `ready_s` (the workers had reported), `end_s` (when its time is up), `ended_s` (it was found to have ended), and
+    `why`.
     """
 
     def __init__(self, source: NodeSource, name: str, folder: Path) -> None:
         self.name = name
         self.nodes = source.nodes
-        self.asked_s = time.monotonic()
         self.job_id: str | None = None
         self.queued_s: float | None = None
         self.ready_s: float | None = None
         self.ended_s: float | None = None
         self.why = ""
-        self._reported_end_s: float | None = None
+        self.end_s = None if source.seconds_left is None else time.monotonic() + source.seconds_left
         self._source = source
         self._folder = folder
         self._requests: queue.SimpleQueue[tuple[Path, int, Future[int]]] = queue.SimpleQueue()
@@ -63,19 +63,6 @@ class HeldAllocation:
         self._is_unwanted = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"frontrunner-{name}", daemon=True)
         self._thread.start()
-
-    @property
-    def end_s(self) -> float | None:
-        """Return when its time is up; None if that is unknown, or it has not begun."""
-        if self._source.held is not None:
-            left = self._source.seconds_left
-            return None if left is None else self.asked_s + left
-        if self._reported_end_s is not None:
-            return self._reported_end_s
-        if self.ready_s is None or self._source.walltime_s is None:
-            return None
-        # It began some time before its workers were seen, for how long only the batch system knows.
-        return self.ready_s - STATUS_S + self._source.walltime_s
 
     def start(self, step: Path, nodes: int) -> Future[int]:
         """Start a step on free nodes; the future has its launcher's exit status, or what went wrong."""
@@ -136,10 +123,9 @@ class HeldAllocation:
         if status is not None and status.terminal:
             self._note_end(self._why(status))
         elif workers and self.ready_s is None:
-            # Query the end of the walltime: workers may take minutes of it to report.
-            asked_s, is_requested = time.monotonic(), self._source.held is None and self.job_id is not None
-            left = seconds_left(self._source.scheduler, self.job_id or "") if is_requested else None
-            self._reported_end_s = None if left is None else asked_s + left
+            if self._source.held is None:  # workers may take minutes of the walltime to report
+                asked_s, left = time.monotonic(), seconds_left(self._source.scheduler, self.job_id or "")
+                self.end_s = asked_s + (self._source.walltime_s - STATUS_S if left is None else left)
             self.ready_s = time.monotonic()
         elif self.ready_s is not None and not workers:
             self._note_end(f"{self._title} has lost contact with its first node")

@@ -124,11 +124,6 @@ class JobEnvironment:
     masked_by: str | None
 
     @property
-    def rank(self) -> int:
-        """Return this process's rank; 0 without a launcher."""
-        return self.launched.rank if self.launched else 0
-
-    @property
     def nodes(self) -> tuple[str, ...]:
         """Return the allocation's nodes by name; empty outside one."""
         return self.allocation.nodes if self.allocation else ()

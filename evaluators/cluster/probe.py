@@ -83,7 +83,7 @@ class StepWatch(RankWatch):
     def end(self) -> None:
         """Have every node end its ranks."""
         super().end()
-        self._files.raise_flag(self._files.cancel)
+        self._files.cancel()
 
     def _read_reports(self) -> None:
         now = time.monotonic()

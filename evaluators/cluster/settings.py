@@ -173,9 +173,8 @@ class DispatchSettings:
 class NodeSource:
     """How nodes are obtained: up to `allocations` at a time, of `nodes` each.
 
-    `held` is the job that the driver runs in; None where allocations of `walltime_s` are requested from a batch system.
-    `seconds_left` is the time left in the held job; None if unknown. `launcher` starts a process on each node of a
-    step.
+    `held` is the job that the driver runs in, with `seconds_left` if that is known; None where allocations of
+    `walltime_s` are requested from a batch system. `launcher` starts a process on each node of a step.
     """
 
     scheduler: str
@@ -184,7 +183,7 @@ class NodeSource:
     launcher: str
     settings: DispatchSettings
     held: Allocation | None = None
-    walltime_s: float | None = None
+    walltime_s: float = 0.0
     seconds_left: float | None = None
 
 

@@ -7,8 +7,7 @@ step.json            what each node's agent has to do
 node-K.json          how the ranks of node K are, by its agent
 node-K.log           the agent's own output
 launcher.log         the output of what started the agents
-peer-failed          a flag: a rank on some node has failed
-cancel               a flag: the driver wants the ranks to end
+cancel               not empty: the driver wants the ranks to end
 
 Files that somebody waits for exist from the beginning, empty: a network file system may cache for a minute that a file
 was missing, but checks again for one that it opens.
@@ -41,8 +40,8 @@ CLOCK_SKEW_S = 3600.0
 class Step:
     """The agents' order: `ranks_per_node` ranks per node, the last node what is left of `world_size`.
 
-    `lifeline` is the driver's heartbeat file; ranks end when it has not changed for `silence_s`, or when they have run
-    for `deadline_s`. `scratch` is a folder on a node's own disk to be removed in the end.
+    `lifeline` is the driver's heartbeat file; ranks end when it has not changed for `silence_s`. Their driver lets them
+    run for `deadline_s`. `scratch` is a folder on a node's own disk to be removed in the end.
     """
 
     token: str
@@ -102,26 +101,24 @@ class StepFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.cancel = path / CANCEL
-        self.peer_failed = path / "peer-failed"
+        self._cancel = path / CANCEL
         self.launcher_log = path / "launcher.log"
 
     def prepare(self, nodes: int) -> None:
         """Create the files that are waited for, empty."""
         reports = [self.path / f"node-{node}.json" for node in range(nodes)]
-        for file in (self.cancel, self.peer_failed, self.path / MEETING, *reports):
+        for file in (self._cancel, self.path / MEETING, *reports):
             file.touch()
 
-    @staticmethod
-    def raise_flag(flag: Path) -> None:
-        """Raise `cancel` or `peer_failed`."""
-        flag.write_text("1", encoding="ascii")
+    def cancel(self) -> None:
+        """Have every node end its ranks."""
+        self._cancel.write_text("1", encoding="ascii")
 
-    @staticmethod
-    def is_raised(flag: Path) -> bool:
-        """Return whether a flag is raised; False if the file system does not respond, since it is read again."""
+    @property
+    def is_cancelled(self) -> bool:
+        """Return whether the ranks are to end; False if the file system does not respond, since it is read again."""
         with contextlib.suppress(OSError):
-            return bool(flag.read_bytes())
+            return bool(self._cancel.read_bytes())
         return False
 
     def node_log(self, node: int) -> Path:
@@ -173,7 +170,7 @@ class OrphanedSteps:
             if step is None or RunFolder(folder.path).outcome() is not None:
                 continue
             if time.time() - (folder.path / "step.json").stat().st_mtime <= step.deadline_s + CLOCK_SKEW_S:
-                folder.raise_flag(folder.cancel)
+                folder.cancel()
                 self._steps.append((folder, step))
 
     def have_ended(self) -> bool:

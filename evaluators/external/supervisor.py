@@ -87,7 +87,8 @@ def run(order: dict[str, Any], log: Log) -> int:
     except OSError as error:
         log.write(f"{order['arguments'][0]}: {error.strerror}\n".encode())
         return NOT_STARTED
-    output, request = process.stdout.fileno(), sys.stdin.fileno()
+    output: int = process.stdout.fileno()  # type: ignore[union-attr]
+    request = sys.stdin.fileno()
     waiting, ended_s = [output, request], 0.0
     while output in waiting or process.poll() is None:
         ready, _, _ = select.select(waiting, [], [], POLL_S)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -18,7 +18,7 @@ from frontrunner.evaluators.protocol import QUEUED, Evaluator, Finished, ProbeOr
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome, refuse_unstorable
 
 
-class Watch:
+class Watch(ABC):
     """One probe in flight, by a monotonic clock.
 
     `overdue` is the deadline that passed; `lost` is what ended and took the ranks along, which `lost_log` explains.

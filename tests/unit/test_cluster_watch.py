@@ -131,7 +131,7 @@ def test_nodes_that_never_begin_are_given_up(seen: Seen, monkeypatch: pytest.Mon
     monkeypatch.setattr(probe, "START_TIMEOUT_S", -1.0)
     seen.tell(0)
     assert "had not all begun" in seen.failure().message
-    assert seen.folder.is_raised(seen.folder.cancel)
+    assert seen.folder.is_cancelled
 
 
 def test_out_of_memory_on_one_node_is_told_apart_from_a_kill(seen: Seen) -> None:
@@ -144,7 +144,7 @@ def test_a_deadline_cancels_the_step(tmp_path: Path) -> None:
     seen = Seen(setup_of(tmp_path, cluster={"nodes": 2, "devices_per_node": 1}, probe={"step_deadline_s": 0.01}))
     seen.tell(0)
     seen.tell(1)
-    wait_for(lambda: (seen.watch.look(), seen.folder.is_raised(seen.folder.cancel))[1], 5)
+    wait_for(lambda: (seen.watch.look(), seen.folder.is_cancelled)[1], 5)
     seen.tell(0, statuses={0: -9}, killed=(0,), ended=True)
     seen.tell(1, statuses={1: -9}, killed=(1,), ended=True)
     assert seen.failure().kind is FailureKind.HUNG
@@ -221,7 +221,7 @@ def test_ranks_without_a_driver_are_ended_and_waited_for(left: StepFolder) -> No
     for file in left.path.iterdir():
         os.utime(file, (time.time() - 1000, time.time() - 1000))
     steps = OrphanedSteps([left.path])
-    assert left.is_raised(left.cancel)
+    assert left.is_cancelled
     assert RunFolder(left.path).busy_seconds() < 1, "the flag is no work of the ranks"
     assert not steps.have_ended()
     left.write_report(NodeReport(node=0, host="n1", ended=True))

@@ -64,7 +64,8 @@ def doctor(
     from frontrunner.evaluators.diagnostics.doctor.check import has_problem
     from frontrunner.evaluators.diagnostics.doctor.collective_report import bandwidths, collective_checks
 
-    if not run and machine.this_job().rank != 0:
+    launched = machine.this_job().launched
+    if not run and launched is not None and launched.rank != 0:
         return  # rank 0 of the job reports
     result = None
     if run:
