@@ -14,7 +14,7 @@ from sqlalchemy import Connection, insert, select
 from frontrunner.results.columns import recipe_to_json
 from frontrunner.results.outcome import Measurement, Outcome
 from frontrunner.results.records import IMPORTED, timestamp
-from frontrunner.results.rows import outcome_of, outcomes_by_attempt
+from frontrunner.results.rows import finished_attempts
 from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, TrialRow
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
 from frontrunner.results.store import Store
@@ -88,15 +88,8 @@ def _without_known(connection: Connection, campaigns: Sequence[ImportedCampaign]
 
 def _known_content(connection: Connection) -> set[tuple[str, str]]:
     """Return the `content` of every row that was imported before."""
-    imported = (
-        select(AttemptRow.id)
-        .join(CampaignRow, CampaignRow.id == AttemptRow.campaign_id)
-        .where(CampaignRow.strategy == IMPORTED)
-    )
-    recipes = select(AttemptRow.id, TrialRow.recipe_id).join(TrialRow, TrialRow.id == AttemptRow.trial_id)
-    outcomes = outcomes_by_attempt(connection, imported)
-    ids = connection.execute(recipes.where(AttemptRow.id.in_(imported))).all()
-    return {(row.recipe_id, _content(outcome_of(outcomes, row))) for row in ids}
+    imported = AttemptRow.campaign_id.in_(select(CampaignRow.id).where(CampaignRow.strategy == IMPORTED))
+    return {(one.trial.recipe_id, _content(one.outcome)) for one in finished_attempts(connection, imported)}
 
 
 def _free_name(wanted: str, taken: set[str]) -> str:

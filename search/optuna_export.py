@@ -15,12 +15,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from frontrunner.results.outcome import Failure, Measurement
+from frontrunner.results.pages import TrialHistory, trial_histories
 from frontrunner.results.ranking import best
 from frontrunner.results.records import AttemptOutcome, Campaign
 from frontrunner.results.redaction import redact
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import Store
-from frontrunner.results.trial_history import TrialHistory, trial_histories
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.problem import Problem
