@@ -128,7 +128,7 @@ def _node_rows(recipe: Recipe, node: int, first_rank: int, devices: int) -> Iter
     found = []
     for place in range(devices):
         line, column = divmod(place, DEVICES_PER_ROW)
-        where = {
+        where: Json = {
             "node": f"node {node:,}",
             "line": line,
             "begin": column + 0.05,

@@ -78,7 +78,7 @@ def speed_memory(collected: Collected) -> Chart | Missing:
         "x": number("peak", "peak memory of the fullest rank, GiB", from_zero=False),
         "y": number("tokens_per_s", "tokens/s"),
     }
-    look = place | looks("group", known, (row["group"] for row in rows), "shape", "color")
+    look: Json = place | looks("group", known, (row["group"] for row in rows), "shape", "color")
     look["tooltip"] = tooltip("recipe", "choices", "nodes", numbers={"tokens_per_s": "tokens/s", "peak": "peak GiB"})
     where = f"datum.group == '{ON_FRONT}'"
     return Chart(
@@ -216,14 +216,14 @@ def feasibility(collected: Collected) -> Chart | Missing:
     if not collected.ranking and not collected.final_failures:
         return NOTHING_ENDED
     corner = attrgetter("tensor_parallel", "pipeline_parallel", "micro_batch_seqs")
-    legal = Counter(map(corner, collected.survey.recipes))
-    speeds: dict[object, list[float]] = defaultdict(list)
-    failures: dict[object, Counter[str]] = defaultdict(Counter)
+    legal: Counter[tuple[int, ...]] = Counter(map(corner, collected.survey.recipes))
+    speeds: dict[tuple[int, ...], list[float]] = defaultdict(list)
+    failures: dict[tuple[int, ...], Counter[str]] = defaultdict(Counter)
     for row in collected.ranking:
         speeds[corner(row.recipe)].append(row.standing.tokens_per_s)
     for recipe, failure in collected.final_failures.items():
         failures[corner(recipe)][failure.kind.value] += 1
-    rows = []
+    rows: list[Json] = []
     for place in sorted({*legal, *speeds, *failures}):
         tensor, pipeline, micro_batch = place
         ran, failed = len(speeds[place]), failures[place]
