@@ -53,11 +53,9 @@ def serve(  # noqa: PLR0913, PLR0917 - an option each
     """
     if not all(map(find_spec, NEEDED)):
         raise InvalidInput("this needs packages that are not installed", hint="run: pip install 'frontrunner[serve]'")
-    from frontrunner.server.app import create_app
+    from frontrunner.server.app import create_app, listen, run
     from frontrunner.server.auth import Role, default_token_file
-    from frontrunner.server.pages.router import router
     from frontrunner.server.registered import register
-    from frontrunner.server.serving import listen, run
     from frontrunner.server.settings import Limits, ServiceSettings, is_loopback
 
     settings = ServiceSettings(
@@ -71,7 +69,7 @@ def serve(  # noqa: PLR0913, PLR0917 - an option each
         registered=register({"site": sites, "trainer": trainers, "data": data, "table": tables}),
     )
     with listen(settings) as listener:
-        app = create_app(settings, pages=(router,))
+        app = create_app(settings)
         code = app.state.service.links.make(Role.OPERATOR)
         port = listener.getsockname()[1]
         click.echo(f"{settings.address(port)}/login?code={code}")

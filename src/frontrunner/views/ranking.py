@@ -10,7 +10,6 @@ from typing import TypeVar
 
 from rich.text import Text
 
-from frontrunner.pareto_front import OBJECTIVES, OnFront
 from frontrunner.results.explain import Appearance, Explanation
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.results.predictions import Predicted, SmallScale
@@ -19,6 +18,7 @@ from frontrunner.search.budget import Limit
 from frontrunner.search.stopping import outlook_in_words, unused
 from frontrunner.search.strategy import Outlook
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe
+from frontrunner.standings import OBJECTIVES, OnFront
 from frontrunner.text import gib, percent, plain, seconds, thousands
 from frontrunner.views.campaigns import print_origin, problem_line
 from frontrunner.views.columns import COLUMNS, ENDINGS, FIGURES, RECIPE, RECIPE_ID, Column, against
