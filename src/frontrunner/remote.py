@@ -43,12 +43,13 @@ from frontrunner.spaces.errors import (
     NothingLegal,
     ServiceUnreachable,
     bad_value,
+    campaign_name_from,
     shown,
     writing,
 )
-from frontrunner.spaces.names import campaign_name_from
+from frontrunner.spaces.pareto import OBJECTIVES
 from frontrunner.spaces.validation import OF_NO_TYPE
-from frontrunner.store import LOG_BYTES, OBJECTIVES
+from frontrunner.store import LOG_BYTES
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,8 +15,14 @@ from frontrunner.config.campaign import CampaignFile, parse_campaign
 from frontrunner.config.toml_file import Table, holds, read_toml
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.cluster import Cluster
-from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, bad_value, did_you_mean
-from frontrunner.spaces.names import FALLBACK, require_campaign_name
+from frontrunner.spaces.errors import (
+    FALLBACK_NAME,
+    FrontrunnerError,
+    InvalidInput,
+    bad_value,
+    did_you_mean,
+    require_campaign_name,
+)
 
 KINDS = ("site", "trainer", "data", "table")
 """Kinds of names: keys of a launch, and options of `frontrunner serve`."""
@@ -121,7 +127,7 @@ def _given(kind: str, path: Path) -> dict[str, Any]:
 def _checked(kind: str, given: Mapping[str, Any], base: Path) -> CampaignFile:
     """Validate the sections as those of a campaign file, with absolute paths; build one command of a trainer."""
     evaluator = EVALUATOR_OF.get(kind, "probe")
-    file = parse_campaign({**AROUND, **given, "evaluator": evaluator}, default_name=FALLBACK, base=base)
+    file = parse_campaign({**AROUND, **given, "evaluator": evaluator}, default_name=FALLBACK_NAME, base=base)
     if evaluator == "command":
         file.spec.survey()
     return file

@@ -27,8 +27,7 @@ from frontrunner.config.campaign import CampaignFile, CampaignName, parse_campai
 from frontrunner.config.toml_file import Table
 from frontrunner.results.ranking import FILTERS, RankBy
 from frontrunner.server.registered import EVALUATOR_OF, Registered
-from frontrunner.spaces.errors import InvalidInput, bad_value, shown, shown_key
-from frontrunner.spaces.names import FALLBACK
+from frontrunner.spaces.errors import FALLBACK_NAME, InvalidInput, bad_value, shown, shown_key
 from frontrunner.spaces.recipe import DIMENSIONS
 from frontrunner.spaces.validation import invalid_input, refuse_unusable_values
 
@@ -283,7 +282,7 @@ def _at_site(table: Table, name: str, known: Registered) -> Table:
 
 def parsed(table: Table) -> CampaignFile:
     """Return the campaign of such a table; raise `InvalidInput` for an invalid one."""
-    return parse_campaign(table, default_name=FALLBACK, base=Path.cwd())
+    return parse_campaign(table, default_name=FALLBACK_NAME, base=Path.cwd())
 
 
 @contextmanager

@@ -15,8 +15,7 @@ from frontrunner.results.explain import Appearance, Explanation
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.results.predictions import Predicted, SmallScale
 from frontrunner.results.ranking import RankedRecipe
-from frontrunner.search.budget import Limit
-from frontrunner.search.stopping import outlook_in_words, unused
+from frontrunner.search.budget import Limit, outlook_in_words, unused
 from frontrunner.search.strategy import Outlook
 from frontrunner.text import gib, percent, plain, seconds, thousands
 from frontrunner.views.campaigns import problem_line

@@ -32,8 +32,7 @@ from frontrunner.server.redaction import redacted_explanation, redacted_status
 from frontrunner.server.requests import FrameAnswer, RecipeQuestion
 from frontrunner.server.responses import answer
 from frontrunner.server.service import CachedRoute, LocalOf, RoleOf, Service, ServiceOf, StoreOf
-from frontrunner.spaces.errors import InvalidInput, NothingLegal
-from frontrunner.spaces.names import CAMPAIGN_NAME
+from frontrunner.spaces.errors import CAMPAIGN_NAME, InvalidInput, NothingLegal
 from frontrunner.store import LOG_BYTES
 from frontrunner.views.charts import FIGURES
 from frontrunner.views.charts.data import Missing
