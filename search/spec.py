@@ -13,7 +13,7 @@ from frontrunner.evaluators.external.settings import CommandSettings
 from frontrunner.evaluators.probe.settings import DataSettings, ProbeSettings
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.evaluators.registry import COMMAND, EVALUATORS, commands_of, require_evaluator_name
-from frontrunner.evaluators.tables.table_settings import TableSettings
+from frontrunner.evaluators.tables import TableSettings
 from frontrunner.results.records import IMPORTED
 from frontrunner.search.strategy import STRATEGIES, TOKENS_ALONE, check_objectives
 from frontrunner.spaces.errors import InvalidInput, bad_value, require_above_zero, require_at_least, require_one_of

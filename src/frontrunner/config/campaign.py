@@ -15,7 +15,7 @@ from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.evaluators.external.settings import CommandSettings
 from frontrunner.evaluators.probe.settings import DataSettings, ProbeSettings
 from frontrunner.evaluators.registry import require_evaluator
-from frontrunner.evaluators.tables.table_settings import TableSettings
+from frontrunner.evaluators.tables import TableSettings
 from frontrunner.results.redaction import looks_secret
 from frontrunner.search.spec import Budget, CampaignSpec, SearchSettings
 from frontrunner.search.strategy import STRATEGIES
