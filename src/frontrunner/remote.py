@@ -41,13 +41,14 @@ from frontrunner.spaces.errors import (
     NothingLegal,
     ServiceUnreachable,
     bad_value,
+    campaign_name_from,
     shown,
     writing,
 )
-from frontrunner.spaces.names import campaign_name_from
+from frontrunner.spaces.pareto import OBJECTIVES
 from frontrunner.spaces.validation import OF_NO_TYPE
 from frontrunner.standings import Front, OnFront
-from frontrunner.store import LOG_BYTES, OBJECTIVES, LocalStore
+from frontrunner.store import LOG_BYTES, LocalStore
 
 if TYPE_CHECKING:
     import pandas as pd
