@@ -26,8 +26,13 @@ from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, Standi
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
 from frontrunner.results.writer import CampaignWriter
 from frontrunner.spaces.document import canonical_json
-from frontrunner.spaces.errors import InvalidInput, NotFound, StoreUnusable, did_you_mean
-from frontrunner.spaces.names import require_campaign_name
+from frontrunner.spaces.errors import (
+    InvalidInput,
+    NotFound,
+    StoreUnusable,
+    did_you_mean,
+    require_campaign_name,
+)
 from frontrunner.spaces.recipe import Recipe
 
 SUMMARIZED = {field.name for field in fields(CampaignSummary)} - {"probes", "best_tokens_per_s", "is_driven"}
