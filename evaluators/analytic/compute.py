@@ -90,10 +90,10 @@ def feed_forward_products(machine: Machine, work: Workload) -> Passes:
 def _attention(machine: Machine, work: Workload) -> Passes:
     """Return scores, softmax and their product with the values: fused (arXiv 2307.08691), or one kernel each."""
     eff = machine.efficiencies
-    ways = work.tensor_parallel * work.context_parallel
-    flops = 4 * work.micro_batch_seqs * work.sequence_length**2 * work.hidden / ways
+    pairs = work.tokens * work.sequence_length / work.tensor_parallel
+    flops = 4 * pairs * work.hidden
     causal = flops / 2 / (machine.matmul_flops * machine.attention_scale)
-    scores = work.micro_batch_seqs * work.heads / ways * work.sequence_length**2 * work.bytes_per_value
+    scores = pairs * work.heads * work.bytes_per_value
     # How often scores are written and read: product, scale and softmax, dropout, product; the same backward.
     times = (6.5, 9.5) if machine.software.dropout else (4.0, 7.0)
     traffic = eff.scores * scores / machine.memory_bytes_per_s
@@ -142,7 +142,7 @@ def head(machine: Machine, work: Workload) -> Passes:
     gathered = np.zeros(1)
     if machine.software.splits_tables and not machine.software.sharded_logits:
         message = logits * work.bytes_per_value
-        gathered = ring_s(machine, message, group=work.tensor_parallel, stride=work.tensor_stride, passes=1)
+        gathered = ring_s(machine, message, group=work.tensor_parallel, stride=work.strides["tp"], passes=1)
     forward = projection.forward + (work.bytes_per_value + wide) * each_s + gathered
     backward = projection.backward + (work.bytes_per_value + np.minimum(wide, 12.0)) * each_s
     return Passes(forward=forward, backward=backward + np.where(work.loss_chunks > 1, forward, 0.0))

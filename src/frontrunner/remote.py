@@ -31,7 +31,6 @@ from frontrunner.results.predictions import SmallScale
 from frontrunner.results.ranking import RankedRecipe, Ranking
 from frontrunner.results.records import CampaignList
 from frontrunner.results.status import FailedTrial, FailureList, Status
-from frontrunner.search.campaign_setup import free_among
 from frontrunner.server.auth import TOKEN_VARIABLE, default_token_file, read_tokens
 from frontrunner.server.errors import from_table
 from frontrunner.server.replays import Replay
@@ -46,7 +45,7 @@ from frontrunner.spaces.errors import (
     shown,
     writing,
 )
-from frontrunner.spaces.names import campaign_name_from
+from frontrunner.spaces.names import campaign_name_from, free_among
 from frontrunner.spaces.validation import OF_NO_TYPE
 from frontrunner.store import LOG_BYTES, OBJECTIVES
 

@@ -49,7 +49,7 @@ def plan(file: Path, top: int | None, nodes: str | None, *, as_json: bool) -> No
         return
     found, shown = planning.plan(file), TOP if top is None else top
     if as_json:
-        print_json(planning.shown_plan(found, shown))
+        print_json(found.shown(shown))
     else:
         print_plan(found, top=shown, file=str(file))
     if not len(found.table):

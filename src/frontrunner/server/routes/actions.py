@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 
 from frontrunner.evaluators.analytic.estimates import ShownPlan
-from frontrunner.planning import plan_of, shown_plan
+from frontrunner.planning import plan_of
 from frontrunner.server.drivers import Word
 from frontrunner.server.replays import Replay
 from frontrunner.server.requests import (
@@ -42,7 +42,7 @@ async def plan(service: ServiceOf, body: PlanBody) -> Response:
         settings = service.settings
         with hiding_contents(body, settings.registered):
             file = campaign_from(body, settings.registered, most_points=settings.limits.plan_points)
-            return shown_plan(plan_of(file.spec), body.top)
+            return plan_of(file.spec).shown(body.top)
 
     return answer(await service.slowly(planned))
 
