@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from frontrunner.evaluators.analytic.estimates import estimate_many
-from frontrunner.pareto_front import checked_objectives, front
 from frontrunner.results.outcome import FailureKind, Measurement
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.recipe import Recipe
+from frontrunner.standings import checked_objectives, front
 from frontrunner.views.charts import FIGURES
 from frontrunner.views.charts.campaign import history, node_hours
 from frontrunner.views.charts.data import Chart, Collected, Missing, knobs

@@ -98,8 +98,8 @@ def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, stopped
 
     `stopped` is the exit code of a campaign that was stopped or paused by request.
     """
-    from frontrunner.pareto_front import Front
     from frontrunner.results.ranking import Ranking
+    from frontrunner.standings import Front
     from frontrunner.views.ranking import (
         print_front,
         print_next_commands,

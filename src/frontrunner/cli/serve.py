@@ -80,14 +80,12 @@ def serve(  # noqa: PLR0913, PLR0917 - an option each
 
 
 def _serve(settings: ServiceSettings) -> None:
-    from frontrunner.server.app import create_app
+    from frontrunner.server.app import create_app, listen, run
     from frontrunner.server.auth import Role
-    from frontrunner.server.pages.router import router
-    from frontrunner.server.serving import listen, run
     from frontrunner.server.settings import is_loopback
 
     with listen(settings) as listener:
-        app = create_app(settings, pages=(router,))
+        app = create_app(settings)
         code = app.state.service.links.make(Role.OPERATOR)
         port = listener.getsockname()[1]
         click.echo(f"{settings.address(port)}/login?code={code}")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from frontrunner.evaluators.analytic.breakdown import Breakdown
-from frontrunner.pareto_front import OBJECTIVES, Front
 from frontrunner.results.explain import Explanation
 from frontrunner.results.ranking import RankedRecipe, Ranking
 from frontrunner.results.records import Campaign, CampaignList
 from frontrunner.results.status import FailureList, Status
 from frontrunner.search.driver import Conclusion
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe
+from frontrunner.standings import OBJECTIVES, Front
 from frontrunner.views.campaigns import print_campaign, print_campaigns, print_conclusion, print_failures, print_status
 from frontrunner.views.plan import print_breakdown
 from frontrunner.views.ranking import print_explanation, print_front, print_ranking

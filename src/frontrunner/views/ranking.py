@@ -10,7 +10,6 @@ from typing import TypeVar
 
 from rich.text import Text
 
-from frontrunner.pareto_front import OnFront
 from frontrunner.results.explain import Appearance, Explanation
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.results.predictions import Predicted, SmallScale
@@ -18,6 +17,7 @@ from frontrunner.results.ranking import RankedRecipe
 from frontrunner.search.budget import Limit
 from frontrunner.search.stopping import outlook_in_words, unused
 from frontrunner.search.strategy import Outlook
+from frontrunner.standings import OnFront
 from frontrunner.text import gib, percent, plain, seconds, thousands
 from frontrunner.views.campaigns import problem_line
 from frontrunner.views.columns import (
