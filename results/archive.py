@@ -31,8 +31,15 @@ from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store, open_store
 from frontrunner.results.transfer import BATCH, batches, first_line
 from frontrunner.spaces.document import canonical_json
-from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NotFound, StoreUnusable, shown, writing
-from frontrunner.spaces.names import require_campaign_name
+from frontrunner.spaces.errors import (
+    FrontrunnerError,
+    InvalidInput,
+    NotFound,
+    StoreUnusable,
+    require_campaign_name,
+    shown,
+    writing,
+)
 
 FORMAT = "frontrunner-archive"
 VERSION = 1

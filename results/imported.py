@@ -20,7 +20,7 @@ from frontrunner.results.states import AttemptState, CampaignState, TrialState
 from frontrunner.results.store import Store
 from frontrunner.results.writer import insert_outcome, rewrite_stats
 from frontrunner.spaces.document import canonical_json
-from frontrunner.spaces.names import free_among
+from frontrunner.spaces.errors import free_among
 from frontrunner.spaces.recipe import Recipe
 
 

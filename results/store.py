@@ -37,8 +37,7 @@ from frontrunner.results.states import AttemptState, CampaignState
 from frontrunner.results.summaries import summaries
 from frontrunner.results.writer import CampaignWriter
 from frontrunner.spaces.document import canonical_json
-from frontrunner.spaces.errors import InvalidInput, StoreUnusable
-from frontrunner.spaces.names import require_campaign_name
+from frontrunner.spaces.errors import InvalidInput, StoreUnusable, require_campaign_name
 from frontrunner.spaces.recipe import Recipe
 
 BUSY_TIMEOUT_S = 90.0

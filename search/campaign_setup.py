@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from frontrunner.evaluators.probe.preflight import prepare_here
 from frontrunner.results.records import IMPORTED, Campaign
 from frontrunner.search.spec import CampaignSpec
-from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal
-from frontrunner.spaces.names import free_among
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal, free_among
 from frontrunner.spaces.space import Survey
 from frontrunner.spaces.validation import dump_json, load_json
 
@@ -30,23 +28,24 @@ def runnable(spec: CampaignSpec) -> Survey:
         raise nothing_legal(surveyed)
     if spec.search.probe_nodes is None:
         prepare(spec, surveyed)
-        return surveyed
-    from frontrunner.search.two_stage import small_spec
+    else:
+        from frontrunner.search.two_stage import small_spec
 
-    runnable(small_spec(spec))
+        runnable(small_spec(spec))
     return surveyed
 
 
 def prepare(spec: CampaignSpec, surveyed: Survey | None = None) -> None:
     """Raise `InvalidInput` if the campaign's probes cannot run on this machine."""
-    if spec.evaluator == "probe":
-        from frontrunner.evaluators.probe.job import check_data
+    recipes = (surveyed or spec.survey()).recipes
+    if spec.evaluator != "probe":
+        spec.check_commands(recipes[0])
+        return
+    from frontrunner.evaluators.probe.job import check_data
 
-        check_data(spec.data, spec.problem)
-        offloads = {recipe.offload for recipe in (surveyed or spec.survey()).recipes}
-        prepare_here(spec.problem, spec.dispatch, engines=spec.space.engine, offloads=tuple(offloads))
-    else:
-        spec.check_commands((surveyed or spec.survey()).recipes[0])
+    check_data(spec.data, spec.problem)
+    offloads = tuple({recipe.offload for recipe in recipes})
+    prepare_here(spec.problem, spec.dispatch, engines=spec.space.engine, offloads=offloads)
 
 
 def why_not_here(spec: CampaignSpec) -> str | None:
@@ -61,23 +60,25 @@ def why_not_here(spec: CampaignSpec) -> str | None:
     return None
 
 
-def create(store: Store, spec: CampaignSpec, legal_recipes: int, more: Mapping[str, object] | None = None) -> Campaign:
+def create(store: Store, spec: CampaignSpec, legal_recipes: int, more: dict[str, object] | None = None) -> Campaign:
     """Create the campaign in the store, with `more` in its problem summary."""
-    summary = {**problem_summary(spec), **(more or {})}
     return store.create_campaign(
-        name=spec.name, spec_json=dump_json(spec), legal_recipes=legal_recipes, problem_summary=summary
+        name=spec.name,
+        spec_json=dump_json(spec),
+        legal_recipes=legal_recipes,
+        problem_summary=problem_summary(spec) | (more or {}),
     )
 
 
 def problem_summary(spec: CampaignSpec) -> dict[str, object]:
     """Summarize a campaign's problem for lists of campaigns."""
-    problem = spec.problem
+    problem, model, cluster = spec.problem, spec.problem.model, spec.problem.cluster
     return {
-        "model": problem.model.name,
-        "parameters": problem.model.parameters,
-        "cluster": problem.cluster.name,
-        "device": problem.cluster.device,
-        "devices": problem.cluster.devices,
+        "model": model.name,
+        "parameters": model.parameters,
+        "cluster": cluster.name,
+        "device": cluster.device,
+        "devices": cluster.devices,
         "sequence_length": problem.sequence_length,
         "global_batch": str(problem.global_batch),
         "precision": problem.precision,

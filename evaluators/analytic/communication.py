@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from frontrunner.evaluators.analytic.machine import Machine
-from frontrunner.evaluators.analytic.memory import layer_activations
+from frontrunner.evaluators.analytic.memory import boundary_bytes, layer_activations
 from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
 
 LEAST_EXPOSED = 0.05
@@ -91,9 +91,7 @@ def tensor_reduce_s(machine: Machine, work: Workload) -> Rows:
 
 def pipeline_transfer_s(machine: Machine, work: Workload) -> Rows:
     """Return the time to send activations to the next rank and their gradients back, per micro-batch."""
-    shards = np.where(work.sequence_parallel, work.tensor_parallel, 1.0)
-    message = work.tokens * work.hidden * work.bytes_per_value / shards
-    sent = 2 * point_to_point_s(machine, message, work.strides["pp"])
+    sent = 2 * point_to_point_s(machine, boundary_bytes(work), work.strides["pp"])
     return np.where(work.pipeline_parallel > 1, sent, 0.0)
 
 
@@ -107,19 +105,14 @@ def exchanges_s(machine: Machine, work: Workload) -> Rows:
     if not (work.sequence_ranks > 1).any():
         return np.zeros(1)
     query = work.hidden / work.tensor_parallel
-    inwards = work.tokens * work.bytes_per_value * (query + 2 * _sent_kv_width(work))
+    # At least one head of keys for each of the ranks that share a sequence.
+    keys = np.maximum(work.kv_hidden / work.tensor_parallel, work.sequence_ranks * work.hidden / work.heads)
+    inwards = work.tokens * work.bytes_per_value * (query + 2 * keys)
     outwards = work.tokens * work.bytes_per_value * query
     group, stride = work.sequence_ranks, work.strides["dp"]
     once = all_to_all_s(machine, inwards, group=group, stride=stride)
     once = once + all_to_all_s(machine, outwards, group=group, stride=stride)
     return np.where(work.recompute_full, 3.0, 2.0) * once
-
-
-def _sent_kv_width(work: Workload) -> Rows:
-    """Return how many values of a token's keys a rank sends: at least one head, and one per context rank."""
-    head = work.hidden / work.heads
-    held = np.maximum(work.kv_hidden / work.tensor_parallel, head)
-    return np.where(work.sequence_ranks > 1, np.maximum(held, work.sequence_ranks * head), held)
 
 
 def replicas_s(machine: Machine, work: Workload, parameters: Rows, forward: Rows, backward: Rows) -> Rows:
@@ -150,7 +143,7 @@ def _each_micro_batch(machine: Machine, work: Workload, parameters: Rows) -> Row
     p, g, stride = work.sharding_parameters, work.sharding_gradients, work.strides["dp"]
     weights = parameters * work.bytes_per_value
     gradients = parameters * machine.gradient_bytes(work.bytes_per_value)
-    layers = np.maximum(parameters * work.tensor_parallel / work.layer_matmul_parameters, 1)
+    layers = np.maximum(parameters / work.layer_share, 1)
     gathered = ring_s(machine, weights, group=p, stride=stride, passes=1, messages=layers)
     again = gathered
     if (work.secondary_partition > 1).any():
@@ -162,7 +155,7 @@ def _each_micro_batch(machine: Machine, work: Workload, parameters: Rows) -> Row
 def _once(machine: Machine, work: Workload, parameters: Rows) -> Rows:
     g, o, stride = work.sharding_gradients, work.sharding_optimizer, work.strides["dp"]
     gradients = parameters * machine.gradient_bytes(work.bytes_per_value)
-    layers = machine.software.message_layers * work.layer_matmul_parameters / work.tensor_parallel
+    layers = machine.software.message_layers * work.layer_share
     messages = np.maximum(parameters / np.maximum(machine.software.message_elements, layers), 1.0)
     scatter = ring_s(machine, gradients / g, group=o / g, stride=stride * g, passes=1, messages=messages)
     copies = work.copies / o

@@ -56,12 +56,18 @@ def linear(machine: Machine, tokens: Rows, inputs: Rows, outputs: Rows, bytes_pe
 
 def layer(machine: Machine, work: Workload) -> Passes:
     """Return one transformer layer without communication, on one tensor-parallel rank, with gradients summed."""
-    done = attention_products(machine, work) + feed_forward_products(machine, work)
-    done = done + _attention(machine, work) + _elementwise(machine, work)
-    weights = work.layer_matmul_parameters / work.tensor_parallel
-    added = weights * (work.bytes_per_value + 2 * machine.gradient_bytes(work.bytes_per_value))
+    hidden, ways, size = work.hidden, work.tensor_parallel, work.bytes_per_value
+    query_key_value = linear(machine, work.tokens, hidden, (hidden + 2 * work.kv_hidden) / ways, size)
+    output = linear(machine, work.tokens, hidden / ways, hidden, size)
+    width = work.ffn_hidden / ways
+    up = linear(machine, work.tokens, hidden, (work.ffn_matrices - 1) * width, size)
+    feed_forward = up + linear(machine, work.tokens, width, hidden, size)
+    # Tiled, the feed-forward part runs forward once more.
+    again = np.where(work.feed_forward_tiles > 1, feed_forward.forward, 0.0)
+    done = query_key_value + output + feed_forward + _attention(machine, work) + _elementwise(machine, work)
+    added = work.layer_share * (work.bytes_per_value + 2 * machine.gradient_bytes(work.bytes_per_value))
     adding = np.where(work.accumulation > 1, added / machine.memory_bytes_per_s, 0.0)
-    return Passes(forward=done.forward, backward=done.backward + adding)
+    return Passes(forward=done.forward, backward=done.backward + again + adding)
 
 
 def recompute_s(machine: Machine, work: Workload, forward: Rows) -> Rows:
@@ -69,22 +75,6 @@ def recompute_s(machine: Machine, work: Workload, forward: Rows) -> Rows:
     part = _elementwise if machine.software.selective_keeps_products else _attention
     selective = np.where(work.recompute_selective, part(machine, work).forward, 0.0)
     return np.where(work.recompute_full, forward, selective)
-
-
-def attention_products(machine: Machine, work: Workload) -> Passes:
-    """Return query, key and value together, and the output projection."""
-    hidden, ways, size = work.hidden, work.tensor_parallel, work.bytes_per_value
-    inwards = linear(machine, work.tokens, hidden, (hidden + 2 * work.kv_hidden) / ways, size)
-    return inwards + linear(machine, work.tokens, hidden / ways, hidden, size)
-
-
-def feed_forward_products(machine: Machine, work: Workload) -> Passes:
-    """Return up (and gate together with it) and down; run forward once more where the feed-forward part is tiled."""
-    width, size = work.ffn_hidden / work.tensor_parallel, work.bytes_per_value
-    up = linear(machine, work.tokens, work.hidden, (work.ffn_matrices - 1) * width, size)
-    done = up + linear(machine, work.tokens, width, work.hidden, size)
-    again = np.where(work.feed_forward_tiles > 1, done.forward, 0.0)
-    return Passes(forward=done.forward, backward=done.backward + again)
 
 
 def _attention(machine: Machine, work: Workload) -> Passes:
@@ -116,8 +106,7 @@ def _elementwise(machine: Machine, work: Workload) -> Passes:
     Compiled, rotation and activation are one kernel each, and half as many kernels start (assumed).
     """
     eff, software = machine.efficiencies, machine.software
-    shards = np.where(work.sequence_parallel, work.tensor_parallel, 1.0)
-    between = (11.0 if software.dropout else 10.0) * work.hidden / shards
+    between = (11.0 if software.dropout else 10.0) * work.hidden / work.sequence_shards
     apart = 1.0 if software.fused_kernels else np.where(work.compile, 1.0, 2.0)
     inside = np.where(work.rotary, 2.0 + 2.0 * apart, 2.0) * (work.hidden + work.kv_hidden)
     inside = inside + np.where(work.ffn_matrices == 3, 2.0 + apart, 2.0) * work.ffn_hidden

@@ -135,23 +135,17 @@ def _layer(machine: Machine, work: Workload) -> _Layer:
     issued = issued + np.where(work.sequence_ranks > 1, 2.0, 0.0)
     host = software.host_layer_s * np.where(work.compile, COMPILED_HOST_SHARE, 1.0)
     host = host + issued * software.host_collective_s - 2 * reduces
+    # Of a reduce-scatter and all-gather, selective recompute that keeps products repeats the all-gather alone.
+    selective = np.where(work.sequence_parallel, 1.0, 2.0) if software.selective_keeps_products else 0.0
+    again = np.where(work.recompute_full, 2.0, np.where(work.recompute_selective, selective, 0.0))
     forward, backward = np.maximum(passes.forward, host), np.maximum(passes.backward, host)
     return _Layer(
         forward=forward,
         backward=backward,
         recompute=compute.recompute_s(machine, work, forward),
-        traffic=(4.0 + _again(machine, work)) * reduces,
+        traffic=(4.0 + again) * reduces,
         exchanges=exchanges,
     )
-
-
-def _again(machine: Machine, work: Workload) -> Rows:
-    """Return the all-reduces that recompute repeats.
-
-    Of a reduce-scatter and all-gather, selective recompute that keeps products repeats the all-gather alone.
-    """
-    selective = np.where(work.sequence_parallel, 1.0, 2.0) if machine.software.selective_keeps_products else 0.0
-    return np.where(work.recompute_full, 2.0, np.where(work.recompute_selective, selective, 0.0))
 
 
 # Bubbles: closed forms over equal stages, in seconds of the slowest rank. One of its chunks takes `forward`, `backward`

@@ -136,6 +136,16 @@ class Workload:
         return self.context_parallel
 
     @property
+    def sequence_shards(self) -> Rows:
+        """The tensor-parallel ranks that share what lies between the blocks: all under sequence parallelism, or one."""
+        return np.where(self.sequence_parallel, self.tensor_parallel, 1.0)
+
+    @property
+    def layer_share(self) -> Rows:
+        """layer_matmul_parameters / tensor_parallel: one rank's parameters of a layer."""
+        return self.layer_matmul_parameters / self.tensor_parallel
+
+    @property
     def uses_host(self) -> bool:
         """Whether any row keeps something in the host's memory."""
         return bool(self.activation_offload.any() or self.optimizer_on_host.any())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from frontrunner.config.settings import store_url
 from frontrunner.search.spec import CampaignSpec
-from frontrunner.spaces.names import require_campaign_name
+from frontrunner.spaces.errors import require_campaign_name
 from frontrunner.spaces.validation import load_json
 from frontrunner.store import opened
 

@@ -40,13 +40,15 @@ from frontrunner.spaces.errors import (
     NothingLegal,
     ServiceUnreachable,
     bad_value,
+    campaign_name_from,
+    free_among,
     shown,
     writing,
 )
-from frontrunner.spaces.names import campaign_name_from, free_among
+from frontrunner.spaces.pareto import OBJECTIVES
 from frontrunner.spaces.validation import OF_NO_TYPE
 from frontrunner.standings import Front, OnFront
-from frontrunner.store import LOG_BYTES, OBJECTIVES, LocalStore
+from frontrunner.store import LOG_BYTES, LocalStore
 
 if TYPE_CHECKING:
     import pandas as pd

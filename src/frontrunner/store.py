@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from frontrunner.config.settings import DEFAULT_STORE, store_url
 from frontrunner.spaces.errors import NotFound
+from frontrunner.spaces.pareto import OBJECTIVES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from frontrunner.standings import Baseline, Front
 
 T = TypeVar("T")
-OBJECTIVES = ("tokens", "memory", "nodes")
 LEAST_PREFIX = 4
 LOG_BYTES = 65_536
 

@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from frontrunner.search.budget import Limit
+from frontrunner.search.budget import IN_A_ROW, LEAST_MEASURED, Limit, StopRule, outlook_in_words
 from frontrunner.search.listener import View
-from frontrunner.search.stopping import IN_A_ROW, LEAST_MEASURED, StopRule, outlook_in_words
 from frontrunner.search.strategy import Outlook
 from frontrunner.views.live import panel
 from frontrunner.views.ranking import print_outlook

@@ -39,8 +39,7 @@ from frontrunner.server.requests import (
     redacted,
 )
 from frontrunner.server.service import OPERATOR, CachedRoute, LocalOf, RoleOf, Service, ServiceOf, StoreOf
-from frontrunner.spaces.errors import InvalidInput, NothingLegal
-from frontrunner.spaces.names import CAMPAIGN_NAME
+from frontrunner.spaces.errors import CAMPAIGN_NAME, InvalidInput, NothingLegal
 from frontrunner.standings import OnFront
 from frontrunner.store import LOG_BYTES
 from frontrunner.views.charts import FIGURES

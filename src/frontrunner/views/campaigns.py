@@ -12,8 +12,8 @@ from frontrunner.results.predictions import outlook_shares
 from frontrunner.results.records import IMPORTED, Campaign, CampaignSummary
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.status import FailedTrial, Status
+from frontrunner.search.budget import outlook_in_words
 from frontrunner.search.driver import Conclusion
-from frontrunner.search.stopping import outlook_in_words
 from frontrunner.search.strategy import Outlook
 from frontrunner.spaces.legality import marks
 from frontrunner.spaces.space import Survey

@@ -14,8 +14,7 @@ from frontrunner.results.explain import Appearance, Explanation
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.results.predictions import Predicted, SmallScale
 from frontrunner.results.ranking import RankedRecipe
-from frontrunner.search.budget import Limit
-from frontrunner.search.stopping import outlook_in_words, unused
+from frontrunner.search.budget import Limit, outlook_in_words, unused
 from frontrunner.search.strategy import Outlook
 from frontrunner.standings import OnFront
 from frontrunner.text import gib, percent, plain, seconds, thousands

@@ -24,8 +24,8 @@ from frontrunner.results.predictions import outlook_shares
 from frontrunner.results.ranking import RankedRecipe
 from frontrunner.results.records import IMPORTED, Campaign
 from frontrunner.results.status import FailedTrial
+from frontrunner.search.budget import outlook_in_words
 from frontrunner.search.spec import Budget, CampaignSpec
-from frontrunner.search.stopping import outlook_in_words
 from frontrunner.search.strategy import Outlook
 from frontrunner.spaces.problem import Problem
 from frontrunner.text import count, node_time, percent, plain, seconds, thousands

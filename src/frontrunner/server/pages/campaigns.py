@@ -27,10 +27,9 @@ from frontrunner.results.records import IMPORTED
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.status import FailedTrial, Status, failures, status
 from frontrunner.results.store import Store
-from frontrunner.search.budget import Limit, Spent, limits
+from frontrunner.search.budget import STOPPING, Limit, Spent, limits, outlook_in_words
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.spec import CampaignSpec
-from frontrunner.search.stopping import STOPPING, outlook_in_words
 from frontrunner.search.strategy import Outlook
 from frontrunner.server.auth import Role
 from frontrunner.server.drivers import Word
