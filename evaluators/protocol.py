@@ -11,7 +11,7 @@ from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.evaluators.external.settings import CommandSettings
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.probe.settings import DataSettings, ProbeSettings
-from frontrunner.evaluators.tables.table_settings import TableSettings
+from frontrunner.evaluators.tables import TableSettings
 from frontrunner.results.outcome import Outcome
 from frontrunner.spaces.errors import FrontrunnerError
 from frontrunner.spaces.problem import Problem

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from frontrunner.evaluators.protocol import Evaluator, ProbeSetup
 from frontrunner.results.records import IMPORTED
-from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, bad_value, did_you_mean
-from frontrunner.spaces.names import CAMPAIGN_NAME
+from frontrunner.spaces.errors import CAMPAIGN_NAME, FrontrunnerError, InvalidInput, bad_value, did_you_mean
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from frontrunner.evaluators.analytic.machine import ASSUMED_HOST_BYTES_PER_S, assumptions
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import RANK_ORDERS, SPLIT_BACKWARD_SCHEDULES, Recipe
+from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 
 EXPECTED_ERROR = 0.15
 """Mean error of step time on tables of A100 measurements that the constants were not fitted to (docs/planning.md)."""
@@ -16,6 +16,14 @@ VALIDATED_DEVICES = frozenset({"a100-40gb", "a100-80gb"})
 UNKNOWN_HARDWARE_ERROR = 0.5
 """Stated for other devices, for fp32, for choices that are not validated, and where the cluster omits a figure that the
 estimate needs: a guess. On tables that nothing was fitted to the mean error was 9 to 63 %."""
+
+VALIDATED = (
+    "tensor_parallel", "pipeline_parallel", "micro_batch_seqs", "accumulation", "devices", "virtual_stages",
+    "schedule", "sharding", "recompute", "sequence_parallel", "replication", "layer_split",
+)  # fmt: skip
+"""The dimensions whose formulas measurements of step times have validated, two of them in these values only."""
+VALIDATED_SCHEDULES = ("none", "1f1b", "interleaved-1f1b")
+_UNVALIDATED = tuple((one.name, one.field, one.neutral) for one in DIMENSIONS.values() if one.name not in VALIDATED)
 
 OTHER_HARDWARE = "the formulas' constants were validated on A100 in 16 bits only"
 HOST_UNLIMITED = "the host's memory limits no recipe that offloads: a cluster file does not state its size"
@@ -42,14 +50,6 @@ class Trust:
 
 def trust_in(recipes: Sequence[Recipe], problem: Problem) -> Trust:
     """Return how far to trust the estimates of these recipes."""
-    return Trust(
-        assumed=assumed(problem),
-        expected_error=expected_error(problem),
-        remarks=_remarks(recipes, problem),
-    )
-
-
-def _remarks(recipes: Sequence[Recipe], problem: Problem) -> tuple[str, ...]:
     unknown = [choices for recipe in recipes if (choices := unvalidated(recipe))]
     names = ", ".join(sorted({name for choices in unknown for name in choices}))
     offloads = any(recipe.offload != "none" or recipe.activation_offload for recipe in recipes)
@@ -64,7 +64,11 @@ def _remarks(recipes: Sequence[Recipe], problem: Problem) -> tuple[str, ...]:
         HOST_UNLIMITED: offloads,
         HOST_ASSUMED: offloads and problem.cluster.links.host_gb_per_s is None,
     }
-    return tuple(remark for remark, holds in remarks.items() if holds)
+    return Trust(
+        assumed=assumed(problem),
+        expected_error=expected_error(problem),
+        remarks=tuple(remark for remark, holds in remarks.items() if holds),
+    )
 
 
 def own_error(problem: Problem) -> float | None:
@@ -92,22 +96,12 @@ def assumed(problem: Problem) -> tuple[str, ...]:
 
 def unvalidated(recipe: Recipe) -> tuple[str, ...]:
     """Return the choices of a recipe whose formulas no measurement of step times has validated."""
-    choices = {
-        "the deepspeed engine": recipe.engine != "torch",
-        "context parallelism": recipe.context_parallel > 1,
-        "compile": recipe.compile,
-        "activation offload": recipe.activation_offload,
-        "offload": recipe.offload != "none",
-        "a secondary partition": recipe.secondary_partition > 1,
-        "sharding over some of the replicas": not {1, recipe.copies}.issuperset(recipe.sharding.degrees),
-        "schedules that split the backward pass": recipe.schedule in SPLIT_BACKWARD_SCHEDULES,
-        "schedules that run all forward passes first": recipe.schedule in ("gpipe", "looped-bfs"),
-        "loss and feed-forward parts in pieces": max(recipe.loss_chunks, recipe.feed_forward_tiles) > 1,
-        "optimizer states in bf16": recipe.optimizer_state != "fp32",
-        "ranks in another order than tp-dp-pp": recipe.rank_order != RANK_ORDERS[0],
-        "gradients reduced at each micro-batch": recipe.gradient_sync != "last",
-    }
-    return tuple(name for name, chosen in choices.items() if chosen)
+    found = [name for name, key, neutral in _UNVALIDATED if getattr(recipe, key) != neutral]
+    if recipe.schedule not in VALIDATED_SCHEDULES:
+        found.append(f"schedule {recipe.schedule}")
+    if not {1, recipe.copies}.issuperset(recipe.sharding.degrees):
+        found.append("sharding over some of the replicas")
+    return tuple(found)
 
 
 def expected_error(problem: Problem, recipe: Recipe | None = None) -> float:

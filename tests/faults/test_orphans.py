@@ -22,7 +22,7 @@ from frontrunner.evaluators.probe.processes import Fenced, Orphans, find_orphans
 from frontrunner.results.process_identity import machine_id
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
-from frontrunner.search.campaign_session import fenced_here
+from frontrunner.search.attempts import fenced_here
 from support.campaigns import (
     is_alive,
     marked,

@@ -66,9 +66,8 @@ class TestTables:
         ("text", "said"),
         [
             ("a,b\n1,2,3,4\n5,6,7,8\n", "more cells than its header"),
-            (",".join(f"k{n}" for n in range(5000)) + "\n1\n", "5,000 columns"),
-            ("a,b\n" + "1," * 4999 + "1\n", "5,000 columns"),
-            (f"model,seq\n{'x' * 65_536},1\n", "a cell of model has more than"),
+            (f"model,seq\n{'x' * 200_000},1\n", "field larger than field limit"),
+            ("a,b,a\n1,2,3\n", "two columns a"),
         ],
     )
     def test_other_tables_than_people_write_are_refused(self, tmp_path: Path, text: str, said: str) -> None:
@@ -90,7 +89,7 @@ class TestTables:
     def test_a_file_too_long_for_a_table_is_refused_before_it_is_parsed(self, tmp_path: Path) -> None:
         path = tmp_path / "t.csv"
         path.touch()
-        for size, said in ((300 * 2**20, "too long: a table has at most"), (100 * 2**20, "a row has at most")):
+        for size, said in ((300 * 2**20, "too long: a table has at most"), (100 * 2**20, "is not a CSV table")):
             os.truncate(path, size)  # zeros, which take no room on the disk
             with pytest.raises(InvalidInput, match=said):
                 fit_tables([path])
