@@ -109,7 +109,7 @@ def fitted(tables: Sequence[Table], start: Mapping[str, float] | None = None) ->
 
 def frame(table: Table) -> pd.DataFrame:
     """Return the rows as a data frame, with their problems."""
-    columns = [*Row.__dataclass_fields__, "problem"]
+    columns = [*vars(Row(0)), "problem"]
     return pd.DataFrame([vars(row) | {"problem": row.problem} for row in table.rows], columns=columns)
 
 
