@@ -30,8 +30,8 @@ from frontrunner.evaluators.tables.rows import read_problems
 from frontrunner.evaluators.tables.workloads import read as read_workloads
 from frontrunner.evaluators.tables.workloads import samples_of_tables
 from frontrunner.exchange import import_config
-from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
-from frontrunner.results.rows import failure_to_columns, measurement_to_columns
+from frontrunner.results.outcome import Failure, FailureKind, Outcome
+from frontrunner.results.rows import outcome_to_columns
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.legality import why_illegal
@@ -253,7 +253,7 @@ def read_a_table_to_fit(path: Path) -> None:
 
 def _storable(outcome: Outcome) -> None:
     """The outcome as columns of the store, which takes finite numbers only."""
-    columns = measurement_to_columns(outcome) if isinstance(outcome, Measurement) else failure_to_columns(outcome)
+    columns = outcome_to_columns(outcome)
     for value in columns.values():
         if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 2**63:
             raise NotTheSame(f"{value} is no number that a database holds")

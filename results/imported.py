@@ -14,7 +14,7 @@ from sqlalchemy import Connection, insert, select
 from frontrunner.results.columns import recipe_to_json
 from frontrunner.results.outcome import Measurement, Outcome
 from frontrunner.results.records import IMPORTED, timestamp
-from frontrunner.results.rows import outcome_of, outcomes_by_attempt
+from frontrunner.results.rows import finished_attempts
 from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, TrialRow
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
 from frontrunner.results.store import Store
@@ -68,15 +68,8 @@ def add_imported(
 
 def _known(connection: Connection) -> set[tuple[str, str]]:
     """Return the identity of every row that was imported before."""
-    imported = (
-        select(AttemptRow.id)
-        .join(CampaignRow, CampaignRow.id == AttemptRow.campaign_id)
-        .where(CampaignRow.strategy == IMPORTED)
-    )
-    recipes = select(AttemptRow.id, TrialRow.recipe_id).join(TrialRow, TrialRow.id == AttemptRow.trial_id)
-    outcomes = outcomes_by_attempt(connection, imported)
-    ids = connection.execute(recipes.where(AttemptRow.id.in_(imported))).all()
-    return {_identity(row.recipe_id, outcome_of(outcomes, row)) for row in ids}
+    imported = AttemptRow.campaign_id.in_(select(CampaignRow.id).where(CampaignRow.strategy == IMPORTED))
+    return {_identity(one.trial.recipe_id, one.outcome) for one in finished_attempts(connection, imported)}
 
 
 def _identity(recipe_id: str, outcome: Outcome) -> tuple[str, str]:
