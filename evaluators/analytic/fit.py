@@ -10,7 +10,7 @@ import numpy as np
 
 from frontrunner.evaluators.analytic.accuracy_bounds import unvalidated
 from frontrunner.evaluators.analytic.estimates import not_modelled
-from frontrunner.evaluators.analytic.machine import FITTED, SOFTWARE_CONSTANTS, Machine
+from frontrunner.evaluators.analytic.machine import BOUNDS, FITTED, SOFTWARE_CONSTANTS, Machine
 from frontrunner.evaluators.analytic.software import FRONTRUNNER, Software
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
@@ -21,26 +21,6 @@ from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 
 Bounds = Mapping[str, tuple[float, float]]
-
-BOUNDS: Bounds = {
-    "matmul": (0.3, 1.0),
-    "tile_waves": (0.0, 1.5),
-    "reduction_depth": (0.0, 600.0),
-    "memory": (0.3, 1.0),
-    "elementwise": (0.5, 6.0),
-    "scores": (0.5, 6.0),
-    "fused_attention_forward": (0.1, 1.0),
-    "fused_attention_backward": (0.1, 1.0),
-    "kernel_s": (1e-7, 1e-3),
-    "node_links": (0.1, 1.0),
-    "node_latency_s": (1e-6, 1e-2),
-    "network_links": (0.1, 1.0),
-    "network_latency_s": (1e-6, 1e-2),
-    "host_layer_s": (2e-5, 2e-2),
-    "host_collective_s": (0.0, 1e-2),
-    "gradient_overlap": (0.0, 1.0),
-}
-"""The range in which each constant is searched on any machine, CPUs included."""
 PULL = 0.03
 """What a whole range away from the start costs, against a root mean square error; assumed. Constants that the rows
 cannot distinguish stay where they were."""
