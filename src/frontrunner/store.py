@@ -30,6 +30,7 @@ from frontrunner.results.status import FailureList, Status
 from frontrunner.results.store import Store, open_store
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.spaces.errors import NotFound
+from frontrunner.spaces.pareto import OBJECTIVES
 from frontrunner.standings import Baseline, Front, baseline_of, checked_objectives, front
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from frontrunner.reporting import NotDrawn
 
 T = TypeVar("T")
-OBJECTIVES = ("tokens", "memory", "nodes")
 LEAST_PREFIX = 4
 LOG_BYTES = 65_536
 

@@ -18,8 +18,7 @@ from frontrunner.search.campaign_setup import problem_summary
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.document import recipe_id
-from frontrunner.spaces.errors import InvalidInput
-from frontrunner.spaces.names import campaign_name_from, require_campaign_name
+from frontrunner.spaces.errors import InvalidInput, campaign_name_from, require_campaign_name
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 from frontrunner.spaces.space import Space
 from frontrunner.spaces.validation import dump_json

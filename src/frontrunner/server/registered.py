@@ -14,8 +14,14 @@ from typing import Any
 from frontrunner.config.campaign import parse_campaign
 from frontrunner.config.toml_file import Table, holds, read_toml
 from frontrunner.search.spec import CampaignSpec
-from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, bad_value, did_you_mean
-from frontrunner.spaces.names import FALLBACK, require_campaign_name
+from frontrunner.spaces.errors import (
+    FALLBACK_NAME,
+    FrontrunnerError,
+    InvalidInput,
+    bad_value,
+    did_you_mean,
+    require_campaign_name,
+)
 
 KINDS = ("site", "trainer", "data", "table")
 """Kinds of names: keys of a launch, and options of `frontrunner serve`."""
@@ -90,7 +96,7 @@ def _entry(kind: str, path: Path) -> Entry:
     """Validate a file's sections as those of a campaign file, with absolute paths; build one command of a trainer."""
     given = _given(kind, path)
     evaluator = EVALUATOR_OF.get(kind, "probe")
-    file = parse_campaign({**AROUND, **given, "evaluator": evaluator}, default_name=FALLBACK, base=path.parent)
+    file = parse_campaign({**AROUND, **given, "evaluator": evaluator}, default_name=FALLBACK_NAME, base=path.parent)
     if evaluator == "command":
         file.spec.survey()
     sections = asdict(file.spec) | {"cluster": asdict(file.spec.problem.cluster)}

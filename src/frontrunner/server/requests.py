@@ -34,8 +34,7 @@ from frontrunner.results.records import Campaign
 from frontrunner.results.redaction import REDACTED, redact
 from frontrunner.results.status import Status
 from frontrunner.server.registered import EVALUATOR_OF, KINDS, Registered
-from frontrunner.spaces.errors import InvalidInput, bad_value, shown, shown_key
-from frontrunner.spaces.names import FALLBACK
+from frontrunner.spaces.errors import FALLBACK_NAME, InvalidInput, bad_value, shown, shown_key
 from frontrunner.spaces.validation import invalid_input, refuse_unusable_values
 
 logger = logging.getLogger("frontrunner.server")
@@ -254,7 +253,7 @@ def _at_site(table: Table, name: str, known: Registered) -> Table:
 
 def parsed(table: Table) -> CampaignFile:
     """Return the campaign of such a table; raise `InvalidInput` for an invalid one."""
-    return parse_campaign(table, default_name=FALLBACK, base=Path.cwd())
+    return parse_campaign(table, default_name=FALLBACK_NAME, base=Path.cwd())
 
 
 @contextmanager

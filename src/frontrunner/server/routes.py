@@ -15,7 +15,7 @@ from fastapi.responses import StreamingResponse
 from frontrunner.evaluators.analytic.estimates import ShownPlan
 from frontrunner.events import POLL_S, Follower, parse_cursor
 from frontrunner.plain_json import to_json
-from frontrunner.planning import plan_of, shown_plan
+from frontrunner.planning import plan_of
 from frontrunner.reporting import Reported, not_drawn, report_text, reported
 from frontrunner.reporting import figure as draw_figure
 from frontrunner.results import frames
@@ -39,8 +39,7 @@ from frontrunner.server.requests import (
     redacted,
 )
 from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf, answer
-from frontrunner.spaces.errors import InvalidInput, NothingLegal
-from frontrunner.spaces.names import CAMPAIGN_NAME
+from frontrunner.spaces.errors import CAMPAIGN_NAME, InvalidInput, NothingLegal
 from frontrunner.standings import OnFront
 from frontrunner.store import LOG_BYTES
 from frontrunner.views.charts import FIGURES
@@ -235,7 +234,7 @@ async def plan(service: ServiceOf, body: PlanBody) -> Response:
 
     def planned() -> ShownPlan:
         with campaign_from(body, settings.registered, most_points=settings.limits.plan_points) as file:
-            return shown_plan(plan_of(file.spec), body.top)
+            return plan_of(file.spec).shown(body.top)
 
     return answer(await service.slowly(planned))
 
