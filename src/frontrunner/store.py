@@ -8,16 +8,16 @@ same results. The functions of `frontrunner`, the command line and the service's
 from __future__ import annotations
 
 import inspect
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from frontrunner.config.settings import DEFAULT_STORE, store_url
 from frontrunner.events import POLL_S, Follower, StreamEvent, parse_cursor
-from frontrunner.probe_logs import log_tail
 from frontrunner.results import active_drivers, explain, pages, predictions, ranking, status
 from frontrunner.results.active_drivers import ActiveDriver
 from frontrunner.results.explain import Explanation
@@ -25,11 +25,12 @@ from frontrunner.results.pages import Comparison, RecipePage, TrialPage
 from frontrunner.results.predictions import SmallScale
 from frontrunner.results.ranking import RankBy, Ranking
 from frontrunner.results.records import CampaignList
+from frontrunner.results.redaction import without_secrets
 from frontrunner.results.states import TrialState
 from frontrunner.results.status import FailureList, Status
 from frontrunner.results.store import Store, open_store
 from frontrunner.search.campaign_setup import stored_spec
-from frontrunner.spaces.errors import NotFound
+from frontrunner.spaces.errors import FrontrunnerError, NotFound
 from frontrunner.spaces.pareto import OBJECTIVES
 from frontrunner.standings import Baseline, Front, baseline_of, checked_objectives, front
 
@@ -40,8 +41,9 @@ if TYPE_CHECKING:
     from frontrunner.reporting import NotDrawn
 
 T = TypeVar("T")
-LEAST_PREFIX = 4
+
 LOG_BYTES = 65_536
+LOG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\.log")
 
 
 @contextmanager
@@ -151,9 +153,25 @@ class LocalStore:
             return pages.compare(store, first, second, page=page, page_size=page_size)
 
     def log(self, campaign: str | None, trial_number: int, *, most_bytes: int = LOG_BYTES) -> str:
-        """Return the end of the log of a failed trial; `most_bytes` 0 returns only what the store kept of it."""
+        """Return the end of the log of a failed trial's last attempt; where it is gone, what the store kept.
+
+        `most_bytes` 0 means what the store kept: the driver, which knows the trainer's secrets, removed them from that.
+        From the file only the secrets in this process's own environment are removed. Raises `NotFound` where the trial
+        has not failed or left no log.
+        """
         with self.opened() as store:
-            return log_tail(store, store.campaign(campaign).name, trial_number, most_bytes=most_bytes)
+            record = store.campaign(campaign)
+            failure = status.last_failure(store, record.name, trial_number)
+        if failure is None:
+            raise NotFound(f"trial {trial_number} of campaign {record.name} has no failure to read the log of")
+        found = None
+        if most_bytes and failure.log_path is not None:
+            with suppress(FrontrunnerError):  # an imported table has no folder, another version's may not be readable
+                root = stored_spec(record).run_folder
+                found = read_end(root, Path(failure.log_path), most_bytes=most_bytes)
+        if found is None and not failure.log_tail:
+            raise NotFound(f"trial {trial_number} of campaign {record.name} left no log")
+        return failure.log_tail if found is None else without_secrets(found)
 
     def events(self, campaign: str, *, after: str | None = None) -> Iterator[StreamEvent]:
         """Yield a campaign's events as they are recorded, from its beginning or after the event of this id; endless."""
@@ -213,7 +231,7 @@ class LocalStore:
         """
         with self.opened() as store:
             alike = [known for known in predictions.predicted_ids(store) if known.startswith(recipe_id.strip().lower())]
-            if len(alike) != 1 or len(recipe_id) < LEAST_PREFIX:
+            if len(alike) != 1 or len(recipe_id) < explain.MIN_PREFIX:
                 raise NotFound(f"{len(alike) or 'no'} predicted recipe ids begin with {recipe_id!r}")
             return predictions.scales_that_predict(store, alike[0])
 
@@ -284,3 +302,17 @@ def as_function(method: Callable[..., T]) -> Callable[..., T]:
     parameters = [p for p in list(own.parameters.values())[1:] if p.kind is not inspect.Parameter.VAR_KEYWORD]
     vars(function)["__signature__"] = own.replace(parameters=[*parameters, named])
     return function
+
+
+def read_end(root: Path, path: Path, *, most_bytes: int) -> str | None:
+    """Return the last bytes of `root`/FOLDER/NAME.log as text; None for another path, a link, or a missing file."""
+    try:
+        found = path.resolve(strict=True)
+        own = root.resolve() / path.parent.name / path.name
+        if found != own or not LOG_NAME.fullmatch(path.name) or not found.is_file():
+            return None
+        with found.open("rb") as file:
+            file.seek(max(0, found.stat().st_size - most_bytes))
+            return file.read(most_bytes).decode("utf-8", errors="replace")
+    except OSError:
+        return None
