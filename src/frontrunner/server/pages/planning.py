@@ -140,11 +140,6 @@ class PlanForm:
     errors: Mapping[str, str]
     placeholders: Mapping[str, str]
 
-    @property
-    def values(self) -> dict[str, str | int]:
-        """What the fields hold: what was typed, else the default."""
-        return {name: entry.default for name, entry in ENTRIES.items()} | dict(self.typed)
-
 
 def read_form(given: Mapping[str, str]) -> PlanForm:
     """Read the form as it was sent; a field that needs a value is an error if sent empty, a default if not sent."""
