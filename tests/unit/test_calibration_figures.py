@@ -17,7 +17,7 @@ from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.evaluators.diagnostics.calibration.cluster_file import table_path, write_measured
 from frontrunner.evaluators.diagnostics.calibration.measured_cluster import Calibration, calibration
 from frontrunner.evaluators.diagnostics.calibration.timing_fits import lines, link_bytes, ring
-from frontrunner.evaluators.trainer.calibration.clock import expected
+from frontrunner.evaluators.trainer.calibration import expected
 from frontrunner.spaces.cluster import Cluster, Links, PeakTflops
 from support.calibrations import (
     BYTES_PER_S,
