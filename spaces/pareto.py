@@ -1,0 +1,24 @@
+"""Pareto front of several objectives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+OBJECTIVES = ("tokens", "memory", "nodes")
+"""What a front and a search can weigh: the most tokens/s, the most headroom of the fullest rank, the fewest nodes."""
+
+
+def pareto_front(points: Sequence[Sequence[float]]) -> list[int]:
+    """Return the indices, rising, of the points that no other point dominates; larger is better in each coordinate.
+
+    A point dominates another if it is at least as good in every coordinate and better in one. Of equal points the
+    first is returned. Takes O(n log n) for two coordinates.
+    """
+    front: list[int] = []
+    # From the largest down, no point is dominated by one after it; in two coordinates only the last kept can dominate.
+    for index in sorted(range(len(points)), key=lambda at: tuple(points[at]), reverse=True):
+        point = points[index]
+        rivals = front[-1:] if len(point) == 2 else front
+        if not any(all(a >= b for a, b in zip(points[rival], point, strict=True)) for rival in rivals):
+            front.append(index)
+    return sorted(front)
