@@ -161,7 +161,7 @@ def test_a_device_that_is_not_there_ends_with_the_rank_s_own_words() -> None:
 def test_calibrating_rank_imports_only_torch_trainer_and_spaces() -> None:
     program = f"""
 import sys, importlib
-importlib.import_module("{CHILD}.__main__")
+importlib.import_module("{CHILD}")
 heavy = {{"deepspeed", "optuna", "pandas", "sqlalchemy", "deephyper", "scipy"}}
 floors = ("frontrunner.results", "frontrunner.search")
 print(sorted(name for name in sys.modules if name in heavy or name.startswith(floors)))

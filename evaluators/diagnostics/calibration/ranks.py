@@ -28,7 +28,7 @@ LONGEST = 3.0
 POLL_S = 0.1
 
 Seen = dict[str, Any]
-"""What rank 0 writes: see `frontrunner.evaluators.trainer.calibration.measure`."""
+"""What rank 0 writes: see `frontrunner.evaluators.trainer.calibration`."""
 
 
 @dataclass(frozen=True, kw_only=True)
