@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from frontrunner.evaluators.diagnostics.doctor.check import Check, Section
-from frontrunner.evaluators.diagnostics.doctor.collective_test import Arrival, TestResult
+from frontrunner.evaluators.diagnostics.doctor.check import PROBLEM, WARNING, Check
+from frontrunner.evaluators.diagnostics.doctor.collective_test import Reports, TestResult
 
-RANKS = Section("ranks")
-Reports = Mapping[int, Mapping[str, Any]]
-"""By rank: see `frontrunner.evaluators.trainer.collective_test.run_rounds`."""
 SLOW = {"cpu": 3.0, "other": 1.5}
 """Assumed: times the median from which on a rank lags. Processes that share cores differ by more than devices do."""
 LATE = 0.5
 """Assumed: a share of the time of their own work for which the others must wait until a rank counts as late."""
 CLOCK_SKEW_S = 2.0
 """More than passes between a rank's arrival and its being seen."""
+MAX_NAMED = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +38,7 @@ class Bandwidth:
         return self.algorithm_bytes_per_s * 2 * (self.ranks - 1) / self.ranks
 
 
-@dataclass(frozen=True, kw_only=True)
-class Laggard:
+class Laggard(NamedTuple):
     """A rank, or all ranks of a node, that keep the others waiting: in what, and how many times the median."""
 
     ranks: tuple[int, ...]
@@ -56,24 +53,37 @@ def bandwidths(reports: Reports) -> tuple[Bandwidth, ...]:
     return tuple(Bandwidth(ranks=len(reports), **row) for row in reports[0]["all_reduce"])
 
 
-def collective_checks(result: TestResult) -> Iterator[Check]:
+def collective_checks(result: TestResult) -> tuple[Check, ...]:
     """Check that all ranks arrived and summed correctly, and name those that lag or differ."""
+    return tuple(replace(check, section="ranks") for check in _checks(result))
+
+
+def _checks(result: TestResult) -> Iterator[Check]:
     if result.fault is not None:
-        yield RANKS.problem("all-reduce", result.fault.found, result.fault.remedy)
+        yield Check("all-reduce", result.fault.found, PROBLEM, result.fault.remedy)
         return
-    yield _check_sums(result)
-    late = laggards(result.reports, result.arrivals, device=result.device)
+    hosts = {rank: arrival["host"] for rank, arrival in result.arrivals.items()}
+    count = len(set(hosts.values()))
+    where = "" if count == 1 else f" on {count} hosts"
+    wrong = wrong_sums(result.reports)
+    if wrong:
+        remedy = "train nothing here: try without GPU-direct (NCCL_NET_GDR_LEVEL=LOC), then inform the administrator"
+        named = ", ".join(f"{rank} ({hosts[rank]})" for rank in wrong)
+        yield Check("all-reduce", f"wrong sums on ranks {named}", PROBLEM, remedy)
+    else:
+        yield Check("all-reduce", f"{result.ranks} ranks{where}, {result.device}: all arrived, all sums are right")
+    late = laggards(result.reports, hosts, device=result.device)
     for each in late:
         who = f"rank {each.ranks[0]} on {each.host}"
         if each.is_node:
             who = f"node {each.host} (ranks {', '.join(map(str, each.ranks))})"
         found = f"{who} lags in {each.what}: {each.times_median:.1f} times the median"
         remedy = "look there for other work, heat, a slow device or link; leave that node out if it stays so"
-        yield RANKS.warning("laggard", found, remedy)
+        yield Check("laggard", found, WARNING, remedy)
     if not late and result.ranks > 1:
-        yield RANKS.ok("pace", "no rank keeps the others waiting")
+        yield Check("pace", "no rank keeps the others waiting")
     for found, remedy in differences(result.arrivals, result.seen_wall_s):
-        yield RANKS.warning("nodes", found, remedy)
+        yield Check("nodes", found, WARNING, remedy)
 
 
 def wrong_sums(reports: Reports) -> tuple[int, ...]:
@@ -81,18 +91,7 @@ def wrong_sums(reports: Reports) -> tuple[int, ...]:
     return tuple(rank for rank, report in sorted(reports.items()) if report["wrong_sums"])
 
 
-def _check_sums(result: TestResult) -> Check:
-    wrong = wrong_sums(result.reports)
-    if wrong:
-        named = ", ".join(f"{rank} ({result.arrivals[rank].host})" for rank in wrong)
-        remedy = "train nothing here: try without GPU-direct (NCCL_NET_GDR_LEVEL=LOC), then inform the administrator"
-        return RANKS.problem("all-reduce", f"wrong sums on ranks {named}", remedy)
-    hosts = len({arrival.host for arrival in result.arrivals.values()})
-    where = "" if hosts == 1 else f" on {hosts} hosts"
-    return RANKS.ok("all-reduce", f"{result.ranks} ranks{where}, {result.device}: all arrived, all sums are right")
-
-
-def laggards(reports: Reports, arrivals: Mapping[int, Arrival], *, device: str) -> tuple[Laggard, ...]:
+def laggards(reports: Reports, hosts: Mapping[int, str], *, device: str) -> tuple[Laggard, ...]:
     """Return the ranks that are slow at their work, late to collectives, or slow in every pair, worst first.
 
     Where all ranks of a host lag in the same way, and other hosts do not, the host is named.
@@ -109,7 +108,11 @@ def laggards(reports: Reports, arrivals: Mapping[int, Arrival], *, device: str) 
     for what, score in scores.items():
         middle = statistics.median(score.values()) if len(score) > 1 else 0.0
         ratios = {rank: value / middle for rank, value in score.items() if middle > 0 and value >= slow * middle}
-        found += _by_host(what, ratios, arrivals)
+        for host in dict.fromkeys(hosts[rank] for rank in ratios):
+            own = [rank for rank in sorted(ratios) if hosts[rank] == host]
+            is_node = len(own) == list(hosts.values()).count(host) < len(hosts)
+            for group in [own] if is_node else [[rank] for rank in own]:
+                found.append(Laggard(tuple(group), host, is_node, what, max(ratios[rank] for rank in group)))
     return tuple(sorted(found, key=lambda each: -each.times_median))
 
 
@@ -136,35 +139,20 @@ def _pairs(reports: Reports, level: str) -> dict[int, float]:
     return {rank: min(taken) for rank, taken in times.items() if len(taken) > 1}
 
 
-def _by_host(what: str, ratios: Mapping[int, float], arrivals: Mapping[int, Arrival]) -> Iterator[Laggard]:
-    """Yield the laggards of one kind, those of a host together where all of its ranks are among them."""
-    hosts = {rank: arrival.host for rank, arrival in arrivals.items()}
-    for host in dict.fromkeys(hosts[rank] for rank in ratios):
-        own = [rank for rank in sorted(ratios) if hosts[rank] == host]
-        is_node = len(own) == sum(name == host for name in hosts.values()) < len(hosts)
-        for group in [own] if is_node else [[rank] for rank in own]:
-            worst = max(ratios[rank] for rank in group)
-            yield Laggard(ranks=tuple(group), host=host, is_node=is_node, what=what, times_median=worst)
-
-
-def differences(arrivals: Mapping[int, Arrival], seen_wall_s: Mapping[int, float]) -> Iterator[tuple[str, str]]:
+def differences(arrivals: Reports, seen_wall_s: Mapping[int, float]) -> Iterator[tuple[str, str]]:
     """Yield versions that are not the same everywhere, and clocks far from rank 0's machine's, each with a remedy."""
     for name in ("python", "torch"):
-        versions: dict[str, list[str]] = {}
+        versions: dict[str, dict[str, None]] = {}
         for arrival in arrivals.values():
-            versions.setdefault(getattr(arrival, name), []).append(arrival.host)
+            versions.setdefault(arrival[name], {})[arrival["host"]] = None
         if len(versions) > 1:
-            words = "; ".join(f"{version} on {_names(hosts)}" for version, hosts in versions.items())
+            words = "; ".join(f"{version} on {_names(list(hosts))}" for version, hosts in versions.items())
             yield f"{name} differs: {words}", "use one environment on all nodes"
-    skews = {
-        arrival.host: arrival.wall_s - seen_wall_s[rank] for rank, arrival in arrivals.items() if rank in seen_wall_s
-    }
-    for host, skew in skews.items():
+    for host, skew in {arrivals[r]["host"]: arrivals[r]["wall_s"] - seen for r, seen in seen_wall_s.items()}.items():
         if abs(skew) > CLOCK_SKEW_S:
             words = f"the clock of {host} is {abs(skew):.1f} s {'ahead' if skew > 0 else 'behind'}"
             yield words, "let NTP set it: timestamps of that node mislead"
 
 
-def _names(hosts: Sequence[str]) -> str:
-    names = list(dict.fromkeys(hosts))
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+def _names(hosts: list[str]) -> str:
+    return ", ".join(hosts[:MAX_NAMED]) + (f" and {len(hosts) - MAX_NAMED} more" if len(hosts) > MAX_NAMED else "")

@@ -21,7 +21,7 @@ from frontrunner.spaces.errors import InvalidInput
 from frontrunner.views.diagnostics import print_calibration, print_doctor, print_fit, print_profile
 
 if TYPE_CHECKING:
-    from frontrunner.evaluators.diagnostics.calibration.ranks import Place
+    from frontrunner.evaluators.diagnostics.ranks import Place
     from frontrunner.evaluators.protocol import Progress
     from frontrunner.spaces.cluster import Cluster
 
@@ -72,7 +72,7 @@ def doctor(
         result = machine.call_ranks(campaign_file, ranks=ranks, deadline_s=deadline_s, on_start=_announce_ranks)
         if result is None:
             return
-    checks = machine.doctor(campaign_file, store=store) + (tuple(collective_checks(result)) if result else ())
+    checks = machine.doctor(campaign_file, store=store) + (collective_checks(result) if result else ())
     rows = bandwidths(result.reports) if result is not None and result.reports else ()
     if as_json:
         print_json({"checks": checks, "all_reduce": rows})

@@ -17,8 +17,7 @@ from frontrunner.views.terminal import Terminal, console, ruled_table
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.analytic.fit import StepFit
-    from frontrunner.evaluators.diagnostics.calibration.measured_cluster import Calibration
-    from frontrunner.evaluators.diagnostics.calibration.timing_fits import Line
+    from frontrunner.evaluators.diagnostics.calibration import Calibration, Line
     from frontrunner.evaluators.diagnostics.doctor.check import Check
     from frontrunner.evaluators.diagnostics.doctor.collective_report import Bandwidth
     from frontrunner.evaluators.diagnostics.dryrun import DryRun, TracedRank
@@ -74,8 +73,6 @@ def _print_bandwidths(out: Terminal, rows: Sequence[Bandwidth]) -> None:
 
 def print_calibration(found: Calibration, out_file: Path) -> None:
     """Print the measured figures of a cluster, then a row per collective."""
-    from frontrunner.evaluators.diagnostics.calibration.measured_cluster import busy
-
     out, cluster = console(), found.cluster
     out.say(f"{cluster.nodes} x {cluster.devices_per_node} {cluster.device}", style="bold")
     out.print(_calibrated(found))
@@ -85,8 +82,8 @@ def print_calibration(found: Calibration, out_file: Path) -> None:
         out.say(f"! timings lie more than {percent(NOISY, 0)} off the line: other work, or no line", style="dim")
     for missing in found.untold:
         out.say(f"! not written: {missing}", style="yellow")
-    if disturbed := busy(found):
-        out.say(f"! {disturbed}", style="yellow")
+    if found.busy:
+        out.say(f"! {found.busy}", style="yellow")
     if found.left_out:
         out.say(f"{found.left_out} measurements were left out for lack of time; raise --seconds to include them",
                 style="dim")  # fmt: skip
