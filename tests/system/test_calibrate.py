@@ -16,7 +16,7 @@ import pytest
 import frontrunner
 from frontrunner.config.cluster import read_cluster_file
 from frontrunner.evaluators.diagnostics.calibration import CHILD, measure
-from frontrunner.evaluators.diagnostics.ranks import allocated
+from frontrunner.evaluators.diagnostics.ranks import Place, allocated
 from frontrunner.evaluators.trainer.calibration.collectives import COLLECTIVES
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 from support.campaigns import command, environment, tiny, write_toml

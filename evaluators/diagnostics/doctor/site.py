@@ -120,8 +120,9 @@ def _first_line(command: tuple[str, ...]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=VERSION_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return "prints no version"
-    return next(iter((done.stdout.strip() or done.stderr.strip()).splitlines()), "prints no version")
+        return ""
+    lines = (done.stdout.strip() or done.stderr.strip()).splitlines()
+    return lines[0] if lines and done.returncode == 0 else ""
 
 
 def check_schedulers(found: Mapping[str, str], needed: str | None) -> Iterator[Check]:
@@ -134,7 +135,8 @@ def check_schedulers(found: Mapping[str, str], needed: str | None) -> Iterator[C
         remedy = "nothing to do for one machine; on a cluster, run this on a login node or inside a job"
         yield Check("scheduler", "none is on PATH", NOTE, remedy)
     for name, version in found.items():
-        yield Check("scheduler", f"{name}: {version}")
+        what = f"{name}: {version or 'its program prints no version'}"
+        yield judge("scheduler", what, fine=bool(version), otherwise=NOTE, remedy="check that it works at all")
 
 
 def check_job(job: JobEnvironment, needs: Needs) -> Iterator[Check]:
