@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
@@ -24,7 +23,7 @@ from frontrunner.evaluators.analytic.fit import StepFit
 from frontrunner.evaluators.analytic.machine import FITTED, Machine
 from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.evaluators.analytic.workload import BYTES_PER_VALUE, Rows
-from frontrunner.evaluators.diagnostics.ranks import OWN, Place, Rank, ending
+from frontrunner.evaluators.diagnostics.ranks import OWN, Place, Rank, await_ranks
 from frontrunner.evaluators.probe.files import read_json, write_json, write_text
 from frontrunner.spaces.cluster import PRECISIONS, Cluster, MatmulTflops, PeakTflops
 from frontrunner.spaces.errors import FrontrunnerError
@@ -34,7 +33,6 @@ START_S = 180.0
 """For importing torch and meeting; more than minutes only where something is wrong."""
 LONGEST = 3.0
 """Times the budget after which ranks are given up: each section may overrun by its last cell."""
-POLL_S = 0.1
 
 PASSES = {"all-reduce": 2, "reduce-scatter": 1, "all-gather": 1, "all-to-all": 1, "scatter": 1}
 """Times that (g - 1) / g of the message goes over each link of a ring of g ranks (NCCL's "bus bandwidth"); the whole
@@ -87,27 +85,15 @@ def measure(where: Place, *, device: str, seconds: float) -> Seen | None:
             meeting = {"FRONTRUNNER_RENDEZVOUS": f"file://{folder / 'rendezvous'}"}
             alone = OWN | meeting | {key: str(place) for key, place in places.items()}
             order = {"device": device, "seconds": seconds, "out": str(out)}
-            ranks.append(Rank(number, CHILD, order, where.environment or alone, folder))
+            ranks.append(Rank(number, [CHILD], order, where.environment or alone, folder))
             stack.callback(ranks[-1].end)
-        _await(ranks, time.monotonic() + START_S + LONGEST * seconds)
+        await_ranks(ranks, what="measuring rank", limit_s=START_S + LONGEST * seconds, hint="give more --seconds")
         if not where.writes:
             return None
         seen = read_json(out)
         if not isinstance(seen, dict):
             raise FrontrunnerError(f"the ranks wrote no measurements:\n{ranks[0].log_tail}")
         return seen
-
-
-def _await(ranks: Sequence[Rank], deadline_s: float) -> None:
-    """Wait until all have ended well; of those that failed, one that did so by itself is named first."""
-    while any(rank.status != 0 for rank in ranks):
-        failed = {rank: status for rank in ranks if (status := rank.status)}
-        if failed:
-            rank = max(failed, key=lambda rank: failed[rank] > 0)
-            raise FrontrunnerError(f"measuring rank {rank.number} {ending(failed[rank])}:\n{rank.log_tail}")
-        if time.monotonic() > deadline_s:
-            raise FrontrunnerError("the ranks were not done in three times their budget", hint="give more --seconds")
-        time.sleep(POLL_S)
 
 
 # Fits to timings

@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,9 @@ from typing import Any
 from frontrunner.evaluators.cluster.environment import launched_rank
 from frontrunner.evaluators.probe.files import tail
 from frontrunner.evaluators.probe.processes import start_child
-from frontrunner.spaces.errors import bad_value
+from frontrunner.spaces.errors import FrontrunnerError, bad_value
+
+POLL_S = 0.1
 
 OWN = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 """Variables of ranks that all are on this machine."""
@@ -64,16 +67,16 @@ def allocated(ranks: int | None) -> Place | None:
 
 
 class Rank:
-    """A rank that this process started: `python -P -m module`, its order on its input, its log in a folder."""
+    """A rank that this process started: `python -P -m COMMAND`, its order on its input, its log in a folder."""
 
     def __init__(
-        self, number: int, module: str, order: Mapping[str, Any], environment: Mapping[str, str], folder: Path
+        self, number: int, command: Sequence[str], order: Any, environment: Mapping[str, str], folder: Path
     ) -> None:
         self.number = number
         self._log = folder / f"rank-{number}.log"
         with self._log.open("wb") as log:
             self._process = start_child(
-                [sys.executable, "-P", "-m", module],
+                [sys.executable, "-P", "-m", *command],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -104,3 +107,19 @@ class Rank:
 def ending(status: int) -> str:
     """Return how a process ended."""
     return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+
+
+def await_ranks(ranks: Sequence[Rank], *, what: str, limit_s: float, hint: str | None = None) -> None:
+    """Wait until all have ended well; raise `FrontrunnerError` with the end of the output of one that did not.
+
+    Of several that failed, one that did so by itself is named.
+    """
+    deadline_s = time.monotonic() + limit_s
+    while waited := [rank for rank in ranks if rank.status != 0]:
+        failed = {rank: status for rank in waited if (status := rank.status)}
+        if failed:
+            rank = max(failed, key=lambda rank: failed[rank] > 0)
+            raise FrontrunnerError(f"{what} {rank.number} {ending(failed[rank])}:\n{rank.log_tail}")
+        if time.monotonic() > deadline_s:
+            raise FrontrunnerError(f"{what} {waited[0].number} was not done within {limit_s:.0f} s", hint=hint)
+        time.sleep(POLL_S)

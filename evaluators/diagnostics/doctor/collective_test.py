@@ -245,7 +245,7 @@ def run_collective_test(
                 port=store.port,
                 deadline_s=deadline_s,
             )
-            ranks.append(Rank(rank, RANK_MODULE, asdict(order), OWN if where.rank is None else {}, folder))
+            ranks.append(Rank(rank, [RANK_MODULE], asdict(order), OWN if where.rank is None else {}, folder))
             stack.callback(ranks[-1].end)
         if not where.writes:
             _follow(store, ranks)
