@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from frontrunner.evaluators.export import deepspeed
-from frontrunner.evaluators.export.base import NAMES, Export, Tool, comments, nested, words, yaml_text
+from frontrunner.evaluators.export.base import Export, Tool, comments, nested, words, yaml_text
 from frontrunner.evaluators.export.reading import (
     Given,
     Options,
@@ -48,13 +48,22 @@ from frontrunner.spaces.stages import even_layers
 
 PRETRAIN = 'torchrun "${TORCHRUN_ARGS[@]}" pretrain_gpt.py "${RECIPE_ARGS[@]}" and your data'
 MAX_STAGES = 100_000
-QUERY_GROUPS = "--num-query-groups"
+QUERY_GROUPS = "num-query-groups"
 """Megatron-LM's number of key and value heads, which it ignores without --group-query-attention."""
-LAYOUT = "--pipeline-model-parallel-layout"
-BRIDGE_LAYOUT = "model.pipeline_model_parallel_layout"
-LAYERS_PER_STAGE = "--num-layers-per-virtual-pipeline-stage"
-VIRTUAL_STAGES = "--num-virtual-stages-per-pipeline-rank"
-STRATEGY = "--data-parallel-sharding-strategy"
+KEY_VALUE_HEADS = "num-key-value-heads"
+LAYOUT = "pipeline-model-parallel-layout"
+LAYERS_PER_STAGE = "num-layers-per-virtual-pipeline-stage"
+VIRTUAL_STAGES = "num-virtual-stages-per-pipeline-rank"
+STRATEGY = "data-parallel-sharding-strategy"
+BRIDGE_SECTIONS = {
+    "micro-batch-size": "train",
+    "global-batch-size": "train",
+    "use-distributed-optimizer": "ddp",
+    "use-megatron-fsdp": "ddp",
+    STRATEGY: "ddp",
+    "use-tp-pp-dp-mapping": "dist",
+}
+"""Of Megatron-LM's options that Megatron-Bridge has outside of its section `model`."""
 FSDP = {"zero-2": "optim_grads", "zero-3": "optim_grads_params"}
 SHARDING_OF_STRATEGY = {"no_shard": "none", "optim": "zero-1"} | {theirs: ours for ours, theirs in FSDP.items()}
 REFUSED = {
@@ -70,10 +79,10 @@ REFUSED = {
     "--optimizer-cpu-offload": "a part of the optimizer offloaded",
     "--num-distributed-optimizer-instances": "optimizer states sharded over a part of the replicas",
     "--rampup-batch-size": "a batch that grows",
-    "--decoder-first-pipeline-num-layers": f"this option: give {LAYOUT}",
-    "--decoder-last-pipeline-num-layers": f"this option: give {LAYOUT}",
-    "--account-for-embedding-in-pipeline-split": f"this option: give {LAYOUT}",
-    "--account-for-loss-in-pipeline-split": f"this option: give {LAYOUT}",
+    "--decoder-first-pipeline-num-layers": f"this option: give --{LAYOUT}",
+    "--decoder-last-pipeline-num-layers": f"this option: give --{LAYOUT}",
+    "--account-for-embedding-in-pipeline-split": f"this option: give --{LAYOUT}",
+    "--account-for-loss-in-pipeline-split": f"this option: give --{LAYOUT}",
     "--microbatch-group-size-per-virtual-pipeline-stage": "groups of micro-batches",
 }
 """Options of Megatron-LM that change the run in ways that no recipe has, and what they do."""
@@ -96,6 +105,7 @@ REFUSED_BY_BRIDGE = {
 MODEL_NOTE = (
     "note: the model, its sequence length and precision are those of the Bridge recipe that this is merged into"
 )
+Key = Callable[[str], str]
 _REPEATED_GROUP = re.compile(r"\(([^()]*)\)\*([0-9]{1,5})")
 _REPEATED = re.compile(r"(.)\*([0-9]{1,5})")
 
@@ -161,19 +171,19 @@ class MegatronLM(Tool):
         settings = _sizes(problem, recipe) | {
             "--attention-backend": {"flash": "flash", "math": "unfused"}[model.attention],
             "--group-query-attention": has_gqa,
-            QUERY_GROUPS: model.kv_heads if has_gqa else None,
+            f"--{QUERY_GROUPS}": model.kv_heads if has_gqa else None,
             "--position-embedding-type": {"rotary": "rope", "learned": "learned_absolute"}[model.positions],
             "--normalization": {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}[model.norm],
             **_forms(problem),
             f"--{problem.precision}": problem.precision != "fp32",
             **self.numbers(recipe),
-            LAYOUT: None if is_even else layout(layers),
-            LAYERS_PER_STAGE: layers[0] if is_even and recipe.virtual_stages > 1 else None,
+            f"--{LAYOUT}": None if is_even else layout(layers),
+            f"--{LAYERS_PER_STAGE}": layers[0] if is_even and recipe.virtual_stages > 1 else None,
             "--use-tp-pp-dp-mapping": recipe.rank_order == "tp-pp-dp",
             "--sequence-parallel": recipe.sequence_parallel,
             "--use-distributed-optimizer": recipe.sharding_name != "none" or bf16_states,
             "--use-megatron-fsdp": fsdp is not None,
-            STRATEGY: fsdp,
+            f"--{STRATEGY}": fsdp,
             "--ckpt-format": "fsdp_dtensor" if fsdp else None,
             "--use-precision-aware-optimizer": bf16_states,
             "--exp-avg-dtype": "bf16" if bf16_states else None,
@@ -182,25 +192,21 @@ class MegatronLM(Tool):
         }
         return Export(arguments=words(settings), notes=_notes(recipe, self.title))
 
+    def key(self, name: str) -> str:
+        """Return the whole name of an option."""
+        return f"--{name}"
+
     def read(self, problem: Problem, given: Given) -> Recipe:
         """Return the recipe of a launch script or an argument file."""
         said = read_options(given.text)
         said.refuse(REFUSED)
         _refuse_other_model(problem, said, kv_heads=QUERY_GROUPS)
-        found = _parallel_choices(problem, said)
-        found["sharding"] = "zero-1" if "--use-distributed-optimizer" in said else "none"
-        if "--use-megatron-fsdp" in said:
-            strategy = said.text(STRATEGY, "no_shard")
-            if strategy not in SHARDING_OF_STRATEGY:
-                raise bad_value(STRATEGY, strategy, f"one of {', '.join(SHARDING_OF_STRATEGY)}")
-            found["sharding"] = SHARDING_OF_STRATEGY[strategy]
-        found["recompute"] = _recompute_of(said)
+        found = _choices(problem, said, self.key, self.names)
         types = {said.text(name, "fp32") for name in ("--exp-avg-dtype", "--exp-avg-sq-dtype")}
         if types not in ({"fp32"}, {"bf16"}):
             raise bad_value("--exp-avg-dtype, --exp-avg-sq-dtype", sorted(types), "fp32 or bf16, the same for both")
         found["optimizer_state"] = types.pop()
-        found["rank_order"] = "tp-pp-dp" if "--use-tp-pp-dp-mapping" in said else "tp-dp-pp"
-        return recipe_of(problem, found, given)
+        return recipe_of(problem, found | said.launch, given)
 
 
 class MegatronDeepSpeed(Tool):
@@ -230,7 +236,7 @@ class MegatronDeepSpeed(Tool):
     def arguments_and_files(self, problem: Problem, recipe: Recipe) -> Export:
         """Return what follows pretrain_gpt.py, except data, steps and learning rate."""
         model = problem.model
-        settings = _sizes(problem, recipe, kv_heads="--num-key-value-heads") | {
+        settings = _sizes(problem, recipe, kv_heads=f"--{KEY_VALUE_HEADS}") | {
             "--normalization": model.norm,
             "--use-rotary-position-embeddings": model.positions == "rotary",
             **_forms(problem),
@@ -259,9 +265,11 @@ class MegatronDeepSpeed(Tool):
         """
         said = read_options(given.text)
         said.refuse(REFUSED_WITH_DEEPSPEED)
-        _refuse_other_model(problem, said, kv_heads="--num-key-value-heads")
-        found = _parallel_choices(problem, said)
-        found["recompute"] = "full" if "--checkpoint-activations" in said else _recompute_of(said)
+        _refuse_other_model(problem, said, kv_heads=KEY_VALUE_HEADS)
+        lm = MegatronLM()
+        found = _choices(problem, said, lm.key, lm.names) | {"rank_order": "tp-dp-pp"} | said.launch
+        if "--checkpoint-activations" in said:
+            found["recompute"] = "full"
         configured = deepspeed.choices(problem, json_table(_deepspeed_file(said, given)))
         for key in ("micro_batch_seqs", "global_batch_seqs"):
             if found.setdefault(key, configured.get(key)) != (configured.get(key) or found[key]):
@@ -295,6 +303,10 @@ class MegatronBridge(MegatronLM):
         lines = (*header, f"devices: {recipe.devices}", *self.export(problem, recipe).notes)
         return comments(lines) + "\n" + yaml_text(nested(self._settings(problem, recipe)))
 
+    def key(self, name: str) -> str:
+        """Return the path of an entry that has Megatron-LM's name."""
+        return f"{BRIDGE_SECTIONS.get(name, 'model')}.{name.replace('-', '_')}"
+
     def _settings(self, problem: Problem, recipe: Recipe) -> dict[str, Any]:
         """Return the entries of a `ConfigContainer` that hold the recipe."""
         layers, fsdp = _stage_layers(problem, recipe), FSDP.get(recipe.sharding_name)
@@ -303,7 +315,7 @@ class MegatronBridge(MegatronLM):
         if recipe.virtual_stages == 1:
             found[self.names["virtual_stages"]] = None
         found |= {
-            BRIDGE_LAYOUT: layout(layers) if len(set(layers)) > 1 else None,
+            self.key(LAYOUT): layout(layers) if len(set(layers)) > 1 else None,
             "model.sequence_parallel": recipe.sequence_parallel,
             "model.recompute_granularity": None if recipe.recompute == "none" else recipe.recompute,
             "model.recompute_method": "uniform" if full else None,
@@ -322,28 +334,10 @@ class MegatronBridge(MegatronLM):
         root = yaml_table(given.text)
         root.refuse(REFUSED_BY_BRIDGE)
         _refuse_other_precision(problem, root)
-        _refuse_other_bridge_model(problem, root)
-        found: dict[str, Any] = {ours: root.number(theirs) for ours, theirs in self.names.items()}
-        found |= {key: found[key] or 1 for key in found if not key.endswith("_seqs")}
-        text = root.get(BRIDGE_LAYOUT)
-        if text is not None:
-            if not isinstance(text, str):
-                raise bad_value(BRIDGE_LAYOUT, text, "text such as Ett|tt|tL")
-            found |= _stages_of_layout(problem, text, BRIDGE_LAYOUT, found["pipeline_parallel"])
-        found["schedule"] = _schedule(found)
-        found["sequence_parallel"] = root.flag("model.sequence_parallel") and found["tensor_parallel"] > 1
-        granularities = {name: name for name in ("none", "full", "selective")}
-        found["recompute"] = root.choice("model.recompute_granularity", "none", granularities)
-        how = [root.get("model.recompute_method"), root.get("model.recompute_num_layers")]
-        if found["recompute"] == "full" and how != ["uniform", 1]:
-            raise bad_value("model.recompute_method, recompute_num_layers", how, "uniform and 1")
-        if root.flag("ddp.use_megatron_fsdp"):
-            key = "ddp.data_parallel_sharding_strategy"
-            found["sharding"] = root.choice(key, "no_shard", SHARDING_OF_STRATEGY)
-        else:
-            flags = [root.flag(f"{section}.use_distributed_optimizer") for section in ("ddp", "optimizer")]
-            found["sharding"] = "zero-1" if any(flags) else "none"
-        found["rank_order"] = "tp-pp-dp" if root.flag("dist.use_tp_pp_dp_mapping") else "tp-dp-pp"
+        _refuse_other_sizes(problem, root, self.key)
+        found = _choices(problem, root, self.key, self.names)
+        if root.flag("optimizer.use_distributed_optimizer") and not root.flag(self.key("use-megatron-fsdp")):
+            found["sharding"] = "zero-1"
         return recipe_of(problem, found, given)
 
 
@@ -385,20 +379,6 @@ def _recomputing(recipe: Recipe) -> dict[str, object]:
     }
 
 
-def _recompute_of(said: Options) -> str:
-    """Return the recompute that the options describe; raise `InvalidInput` for one of a part of the layers."""
-    if "--recompute-activations" in said:
-        return "selective"
-    granularity = said.text("--recompute-granularity", "none")
-    if granularity not in ("none", "full", "selective"):
-        raise bad_value("--recompute-granularity", granularity, "full or selective")
-    how = [said.text("--recompute-method", "uniform"), said.text("--recompute-num-layers", "1")]
-    if granularity == "full" and how != ["uniform", "1"]:
-        expected = "uniform 1: every layer on its own"
-        raise bad_value("--recompute-method, --recompute-num-layers", " ".join(how), expected)
-    return granularity
-
-
 def layout(layers: Sequence[int]) -> str:
     """Return stages as --pipeline-model-parallel-layout has them: `Ett|tt|tL`, embedding first and loss last."""
     return "E" + "|".join("t" * count for count in layers) + "L"
@@ -433,31 +413,41 @@ def _stages_of_layout(problem: Problem, text: str, key: str, pipeline_parallel: 
     return {"virtual_stages": len(layers) // pipeline_parallel, "layers_per_stage": () if even else layers}
 
 
-def _parallel_choices(problem: Problem, said: Options) -> dict[str, Any]:
-    """Return degrees, stages, schedule, batch and devices, as Megatron-LM and Megatron-DeepSpeed name them."""
-    names = {number: names[MegatronLM.name] for number, names in NAMES.items() if MegatronLM.name in names}
-    found: dict[str, Any] = {number: said.number(name) for number, name in names.items() if name in said}
+def _choices(problem: Problem, said: Options | Table, key: Key, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return what all of Megatron's trainers say in the same words; `key` gives the whole name of such a word."""
+    found: dict[str, Any] = {number: value for number, name in names.items() if (value := said.number(name))}
     pp, layers = found.setdefault("pipeline_parallel", 1), problem.model.layers
-    per_stage = said.number(LAYERS_PER_STAGE)
-    if LAYOUT in said:
-        found |= _stages_of_layout(problem, said.text(LAYOUT), LAYOUT, pp)
+    per_stage, per_rank = said.number(key(LAYERS_PER_STAGE)), said.number(key(VIRTUAL_STAGES))
+    if text := said.text(key(LAYOUT)):
+        found |= _stages_of_layout(problem, text, key(LAYOUT), pp)
     elif per_stage is not None:
         if layers % (pp * per_stage):
-            raise bad_value(LAYERS_PER_STAGE, per_stage, f"a divisor of the {layers} layers over {pp} ranks")
+            raise bad_value(key(LAYERS_PER_STAGE), per_stage, f"a divisor of the {layers} layers over {pp} ranks")
         found["virtual_stages"] = layers // (pp * per_stage)
-    elif VIRTUAL_STAGES in said:
-        found["virtual_stages"] = said.number(VIRTUAL_STAGES)
-    found["schedule"] = _schedule(found)
-    # Megatron turns sequence parallelism off without tensor parallelism.
-    found["sequence_parallel"] = "--sequence-parallel" in said and found.get("tensor_parallel", 1) > 1
-    return found | said.launch
-
-
-def _schedule(found: dict[str, Any]) -> str:
-    """Return the schedule that Megatron runs."""
-    if found["pipeline_parallel"] == 1:
-        return "none"
-    return "1f1b" if found.get("virtual_stages", 1) == 1 else "interleaved-1f1b"
+    elif per_rank is not None:
+        found["virtual_stages"] = per_rank
+    virtual, strategy, sharding = found.get("virtual_stages", 1), said.text(key(STRATEGY), "no_shard"), "none"
+    if said.flag(key("use-megatron-fsdp")):
+        if strategy not in SHARDING_OF_STRATEGY:
+            raise bad_value(key(STRATEGY), strategy, f"one of {', '.join(SHARDING_OF_STRATEGY)}")
+        sharding = SHARDING_OF_STRATEGY[strategy]
+    elif said.flag(key("use-distributed-optimizer")):
+        sharding = "zero-1"
+    granularity = said.text(key("recompute-granularity"), "none")
+    if granularity not in ("none", "full", "selective"):
+        raise bad_value(key("recompute-granularity"), granularity, "none, full or selective")
+    how = [said.text(key("recompute-method"), "uniform"), said.text(key("recompute-num-layers"), "1")]
+    if granularity == "full" and how != ["uniform", "1"]:
+        name = f"{key('recompute-method')}, {key('recompute-num-layers')}"
+        raise bad_value(name, " ".join(how), "uniform 1: every layer on its own")
+    return found | {
+        "schedule": "none" if pp == 1 else "1f1b" if virtual == 1 else "interleaved-1f1b",
+        # Megatron turns sequence parallelism off without tensor parallelism.
+        "sequence_parallel": said.flag(key("sequence-parallel")) and found.get("tensor_parallel", 1) > 1,
+        "sharding": sharding,
+        "recompute": "selective" if said.flag(key("recompute-activations")) else granularity,
+        "rank_order": "tp-pp-dp" if said.flag(key("use-tp-pp-dp-mapping")) else "tp-dp-pp",
+    }
 
 
 def _deepspeed_file(said: Options, given: Given) -> str:
@@ -480,18 +470,7 @@ def _refuse_other_model(problem: Problem, options: Options, *, kv_heads: str) ->
     that are missing have their defaults; a model that comes from elsewhere is not compared.
     """
     model = problem.model
-    said = {
-        "--num-layers": model.layers,
-        "--hidden-size": model.hidden,
-        "--num-attention-heads": model.heads,
-        "--kv-channels": model.head_dim,
-        "--ffn-hidden-size": model.ffn_hidden,
-        kv_heads: model.kv_heads,
-        "--seq-length": problem.sequence_length,
-    }
-    refuse_other_problem({key: (options.number(key), value) for key, value in said.items()})
-    for key in ("--vocab-size", "--padded-vocab-size"):
-        refuse_other_vocabulary(problem, key, options.number(key))
+    _refuse_other_sizes(problem, options, MegatronLM().key, kv_heads)
     precisions = {f"--{name}": name for name in ("bf16", "fp16") if f"--{name}" in options}
     refuse_other_problem({key: (precision, problem.precision) for key, precision in precisions.items()})
     if not precisions:
@@ -504,24 +483,25 @@ def _refuse_other_model(problem: Problem, options: Options, *, kv_heads: str) ->
     if "--ffn-hidden-size" not in options:
         width = int(4 * model.hidden * 2 / 3) // 64 * 64 if swiglu else 4 * model.hidden
         refuse_other_default("--ffn-hidden-size is not there", width, model.ffn_hidden)
-    switch = "--group-query-attention" if kv_heads == QUERY_GROUPS else kv_heads
+    switch = f"--{'group-query-attention' if kv_heads == QUERY_GROUPS else kv_heads}"
     if "--num-attention-heads" in options and not {"--group-query-attention", switch} & options.keys():
         refuse_other_default(f"{switch} is not there", model.heads, model.kv_heads)
 
 
-def _refuse_other_bridge_model(problem: Problem, root: Table) -> None:
+def _refuse_other_sizes(problem: Problem, said: Options | Table, key: Key, kv_heads: str = QUERY_GROUPS) -> None:
     model = problem.model
     sizes = {
-        "num_layers": model.layers,
-        "hidden_size": model.hidden,
-        "num_attention_heads": model.heads,
-        "num_query_groups": model.kv_heads,
-        "kv_channels": model.head_dim,
-        "ffn_hidden_size": model.ffn_hidden,
-        "seq_length": problem.sequence_length,
+        "num-layers": model.layers,
+        "hidden-size": model.hidden,
+        "num-attention-heads": model.heads,
+        "kv-channels": model.head_dim,
+        "ffn-hidden-size": model.ffn_hidden,
+        kv_heads: model.kv_heads,
+        "seq-length": problem.sequence_length,
     }
-    refuse_other_problem({f"model.{key}": (root.get(f"model.{key}"), value) for key, value in sizes.items()})
-    refuse_other_vocabulary(problem, "model.vocab_size", root.number("model.vocab_size"))
+    refuse_other_problem({key(name): (said.number(key(name)), value) for name, value in sizes.items()})
+    for name in ("vocab-size", "padded-vocab-size"):
+        refuse_other_vocabulary(problem, key(name), said.number(key(name)))
 
 
 def _refuse_other_precision(problem: Problem, root: Table) -> None:

@@ -67,6 +67,10 @@ class Options(dict[str, tuple[str, ...]]):
             raise bad_value(name, text, "a whole number of at least 1", hint="write the number in place of a variable")
         return int(text)
 
+    def flag(self, name: str) -> bool:
+        """Return whether an option is there."""
+        return name in self
+
     @property
     def launch(self) -> dict[str, Any]:
         """`devices`, where the launcher's numbers of nodes and of processes per node can be read."""
@@ -110,6 +114,13 @@ class Table:
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST):
             raise bad_value(key, value, "a whole number of at least 1")
         return value
+
+    def text(self, key: str, default: str = "") -> str:
+        """Return the word or number under a key as text, the default where it is missing or null."""
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            raise bad_value(key, value, "text")
+        return str(value)
 
     def flag(self, key: str) -> bool:
         """Return the true or false under a key, False where it is missing or null."""
