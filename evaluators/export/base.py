@@ -10,7 +10,7 @@ import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from frontrunner.spaces.errors import InvalidInput, shown
 from frontrunner.spaces.legality import Reason
@@ -88,8 +88,7 @@ class Export:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Launch:
+class Launch(NamedTuple):
     """Processes that a launcher starts: `per_node` on each of `nodes` equal nodes."""
 
     nodes: int
@@ -100,8 +99,8 @@ def launch_of(problem: Problem, recipe: Recipe) -> Launch | None:
     """Return the nodes that a recipe's devices fill, or None if they do not fill nodes equally."""
     per_node = problem.cluster.devices_per_node
     if recipe.devices <= per_node:
-        return Launch(nodes=1, per_node=recipe.devices)
-    return None if recipe.devices % per_node else Launch(nodes=recipe.devices // per_node, per_node=per_node)
+        return Launch(1, recipe.devices)
+    return None if recipe.devices % per_node else Launch(recipe.devices // per_node, per_node)
 
 
 def why_no_launch(problem: Problem, recipe: Recipe) -> Reason | None:

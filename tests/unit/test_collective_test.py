@@ -6,17 +6,15 @@ from typing import Any
 
 import pytest
 
-from frontrunner.evaluators.diagnostics.doctor.collective_report import (
+from frontrunner.evaluators.diagnostics.doctor.collective_test import (
+    SETTLE_S,
+    SILENT_S,
     Bandwidth,
+    Watch,
     bandwidths,
     differences,
     laggards,
     wrong_sums,
-)
-from frontrunner.evaluators.diagnostics.doctor.collective_test import (
-    SETTLE_S,
-    SILENT_S,
-    Watch,
 )
 from frontrunner.evaluators.trainer.collective_test import DONE, partners
 

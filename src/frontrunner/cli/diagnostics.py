@@ -62,7 +62,7 @@ def doctor(
         raise InvalidInput("--ranks and --deadline are for --run", hint="frontrunner doctor --run")
     from frontrunner import machine
     from frontrunner.evaluators.diagnostics.doctor.check import has_problem
-    from frontrunner.evaluators.diagnostics.doctor.collective_report import bandwidths, collective_checks
+    from frontrunner.evaluators.diagnostics.doctor.collective_test import bandwidths, collective_checks
 
     if not run and machine.this_job().rank != 0:
         return  # rank 0 of the job reports

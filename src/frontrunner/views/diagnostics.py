@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from frontrunner.evaluators.analytic.fit import StepFit
     from frontrunner.evaluators.diagnostics.calibration import Calibration, Line
     from frontrunner.evaluators.diagnostics.doctor.check import Check
-    from frontrunner.evaluators.diagnostics.doctor.collective_report import Bandwidth
+    from frontrunner.evaluators.diagnostics.doctor.collective_test import Bandwidth
     from frontrunner.evaluators.diagnostics.dryrun import DryRun, TracedRank
     from frontrunner.evaluators.diagnostics.profile import ProfileReport
     from frontrunner.evaluators.diagnostics.step_breakdown import Part
