@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from frontrunner.config.settings import DEFAULT_STORE, store_url
 from frontrunner.spaces.errors import NotFound
+from frontrunner.spaces.pareto import OBJECTIVES
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from frontrunner.baseline import Baseline
     from frontrunner.evaluators.analytic.breakdown import Breakdown
     from frontrunner.events import StreamEvent
-    from frontrunner.pareto_front import Front
     from frontrunner.reporting import NotDrawn
     from frontrunner.results.active_drivers import ActiveDriver
     from frontrunner.results.explain import Explanation
@@ -34,9 +33,9 @@ if TYPE_CHECKING:
     from frontrunner.results.records import CampaignList
     from frontrunner.results.status import FailureList, Status
     from frontrunner.results.store import Store as OpenStore
+    from frontrunner.standings import Baseline, Front
 
 T = TypeVar("T")
-OBJECTIVES = ("tokens", "memory", "nodes")
 LEAST_PREFIX = 4
 LOG_BYTES = 65_536
 
@@ -120,9 +119,9 @@ class LocalStore:
         Objectives are two or more of tokens (tokens/s), memory (free memory of the fullest device) and nodes (fewer is
         better). Raises `InvalidInput` for others.
         """
-        from frontrunner.pareto_front import checked_objectives, front
         from frontrunner.results.ranking import best
         from frontrunner.search.campaign_setup import stored_spec
+        from frontrunner.standings import checked_objectives, front
 
         wanted = checked_objectives(objectives)
         with self.opened() as store:
@@ -226,7 +225,7 @@ class LocalStore:
 
     def baseline(self, campaign: str | None = None) -> Baseline | None:
         """Return the campaign's baseline and its best recipe; None without a measured baseline."""
-        from frontrunner.baseline import baseline_of
+        from frontrunner.standings import baseline_of
 
         with self.opened() as store:
             return baseline_of(store, campaign)

@@ -163,8 +163,8 @@ def test_a_campaign_s_measurements_are_fitted_to(tmp_path: Path) -> None:
 
 BROKEN = {
     "no file": (None, r"no table at .*x\.csv: there is no such file"),
-    "empty": ("", r"x\.csv is not a CSV table: No columns"),
-    "ragged": ("layers,hidden\n1,2\n1,2,3\n", r"x\.csv is not a CSV table: .*line 3"),
+    "empty": ("", r"x\.csv is not a CSV table: it is empty"),
+    "ragged": ("layers,hidden\n1,2\n1,2,3\n", r"x\.csv is not a CSV table: row 2"),
     "other columns": ("a,b\n1,2\n", r"0 rows can be fitted to.*1 x no layers, hidden, heads"),
 }
 

@@ -11,7 +11,7 @@ from frontrunner.results.predictions import OUTLOOK
 from frontrunner.results.states import CampaignState
 from frontrunner.results.status import status
 from frontrunner.results.store import open_store
-from frontrunner.search.stopping import IN_A_ROW, STOPPING, StopRule
+from frontrunner.search.budget import IN_A_ROW, STOPPING, StopRule
 from frontrunner.search.strategy import Outlook
 from frontrunner.server.pages.campaigns import CHARTS_AT_ONCE, CHARTS_EVERY_S, campaign_view, charts_version
 from frontrunner.spaces.document import recipe_id

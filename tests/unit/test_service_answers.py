@@ -20,9 +20,9 @@ from frontrunner.probe_logs import read_end
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
-from frontrunner.server.metrics import metrics
+from frontrunner.server.app import metrics
+from frontrunner.server.errors import response_of
 from frontrunner.server.requests import FORBIDDEN_KEYS, SECTIONS
-from frontrunner.server.responses import response_of
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.validation import dump_json
 from support.campaigns import spec_of, tiny

@@ -37,7 +37,6 @@ class Service:
     tokens: Tokens
     links: LoginLinks
     store: Store
-    local: LocalStore
     drivers: Drivers
     replays: Replays
     slow_work: anyio.CapacityLimiter
@@ -98,14 +97,14 @@ async def the_service(request: Request) -> Service:
     return service
 
 
-async def the_store(service: Annotated[Service, Depends(the_service)]) -> Store:
+async def the_store(request: Request) -> Store:
     """Return the open store, for the functions of `frontrunner.results`."""
-    return service.store
+    return (await the_service(request)).store
 
 
-async def the_local_store(service: Annotated[Service, Depends(the_service)]) -> LocalStore:
+async def the_local_store(request: Request) -> LocalStore:
     """Return the questions to the open store."""
-    return service.local
+    return LocalStore(is_open=await the_store(request))
 
 
 async def the_role(request: Request) -> Role:
@@ -114,9 +113,9 @@ async def the_role(request: Request) -> Role:
     return role
 
 
-async def operator(role: Annotated[Role, Depends(the_role)]) -> None:
+async def operator(request: Request) -> None:
     """Refuse everyone but the operator."""
-    if role is not Role.OPERATOR:
+    if await the_role(request) is not Role.OPERATOR:
         raise Forbidden("a reader's token may read, not launch or stop", hint="use the operator's token")
 
 

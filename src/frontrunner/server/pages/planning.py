@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request, Response
@@ -19,17 +18,16 @@ from frontrunner.config.campaign import parse_campaign
 from frontrunner.config.toml_file import Table, parse_toml
 from frontrunner.evaluators.analytic import estimates
 from frontrunner.evaluators.analytic.scaling import Scaling, scaling
-from frontrunner.results.store import Store
-from frontrunner.search.campaign_setup import nothing_legal
+from frontrunner.search.campaign_setup import free_name, nothing_legal
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.server.auth import Role
-from frontrunner.server.pages.rendering import macro, page, render
+from frontrunner.server.errors import from_validation
+from frontrunner.server.pages.rendering import macro, page, render, static_file
 from frontrunner.server.registered import KINDS
-from frontrunner.server.requests import CampaignBody, campaign_from, campaign_table, hiding_contents, parsed
-from frontrunner.server.responses import from_validation
+from frontrunner.server.requests import CampaignBody, campaign_from, campaign_table, parsed
 from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, ServiceOf
 from frontrunner.spaces.cluster import MOST_DEVICES, MOST_GB_PER_S, MOST_MEMORY_GIB, PRECISIONS
-from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NotFound
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 from frontrunner.spaces.model import ACTIVATIONS, POSITIONS
 from frontrunner.spaces.presets import (
     cluster_names,
@@ -170,14 +168,13 @@ class PlanForm:
     @property
     def placeholders(self) -> dict[str, str]:
         """What counts if a field is left empty, by the chosen presets."""
-        chosen = {
-            name: typed if (typed := self.typed.get(name, "")) in ENTRIES[name].options else str(DEFAULTS[name])
+        model, cluster = (
+            typed if (typed := self.typed.get(name, "")) in ENTRIES[name].options else str(DEFAULTS[name])
             for name in ("model", "cluster")
-        }
-        model, cluster = model_preset(chosen["model"]), cluster_preset(chosen["cluster"])
+        )
         found = {"kv_heads": "as heads", "ffn_hidden": "4 x hidden", "activation": "gelu", "positions": "rotary"}
-        found |= model | cluster | dict(cluster["links"])
-        found["tied_embeddings"] = "yes" if model.get("tied_embeddings") else "no"
+        found |= model_preset(model) | cluster_preset(cluster) | cluster_preset(cluster)["links"]
+        found["tied_embeddings"] = "yes" if model_preset(model).get("tied_embeddings") else "no"
         found["memory_gib_per_device"] = "the device's"
         return {name: str(found.get(name, "none")) for name in ENTRIES}
 
@@ -188,11 +185,10 @@ def read_form(given: Mapping[str, str]) -> PlanForm:
     errors = {name: "expected a value" for name in DEFAULTS if name in given and name not in typed}
     values: dict[str, Any] = {}
     for name, text in typed.items():
-        if name not in ENTRIES:
-            errors[""] = f"there is no field {name[:MOST_CHARACTERS]!r}"
-            continue
         try:
             values[name] = ENTRIES[name].read(text)
+        except KeyError:
+            errors[""] = f"there is no field {name[:MOST_CHARACTERS]!r}"
         except ValueError as error:
             errors[name] = str(error)
     spec = None
@@ -207,16 +203,28 @@ def read_form(given: Mapping[str, str]) -> PlanForm:
 
 
 def planned_campaign(values: Mapping[str, Any]) -> CampaignSpec:
-    """Return the campaign whose space the page plans: the usual choices, as far as model and cluster allow them."""
-    values = DEFAULTS | dict(values)
-    sections: dict[str, Table] = {"model": {}, "cluster": {}, "links": {}, "problem": {}, "": {}}
-    for name, value in values.items():
-        sections[ENTRIES[name].section][name] = value
-    model = _model(sections[""]["model"], sections["model"])
+    """Return the campaign whose space the page plans: the usual choices, as far as model and cluster allow them.
+
+    What was typed goes over the presets; another device takes the cluster's nodes and links.
+    """
+    typed: dict[str, Table] = {"model": {}, "cluster": {}, "links": {}, "problem": {}, "": {}}
+    for name, value in (DEFAULTS | dict(values)).items():
+        typed[ENTRIES[name].section][name] = value
+    if "tied_embeddings" in typed["model"]:
+        typed["model"]["tied_embeddings"] = typed["model"]["tied_embeddings"] == "yes"
+    model = {**model_preset(typed[""]["model"]), **typed["model"]} | ({"name": "custom"} if typed["model"] else {})
+    if model.get("positions", "rotary") == "rotary":
+        model.pop("max_positions", None)  # of a preset with learned ones
+    cluster = cluster_preset(typed[""]["cluster"])
+    is_custom = bool(typed["links"]) or len(typed["cluster"]) > 1
+    if typed[""].get("device", cluster["device"]) != cluster["device"]:
+        kept = {key: cluster[key] for key in ("devices_per_node", "links")}
+        cluster, is_custom = {**device_preset(typed[""]["device"]), **kept}, True
+    cluster = {**cluster, **typed["cluster"], "links": {**cluster["links"], **typed["links"]}}
     table = {
         "model": model,
-        "cluster": _cluster(sections),
-        "problem": sections["problem"],
+        "cluster": cluster | ({"name": "custom"} if is_custom else {}),
+        "problem": typed["problem"],
         "space": {
             "tensor_parallel": [1, 2, 4, 8],
             "pipeline_parallel": _stage_counts(int(model["layers"])),
@@ -228,27 +236,6 @@ def planned_campaign(values: Mapping[str, Any]) -> CampaignSpec:
         },
     }
     return parse_campaign(table, default_name="plan", base=Path.cwd()).spec
-
-
-def _model(preset: str, typed: Table) -> Table:
-    """Return the preset's keys under those that were typed."""
-    if "tied_embeddings" in typed:
-        typed = {**typed, "tied_embeddings": typed["tied_embeddings"] == "yes"}
-    table = {**model_preset(preset), **typed} | ({"name": "custom"} if typed else {})
-    if table.get("positions", "rotary") == "rotary":
-        table.pop("max_positions", None)  # of a preset with learned ones
-    return table
-
-
-def _cluster(sections: Mapping[str, Table]) -> Table:
-    """Return the preset, or its nodes and links around another device, under the keys that were typed."""
-    table = cluster_preset(sections[""]["cluster"])
-    typed, links, device = sections["cluster"], sections["links"], sections[""].get("device")
-    is_custom = bool(links) or len(typed) > 1
-    if device not in (None, table["device"]):
-        table = {**device_preset(str(device)), **{key: table[key] for key in ("devices_per_node", "links")}}
-        is_custom = True
-    return {**table, **typed, "links": {**table["links"], **links}} | ({"name": "custom"} if is_custom else {})
 
 
 def _stage_counts(layers: int) -> list[int]:
@@ -338,7 +325,7 @@ class CampaignText(BaseModel):
             if chosen and table.setdefault(kind, chosen) != chosen:
                 raise InvalidInput(f"{kind} = {chosen!r} was chosen, and the campaign file names another {kind}")
         try:
-            return CampaignBody.model_validate(table)
+            return cast("CampaignBody", CampaignBody.model_validate(table))
         except ValidationError as error:
             raise from_validation(error.errors()) from None
 
@@ -346,7 +333,7 @@ class CampaignText(BaseModel):
 @router.get("/launch")
 def launch_page(service: ServiceOf, role: RoleOf) -> Response:
     """A campaign file to edit and launch."""
-    text = files("frontrunner.server.pages").joinpath("static", "first-campaign.toml").read_text(encoding="utf-8")
+    text = static_file("first-campaign.toml").decode()
     offered = {kind: names for kind, names in service.settings.registered.about().items() if names}
     may_change = role is Role.OPERATOR
     return page("launch.html", here="/launch", text=text, offered=offered, absent=NO_NAME, may_change=may_change)
@@ -355,35 +342,24 @@ def launch_page(service: ServiceOf, role: RoleOf) -> Response:
 @router.post("/launch/check")
 async def check(service: ServiceOf, given: CampaignText) -> Response:
     """What is wrong with a campaign file, or how many recipes it searches; nothing is started."""
+    settings = service.settings
 
     def checked() -> dict[str, Any]:
         try:
-            settings, body = service.settings, given.body()
-            with hiding_contents(body, settings.registered):
-                spec = campaign_from(body, settings.registered, most_points=settings.limits.plan_points).spec
-                found = spec.survey()
+            with campaign_from(given.body(), settings.registered, most_points=settings.limits.plan_points) as file:
+                spec, found = file.spec, file.spec.survey()
         except FrontrunnerError as error:
             return {"error": error}
         return {
             "error": None,
             "name": spec.name,
-            "is_taken": _is_taken(service.store, spec.name),
-            "legal": len(found.recipes),
-            "points": found.points,
+            "is_taken": free_name(service.store, spec.name) != spec.name,
+            "found": found,
             "why_none": None if found.recipes else next(found.refused_by_count(), None),
             "devices": spec.problem.cluster.devices,
         }
 
     return page("launch_checked.html", **await service.slowly(checked))
-
-
-def _is_taken(store: Store, name: str) -> bool:
-    """Return whether the store has a campaign of this name."""
-    try:
-        store.campaign(name)
-    except NotFound:
-        return False
-    return True
 
 
 @router.post("/launch", dependencies=OPERATOR)
