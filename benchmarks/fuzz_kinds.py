@@ -362,18 +362,21 @@ ValueError: tensor parallel size 2 does not divide 3 heads
 
 def read_a_log(path: Path) -> None:
     from frontrunner.evaluators.external.config_check import why_disagreeing
+    from frontrunner.evaluators.external.evaluator import exceptions
     from frontrunner.evaluators.external.logs import LogReader, patterns_of
-    from frontrunner.evaluators.external.outcome import exceptions
     from frontrunner.evaluators.external.step_times import timed, verdict, why_inconsistent
+    from frontrunner.evaluators.external.supervisor import Log
     from frontrunner.evaluators.external.trainers import LOG_PATTERNS
     from frontrunner.evaluators.probe.files import tail
 
-    recipe, size = RECIPES[0], path.stat().st_size
-    (path.parent / "arrivals.txt").write_bytes(b"%d 1.0\n%d 2.5\n" % (size // 2, size))
+    recipe, content = RECIPES[0], path.read_bytes()
+    size = len(content)
+    written = Log(path)
+    written.write(content)
+    written.close()
     tool = sorted(LOG_PATTERNS)[size % len(LOG_PATTERNS)]
     log = LogReader(path.parent, patterns_of(LOG_PATTERNS[tool]))
     log.advance()
-    log.advance(to_the_end=True)
     steps = timed(log.steps, recipe, PROBLEM)
     verdict(steps, SPEC.probe, best_step_time_s=None, spent_s=1.0)
     why_disagreeing(log.statements, recipe, PROBLEM)
