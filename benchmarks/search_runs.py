@@ -13,7 +13,7 @@ from frontrunner.evaluators.tables.rows import TableProblem
 from frontrunner.results.outcome import Measurement, Outcome
 from frontrunner.search.guided.prior import Prior, prior_of
 from frontrunner.search.guided.strategy import Guided
-from frontrunner.search.strategies.exhaustive_random import Listed
+from frontrunner.search.strategies.candidates import Listed
 from frontrunner.search.strategy import Forecaster, Strategy, Told, make_strategy
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import DIMENSIONS, Choice, Recipe

@@ -32,11 +32,9 @@ import psutil
 from service_store import build, drive
 
 from frontrunner.results.store import open_store
-from frontrunner.server.app import create_app
+from frontrunner.server.app import create_app, listen, run
 from frontrunner.server.auth import make_tokens
 from frontrunner.server.pages.campaigns import POLL_DRIVEN_S, SHOWN
-from frontrunner.server.pages.router import router
-from frontrunner.server.serving import listen, run
 from frontrunner.server.settings import Limits, ServiceSettings
 
 WARM_UP_S = 2.0
@@ -55,7 +53,7 @@ def serve(folder: Path) -> None:
     )
     with listen(settings) as listener:
         (folder / "port").write_text(str(listener.getsockname()[1]))
-        run(create_app(settings, pages=(router,)), settings, listener)
+        run(create_app(settings), settings, listener)
 
 
 def questions(recipe: str) -> list[str]:

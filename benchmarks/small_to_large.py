@@ -30,9 +30,10 @@ from search_runs import CLOSE, Case, run_of
 
 from frontrunner.evaluators.tables.rows import TableProblem, read_problems
 from frontrunner.results.outcome import Measurement
+from frontrunner.results.predictions import Predicted
 from frontrunner.search.guided.prior import prior_of
 from frontrunner.search.guided.strategy import Guided
-from frontrunner.search.strategy import Evidence, Forecast, Told
+from frontrunner.search.strategy import Evidence, Told
 
 STOP = 0.003
 LEAST_MEASURED = 3
@@ -89,7 +90,7 @@ def small_campaign(case: Case, seed: int, budget: int) -> list[Evidence]:
     return found
 
 
-def judged(forecasts: list[Forecast], case: Case) -> Figures:
+def judged(forecasts: list[Predicted], case: Case) -> Figures:
     """Predictions against the large problem's measured rows."""
     predicted = {found.recipe: found for found in forecasts}
     rows = [

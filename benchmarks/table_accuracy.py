@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from frontrunner.evaluators.analytic.fit import BOUNDS, Bounds, least_squares, shipped
-from frontrunner.evaluators.analytic.machine import Machine, assumptions
+from frontrunner.evaluators.analytic.accuracy_bounds import FASTER_THAN_NEEDED, at_best
+from frontrunner.evaluators.analytic.fit import Bounds, least_squares, shipped
+from frontrunner.evaluators.analytic.machine import BOUNDS, Machine, assumptions
 from frontrunner.evaluators.analytic.memory import peak_memory
-from frontrunner.evaluators.analytic.plausibility import FASTER_THAN_NEEDED, at_best
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Rows
 from frontrunner.evaluators.tables.schema import Row
-from frontrunner.evaluators.tables.workloads import Table, problem_name
+from frontrunner.evaluators.tables.workloads import Table
 
 Figures = dict[str, Any]
 Times = npt.NDArray[np.float64]
@@ -108,8 +109,8 @@ def fitted(tables: Sequence[Table], start: Mapping[str, float] | None = None) ->
 
 def frame(table: Table) -> pd.DataFrame:
     """Return the rows as a data frame, with their problems."""
-    columns = [*Row.__dataclass_fields__, "problem"]
-    return pd.DataFrame([vars(row) | {"problem": problem_name(row)} for row in table.rows], columns=columns)
+    columns = [*vars(Row(0)), "problem"]
+    return pd.DataFrame([vars(row) | {"problem": row.problem} for row in table.rows], columns=columns)
 
 
 def judged(table: Table, predicted_s: Times, *, worst: int = 5) -> Figures:
@@ -229,17 +230,20 @@ def by_problem(tables: Mapping[str, Table]) -> dict[str, Times]:
     found = {name: np.full(len(table.rows), np.nan) for name, table in tables.items()}
     for fold in range(FOLDS):
         inside = {name: {p for p, number in dealt.items() if number == fold} for name, dealt in folds.items()}
-        rest = [table.of_problems(set(folds[name]) - inside[name]) for name, table in tables.items()]
-        constants = fitted([table for table in rest if len(table.rows)])
+        rest = [
+            replace(table, rows=tuple(row for row in table.rows if row.problem not in inside[name]))
+            for name, table in tables.items()
+        ]
+        constants = fitted([table for table in rest if table.rows])
         for name, table in tables.items():
-            here = np.array([problem_name(row) in inside[name] for row in table.rows], dtype=bool)
+            here = np.array([row.problem in inside[name] for row in table.rows], dtype=bool)
             if here.any():
                 found[name][here] = predicted(table, constants)[here]
     return found
 
 
 def _problems(table: Table) -> list[str]:
-    return sorted({problem_name(row) for row in table.rows})
+    return sorted({row.problem for row in table.rows})
 
 
 def mean(values: pd.Series | npt.NDArray[np.float64]) -> float | None:

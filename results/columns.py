@@ -23,8 +23,7 @@ from frontrunner.results.outcome import LARGEST
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.records import timestamp
 from frontrunner.spaces.document import canonical_json
-from frontrunner.spaces.errors import StoreUnusable, shown
-from frontrunner.spaces.names import CAMPAIGN_NAME
+from frontrunner.spaces.errors import CAMPAIGN_NAME, StoreUnusable, shown
 from frontrunner.spaces.recipe import Recipe, current_names, stored_recipe
 
 T = TypeVar("T")

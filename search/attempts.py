@@ -1,70 +1,83 @@
-"""The attempts of one driver: started, followed, stored with their outcomes, tried again, and harvested on resume."""
+"""A driver's session with its campaign: lease, charged time, history, and the attempts at its trials.
+
+Attempts are started, followed, stored with their outcomes, tried again, and harvested on resume.
+"""
 
 from __future__ import annotations
 
+import itertools
+import os
 import time
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from frontrunner.evaluators.cluster.step import OrphanedSteps, was_interrupted
 from frontrunner.evaluators.probe.measure import nodes_used
-from frontrunner.evaluators.probe.orphans import Orphans
+from frontrunner.evaluators.probe.processes import Fenced, Orphans
 from frontrunner.evaluators.probe.run_folder import RunFolder
-from frontrunner.evaluators.protocol import QUEUED, Evaluator, Finished, Located, ProbeOrder, Progress, Queueing
+from frontrunner.evaluators.protocol import QUEUED, Evaluator, Finished, ProbeOrder, Progress
+from frontrunner.evaluators.registry import make_evaluator
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.results.prior_results import CUT, REUSED, cuts_by_trial
-from frontrunner.results.records import Attempt, Trial
-from frontrunner.results.states import TrialState
-from frontrunner.search.campaign_session import CampaignSession, about
-from frontrunner.search.listener import RunningProbe
-from frontrunner.search.result_reuse import ReusableResult
+from frontrunner.results.process_identity import this_host
+from frontrunner.results.provenance import collect
+from frontrunner.results.records import Attempt, Campaign, Trial
+from frontrunner.results.states import CampaignState, TrialState
+from frontrunner.results.store import Store
+from frontrunner.search.budget import BudgetTracker
+from frontrunner.search.listener import Listener, RunningProbe, View
+from frontrunner.search.spec import CampaignSpec
 from frontrunner.search.strategy import TOKENS_ALONE
+from frontrunner.search.warm_start import ReusableResult
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.space import Survey
 
 MAX_ATTEMPTS = 8
 """Per trial, over all drivers, cut attempts not counted: some recipes crash their driver."""
 MOST_CUTS = 50
 """Attempts per trial, those included that preemption or walltimes cut: with more it will never be measured there."""
 LOOK_S = 0.25
+LEASE_S = 30.0
+RENEW_S = 5.0
+OVERTIME = "overtime"
+"""Event of a driver that was held up beyond a hard budget of minutes; its data has the `seconds`."""
 
 
 class RetryPolicy:
-    """Decides whether a failed attempt is repeated, and when equal failures pause the campaign."""
+    """Decides whether a failed attempt is repeated, and when equal failures pause the campaign.
+
+    `cuts_of_trial` counts the cut attempts of each trial, by its id.
+    """
 
     def __init__(self, identical_failures: int) -> None:
+        self.cuts_of_trial: Counter[int] = Counter()
         self._identical_failures = identical_failures
         self._failures_of_trial: Counter[tuple[int, FailureKind]] = Counter()
-        self._cuts_of_trial: Counter[int] = Counter()
         self._alike: list[Failure] = []
-
-    def remember_cuts(self, cuts_of_trial: Mapping[int, int]) -> None:
-        """Add the cut attempts of each trial, by its id, that earlier drivers found."""
-        self._cuts_of_trial.update(cuts_of_trial)
 
     def deserves_retry(self, attempt: Attempt, outcome: Outcome, *, is_cut: bool = False) -> bool:
         """Return whether another attempt follows; failures before a measurement are forgotten.
 
         An attempt that `is_cut` lost its nodes: that says nothing of the recipe and does not count.
         """
+        trial = attempt.trial_id
         if isinstance(outcome, Measurement):
             for kind in FailureKind:
-                del self._failures_of_trial[attempt.trial_id, kind]
+                del self._failures_of_trial[trial, kind]
             return False
         if is_cut:
-            self._cuts_of_trial[attempt.trial_id] += 1
+            self.cuts_of_trial[trial] += 1
             return attempt.number < MOST_CUTS
-        self._failures_of_trial[attempt.trial_id, outcome.kind] += 1
-        alike = self._failures_of_trial[attempt.trial_id, outcome.kind]
-        uncut = attempt.number - self._cuts_of_trial[attempt.trial_id]
-        return alike < outcome.policy.max_attempts and uncut < MAX_ATTEMPTS and attempt.number < MOST_CUTS
+        self._failures_of_trial[trial, outcome.kind] += 1
+        is_worth_it = self._failures_of_trial[trial, outcome.kind] < outcome.policy.max_attempts
+        return is_worth_it and attempt.number < min(MOST_CUTS, MAX_ATTEMPTS + self.cuts_of_trial[trial])
 
     def count(self, outcome: Outcome, *, measured_before: bool) -> None:
         """Count failures of one kind in a row, from this driver's start and until anything was measured."""
         if isinstance(outcome, Measurement) or measured_before:
-            self._alike.clear()
+            self._alike = []
         elif self._alike and self._alike[-1].kind is not outcome.kind:
             self._alike = [outcome]
         else:
@@ -119,63 +132,117 @@ class RunningAttempt:
         return 0.0 if self.held_since_s is None else self.nodes * (time.monotonic() - self.held_since_s)
 
 
-class Attempts:
-    """The attempts that one driver makes; `running` are those under way, by token."""
+class CampaignSession:
+    """A campaign that this process drives; `running` are its attempts under way, by token."""
 
-    def __init__(self, session: CampaignSession, evaluator: Evaluator, retries: RetryPolicy) -> None:
-        """The evaluator is closed by `close`."""
+    _evaluator: Evaluator
+
+    def __init__(
+        self,
+        store: Store,
+        campaign: Campaign,
+        spec: CampaignSpec,
+        survey: Survey,
+        listener: Listener,
+        *,
+        take_over: bool,
+    ) -> None:
+        """Acquire the lease; raises `AlreadyDriven` where another live driver holds it, unless it is taken over."""
+        former = store.campaign(campaign.name).driver
+        lease = store.acquire_lease(
+            campaign.id, host=this_host(), pid=os.getpid(), duration_s=LEASE_S, take_over=take_over
+        )
+        self.writer = store.drive(lease)
+        as_left = store.campaign(campaign.name)  # under the lease: earlier drivers charge it until theirs ends
+        self.budget = BudgetTracker(
+            spec.budget,
+            driver_seconds=as_left.driver_seconds,
+            node_seconds=as_left.node_seconds_spent,
+            nodes=spec.problem.cluster.nodes,
+        )
+        self.view = View(
+            name=campaign.name,
+            strategy=spec.search.strategy,
+            legal_recipes=len(survey.recipes),
+            figures=campaign.figures,
+        )
+        self.listener = listener
+        self.retries = RetryPolicy(spec.search.identical_failures)
         self.running: dict[str, RunningAttempt] = {}
-        self._session = session
-        self._evaluator = evaluator
-        self._retries = retries
-        self._spec, self._writer = session.spec, session.writer
+        self._store, self._campaign, self._spec = store, campaign, spec
+        self._fenced = fenced_here(former, spec.run_folder)
+
+    def begin(self) -> None:
+        """Record that the campaign runs, and with what software, and make its evaluator."""
+        self.writer.set_state(CampaignState.RUNNING, reason="")
+        self.writer.record_provenance(collect(self._spec.problem.cluster.device))
+        self._evaluator = make_evaluator(self._spec.evaluator, self._spec.probe_setup())
+
+    def keep(self) -> None:
+        """Renew the lease and charge the time, if the last time is more than `RENEW_S` ago."""
+        if self.budget.uncharged_s > RENEW_S:
+            self.writer.renew()
+            self.writer.add_driver_seconds(self.budget.charge())
+
+    def close(self, state: CampaignState, reason: str) -> None:
+        """Charge the rest of the time, record overtime, and release the lease."""
+        overtime_s = self.budget.overtime_s
+        self.writer.add_driver_seconds(self.budget.charge())
+        if overtime_s > 0:
+            self.writer.event(OVERTIME, seconds=round(overtime_s, 3))
+        self.writer.release(state, reason=reason)
+
+    def notice(self, kind: str, **data: str | int | float | None) -> None:
+        """Write an event to the campaign's history and pass it to the listener."""
+        self.writer.event(kind, **data)
+        self.listener.noticed(self.view, kind, data)
+
+    def refresh_view(self) -> None:
+        """Bring what listeners see up to date."""
+        # First the progress: it notes which attempts hold their nodes and are charged.
+        self.view.running = tuple(attempt.update(self._evaluator) for attempt in self.running.values())
+        self.refresh_limits()
+
+    def refresh_limits(self) -> None:
+        """Bring the view's limits up to date."""
+        self.view.limits = self.budget.limits(self.running.values())
+        self.view.seconds_left = self.budget.seconds_left(self.running.values())
 
     def settle_earlier(self) -> None:
         """Store the outcomes, or the loss, of attempts that earlier drivers left under way."""
-        store, campaign_id = self._session.store, self._session.campaign.id
-        trials = {trial.id: trial for trial in store.trials(campaign_id)}
-        cuts = cuts_by_trial(store, campaign_id)
-        self._retries.remember_cuts({trial.id: cuts[trial.number] for trial in trials.values()})
-        left_open = store.open_attempts(campaign_id)
+        trials = {trial.id: trial for trial in self._store.trials(self._campaign.id)}
+        cuts = cuts_by_trial(self._store, self._campaign.id)
+        self.retries.cuts_of_trial.update({trial.id: cuts[trial.number] for trial in trials.values()})
+        left_open = self._store.open_attempts(self._campaign.id)
         self._end_old_ranks([Path(attempt.run_folder) for attempt in left_open])
         for attempt in left_open:
-            trial = trials[attempt.trial_id]
-            event, outcome = self._harvest(attempt, trial)
+            trial, folder = trials[attempt.trial_id], Path(attempt.run_folder)
+            found = self._evaluator.harvest(ProbeOrder(token=folder.name, recipe=trial.recipe, run_folder=folder))
+            outcome = found or Failure(
+                kind=FailureKind.LOST,
+                message="its driver ended before the probe did",
+                node_seconds=RunFolder(folder).busy_seconds() * nodes_used(trial.recipe, self._spec.problem),
+            )
             is_lost = isinstance(outcome, Failure) and outcome.kind is FailureKind.LOST
-            is_cut = is_lost and was_interrupted(Path(attempt.run_folder))
-            self._store(attempt, trial, outcome, is_cut=is_cut)
-            self._session.notice(event, **about(trial))
+            self._store_outcome(attempt, trial, outcome, is_cut=is_lost and was_interrupted(folder))
+            self.notice("harvested" if found else "lost", **_about(trial))
 
     def _end_old_ranks(self, folders: list[Path]) -> None:
         """End what earlier drivers' attempts still run on nodes, and wait: the devices are needed, and the outcomes.
 
         Raises `NodesUnavailable` where something cannot be ended.
         """
-        is_elsewhere = isinstance(self._evaluator, Located) and not self._evaluator.measures_here
-        orphans = None if is_elsewhere else Orphans(self._session.fenced)
+        orphans = Orphans(self._fenced) if self._evaluator.measures_here else None
         left = OrphanedSteps(folders)
         while not ((orphans is None or orphans.have_ended()) and left.have_ended()):
             time.sleep(LOOK_S)
-            self._session.keep()
-
-    def _harvest(self, attempt: Attempt, trial: Trial) -> tuple[str, Outcome]:
-        """The event and the outcome of an attempt whose driver is gone."""
-        folder = Path(attempt.run_folder)
-        outcome = self._evaluator.harvest(ProbeOrder(token=folder.name, recipe=trial.recipe, run_folder=folder))
-        if outcome is not None:
-            return "harvested", outcome
-        seconds = RunFolder(folder).busy_seconds() * nodes_used(trial.recipe, self._spec.problem)
-        message = "its driver ended before the probe did"
-        return "lost", Failure(kind=FailureKind.LOST, message=message, node_seconds=seconds)
+            self.keep()
 
     def start(self, chosen: Trial | Recipe) -> None:
         """Start one probe: of a waiting trial, a new recipe, or a measured one again."""
-        trial, folder, attempt = self._writer.atomically(lambda: self._begin(chosen))
+        trial, folder, attempt = self.writer.atomically(lambda: self._begin_attempt(chosen))
         order = ProbeOrder(
-            token=folder.name,
-            recipe=trial.recipe,
-            run_folder=folder,
-            best_tokens_per_s=self._speed_to_beat(),
+            token=folder.name, recipe=trial.recipe, run_folder=folder, best_tokens_per_s=self._speed_to_beat()
         )
         self.running[order.token] = RunningAttempt(
             trial=trial,
@@ -185,41 +252,40 @@ class Attempts:
             nodes=nodes_used(trial.recipe, self._spec.problem),
         )
         self._evaluator.start(order)
-        self._session.listener.probe_began(self._session.view, trial.number, trial.recipe)
+        self.listener.probe_began(self.view, trial.number, trial.recipe)
 
-    def _begin(self, chosen: Trial | Recipe) -> tuple[Trial, Path, Attempt]:
+    def _begin_attempt(self, chosen: Trial | Recipe) -> tuple[Trial, Path, Attempt]:
         """Queue the trial where it is not yet, and begin its next attempt in a new folder."""
         if isinstance(chosen, Trial):
             trial = chosen
         else:
-            trial = self._writer.propose(recipe_id(self._spec.problem, chosen), chosen)
+            trial = self.writer.propose(recipe_id(self._spec.problem, chosen), chosen)
             if trial.state is TrialState.MEASURED:
-                self._session.notice("repeat", **about(trial))
-                trial = self._writer.repeat(trial)
-        folder = new_folder(self._spec.run_folder, trial)
-        return trial, folder, self._writer.start_attempt(trial, run_folder=str(folder))
+                self.notice("repeat", **_about(trial))
+                trial = self.writer.repeat(trial)
+        folder = _new_folder(self._spec.run_folder, trial)
+        return trial, folder, self.writer.start_attempt(trial, run_folder=str(folder))
 
     def _speed_to_beat(self) -> float | None:
-        """The best tokens/s so far; None with several objectives, of which a slower recipe may be the best in others.
+        """Return the best tokens/s so far; None with several objectives: a slower recipe may be the best in others.
 
         Its memory, which could tell, is known only when its probe has ended.
         """
-        best = self._session.view.best
-        alone = self._spec.search.objectives == TOKENS_ALONE
-        return best.outcome.tokens_per_s if alone and best and isinstance(best.outcome, Measurement) else None
+        best = self.view.best if self._spec.search.objectives == TOKENS_ALONE else None
+        return None if best is None else best.tokens_per_s
 
     def reuse(self, recipe: Recipe, result: ReusableResult) -> Trial:
         """Store an earlier campaign's result as the outcome of a new recipe; it takes nothing of the budget."""
 
         def reused() -> Trial:
-            trial = self._writer.propose(recipe_id(self._spec.problem, recipe), recipe)
-            attempt = self._writer.start_attempt(trial, run_folder=result.run_folder)
-            self._writer.finish_attempt(attempt, result.outcome, retry=False)
-            self._writer.event(REUSED, **about(trial), **result.origin)
+            trial = self.writer.propose(recipe_id(self._spec.problem, recipe), recipe)
+            attempt = self.writer.start_attempt(trial, run_folder=result.run_folder)
+            self.writer.finish_attempt(attempt, result.outcome, retry=False)
+            self.writer.event(REUSED, **_about(trial), **result.origin)
             return trial
 
-        trial = self._writer.atomically(reused)
-        self._session.listener.noticed(self._session.view, REUSED, {**about(trial), **result.origin})
+        trial = self.writer.atomically(reused)
+        self.listener.noticed(self.view, REUSED, {**_about(trial), **result.origin})
         return trial
 
     def finished(self, timeout_s: float) -> list[Finished]:
@@ -229,58 +295,57 @@ class Attempts:
     def conclude(self, finished: Finished) -> tuple[Trial, bool]:
         """Store the outcome of a running probe; return its trial, and whether that is tried again."""
         ended = self.running.pop(finished.token)
-        return ended.trial, self._store(ended.attempt, ended.trial, finished.outcome, is_cut=finished.is_cut)
+        return ended.trial, self._store_outcome(ended.attempt, ended.trial, finished.outcome, is_cut=finished.is_cut)
 
-    def _store(self, attempt: Attempt, trial: Trial, outcome: Outcome, *, is_cut: bool) -> bool:
+    def _store_outcome(self, attempt: Attempt, trial: Trial, outcome: Outcome, *, is_cut: bool) -> bool:
         """Store an outcome; return whether the trial is queued for another attempt."""
-        will_retry = self._retries.deserves_retry(attempt, outcome, is_cut=is_cut)
-
-        def finished() -> None:
-            self._writer.finish_attempt(attempt, outcome, retry=will_retry)
-            if is_cut:
-                self._writer.event(CUT, **about(trial))
-
-        self._writer.atomically(finished)
-        self._session.budget.ledger.node_seconds += outcome.node_seconds
+        will_retry = self.retries.deserves_retry(attempt, outcome, is_cut=is_cut)
+        self.writer.finish_attempt(attempt, outcome, retry=will_retry)
+        if is_cut:
+            self.writer.event(CUT, **_about(trial))
+        self.budget.node_seconds += outcome.node_seconds
         return will_retry
 
     def withdraw_waiting(self) -> list[Finished]:
         """Take back the probes that wait for nodes; that says nothing of their recipes."""
-        if not isinstance(self._evaluator, Queueing):
-            return []
         lost = Failure(kind=FailureKind.LOST, message="withdrawn while it waited for nodes", node_seconds=0.0)
-        waiting = [attempt.order.token for attempt in self.running.values() if attempt.held_since_s is None]
-        withdrawn = [token for token in waiting if self._evaluator.withdraw(token)]
-        return [Finished(token=token, outcome=lost, is_cut=True) for token in withdrawn]
+        waiting = [token for token, attempt in self.running.items() if attempt.held_since_s is None]
+        return [Finished(token=one, outcome=lost, is_cut=True) for one in waiting if self._evaluator.withdraw(one)]
 
-    def refresh_view(self) -> None:
-        """Bring what listeners see up to date."""
-        # First the progress: it notes which attempts hold their nodes and are charged.
-        self._session.view.running = tuple(attempt.update(self._evaluator) for attempt in self.running.values())
-        self._session.refresh_view(self.running.values())
-
-    def close(self) -> None:
-        """Close the evaluator; store what ended just in time, and queue the trials whose probes that cut off."""
+    def close_evaluator(self) -> None:
+        """End what runs; store what ended just in time, and queue the trials whose probes that cut off."""
         self._evaluator.close()
         for running in self.running.values():
+            found = self._evaluator.harvest(running.order)
             cut = Failure(
                 kind=FailureKind.LOST, message="cut off when its driver ended", node_seconds=running.node_seconds
             )
-            found = self._evaluator.harvest(running.order)
-            self._writer.finish_attempt(running.attempt, found or cut, retry=found is None)
+            self.writer.finish_attempt(running.attempt, found or cut, retry=found is None)
             if found is None and running.held_since_s is None:
-                self._writer.event(CUT, **about(running.trial))
+                self.writer.event(CUT, **_about(running.trial))
         self.running.clear()
 
 
-def new_folder(root: Path, trial: Trial) -> Path:
+def fenced_here(holder: str | None, folder: Path) -> Fenced | None:
+    """Return the former driver (host:pid) of a campaign where it is another process of this host, else None."""
+    host, _, pid = (holder or "").rpartition(":")
+    if host != this_host() or int(pid) == os.getpid():
+        return None
+    return Fenced(pid=int(pid), folder=folder)
+
+
+def _about(trial: Trial) -> dict[str, str | int]:
+    """Return the event data that identify a trial."""
+    return {"trial": trial.number, "recipe": trial.recipe.describe()}
+
+
+def _new_folder(root: Path, trial: Trial) -> Path:
     """Make a folder that no other attempt has used, also none that the store does not know or of another store."""
-    number = 1
-    while True:
+    for number in itertools.count(1):
         folder = root / f"{trial.number:05d}.{number}"
         try:
             folder.mkdir(parents=True)
         except FileExistsError:
-            number += 1
-        else:
-            return folder
+            continue
+        return folder
+    raise AssertionError

@@ -1,21 +1,28 @@
-"""What a campaign has spent of its budget, and when that ends it."""
+"""What ends a campaign: its budget, or that little is left to gain."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from frontrunner.results.records import Campaign
-from frontrunner.search.spec import Budget, CampaignSpec
+from frontrunner.search.spec import Budget
+from frontrunner.search.strategy import Outlook
 
 if TYPE_CHECKING:
     from frontrunner.search.attempts import RunningAttempt
 
 CUT_S = 15.0
 """Assumed: the longest that ending running probes takes; a hard budget ends them this much earlier."""
+LEAST_MEASURED = 3
+"""Assumed: recipes that must be measured before a forecast may end a campaign."""
+IN_A_ROW = 2
+"""Assumed: outcomes in a row after which little must be expected; one forecast may be a fluke of the last outcome."""
+STOPPING = "stopping"
+"""Event of a driver that was asked to stop: `leaves` is the state in which it will leave the campaign,
+`probes_to_finish` the probes that it lets finish first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +55,7 @@ def limits(budget: Budget, spent: Spent) -> Iterator[Limit]:
     """Yield the limits that the budget sets, in the order probes, minutes, node-hours."""
     used = {"probes": spent.probes, "minutes": spent.driver_seconds / 60, "node_hours": spent.node_seconds / 3600}
     for name, value in used.items():
-        allowed = getattr(budget, name)
-        if allowed is not None:
+        if (allowed := getattr(budget, name)) is not None:
             yield Limit(name=name.replace("_", "-"), used=value, allowed=allowed)
 
 
@@ -69,21 +75,27 @@ def seconds_left(budget: Budget, spent: Spent) -> float | None:
     return max(0.0, min(estimates)) if estimates else None
 
 
-class Ledger:
-    """What one driver adds to what earlier drivers of its campaign have spent.
+class BudgetTracker:
+    """A campaign's budget, and what its present driver adds to what earlier ones have spent.
 
-    `probes` counts outcomes, and `node_seconds` those of ended attempts; the driver raises both.
+    `probes` counts outcomes, and `node_seconds` those of ended attempts; the driver raises both. A driver that finds
+    too little of a hard budget of minutes to begin and end a probe only stores what others left, free of charge.
     """
 
-    def __init__(self, *, driver_seconds: float, node_seconds: float, most_driver_seconds: float | None = None) -> None:
-        """`most_driver_seconds` is the most that all drivers may charge together."""
-        self.probes = 0
-        self.node_seconds = node_seconds
-        self._driver_seconds_before = driver_seconds
-        left_s = math.inf if most_driver_seconds is None else most_driver_seconds - driver_seconds
-        self._chargeable_s = max(0.0, left_s)
-        self._charged_s = 0.0
+    def __init__(
+        self, budget: Budget, *, driver_seconds: float = 0.0, node_seconds: float = 0.0, nodes: int = 1
+    ) -> None:
+        """`driver_seconds` and `node_seconds` are those of earlier drivers; a probe takes at most `nodes`."""
+        self.probes, self.node_seconds = 0, node_seconds
+        self._budget, self._nodes = budget, nodes
+        limit_s = 60 * budget.minutes if budget.hard and budget.minutes is not None else math.inf
+        self._may_begin = driver_seconds + CUT_S < limit_s
+        self._chargeable_s = limit_s - driver_seconds if self._may_begin else 0.0
+        self._earlier_s, self._charged_s = driver_seconds, 0.0
         self._began_s = self._last_charge_s = time.monotonic()
+
+    def _driven_s(self) -> float:
+        return min(time.monotonic() - self._began_s, self._chargeable_s)
 
     @property
     def uncharged_s(self) -> float:
@@ -91,66 +103,37 @@ class Ledger:
         return time.monotonic() - self._last_charge_s
 
     @property
-    def beyond_s(self) -> float:
-        """Seconds of driving beyond what may be charged."""
-        return max(0.0, time.monotonic() - self._began_s - self._chargeable_s)
+    def overtime_s(self) -> float:
+        """Seconds driven beyond a hard budget of minutes: the driver stood still, or ending probes took too long."""
+        return max(0.0, time.monotonic() - self._began_s - self._chargeable_s) if self._may_begin else 0.0
 
     def charge(self) -> float:
         """Return the seconds of driving since the last charge, which count as charged from now on."""
         self._last_charge_s = time.monotonic()
-        seconds = self._driven_s(self._last_charge_s) - self._charged_s
+        seconds = self._driven_s() - self._charged_s
         self._charged_s += seconds
         return seconds
 
-    def spent(self, *, probes_running: int = 0, node_seconds_running: float = 0.0) -> Spent:
-        """Return what was spent up to now, including what runs where it is given."""
+    def spent(self, running: Collection[RunningAttempt] = ()) -> Spent:
+        """Return what was spent up to now, with the node-seconds of what runs."""
         return Spent(
-            probes=self.probes + probes_running,
-            driver_seconds=self._driver_seconds_before + self._driven_s(time.monotonic()),
-            node_seconds=self.node_seconds + node_seconds_running,
+            probes=self.probes,
+            driver_seconds=self._earlier_s + self._driven_s(),
+            node_seconds=self.node_seconds + sum(attempt.node_seconds for attempt in running),
         )
 
-    def _driven_s(self, now_s: float) -> float:
-        return min(now_s - self._began_s, self._chargeable_s)
+    def limits(self, running: Collection[RunningAttempt] = ()) -> tuple[Limit, ...]:
+        """Return the budget's limits with what is used of them."""
+        return tuple(limits(self._budget, self.spent(running)))
 
-
-class BudgetTracker:
-    """A campaign's budget and the ledger of its present driver."""
-
-    def __init__(self, spec: CampaignSpec, campaign: Campaign) -> None:
-        """`campaign` is the record as read under the lease: earlier drivers charge it until theirs ends.
-
-        A driver that finds too little of a hard budget of minutes to begin and end a probe only stores what others
-        left. It is charged nothing for that, however often it is started.
-        """
-        self._budget = spec.budget
-        self._nodes = spec.problem.cluster.nodes
-        limit_s = 60 * spec.budget.minutes if spec.budget.hard and spec.budget.minutes is not None else None
-        self._may_begin = limit_s is None or campaign.driver_seconds + CUT_S < limit_s
-        self.ledger = Ledger(
-            driver_seconds=campaign.driver_seconds,
-            node_seconds=campaign.node_seconds_spent,
-            most_driver_seconds=limit_s if self._may_begin else campaign.driver_seconds,
-        )
-
-    def limits(self, running_node_seconds: float = 0.0) -> tuple[Limit, ...]:
-        """Return the budget's limits with what ended probes, and running ones where given, have used."""
-        return tuple(limits(self._budget, self.ledger.spent(node_seconds_running=running_node_seconds)))
-
-    def seconds_left(self, running_node_seconds: float) -> float | None:
+    def seconds_left(self, running: Collection[RunningAttempt]) -> float | None:
         """Return the driving time that is left at the pace so far, or None while no pace is known."""
-        return seconds_left(self._budget, self.ledger.spent(node_seconds_running=running_node_seconds))
-
-    @property
-    def overtime_s(self) -> float:
-        """Seconds driven beyond a hard budget of minutes: the driver stood still, or ending probes took too long."""
-        return self.ledger.beyond_s if self._may_begin else 0.0
+        return seconds_left(self._budget, self.spent(running))
 
     def used_up(self, running: Collection[RunningAttempt]) -> Limit | None:
         """Return the limit that is used up, counting what runs; a hard budget must leave room for one more probe."""
-        spent = self.ledger.spent(
-            probes_running=len(running), node_seconds_running=sum(attempt.node_seconds for attempt in running)
-        )
+        spent = self.spent(running)
+        spent = replace(spent, probes=spent.probes + len(running))
         if self._budget.hard and (passed := self._passed_when_cut(running, nodes=self._nodes)) is not None:
             return next(limit for limit in limits(self._budget, spent) if limit.name == passed.name)
         return exhausted(self._budget, spent)
@@ -160,9 +143,68 @@ class BudgetTracker:
         return self._budget.hard and self._passed_when_cut(running) is not None
 
     def _passed_when_cut(self, running: Collection[RunningAttempt], *, nodes: int = 0) -> Limit | None:
-        """The limit that is passed by the time that these probes, and one more on `nodes`, have been ended."""
-        node_seconds = sum(attempt.node_seconds + CUT_S * attempt.nodes for attempt in running)
-        spent = self.ledger.spent(node_seconds_running=node_seconds + CUT_S * nodes)
-        return exhausted(
-            replace(self._budget, probes=None), replace(spent, driver_seconds=spent.driver_seconds + CUT_S)
+        """Return the limit that is passed when these probes, and one more on `nodes`, have been ended."""
+        spent = self.spent(running)
+        held = nodes + sum(attempt.nodes for attempt in running)
+        ended = replace(
+            spent, driver_seconds=spent.driver_seconds + CUT_S, node_seconds=spent.node_seconds + CUT_S * held
         )
+        return exhausted(replace(self._budget, probes=None), ended)
+
+
+class StopRule:
+    """Ends a campaign when, `IN_A_ROW` times, the next probe's expected gain is `below` a share; 0 never ends it.
+
+    It is a share of the best tokens/s or, with several objectives, of what the front is worth (`Outlook`).
+    """
+
+    def __init__(self, below: float) -> None:
+        self._below = below
+        self._in_a_row = 0
+        self._outlook: Outlook | None = None
+
+    def hear(self, outlook: Outlook | None, *, measured: int) -> None:
+        """Take in an outlook after an outcome; `measured` recipes were measured by then."""
+        self._outlook = outlook
+        promises_little = outlook is not None and outlook.expected_improvement < self._below
+        self._in_a_row = self._in_a_row + 1 if promises_little and measured >= LEAST_MEASURED else 0
+
+    def why_stop(self, limits: Iterable[Limit]) -> str | None:
+        """Return the reason to end, with the unused rest of the budget, or None."""
+        if self._outlook is None or self._in_a_row < IN_A_ROW:
+            return None
+        gain, gap = _in_words(self._outlook)
+        rest = unused(limits)
+        return f"{gain}, under {_percent(self._below)}; {gap}" + (f"; {rest} unused" if rest else "")
+
+
+def _in_words(outlook: Outlook) -> tuple[str, str]:
+    """Describe the expected gain, and the distance of the best recipe, or the front, to that of the whole space."""
+    gain, below, at_most = map(
+        _percent, (outlook.expected_improvement, outlook.share_below, outlook.share_below_at_most)
+    )
+    does = f"add {gain} to the front" if outlook.of_front else f"gain {gain}"
+    is_short = (
+        f"the front is estimated to cover {below} less than that of the whole space"
+        if outlook.of_front
+        else f"the best is estimated to be {below} below the best of the whole space"
+    )
+    return f"the next probe is expected to {does}", f"{is_short} (95 %: at most {at_most})"
+
+
+def outlook_in_words(outlook: Outlook) -> str:
+    """Describe an outlook on one line."""
+    return "; ".join(_in_words(outlook))
+
+
+def unused(limits: Iterable[Limit]) -> str:
+    """Describe the rest of each limit: `12 of 40 probes, 1.5 of 4 minutes`; empty without limits."""
+    return ", ".join(
+        f"{max(0.0, limit.allowed - limit.used):.3g} of {limit.allowed:.3g} {limit.name}" for limit in limits
+    )
+
+
+def _percent(share: float) -> str:
+    """Write a share with two digits: 0.04 %, 3.2 %, 12 %."""
+    value = 100 * share
+    return f"{value:.2g} %" if value < 10 else f"{value:.0f} %"

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from frontrunner.evaluators.probe.preflight import prepare_here
 from frontrunner.results.records import IMPORTED, Campaign
 from frontrunner.search.spec import CampaignSpec
-from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal, free_among
 from frontrunner.spaces.space import Survey
 from frontrunner.spaces.validation import dump_json, load_json
 
 if TYPE_CHECKING:
     from frontrunner.results.store import Store
 
-MAX_NUMBERED_NAMES = 10_000
 FIGURES = {"simulated": "simulated", "imported": "imported", "table": "imported"}
 """Origin of the numbers of evaluators that do not measure here."""
 
@@ -30,23 +28,24 @@ def runnable(spec: CampaignSpec) -> Survey:
         raise nothing_legal(surveyed)
     if spec.search.probe_nodes is None:
         prepare(spec, surveyed)
-        return surveyed
-    from frontrunner.search.two_stage import small_spec
+    else:
+        from frontrunner.search.two_stage import small_spec
 
-    runnable(small_spec(spec))
+        runnable(small_spec(spec))
     return surveyed
 
 
 def prepare(spec: CampaignSpec, surveyed: Survey | None = None) -> None:
     """Raise `InvalidInput` if the campaign's probes cannot run on this machine."""
-    if spec.evaluator == "probe":
-        from frontrunner.evaluators.probe.job import check_data
+    recipes = (surveyed or spec.survey()).recipes
+    if spec.evaluator != "probe":
+        spec.check_commands(recipes[0])
+        return
+    from frontrunner.evaluators.probe.job import check_data
 
-        check_data(spec.data, spec.problem)
-        offloads = {recipe.offload for recipe in (surveyed or spec.survey()).recipes}
-        prepare_here(spec.problem, spec.dispatch, engines=spec.space.engine, offloads=tuple(offloads))
-    else:
-        spec.check_commands((surveyed or spec.survey()).recipes[0])
+    check_data(spec.data, spec.problem)
+    offloads = tuple({recipe.offload for recipe in recipes})
+    prepare_here(spec.problem, spec.dispatch, engines=spec.space.engine, offloads=offloads)
 
 
 def why_not_here(spec: CampaignSpec) -> str | None:
@@ -61,23 +60,25 @@ def why_not_here(spec: CampaignSpec) -> str | None:
     return None
 
 
-def create(store: Store, spec: CampaignSpec, legal_recipes: int, more: Mapping[str, object] | None = None) -> Campaign:
+def create(store: Store, spec: CampaignSpec, legal_recipes: int, more: dict[str, object] | None = None) -> Campaign:
     """Create the campaign in the store, with `more` in its problem summary."""
-    summary = {**problem_summary(spec), **(more or {})}
     return store.create_campaign(
-        name=spec.name, spec_json=dump_json(spec), legal_recipes=legal_recipes, problem_summary=summary
+        name=spec.name,
+        spec_json=dump_json(spec),
+        legal_recipes=legal_recipes,
+        problem_summary=problem_summary(spec) | (more or {}),
     )
 
 
 def problem_summary(spec: CampaignSpec) -> dict[str, object]:
     """Summarize a campaign's problem for lists of campaigns."""
-    problem = spec.problem
+    problem, model, cluster = spec.problem, spec.problem.model, spec.problem.cluster
     return {
-        "model": problem.model.name,
-        "parameters": problem.model.parameters,
-        "cluster": problem.cluster.name,
-        "device": problem.cluster.device,
-        "devices": problem.cluster.devices,
+        "model": model.name,
+        "parameters": model.parameters,
+        "cluster": cluster.name,
+        "device": cluster.device,
+        "devices": cluster.devices,
         "sequence_length": problem.sequence_length,
         "global_batch": str(problem.global_batch),
         "precision": problem.precision,
@@ -118,15 +119,6 @@ def nothing_legal(surveyed: Survey) -> NothingLegal:
 def free_name(store: Store, wanted: str) -> str:
     """Return `wanted`, or the first of wanted-2, wanted-3, ... that no campaign of the store has."""
     return free_among({summary.name for summary in store.campaigns()}, wanted)
-
-
-def free_among(taken: Collection[str], wanted: str) -> str:
-    """Return `wanted`, or the first of wanted-2, wanted-3, ... that is not `taken`."""
-    for number in range(2, MAX_NUMBERED_NAMES):
-        if wanted not in taken:
-            return wanted
-        wanted = f"{wanted.rsplit('-', 1)[0] if number > 2 else wanted}-{number}"
-    raise InvalidInput(f"{MAX_NUMBERED_NAMES} campaigns have names like {wanted}", hint="give one with --name")
 
 
 def refuse_imported_campaign(campaign: Campaign) -> None:

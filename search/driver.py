@@ -11,22 +11,18 @@ from dataclasses import asdict, dataclass, replace
 
 from frontrunner.evaluators.probe.files import is_disk_full, why_disk_full
 from frontrunner.evaluators.protocol import Finished, NodesUnavailable
-from frontrunner.evaluators.registry import make_evaluator
 from frontrunner.notebook import Displayed
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
-from frontrunner.results.predictions import OUTLOOK, measured_by, newest_outlooks, outlook_shares
+from frontrunner.results.predictions import OUTLOOK, newest_outlooks, outlook_of
 from frontrunner.results.prior_results import probes_made, reused_trials
-from frontrunner.results.provenance import collect
 from frontrunner.results.records import Campaign, Trial
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store
-from frontrunner.search.attempts import Attempts, RetryPolicy, RunningAttempt
-from frontrunner.search.budget import Limit
-from frontrunner.search.campaign_session import CampaignSession
+from frontrunner.search.attempts import CampaignSession, RunningAttempt
+from frontrunner.search.budget import IN_A_ROW, STOPPING, Limit, StopRule
 from frontrunner.search.listener import Ended, Listener
 from frontrunner.search.proposals import Proposals
 from frontrunner.search.spec import CampaignSpec
-from frontrunner.search.stopping import IN_A_ROW, STOPPING, StopRule
 from frontrunner.search.strategy import TOKENS_ALONE, Outlook
 from frontrunner.search.warm_start import PriorResults, prior_results
 from frontrunner.spaces.document import recipe_id
@@ -36,6 +32,9 @@ from frontrunner.spaces.space import Survey
 
 TICK_S = 0.25
 PAUSED_BY_REQUEST = "paused by request"
+
+Ending = tuple[CampaignState, str]
+"""The state in which a driver leaves its campaign, and the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +69,10 @@ class Driver:
         prior: PriorResults | None = None,
     ) -> None:
         """`survey` is the space's, where the caller has it already; `prior` is what earlier campaigns found."""
-        self._store = store
-        self._campaign = campaign
-        self._spec = spec
-        self._listener: Listener = listener or Listener()
+        self._store, self._campaign, self._spec = store, campaign, spec
+        self._listener = listener or Listener()
         self._survey = survey or spec.survey()
         self._prior = prior or PriorResults()
-        self._retries = RetryPolicy(spec.search.identical_failures)
         self._stop_rule = StopRule(spec.search.stop_below_improvement)
         self._wants_stop = self._wants_pause = self._wants_kill = False
         self._announced: CampaignState | None = None
@@ -106,14 +102,15 @@ class Driver:
         Raises `AlreadyDriven` where another live driver holds the campaign or has taken it over, and
         `FrontrunnerError` where the evaluator or a disk fails; the campaign can be resumed after each.
         """
-        self._session = session = CampaignSession.open(
+        self._session = session = CampaignSession(
             self._store, self._campaign, self._spec, self._survey, self._listener, take_over=take_over
         )
-        conclusion = Conclusion(state=CampaignState.FAILED, reason="the driver was interrupted", measured=0)
+        state, reason = CampaignState.FAILED, "the driver was interrupted"
         try:
-            conclusion = self._drive_with_evaluator()
+            session.begin()
+            state, reason = self._drive()
         except Exception as error:
-            conclusion = replace(conclusion, reason=f"the driver ended on {type(error).__name__}: {error}"[:500])
+            reason = f"the driver ended on {type(error).__name__}: {error}"[:500]
             if isinstance(error, OSError):  # such as a full disk
                 raise FrontrunnerError(
                     f"campaign {self._campaign.name} has stopped: {error}",
@@ -121,47 +118,54 @@ class Driver:
                 ) from error
             raise
         finally:
-            session.close(conclusion.state, conclusion.reason)
-        session.listener.ended(session.view, conclusion.state, conclusion.reason)
-        return conclusion
+            session.close(state, reason)
+        self._listener.ended(session.view, state, reason)
+        return Conclusion(
+            state=state,
+            reason=reason,
+            measured=session.view.measured,
+            last_failure=session.retries.last_alike if state is CampaignState.PAUSED else None,
+            outlook=session.view.outlook,
+            limits=session.budget.limits(),
+            objectives=self._spec.search.objectives,
+            trainer=self._spec.trainer,
+        )
 
-    def _drive_with_evaluator(self) -> Conclusion:
-        self._session.begin(collect(self._spec.problem.cluster.device))
-        evaluator = make_evaluator(self._spec.evaluator, self._spec.probe_setup())
-        self._attempts = Attempts(self._session, evaluator, self._retries)
+    def _drive(self) -> Ending:
+        """Go on from what is stored; without nodes, or room on a disk, the campaign is paused."""
         try:
-            return self._drive()
+            self._session.settle_earlier()
+            self._restore()
+            return self._probe()
         except NodesUnavailable as error:
-            return self._conclusion(CampaignState.PAUSED, f"no nodes: {error.message}")
+            return CampaignState.PAUSED, f"no nodes: {error.message}"
         except OSError as error:
             if not is_disk_full(error):
                 raise
-            return self._conclusion(CampaignState.PAUSED, f"a disk is full: {error}")
+            return CampaignState.PAUSED, f"a disk is full: {error}"
         finally:
-            self._attempts.close()
+            self._session.close_evaluator()
 
-    def _drive(self) -> Conclusion:
-        session, attempts = self._session, self._attempts
-        attempts.settle_earlier()
-        self._restore()
-        attempts.refresh_view()
-        session.listener.began(session.view)
+    def _probe(self) -> Ending:
+        session = self._session
+        session.refresh_view()
+        self._listener.began(session.view)
         if self._prior:
             session.notice("evidence", **self._prior.counts(used=self._proposals.remembers))
         while True:
             ending = self._start_what_fits()
             if ending is not None:
                 self._withdraw_queued()
-            running = attempts.running
+            running = session.running
             is_over = not running or self._wants_kill or session.budget.must_cut(running.values())
             if ending is not None and is_over:
-                return self._conclusion(*ending)
-            for finished in attempts.finished(TICK_S):
+                return ending
+            for finished in session.finished(TICK_S):
                 self._conclude(finished)
             self._announce_stop()
             session.keep()
-            attempts.refresh_view()
-            session.listener.ticked(session.view)
+            session.refresh_view()
+            self._listener.ticked(session.view)
 
     def _restore(self) -> None:
         """Take in what is stored: outcomes, waiting trials, and outlooks, so that an ended campaign stays ended."""
@@ -174,23 +178,9 @@ class Driver:
             notice=session.notice,
             evidence=self._prior.evidence,
         )
-        self._restore_trials(trials, told)
-        with store.database.read() as connection:
-            events = newest_outlooks(connection, campaign.id, IN_A_ROW)
-        for event in events:
-            session.view.outlook = Outlook(**outlook_shares(event))
-            self._stop_rule.hear(session.view.outlook, measured=measured_by(event))
-        session.budget.ledger.probes = probes_made(store, store.campaign(campaign.name))
-        # A reused result does not show that anything runs here.
-        reused = reused_trials(store, campaign.id)
-        self._has_measured = any(trial.state is TrialState.MEASURED and trial.number not in reused for trial in trials)
-
-    def _restore_trials(self, trials: list[Trial], told: list[tuple[Recipe, Outcome]]) -> None:
-        """Count every outcome, queue the trials that wait, and keep the others from being proposed again."""
-        view = self._session.view
         by_recipe = {trial.recipe: trial for trial in trials}
         for recipe, outcome in told:
-            view.count(_ended(by_recipe[recipe], outcome))
+            session.view.count(_ended(by_recipe[recipe], outcome))
         known = {recipe for recipe, _ in told}
         lost = Failure(kind=FailureKind.LOST, message="lost each time it was tried")
         for trial in trials:
@@ -199,43 +189,52 @@ class Driver:
                 continue
             self._proposals.leave_out(trial.recipe)
             if trial.recipe not in known:
-                view.count(_ended(trial, lost))
+                session.view.count(_ended(trial, lost))
+        with store.database.read() as connection:
+            events = newest_outlooks(connection, campaign.id, IN_A_ROW)
+        for event in events:
+            session.view.outlook, measured = outlook_of(event)
+            self._stop_rule.hear(session.view.outlook, measured=measured)
+        session.budget.probes = probes_made(store, store.campaign(campaign.name))
+        # A reused result does not show that anything runs here.
+        reused = reused_trials(store, campaign.id)
+        self._has_measured = any(trial.state is TrialState.MEASURED and trial.number not in reused for trial in trials)
 
     def _announce_stop(self) -> None:
         """Write an event for each state in which the campaign is to be left, with the probes that may finish before."""
         leaves = CampaignState.PAUSED if self._wants_pause else CampaignState.STOPPED
         if self._wants_stop and self._announced is not leaves:
             self._announced = leaves
-            probes = 0 if self._wants_kill else len(self._attempts.running)
+            probes = 0 if self._wants_kill else len(self._session.running)
             self._session.notice(STOPPING, leaves=leaves.value, probes_to_finish=probes)
 
-    def _start_what_fits(self) -> tuple[CampaignState, str] | None:
-        """Start probes while there is room; return the state and the reason if nothing more is to be started."""
-        running, most = self._attempts.running, self._spec.search.parallel_probes
-        while (ending := self._why_end(running.values())) is None and len(running) < most:
+    def _start_what_fits(self) -> Ending | None:
+        """Start probes while there is room; return the ending if nothing more is to be started."""
+        session, running = self._session, self._session.running
+        while (ending := self._why_end(running.values())) is None and len(running) < self._spec.search.parallel_probes:
             if (full := why_disk_full(self._spec.run_folder)) is not None:
                 return CampaignState.PAUSED, full
             if (again := self._proposals.again()) is not None:
-                self._attempts.start(again)
+                session.start(again)
                 continue
-            if (enough := self._stop_rule.why_stop(self._session.budget.limits())) is not None:
+            if (enough := self._stop_rule.why_stop(session.budget.limits())) is not None:
                 return CampaignState.FINISHED, enough
             if (new := self._proposals.new()) is None:
                 return CampaignState.FINISHED, "every legal recipe has been tried"
             if (late := self._why_end(running.values())) is not None:  # strategies may take long to propose
                 return late
             if not self._reuse(new):
-                self._attempts.start(new)
-            self._session.keep()  # reused results may follow one another for longer than a lease lasts
+                session.start(new)
+            session.keep()  # reused results may follow one another for longer than a lease lasts
         return ending
 
-    def _why_end(self, running: Collection[RunningAttempt]) -> tuple[CampaignState, str] | None:
-        """The state and the reason for which nothing at all is started in addition to `running`, or None."""
+    def _why_end(self, running: Collection[RunningAttempt]) -> Ending | None:
+        """Return the ending for which nothing at all is started in addition to `running`, or None."""
         if self._wants_pause:
             return CampaignState.PAUSED, PAUSED_BY_REQUEST
         if self._wants_stop:
             return CampaignState.STOPPED, "stopped by request"
-        if (alike := self._retries.why_pause()) is not None:
+        if (alike := self._session.retries.why_pause()) is not None:
             return CampaignState.PAUSED, alike
         used_up = self._session.budget.used_up(running)
         if used_up is None:
@@ -248,9 +247,9 @@ class Driver:
 
         A budget of probes leaves room for all that were started.
         """
-        with_nodes = [attempt for attempt in self._attempts.running.values() if attempt.held_since_s is not None]
+        with_nodes = [attempt for attempt in self._session.running.values() if attempt.held_since_s is not None]
         if self._why_end(with_nodes) is not None:
-            for finished in self._attempts.withdraw_waiting():
+            for finished in self._session.withdraw_waiting():
                 self._conclude(finished)
 
     def _reuse(self, recipe: Recipe) -> bool:
@@ -258,7 +257,7 @@ class Driver:
         result = self._prior.reusable.get(recipe_id(self._spec.problem, recipe))
         if result is None:
             return False
-        trial = self._attempts.reuse(recipe, result)
+        trial = self._session.reuse(recipe, result)
         self._session.view.count(_ended(trial, result.outcome))
         self._learn(recipe, result.outcome)
         return True
@@ -266,19 +265,19 @@ class Driver:
     def _conclude(self, finished: Finished) -> None:
         """Store an outcome, then tell the strategy; or queue the trial for another attempt."""
         session, view, outcome = self._session, self._session.view, finished.outcome
-        trial, will_retry = self._attempts.conclude(finished)
+        trial, will_retry = session.conclude(finished)
         ended = _ended(trial, outcome, will_retry=will_retry)
         view.count(ended)
         if will_retry:
             self._proposals.put_back(replace(trial, state=TrialState.QUEUED))
         else:
-            session.budget.ledger.probes += 1
-            self._retries.count(outcome, measured_before=self._has_measured)
+            session.budget.probes += 1
+            session.retries.count(outcome, measured_before=self._has_measured)
             self._has_measured = self._has_measured or isinstance(outcome, Measurement)
             self._learn(trial.recipe, outcome)
         view.running = tuple(probe for probe in view.running if probe.number != trial.number)
-        session.refresh_view(self._attempts.running.values())
-        session.listener.probe_ended(view, ended)
+        session.refresh_limits()
+        self._listener.probe_ended(view, ended)
 
     def _learn(self, recipe: Recipe, outcome: Outcome) -> None:
         """Tell the strategy an outcome, and store the outlook where it has one."""
@@ -288,19 +287,6 @@ class Driver:
         self._stop_rule.hear(view.outlook, measured=view.measured)
         if view.outlook is not None:
             self._session.writer.event(OUTLOOK, **asdict(view.outlook), measured=view.measured)
-
-    def _conclusion(self, state: CampaignState, reason: str) -> Conclusion:
-        view = self._session.view
-        return Conclusion(
-            state=state,
-            reason=reason,
-            measured=view.measured,
-            last_failure=self._retries.last_alike if state is CampaignState.PAUSED else None,
-            outlook=view.outlook,
-            limits=self._session.budget.limits(),
-            objectives=self._spec.search.objectives,
-            trainer=self._spec.trainer,
-        )
 
 
 OnDriver = Callable[[Driver], None]

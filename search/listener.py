@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from operator import itemgetter
 
 from frontrunner.evaluators.protocol import Progress
 from frontrunner.results.outcome import FailureKind, Measurement, Outcome
@@ -27,6 +27,11 @@ class Ended:
     recipe_id: str
     outcome: Outcome
     will_retry: bool
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The measured rate, 0 for a failure."""
+        return self.outcome.tokens_per_s if isinstance(self.outcome, Measurement) else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,38 +64,31 @@ class View:
     best: Ended | None = None
     outlook: Outlook | None = None
     last: deque[Ended] = field(default_factory=lambda: deque(maxlen=LAST_OUTCOMES))
-    _measurements: dict[str, list[tuple[float, Ended]]] = field(default_factory=dict)
+    _measurements: dict[str, list[Ended]] = field(default_factory=dict)
 
     def count(self, ended: Ended) -> None:
         """Take in an outcome."""
         self.last.append(ended)
         if ended.will_retry:
             return
-        outcome = ended.outcome
+        outcome, known = ended.outcome, self._measurements
         if isinstance(outcome, Measurement):
-            self._count_measurement(outcome.tokens_per_s, ended)
+            repeats = known.setdefault(ended.recipe_id, [])
+            insort(repeats, ended, key=lambda one: one.tokens_per_s)
+            if len(repeats) > 1:
+                self._find_best()
+            elif self.best is None or ended.tokens_per_s > self.best.tokens_per_s:
+                self.best = ended
         else:
             self.failures[outcome.kind] = self.failures.get(outcome.kind, 0) + 1
-            if outcome.policy.counts_against_recipe and ended.recipe_id in self._measurements:
-                del self._measurements[ended.recipe_id]
+            if outcome.policy.counts_against_recipe and known.pop(ended.recipe_id, []):
                 self._find_best()
-        self.measured = len(self._measurements)
-
-    def _count_measurement(self, tokens_per_s: float, ended: Ended) -> None:
-        repeats = self._measurements.setdefault(ended.recipe_id, [])
-        repeats.append((tokens_per_s, ended))
-        if len(repeats) > 1:
-            repeats.sort(key=itemgetter(0))
-            self._find_best()
-            return
-        best = self.best.outcome if self.best else None
-        if not isinstance(best, Measurement) or tokens_per_s > best.tokens_per_s:
-            self.best = ended
+        self.measured = len(known)
 
     def _find_best(self) -> None:
         """Search all recipes again, as only a repeat requires."""
         medians = [repeats[(len(repeats) - 1) // 2] for repeats in self._measurements.values()]
-        self.best = max(medians, key=itemgetter(0))[1] if medians else None
+        self.best = max(medians, key=lambda one: one.tokens_per_s, default=None)
 
 
 class Listener:

@@ -9,18 +9,19 @@ frontrunner never reads a study.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
+from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.results.outcome import Failure, Measurement
+from frontrunner.results.pages import TrialHistory, trial_histories
 from frontrunner.results.ranking import best
-from frontrunner.results.records import AttemptOutcome, Campaign
+from frontrunner.results.records import Campaign
 from frontrunner.results.redaction import redact
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import Store
-from frontrunner.results.trial_history import TrialHistory, trial_histories
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.problem import Problem
@@ -29,27 +30,21 @@ from frontrunner.spaces.sharding import SHARDING_NAMES
 
 if TYPE_CHECKING:
     import optuna
-    from optuna.distributions import CategoricalDistribution
     from optuna.trial import FrozenTrial
 
 TRIAL = "frontrunner_trial"
 SOURCE = "frontrunner_campaign"
-FIGURES, BEST = "figures", "best"
+RATES = ("step_time_s_median", "tokens_per_s", "model_tflops_per_device", "mfu", "peak_memory_bytes_max_rank")
 
-Score = Callable[[Recipe, Measurement, Problem], float]
-Direction = Literal["maximize", "minimize"]
-SCORES: dict[str, tuple[str, Direction, Score]] = {
-    "tokens": ("tokens_per_s", "maximize", lambda _recipe, measured, _problem: measured.tokens_per_s),
+Score = tuple[str, Literal["maximize", "minimize"], Callable[[Recipe, Measurement, Problem], float]]
+SCORES: dict[str, Score] = {
+    "tokens": ("tokens_per_s", "maximize", lambda _, measured, __: measured.tokens_per_s),
     "memory": (
         "peak_memory_bytes_max_rank",
         "minimize",
-        lambda _recipe, measured, _problem: float(measured.peak_memory_bytes_max_rank),
+        lambda _, measured, __: float(measured.peak_memory_bytes_max_rank),
     ),
-    "nodes": (
-        "nodes",
-        "minimize",
-        lambda recipe, _measured, problem: float(-(-recipe.devices // problem.cluster.devices_per_node)),
-    ),
+    "nodes": ("nodes", "minimize", lambda recipe, _, problem: float(nodes_used(recipe, problem))),
 }
 """For each objective of a campaign the metric's name, Optuna's direction, and the value."""
 
@@ -72,16 +67,25 @@ def mirror_campaign(store: Store, campaign: Campaign, spec: CampaignSpec, storag
     """Bring the study of the campaign's name up to date; raises `InvalidInput` for a storage that cannot be used."""
     histories = trial_histories(store, campaign.id)
     ended = [found for found in histories if found.trial.state in (TrialState.MEASURED, TrialState.FAILED)]
-    scores = tuple(SCORES[name] for name in spec.search.objectives)
+    scores = [SCORES[name] for name in spec.search.objectives]
     choices = _choices(spec, histories)
     (storage,) = redact([storage_url])
+    top = next(iter(best(store, campaign, top=1)), None)
     try:
         study = _study(campaign, scores, storage_url)
         known = {found.user_attrs.get(TRIAL) for found in study.get_trials(deepcopy=False)}
         new = [found for found in ended if found.trial.number not in known]
         study.add_trials([_frozen(found, spec.problem, choices, scores) for found in new])
-        study.set_user_attr(FIGURES, campaign.figures)
-        study.set_user_attr(BEST, _best(store, campaign))
+        study.set_user_attr("figures", campaign.figures)
+        study.set_user_attr(
+            "best",
+            top
+            and {
+                "recipe_id": top.recipe_id,
+                "tokens_per_s": top.standing.tokens_per_s,
+                "measurements": top.standing.repeats,
+            },
+        )
     except InvalidInput:
         raise
     except Exception as error:  # database drivers raise errors of many kinds
@@ -97,7 +101,7 @@ def mirror_campaign(store: Store, campaign: Campaign, spec: CampaignSpec, storag
     )
 
 
-def _study(campaign: Campaign, scores: tuple[tuple[str, Direction, Score], ...], storage_url: str) -> optuna.Study:
+def _study(campaign: Campaign, scores: Sequence[Score], storage_url: str) -> optuna.Study:
     """Open or create the campaign's study; another one of its name is not touched."""
     import optuna
     from optuna.exceptions import ExperimentalWarning
@@ -118,78 +122,55 @@ def _study(campaign: Campaign, scores: tuple[tuple[str, Direction, Score], ...],
     return study
 
 
-def _best(store: Store, campaign: Campaign) -> dict[str, Any] | None:
-    """Return the fastest recipe as `frontrunner best` ranks it; None before the first measurement."""
-    for row in best(store, campaign, top=1):
-        standing = row.standing
-        return {"recipe_id": row.recipe_id, "tokens_per_s": standing.tokens_per_s, "measurements": standing.repeats}
-    return None
+def _choices(spec: CampaignSpec, histories: Sequence[TrialHistory]) -> dict[str, tuple[Any, ...]]:
+    """Return the values in which a campaign's recipes can differ, by dimension, the same at every export.
 
-
-def _choices(spec: CampaignSpec, histories: list[TrialHistory]) -> dict[str, CategoricalDistribution]:
-    """Return the dimensions in which a campaign's recipes can differ, the same at every export.
-
-    Numbers are choices too: most are powers of two, which Optuna's ranges would make a continuum.
+    An imported table has fixed rows in place of a space: there it is the values that occur.
     """
-    from optuna.distributions import CategoricalDistribution
-
-    found = {}
-    for name, values in spec.space.dimensions(spec.problem.cluster).items():
-        # A name of a sharding may stand for the same degrees as a simpler one, by which the recipe goes.
-        known = (*SHARDING_NAMES, *values) if name == "sharding" and len(values) > 1 else values
-        if not spec.space.accumulation and name == "accumulation":
-            continue
-        if len(known) > 1:
-            found[name] = CategoricalDistribution(tuple(dict.fromkeys(known)))
-    return found or _choices_of_table(histories)
-
-
-def _choices_of_table(histories: list[TrialHistory]) -> dict[str, CategoricalDistribution]:
-    """Return those of an imported table, which has fixed rows in place of a space."""
-    from optuna.distributions import CategoricalDistribution
-
-    names = ("tensor_parallel", "pipeline_parallel", "micro_batch_seqs", "accumulation", "devices", "sharding")
-    values = {
-        name: tuple(dict.fromkeys(DIMENSIONS[name].of(found.trial.recipe) for found in histories)) for name in names
-    }
-    return {name: CategoricalDistribution(different) for name, different in values.items() if len(different) > 1}
+    found = spec.space.dimensions(spec.problem.cluster)
+    if len(found["sharding"]) > 1:  # a name may stand for the same degrees as a simpler one, by which the recipe goes
+        found["sharding"] = tuple(dict.fromkeys((*SHARDING_NAMES, *found["sharding"])))
+    if all(len(values) < 2 for values in found.values()):
+        names = ("tensor_parallel", "pipeline_parallel", "micro_batch_seqs", "accumulation", "devices", "sharding")
+        recipes = [history.trial.recipe for history in histories]
+        found = {name: tuple(dict.fromkeys(map(DIMENSIONS[name].of, recipes))) for name in names}
+    return {name: values for name, values in found.items() if len(values) > 1}
 
 
 def _frozen(
-    found: TrialHistory,
-    problem: Problem,
-    choices: Mapping[str, CategoricalDistribution],
-    scores: tuple[tuple[str, Direction, Score], ...],
+    found: TrialHistory, problem: Problem, choices: dict[str, tuple[Any, ...]], scores: Sequence[Score]
 ) -> FrozenTrial:
-    """Convert a trial that has ended."""
+    """Convert a trial that has ended. Numbers are choices too: most are powers of two, which no range of Optuna is."""
+    from optuna.distributions import CategoricalDistribution
     from optuna.trial import TrialState as TheirState
     from optuna.trial import create_trial
 
     last = next((attempt for attempt in found.attempts if isinstance(attempt.outcome, Measurement)), found.attempts[-1])
     recipe, outcome = found.trial.recipe, last.outcome
-    params = {
-        name: value for name, choice in choices.items() if (value := DIMENSIONS[name].of(recipe)) in choice.choices
+    params = {name: value for name, values in choices.items() if (value := DIMENSIONS[name].of(recipe)) in values}
+    about: dict[str, Any] = {
+        TRIAL: found.trial.number,
+        "recipe_id": found.trial.recipe_id,
+        "recipe": recipe.describe(),
+        "attempts": len(found.attempts),
+        "run_folder": last.attempt.run_folder,
     }
+    values = None
+    if isinstance(outcome, Measurement):
+        values = [score(recipe, outcome, problem) for *_, score in scores]
+        about |= {name: getattr(outcome, name) for name in RATES}
+    elif isinstance(outcome, Failure):
+        about |= {"failure_kind": outcome.kind.value, "failure_message": outcome.message}
     trial = create_trial(
-        state=TheirState.COMPLETE if isinstance(outcome, Measurement) else TheirState.FAIL,
-        values=[score(recipe, outcome, problem) for *_, score in scores] if isinstance(outcome, Measurement) else None,
+        state=TheirState.FAIL if values is None else TheirState.COMPLETE,
+        values=values,
         params=params,
-        distributions={name: choices[name] for name in params},
-        user_attrs={TRIAL: found.trial.number, **_attributes(found, last)},
+        distributions={name: CategoricalDistribution(choices[name]) for name in params},
+        user_attrs=about,
     )
     trial.datetime_start = _local(found.attempts[0].attempt.started_at)
     trial.datetime_complete = _local(last.attempt.finished_at or last.attempt.started_at)
     return trial
-
-
-def _attributes(found: TrialHistory, last: AttemptOutcome) -> dict[str, Any]:
-    recipe, outcome = found.trial.recipe, last.outcome
-    told: dict[str, Any] = {"recipe_id": found.trial.recipe_id, "recipe": recipe.describe()}
-    told |= {"attempts": len(found.attempts), "run_folder": last.attempt.run_folder}
-    if isinstance(outcome, Failure):
-        return told | {"failure_kind": outcome.kind.value, "failure_message": outcome.message}
-    names = ("step_time_s_median", "tokens_per_s", "model_tflops_per_device", "mfu", "peak_memory_bytes_max_rank")
-    return told | {name: getattr(outcome, name) for name in names}
 
 
 def _local(timestamp: str) -> datetime:

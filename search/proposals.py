@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from frontrunner.results.outcome import Measurement, Outcome
 from frontrunner.results.records import Trial
@@ -41,21 +42,17 @@ class Proposals:
         evidence: Sequence[Evidence] = (),
     ) -> None:
         """Make the strategy, let it remember the evidence, and tell it what was stored."""
-        self._survey = survey
-        self._seed, self._objectives = search.seed, search.objectives
-        self._notice = notice
-        self._evidence = evidence
+        self._survey, self._search, self._notice, self._evidence = survey, search, notice, evidence
         self._legal = set(survey.recipes)
         self._heard = list(told)
         self._stored: dict[Recipe, Outcome] = {}
         self._measurements: Counter[Recipe] = Counter()
-        for recipe, outcome in self._heard:
-            self._keep(recipe, outcome)
         self._handed_out: set[Recipe] = set()
         self._waiting: deque[Trial] = deque()
-        self._repeating: set[Recipe] = set()
-        self._lost_repeats: set[Recipe] = set()
-        self._first = search.baseline
+        self._not_to_repeat: set[Recipe] = set()  # being repeated, or lost when it was
+        for recipe, outcome in self._heard:
+            self._keep(recipe, outcome)
+        self._baseline = search.baseline
         self._is_fallback = search.strategy == FALLBACK
         self._strategy = self._made(search.strategy)
 
@@ -69,7 +66,7 @@ class Proposals:
         self._waiting.append(trial)
         self._handed_out.add(trial.recipe)
         if self._measurements[trial.recipe]:
-            self._repeating.add(trial.recipe)
+            self._not_to_repeat.add(trial.recipe)
 
     def leave_out(self, recipe: Recipe) -> None:
         """Never propose a recipe whose trial has ended without an outcome to tell."""
@@ -77,10 +74,9 @@ class Proposals:
 
     def tell(self, recipe: Recipe, outcome: Outcome) -> None:
         """Pass a final outcome to the strategy, which learns nothing from failures of the machine."""
-        self._repeating.discard(recipe)
         self._heard.append((recipe, outcome))
         self._keep(recipe, outcome)
-        self._tell(recipe, outcome)
+        self._call("tell", Told(recipe=recipe, outcome=outcome))
 
     def _keep(self, recipe: Recipe, outcome: Outcome) -> None:
         """Keep a recipe's newest outcome; a failure of the machine does not replace a measurement."""
@@ -89,59 +85,37 @@ class Proposals:
         elif outcome.policy.counts_against_recipe:
             self._measurements[recipe] = 0
         elif self._measurements[recipe]:
-            self._lost_repeats.add(recipe)  # else it would be wanted again, and lost again, without end
+            self._not_to_repeat.add(recipe)  # else it would be wanted again, and lost again, without end
             return
+        self._not_to_repeat.discard(recipe)
         self._stored[recipe] = outcome
-
-    def _tell(self, recipe: Recipe, outcome: Outcome) -> None:
-        try:
-            self._strategy.tell(Told(recipe=recipe, outcome=outcome))
-        except Exception as error:
-            self._replace(f"tell raised {type(error).__name__}: {error}")
 
     def again(self) -> Trial | Recipe | None:
         """Return a trial that waits for another attempt, or a measured recipe that the strategy wants repeated."""
         if self._waiting:
             return self._waiting.popleft()
-        recipe = self._worth_repeating()
-        if recipe is not None:
-            self._repeating.add(recipe)
-        return recipe
-
-    def _worth_repeating(self) -> Recipe | None:
-        """Return what the strategy wants repeated, unless it runs, has enough repeats, or was lost each time."""
-        if not isinstance(self._strategy, Forecaster):
+        recipe = self._call("worth_repeating") if self.remembers else None
+        if recipe is None:
             return None
-        try:
-            recipe = self._strategy.worth_repeating()
-            if recipe is None or recipe in self._repeating | self._lost_repeats:
-                return None
-            if self._measurements[recipe] >= MOST_MEASUREMENTS:
-                return None
-        except Exception as error:
-            self._replace(f"worth_repeating raised {type(error).__name__}: {error}")
-            return None
-        if not self._measurements[recipe]:
+        if not isinstance(recipe, Recipe) or not self._measurements[recipe]:
             self._replace(f"it wants to repeat a recipe that was not measured: {recipe}")
             return None
+        if recipe in self._not_to_repeat or self._measurements[recipe] >= MOST_MEASUREMENTS:
+            return None
+        self._not_to_repeat.add(recipe)
         return recipe
 
     def outlook(self) -> Outlook | None:
         """Return the strategy's expected gain from further probes; None where it predicts none."""
-        if not isinstance(self._strategy, Forecaster):
-            return None
-        try:
-            return self._strategy.outlook()
-        except Exception as error:
-            self._replace(f"outlook raised {type(error).__name__}: {error}")
-            return None
+        outlook: Outlook | None = self._call("outlook") if self.remembers else None
+        return outlook
 
     def new(self) -> Recipe | None:
         """Return a legal recipe that was not tried, the baseline first, or None when none is left."""
-        first, self._first = self._first, None
-        if first is not None and not self._was_proposed(first):
-            self._handed_out.add(first)
-            return first
+        baseline, self._baseline = self._baseline, None
+        if baseline is not None and not self._was_proposed(baseline):
+            self._handed_out.add(baseline)
+            return baseline
         repeats = 0
         while (recipe := self._ask()) is not None:
             if not self._was_proposed(recipe):
@@ -149,7 +123,7 @@ class Proposals:
                 return recipe
             if recipe in self._stored:
                 self._notice("answered-from-store", recipe=recipe.describe())
-                self._tell(recipe, self._stored[recipe])
+                self._call("tell", Told(recipe=recipe, outcome=self._stored[recipe]))
             repeats += 1
             if repeats == MAX_REPEATS and not self._is_fallback:
                 self._replace(f"it made {MAX_REPEATS} proposals in a row that it had made before")
@@ -157,6 +131,14 @@ class Proposals:
 
     def _was_proposed(self, recipe: Recipe) -> bool:
         return recipe in self._stored or recipe in self._handed_out
+
+    def _call(self, method: str, *arguments: object) -> Any:
+        """Call the strategy; return None where it raises, and replace it."""
+        try:
+            return getattr(self._strategy, method)(*arguments)
+        except Exception as error:
+            self._replace(f"{method} raised {type(error).__name__}: {error}")
+            return None
 
     def _ask(self) -> Recipe | None:
         """Return one legal proposal; a strategy that fails on the way is replaced."""
@@ -186,20 +168,18 @@ class Proposals:
         self._strategy = self._made(FALLBACK)
 
     def _made(self, name: str) -> Strategy:
+        """Make a strategy, let a forecaster remember, then tell it the stored outcomes of legal recipes in order."""
+        sought = TOKENS_ALONE if self._is_fallback else self._search.objectives
         try:
-            sought = TOKENS_ALONE if self._is_fallback else self._objectives
-            return self._informed(make_strategy(name, self._survey, self._seed, sought))
+            strategy = make_strategy(name, self._survey, self._search.seed, sought)
+            if self._evidence and isinstance(strategy, Forecaster):
+                strategy.remember(self._evidence)
+            for recipe, outcome in self._heard:
+                if recipe in self._legal:
+                    strategy.tell(Told(recipe=recipe, outcome=outcome))
         except FrontrunnerError:
             raise  # a mistake of the user, such as an unknown name
         except Exception as error:
             self._replace(f"it could not begin: {type(error).__name__}: {error}")
             return self._strategy
-
-    def _informed(self, strategy: Strategy) -> Strategy:
-        """Let a forecaster remember, then tell the strategy the stored outcomes of legal recipes in their order."""
-        if self._evidence and isinstance(strategy, Forecaster):
-            strategy.remember(self._evidence)
-        for recipe, outcome in self._heard:
-            if recipe in self._legal:
-                strategy.tell(Told(recipe=recipe, outcome=outcome))
         return strategy

@@ -13,7 +13,7 @@ from frontrunner.evaluators.external.settings import CommandSettings
 from frontrunner.evaluators.probe.settings import DataSettings, ProbeSettings
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.evaluators.registry import COMMAND, EVALUATORS, commands_of, require_evaluator_name
-from frontrunner.evaluators.tables.table_settings import TableSettings
+from frontrunner.evaluators.tables import TableSettings
 from frontrunner.results.records import IMPORTED
 from frontrunner.search.strategy import STRATEGIES, TOKENS_ALONE, check_objectives
 from frontrunner.spaces.errors import InvalidInput, bad_value, require_above_zero, require_at_least, require_one_of
@@ -64,16 +64,11 @@ class SearchSettings:
     def __post_init__(self) -> None:
         require_one_of("search", "strategy", self.strategy, STRATEGIES)
         check_objectives(self.objectives, self.strategy)
-        require_at_least("search", 0, seed=self.seed)
+        require_at_least("search", 0, seed=self.seed, confirm_probes=self.confirm_probes)
         require_at_least("search", 1, parallel_probes=self.parallel_probes, identical_failures=self.identical_failures)
         if not 0 <= self.stop_below_improvement < 1:
             expected = "a share of at least 0 and below 1, as 0.003 for 0.3 %"
             raise bad_value("search.stop_below_improvement", self.stop_below_improvement, expected)
-        self._check_scales()
-
-    def _check_scales(self) -> None:
-        """Only a strategy that predicts can work at two scales, and only for tokens/s."""
-        require_at_least("search", 0, confirm_probes=self.confirm_probes)
         if self.probe_nodes is None:
             return
         require_at_least("search", 1, probe_nodes=self.probe_nodes)
@@ -101,9 +96,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         for key in ("probes", "minutes", "node_hours"):
-            value = getattr(self, key)
-            if value is not None:
-                require_above_zero(f"budget.{key}", value, "a number above 0, or no entry")
+            require_above_zero(f"budget.{key}", getattr(self, key), "a number above 0, or no entry")
         if self.hard and self.minutes is None and self.node_hours is None:
             raise bad_value("budget.hard", self.hard, "budget.minutes or budget.node_hours beside it")
 
@@ -128,34 +121,31 @@ class CampaignSpec:
     confirms: str | None = None
 
     def __post_init__(self) -> None:
-        fewer, nodes = self.search.probe_nodes, self.problem.cluster.nodes
+        search, dispatch, nodes = self.search, self.dispatch, self.problem.cluster.nodes
+        fewer, parallel, backend = search.probe_nodes, search.parallel_probes, self.problem.cluster.backend
         if fewer is not None and fewer >= nodes:
             expected = f"fewer than cluster.nodes = {nodes}, or no entry to probe on all of them"
             raise bad_value("search.probe_nodes", fewer, expected)
         if self.evaluator != IMPORTED:  # rows of a table, which nothing evaluates
             require_evaluator_name(self.evaluator)
-        parallel, backend = self.search.parallel_probes, self.problem.cluster.backend
         if self.evaluator == "table" and self.table.path is None:
             raise bad_value("table.path", None, 'the path of a CSV file, for evaluator = "table"')
         if self.evaluator == "command" and not self.command.arguments:
             raise bad_value("command.arguments", None, 'a list of arguments, for evaluator = "command"')
         self._check_baseline()
-        on_this_machine = self.dispatch.backend in (None, "local") and self.problem.cluster.nodes == 1
-        if parallel > 1 and backend != "cpu" and self.evaluator == "probe" and on_this_machine:
+        is_here = dispatch.backend in (None, "local")
+        if parallel > 1 and backend != "cpu" and self.evaluator == "probe" and is_here and nodes == 1:
             raise bad_value("search.parallel_probes", parallel, f"1: probes would share the {backend} devices")
-        self._check_dispatch()
-
-    def _check_dispatch(self) -> None:
-        held, fewer = self.dispatch.nodes_per_allocation, self.search.probe_nodes
-        key, needed = ("cluster.nodes", self.problem.cluster.nodes) if fewer is None else ("search.probe_nodes", fewer)
+        held = dispatch.nodes_per_allocation
+        key, needed = ("cluster.nodes", nodes) if fewer is None else ("search.probe_nodes", fewer)
         if held is not None and held < needed:
             raise bad_value("dispatch.nodes_per_allocation", held, f"at least {key} = {needed}")
         least_s = self.probe.deadline_s + SPARE_WALLTIME_S
-        if self.dispatch.backend == "parsl" and self.dispatch.walltime_s < least_s:
+        if dispatch.backend == "parsl" and dispatch.walltime_s < least_s:
             expected = f"at least probe.deadline_s + {SPARE_WALLTIME_S:g} s = {least_s:g} s"
-            raise bad_value("dispatch.walltime", self.dispatch.walltime, expected)
-        if self.dispatch.backend not in (None, "local") and self.evaluator != "probe":
-            raise bad_value("dispatch.backend", self.dispatch.backend, 'local, or evaluator = "probe"')
+            raise bad_value("dispatch.walltime", dispatch.walltime, expected)
+        if not is_here and self.evaluator != "probe":
+            raise bad_value("dispatch.backend", dispatch.backend, 'local, or evaluator = "probe"')
 
     def _check_baseline(self) -> None:
         """Probes are prepared for the engines and offloads of the space, and a table holds no other recipe."""
@@ -193,7 +183,7 @@ class CampaignSpec:
         if make is not None:
             from frontrunner.evaluators.external.config_check import expressible
 
-            return expressible(found, self._setup_before_launch, make)
+            return expressible(found, replace(self, run_root="").probe_setup(), make)
         if self.evaluator != "table":
             return found
         from frontrunner.evaluators.tables.lookup import rows_only
@@ -206,23 +196,14 @@ class CampaignSpec:
         if make is not None:
             from frontrunner.evaluators.external.config_check import check_program
 
-            check_program(self._setup_before_launch, make, recipe)
-
-    @property
-    def _setup_before_launch(self) -> ProbeSetup:
-        """What the probes share, without the folder that the launch sets."""
-        return replace(self, run_root="").probe_setup()
+            check_program(replace(self, run_root="").probe_setup(), make, recipe)
 
     def probe_setup(self) -> ProbeSetup:
         """Return what this campaign's probes and replays share."""
+        shared = ("problem", "probe", "data", "table", "dispatch", "command")
         return ProbeSetup(
-            problem=self.problem,
-            probe=self.probe,
-            data=self.data,
             work_folder=self.run_folder,
             seed=self.search.seed,
             engines=self.space.engine,
-            table=self.table,
-            dispatch=self.dispatch,
-            command=self.command,
+            **{key: getattr(self, key) for key in shared},
         )

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from frontrunner.results.outcome import Failure, Measurement
+from frontrunner.results.outcome import Outcome
+from frontrunner.results.predictions import Outlook as Outlook  # noqa: PLC0414 - part of this interface
 from frontrunner.spaces.errors import bad_value, did_you_mean
+from frontrunner.spaces.pareto import OBJECTIVES
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
 
-OBJECTIVES = ("tokens", "memory", "nodes")
-"""As in `frontrunner pareto --objectives`: the most tokens/s, the most headroom, the fewest nodes."""
+if TYPE_CHECKING:
+    from frontrunner.results.predictions import Predicted
+
 TOKENS_ALONE = ("tokens",)
 SEEK_MORE: Mapping[str, tuple[str, ...]] = {"guided": OBJECTIVES, "optuna-nsga2": ("tokens", "memory")}
 """The strategies that can search for several objectives, and for which."""
@@ -25,47 +28,20 @@ class Told:
     """One finished trial as a strategy learns of it."""
 
     recipe: Recipe
-    outcome: Measurement | Failure
+    outcome: Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """An outcome that was known before the campaign began, of its own problem or of a neighbour.
+    """An outcome that was known before the campaign began, of its own problem or of a neighbor.
 
     `origin` says in words where it comes from, as `campaign laptop` or `sweep.csv`.
     """
 
     problem: Problem
     recipe: Recipe
-    outcome: Measurement | Failure
+    outcome: Outcome
     origin: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outlook:
-    """What a strategy expects of going on, in shares of the best measured tokens/s.
-
-    `expected_improvement` is the mean gain of the most promising next probe. `gap` is the estimated distance to the
-    best recipe of the whole legal space, at least 0, and `gap_at_most` its 95th percentile: 1 for twice the tokens/s.
-
-    Where `of_front`, several objectives are sought and the three are shares of what the measured front is worth: the
-    best tokens/s within an allowance of memory and nodes, as a mean over all allowances.
-    """
-
-    expected_improvement: float
-    gap: float
-    gap_at_most: float
-    of_front: bool = False
-
-    @property
-    def share_below(self) -> float:
-        """`gap` as a share of the whole space's best, as a ranking's gap is one of its best: gap / (1 + gap)."""
-        return 1 - 1 / (1 + self.gap)
-
-    @property
-    def share_below_at_most(self) -> float:
-        """`gap_at_most` as a share of the whole space's best."""
-        return 1 - 1 / (1 + self.gap_at_most)
 
 
 class Strategy(Protocol):
@@ -104,26 +80,11 @@ class Forecaster(Strategy, Protocol):
         """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Forecast:
-    """What a strategy expects of a recipe that was not measured at this scale.
-
-    `tokens_per_s` is the median, `low` and `high` the ends of the 95 % interval of a measurement under the strategy's
-    model; `chance` is the recipe's chance to run at all.
-    """
-
-    recipe: Recipe
-    tokens_per_s: float
-    low: float
-    high: float
-    chance: float
-
-
 @runtime_checkable
 class Predictor(Forecaster, Protocol):
     """A forecaster that predicts single recipes."""
 
-    def forecasts(self, count: int) -> list[Forecast]:
+    def forecasts(self, count: int) -> list[Predicted]:
         """Predict the `count` recipes of the highest expected tokens/s; none before the first outcome."""
 
 
@@ -131,13 +92,13 @@ StrategyFactory = Callable[..., Strategy]
 """Makes a strategy from the surveyed space and a seed; `objectives` are given to those of `SEEK_MORE` alone."""
 
 STRATEGIES: dict[str, str] = {
-    "guided": "frontrunner.search.guided.strategy:guided",
-    "exhaustive": "frontrunner.search.strategies.exhaustive_random:exhaustive",
-    "random": "frontrunner.search.strategies.exhaustive_random:shuffled",
+    "guided": "frontrunner.search.guided.strategy:Guided",
+    "exhaustive": "frontrunner.search.strategies.candidates:exhaustive",
+    "random": "frontrunner.search.strategies.candidates:shuffled",
     "optuna-tpe": "frontrunner.search.strategies.optuna:tpe",
     "optuna-gp": "frontrunner.search.strategies.optuna:gp",
     "optuna-nsga2": "frontrunner.search.strategies.optuna:nsga2",
-    "deephyper": "frontrunner.search.strategies.deephyper:cbo",
+    "deephyper": "frontrunner.search.strategies.deephyper:DeepHyperStrategy",
 }
 """Strategy factories by name, as import paths: a library is imported only where it is used."""
 
@@ -154,18 +115,13 @@ def make_strategy(name: str, survey: Survey, seed: int, objectives: tuple[str, .
 
 def check_objectives(objectives: Sequence[str], strategy: str) -> None:
     """Raise `InvalidInput` unless these are tokens, alone or with others, each once, that the strategy seeks."""
-    given, expected = list(objectives), '"tokens", alone or with "memory" and "nodes", each once'
-    for name in objectives:
-        if name not in OBJECTIVES:
-            raise bad_value("search.objectives", given, expected, hint=did_you_mean(name, OBJECTIVES))
-    if "tokens" not in objectives or len(set(objectives)) < len(objectives):
-        raise bad_value("search.objectives", given, expected, hint='the default is ["tokens"]')
+    key, given = "search.objectives", list(objectives)
+    unknown = next((name for name in objectives if name not in OBJECTIVES), None)
+    if unknown or "tokens" not in objectives or len(set(objectives)) < len(objectives):
+        hint = did_you_mean(unknown, OBJECTIVES) if unknown else 'the default is ["tokens"]'
+        raise bad_value(key, given, '"tokens", alone or with "memory" and "nodes", each once', hint=hint)
     sought = SEEK_MORE.get(strategy, TOKENS_ALONE)
     if not set(objectives) <= set(sought):
         able = " or ".join(name for name, words in SEEK_MORE.items() if set(objectives) <= set(words))
-        raise bad_value(
-            "search.objectives",
-            given,
-            f"what search.strategy = {strategy!r} searches for: {' and '.join(sought)}".replace("'", '"'),
-            hint=f"search.strategy = {able} searches for these",
-        )
+        expected = f'what search.strategy = "{strategy}" searches for: {" and ".join(sought)}'
+        raise bad_value(key, given, expected, hint=f"search.strategy = {able} searches for these")

@@ -9,11 +9,10 @@ there; then a few probes confirm it, where budget and machines allow.
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from frontrunner.results import status
@@ -21,27 +20,23 @@ from frontrunner.results.predictions import (
     PREDICTION,
     SMALL_CAMPAIGN,
     SMALL_SCALE,
-    Predicted,
     prediction_data,
     small_scale,
 )
 from frontrunner.results.prior_results import reused_trials
 from frontrunner.results.process_identity import this_host
 from frontrunner.results.records import Campaign
-from frontrunner.results.states import CampaignState
+from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store
 from frontrunner.results.writer import CampaignWriter
-from frontrunner.search.campaign_setup import create, free_name, stored_spec, why_not_here
+from frontrunner.search.campaign_setup import create, free_name, prepare, stored_spec, why_not_here
 from frontrunner.search.listener import Listener, View
 from frontrunner.search.spec import Budget, CampaignSpec
-from frontrunner.search.strategy import Evidence, Predictor, make_strategy
+from frontrunner.search.strategy import Predictor, make_strategy
 from frontrunner.search.warm_start import prior_results
-from frontrunner.spaces.document import recipe_id
-from frontrunner.spaces.errors import bad_value
-from frontrunner.spaces.model import Model
-from frontrunner.spaces.names import MOST_CHARACTERS
+from frontrunner.spaces.errors import MOST_NAME_CHARACTERS, bad_value
 from frontrunner.spaces.problem import GlobalBatch, Problem
-from frontrunner.spaces.space import Space, Survey
+from frontrunner.spaces.space import Survey
 
 if TYPE_CHECKING:
     from frontrunner.search.driver import Conclusion, OnDriver
@@ -62,31 +57,26 @@ def small_spec(spec: CampaignSpec, *, confirmable: bool = True) -> CampaignSpec:
     time and the node-hours; what it does not use is left for the confirmations. Raises `InvalidInput` where no model
     of fewer layers leaves recipes that fit.
     """
-    nodes = spec.search.probe_nodes
+    nodes, kept, budget = spec.search.probe_nodes, spec.search.confirm_probes, spec.budget
     if nodes is None:
         raise bad_value("search.probe_nodes", None, "a number of nodes")
-    space = spec.space.with_choices(devices=_scaled_devices(spec.space, nodes, spec.problem.cluster.nodes))
+    if confirmable and kept:
+        budget = Budget(
+            probes=None if budget.probes is None else max(1, budget.probes - kept),
+            minutes=None if budget.minutes is None else SHARE * budget.minutes,
+            node_hours=None if budget.node_hours is None else SHARE * budget.node_hours,
+            hard=budget.hard,
+        )
+    devices = dict.fromkeys(max(1, count * nodes // spec.problem.cluster.nodes) for count in spec.space.devices)
     small = replace(
         spec,
-        name=f"{spec.name[: MOST_CHARACTERS - len(SUFFIX)]}{SUFFIX}",
-        space=space,
+        name=f"{spec.name[: MOST_NAME_CHARACTERS - len(SUFFIX)]}{SUFFIX}",
+        space=spec.space.with_choices(devices=tuple(devices)),
         search=replace(spec.search, probe_nodes=None, baseline=None),  # a baseline is of the whole cluster
-        budget=_small_budget(spec) if confirmable else spec.budget,
+        budget=budget,
         table=replace(spec.table, problem=None),
     )
     return replace(small, problem=_small_problem(spec, small, nodes))
-
-
-def _small_budget(spec: CampaignSpec) -> Budget:
-    kept, whole = spec.search.confirm_probes, spec.budget
-    if not kept:
-        return whole
-    return Budget(
-        probes=None if whole.probes is None else max(1, whole.probes - kept),
-        minutes=None if whole.minutes is None else SHARE * whole.minutes,
-        node_hours=None if whole.node_hours is None else SHARE * whole.node_hours,
-        hard=whole.hard,
-    )
 
 
 def what_is_left(budget: Budget, small: Campaign, confirm_probes: int, *, reused: int = 0) -> Budget | None:
@@ -94,19 +84,17 @@ def what_is_left(budget: Budget, small: Campaign, confirm_probes: int, *, reused
 
     `reused` of the small campaign's outcomes took no probe.
     """
-    used = {
-        "probes": small.outcomes - reused,
-        "minutes": small.driver_seconds / 60,
-        "node_hours": small.node_seconds_spent / 3600,
-    }
-    left: dict[str, float | None] = {}
-    for key, spent in used.items():
-        allowed = getattr(budget, key)
-        left[key] = None if allowed is None else allowed - spent
-    probes = confirm_probes if left["probes"] is None else min(confirm_probes, int(left["probes"]))
-    if any(value is not None and value <= 0 for value in (probes, left["minutes"], left["node_hours"])):
+
+    def left(allowed: float | None, spent: float) -> float | None:
+        return None if allowed is None else allowed - spent
+
+    probes = left(budget.probes, small.outcomes - reused)
+    probes = confirm_probes if probes is None else min(confirm_probes, int(probes))
+    minutes = left(budget.minutes, small.driver_seconds / 60)
+    node_hours = left(budget.node_hours, small.node_seconds_spent / 3600)
+    if any(value is not None and value <= 0 for value in (probes, minutes, node_hours)):
         return None
-    return Budget(probes=probes, minutes=left["minutes"], node_hours=left["node_hours"], hard=budget.hard)
+    return Budget(probes=probes, minutes=minutes, node_hours=node_hours, hard=budget.hard)
 
 
 def scale_in_words(small: Problem, large: Problem) -> str:
@@ -117,19 +105,20 @@ def scale_in_words(small: Problem, large: Problem) -> str:
 
 
 def _small_problem(spec: CampaignSpec, small: CampaignSpec, nodes: int) -> Problem:
-    """The problem of the most layers that leaves enough recipes that are expected to fit.
+    """Return the problem of the most layers that leaves enough recipes that are expected to fit.
 
     A table has the whole model only, at the batches that were measured.
     """
+    layers = spec.problem.model.layers
     if spec.evaluator == "table":
         from frontrunner.evaluators.tables.lookup import nearest_batch
 
-        problem = _scaled(spec.problem, nodes, spec.problem.model.layers)
+        problem = _scaled(spec.problem, nodes, layers)
         return replace(problem, global_batch=nearest_batch(small.table, problem))
     wanted = min(FEW, _fitting(spec.survey()))
-    for layers in _fewer_layers(spec.problem.model):
-        problem = _scaled(spec.problem, nodes, layers)
-        survey = replace(small, problem=problem).space.survey(problem)
+    for divisor in (number for number in range(1, layers + 1) if layers % number == 0):
+        problem = _scaled(spec.problem, nodes, layers // divisor)
+        survey = small.space.survey(problem)
         if survey.recipes and _fitting(survey) >= wanted:
             return problem
     raise bad_value(
@@ -140,33 +129,23 @@ def _small_problem(spec: CampaignSpec, small: CampaignSpec, nodes: int) -> Probl
     )
 
 
-def _fewer_layers(model: Model) -> Iterator[int]:
-    """Yield all layers first, then layers / 2, layers / 3 and so on, where that is whole."""
-    yield from (model.layers // divisor for divisor in range(1, model.layers + 1) if model.layers % divisor == 0)
-
-
 def _scaled(problem: Problem, nodes: int, layers: int) -> Problem:
     """Scale the problem to `nodes` and `layers`.
 
     A replica of fewer layers takes proportionally fewer devices, which leaves more replicas: the batch is the whole
     one's times nodes / all nodes * all layers / layers, at least one sequence and at most the whole one's.
     """
-    share = min(1.0, nodes / problem.cluster.nodes * problem.model.layers / layers)
-    batch = problem.global_batch
-    name = problem.model.name if layers == problem.model.layers else f"{problem.model.name} of {layers} layers"
+    model, batch = problem.model, problem.global_batch
+    share = min(1.0, nodes / problem.cluster.nodes * model.layers / layers)
+    ends = {key: max(1, round(value * share)) for key, value in asdict(batch).items()}
     return replace(
         problem,
-        model=replace(problem.model, name=name, layers=layers),
+        model=model
+        if layers == model.layers
+        else replace(model, name=f"{model.name} of {layers} layers", layers=layers),
         cluster=replace(problem.cluster, nodes=nodes),
-        global_batch=GlobalBatch(
-            minimum=max(1, round(batch.minimum * share)), maximum=max(1, round(batch.maximum * share))
-        ),
+        global_batch=GlobalBatch(**ends),
     )
-
-
-def _scaled_devices(space: Space, nodes: int, all_nodes: int) -> tuple[int, ...]:
-    """Scale the counts of devices that the space names to fewer nodes."""
-    return tuple(dict.fromkeys(max(1, math.floor(devices * nodes / all_nodes)) for devices in space.devices))
 
 
 def _fitting(survey: Survey) -> int:
@@ -199,7 +178,6 @@ def run_pair(
     take_over: bool = False,
 ) -> Conclusion:
     """Run a pair from wherever it was left: measure small, predict large, confirm. `record` is the large campaign."""
-    from frontrunner.search.campaign_setup import prepare
     from frontrunner.search.driver import Conclusion, run_campaign
 
     def drive(campaign: Campaign, its_spec: CampaignSpec) -> Conclusion:
@@ -221,9 +199,19 @@ def run_pair(
     why_not = why_not_here(spec)
     if left is not None and why_not is None:
         return drive(store.campaign(record.name), replace(spec, budget=left))
-    spent = "the budget is used up" if spec.search.confirm_probes else "search.confirm_probes is 0"
-    reason = f"predicted, not confirmed: {why_not or spent}"
-    return _end_unconfirmed(store, record, len(survey.recipes), reason, listener or Listener(), take_over=take_over)
+    why_not = why_not or ("the budget is used up" if spec.search.confirm_probes else "search.confirm_probes is 0")
+    # The large campaign ends without a probe, reported like any other end.
+    view = View(name=record.name, strategy=record.strategy, legal_recipes=len(survey.recipes), figures=record.figures)
+    view.measured = _measured(store, record)
+    end = Conclusion(
+        state=CampaignState.FINISHED, reason=f"predicted, not confirmed: {why_not}", measured=view.measured
+    )
+    listener = listener or Listener()
+    listener.began(view)
+    with _writing(store, record, take_over=take_over) as writer:
+        writer.release(end.state, reason=end.reason)
+    listener.ended(view, end.state, end.reason)
+    return end
 
 
 def _predict(store: Store, record: Campaign, spec: CampaignSpec, survey: Survey, *, take_over: bool) -> None:
@@ -231,58 +219,26 @@ def _predict(store: Store, record: Campaign, spec: CampaignSpec, survey: Survey,
     known = small_scale(store, record)
     if known is not None and known.predicted:
         return
-    ranking = predicted_ranking(spec, survey, prior_results(store, record, spec).evidence)
-    with _writing(store, record, take_over=take_over) as writer, writer.together():
-        writer.set_state(CampaignState.RUNNING, reason="")
+    strategy = make_strategy(spec.search.strategy, survey, spec.search.seed)
+    if not isinstance(strategy, Predictor):
+        raise TypeError(f"strategy {spec.search.strategy} does not predict")  # a spec with probe_nodes refuses it
+    strategy.remember(prior_results(store, record, spec).evidence)
+    ranking = strategy.forecasts(MOST_PREDICTED)
+    with _writing(store, record, take_over=take_over) as writer:
         for one in ranking:
             writer.event(PREDICTION, **prediction_data(one))
         writer.release(CampaignState.STOPPED, reason="predicted, and not confirmed yet")
 
 
-def predicted_ranking(spec: CampaignSpec, survey: Survey, evidence: Sequence[Evidence]) -> tuple[Predicted, ...]:
-    """Predict the best recipes of a campaign from others' evidence; empty where nothing was measured there.
-
-    Raises TypeError for a strategy that does not predict, which a spec with `search.probe_nodes` refuses.
-    """
-    strategy = make_strategy(spec.search.strategy, survey, spec.search.seed)
-    if not isinstance(strategy, Predictor):
-        raise TypeError(f"strategy {spec.search.strategy} does not predict")
-    strategy.remember(evidence)
-    return tuple(
-        Predicted(
-            recipe_id=recipe_id(spec.problem, one.recipe),
-            recipe=one.recipe,
-            tokens_per_s=one.tokens_per_s,
-            low=one.low,
-            high=one.high,
-            chance=one.chance,
-        )
-        for one in strategy.forecasts(MOST_PREDICTED)
-    )
-
-
-def _end_unconfirmed(
-    store: Store, record: Campaign, legal_recipes: int, reason: str, listener: Listener, *, take_over: bool
-) -> Conclusion:
-    """End the large campaign without a probe, reported like any other end."""
-    from frontrunner.search.driver import Conclusion
-
-    view = View(name=record.name, strategy=record.strategy, legal_recipes=legal_recipes, figures=record.figures)
-    view.measured = _measured(store, record)
-    listener.began(view)
-    with _writing(store, record, take_over=take_over) as writer, writer.together():
-        writer.set_state(CampaignState.RUNNING, reason="")
-        writer.release(CampaignState.FINISHED, reason=reason)
-    listener.ended(view, CampaignState.FINISHED, reason)
-    return Conclusion(state=CampaignState.FINISHED, reason=reason, measured=view.measured)
-
-
 @contextmanager
 def _writing(store: Store, campaign: Campaign, *, take_over: bool) -> Iterator[CampaignWriter]:
-    lease = store.acquire_lease(campaign.id, host=this_host(), pid=os.getpid(), take_over=take_over)
-    yield store.drive(lease)
+    """Drive a campaign for one transaction, which has to release it."""
+    writer = store.drive(store.acquire_lease(campaign.id, host=this_host(), pid=os.getpid(), take_over=take_over))
+    with writer.together():
+        writer.set_state(CampaignState.RUNNING, reason="")
+        yield writer
 
 
 def _measured(store: Store, record: Campaign) -> int:
     """Count the recipes that a campaign has measured."""
-    return next((count for state, count in status.status(store, record).trials.items() if state == "measured"), 0)
+    return status.status(store, record).trials.get(TrialState.MEASURED, 0)

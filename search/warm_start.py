@@ -1,35 +1,38 @@
-"""Warm starts: what a new campaign can learn from earlier campaigns of its store and from imported tables.
+"""Warm starts: what a new campaign can use of earlier campaigns of its store and of imported tables.
 
-Evidence has the same device and precision, the same torch and driver, and the same model, one of close shape, or one
-that was measured on the same cluster. The rest is left out and counted by its reason: numbers of different machines
-or software are never mixed.
+Its strategy learns from evidence: outcomes of the same device and precision, torch and driver, and of the same model,
+one of close shape, or one that was measured on the same cluster. A result of the same recipe and environment is reused
+in place of a probe. The rest is left out and counted by its reason: numbers of different machines or software are never
+mixed.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 
+from frontrunner.evaluators.probe.measure import rates
 from frontrunner.evaluators.tables.reading import DISAGREEING
-from frontrunner.results.outcome import Failure, FailureKind, Measurement, pool
+from frontrunner.results.outcome import STABLE_SPREAD, Failure, FailureKind, Outcome, pool
 from frontrunner.results.prior_results import PriorResult, campaign_results
 from frontrunner.results.provenance import GPU_DRIVER_FILES, Provenance, collect
 from frontrunner.results.records import IMPORTED, Campaign
 from frontrunner.results.store import Store
 from frontrunner.search.campaign_setup import stored_spec
-from frontrunner.search.result_reuse import ReusableResult, reusable_result
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.search.strategy import Evidence
+from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import StoreUnusable
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.presets import known_device
 from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.recipe import Recipe
 
-CLOSE_PARAMETERS = 4.0
-CLOSE_HIDDEN = 2.0
+CLOSE_PARAMETERS, CLOSE_HIDDEN = 4.0, 2.0
 """Largest ratios of parameters and hidden sizes between models of close shape, which also have equally many matrices
 in their feed-forward parts. Assumed: the shapes of matrix products, and with them their rates, change slowly."""
 OTHER_DRIVER = "of another driver version"
@@ -38,6 +41,15 @@ MOST_EVIDENCE = 200
 ask; with this many an ask takes less than half a second."""
 MOST_ORIGINS = 4
 """Named in an event."""
+RECENT = timedelta(days=7)
+"""Older measurements are repeated: clocks, firmware and network load change without a version. Assumed."""
+CHOOSING = frozenset({"deephyper", "optuna", "sqlalchemy"})
+"""Packages whose versions change which recipe is tried, but not how it runs."""
+AFFECTS_STEPS = (
+    "backend", "scheduler", "queue", "constraint", "scheduler_options", "select_options", "launcher",
+    "launcher_options", "worker_init", "network_interface",
+)  # fmt: skip
+"""Keys of [dispatch] that choose a probe's nodes and its environment there; the others are about getting nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +58,22 @@ class Earlier:
 
     campaign: Campaign
     spec: CampaignSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReusableResult:
+    """An outcome of an earlier campaign that needs no probe."""
+
+    outcome: Outcome
+    campaign: str
+    trial_number: int
+    measured_at: str
+    run_folder: str
+
+    @property
+    def origin(self) -> dict[str, str | int]:
+        """Where the outcome comes from, as event data."""
+        return {"campaign": self.campaign, "its_trial": self.trial_number, "measured_at": self.measured_at}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,43 +109,40 @@ def prior_results(store: Store, record: Campaign, spec: CampaignSpec) -> PriorRe
         return PriorResults()
     earlier = []
     for summary in reversed(store.campaigns()):  # the oldest first
-        if summary.id >= record.id:
-            continue
-        campaign = store.campaign(summary.name)
-        with suppress(StoreUnusable):
-            earlier.append(Earlier(campaign=campaign, spec=stored_spec(campaign)))
+        if summary.id < record.id:
+            campaign = store.campaign(summary.name)
+            with suppress(StoreUnusable):
+                earlier.append(Earlier(campaign=campaign, spec=stored_spec(campaign)))
     return gather(store, spec, earlier, collect(spec.problem.cluster.device)) if earlier else PriorResults()
 
 
 def gather(store: Store, spec: CampaignSpec, earlier: Iterable[Earlier], here: Provenance) -> PriorResults:
-    """Collect what a campaign of `spec` can use of `earlier` ones, the oldest first.
-
-    `here` is what its probes would run with.
-    """
+    """Collect what a campaign of `spec` can use of `earlier` ones, the oldest first; `here` is its probes' software."""
     found: list[tuple[float, Evidence]] = []
     left_out: Counter[str] = Counter()
     reusable: dict[str, ReusableResult] = {}
     for one in earlier:
-        known = campaign_results(store, one.campaign.id)
         is_small_self = one.campaign.name == spec.confirms  # made of the same file, for this
-        reason = None if is_small_self else why_no_evidence(one, spec)
-        is_learned_from = spec.search.warm_start or is_small_self
-        for recipe in known:
-            if recipe.damage is not None:
-                left_out[f"of a record that cannot be read: {recipe.damage}"] += 1
+        why_none = None if is_small_self else _why_no_evidence(one, spec)
+        for known in campaign_results(store, one.campaign.id):
+            if known.damage is not None:
+                left_out[f"of a record that cannot be read: {known.damage}"] += 1
                 continue
-            result = reusable_result(
-                recipe, campaign=one.campaign.name, there=one.spec, spec=spec, here=here, now=store.now()
-            )
-            if result is not None:
-                reusable[recipe.recipe_id] = result  # the newest campaign's counts
-            if not is_learned_from:
+            if (outcome := _reusable_outcome(known, one.spec, spec, here, store.now())) is not None:
+                reusable[recipe_id(spec.problem, known.recipe)] = ReusableResult(  # the newest campaign's counts
+                    outcome=replace(outcome, node_seconds=0.0),
+                    campaign=one.campaign.name,
+                    trial_number=known.trial_number,
+                    measured_at=known.finished_at,
+                    run_folder=known.run_folder,
+                )
+            if not (spec.search.warm_start or is_small_self):
                 continue
-            why = reason or _why_not(recipe, one, spec, here)
-            if why is None:
-                found.append((distance(one.spec.problem, spec.problem), _evidence(recipe, one)))
+            why_not = why_none or _why_not(known, one, spec, here)
+            if why_not is None:
+                found.append((distance(one.spec.problem, spec.problem), _evidence(known, one)))
             else:
-                left_out[why] += 1
+                left_out[why_not] += 1
     found.sort(key=lambda pair: pair[0])  # stable: of one distance the oldest first
     if len(found) > MOST_EVIDENCE:
         left_out[f"further away than the nearest {MOST_EVIDENCE}"] = len(found) - MOST_EVIDENCE
@@ -125,13 +150,57 @@ def gather(store: Store, spec: CampaignSpec, earlier: Iterable[Earlier], here: P
     return PriorResults(evidence=nearest, left_out=left_out, reusable=reusable if spec.search.reuse else {})
 
 
-def why_no_evidence(earlier: Earlier, spec: CampaignSpec) -> str | None:
+def _reusable_outcome(
+    known: PriorResult, there: CampaignSpec, spec: CampaignSpec, here: Provenance, now: datetime
+) -> Outcome | None:
+    """Return an earlier campaign's result for use in a campaign of `spec`; None where a probe is needed.
+
+    It was measured in the same environment, in the last `RECENT` days, with the same optimizer, as many probes at a
+    time and the same disk where it offloads to one, and the steps of all its repeats together are not noisy. Of
+    failures only out of memory is reused, which is no accident. Its MFU is that under the peak that `spec` states.
+    """
+    then, recipe = known.provenance, known.recipe
+    is_alike = (
+        spec.evaluator == there.evaluator == "probe"
+        and then is not None
+        and _environment(then) == _environment(here)
+        and now - datetime.fromisoformat(known.finished_at) <= RECENT
+        and _conditions(there, recipe) == _conditions(spec, recipe)
+        and recipe_id(spec.problem, recipe) == known.recipe_id
+    )
+    if not is_alike:
+        return None
+    limit, limit_there = (of.problem.cluster.memory_bytes_per_device for of in (spec, there))
+    if isinstance(known.outcomes, Failure):
+        is_certain = known.outcomes.kind is FailureKind.OUT_OF_MEMORY and limit <= limit_there
+        return known.outcomes if is_certain else None
+    newest = known.outcomes[-1]
+    spread = max([pool(known.outcomes).step_time_spread, *(one.step_time_spread for one in known.outcomes)])
+    if spread > STABLE_SPREAD or newest.peak_memory_bytes_max_rank > limit:
+        return None
+    return replace(newest, mfu=rates(recipe, spec.problem, newest.step_time_s_median)["mfu"])
+
+
+def _environment(there: Provenance) -> tuple[object, ...]:
+    """Return host, system, device, and the versions of the driver and every package that takes part in a probe."""
+    versions = {name: version for name, version in there.versions.items() if name not in CHOOSING}
+    return there.host, there.platform, there.device, versions
+
+
+def _conditions(spec: CampaignSpec, recipe: Recipe) -> tuple[object, ...]:
+    """Return the campaign's settings, beyond a recipe's identity, that a probe's times depend on."""
+    disk = spec.problem.cluster.nvme_path if recipe.offload == "nvme" else None
+    steps = tuple(getattr(spec.dispatch, key) for key in AFFECTS_STEPS)
+    return spec.probe.optimizer, spec.search.parallel_probes, disk, steps
+
+
+def _why_no_evidence(earlier: Earlier, spec: CampaignSpec) -> str | None:
     """Return why nothing of an earlier campaign is evidence for one of `spec`, or None."""
-    there, ours = earlier.spec.problem, spec.problem
-    same_cluster = earlier.campaign.figures != "imported" and there.cluster.name == ours.cluster.name
+    there, ours, figures = earlier.spec.problem, spec.problem, earlier.campaign.figures
+    same_cluster = figures != "imported" and there.cluster.name == ours.cluster.name
     reasons = {
-        "simulated": earlier.campaign.figures == "simulated" and spec.evaluator != "simulated",
-        "of another trainer": earlier.campaign.figures == "measured" and earlier.spec.trainer != spec.trainer,
+        "simulated": figures == "simulated" and spec.evaluator != "simulated",
+        "of another trainer": figures == "measured" and earlier.spec.trainer != spec.trainer,
         # The same row would count again for each campaign that looked it up.
         "looked up in a table": earlier.spec.evaluator == "table",
         "of another device": _device(there) != _device(ours),
@@ -170,22 +239,14 @@ def _why_not(known: PriorResult, earlier: Earlier, spec: CampaignSpec, here: Pro
 def _other_software(there: Provenance | None, here: Provenance) -> str | None:
     if there is None:
         return "of software that was not recorded"
-    if _minor(there) != _minor(here):
+    one, other = (provenance.versions for provenance in (there, here))
+    if one.get("torch", "").split(".")[:2] != other.get("torch", "").split(".")[:2]:
         return "of another torch"
-    if [there.versions.get(name) for name in GPU_DRIVER_FILES] != [
-        here.versions.get(name) for name in GPU_DRIVER_FILES
-    ]:
-        return OTHER_DRIVER
-    return None
-
-
-def _minor(provenance: Provenance) -> list[str]:
-    """Torch's major and minor version."""
-    return provenance.versions.get("torch", "").split(".")[:2]
+    return OTHER_DRIVER if any(one.get(name) != other.get(name) for name in GPU_DRIVER_FILES) else None
 
 
 def _device(problem: Problem) -> object:
-    """The device by its preset's name, where there is one, and its backend."""
+    """Return the device by its preset's name, where there is one, and its backend."""
     name = problem.cluster.device
     return (known_device(name) or {}).get("device", name.lower()), problem.cluster.backend
 
@@ -201,12 +262,8 @@ def _is_same(one: Problem, other: Problem) -> bool:
 
 def distance(one: Problem, other: Problem) -> float:
     """Return how far apart two problems are: doublings of parameters, sequence length and devices, summed."""
-    pairs = (
-        (one.model.parameters, other.model.parameters),
-        (one.sequence_length, other.sequence_length),
-        (one.cluster.devices, other.cluster.devices),
-    )
-    return sum(math.log2(_ratio(*pair)) for pair in pairs)
+    sizes = ((of.model.parameters, of.sequence_length, of.cluster.devices) for of in (one, other))
+    return sum(math.log2(_ratio(*pair)) for pair in zip(*sizes, strict=True))
 
 
 def _ratio(one: float, other: float) -> float:
@@ -215,26 +272,19 @@ def _ratio(one: float, other: float) -> float:
 
 
 def _evidence(known: PriorResult, earlier: Earlier) -> Evidence:
-    imported = earlier.campaign.strategy == IMPORTED
-    return Evidence(
-        problem=earlier.spec.problem,
-        recipe=known.recipe,
-        outcome=known.outcomes if isinstance(known.outcomes, Failure) else _pooled(known.outcomes),
-        origin=known.run_folder.partition(" row ")[0] if imported else f"campaign {earlier.campaign.name}",
-    )
-
-
-def _pooled(repeats: Sequence[Measurement]) -> Measurement:
-    """Combine repeats into one measurement with the steps of all, whose spread shows how far they agree."""
-    if len(repeats) == 1:
-        return repeats[0]
-    together = pool(repeats)
-    return replace(
-        repeats[-1],
-        step_times_s=tuple(time for measured in repeats for time in measured.step_times_s),
-        tokens_per_s=together.tokens_per_s,
-        model_tflops_per_device=together.model_tflops_per_device,
-        hardware_tflops_per_device=together.hardware_tflops_per_device,
-        mfu=together.mfu,
-        peak_memory_bytes=(together.peak_memory_bytes_max_rank,),
-    )
+    """Combine a recipe's repeats into one measurement with the steps of all, whose spread shows how far they agree."""
+    outcomes, origin = known.outcomes, f"campaign {earlier.campaign.name}"
+    if isinstance(outcomes, Failure):
+        outcome: Outcome = outcomes
+    else:
+        together = pool(outcomes)
+        names = ("tokens_per_s", "model_tflops_per_device", "hardware_tflops_per_device", "mfu")
+        outcome = replace(
+            outcomes[-1],
+            step_times_s=tuple(time for measured in outcomes for time in measured.step_times_s),
+            peak_memory_bytes=(together.peak_memory_bytes_max_rank,),
+            **{name: getattr(together, name) for name in names},
+        )
+    if earlier.campaign.strategy == IMPORTED:
+        origin = known.run_folder.partition(" row ")[0]
+    return Evidence(problem=earlier.spec.problem, recipe=known.recipe, outcome=outcome, origin=origin)

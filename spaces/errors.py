@@ -13,10 +13,11 @@ FrontrunnerError            1   anything below, caught as one
 from __future__ import annotations
 
 import difflib
+import itertools
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -114,6 +115,30 @@ def require_one_of(owner: str, key: str, value: str, known: Iterable[str]) -> No
     words = tuple(known)
     if value not in words:
         raise bad_value(f"{owner}.{key}", value, f"one of {', '.join(words)}", hint=did_you_mean(value, words))
+
+
+CAMPAIGN_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+"""Names of campaigns are typed in a shell and name a folder, so they are short and plain."""
+MOST_NAME_CHARACTERS = 64
+FALLBACK_NAME = "campaign"
+
+
+def require_campaign_name(key: str, name: str) -> None:
+    """Raise `InvalidInput` naming `key` unless `name` may be a campaign's name."""
+    if not CAMPAIGN_NAME.fullmatch(name):
+        raise bad_value(key, name, "1 to 64 of a-z, 0-9, '.', '_' and '-', beginning with a-z or 0-9")
+
+
+def campaign_name_from(text: str) -> str:
+    """Return the campaign name nearest to any text, such as a file's name: `22B run (2)` gives `22b-run-2`."""
+    plain = re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-._")
+    return plain[:MOST_NAME_CHARACTERS].rstrip("-._") or FALLBACK_NAME
+
+
+def free_among(taken: Collection[str], wanted: str) -> str:
+    """Return `wanted`, or the first of wanted-2, wanted-3, ... that is not `taken`."""
+    numbered = (f"{wanted[:58]}-{number}" for number in itertools.count(2))  # a name has at most 64 characters
+    return next(name for name in itertools.chain([wanted], numbered) if name not in taken)
 
 
 @contextmanager

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+OBJECTIVES = ("tokens", "memory", "nodes")
+"""What a front and a search can weigh: the most tokens/s, the most headroom of the fullest rank, the fewest nodes."""
+
 
 def pareto_front(points: Sequence[Sequence[float]]) -> list[int]:
     """Return the indices, rising, of the points that no other point dominates; larger is better in each coordinate.

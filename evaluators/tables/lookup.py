@@ -7,13 +7,13 @@ no probe. Where rows repeat, the fastest counts.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from frontrunner.evaluators.protocol import ImmediateEvaluator, ProbeSetup
+from frontrunner.evaluators.tables import TableSettings
 from frontrunner.evaluators.tables.rows import TableProblem, read_problems
-from frontrunner.evaluators.tables.table_settings import TableSettings
 from frontrunner.results.outcome import Failure, FailureKind, Outcome
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
 from frontrunner.spaces.problem import GlobalBatch, Problem
@@ -21,6 +21,7 @@ from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
 
 NOT_IN_TABLE = "not-in-table"
+NO_ROW = "the table has no row of the recipe"
 MOST_NAMED = 5
 """Problems that a message names, at most."""
 
@@ -33,9 +34,7 @@ class TableLookup(ImmediateEvaluator):
         self._outcomes = chosen_problem(setup.table, setup.problem).outcomes()
 
     def _outcome(self, recipe: Recipe) -> Outcome:
-        return self._outcomes.get(recipe) or Failure(
-            kind=FailureKind.ILLEGAL_FOR_ENGINE, message="the table has no row of this recipe"
-        )
+        return self._outcomes.get(recipe) or Failure(kind=FailureKind.ILLEGAL_FOR_ENGINE, message=NO_ROW)
 
 
 def rows_only(survey: Survey, settings: TableSettings) -> Survey:
@@ -43,8 +42,9 @@ def rows_only(survey: Survey, settings: TableSettings) -> Survey:
     outcomes = chosen_problem(settings, survey.problem).outcomes()
     legal = {point: recipe for point, recipe in survey.legal.items() if recipe in outcomes}
     absent = len(survey.legal) - len(legal)
-    refusals = survey.refusals | ({NOT_IN_TABLE: absent} if absent else {})
-    examples = survey.examples | ({NOT_IN_TABLE: "the table has no row of the recipe"} if absent else {})
+    if not absent:
+        return survey
+    refusals, examples = survey.refusals | {NOT_IN_TABLE: absent}, survey.examples | {NOT_IN_TABLE: NO_ROW}
     return replace(survey, legal=legal, refusals=refusals, examples=examples)
 
 
@@ -53,29 +53,17 @@ def chosen_problem(settings: TableSettings, problem: Problem) -> TableProblem:
 
     Raises `InvalidInput` where there is no table, none of its problems fits, or several do and none is named.
     """
-    problems = _problems(settings)
-    fitting = [
-        found
-        for found in problems
-        if problem.global_batch == found.problem.global_batch and _is_alike_but_for_batch(found, problem)
-    ]
-    if settings.problem is not None:
-        named = next((found for found in fitting if found.name == settings.problem), None)
-        if named is None:
-            names = [found.name for found in fitting]
-            expected = f"one of the problems of {settings.path} that fit this campaign: {_some(names)}"
-            raise bad_value("table.problem", settings.problem, expected, hint=did_you_mean(settings.problem, names))
-        return named
-    if len(fitting) == 1:
-        return fitting[0]
-    if fitting:
-        expected = f"the name of one of {len(fitting)} problems that fit: {_some(found.name for found in fitting)}"
+    held = _problems(settings)
+    fitting = {found.name: found for found in held if _fits(found, problem, problem.global_batch)}
+    if settings.problem is not None and settings.problem not in fitting:
+        expected = f"one of the problems of {settings.path} that fit this campaign: {_some(list(fitting))}"
+        raise bad_value("table.problem", settings.problem, expected, hint=did_you_mean(settings.problem, fitting))
+    if not fitting:
+        raise _none_fits(settings, problem, held)
+    if settings.problem is None and len(fitting) > 1:
+        expected = f"the name of one of {len(fitting)} problems that fit: {_some(list(fitting))}"
         raise bad_value("table.problem", None, expected)
-    raise InvalidInput(
-        f"table.path = {settings.path} holds no problem of {problem.model.layers} layers of {problem.model.hidden}, "
-        f"sequence {problem.sequence_length}, global batch {problem.global_batch} on {problem.cluster.devices} devices",
-        hint=f"it holds (model, sequence, batch, hardware, devices) {_some(found.name for found in problems)}",
-    )
+    return fitting[settings.problem or next(iter(fitting))]
 
 
 def nearest_batch(settings: TableSettings, problem: Problem) -> GlobalBatch:
@@ -84,14 +72,10 @@ def nearest_batch(settings: TableSettings, problem: Problem) -> GlobalBatch:
     A table need not hold the batch that is a smaller cluster's share. Raises
     `InvalidInput` where it has no batch of the model on as many devices.
     """
-    found = _problems(settings)
-    batches = [one.problem.global_batch for one in found if _is_alike_but_for_batch(one, problem)]
+    held = _problems(settings)
+    batches = [one.problem.global_batch for one in held if _fits(one, problem)]
     if not batches:
-        raise InvalidInput(
-            f"table.path = {settings.path} holds no problem of {problem.model.layers} layers of {problem.model.hidden} "
-            f"on {problem.cluster.devices} devices",
-            hint=f"it holds (model, sequence, batch, hardware, devices) {_some(one.name for one in found)}",
-        )
+        raise _none_fits(settings, problem, held)
     wanted = problem.global_batch.maximum
     return min(batches, key=lambda batch: abs(math.log(batch.maximum / wanted)))
 
@@ -102,19 +86,26 @@ def _problems(settings: TableSettings) -> tuple[TableProblem, ...]:
     return read_problems(Path(settings.path)).problems
 
 
-def _is_alike_but_for_batch(found: TableProblem, problem: Problem) -> bool:
-    """Return whether a table's problem is the campaign's at any batch; clusters may be described differently."""
-    devices = {row.recipe.devices for row in found.rows}
+def _fits(found: TableProblem, problem: Problem, batch: GlobalBatch | None = None) -> bool:
+    """Return whether a table's problem is the campaign's, at one batch or any; clusters may be described otherwise."""
     own, other = problem.model, found.problem.model
     return (
         (own.layers, own.hidden) == (other.layers, other.hidden)
         and problem.sequence_length == found.problem.sequence_length
-        and devices == {problem.cluster.devices}
+        and {row.recipe.devices for row in found.rows} == {problem.cluster.devices}
+        and batch in (None, found.problem.global_batch)
     )
 
 
-def _some(names: Iterator[str] | list[str]) -> str:
+def _none_fits(settings: TableSettings, problem: Problem, held: Sequence[TableProblem]) -> InvalidInput:
+    return InvalidInput(
+        f"table.path = {settings.path} holds no problem of {problem.model.layers} layers of {problem.model.hidden}, "
+        f"sequence {problem.sequence_length}, global batch {problem.global_batch} on {problem.cluster.devices} devices",
+        hint=f"it holds (model, sequence, batch, hardware, devices) {_some([one.name for one in held])}",
+    )
+
+
+def _some(names: Sequence[str]) -> str:
     """Return the first names, and how many others there are."""
-    every = list(names)
-    rest = f", and {len(every) - MOST_NAMED} others" if len(every) > MOST_NAMED else ""
-    return ", ".join(repr(name) for name in every[:MOST_NAMED]) + rest if every else "none"
+    rest = f", and {len(names) - MOST_NAMED} others" if len(names) > MOST_NAMED else ""
+    return ", ".join(map(repr, names[:MOST_NAMED])) + rest or "none"

@@ -2,25 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
-from frontrunner.evaluators.analytic.plausibility import why_too_fast
+from frontrunner.evaluators.analytic.accuracy_bounds import why_too_fast
 from frontrunner.evaluators.probe.measure import rates
-from frontrunner.evaluators.tables.hardware import is_elsewhere
-from frontrunner.evaluators.tables.mapping import Mapped, mapped_rows
-from frontrunner.evaluators.tables.rows import TableProblem, TableRow, problems_of
-from frontrunner.evaluators.tables.schema import LeftOut, Refusals, read_csv
-from frontrunner.evaluators.tables.unit_checks import peak_share, refuse_wrong_units
+from frontrunner.evaluators.tables.rows import TableProblem, TableRow, is_elsewhere, problems_of
+from frontrunner.evaluators.tables.schema import (
+    COLUMNS,
+    EMPTY,
+    NOT_READ,
+    NUMBERS,
+    UNITS,
+    CsvTable,
+    LeftOut,
+    Refusals,
+    Row,
+    read_csv,
+    row_of,
+)
 from frontrunner.results.outcome import Measurement
-from frontrunner.spaces.cluster import Cluster
-from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.cluster import PRECISIONS, Cluster
+from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean, shown_key
 from frontrunner.spaces.recipe import Recipe
 
+NEEDED = (("gpus",), ("seq",), ("mbs",), ("gbs", "gas"), ("hidden", "n_params_b"), ("step_time_s", "status"))
+"""Columns without which no row becomes a recipe with an outcome; of several any one is enough."""
 DISAGREEING = 0.25
 """Repeats of one recipe whose slowest takes longer than the fastest by more than this share disagree. Assumed: repeats
 on one machine agree within 1.5 %, on a busy network within some 10 %."""
+LOWEST_MFU = 0.001
+"""Below it for every row the unit is doubted. Assumed: the slowest measured training known here reaches several times
+as much, and milliseconds read as seconds give at most 0.1 %."""
+LIKELY_SHARE = (0.005, 1.0)
+"""Of the peak, or of the memory: between these a table's highest row is expected in its right unit. Assumed."""
+MOST_MEMORIES = 20.0
+"""A peak of more than this number of devices' memory is in another unit: of GiB, GB, MiB and bytes the nearest two that
+are mistaken for one another differ by 1,000."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableForm:
+    """How a table differs from the standard form.
+
+    `columns` maps a column of the form to the table's own name, with its unit where that differs, as
+    `{"step_time_s": "iter_ms:ms"}`; `constants` are values of every row; `ignore` are columns to leave out.
+    """
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, str] = field(default_factory=dict)
+    ignore: tuple[str, ...] = ()
+
+
+class Source(NamedTuple):
+    """The table's own name of a column of the schema, and its unit, empty where it was not given."""
+
+    theirs: str
+    unit: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,21 +86,22 @@ class Reading:
     disagreeing: tuple[Repeats, ...]
 
 
-def read(path: Path, mapped: Mapped, cluster: Cluster | None = None) -> Reading:
+def read(path: Path, form: TableForm, cluster: Cluster | None = None) -> Reading:
     """Read a table of measured configurations.
 
     On `cluster`, where one is given, are the rows that name no hardware or its own. Raises `NotFound` where there is no
     such file, and `InvalidInput` for one that is not a table, for columns that are unknown or missing, and for units
     that cannot be right.
     """
+    sources = _sources(form)
     table, left_out = read_csv(path), Refusals()
     if not table.cells:
         raise InvalidInput(f"{path} has no rows under its header")
-    hardware = None if cluster is None else cluster.device
-    problems = problems_of(mapped_rows(table, mapped, default_hardware=hardware, left_out=left_out), left_out)
+    rows = _rows(table, form, sources, "" if cluster is None else cluster.device, left_out)
+    problems = problems_of(rows, left_out)
     if cluster is not None:
         problems = list(_on_cluster(cluster, problems, left_out))
-    refuse_wrong_units(problems, mapped)
+    _refuse_wrong_units(problems, sources)
     believed = [kept for problem in problems if (kept := _believed(problem, left_out)).rows]
     return Reading(
         file=path.name,
@@ -69,6 +111,94 @@ def read(path: Path, mapped: Mapped, cluster: Cluster | None = None) -> Reading:
         left_out=left_out.summary,
         disagreeing=tuple(repeats for problem in believed for repeats in _disagreeing(problem)),
     )
+
+
+def _sources(form: TableForm) -> dict[str, Source]:
+    """Return the table's columns by their name in the schema; raises `InvalidInput` for what cannot be meant."""
+    found: dict[str, Source] = {}
+    for flag, name, value in [
+        *(("--column", *item) for item in form.columns.items()),
+        *(("--set", *item) for item in form.constants.items()),
+    ]:
+        text = f"{name}={value}"
+        if name not in COLUMNS:
+            raise bad_value(flag, text, "a column of the table form before the =", hint=did_you_mean(name, COLUMNS))
+        if name in found:
+            raise InvalidInput(f"column {name} is given twice: expected one --column or --set for it")
+        if flag == "--column":
+            theirs, colon, unit = value.rpartition(":")  # a colon may be part of their name
+            units = UNITS.get(name, {})
+            if colon and units and unit not in units:
+                raise bad_value(flag, text, f"a unit of {', '.join(units)}", hint=did_you_mean(unit, units))
+            found[name] = Source(theirs, unit) if colon and units else Source(value)
+    return found
+
+
+def _rows(
+    table: CsvTable, form: TableForm, sources: Mapping[str, Source], default_hardware: str, left_out: Refusals
+) -> list[Row]:
+    """Return the rows whose cells can be used, in the schema's units."""
+    places = _places(table.columns, form, sources)
+    names = {*places, *form.constants}
+    for wanted in NEEDED:
+        if names.isdisjoint(wanted):
+            constant = f", or --set {wanted[0]}=NUMBER" if len(wanted) == 1 else ""
+            message = f"the table has no column {' or '.join(wanted)}"
+            raise InvalidInput(message, hint=f"name yours: --column {wanted[0]}=THEIRS{constant}")
+    if not default_hardware and "hardware" not in names:
+        raise InvalidInput("the table has no column hardware", hint="--set hardware=h100, or --cluster NAME or FILE")
+    rows = []
+    for number, cells in enumerate(table.cells):
+        given = {name: cells[place] for name, place in places.items()} | dict(form.constants)
+        row = row_of(number, given)
+        row.hardware = row.hardware or default_hardware
+        for name, source in sources.items():
+            if source.unit:
+                setattr(row, name, getattr(row, name) * UNITS[name][source.unit])
+        if reason := _why_unusable(row, given):
+            left_out.add(reason, row.number)
+        else:
+            rows.append(row)
+    return rows
+
+
+def _why_unusable(row: Row, given: Mapping[str, str]) -> str | None:
+    """Return why nothing can be learned from a row, or None: a step in fp8 says nothing of one in bf16."""
+    for name in NUMBERS:
+        value = getattr(row, name)
+        if math.isnan(value) and given.get(name, "").strip() not in EMPTY:
+            return f"{name} is not a number"
+        if value < 0:
+            return f"{name} is negative"
+    if not row.hardware:
+        return "no hardware"
+    if row.precision not in ("", *PRECISIONS):
+        return f"precision {row.precision} is none of {', '.join(PRECISIONS)}"
+    return None
+
+
+def _places(theirs: Sequence[str], form: TableForm, sources: Mapping[str, Source]) -> dict[str, int]:
+    """Return the place in the table of each column of the schema that is read."""
+    for name, source in sources.items():
+        if source.theirs not in theirs:
+            hint = did_you_mean(source.theirs, theirs)
+            raise bad_value("--column", f"{name}={source.theirs}", "a column of the table after the =", hint=hint)
+    for ignored in form.ignore:
+        if ignored not in theirs:
+            raise bad_value("--ignore", ignored, "a column of the table", hint=did_you_mean(ignored, theirs))
+    taken = {*(source.theirs for source in sources.values()), *form.ignore, *sources}
+    own = [name for name in theirs if name not in taken]
+    if unknown := [name for name in own if name not in COLUMNS]:
+        first, shown = shown_key(unknown[0]), ", ".join(map(shown_key, unknown[:6]))
+        more = f" and {len(unknown) - 6} more" if len(unknown) > 6 else ""
+        raise InvalidInput(
+            f"the table has columns that are not of the table form: {shown}{more}",
+            hint=f"say what each is: --column NAME={first}, or leave it out: --ignore {first}",
+        )
+    if twice := next((name for name in own if name in form.constants), None):
+        raise InvalidInput(f"--set {twice}: the table has a column {twice}", hint=f"add --ignore {twice}")
+    found = {name: name for name in own} | {name: source.theirs for name, source in sources.items()}
+    return {name: theirs.index(their) for name, their in found.items() if name not in NOT_READ}
 
 
 def _on_cluster(cluster: Cluster, problems: Sequence[TableProblem], left_out: Refusals) -> Iterator[TableProblem]:
@@ -90,13 +220,59 @@ def _on_cluster(cluster: Cluster, problems: Sequence[TableProblem], left_out: Re
         yield replace(table, problem=problem, rows=tuple(rows))
 
 
+def _peak_share(measured: Measurement, table: TableProblem) -> float:
+    """Return hardware FLOPs over the device's peak, 0 where no peak is known."""
+    peak = table.problem.cluster.peak_flops(table.problem.precision)
+    return 0.0 if peak is None else measured.hardware_tflops_per_device * 1e12 / peak
+
+
+def _refuse_wrong_units(problems: Sequence[TableProblem], sources: Mapping[str, Source]) -> None:
+    """Raise `InvalidInput`, naming the flag that corrects it, where step times or peaks are in another unit."""
+    measured = [(row.outcome, of) for of in problems for row in of.rows if isinstance(row.outcome, Measurement)]
+    shares = [share for one, of in measured if (share := _peak_share(one, of))]
+    above = sum(share > 1 for share in shares)
+    if 2 * above > len(shares):
+        found = f"{above} of {len(shares)} timed rows are above their device's peak, by up to {max(shares):,.3g} times"
+        raise _wrong_unit("step_time_s", found, max(shares), sources)
+    if shares and max(shares) < LOWEST_MFU and not sources.get("step_time_s", Source("")).unit:
+        found = f"the fastest of {len(shares)} timed rows reaches {100 * max(shares):.2g} % of its device's peak"
+        raise _wrong_unit("step_time_s", found, max(shares), sources, or_else="s")
+    memories = [
+        one.peak_memory_bytes_max_rank / of.problem.cluster.memory_bytes_per_device
+        for one, of in measured
+        if one.peak_memory_bytes_max_rank
+    ]
+    if memories and min(memories) > MOST_MEMORIES:
+        found = f"every peak is {min(memories):,.0f} times its device's memory and more"
+        raise _wrong_unit("peak_mem_gb", found, max(memories), sources)
+
+
+def _wrong_unit(
+    name: str, found: str, highest: float, sources: Mapping[str, Source], *, or_else: str | None = None
+) -> InvalidInput:
+    """Return the refusal of a unit, with the first other in which the highest share of peak or memory is likely."""
+    theirs, given = sources.get(name, Source(name))
+    units = UNITS[name]
+    assumed, flag = given or next(iter(units)), f"--column {name}={theirs}:"
+    hint = f"say its unit: {flag}UNIT, of {', '.join(units)}"
+    for unit, size in units.items():
+        grown = size / units[assumed]  # what the column's numbers would be multiplied by
+        share, of = (highest / grown, "peak") if name == "step_time_s" else (highest * grown, "memory")
+        if unit != assumed and LIKELY_SHARE[0] <= share <= LIKELY_SHARE[1]:
+            hint = f"in {unit} the highest is {100 * share:.2g} % of the {of}: {flag}{unit}"
+            break
+    if or_else:
+        hint += f"; if it is in {or_else} all the same: {flag}{or_else}"
+    return InvalidInput(f"{theirs} in {assumed} cannot be meant: {found}", hint=hint)
+
+
 def _believed(table: TableProblem, left_out: Refusals) -> TableProblem:
     """Return the problem without rows that cannot be true and rows that repeat another exactly."""
     kept, seen = [], set[tuple[Recipe, object]]()
     for row in table.rows:
         one = row.outcome
         stated = (one.step_times_s, one.peak_memory_bytes) if isinstance(one, Measurement) else one.kind
-        reason = "another row says the same" if (row.recipe, stated) in seen else _why_not(row, table)
+        reason = "another row says the same" if (row.recipe, stated) in seen else _why_not_believed(row, table)
         if reason:
             left_out.add(reason, row.number + 1)
         else:
@@ -105,14 +281,12 @@ def _believed(table: TableProblem, left_out: Refusals) -> TableProblem:
     return replace(table, rows=tuple(kept))
 
 
-def _why_not(row: TableRow, table: TableProblem) -> str | None:
-    """Return why a row is not believed, or None."""
+def _why_not_believed(row: TableRow, table: TableProblem) -> str | None:
     degree, heads = row.recipe.tensor_parallel, table.problem.model.heads
     if degree > heads:
         return f"tensor-parallel degree {degree} for {heads} heads"
     if isinstance(row.outcome, Measurement):
-        share = peak_share(row.outcome, table)
-        if share is not None and share > 1:
+        if _peak_share(row.outcome, table) > 1:
             return "faster than the device's peak"
         if why_too_fast(row.recipe, table.problem, row.outcome.step_time_s_median):
             return "faster than the formulas find possible"

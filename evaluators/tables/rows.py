@@ -1,4 +1,4 @@
-"""Rows of a table of measured configurations as problems, recipes and outcomes.
+"""Rows of a table of measured configurations as clusters, problems, recipes and outcomes.
 
 A search can do without what the formulas need: a row needs devices, a micro-batch, a batch and the model's size. A
 problem is the rows of one model, sequence length, global batch, hardware and number of devices, and of one attention
@@ -9,16 +9,21 @@ reason.
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from frontrunner.evaluators.analytic import software
 from frontrunner.evaluators.analytic.software import Software
 from frontrunner.evaluators.probe.measure import measured_steps, nodes_used
-from frontrunner.evaluators.tables.hardware import cluster_of
 from frontrunner.evaluators.tables.schema import (
     BATCH_TOLERANCE,
     GPT2_VOCABULARY,
+    MACHINE_NUMBERS,
+    OF_RECIPES,
     SWIGLU_WIDTH,
     Refusals,
     Row,
@@ -26,19 +31,43 @@ from frontrunner.evaluators.tables.schema import (
     over,
     read_csv,
     rows_of,
+    why_impossible,
 )
-from frontrunner.evaluators.tables.workloads import is_fused, software_of
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome, refuse_unstorable
-from frontrunner.spaces.cluster import PRECISIONS
-from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.cluster import PRECISIONS, Cluster, Links, PeakTflops
 from frontrunner.spaces.model import Model
+from frontrunner.spaces.presets import cluster_preset, device_preset
 from frontrunner.spaces.problem import GlobalBatch, Problem
-from frontrunner.spaces.recipe import RECOMPUTES, Recipe
+from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
+
+PRESETS = {
+    "a100": "dgx-a100-80gb",
+    "h100": "dgx-h100",
+    "h200": "dgx-h200",
+    "mi250x": "frontier",
+    "mi300x": "mi300x-platform",
+    "v100": "dgx-1-v100",
+    "pvc": "aurora",
+}
+"""A word of the hardware column, in lower case -> its cluster preset; the first that matches."""
+OTHER_BOARDS = re.compile(r"pcie|\bnvl\b")
+"""Boards of the same chips with other rates, for which there is no preset."""
+MEMORY = re.compile(r"(?<!\d)(\d{1,9}) ?gi?b", re.IGNORECASE)
+"""The memory that a device's name states; the look behind keeps a search through thousands of digits short."""
+SAME_MEMORY = 0.02
+"""A name states a little more than the driver reports, which is what a preset states."""
+_OTHER_SIZES = {("a100-80gb", "40"): {"memory_gb_per_s": device_preset("a100-40gb")["memory_gb_per_s"]}}
+"""What else differs where a name states another memory than its preset's device has."""
+LINKS = ("node_gb_per_s", "nic_gb_per_s", "nics_per_node")
+COUNTED = {"gpus_per_node": "devices_per_node", "compute_units": "compute_units"}
+DEVICES_PER_NODE = 8
+"""Of machines without a preset whose rows do not state it; assumed."""
+ASSUMED_MEMORY_GIB = 80.0
+"""Of a device that is neither known nor described: assumed, and wrong for many; failures show what fits."""
 
 PROBLEM_COLUMNS = ("model", "seq", "gbs", "hardware", "gpus", "attention_kernel", "precision")
 """What the rows of one problem have in common."""
-MEASURED = frozenset({"ok", "success", "succeeded", "done", "completed", "finished", "measured"})
 FAILURES = {
     FailureKind.OUT_OF_MEMORY: ("oom", "out of memory", "out-of-memory", "out_of_memory"),
     FailureKind.CRASHED: ("fail", "failed", "failure", "error", "crash", "crashed"),
@@ -47,12 +76,13 @@ FAILURES = {
     FailureKind.NOT_FINITE: ("nan", "not-finite"),
 }
 """Why a row has no measurement, and its words for that in the status column, in lower case."""
-RECOMPUTE_NAMES = {"": "none", "no": "none", "off": "none", "false": "none", "true": "full", "yes": "full"}
 HIDDEN_PER_LAYER = 128
 """Hidden size over layers of GPT-3 175B (arXiv 2005.14165) and of Llama 7B (arXiv 2302.13971): assumed of a model of
 which only the parameters are known."""
 HEAD_WIDTH = 128
 """Of the same models."""
+LONG_SEQUENCE = 8192
+"""From here on attention that is not named is taken to be fused: its scores would not fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +107,7 @@ class TableProblem:
         """Return each recipe's outcome; of repeats the fastest counts, and a failure only where all failed."""
         found: dict[Recipe, Outcome] = {}
         for row in self.rows:
-            known = found.get(row.recipe)
-            if known is None or _speed(row.outcome) > _speed(known):
-                found[row.recipe] = row.outcome
+            found[row.recipe] = max(found.get(row.recipe, row.outcome), row.outcome, key=_speed)
         return found
 
 
@@ -107,29 +135,27 @@ def problems_of(rows: Iterable[Row], left_out: Refusals) -> list[TableProblem]:
         complete(row)
         row.fill(mbs=over(row.gbs, row.dp * row.gas))
         row.fill(gas=over(row.gbs, row.mbs * row.dp), vocab=GPT2_VOCABULARY)
-        row.recompute = RECOMPUTE_NAMES.get(row.recompute, row.recompute)
         groups.setdefault(tuple(str(getattr(row, column)) for column in PROBLEM_COLUMNS), []).append(row)
-    found = [made for group in groups.values() if (made := _problem(group, left_out))]
-    short = [" ".join(problem.name.split(" | ")[:5]) for problem in found]
+    found = [(made, group[0]) for group in groups.values() if (made := _problem(group, left_out))]
+    alike = Counter(one.name for one, _ in found)
     # The kernel and the precision are in the name only where problems differ in nothing else.
-    names = [
-        name if short.count(name) == 1 else one.name.replace(" | ", " ") for one, name in zip(found, short, strict=True)
+    return [
+        replace(one, name=f"{one.name} {row.attention_kernel} {row.precision}") if alike[one.name] > 1 else one
+        for one, row in found
     ]
-    return [replace(problem, name=name) for problem, name in zip(found, names, strict=True)]
-
-
-def _word(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _problem(rows: list[Row], left_out: Refusals) -> TableProblem | None:
-    """Return the problem of rows that share `PROBLEM_COLUMNS`, or None where no row can become a recipe."""
+    """Return the problem of rows that share `PROBLEM_COLUMNS`, or None where no row can become a recipe.
+
+    It is that of the first row which states one; the others may lack a shape.
+    """
     problem, first, reason = None, rows[0], ""
     for row in rows:
         try:
             problem, first = _problem_of(row), row
             break
-        except (InvalidInput, ValueError, OverflowError) as error:
+        except (ValueError, OverflowError) as error:
             reason = reason or str(error)
     made: list[TableRow] = []
     for row in rows:
@@ -138,21 +164,20 @@ def _problem(rows: list[Row], left_out: Refusals) -> TableProblem | None:
                 raise ValueError(reason)
             recipe = recipe_of(row, problem.model.layers)
             made.append(TableRow(number=row.number - 1, recipe=recipe, outcome=outcome_of(row, recipe, problem)))
-        except (InvalidInput, ValueError, OverflowError) as error:
+        except (ValueError, OverflowError) as error:
             left_out.add(str(error), row.number)
     if problem is None or not made:
         return None
-    name = " | ".join(_word(getattr(first, column)) for column in PROBLEM_COLUMNS)
-    return TableProblem(name=name, problem=problem, software=software_of(first), rows=tuple(made))
+    return TableProblem(name=first.problem, problem=problem, software=software_of(first), rows=tuple(made))
 
 
 def _problem_of(row: Row) -> Problem:
-    """Return the problem of a row; raises `InvalidInput` or ValueError where the row does not state it."""
+    """Return the problem of a row; raises ValueError where the row does not state it."""
     sequence, batch = _count(row, "seq"), _count(row, "gbs")
     return Problem(
+        sequence_length=sequence,
         model=model_of(row),
         cluster=cluster_of(row),
-        sequence_length=sequence,
         global_batch=GlobalBatch(minimum=batch, maximum=batch),
         precision=row.precision if row.precision in PRECISIONS else "bf16",
     )
@@ -187,10 +212,10 @@ def _shape(row: Row) -> tuple[int, int]:
 
     Its parameters are 12 layers hidden^2 (arXiv 2104.04473, equation 2, without the embedding).
     """
-    if _is_count(row.layers) and _is_count(row.hidden):
+    missing = [name for name in ("layers", "hidden") if not _is_count(getattr(row, name))]
+    if not missing:
         return int(row.layers), int(row.hidden)
     if not 0 < row.n_params_b < math.inf:
-        missing = [name for name in ("layers", "hidden") if not _is_count(getattr(row, name))]
         raise ValueError(f"no {', '.join(missing)} and no n_params_b")
     parameters = row.n_params_b * 1e9
     width = (parameters * HIDDEN_PER_LAYER / 12) ** (1 / 3)
@@ -198,34 +223,41 @@ def _shape(row: Row) -> tuple[int, int]:
     return max(1, round(parameters / (12 * hidden**2))), hidden
 
 
+def is_fused(row: Row) -> bool:
+    """Return whether a row's attention is fused, as it is outside GPT models unless they name another kernel."""
+    return "flash" in row.attention_kernel.lower() or row.seq >= LONG_SEQUENCE or not row.two_matrices
+
+
+def software_of(row: Row) -> Software:
+    """Return the training code a row was measured with, as far as its source and model show."""
+    name = row.model.lower()
+    if "efficient-parallelization-layouts" in row.source:
+        return software.WIDE_LOGITS_LLAMA
+    if "nanotron" in row.source:
+        return software.NANOTRON
+    if name.startswith("mpt"):
+        return software.LLM_FOUNDRY
+    if "torchtitan" in row.source:  # FSDP2 and the same selective recompute as the project's own trainer
+        return software.FRONTRUNNER
+    return software.MEGATRON_GPT if name.startswith(("gpt", "megatron", "turing")) else software.MEGATRON_LLAMA
+
+
 def recipe_of(row: Row, layers: int) -> Recipe:
-    """Return the recipe of a completed row; raises `InvalidInput` or ValueError for an impossible one."""
-    devices, tp, pp, dp, cp = (_count(row, name) for name in ("gpus", "tp", "pp", "dp", "cp"))
-    micro_batch, accumulation = _count(row, "mbs"), _count(row, "gas")
-    virtual = 1 if math.isnan(row.vpp) or pp == 1 else _count(row, "vpp")
-    if tp * pp * cp * dp != devices:
-        raise ValueError("tp x pp x cp x dp is not the number of devices")
-    if abs(micro_batch * accumulation * dp / row.gbs - 1) > BATCH_TOLERANCE:
-        raise ValueError("micro-batch x accumulation x dp is not the global batch")
-    if pp * virtual > layers:
-        raise ValueError("more pipeline stages than layers")
-    if row.recompute not in RECOMPUTES:
-        raise ValueError(f"recompute {row.recompute} is unknown")
-    stage = 0.0 if math.isnan(row.zero) else row.zero
-    if stage not in (0, 1, 2, 3):
-        raise ValueError(f"ZeRO stage {stage:g} does not exist")
+    """Return the recipe of a completed row; raises ValueError for an impossible one."""
+    if row.pp == 1:
+        row.vpp = 1.0
+    row.fill(vpp=1.0)
+    devices, replicas = _count(row, "gpus"), _count(row, "dp")
+    counts: dict[str, Any] = {name: _count(row, column) for name, column in OF_RECIPES.items()}
+    if impossible := why_impossible(row, layers):
+        raise ValueError(impossible)
     return Recipe(
         devices=devices,
-        tensor_parallel=tp,
-        pipeline_parallel=pp,
-        context_parallel=cp,
-        virtual_stages=virtual,
-        schedule="none" if pp == 1 else "1f1b" if virtual == 1 else "interleaved-1f1b",
-        micro_batch_seqs=micro_batch,
-        accumulation=accumulation,
-        sharding=Sharding.named("none" if stage == 0 else f"zero-{stage:g}", dp * cp),
+        schedule="none" if row.pp == 1 else "1f1b" if row.vpp == 1 else "interleaved-1f1b",
+        sharding=Sharding.named(f"zero-{row.zero:g}" if row.zero > 0 else "none", replicas * round(row.cp)),
         recompute=row.recompute,
-        sequence_parallel=row.seq_parallel == 1 and tp > 1,
+        sequence_parallel=row.seq_parallel == 1 and row.tp > 1,
+        **counts,
     )
 
 
@@ -237,12 +269,12 @@ def outcome_of(row: Row, recipe: Recipe, problem: Problem) -> Outcome:
     for kind, words in FAILURES.items():
         if row.status in words:
             return Failure(kind=kind, message=f"the table says {row.status}")
-    if row.status not in MEASURED:
-        raise ValueError(f"status {row.status or 'unknown'}")
     seconds = row.step_time_s
-    if not 0 < seconds < math.inf:
+    if row.status != "ok":
+        raise ValueError(f"status {row.status or 'unknown'}")
+    if not _is_given(seconds):
         raise ValueError(f"step time {seconds:g} s")
-    peak = row.peak_mem_gb if 0 < row.peak_mem_gb < math.inf else 0.0
+    peak = row.peak_mem_gb if _is_given(row.peak_mem_gb) else 0.0
     measured = measured_steps(
         recipe,
         problem,
@@ -252,6 +284,14 @@ def outcome_of(row: Row, recipe: Recipe, problem: Problem) -> Outcome:
     )
     refuse_unstorable(measured)
     return measured
+
+
+def _speed(outcome: Outcome) -> float:
+    return outcome.tokens_per_s if isinstance(outcome, Measurement) else 0.0
+
+
+def _is_given(value: float) -> bool:
+    return 0 < value < math.inf
 
 
 def _is_count(value: float) -> bool:
@@ -268,5 +308,42 @@ def _count(row: Row, name: str) -> int:
     return round(value)
 
 
-def _speed(outcome: Outcome) -> float:
-    return outcome.tokens_per_s if isinstance(outcome, Measurement) else 0.0
+def preset_of(hardware: str) -> str | None:
+    """Return the preset for a device's name, or None."""
+    name = hardware.lower()
+    if OTHER_BOARDS.search(name):
+        return None
+    return next((preset for word, preset in PRESETS.items() if re.search(rf"(?<![a-z0-9]){word}(?![0-9])", name)), None)
+
+
+def is_elsewhere(hardware: str, cluster: Cluster) -> bool:
+    """Return whether the hardware is that of a preset with another device; memory sizes of one chip may differ."""
+    return preset_of(hardware) not in (None, preset_of(cluster.device))
+
+
+def machine_of(row: Row) -> Cluster:
+    """Return one node that a row was measured on: its own figures, its device's name, then the preset's."""
+    preset = preset_of(row.hardware)
+    # Without a preset only the row's own figures are known.
+    unknown = {
+        "name": row.hardware, "device": row.hardware, "backend": "cuda", "nodes": 1, "links": {}, "peak_tflops": {},
+        "devices_per_node": DEVICES_PER_NODE, "memory_gib_per_device": ASSUMED_MEMORY_GIB, "source": "the table's row",
+    }  # fmt: skip
+    figures: dict[str, Any] = cluster_preset(preset) if preset else unknown
+    stated = MEMORY.search(row.hardware)
+    if stated and abs(float(stated[1]) / figures["memory_gib_per_device"] - 1) > SAME_MEMORY:
+        figures |= _OTHER_SIZES.get((str(figures["device"]), stated[1]), {})
+        figures["memory_gib_per_device"] = float(stated[1])
+    own = {name: value for name in MACHINE_NUMBERS if _is_given(value := getattr(row, name))}
+    links = figures["links"] | {name: own.pop(name) for name in LINKS if name in own}
+    peaks = {row.precision or "bf16": own.pop("peak_tflops")} if "peak_tflops" in own else figures["peak_tflops"]
+    counts = {key: int(own.pop(name)) for name, key in COUNTED.items() if name in own}
+    return Cluster(**figures | own | counts | {"links": Links(**links), "peak_tflops": PeakTflops(**peaks)})
+
+
+def cluster_of(row: Row) -> Cluster:
+    """Return as many whole nodes of the row's machine as its devices need; raises ValueError without devices."""
+    if not _is_count(row.gpus):
+        raise ValueError("no gpus")
+    found = machine_of(row)
+    return replace(found, nodes=math.ceil(row.gpus / found.devices_per_node))

@@ -10,24 +10,29 @@ import hashlib
 import math
 import re
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 from frontrunner.spaces.errors import InvalidInput, NotFound, shown_key
+from frontrunner.spaces.recipe import DIMENSIONS, RECOMPUTES
+from frontrunner.spaces.space import DEGREES
 
 NAN = math.nan
 NEEDED = ("layers", "hidden", "heads", "seq", "gpus", "tp", "pp", "dp", "mbs", "gas", "vocab")
 """What the formulas cannot do without; some of these follow from others (`complete`)."""
-COUNTS = (*NEEDED, "cp", "vpp", "kv_heads", "gbs")
-"""Numbers of at least 1 where they are stated."""
 MACHINE_NUMBERS = (
     "gpus_per_node", "peak_tflops", "matmul_share", "memory_gb_per_s", "memory_gib_per_device", "compute_units",
     "node_gb_per_s", "nic_gb_per_s", "nics_per_node",
 )  # fmt: skip
 """A row's own figures of its machine, which replace those of a preset."""
+OF_RECIPES = {name: DIMENSIONS[name].label.lower() for name in DEGREES} | {
+    "virtual_stages": "vpp", "micro_batch_seqs": "mbs", "accumulation": "gas",
+}  # fmt: skip
+"""The counts of a recipe that have a column of their own."""
 NOT_READ = ("tflops_per_gpu", "mfu")
 """Columns that follow from others, and that sources count differently; they are accepted and not read."""
 UNITS: Mapping[str, Mapping[str, float]] = {
@@ -36,15 +41,16 @@ UNITS: Mapping[str, Mapping[str, float]] = {
 }
 """The columns that may be in another unit -> its size in seconds, and in GiB, in which a peak is read."""
 
-PRECISION_NAMES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "mixed": "fp16"}
-FLAGS = {"true": "1", "false": "0", "yes": "1", "no": "0"}
-"""What `seq_parallel` may hold besides 1 and 0."""
+SPELLINGS: Mapping[str, Mapping[str, str]] = {
+    "precision": {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "mixed": "fp16"},
+    "recompute": {"no": "none", "off": "none", "false": "none", "true": "full", "yes": "full"},
+    "status": dict.fromkeys(("success", "succeeded", "done", "completed", "finished", "measured"), "ok"),
+    "seq_parallel": {"true": "1", "false": "0", "yes": "1", "no": "0"},
+}
+"""Other words, in lower case, for those of the schema."""
 EMPTY = frozenset(
-    (
-        "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA",
-        "NULL", "NaN", "None", "n/a", "nan", "null",
-    )
-)  # fmt: skip
+    ("", "#N/A", "#N/A N/A", "#NA", "<NA>", "N/A", "n/a", "NA", "NULL", "null", "NaN", "nan", "-NaN", "-nan", "None")
+)
 """Cells that hold nothing: the words for it of pandas, which writes many such tables."""
 GPT2_VOCABULARY = 51200
 """GPT-2's 50,257 tokens padded to a multiple of 1,024, for rows of GPT models that omit the vocabulary."""
@@ -55,65 +61,38 @@ SWIGLU_WIDTH = 8 / 3
 """Of a feed-forward part of three matrices whose width is not stated, in hidden sizes (arXiv 2002.05202)."""
 LIKELY_VOCABULARY = (16_000, 300_000)
 BATCH_TOLERANCE = 0.01
-
 MOST_BYTES = 200_000_000
-MOST_COLUMNS = 1_000
-LONGEST_CELL = 10_000
-"""Characters of a word; what a person or a script notes with a measurement is shorter."""
-LONGEST_LINE = 4 * MOST_COLUMNS * (LONGEST_CELL + 1)
-"""Bytes; a character has at most four."""
 
 
-@dataclass(kw_only=True)
-class Row:
-    """One row: a number that the table does not state is NaN, a word empty; `number` is its place, from 1."""
+NUMBERS = (
+    *NEEDED, "cp", "vpp", "kv_heads", "gbs", "n_params_b", "ffn_hidden", "zero", "seq_parallel", *UNITS,
+    *MACHINE_NUMBERS,
+)  # fmt: skip
+WORDS = ("status", "attention_kernel", "recompute", "source", "table", "hardware", "model", "precision", "note")
+COLUMNS = (*NUMBERS, *WORDS, *NOT_READ)
+"""Every column of the schema; docs/warm-starts.md says what each holds."""
 
-    number: int
-    layers: float = NAN
-    hidden: float = NAN
-    heads: float = NAN
-    seq: float = NAN
-    gpus: float = NAN
-    tp: float = NAN
-    pp: float = NAN
-    dp: float = NAN
-    mbs: float = NAN
-    gas: float = NAN
-    vocab: float = NAN
-    cp: float = NAN
-    vpp: float = NAN
-    kv_heads: float = NAN
-    gbs: float = NAN
-    n_params_b: float = NAN
-    ffn_hidden: float = NAN
-    zero: float = NAN
-    seq_parallel: float = NAN
-    step_time_s: float = NAN
-    peak_mem_gb: float = NAN
-    gpus_per_node: float = NAN
-    peak_tflops: float = NAN
-    matmul_share: float = NAN
-    memory_gb_per_s: float = NAN
-    memory_gib_per_device: float = NAN
-    compute_units: float = NAN
-    node_gb_per_s: float = NAN
-    nic_gb_per_s: float = NAN
-    nics_per_node: float = NAN
-    status: str = ""
-    attention_kernel: str = ""
-    recompute: str = ""
-    source: str = ""
-    table: str = ""
-    hardware: str = ""
-    model: str = ""
-    precision: str = ""
-    note: str = ""
+
+class Row(SimpleNamespace):
+    """One row, with an attribute for each of `NUMBERS` and `WORDS`; `number` is its place, from 1.
+
+    A number that the table does not state is NaN, a word empty; without a word for recompute there is none.
+    """
+
+    def __init__(self, number: int) -> None:
+        unknown = dict.fromkeys(NUMBERS, NAN) | dict.fromkeys(WORDS, "") | {"recompute": "none"}
+        super().__init__(number=number, **unknown)
+
+    @property
+    def problem(self) -> str:
+        """The name of a row's problem: its model, sequence length, global batch, hardware and devices."""
+        return f"{self.model} {self.seq:.0f} {self.gbs:.0f} {self.hardware} {self.gpus:.0f}"
 
     @property
     def two_matrices(self) -> bool:
         """Whether the feed-forward part is GPT's, of two matrices, rather than Llama's of three."""
-        plain = self.ffn_hidden == 4 * self.hidden and self.kv_heads == self.heads
-        return plain or GPT_NAMES.match(self.model.lower()) is not None
+        is_plain: bool = self.ffn_hidden == 4 * self.hidden and self.kv_heads == self.heads
+        return is_plain or GPT_NAMES.match(self.model.lower()) is not None
 
     def fill(self, **values: float) -> None:
         """Set the numbers that are not stated."""
@@ -122,16 +101,9 @@ class Row:
                 setattr(self, name, value)
 
 
-NUMBERS = tuple(field.name for field in fields(Row) if field.type == "float")
-WORDS = tuple(field.name for field in fields(Row) if field.type == "str")
-COLUMNS = (*NUMBERS, *WORDS, *NOT_READ)
-"""Every column of the schema."""
-
-
 class CsvTable(NamedTuple):
     """A CSV file's cells, as text; `sha256` is of its bytes."""
 
-    path: Path
     sha256: str
     columns: tuple[str, ...]
     cells: list[list[str]]
@@ -154,100 +126,74 @@ class Refusals(dict[str, list[int]]):
         self.setdefault(reason, []).append(number)
 
     @property
-    def counts(self) -> dict[str, int]:
-        """The number of rows that were left out, by reason, most first."""
-        return {left.reason: left.rows for left in self.summary}
-
-    @property
     def summary(self) -> tuple[LeftOut, ...]:
         """The reasons with their rows, most first."""
         found = (LeftOut(reason=why, rows=len(rows), first_row=min(rows)) for why, rows in self.items())
         return tuple(sorted(found, key=lambda left: (-left.rows, left.reason)))
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of rows that were left out, by reason, most first."""
+        return {left.reason: left.rows for left in self.summary}
+
 
 def read_csv(path: Path) -> CsvTable:
-    """Read a CSV file.
-
-    Raises `NotFound` where there is none, and `InvalidInput` for one that cannot be read, that is not a table, or that
-    has more columns or longer cells than a person would write.
-    """
+    """Read a CSV file; raises `NotFound` where there is none, and `InvalidInput` for one that is not a table."""
     content = _content(path)
-    lines = content.splitlines() or [b""]
-    if max(map(len, lines)) > LONGEST_LINE:
-        raise InvalidInput(f"{path} is not a CSV table: a row has at most {LONGEST_LINE:,} bytes")
-    widest = max(line.count(b",") for line in lines) + 1  # a row may be longer than the header
-    if widest > MOST_COLUMNS:
-        raise InvalidInput(f"{path} has {widest:,} columns: a table has at most {MOST_COLUMNS:,}")
     try:
-        reader = csv.reader(StringIO(content.decode("utf-8-sig"), newline=""), strict=True, skipinitialspace=True)
-        header = next(filter(None, reader), None)
-        if header is None:
-            raise InvalidInput(f"{path} is not a CSV table: No columns in the file")
-        cells = []
-        for row in filter(None, reader):
-            if len(row) > len(header):
-                message = f"its rows have more cells than its header: line {reader.line_num} has {len(row)}"
-                raise InvalidInput(f"{path} is not a CSV table: {message}")
-            cells.append(row + [""] * (len(header) - len(row)))
+        lines = csv.reader(StringIO(content.decode("utf-8-sig"), newline=""), strict=True, skipinitialspace=True)
+        header, *cells = list(filter(None, lines)) or [[]]
     except (ValueError, csv.Error) as error:
-        too_long = "field larger" in str(error)
-        said = f"a cell has more than {LONGEST_CELL:,} characters" if too_long else str(error)
-        raise InvalidInput(f"{path} is not a CSV table: {said}"[:300]) from None
-    columns = _named(header)
-    for row in cells:
-        for name, cell in zip(columns, row, strict=True):
-            if len(cell) > LONGEST_CELL:
-                raise InvalidInput(f"{path}: a cell of {shown_key(name)} has more than {LONGEST_CELL:,} characters")
-    return CsvTable(path, hashlib.sha256(content).hexdigest(), columns, cells)
+        raise InvalidInput(f"{path} is not a CSV table: {error}"[:300]) from None
+    if not header:
+        raise InvalidInput(f"{path} is not a CSV table: it is empty")
+    longer = next((number for number, row in enumerate(cells, start=1) if len(row) > len(header)), None)
+    if longer:
+        raise InvalidInput(f"{path} is not a CSV table: row {longer} has more cells than its header")
+    columns = tuple(name.strip() or f"Unnamed: {place}" for place, name in enumerate(header))  # as pandas names them
+    twice = next((name for name in columns if columns.count(name) > 1), None)
+    if twice:
+        raise InvalidInput(f"{path} has two columns {shown_key(twice)}", hint="give each column its own name")
+    padded = [row + [""] * (len(header) - len(row)) for row in cells]
+    return CsvTable(hashlib.sha256(content).hexdigest(), columns, padded)
 
 
 def _content(path: Path) -> bytes:
     """Return the file's bytes; pipes and devices are refused, since opening a pipe waits for its writer."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise InvalidInput(f"{path} cannot be read: it is not a regular file")
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
+        found = path.stat()
+        usable = stat.S_ISREG(found.st_mode) and found.st_size <= MOST_BYTES
+        content = path.read_bytes() if usable else b""
     except FileNotFoundError:
         raise NotFound(f"no table at {path}: there is no such file") from None
-    except InvalidInput:
-        raise
     except (OSError, ValueError) as error:  # ValueError for a path with a NUL
         raise InvalidInput(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if len(content) > MOST_BYTES:
+    if not stat.S_ISREG(found.st_mode):
+        raise InvalidInput(f"{path} cannot be read: it is not a regular file")
+    if not usable:
         raise InvalidInput(f"{path} is too long: a table has at most {MOST_BYTES:,} bytes")
     return content
 
 
-def _named(header: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns' names; those without one and repeated ones are named as pandas names them."""
-    found: list[str] = []
-    for place, text in enumerate(header):
-        name = text.strip() or f"Unnamed: {place}"
-        repeats = sum(other == name or other.startswith(f"{name}.") for other in found)
-        found.append(f"{name}.{repeats}" if name in found else name)
-    return tuple(found)
-
-
-_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[+-]?inf(?:inity)?", re.IGNORECASE | re.ASCII)
-
-
-def number(cell: str) -> float:
-    """Return a cell's number, or NaN for one that is not a number."""
-    return float(cell) if _NUMBER.fullmatch(cell) else NAN
-
-
 def row_of(place: int, cells: Mapping[str, str]) -> Row:
     """Return the row of cells by column, from its place counted from 0; cells that are not numbers become NaN."""
-    found = Row(number=place + 1)
+    found = Row(place + 1)
     for name, cell in cells.items():
         text = cell.strip()
         if text in EMPTY:
             continue
-        if name == "seq_parallel":
-            text = FLAGS.get(text.lower(), text)
-        setattr(found, name, number(text) if name in NUMBERS else text)
+        if name in SPELLINGS:
+            word = text.lower().removeprefix("amp_")
+            text = SPELLINGS[name].get(word, word)
+        setattr(found, name, _number(text) if name in NUMBERS else text)
     return found
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return NAN
 
 
 def rows_of(table: CsvTable) -> list[Row]:
@@ -257,9 +203,7 @@ def rows_of(table: CsvTable) -> list[Row]:
 
 
 def complete(row: Row) -> Row:
-    """Fill in what follows from other cells, and bring words into the schema's spelling."""
-    row.precision = precision_of(row.precision)
-    row.recompute, row.status = row.recompute.lower(), row.status.lower()
+    """Fill in what follows from other cells."""
     if row.model.lower().startswith("gpt"):
         row.fill(vocab=GPT2_VOCABULARY)
     stated = re.search(r"\bCP=(\d+)", row.note)
@@ -273,12 +217,6 @@ def complete(row: Row) -> Row:
     if not row.status and row.step_time_s > 0:
         row.status = "ok"
     return row
-
-
-def precision_of(word: str) -> str:
-    """Return the schema's word for a precision."""
-    found = word.lower().removeprefix("amp_")
-    return PRECISION_NAMES.get(found, found)
 
 
 def over(numerator: float, denominator: float) -> float:
@@ -300,13 +238,15 @@ def _counted_vocabulary(row: Row) -> float:
     return counted if is_exact and LIKELY_VOCABULARY[0] <= counted <= LIKELY_VOCABULARY[1] else NAN
 
 
-def keep(rows: Iterable[Row], why_not: Callable[[Row], str | None], left_out: Refusals) -> list[Row]:
-    """Return the rows that can be used; the others are left out, with their reason."""
-    kept = []
-    for row in rows:
-        reason = why_not(row)
-        if reason:
-            left_out.add(reason, row.number)
-        else:
-            kept.append(row)
-    return kept
+def why_impossible(row: Row, layers: float) -> str | None:
+    """Return why no model of `layers` layers can have trained as a completed row says, or None."""
+    wrong = {
+        "tp x pp x cp x dp is not the number of devices": row.tp * row.pp * row.cp * row.dp != row.gpus,
+        "micro-batch x accumulation x dp is not the global batch": (
+            abs(row.mbs * row.gas * row.dp - row.gbs) > BATCH_TOLERANCE * row.gbs
+        ),
+        "more pipeline stages than layers": row.pp * (1 if math.isnan(row.vpp) else row.vpp) > layers,
+        f"recompute {row.recompute} is unknown": row.recompute not in RECOMPUTES,
+        f"ZeRO stage {row.zero:g} does not exist": row.zero not in (0, 1, 2, 3) and not math.isnan(row.zero),
+    }
+    return next((reason for reason, holds in wrong.items() if holds), None)

@@ -13,46 +13,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from frontrunner.evaluators.analytic.fit import Sample, Samples
-from frontrunner.evaluators.analytic.software import (
-    FRONTRUNNER,
-    LLM_FOUNDRY,
-    MEGATRON_GPT,
-    MEGATRON_LLAMA,
-    NANOTRON,
-    WIDE_LOGITS_LLAMA,
-    Software,
-)
 from frontrunner.evaluators.analytic.workload import BYTES_PER_VALUE, Workload, ends
-from frontrunner.evaluators.tables.hardware import is_elsewhere, machine_of, preset_of, why_unknown
+from frontrunner.evaluators.tables.rows import MEMORY, is_elsewhere, is_fused, machine_of, preset_of, software_of
 from frontrunner.evaluators.tables.schema import (
     BATCH_TOLERANCE,
-    COUNTS,
     MACHINE_NUMBERS,
     NEEDED,
+    OF_RECIPES,
     Refusals,
     Row,
     complete,
     read_csv,
     rows_of,
+    why_impossible,
 )
 from frontrunner.spaces.cluster import PRECISIONS, Cluster
 from frontrunner.spaces.stages import even_layers
-
-LONG_SEQUENCE = 8192
-"""From here on attention that is not named is taken to be fused: its scores would not fit."""
-
-
-class Part(NamedTuple):
-    """Rows of one machine, precision and training code: their places in the table, and what the formulas take."""
-
-    places: npt.NDArray[np.intp]
-    sample: Sample
 
 
 @dataclass(frozen=True)
@@ -68,13 +50,13 @@ class Table:
     default_cluster: Cluster | None = None
 
     @cached_property
-    def parts(self) -> tuple[Part, ...]:
-        """The rows by what one call of the formulas takes."""
+    def parts(self) -> tuple[tuple[npt.NDArray[np.intp], Sample], ...]:
+        """The places of rows of one machine, precision and training code, and what the formulas take of them."""
         groups: dict[tuple[object, ...], list[int]] = {}
         for place, row in enumerate(self.rows):
             machine = [str(getattr(row, name)) for name in MACHINE_NUMBERS]  # as text, since NaN differs from itself
             groups.setdefault((row.hardware, *machine, row.precision, software_of(row).name), []).append(place)
-        return tuple(Part(np.array(places), self._sample([self.rows[p] for p in places])) for places in groups.values())
+        return tuple((np.array(places), self._sample([self.rows[p] for p in places])) for places in groups.values())
 
     def _sample(self, rows: Sequence[Row]) -> Sample:
         first, software = rows[0], software_of(rows[0])
@@ -86,66 +68,51 @@ class Table:
             software=software,
             work=workload(rows, precision, balances_head=software.balances_head),
             step_time_s=np.array([row.step_time_s if row.status == "ok" else math.nan for row in rows]),
-            problems=tuple(map(problem_name, rows)),
+            problems=tuple(row.problem for row in rows),
         )
-
-    def of_problems(self, names: set[str]) -> Table:
-        """Return the rows of these problems."""
-        return Table(self.name, tuple(r for r in self.rows if problem_name(r) in names), {}, self.default_cluster)
-
-
-def problem_name(row: Row) -> str:
-    """Return a row's model, sequence length, global batch, hardware and devices."""
-    return f"{row.model} {row.seq:.0f} {row.gbs:.0f} {row.hardware} {row.gpus:.0f}"
 
 
 def read(path: Path, default_cluster: Cluster | None = None) -> Table:
     """Read a table; rows whose hardware has no preset are of `default_cluster`, or refused. Raises as `read_csv`."""
     left_out, rows = Refusals(), []
     for row in map(complete, rows_of(read_csv(path))):
-        reason = why_not_modeled(row, default_cluster)
-        if reason:
+        if reason := why_not_modeled(row, default_cluster):
             left_out.add(reason, row.number)
         else:
             rows.append(row)
     return Table(path.stem, tuple(rows), left_out.counts, default_cluster)
 
 
-def why_not_modeled(row: Row, default_cluster: Cluster | None) -> str:
-    """Return why the model cannot estimate a completed row, or an empty text."""
+def why_not_modeled(row: Row, default_cluster: Cluster | None) -> str | None:
+    """Return why the model cannot estimate a completed row, or None."""
     missing = [name for name in NEEDED if math.isnan(getattr(row, name))]
     if missing:
         return f"no {', '.join(missing)}"
-    low = [name for name in COUNTS if getattr(row, name) < (1 - BATCH_TOLERANCE)]
-    unknown = "" if default_cluster is not None and preset_of(row.hardware) is None else why_unknown(row)
-    off = abs(row.gas * row.mbs * row.dp - row.gbs)
-    wrong = {
-        f"{', '.join(low)} below 1": bool(low),
-        unknown: bool(unknown),
-        f"precision {row.precision} is not modeled": row.precision not in ("", *PRECISIONS),
-        f"recompute {row.recompute} is not modeled": row.recompute not in ("", "none", "selective", "full"),
-        f"ZeRO stage {row.zero:g} does not exist": row.zero not in (0, 1, 2, 3) and not math.isnan(row.zero),
-        "more pipeline stages than layers": row.pp * (1 if math.isnan(row.vpp) else row.vpp) > row.layers,
-        "tp x pp x cp x dp is not the number of devices": row.tp * row.pp * row.dp * row.cp != row.gpus,
-        "micro-batch x accumulation x dp is not the global batch": off > BATCH_TOLERANCE * row.gbs,
-        f"step time {row.step_time_s:g} s": row.step_time_s <= 0 or math.isinf(row.step_time_s),
-        f"status {row.status or 'unknown'}": row.status not in ("ok", "oom"),
-    }
-    return next((reason for reason, holds in wrong.items() if holds), "")
+    low = [name for name in (*NEEDED, "cp", "vpp", "kv_heads", "gbs") if getattr(row, name) < 1 - BATCH_TOLERANCE]
+    if low:
+        return f"{', '.join(low)} below 1"
+    if row.precision not in ("", *PRECISIONS):
+        return f"precision {row.precision} is not modeled"
+    if row.step_time_s <= 0 or math.isinf(row.step_time_s):
+        return f"step time {row.step_time_s:g} s"
+    if row.status not in ("ok", "oom"):
+        return f"status {row.status or 'unknown'}"
+    has_machine = default_cluster is not None and preset_of(row.hardware) is None
+    return why_impossible(row, row.layers) or (None if has_machine else _why_unknown(row))
 
 
-def software_of(row: Row) -> Software:
-    """Return the training code a row was measured with, as far as its source and model show."""
-    name = row.model.lower()
-    if "efficient-parallelization-layouts" in row.source:
-        return WIDE_LOGITS_LLAMA
-    if "nanotron" in row.source:
-        return NANOTRON
-    if name.startswith("mpt"):
-        return LLM_FOUNDRY
-    if "torchtitan" in row.source:  # FSDP2 and the same selective recompute as the project's own trainer
-        return FRONTRUNNER
-    return MEGATRON_GPT if name.startswith(("gpt", "megatron", "turing")) else MEGATRON_LLAMA
+def _why_unknown(row: Row) -> str | None:
+    """Return why nothing is known of a row's machine, or None."""
+    name = row.hardware or "unnamed hardware"
+    if preset_of(row.hardware) is None:
+        if math.isnan(row.peak_tflops):
+            return f"no preset for {name}"
+        if math.isnan(row.memory_gib_per_device) and not MEMORY.search(row.hardware):
+            return f"no memory size for {name}"
+    if math.isnan(row.peak_tflops) and machine_of(row).peak_flops(row.precision or "bf16") is None:
+        return f"no peak in {row.precision or 'bf16'} for {row.hardware}"
+    impossible = [key for key in MACHINE_NUMBERS if (value := getattr(row, key)) <= 0 or math.isinf(value)]
+    return f"{', '.join(impossible)} not above 0" if impossible else None
 
 
 def workload(rows: Sequence[Row], precision: str, *, balances_head: bool = False) -> Workload:
@@ -161,13 +128,12 @@ def workload(rows: Sequence[Row], precision: str, *, balances_head: bool = False
     width = 2 * hidden * (1 + column("kv_heads") / column("heads")) + matrices * column("ffn_hidden")
     head = column("vocab") * hidden / (hidden * width)
     shapes = zip(column("layers").tolist(), column("pp").tolist(), head.tolist(), strict=True)
-    held = np.array(
-        [
-            ends(balanced_layers(int(n), int(p), cost) if balances_head else even_layers(int(n), int(p)))
-            for n, p, cost in shapes
-        ]
-    )
-    first, middle, last = held.astype(np.float64).reshape(-1, 3).T
+    held = [
+        ends(balanced_layers(int(n), int(p), cost) if balances_head else even_layers(int(n), int(p)))
+        for n, p, cost in shapes
+    ]
+    first, middle, last = np.array(held, dtype=np.float64).reshape(-1, 3).T
+    counts: dict[str, Any] = {name: column(own) for name, own in OF_RECIPES.items()}
     return Workload(
         layers=column("layers"),
         hidden=hidden,
@@ -181,13 +147,7 @@ def workload(rows: Sequence[Row], precision: str, *, balances_head: bool = False
         rotary=~gpt,
         fused_attention=np.array([is_fused(row) for row in rows]),
         bytes_per_value=np.full(len(rows), BYTES_PER_VALUE.get(precision, 2.0)),
-        tensor_parallel=column("tp"),
-        pipeline_parallel=column("pp"),
-        context_parallel=column("cp"),
         data_parallel=column("dp"),
-        virtual_stages=column("vpp"),
-        micro_batch_seqs=column("mbs"),
-        accumulation=column("gas"),
         sharding_parameters=np.where(zero >= 3, copies, 1),
         sharding_gradients=np.where(zero >= 2, copies, 1),
         sharding_optimizer=np.where(zero >= 1, copies, 1),
@@ -199,12 +159,8 @@ def workload(rows: Sequence[Row], precision: str, *, balances_head: bool = False
         layers_last=last,
         head_on_first=column("pp") == 1,
         compile=np.array([re.search(r"\bcompile\b", row.note, re.IGNORECASE) is not None for row in rows]),
+        **counts,
     )
-
-
-def is_fused(row: Row) -> bool:
-    """Return whether a row's attention is fused, as it is outside GPT models unless they name another kernel."""
-    return "flash" in row.attention_kernel.lower() or row.seq >= LONG_SEQUENCE or not row.two_matrices
 
 
 def balanced_layers(layers: int, ranks: int, head: float) -> list[int]:

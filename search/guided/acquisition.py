@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtr
 
-from frontrunner.search.strategy import Forecast
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.pareto import pareto_front
 
 Rows = npt.NDArray[np.float64]
 
@@ -27,6 +26,11 @@ STEPS_OF_A_PROBE = 7
 own."""
 START_S = 30.0
 """Seconds of a probe besides its steps; assumed."""
+REFERENCE = 1.1
+"""Assumed, as usual for reference points: a tenth beyond the worst, or the fastest recipe of a full device would add
+nothing (Ishibuchi et al., How to specify a reference point in hypervolume calculation, 2018)."""
+DOUBT = 0.3
+"""How far a front is lowered, as a logarithm, when choosing which rows to look at; assumed."""
 
 
 def expected_improvement(mean: Rows, deviation: Rows, best: float) -> Rows:
@@ -61,13 +65,6 @@ def mean_loss(difference: float, deviation: float) -> float:
     return deviation * density - difference * float(ndtr(-ratio))
 
 
-REFERENCE = 1.1
-"""Assumed, as usual for reference points: a tenth beyond the worst, or the fastest recipe of a full device would add
-nothing (Ishibuchi et al., How to specify a reference point in hypervolume calculation, 2018)."""
-DOUBT = 0.3
-"""How far a front is lowered, as a logarithm, when choosing which rows to look at; assumed."""
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Demands:
     """What recipes need, one row each: `memory` as a share of the most that may be allowed, and `nodes`; zeros where
@@ -79,11 +76,9 @@ class Demands:
     def __getitem__(self, rows: npt.NDArray[np.intp]) -> Demands:
         return Demands(memory=self.memory[rows], nodes=self.nodes[rows])
 
-    def and_also(self, other: Demands) -> Demands:
-        """Append the other's rows."""
-        return Demands(
-            memory=np.concatenate([self.memory, other.memory]), nodes=np.concatenate([self.nodes, other.nodes])
-        )
+    def __add__(self, other: Demands) -> Demands:
+        memory, nodes = ([self.memory, other.memory], [self.nodes, other.nodes])
+        return Demands(memory=np.concatenate(memory), nodes=np.concatenate(nodes))
 
 
 class Allowances:
@@ -97,9 +92,8 @@ class Allowances:
 
     def demands(self, log_fill: Rows, nodes: Rows) -> Demands:
         """Return the demands of rows that fill exp(log_fill) of a device's memory, at most all of it."""
-        none = np.zeros(len(nodes))
-        memory = np.exp(np.minimum(log_fill, 0.0)) / REFERENCE if self._memory_counts else none
-        return Demands(memory=memory, nodes=nodes if self._nodes_count else none)
+        memory = np.exp(np.minimum(log_fill, 0.0)) / REFERENCE
+        return Demands(memory=memory * self._memory_counts, nodes=nodes * self._nodes_count)
 
     def untried(self, nodes: Rows) -> frozenset[float]:
         """Return the node counts of the space that are not in `nodes`; empty where nodes are no objective."""
@@ -133,8 +127,7 @@ class Front:
 
         For rows of a node count in `untried` the front is taken to hold nothing there, whatever fewer nodes reach.
         """
-        self._untried = untried
-        self._allowances, self._log_speeds, self._demands = allowances, log_speeds, demands
+        self._allowances, self._log_speeds, self._demands, self._untried = allowances, log_speeds, demands, untried
         highest = float(log_speeds.max())
         above = allowances.worth(log_speeds[:, None] - highest, demands)[0]
         self.log_worth = highest + float(np.log(above))
@@ -163,44 +156,20 @@ class Front:
         return found
 
     def _steps(self, demands: Demands) -> Iterator[tuple[Rows, float]]:
-        """Allowances that have one best speed: their share of all, as far as each row is within, and its logarithm."""
+        """Yield the allowances of one best speed: their share of all, as far as each row is within, and its logarithm.
+
+        At each count of nodes, memory rises along the front from one best speed to the next.
+        """
         levels = self._allowances.levels
         for level in levels.tolist():
-            within = demands.nodes == level if level in self._untried else demands.nodes <= level
-            for lower, upper, best in self._staircase(level):
-                yield np.clip(upper - np.maximum(demands.memory, lower), 0.0, None) * within / len(levels), best
-
-    def _staircase(self, level: float) -> Iterator[tuple[float, float, float]]:
-        """Memory from and to, and the logarithm of the best measured speed there, with at most so many nodes."""
-        lower, best = 0.0, -np.inf
-        within = np.flatnonzero(self._demands.nodes <= (-1 if level in self._untried else level))
-        for row in within[np.argsort(self._demands.memory[within], kind="stable")]:
-            speed, memory = float(self._log_speeds[row]), float(self._demands.memory[row])
-            if speed > best:
-                if memory > lower:
-                    yield lower, memory, best
-                lower, best = memory, speed
-        yield lower, 1.0, best
-
-
-NORMAL_95 = 1.96
-"""Half the width of a normal distribution's middle 95 %, in standard deviations."""
-
-
-def best_forecasts(recipes: Sequence[Recipe], mean: Rows, deviation: Rows, chance: Rows, count: int) -> list[Forecast]:
-    """Return forecasts of the `count` recipes with the highest speed times chance to run, best first.
-
-    `mean` and `deviation` are of the logarithm of tokens/s, a row a recipe, a measurement's noise included.
-    """
-    order = np.argsort(-(mean + np.log(np.maximum(chance, 1e-9))), kind="stable")[:count]
-    spread = np.exp(NORMAL_95 * deviation)
-    return [
-        Forecast(
-            recipe=recipes[row],
-            tokens_per_s=float(np.exp(mean[row])),
-            low=float(np.exp(mean[row]) / spread[row]),
-            high=float(np.exp(mean[row]) * spread[row]),
-            chance=float(chance[row]),
-        )
-        for row in order.tolist()
-    ]
+            is_untried = level in self._untried
+            within = demands.nodes == level if is_untried else demands.nodes <= level
+            held = self._demands.nodes <= (-1 if is_untried else level)
+            points = np.column_stack([-self._demands.memory[held], self._log_speeds[held]])
+            front = points[pareto_front(points.tolist())]
+            ends = sorted((-memory, speed) for memory, speed in front.tolist())
+            lower, best = 0.0, -np.inf
+            for upper, next_best in [*ends, (1.0, np.inf)]:
+                if upper > lower or next_best == np.inf:
+                    yield np.clip(upper - np.maximum(demands.memory, lower), 0.0, None) * within / len(levels), best
+                lower, best = upper, next_best

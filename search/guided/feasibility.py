@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +20,7 @@ from scipy.optimize import minimize
 from scipy.spatial.distance import cdist
 from scipy.special import log_ndtr, ndtr
 
-from frontrunner.search.guided.features import needs_as_much
-from frontrunner.search.guided.observations import Trial
-from frontrunner.search.guided.prior import CandidateTable, middle
+from frontrunner.search.guided.prior import CandidateTable, middle, needs_as_much
 
 Rows = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]
@@ -48,6 +47,16 @@ DOMINATED = 1e-3
 """What is left of the chance of a recipe that needs as much memory as one that ran out of it: it is tried last."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What became of a row: it ran (with its peak over a device's memory, as a logarithm, where known) or failed."""
+
+    row: int
+    ran: bool
+    log_peak: float | None = None
+    out_of_memory: bool = False
+
+
 class FeasibilityModel:
     """Chances of all rows to run; no chance is 0, since the formulas may be wrong."""
 
@@ -62,19 +71,18 @@ class FeasibilityModel:
 
     def learn(self, trials: Sequence[Trial]) -> None:
         """Learn from these trials alone."""
-        found = [self._fitted(trials, wider) for wider in WIDER] if trials else []
-        if found:
+        size = self._inputs.shape[1]
+        self._weights, self._covariance = np.zeros(size), np.eye(size)
+        if trials:
+            found = [self._fitted(trials, wider) for wider in WIDER]
             _, self._weights, self._covariance = max(found, key=lambda one: one[0])
-        else:
-            size = self._inputs.shape[1]
-            self._weights, self._covariance = np.zeros(size), np.eye(size)
         self._near = [trial for trial in trials if self._own[trial.row]]
 
     def _fitted(self, trials: Sequence[Trial], wider: tuple[float, float]) -> tuple[float, Rows, Rows]:
-        """The logarithm of Laplace's evidence, and the posterior's mean and covariance in the inputs' scales."""
+        """Return the logarithm of Laplace's evidence, and the posterior's mean and covariance in the inputs' scales."""
         scales = np.ones(self._inputs.shape[1])
         scales[[0, -1]] = wider
-        data = _Data(trials, self._inputs, self._fill, scales)
+        data = _Likelihood(trials, self._inputs, self._fill, scales)
         tried = [minimize(data.cost, start, jac=True, method="L-BFGS-B") for start in data.starts()]
         mode: Rows = min(tried, key=lambda one: float(one.fun)).x
         precision = np.eye(len(scales)) + data.curvature(mode)
@@ -83,24 +91,24 @@ class FeasibilityModel:
         return evidence, mode * scales, covariance
 
     def rough_chance(self) -> Rows:
-        """The chances that all rows' memory suffices, as if the regression were sure: cheap."""
+        """Return the chances that all rows' memory suffices, as if the regression were sure: cheap."""
         chance: Rows = ndtr(-(self._fill + MARGIN + self._inputs @ self._weights) / OFFSET)
         return chance
 
     def log_need(self, rows: Places) -> Rows:
-        """The logarithm of the expected peak of these rows over a device's memory."""
+        """Return the logarithm of the expected peak of these rows over a device's memory."""
         needed: Rows = self._fill[rows] + self._inputs[rows, :-1] @ self._weights[:-1]  # a peak has no margin
         return needed
 
     def fits(self, rows: Places) -> Rows:
-        """The chance that these rows' memory suffices."""
+        """Return the chance that these rows' memory suffices."""
         inputs = self._inputs[rows]
         spread = np.sqrt(SCATTER**2 + np.einsum("ij,jk,ik->i", inputs, self._covariance, inputs))
         fitting: Rows = ndtr(-(self._fill[rows] + MARGIN + inputs @ self._weights) / spread)
         return fitting
 
     def chance(self, rows: Places) -> Rows:
-        """The chance that these rows run, for whatever reason they might not."""
+        """Return the chance that these rows run, for whatever reason they might not."""
         chance = self.fits(rows)
         if not self._near:
             return chance
@@ -116,60 +124,59 @@ class FeasibilityModel:
         return found
 
     def _blame(self, trial: Trial) -> float:
-        """The chance that a failure was one of memory."""
+        """Return the chance that a failure was one of memory."""
         if trial.out_of_memory:
             return 1.0
         lacks = 1 - float(self.fits(np.array([trial.row]))[0])
         return lacks / (lacks + CRASHES * (1 - lacks))
 
 
-class _Data:
+class _Likelihood:
     """The likelihood of trials under a regression's weights."""
 
     def __init__(self, trials: Sequence[Trial], inputs: Rows, fill: Rows, scales: Rows) -> None:
         rows = [trial.row for trial in trials]
-        self.inputs, self.fill = inputs[rows] * scales, fill[rows] + MARGIN
-        self.peak = np.array([np.nan if trial.log_peak is None else trial.log_peak for trial in trials])
-        self.known = np.isfinite(self.peak)
-        self.inputs[self.known, -1] = 0.0  # the margin is between a peak and what a device has room for
-        self.fill[self.known] -= MARGIN
-        self.ran = np.array([trial.ran for trial in trials]) & ~self.known
-        self.failed = ~self.ran & ~self.known
-        self.otherwise = np.array([1e-3 if trial.out_of_memory else CRASHES for trial in trials])[self.failed]
+        self._inputs, self._fill = inputs[rows] * scales, fill[rows] + MARGIN
+        self._peak = np.array([np.nan if trial.log_peak is None else trial.log_peak for trial in trials])
+        self._known = np.isfinite(self._peak)
+        self._inputs[self._known, -1] = 0.0  # the margin is between a peak and what a device has room for
+        self._fill[self._known] -= MARGIN
+        self._ran = np.array([trial.ran for trial in trials]) & ~self._known
+        self._failed = ~self._ran & ~self._known
+        self._otherwise = np.array([1e-3 if trial.out_of_memory else CRASHES for trial in trials])[self._failed]
 
     def starts(self) -> list[Rows]:
-        """Where to look for the mode: at the prior's, and where half of what failed would lack memory.
+        """Return where to look for the mode: at the prior's, and where half of what failed would lack memory.
 
         Far from the limit the likelihood of a failure is flat, so that the first alone would not be left.
         """
-        none = np.zeros(self.inputs.shape[1])
-        if not self.failed.any():
+        none = np.zeros(self._inputs.shape[1])
+        if not self._failed.any():
             return [none]
         moved = none.copy()
-        size = self.inputs[self.failed, -1][0]
-        moved[-1] = -np.median(self.fill[self.failed]) / size
+        moved[-1] = -np.median(self._fill[self._failed]) / self._inputs[self._failed, -1][0]
         return [none, moved]
 
     def cost(self, weights: Rows) -> tuple[float, Rows]:
-        """The negative logarithm of the posterior, but for a constant, and its gradient."""
-        need = self.fill + self.inputs @ weights
+        """Return the negative logarithm of the posterior, but for a constant, and its gradient."""
+        need = self._fill + self._inputs @ weights
         value, slope = 0.5 * float(weights @ weights), np.zeros(len(need))
-        off = (need - self.peak)[self.known] / PEAK_SCATTER
+        off = (need - self._peak)[self._known] / PEAK_SCATTER
         value += 0.5 * float(off @ off)
-        slope[self.known] = off / PEAK_SCATTER
+        slope[self._known] = off / PEAK_SCATTER
         room = -need / SCATTER
         log_density = -0.5 * room**2 - 0.5 * math.log(2 * math.pi)
-        fits = log_ndtr(room[self.ran])
+        fits = log_ndtr(room[self._ran])
         value -= float(fits.sum())
-        slope[self.ran] = np.exp(log_density[self.ran] - fits) / SCATTER
-        fails = self.otherwise + (1 - self.otherwise) * ndtr(-room[self.failed])
+        slope[self._ran] = np.exp(log_density[self._ran] - fits) / SCATTER
+        fails = self._otherwise + (1 - self._otherwise) * ndtr(-room[self._failed])
         value -= float(np.log(fails).sum())
-        slope[self.failed] = -(1 - self.otherwise) * np.exp(log_density[self.failed]) / fails / SCATTER
-        return value, weights + self.inputs.T @ slope
+        slope[self._failed] = -(1 - self._otherwise) * np.exp(log_density[self._failed]) / fails / SCATTER
+        return value, weights + self._inputs.T @ slope
 
     def curvature(self, weights: Rows) -> Rows:
-        """What the trials add to the inverse covariance (Fisher's information, of probits near their middle)."""
-        room = -(self.fill + self.inputs @ weights) / SCATTER
-        information = np.where(self.known, 1 / PEAK_SCATTER**2, np.exp(-0.5 * room**2) / SCATTER**2)
-        found: Rows = (self.inputs.T * information) @ self.inputs
+        """Return what the trials add to the inverse covariance (Fisher's information, of probits near their middle)."""
+        room = -(self._fill + self._inputs @ weights) / SCATTER
+        information = np.where(self._known, 1 / PEAK_SCATTER**2, np.exp(-0.5 * room**2) / SCATTER**2)
+        found: Rows = (self._inputs.T * information) @ self._inputs
         return found

@@ -1,4 +1,4 @@
-"""The analytic model's predictions of all recipes that a search considers, as arrays with one row per recipe."""
+"""Recipes as arrays with one row each: their features, and what the analytic model predicts of them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,72 @@ from frontrunner.evaluators.analytic.estimates import blocks, not_modelled
 from frontrunner.evaluators.analytic.memory import PeakMemory, peak_memory
 from frontrunner.evaluators.analytic.software import Software
 from frontrunner.evaluators.analytic.step import StepTime, step_time
-from frontrunner.search.guided.features import features
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.recipe import DIMENSIONS, RANK_ORDERS, Recipe
 
 Rows = npt.NDArray[np.float64]
 
+_PLAIN = [one for one in DIMENSIONS.values() if not one.is_one_hot and one.kind != "sharding"]
+COUNTS = (*(one.name for one in _PLAIN if one.kind == "count"), "data_parallel")
+"""Taken as logarithms to the base 2."""
+PLACES = tuple(one for one in _PLAIN if one.kind != "count")
+"""Flags and choices, a step apart where their values are neighbors."""
+ONE_HOT = tuple((one, value) for one in DIMENSIONS.values() if one.is_one_hot for value in one.values[1:])
+SHARDINGS = ("sharding_parameters", "sharding_gradients", "sharding_optimizer")
+NAMES = (*COUNTS, *SHARDINGS, *(one.name for one in PLACES), *(value for _, value in ONE_HOT))
+
+
+def features(recipes: Sequence[Recipe]) -> Rows:
+    """Return one row per recipe and one column for each of `NAMES`; a doubling of a degree is one step."""
+    if not recipes:
+        return np.empty((0, len(NAMES)))
+    counts = np.array([[getattr(recipe, name) for name in COUNTS] for recipe in recipes], dtype=np.float64)
+    others = np.array([_others(recipe) for recipe in recipes], dtype=np.float64)
+    return np.hstack([np.log2(counts), others])
+
+
+def _others(recipe: Recipe) -> list[float]:
+    """Return shardings (0 not at all, 1 over all copies, in between by the logarithm), places and one-hot values."""
+    copies = recipe.copies
+    values = ((one, one.of(recipe)) for one in PLACES)
+    return [
+        *(float(np.log(degree) / np.log(copies)) if copies > 1 else 0.0 for degree in recipe.sharding.degrees),
+        *(float(one.values.index(str(value)) if one.values else value) for one, value in values),
+        *(float(one.of(recipe) == value) for one, value in ONE_HOT),
+    ]
+
+
+MORE = ("micro_batch_seqs",)
+"""More of it needs more memory."""
+LESS = (
+    *SHARDINGS, "recompute", "sequence_parallel", "loss_chunks", "feed_forward_tiles", "optimizer_state",
+    "activation_offload", "offload",
+)  # fmt: skip
+"""Less of it needs more memory."""
+_MORE, _LESS = ([NAMES.index(name) for name in names] for names in (MORE, LESS))
+_ACCUMULATION = NAMES.index("accumulation")
+_BATCH = [NAMES.index("micro_batch_seqs"), _ACCUMULATION]
+_SAME = [place for place, name in enumerate(NAMES) if name not in (*MORE, *LESS, "accumulation", *RANK_ORDERS)]
+
+
+def needs_as_much(rows: Rows, failed: Rows) -> npt.NDArray[np.bool_]:
+    """Of rows of `features`, return those that need at least the memory of the one row `failed`.
+
+    They are cut over the devices as it is, by the same schedule, and hold no fewer sequences at once: a rank holds as
+    many micro-batches as its depth or all there are, so that larger micro-batches that are as many sequences in all
+    never need less. A single micro-batch may, where the failed recipe has several: its activations are going when
+    gradients come, while later ones are held beside the gradients of those before.
+    """
+    same = (rows[:, _SAME] == failed[_SAME]).all(axis=1)
+    more = (rows[:, _MORE] >= failed[_MORE]).all(axis=1) & (rows[:, _LESS] <= failed[_LESS]).all(axis=1)
+    sequences = rows[:, _BATCH].sum(axis=1) >= failed[_BATCH].sum() - 1e-9
+    beside_gradients = (rows[:, _ACCUMULATION] > 0) | (failed[_ACCUMULATION] == 0)
+    found: npt.NDArray[np.bool_] = same & more & sequences & beside_gradients
+    return found
+
+
 STEP_PARTS = tuple(field.name for field in fields(StepTime) if field.name != "compute")
-"""Parts of a step beside computing; their shares of it and computing's add up to 1."""
+"""Parts of a step besides computing; their shares of it and computing's add up to 1."""
 MEMORY_PARTS = tuple(field.name for field in fields(PeakMemory) if field.name != "runtime")
 
 
@@ -28,7 +86,7 @@ class Prior:
     """Predictions of recipes, one row each.
 
     `log_speed` is the natural logarithm of tokens/s, `step_shares` a step's parts over the whole (one column for each
-    of `STEP_PARTS`), `log_fill` the logarithm of peak memory over a device's memory, `memory_shares` likewise for
+    of `STEP_PARTS`), `log_fill` the logarithm of peak memory over a device's memory, `memory_shares` the same for
     `MEMORY_PARTS`, `step_time_s` seconds. Rows of which the formulas know nothing hold the medians of the others.
     """
 
@@ -49,30 +107,21 @@ class Prior:
 def prior_of(recipes: Sequence[Recipe], problem: Problem, software: Software | None = None) -> Prior:
     """Judge legal recipes; `software` is the training code where it is not the project's own engines."""
     rows = len(recipes)
-    known = np.fromiter((not_modelled(recipe) is None for recipe in recipes), dtype=bool, count=rows)
     step = np.full((rows, len(STEP_PARTS) + 1), np.nan)
     memory = np.full((rows, len(MEMORY_PARTS) + 1), np.nan)
-    places = np.flatnonzero(known)
+    places = np.array([row for row in range(rows) if not_modelled(recipes[row]) is None], dtype=np.intp)
     for rows_of, machine, work in blocks([recipes[place] for place in places.tolist()], problem, software):
         block = places[rows_of]
         step[block] = _columns(step_time(machine, work), ("compute", *STEP_PARTS), len(block))
         memory[block] = _columns(peak_memory(machine, work), ("runtime", *MEMORY_PARTS), len(block))
-    return _prior(recipes, problem, step, memory)
-
-
-def _columns(parts: StepTime | PeakMemory, names: Sequence[str], rows: int) -> Rows:
-    return np.stack([np.broadcast_to(getattr(parts, name), rows) for name in names], axis=1)
-
-
-def _prior(recipes: Sequence[Recipe], problem: Problem, step: Rows, memory: Rows) -> Prior:
     step_time_s, memory_bytes = step.sum(axis=1), memory.sum(axis=1)
     known = np.isfinite(step_time_s) & (step_time_s > 0) & np.isfinite(memory_bytes) & (memory_bytes > 0)
-    step, memory = _filled(step, known), _filled(memory, known)
-    step_time_s, memory_bytes = step.sum(axis=1), memory.sum(axis=1)
-    sequences = np.fromiter((recipe.global_batch_seqs for recipe in recipes), dtype=np.float64, count=len(recipes))
-    speed = np.log(sequences * problem.sequence_length) - np.log(step_time_s)
+    if not known.all():
+        step, memory = _filled(step, known), _filled(memory, known)
+        step_time_s, memory_bytes = step.sum(axis=1), memory.sum(axis=1)
+    sequences = np.array([recipe.global_batch_seqs for recipe in recipes], dtype=np.float64)
     return Prior(
-        log_speed=speed,
+        log_speed=np.log(sequences * problem.sequence_length) - np.log(step_time_s),
         step_shares=step[:, 1:] / step_time_s[:, None],
         log_fill=np.log(memory_bytes / problem.cluster.memory_bytes_per_device),
         memory_shares=memory[:, 1:] / memory_bytes[:, None],
@@ -80,51 +129,35 @@ def _prior(recipes: Sequence[Recipe], problem: Problem, step: Rows, memory: Rows
     )
 
 
+def _columns(parts: StepTime | PeakMemory, names: Sequence[str], rows: int) -> Rows:
+    return np.stack([np.broadcast_to(getattr(parts, name), rows) for name in names], axis=1)
+
+
 def _filled(parts: Rows, known: npt.NDArray[np.bool_]) -> Rows:
     """Replace unknown rows by the medians of the known ones, or by ones where nothing is known."""
-    if known.all():
-        return parts
-    middle = np.median(parts[known], axis=0) if known.any() else np.ones(parts.shape[1])
-    return np.where(known[:, None], parts, np.maximum(middle, 1e-9))
+    medians = np.median(parts[known], axis=0) if known.any() else np.ones(parts.shape[1])
+    return np.where(known[:, None], parts, np.maximum(medians, 1e-9))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CandidateTable:
+class CandidateTable(Prior):
     """One row per recipe: the legal ones of the campaign first, in their order, then remembered ones of any problem.
 
-    `problem` numbers the problem of each row, 0 is the campaign's own. The other columns are as in `Prior` and
-    `features`.
+    `problem` numbers the problem of each row, 0 is the campaign's own.
     """
 
-    log_speed: Rows
-    step_shares: Rows
-    log_fill: Rows
-    memory_shares: Rows
-    step_time_s: Rows
     features: Rows
     problem: npt.NDArray[np.intp]
 
     @classmethod
-    def of(cls, recipes: Sequence[Recipe], prior: Prior) -> CandidateTable:
-        """Make the table of a campaign's legal recipes."""
-        return cls(
-            log_speed=prior.log_speed,
-            step_shares=prior.step_shares,
-            log_fill=prior.log_fill,
-            memory_shares=prior.memory_shares,
-            step_time_s=prior.step_time_s,
-            features=features(recipes),
-            problem=np.zeros(len(recipes), dtype=np.intp),
-        )
+    def of(cls, recipes: Sequence[Recipe], prior: Prior, number: int = 0) -> CandidateTable:
+        """Make the table of recipes of one problem."""
+        return cls(**vars(prior), features=features(recipes), problem=np.full(len(recipes), number, dtype=np.intp))
 
     def with_rows(self, recipes: Sequence[Recipe], problem: Problem, number: int) -> CandidateTable:
         """Append recipes of a problem under its number."""
-        other = CandidateTable.of(recipes, prior_of(recipes, problem))
-        names = ("log_speed", "step_shares", "log_fill", "memory_shares", "step_time_s", "features")
-        joined = {name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in names}
-        return CandidateTable(
-            **joined, problem=np.concatenate([self.problem, np.full(len(recipes), number, dtype=np.intp)])
-        )
+        other = vars(CandidateTable.of(recipes, prior_of(recipes, problem), number))
+        return CandidateTable(**{name: np.concatenate([rows, other[name]]) for name, rows in vars(self).items()})
 
     def __len__(self) -> int:
         return len(self.log_speed)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,6 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Kernel
 
 from frontrunner.evaluators.analytic.accuracy_bounds import is_validated, own_error
-from frontrunner.search.guided.observations import Observation
 from frontrunner.search.guided.prior import CandidateTable, middle
 from frontrunner.spaces.problem import Problem
 
@@ -63,6 +63,15 @@ def amplitudes_of(problem: Problem) -> Mapping[float, float]:
     return AMPLITUDES if is_validated(problem) else OF_OTHER_DEVICES
 
 
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """A logarithm of measured over predicted speed at a row; `spread` is its own noise besides the learned one."""
+
+    row: int
+    log_ratio: float
+    spread: float = 0.0
+
+
 class SpeedModel:
     """Predicts the logarithm of tokens/s of a table's rows from the prior and the observations."""
 
@@ -70,7 +79,11 @@ class SpeedModel:
         """`amplitudes` are the chances of how wrong the predictions are: see `amplitudes_of`."""
         self._amplitudes = amplitudes
         self._log_speed, self._problem = table.log_speed, table.problem
-        self._inputs, self._lengths, self._is_problem = _inputs(table)
+        self._inputs, self._lengths, is_problem = _inputs(table)
+        # Rows of one problem share one factor.
+        self._of_problems = ConstantKernel(OTHER_PROBLEM**2 / 2, "fixed") * RBF(
+            np.where(is_problem, APART / 100, FAR), "fixed"
+        )
         self._process: GaussianProcessRegressor | None = None
         self._amplitude, self.noise = max(amplitudes, key=lambda amplitude: amplitudes[amplitude]), 0.03
 
@@ -79,7 +92,7 @@ class SpeedModel:
         kept = self._kept(observations)
         if kept:
             inputs = self._inputs[[seen.row for seen in kept]]
-            structure, others = self._structure(1.0)(inputs), self._of_problems()(inputs)
+            structure, others = self._structure(1.0)(inputs), self._of_problems(inputs)
             ratios = np.array([seen.log_ratio for seen in kept])
             spreads = np.array([seen.spread for seen in kept])
 
@@ -93,8 +106,13 @@ class SpeedModel:
 
     def update(self, observations: Sequence[Observation]) -> None:
         """Learn from these observations alone, under the amplitude and the noise that were chosen last."""
-        kept = self._kept(observations)
-        self._process = self._fitted(kept, self._amplitude, self.noise) if kept else None
+        self._process, kept = None, self._kept(observations)
+        if kept:
+            kernel = ConstantKernel(COMMON**2, "fixed") + self._of_problems + self._structure(self._amplitude)
+            variances = np.array([self.noise**2 + seen.spread**2 for seen in kept])
+            process = GaussianProcessRegressor(kernel, alpha=variances, optimizer=None)
+            rows, ratios = [seen.row for seen in kept], [seen.log_ratio for seen in kept]
+            self._process = process.fit(self._inputs[rows], ratios)
 
     def _kept(self, observations: Sequence[Observation]) -> Sequence[Observation]:
         if len(observations) <= MOST_OBSERVATIONS:
@@ -105,21 +123,8 @@ class SpeedModel:
 
         return sorted(observations, key=place)[:MOST_OBSERVATIONS]
 
-    def _fitted(self, observations: Sequence[Observation], amplitude: float, noise: float) -> GaussianProcessRegressor:
-        variances = np.array([noise**2 + seen.spread**2 for seen in observations])
-        process = GaussianProcessRegressor(self._kernel(amplitude), alpha=variances, optimizer=None)
-        return process.fit(self._inputs[[seen.row for seen in observations]], [seen.log_ratio for seen in observations])
-
-    def _kernel(self, amplitude: float) -> Kernel:
-        return ConstantKernel(COMMON**2, "fixed") + self._of_problems() + self._structure(amplitude)
-
-    def _of_problems(self) -> Kernel:
-        """The covariance of the problems' own factors: rows of one problem share one."""
-        lengths = np.where(self._is_problem, APART / 100, FAR)
-        return ConstantKernel(OTHER_PROBLEM**2 / 2, "fixed") * RBF(lengths, "fixed")
-
     def _structure(self, amplitude: float) -> Kernel:
-        """The covariance of what is not common to all recipes of a problem."""
+        """Return the covariance of what is not common to all recipes of a problem."""
         linear = ConstantKernel(amplitude**2, "fixed") * DotProduct(sigma_0=0.0, sigma_0_bounds="fixed")
         near = ConstantKernel((LOCAL * amplitude) ** 2, "fixed") * RBF(self._lengths, "fixed")
         return linear + near
@@ -172,10 +177,9 @@ def _inputs(table: CandidateTable) -> tuple[Rows, Rows, npt.NDArray[np.bool_]]:
     ]
     inputs = np.hstack([block for block, _ in blocks])
     lengths = np.concatenate([np.full(block.shape[1], length) for block, length in blocks])
-    varies = np.ptp(inputs, axis=0) > 0 if len(table) else np.zeros(len(lengths), dtype=bool)
-    varies[-1] = True
-    is_problem = np.zeros(len(lengths), dtype=bool)
-    is_problem[len(lengths) - 1 - len(others) : -1] = True
+    place = np.arange(len(lengths))
+    is_problem = (place >= len(place) - 1 - len(others)) & (place < len(place) - 1)
+    varies = (np.ptp(inputs, axis=0) > 0 if len(table) else False) | (place == len(place) - 1)
     return inputs[:, varies], lengths[varies], is_problem[varies]
 
 

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from frontrunner.evaluators.probe.measure import nodes_used
-from frontrunner.results.outcome import Measurement
-from frontrunner.search.guided.acquisition import (
-    Allowances,
-    Demands,
-    Front,
-    best_forecasts,
-    mean_loss,
-    node_seconds,
-)
-from frontrunner.search.guided.feasibility import FeasibilityModel
-from frontrunner.search.guided.observations import Observation, Observations
+from frontrunner.results.outcome import FailureKind, Measurement, Outcome
+from frontrunner.results.predictions import Predicted
+from frontrunner.search.guided.acquisition import Allowances, Demands, Front, mean_loss, node_seconds
+from frontrunner.search.guided.feasibility import FeasibilityModel, Trial
 from frontrunner.search.guided.prior import CandidateTable, Prior, prior_of
-from frontrunner.search.guided.speed import SpeedModel, amplitudes_of
+from frontrunner.search.guided.speed import Observation, SpeedModel, amplitudes_of
 from frontrunner.search.strategies.candidates import Candidates
-from frontrunner.search.strategy import TOKENS_ALONE, Evidence, Forecast, Outlook, Told
+from frontrunner.search.strategy import TOKENS_ALONE, Evidence, Outlook, Told
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
@@ -43,9 +38,66 @@ ALMOST_NONE = 1e-9
 DRAWS, DRAWN = 256, 500
 """Joint draws of the most promising recipes' speeds for the gap to the best, and of how many recipes."""
 SAME_PROBLEM_SPREAD, OTHER_PROBLEM_SPREAD = 0.05, 0.1
-"""Noise of remembered measurements beside a measurement's own; assumed."""
+"""Noise of remembered measurements besides a measurement's own; assumed."""
 MOST_REPEATS = 3
 """Measurements of one recipe, at most."""
+NORMAL_95 = 1.96
+"""Half the width of a normal distribution's middle 95 %, in standard deviations."""
+MEDIAN_OVER_MEAN = 1.25
+"""The standard error of a median over that of a mean, of many normal values: sqrt(pi / 2)."""
+
+
+@dataclass(kw_only=True)
+class Observations:
+    """Outcomes by row.
+
+    `log_speeds` holds the logarithms of tokens/s of the campaign's own measurements, of rows that never failed since.
+    `log_peaks` holds the highest measured peak of such a row over a device's memory, as a logarithm, where known.
+    """
+
+    memory_bytes: int
+    log_speeds: dict[int, list[float]] = field(default_factory=dict)
+    log_peaks: dict[int, float] = field(default_factory=dict)
+    observations: list[Observation] = field(default_factory=list)
+    trials: list[Trial] = field(default_factory=list)
+
+    def add(self, row: int, outcome: Outcome, table: CandidateTable) -> None:
+        """Take in an outcome of this campaign; one that the machine is to blame for teaches nothing."""
+        spread = 0.0
+        if isinstance(outcome, Measurement):
+            self.log_speeds.setdefault(row, []).append(math.log(outcome.tokens_per_s))
+            if (peak := outcome.peak_memory_bytes_max_rank) > 0:
+                self.log_peaks[row] = max(math.log(peak / self.memory_bytes), self.log_peaks.get(row, -math.inf))
+            # The standard error of its median step, as a share.
+            spread = MEDIAN_OVER_MEAN * outcome.step_time_spread / math.sqrt(len(outcome.step_times_s))
+        elif outcome.policy.counts_against_recipe:
+            self.log_speeds.pop(row, None)
+            self.log_peaks.pop(row, None)
+        self.learn(row, outcome, table, spread=spread, memory_bytes=self.memory_bytes)
+
+    def learn(self, row: int, outcome: Outcome, table: CandidateTable, *, spread: float, memory_bytes: int) -> None:
+        """Take in an outcome of whatever origin, on a device of `memory_bytes`."""
+        if isinstance(outcome, Measurement):
+            ratio = math.log(outcome.tokens_per_s) - float(table.log_speed[row])
+            self.observations.append(Observation(row=row, log_ratio=ratio, spread=spread))
+            peak = outcome.peak_memory_bytes_max_rank
+            self.trials.append(Trial(row=row, ran=True, log_peak=math.log(peak / memory_bytes) if peak > 0 else None))
+        elif outcome.policy.counts_against_recipe:
+            self.trials.append(Trial(row=row, ran=False, out_of_memory=outcome.kind is FailureKind.OUT_OF_MEMORY))
+
+    def forget(self, rows: Collection[int]) -> None:
+        """Unlearn what was learned of these rows."""
+        self.observations = [seen for seen in self.observations if seen.row not in rows]
+        self.trials = [trial for trial in self.trials if trial.row not in rows]
+
+    def noise(self) -> float:
+        """Return the standard deviation of a measured logarithm: from repeats, else what probes say of themselves."""
+        repeated = [values for values in self.log_speeds.values() if len(values) > 1]
+        if repeated:
+            squares = sum(statistics.variance(values) * (len(values) - 1) for values in repeated)
+            return math.sqrt(squares / sum(len(values) - 1 for values in repeated))
+        spreads = [seen.spread for seen in self.observations if seen.row in self.log_speeds]
+        return float(np.median(spreads)) if spreads else 0.0
 
 
 class Guided:
@@ -57,14 +109,13 @@ class Guided:
         """`prior` is that of the survey's recipes where it is not the model's own."""
         self._candidates = Candidates(survey, seed)
         self._problem, self._seed = survey.problem, seed
-        self._own = prior or prior_of(survey.recipes, survey.problem)
         self._nodes = np.fromiter((nodes_used(r, survey.problem) for r in survey.recipes), dtype=np.float64)
         self._allowances = Allowances(objectives, self._nodes)
         self._closeness = np.exp(CLOSE_CALL * np.random.default_rng(seed).standard_normal(len(survey.recipes)))
         self._seen = Observations(memory_bytes=survey.problem.cluster.memory_bytes_per_device)
         self._pending: dict[int, None] = {}
         self._remembered: dict[str, list[int]] = {}
-        self._know(CandidateTable.of(survey.recipes, self._own))
+        self._know(CandidateTable.of(survey.recipes, prior or prior_of(survey.recipes, survey.problem)))
 
     def _know(self, table: CandidateTable) -> None:
         self._table, self._is_news = table, True
@@ -73,19 +124,20 @@ class Guided:
 
     def remember(self, evidence: Sequence[Evidence]) -> None:
         """Learn outcomes of earlier campaigns; called once, before any ask or tell."""
-        table = self._table
-        learned: list[tuple[int, Evidence, float]] = []
-        numbers = itertools.count(1)
-        for problem, known in _by_problem(evidence):
-            recipes = [piece.recipe for piece in known]
-            own = problem == self._problem
-            number = 0 if own else next(numbers)
-            rows = range(len(table), len(table) + len(recipes))
-            table = table.with_rows(recipes, problem, number)
-            spread = SAME_PROBLEM_SPREAD if own else OTHER_PROBLEM_SPREAD
-            learned += [(row, piece, spread) for row, piece in zip(rows, known, strict=True)]
+        problems: list[Problem] = []  # in the order of first occurrence; they are not hashable
+        for piece in evidence:
+            if piece.problem not in problems:
+                problems.append(piece.problem)
+        table, numbers = self._table, itertools.count(1)
+        learned: list[tuple[int, Evidence]] = []
+        for problem in problems:
+            known = [piece for piece in evidence if piece.problem == problem]
+            learned += zip(itertools.count(len(table)), known, strict=False)
+            number = 0 if problem == self._problem else next(numbers)
+            table = table.with_rows([piece.recipe for piece in known], problem, number)
         self._know(table)
-        for row, piece, spread in learned:
+        for row, piece in learned:
+            spread = OTHER_PROBLEM_SPREAD if table.problem[row] else SAME_PROBLEM_SPREAD
             memory = piece.problem.cluster.memory_bytes_per_device
             self._remembered.setdefault(recipe_id(piece.problem, piece.recipe), []).append(row)
             self._seen.learn(row, piece.outcome, table, spread=spread, memory_bytes=memory)
@@ -136,21 +188,32 @@ class Guided:
         drawn = self._speed.draws(rows[few], DRAWS, self._seed)
         runs = np.random.default_rng(self._seed).random(drawn.shape) < chance[few, None]
         joined = np.concatenate([np.repeat(speeds[:, None], DRAWS, axis=1), np.where(runs, drawn, -np.inf)])
-        gaps = self._allowances.worth(joined - front.log_worth, held.and_also(demands[few])) - 1
+        gaps = self._allowances.worth(joined - front.log_worth, held + demands[few]) - 1
         gap = max(float(gaps.mean()), 0.0)  # of a small chance of much it is above the percentile
         at_most = max(gap, float(np.quantile(gaps, 0.95)))
         return Outlook(expected_improvement=float(gains.max()), gap=gap, gap_at_most=at_most, of_front=several)
 
-    def forecasts(self, count: int) -> list[Forecast]:
+    def forecasts(self, count: int) -> list[Predicted]:
         """Predict the `count` best recipes; none before any outcome was remembered or told."""
         if not self._seen.observations:
             return []
         self._learn()
         rows = self._promising(np.arange(len(self._nodes)), None)
         mean, deviation = self._speed.predict(rows)
-        recipes = [self._candidates.recipes[row] for row in rows.tolist()]
-        spread = np.hypot(deviation, self._speed.noise)
-        return best_forecasts(recipes, mean, spread, self._feasible.chance(rows), count)
+        chance, spread = self._feasible.chance(rows), np.exp(NORMAL_95 * np.hypot(deviation, self._speed.noise))
+        order = np.argsort(-(mean + np.log(np.maximum(chance, ALMOST_NONE))), kind="stable")[:count]
+        return [
+            Predicted(
+                recipe_id=recipe_id(self._problem, recipe),
+                recipe=recipe,
+                tokens_per_s=float(np.exp(mean[at])),
+                low=float(np.exp(mean[at]) / spread[at]),
+                high=float(np.exp(mean[at]) * spread[at]),
+                chance=float(chance[at]),
+            )
+            for at in order.tolist()
+            for recipe in (self._candidates.recipes[rows[at]],)
+        ]
 
     def worth_repeating(self) -> Recipe | None:
         """Return the less measured of the two best, where confusing them costs more than a probe is expected to gain.
@@ -205,7 +268,7 @@ class Guided:
         if self._allowances.are_several and self._pending:
             rows = np.fromiter(self._pending, dtype=np.intp)
             speeds = np.concatenate([speeds, self._speed.predict(rows)[0]])
-            demands = demands.and_also(self._demands(rows))
+            demands += self._demands(rows)
         return Front(self._allowances, speeds, demands, self._untried())
 
     def _untried(self) -> frozenset[float]:
@@ -239,20 +302,3 @@ class Guided:
         cost = node_seconds(step_time_s, self._nodes[rows])
         worth = (gain + LEAST_WORTH) * chance / cost * self._closeness[rows]
         return int(rows[np.argmax(worth)])
-
-
-def _by_problem(evidence: Sequence[Evidence]) -> list[tuple[Problem, list[Evidence]]]:
-    """Group the evidence by problem in the order of first occurrence; problems are not hashable."""
-    found: list[tuple[Problem, list[Evidence]]] = []
-    for piece in evidence:
-        known = next((pieces for problem, pieces in found if problem == piece.problem), None)
-        if known is None:
-            found.append((piece.problem, [piece]))
-        else:
-            known.append(piece)
-    return found
-
-
-def guided(survey: Survey, seed: int, objectives: Sequence[str] = TOKENS_ALONE) -> Guided:
-    """Search from the analytic model's predictions, corrected by each outcome, for the best front of the objectives."""
-    return Guided(survey, seed, objectives=objectives)

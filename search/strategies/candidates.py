@@ -1,4 +1,4 @@
-"""Legal recipes as rows of numbers, which of them are still open, and the base of strategies that learn from outcomes.
+"""Legal recipes as rows of numbers, strategies that follow a list of them, and the base of those that learn.
 
 Optuna and DeepHyper propose one value for each dimension. Such a point becomes a legal recipe that was not tried yet:
 its own recipe, which other points may share, or the nearest open one.
@@ -6,9 +6,11 @@ its own recipe, which other points may share, or the nearest open one.
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +20,33 @@ from frontrunner.search.strategy import Told
 from frontrunner.spaces.recipe import Choice, Recipe
 from frontrunner.spaces.space import Survey, recipe_at
 
-Codes = tuple[int, ...]
-"""For each searched dimension, the index of the chosen value among the dimension's values."""
+
+class Listed:
+    """Proposes recipes in the order of a list; outcomes only remove what was told."""
+
+    def __init__(self, recipes: Sequence[Recipe]) -> None:
+        self._told: set[Recipe] = set()
+        self._left = (recipe for recipe in recipes if recipe not in self._told)
+
+    def ask(self, count: int) -> list[Recipe]:
+        """Return up to `count` recipes that were neither proposed nor told."""
+        return list(islice(self._left, count))
+
+    def tell(self, told: Told) -> None:
+        """Leave the recipe out from now on."""
+        self._told.add(told.recipe)
+
+
+def exhaustive(survey: Survey, _: int) -> Listed:
+    """Propose every legal recipe in the order of the space's choices; the seed plays no part."""
+    return Listed(survey.recipes)
+
+
+def shuffled(survey: Survey, seed: int) -> Listed:
+    """Propose every legal recipe in an order that only the seed decides: random search without repeats."""
+    recipes = list(survey.recipes)
+    random.Random(seed).shuffle(recipes)  # noqa: S311 - no secret
+    return Listed(recipes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +60,19 @@ class Dimension:
     values: tuple[Choice, ...]
     is_ordered: bool
 
+    @classmethod
+    def of(cls, name: str, choices: Sequence[Choice], taken: Sequence[Choice]) -> Dimension:
+        """Keep those of the choices that are taken."""
+        values = [value for value in choices if value in set(taken)]
+        is_ordered = not any(isinstance(value, str) for value in values)
+        return cls(name=name, values=tuple(sorted(values) if is_ordered else values), is_ordered=is_ordered)
+
 
 class Candidates:
     """The legal recipes by row, their index in `survey.recipes`. A row is open until it is taken.
 
-    `codes` has one line per row and one column per searched dimension. Values that no legal recipe takes are
-    left out, and so are dimensions with one value left.
+    `codes` has one line per row and one column per searched dimension, the index of the row's value among the
+    dimension's. Values that no legal recipe takes are left out, and so are dimensions with one value left.
     """
 
     def __init__(self, survey: Survey, seed: int) -> None:
@@ -47,32 +81,19 @@ class Candidates:
         self._row = {recipe: row for row, recipe in enumerate(self.recipes)}
         columns = dict(zip(survey.dimensions, zip(*survey.legal, strict=True), strict=False))
         self._constant = {name: column[0] for name, column in columns.items()}
-        found = (_dimension(name, survey.dimensions[name], column) for name, column in columns.items())
+        found = (Dimension.of(name, survey.dimensions[name], column) for name, column in columns.items())
         self.dimensions = tuple(dimension for dimension in found if len(dimension.values) > 1)
-        self.codes = self._encode([columns[dimension.name] for dimension in self.dimensions])
+        self.codes = np.empty((len(self.recipes), len(self.dimensions)), dtype=np.int16)
+        for place, dimension in enumerate(self.dimensions):
+            code = {value: number for number, value in enumerate(dimension.values)}
+            self.codes[:, place] = [code[value] for value in columns[dimension.name]]
         self._open = np.ones(len(self.recipes), dtype=bool)
         self.open_count = len(self.recipes)
         self._tie_break = np.random.default_rng(seed)
 
-    def _encode(self, columns: list[tuple[Choice, ...]]) -> NDArray[np.int16]:
-        codes = np.empty((len(self.recipes), len(columns)), dtype=np.int16)
-        for place, (dimension, column) in enumerate(zip(self.dimensions, columns, strict=True)):
-            code = {value: number for number, value in enumerate(dimension.values)}
-            codes[:, place] = [code[value] for value in column]
-        return codes
-
     def row(self, recipe: Recipe) -> int | None:
         """Return the recipe's row, or None for a recipe that is not of this survey."""
         return self._row.get(recipe)
-
-    def row_at(self, codes: Sequence[int]) -> int | None:
-        """Return the row of a point's recipe, or None where the point is illegal.
-
-        Several points may have the same recipe: a schedule, say, plays no part without a pipeline.
-        """
-        chosen = {d.name: d.values[code] for d, code in zip(self.dimensions, codes, strict=True)}
-        answer = recipe_at({**self._constant, **chosen}, self._problem)
-        return self._row.get(answer) if isinstance(answer, Recipe) else None
 
     def parameters(self, row: int) -> dict[str, Choice]:
         """Return a row as Optuna and DeepHyper see it: indices of ordered values, so that a doubling is one step."""
@@ -85,13 +106,14 @@ class Candidates:
         return [int(value) if dimension.is_ordered else dimension.values.index(value) for dimension, value in named]
 
     def open_row_at(self, codes: Sequence[int]) -> int | None:
-        """Return the open row of a point, or None where it is illegal or taken."""
-        row = self.row_at(codes)
-        return row if row is not None and self.is_open(row) else None
+        """Return the open row of a point's recipe, or None where it is illegal or taken.
 
-    def is_open(self, row: int) -> bool:
-        """Return whether the row was not taken."""
-        return bool(self._open[row])
+        Several points may have the same recipe: a schedule, say, plays no part without a pipeline.
+        """
+        chosen = {d.name: d.values[code] for d, code in zip(self.dimensions, codes, strict=True)}
+        found = recipe_at({**self._constant, **chosen}, self._problem)
+        row = self._row.get(found) if isinstance(found, Recipe) else None
+        return row if row is not None and self._open[row] else None
 
     def take(self, row: int) -> None:
         """Close a row; one that is closed stays closed."""
@@ -114,15 +136,7 @@ class Candidates:
             column = steps[:, place]
             steps[:, place] = column / (len(dimension.values) - 1) if dimension.is_ordered else column > 0
         distances = steps.sum(axis=1)
-        nearest = rows[distances <= distances.min() + 1e-9]
-        return int(self._tie_break.choice(nearest))
-
-
-def _dimension(name: str, choices: tuple[Choice, ...], taken: tuple[Choice, ...]) -> Dimension:
-    used = set(taken)
-    values = [value for value in choices if value in used]
-    is_ordered = not any(isinstance(value, str) for value in values)
-    return Dimension(name=name, values=tuple(sorted(values) if is_ordered else values), is_ordered=is_ordered)
+        return int(self._tie_break.choice(rows[distances <= distances.min() + 1e-9]))
 
 
 class Learner(ABC):
@@ -132,53 +146,42 @@ class Learner(ABC):
     only be said in comparison, and until then the subclass chooses at random anyway.
     """
 
-    def __init__(self, candidates: Candidates) -> None:
-        self._candidates = candidates
+    def __init__(self, survey: Survey, seed: int) -> None:
+        self._candidates = Candidates(survey, seed)
         self._pending: set[int] = set()
         self._withheld: list[tuple[int, Failure]] | None = []  # None after the first measurement
 
     def ask(self, count: int) -> list[Recipe]:
         """Return up to `count` legal recipes that were neither proposed nor told; empty when none is left."""
         chosen: list[int] = []
-        # The last ones are proposed whatever a model thinks of them, so the libraries always have a choice.
-        if self._candidates.open_count <= count:
-            for row in self._candidates.open_rows().tolist():
-                self._take(row, chosen)
-        while len(chosen) < count and self._candidates.open_count > 0:
-            for row in self._choose(count - len(chosen)):
-                self._take(row, chosen)
+        while len(chosen) < count and (left := self._candidates.open_count):
+            # The last ones are proposed whatever a model thinks of them, so the libraries always have a choice.
+            wanted = count - len(chosen)
+            for row in self._candidates.open_rows().tolist() if left <= wanted else self._choose(wanted):
+                self._candidates.take(row)
+                self._pending.add(row)
+                self._proposed(row)
+                chosen.append(row)
         return [self._candidates.recipes[row] for row in chosen]
-
-    def _take(self, row: int, chosen: list[int]) -> None:
-        self._candidates.take(row)
-        self._pending.add(row)
-        self._proposed(row)
-        chosen.append(row)
 
     def tell(self, told: Told) -> None:
         """Learn of an outcome. A recipe that is not of the surveyed space teaches nothing."""
-        row = self._candidates.row(told.recipe)
+        row, outcome = self._candidates.row(told.recipe), told.outcome
         if row is None:
             return
         self._candidates.take(row)
-        self._end_pending(row)
-        outcome = told.outcome
+        if row in self._pending:
+            self._pending.remove(row)
+            self._no_longer_proposed(row)
         if isinstance(outcome, Measurement):
             self._learn_measurement(row, outcome)
             withheld, self._withheld = self._withheld, None
             for failed_row, failure in withheld or ():
                 self._learn_failure(failed_row, failure)
-        elif not outcome.policy.counts_against_recipe:
-            return
-        elif self._withheld is not None:
+        elif outcome.policy.counts_against_recipe and self._withheld is not None:
             self._withheld.append((row, outcome))
-        else:
+        elif outcome.policy.counts_against_recipe:
             self._learn_failure(row, outcome)
-
-    def _end_pending(self, row: int) -> None:
-        if row in self._pending:
-            self._pending.remove(row)
-            self._no_longer_proposed(row)
 
     @abstractmethod
     def _choose(self, count: int) -> list[int]:

@@ -7,13 +7,14 @@ ranks is legal and untried. The search keeps no files; telling the stored outcom
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from deephyper.hpo import CBO, HpProblem
 
 from frontrunner.results.outcome import Failure, Measurement
-from frontrunner.search.strategies.candidates import Candidates, Learner
+from frontrunner.search.strategies.candidates import Learner
 from frontrunner.spaces.recipe import Choice
 from frontrunner.spaces.space import Survey
 
@@ -44,16 +45,13 @@ class DeepHyperStrategy(Learner):
     The model is fitted when a recipe is asked for, once for all the outcomes told since the last time.
     """
 
-    def __init__(self, candidates: Candidates, seed: int) -> None:
-        super().__init__(candidates)
+    def __init__(self, survey: Survey, seed: int) -> None:
+        super().__init__(survey, seed)
         self._seed = seed
         self._shuffle = np.random.default_rng(seed)
         self._untold: list[tuple[Configuration, float | str]] = []
-        self._search: CBO | None = None
 
     def _choose(self, count: int) -> list[int]:
-        if self._search is None:
-            self._search = self._new_search()
         if self._untold:
             self._search.tell(self._untold)
             self._untold = []
@@ -66,7 +64,8 @@ class DeepHyperStrategy(Learner):
         row = self._candidates.open_row_at(codes)
         return self._candidates.nearest_open(codes) if row is None else row
 
-    def _new_search(self) -> CBO:
+    @cached_property
+    def _search(self) -> CBO:
         problem = HpProblem(seed=self._seed)
         for dimension in self._candidates.dimensions:
             values = range(len(dimension.values)) if dimension.is_ordered else dimension.values
@@ -74,7 +73,9 @@ class DeepHyperStrategy(Learner):
 
         # A function, since DeepHyper copies the problem in depth: a bound method with all that it is bound to.
         def sample(size: int) -> list[Configuration]:
-            return self._sample(size)
+            # In random order: DeepHyper's first proposals are the first of these.
+            rows = self._shuffle.permutation(self._candidates.open_rows())[:size]
+            return [self._candidates.parameters(row) for row in rows]
 
         problem.set_sampling_fn(sample)
         return CBO(
@@ -89,18 +90,8 @@ class DeepHyperStrategy(Learner):
             multi_point_strategy="qUCBd",
         )
 
-    def _sample(self, size: int) -> list[Configuration]:
-        """At most `size` open recipes in random order: DeepHyper's first proposals are the first of these."""
-        rows = self._shuffle.permutation(self._candidates.open_rows())[:size]
-        return [self._candidates.parameters(row) for row in rows]
-
     def _learn_measurement(self, row: int, measurement: Measurement) -> None:
         self._untold.append((self._candidates.parameters(row), math.log(measurement.tokens_per_s)))
 
     def _learn_failure(self, row: int, failure: Failure) -> None:
         self._untold.append((self._candidates.parameters(row), f"F_{failure.kind}"))
-
-
-def cbo(survey: Survey, seed: int) -> DeepHyperStrategy:
-    """Bayesian optimization over extremely randomized trees, for the highest tokens/s."""
-    return DeepHyperStrategy(Candidates(survey, seed), seed)

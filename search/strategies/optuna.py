@@ -22,7 +22,7 @@ from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, TPESampler
 from optuna.trial import TrialState, create_trial
 
 from frontrunner.results.outcome import Failure, Measurement
-from frontrunner.search.strategies.candidates import Candidates, Dimension, Learner
+from frontrunner.search.strategies.candidates import Learner
 from frontrunner.search.strategy import TOKENS_ALONE
 from frontrunner.spaces.space import Survey
 
@@ -43,29 +43,19 @@ class Goal:
 
     directions: tuple[Direction, ...]
     scores: Callable[[Measurement], tuple[float, ...]]
-    draws: int
-
-
-def _log_tokens_per_s(measurement: Measurement) -> tuple[float, ...]:
-    """The logarithm, since what a choice does to speed is a factor: it adds up for the Gaussian process."""
-    return (math.log(measurement.tokens_per_s),)
-
-
-def _tflops_and_memory(measurement: Measurement) -> tuple[float, ...]:
-    return (measurement.model_tflops_per_device, float(measurement.peak_memory_bytes_max_rank))
-
-
-def _tokens_and_memory(measurement: Measurement) -> tuple[float, ...]:
-    return (measurement.tokens_per_s, float(measurement.peak_memory_bytes_max_rank))
+    draws: int = 8
 
 
 class OptunaStrategy(Learner):
     """Chooses by one of Optuna's samplers."""
 
-    def __init__(self, candidates: Candidates, sampler: BaseSampler, goal: Goal) -> None:
-        super().__init__(candidates)
+    def __init__(self, survey: Survey, seed: int, sampler: BaseSampler, goal: Goal) -> None:
+        super().__init__(survey, seed)
         self._goal = goal
-        self._distributions = {dimension.name: _distribution(dimension) for dimension in candidates.dimensions}
+        self._distributions: dict[str, BaseDistribution] = {
+            one.name: IntDistribution(0, len(one.values) - 1) if one.is_ordered else CategoricalDistribution(one.values)
+            for one in self._candidates.dimensions
+        }
         self._running: dict[int, int] = {}  # row -> number of its running trial
         self._worst: tuple[float, ...] = ()
         self._lessons = 0
@@ -75,19 +65,18 @@ class OptunaStrategy(Learner):
     def _choose(self, count: int) -> list[int]:  # noqa: ARG002 - the next draw has to see this one as running
         with _quiet():
             for _ in range(self._goal.draws):
-                codes = self._draw()
+                trial = self._study.ask(self._distributions)
+                self._study.tell(trial, state=TrialState.FAIL)
+                codes = self._candidates.codes_of(trial.params)
                 if (row := self._candidates.open_row_at(codes)) is not None:
                     return [row]
         return [self._candidates.nearest_open(codes)]
 
-    def _draw(self) -> list[int]:
-        trial = self._study.ask(self._distributions)
-        self._study.tell(trial, state=TrialState.FAIL)
-        return self._candidates.codes_of(trial.params)
-
     def _learn_measurement(self, row: int, measurement: Measurement) -> None:
         scores = self._goal.scores(measurement)
-        self._worst = tuple(map(_worse, self._goal.directions, scores, self._worst or scores))
+        worse = (min if direction == "maximize" else max for direction in self._goal.directions)
+        pairs = zip(worse, scores, self._worst or scores, strict=True)
+        self._worst = tuple(choose(one, other) for choose, one, other in pairs)
         self._learn(row, scores, violation=-1.0)
 
     def _learn_failure(self, row: int, failure: Failure) -> None:  # noqa: ARG002 - every kind is as bad
@@ -99,22 +88,20 @@ class OptunaStrategy(Learner):
         generation = {NSGAIISampler._get_generation_key(): self._lessons // POPULATION}
         self._lessons += 1
         with _quiet():
-            self._study.add_trial(
-                create_trial(
-                    values=scores,
-                    params=self._candidates.parameters(row),
-                    distributions=self._distributions,
-                    constraints={_CONSTRAINT: violation},  # on every trial, or GP raises
-                    system_attrs=generation,
-                )
+            trial = create_trial(
+                values=scores,
+                params=self._candidates.parameters(row),
+                distributions=self._distributions,
+                constraints={_CONSTRAINT: violation},  # on every trial, or GP raises
+                system_attrs=generation,
             )
+            self._study.add_trial(trial)
 
     def _proposed(self, row: int) -> None:
         self._running[row] = len(self._study.get_trials(deepcopy=False))
         with _quiet():
-            running = create_trial(
-                state=TrialState.RUNNING, params=self._candidates.parameters(row), distributions=self._distributions
-            )
+            parameters = self._candidates.parameters(row)
+            running = create_trial(state=TrialState.RUNNING, params=parameters, distributions=self._distributions)
             self._study.add_trial(running)
 
     def _no_longer_proposed(self, row: int) -> None:
@@ -122,19 +109,9 @@ class OptunaStrategy(Learner):
             self._study.tell(self._running.pop(row), state=TrialState.FAIL)
 
 
-def _distribution(dimension: Dimension) -> BaseDistribution:
-    if dimension.is_ordered:
-        return IntDistribution(0, len(dimension.values) - 1)
-    return CategoricalDistribution(dimension.values)
-
-
-def _worse(direction: Direction, one: float, other: float) -> float:
-    return min(one, other) if direction == "maximize" else max(one, other)
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Optuna without its log lines and its remarks that constraints are experimental, inside the block only."""
+    """Silence Optuna's log lines and its remarks that constraints are experimental, inside the block only."""
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
@@ -145,17 +122,22 @@ def _quiet() -> Iterator[None]:
         optuna.logging.set_verbosity(verbosity)
 
 
+def _log_tokens_per_s(measurement: Measurement) -> tuple[float, ...]:
+    """Return the logarithm, since what a choice does to speed is a factor: it adds up for the Gaussian process."""
+    return (math.log(measurement.tokens_per_s),)
+
+
 def tpe(survey: Survey, seed: int) -> OptunaStrategy:
     """Tree-structured Parzen estimators (multivariate), for the highest tokens/s."""
-    goal = Goal(directions=("maximize",), scores=_log_tokens_per_s, draws=8)
-    return OptunaStrategy(Candidates(survey, seed), TPESampler(seed=seed), goal)
+    goal = Goal(directions=("maximize",), scores=_log_tokens_per_s)
+    return OptunaStrategy(survey, seed, TPESampler(seed=seed), goal)
 
 
 def gp(survey: Survey, seed: int) -> OptunaStrategy:
     """A Gaussian process with expected improvement, for the highest tokens/s."""
     # A second draw from the same process costs as much as the first and mostly gives the same point.
     goal = Goal(directions=("maximize",), scores=_log_tokens_per_s, draws=1)
-    return OptunaStrategy(Candidates(survey, seed), GPSampler(seed=seed, warn_independent_sampling=False), goal)
+    return OptunaStrategy(survey, seed, GPSampler(seed=seed, warn_independent_sampling=False), goal)
 
 
 def nsga2(survey: Survey, seed: int, objectives: Sequence[str] = TOKENS_ALONE) -> OptunaStrategy:
@@ -163,6 +145,9 @@ def nsga2(survey: Survey, seed: int, objectives: Sequence[str] = TOKENS_ALONE) -
 
     Where the objectives are tokens and memory, tokens/s takes the place of TFLOPS.
     """
-    scores = _tokens_and_memory if "memory" in objectives else _tflops_and_memory
-    goal = Goal(directions=("maximize", "minimize"), scores=scores, draws=8)
-    return OptunaStrategy(Candidates(survey, seed), NSGAIISampler(seed=seed, population_size=POPULATION), goal)
+    rate = "tokens_per_s" if "memory" in objectives else "model_tflops_per_device"
+    goal = Goal(
+        directions=("maximize", "minimize"),
+        scores=lambda measured: (getattr(measured, rate), float(measured.peak_memory_bytes_max_rank)),
+    )
+    return OptunaStrategy(survey, seed, NSGAIISampler(seed=seed, population_size=POPULATION), goal)

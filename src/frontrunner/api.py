@@ -27,7 +27,7 @@ from frontrunner.search.campaign_setup import (
     stored_spec,
 )
 from frontrunner.search.spec import CampaignSpec
-from frontrunner.spaces.names import require_campaign_name
+from frontrunner.spaces.errors import require_campaign_name
 from frontrunner.spaces.space import Survey
 from frontrunner.store import LocalStore, as_function, opened
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from frontrunner.plain_json import as_plain
 from frontrunner.results.pages import outcomes_after
-from frontrunner.results.records import Campaign
 from frontrunner.results.store import Store
 from frontrunner.spaces.errors import bad_value
 
@@ -32,22 +31,16 @@ class StreamEvent:
     data: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Cursor:
+class Cursor(NamedTuple):
     """The highest event id, and the highest number of an outcome, that a reader has seen."""
 
     event: int = 0
     outcome: int = 0
 
-    def __str__(self) -> str:
-        return f"{self.event}-{self.outcome}"
-
 
 def parse_cursor(text: str | None) -> Cursor:
     """Return the cursor of an event id; the beginning without one. Raises `InvalidInput` for anything else."""
-    if not text:
-        return Cursor()
-    found = CURSOR.fullmatch(text)
+    found = CURSOR.fullmatch(text or "0-0")
     if found is None:
         raise bad_value("Last-Event-ID", text, "the id of an event of this stream, as in 12-5")
     return Cursor(int(found[1]), int(found[2]))
@@ -58,32 +51,26 @@ class Follower:
 
     def __init__(self, store: Store, name: str, cursor: Cursor, batch: int = BATCH) -> None:
         self._store, self._name, self._cursor, self._batch = store, name, cursor, batch
-        self._seen: Campaign | None = None
+        self._updated_at = ""
+        self._state: Mapping[str, Any] = {}
 
     def poll(self) -> tuple[list[StreamEvent], bool]:
         """Return the new events, at most a batch of each kind, and whether more may be waiting."""
         campaign = self._store.campaign(self._name)
-        if self._seen is not None and campaign.updated_at == self._seen.updated_at:
+        if campaign.updated_at == self._updated_at:
             return [], False
         events = self._store.events(campaign.id, self._cursor.event, self._batch)
         outcomes = outcomes_after(self._store, campaign.id, self._cursor.outcome, self._batch)
-        found = []
-        for event in events:
-            self._cursor = replace(self._cursor, event=event.id)
-            found.append(self._stream_event("event", event))
-        for outcome in outcomes:
-            self._cursor = replace(self._cursor, outcome=outcome.outcome_number or self._cursor.outcome)
-            found.append(self._stream_event("outcome", outcome))
-        if len(events) == self._batch or len(outcomes) == self._batch:
+        found = [self._seen("event", event, event=event.id) for event in events]
+        found += [self._seen("outcome", outcome, outcome=outcome.outcome_number) for outcome in outcomes]
+        if self._batch in (len(events), len(outcomes)):
             return found, True
-        if self._seen is None or _state(campaign) != _state(self._seen):
-            found.append(self._stream_event("state", _state(campaign)))
-        self._seen = campaign
+        state = {name: getattr(campaign, name) for name in STATE_FIELDS}
+        if state != self._state:
+            found.append(self._seen("state", state))
+        self._updated_at, self._state = campaign.updated_at, state
         return found, False
 
-    def _stream_event(self, kind: str, value: object) -> StreamEvent:
-        return StreamEvent(id=str(self._cursor), kind=kind, data=as_plain(value))
-
-
-def _state(campaign: Campaign) -> dict[str, object]:
-    return {name: getattr(campaign, name) for name in STATE_FIELDS}
+    def _seen(self, kind: str, value: object, **place: Any) -> StreamEvent:
+        self._cursor = self._cursor._replace(**place)
+        return StreamEvent(id="{}-{}".format(*self._cursor), kind=kind, data=as_plain(value))

@@ -60,7 +60,7 @@ def breakdown_of(store: ShowsRecipes, recipe: str | Mapping[str, object], campai
 
     spec, found = find_recipe(store, recipe, campaign)
     try:
-        measured = _newest_measurement(store.show(recipe_id(spec.problem, found)), store.url)
+        measured = newest_measurement(store.show(recipe_id(spec.problem, found)), store.url)
     except NotFound:  # no such recipe, or no store
         if campaign is None:
             raise
@@ -68,7 +68,7 @@ def breakdown_of(store: ShowsRecipes, recipe: str | Mapping[str, object], campai
     return breakdown(found, spec.problem, measured)
 
 
-def _newest_measurement(explanation: Explanation, store: str) -> Measured | None:
+def newest_measurement(explanation: Explanation, store: str) -> Measured | None:
     """Return the figures of the newest campaign that measured the recipe; simulated ones do not count."""
     from frontrunner.evaluators.analytic.breakdown import Measured
 

@@ -10,10 +10,12 @@ print(team.best("frontier-22b", top=3))
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlsplit
@@ -23,17 +25,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from frontrunner.config.toml_file import Table, read_toml
 from frontrunner.events import StreamEvent
-from frontrunner.pareto_front import Front, OnFront
-from frontrunner.results.active_drivers import ActiveDriver
-from frontrunner.results.explain import Explanation
-from frontrunner.results.pages import CampaignPage, Comparison, RecipePage, TrialPage
-from frontrunner.results.predictions import SmallScale
-from frontrunner.results.ranking import RankedRecipe, Ranking
+from frontrunner.results.pages import CampaignPage, RecipePage
 from frontrunner.results.records import CampaignList
-from frontrunner.results.status import FailedTrial, FailureList, Status
-from frontrunner.search.campaign_setup import free_among
+from frontrunner.results.status import FailedTrial, FailureList
 from frontrunner.server.auth import TOKEN_VARIABLE, default_token_file, read_tokens
 from frontrunner.server.errors import from_table
+from frontrunner.server.questions import API, QUESTIONS, FrameAnswer, Question
 from frontrunner.server.replays import Replay
 from frontrunner.server.settings import is_loopback
 from frontrunner.spaces.errors import (
@@ -43,28 +40,32 @@ from frontrunner.spaces.errors import (
     NothingLegal,
     ServiceUnreachable,
     bad_value,
+    campaign_name_from,
+    free_among,
     shown,
     writing,
 )
-from frontrunner.spaces.names import campaign_name_from
+from frontrunner.spaces.pareto import OBJECTIVES
 from frontrunner.spaces.validation import OF_NO_TYPE
-from frontrunner.store import LOG_BYTES, OBJECTIVES
+from frontrunner.standings import Front, OnFront
+from frontrunner.store import LOG_BYTES, LocalStore
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from frontrunner.baseline import Baseline
     from frontrunner.evaluators.analytic.breakdown import Breakdown
     from frontrunner.evaluators.analytic.estimates import ShownPlan
     from frontrunner.reporting import NotDrawn
-    from frontrunner.views.charts.data import Missing
+
+    Questions = LocalStore
+    """Base of `RemoteStore` for type checkers only: the methods that `QUESTIONS` adds have these signatures."""
+else:
+    Questions = object
 
 T = TypeVar("T")
 CampaignSource = str | Path | Mapping[str, Any]
 """A campaign file's path, or its content."""
-API = "/api/v1"
 PAGE = 200
-MOST_RANKED = 1000
 TIMEOUT_S = 150.0
 """A launch may compile before the service responds; everything else takes milliseconds."""
 STREAM_TIMEOUT_S = 60.0
@@ -82,51 +83,42 @@ def connect(url: str, *, token: str | None = None) -> RemoteStore:
     token file. Raises `InvalidInput` for an invalid address, or one that the token would reach unencrypted over a
     network, and `NotFound` without a token.
     """
-    host, is_tls = _host(url)
-    is_here = is_loopback(host)
-    given = token or os.environ.get(TOKEN_VARIABLE) or _token_of_file(url, is_here=is_here)
-    if not (is_here or is_tls or os.environ.get(PLAIN_HTTP_VARIABLE) == "1"):
+    try:
+        parts = urlsplit(url)
+        is_valid = parts.scheme in ("http", "https") and parts.port != 0 and not (parts.query or parts.username)
+    except ValueError:
+        is_valid = False
+    if not is_valid or not parts.hostname:
+        raise bad_value("--server", url, "http://HOST:PORT, or https://HOST")
+    is_here = is_loopback(parts.hostname)
+    token = token or os.environ.get(TOKEN_VARIABLE) or _token_of_file(url, is_here=is_here)
+    if not (is_here or parts.scheme == "https" or os.environ.get(PLAIN_HTTP_VARIABLE) == "1"):
         raise InvalidInput(
             f"--server {url} is neither https nor this machine: the token would cross the network unencrypted",
             hint=f"use https or a tunnel (ssh -L), or, on a network that you trust, set {PLAIN_HTTP_VARIABLE}=1",
         )
-    return RemoteStore(url, given)
-
-
-def _host(url: str) -> tuple[str, bool]:
-    """Return the host of a service's URL, and whether it is https; raise `InvalidInput` for an invalid URL."""
-    expected = "http://HOST:PORT, or https://HOST"
-    try:
-        parts = urlsplit(url)
-        _ = parts.port
-    except ValueError:
-        raise bad_value("--server", url, expected) from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
-        raise bad_value("--server", url, expected)
-    return parts.hostname, parts.scheme == "https"
+    return RemoteStore(url, token)
 
 
 def _token_of_file(url: str, *, is_here: bool) -> str:
     """Return the operator's token, which is sent to services of this machine only."""
-    hint = f"ask the operator of the service for a token, and set {TOKEN_VARIABLE}"
-    if not is_here:
-        raise NotFound(
-            f"no token for {url}: {TOKEN_VARIABLE} is not set, and this user's token file is for this machine only",
-            hint=hint,
-        )
+    reason = "this user's token file is for this machine only"
     try:
-        return read_tokens(default_token_file()).operator
+        if is_here:
+            return read_tokens(default_token_file()).operator
     except NotFound as error:
-        raise NotFound(
-            f"no token for the service: {TOKEN_VARIABLE} is not set, and {error.message}", hint=hint
-        ) from None
+        reason = error.message
+    raise NotFound(
+        f"no token for {url}: {TOKEN_VARIABLE} is not set, and {reason}",
+        hint=f"ask the operator of the service for a token, and set {TOKEN_VARIABLE}",
+    )
 
 
-class RemoteStore:
+class RemoteStore(Questions):
     """One service, with the questions of `frontrunner.store.LocalStore` and actions."""
 
     def __init__(self, url: str, token: str, *, client: httpx2.Client | None = None) -> None:
-        """Connect to `url` when the first question is asked, by `client` where one is given."""
+        """Name the service at `url`, which is sent the token; `client` sends the requests where one is given."""
         if not token.isascii() or not token.isprintable():
             raise bad_value("the token", "...", "the characters of a token file")
         self.url = url.rstrip("/")
@@ -137,41 +129,11 @@ class RemoteStore:
         self._client = client or httpx2.Client(timeout=TIMEOUT_S, trust_env=False, limits=no_pool)
 
     def campaigns(self) -> CampaignList:
-        found = CampaignList()
-        while True:
-            page = self._get(CampaignPage, "/campaigns", page=len(found) // PAGE + 1, page_size=PAGE)
-            found += page.items
-            if len(found) >= page.total or not page.items:
-                return found
-
-    def drivers(self) -> list[ActiveDriver]:
-        return self._get(list[ActiveDriver], "/drivers")
-
-    def status(self, campaign: str | None = None) -> Status:
-        return self._get(Status, self._of(campaign))
+        return CampaignList(_pages(lambda asked: self._get(CampaignPage, "/campaigns", **asked).items))
 
     def failures(self, campaign: str | None = None) -> FailureList:
-        path, found = self._of(campaign, "/failures"), FailureList()
-        while True:
-            page = self._get(list[FailedTrial], path, page=len(found) // PAGE + 1, page_size=PAGE)
-            found += page
-            if len(page) < PAGE:
-                return found
-
-    def best(
-        self,
-        campaign: str | None = None,
-        *,
-        top: int | None = 10,
-        by: str = "tokens",
-        max_memory_gb: float | None = None,
-    ) -> Ranking:
-        most = MOST_RANKED if top is None else top
-        path = self._of(campaign, "/best")
-        return Ranking(self._get(list[RankedRecipe], path, top=most, by=by, max_memory_gb=max_memory_gb))
-
-    def pareto(self, campaign: str | None = None) -> Ranking:
-        return Ranking(self._get(list[RankedRecipe], self._of(campaign, "/pareto")))
+        path = self._of(campaign, "/failures")
+        return FailureList(_pages(lambda asked: self._get(list[FailedTrial], path, **asked)))
 
     def front(self, campaign: str | None = None, *, objectives: Sequence[str] = OBJECTIVES) -> Front:
         return Front(self._get(list[OnFront], self._of(campaign, "/front"), objective=list(objectives)))
@@ -188,14 +150,6 @@ class RemoteStore:
     ) -> RecipePage:
         asked = {"by": by, "max_memory_gb": max_memory_gb, "page": page, "page_size": page_size}
         return self._get(RecipePage, self._of(campaign, "/recipes"), **asked, **filters)
-
-    def trials(
-        self, campaign: str | None = None, *, state: str | None = None, page: int = 1, page_size: int = 50
-    ) -> TrialPage:
-        return self._get(TrialPage, self._of(campaign, "/trials"), state=state, page=page, page_size=page_size)
-
-    def compare(self, first: str, second: str, *, page: int = 1, page_size: int = 50) -> Comparison:
-        return self._get(Comparison, "/compare", first=first, second=second, page=page, page_size=page_size)
 
     def log(self, campaign: str | None, trial_number: int, *, most_bytes: int = LOG_BYTES) -> str:
         path = self._of(campaign, f"/trials/{int(trial_number)}/log")
@@ -220,31 +174,13 @@ class RemoteStore:
                     yield StreamEvent(id=fields["id"], kind=fields["event"], data=json.loads(fields["data"]))
                     fields = {}
 
-    def show(self, recipe_id: str) -> Explanation:
-        return self._get(Explanation, _recipe_path(recipe_id))
-
     def explain(self, recipe: str | Mapping[str, object], *, campaign: str | Path | None = None) -> Breakdown:
         from frontrunner.recipe_actions import breakdown_of
 
         return breakdown_of(self, recipe, campaign)
 
-    def export(self, recipe: str, *, to: str) -> str:
-        return self._send("GET", _recipe_path(recipe) + "/export", params={"to": to}).text
-
-    def baseline(self, campaign: str | None = None) -> Baseline | None:
-        from frontrunner.baseline import Baseline
-
-        return self._get(Baseline | None, self._of(campaign, "/baseline"))  # type: ignore[arg-type]
-
-    def predictions(self, campaign: str | None = None) -> SmallScale | None:
-        return self._get(SmallScale | None, self._of(campaign, "/predictions"))  # type: ignore[arg-type]
-
-    def predictions_of(self, recipe_id: str) -> tuple[SmallScale, ...]:
-        return tuple(self._get(list[SmallScale], f"{_recipe_path(recipe_id)}/predictions"))
-
     def dataframe(self, campaign: str | None = None) -> pd.DataFrame:
         from frontrunner.results.frames import from_columns
-        from frontrunner.server.requests import FrameAnswer
 
         found = self._get(FrameAnswer, self._of(campaign, "/dataframe"))
         try:
@@ -271,20 +207,19 @@ class RemoteStore:
         figure: str | None = None,
         format: str | None = None,  # noqa: A002 - the option's name
     ) -> tuple[list[Path], list[NotDrawn]]:
-        from frontrunner.reporting import picture_place
+        from frontrunner.reporting import not_drawn, picture_place
+        from frontrunner.views.charts.data import Missing
 
         place = picture_place(out, figure, format)
         path = self._of(campaign, "/figures/")
-        return place.save(lambda name: self._picture(path, name, place.kind))
 
-    def _picture(self, path: str, name: str, kind: str) -> bytes | Missing:
-        from frontrunner.reporting import not_drawn
-        from frontrunner.views.charts.data import Missing
+        def picture(name: str) -> bytes | Missing:
+            try:
+                return self._send("GET", path + name, params={"format": place.kind}).content
+            except NothingLegal as error:
+                return Missing(reason=error.message.removeprefix(not_drawn(name)))
 
-        try:
-            return self._send("GET", path + name, params={"format": kind}).content
-        except NothingLegal as error:
-            return Missing(reason=error.message.removeprefix(not_drawn(name)))
+        return place.save(picture)
 
     def registered(self) -> dict[str, dict[str, str]]:
         """Return what a launch may name: kind (site, trainer, data, table) -> name -> description."""
@@ -373,8 +308,8 @@ class RemoteStore:
 
     def _post(self, kind: type[T], path: str, body: Mapping[str, object] | None = None) -> T:
         text = json.dumps(body or {}, default=lambda _: OF_NO_TYPE)  # TOML has dates, which no campaign has
-        more = {"Content-Type": "application/json"}
-        return self._read(kind, self._send("POST", path, content=text.encode(), headers=self._headers | more))
+        headers = self._headers | {"Content-Type": "application/json"}
+        return self._read(kind, self._send("POST", path, content=text.encode(), headers=headers))
 
     def _send(self, method: str, path: str, **options: Any) -> httpx2.Response:
         """Return the response to a request; raise the service's error, or `ServiceUnreachable`."""
@@ -401,6 +336,8 @@ class RemoteStore:
             return ServiceUnreachable(f"{self.url} returned status {response.status_code}: not a frontrunner service")
 
     def _read(self, kind: type[T], response: httpx2.Response) -> T:
+        if kind is str:
+            return response.text  # type: ignore[return-value]
         try:
             return TypeAdapter(kind).validate_python(json.loads(response.content, object_hook=_with_nan))
         except (ValueError, ValidationError) as error:
@@ -412,9 +349,40 @@ class RemoteStore:
         )
 
 
-def _recipe_path(recipe_id: str) -> str:
-    """Return the path of a recipe; as on the command line, its id may have capitals and spaces around it."""
-    return f"/recipes/{_path_part(recipe_id.strip().lower())}"
+def _method(question: Question) -> Callable[..., Any]:
+    """Return the method of `RemoteStore` that sends a question."""
+    signature = inspect.signature(question.local)
+
+    @wraps(question.local)
+    def ask(self: RemoteStore, *args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        query = {name: bound.arguments.pop(name) for name in question.query}
+        query |= {name: value for name, value in question.as_none.items() if query[name] is None}
+        subject = next(iter(list(bound.arguments.values())[1:]), None)
+        path = question.path
+        if "{name}" in path:
+            path = self._of(subject, path.partition("{name}")[2])
+        elif "{recipe_id}" in path:  # as on the command line, an id may have capitals and spaces around it
+            path = path.replace("{recipe_id}", _path_part(str(subject).strip().lower()))
+        found = self._get(question.result, path, **query)
+        return found if question.make is None else question.make(found)
+
+    return ask
+
+
+for _question in QUESTIONS:
+    setattr(RemoteStore, _question.method, _method(_question))
+
+
+def _pages(ask: Callable[[dict[str, int]], Sequence[T]]) -> list[T]:
+    """Return the items of all pages."""
+    found: list[T] = []
+    while True:
+        more = ask({"page": len(found) // PAGE + 1, "page_size": PAGE})
+        found += more
+        if len(more) < PAGE:
+            return found
 
 
 def _path_part(name: str) -> str:

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from frontrunner.config.cluster import named_cluster
 from frontrunner.config.settings import shown_store, store_url
+from frontrunner.evaluators.tables.reading import Reading, Repeats, TableForm, read
+from frontrunner.evaluators.tables.rows import TableProblem
+from frontrunner.evaluators.tables.schema import LeftOut
+from frontrunner.results.imported import ImportedCampaign, ImportedOutcome, add_imported
+from frontrunner.results.outcome import Failure
+from frontrunner.results.records import IMPORTED
 from frontrunner.search.campaign_setup import problem_summary
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.cluster import Cluster
-from frontrunner.spaces.errors import InvalidInput
-from frontrunner.spaces.names import campaign_name_from, require_campaign_name
+from frontrunner.spaces.document import recipe_id
+from frontrunner.spaces.errors import InvalidInput, campaign_name_from, require_campaign_name
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 from frontrunner.spaces.space import Space
 from frontrunner.spaces.validation import dump_json
 from frontrunner.store import opened
 
-if TYPE_CHECKING:
-    from frontrunner.evaluators.tables.reading import Reading, Repeats
-    from frontrunner.evaluators.tables.rows import TableProblem
-    from frontrunner.evaluators.tables.schema import LeftOut
-    from frontrunner.results.imported import ImportedCampaign
+__all__ = ["Import", "ImportedProblem", "TableForm", "import_table"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,19 +60,6 @@ class Import:
         return sum(problem.rows for problem in self.problems)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TableForm:
-    """How a table differs from the standard form.
-
-    `columns` maps a column of the form to the table's own name, with its unit where that differs, as
-    `{"step_time_s": "iter_ms:ms"}`; `constants` are values of every row; `ignore` are columns to leave out.
-    """
-
-    columns: Mapping[str, str] = field(default_factory=dict)
-    constants: Mapping[str, str] = field(default_factory=dict)
-    ignore: tuple[str, ...] = ()
-
-
 def import_table(
     table: str | Path,
     *,
@@ -88,100 +76,66 @@ def import_table(
 
     Raises `NotFound` and `InvalidInput` for an unusable table, or one without a usable row; nothing is written then.
     """
-    from frontrunner.evaluators.tables.mapping import parse_mapping
-    from frontrunner.evaluators.tables.reading import read
-
     if name is not None:
         require_campaign_name("--name", name)
-    form = form or TableForm()
-    said = parse_mapping(_pairs(form.columns), _pairs(form.constants), form.ignore)
     machine = named_cluster(cluster) if isinstance(cluster, str) else cluster
     try:
-        found = read(Path(table), said, machine)
+        found = read(Path(table), form or TableForm(), machine)
     except InvalidInput as error:
         named = error.message if str(table) in error.message else f"{table}: {error.message}"
         raise InvalidInput(named, hint=error.hint) from None
-    campaigns = [_campaign(problem, found, _name(problem, found, name)) for problem in found.problems]
+    campaigns = [_campaign(problem, found, name) for problem in found.problems]
     if not campaigns:
         reasons = "; ".join(f"{left.rows} x {left.reason}" for left in found.left_out[:4])
         raise InvalidInput(f"none of the {found.rows} rows of {found.file} can be used: {reasons}"[:350])
-    return _kept(found, campaigns, store_url(store), preview=preview)
-
-
-def _pairs(table: Mapping[str, str]) -> list[str]:
-    return [f"{key}={value}" for key, value in table.items()]
-
-
-def _kept(found: Reading, campaigns: Sequence[ImportedCampaign], store: str, *, preview: bool) -> Import:
-    new = _unknown_to(store, campaigns) if preview else _added(found, campaigns, store)
+    new = _added(found, campaigns, store_url(store), preview=preview)
     return Import(
         file=found.file,
-        store=shown_store(store),
+        store=shown_store(store_url(store)),
         is_preview=preview,
         rows=found.rows,
-        known_rows=sum(len(campaign.outcomes) for campaign in campaigns)
-        - sum(len(campaign.outcomes) for campaign in new),
-        problems=tuple(_line(campaign) for campaign in new),
+        known_rows=sum(len(one.outcomes) for one in campaigns) - sum(len(one.outcomes) for one in new),
+        problems=tuple(
+            ImportedProblem(
+                campaign=campaign.name,
+                problem=campaign.problem_summary,
+                rows=len(campaign.outcomes),
+                recipes=len({row.recipe_id for row in campaign.outcomes}),
+                failed=sum(isinstance(row.outcome, Failure) for row in campaign.outcomes),
+            )
+            for campaign in new
+        ),
         left_out=found.left_out,
         disagreeing=found.disagreeing,
     )
 
 
-def _added(found: Reading, campaigns: Sequence[ImportedCampaign], store: str) -> tuple[ImportedCampaign, ...]:
-    from frontrunner.results.imported import add_imported
-
+def _added(
+    found: Reading, campaigns: Sequence[ImportedCampaign], store: str, *, preview: bool
+) -> Sequence[ImportedCampaign]:
+    if preview and "://" not in store and not Path(store).exists():
+        return campaigns
     about: dict[str, str | int] = {"file": found.file, "sha256": found.sha256, "rows": found.rows}
     about |= {f"left out: {left.reason}": left.rows for left in found.left_out}
-    with opened(store, create=True) as target:
-        return add_imported(target, campaigns, about=about)
+    with opened(store, create=not preview) as target:
+        return add_imported(target, campaigns, about=about, preview=preview)
 
 
-def _unknown_to(store: str, campaigns: Sequence[ImportedCampaign]) -> tuple[ImportedCampaign, ...]:
-    """Return what an import would add; all of it where there is no store yet."""
-    from frontrunner.results.imported import without_known
-
-    if "://" not in store and not Path(store).exists():
-        return tuple(campaigns)
-    with opened(store) as target:
-        return without_known(target, campaigns)
-
-
-def _line(campaign: ImportedCampaign) -> ImportedProblem:
-    from frontrunner.results.outcome import Failure
-
-    return ImportedProblem(
-        campaign=campaign.name,
-        problem=campaign.problem_summary,
-        rows=len(campaign.outcomes),
-        recipes=len({row.recipe_id for row in campaign.outcomes}),
-        failed=sum(isinstance(row.outcome, Failure) for row in campaign.outcomes),
-    )
-
-
-def _name(table: TableProblem, found: Reading, name: str | None) -> str:
-    """Return the given name or the file's, with the problem where there are several."""
-    base = name or campaign_name_from(Path(found.file).stem)
-    if len(found.problems) == 1:
-        return base
-    problem, devices = table.problem, table.rows[0].recipe.devices
-    apart = f"{problem.model.name}-{devices}x-s{problem.sequence_length}-b{problem.global_batch}"
-    return campaign_name_from(f"{base}-{apart}")
-
-
-def _campaign(table: TableProblem, found: Reading, name: str) -> ImportedCampaign:
-    from frontrunner.results.imported import ImportedCampaign, ImportedOutcome
-    from frontrunner.results.records import IMPORTED
-    from frontrunner.spaces.document import recipe_id
-
-    recipes = [row.recipe for row in table.rows]
-    spec = CampaignSpec(name=name, problem=table.problem, space=_space(recipes), evaluator=IMPORTED)
+def _campaign(table: TableProblem, found: Reading, given: str | None) -> ImportedCampaign:
+    """Return a problem's campaign, with the given name or the file's, and the problem where there are several."""
+    problem, recipes = table.problem, [row.recipe for row in table.rows]
+    name = given or campaign_name_from(Path(found.file).stem)
+    if len(found.problems) > 1:
+        apart = f"{recipes[0].devices}x-s{problem.sequence_length}-b{problem.global_batch}"
+        name = campaign_name_from(f"{name}-{problem.model.name}-{apart}")
+    spec = CampaignSpec(name=name, problem=problem, space=_space(recipes), evaluator=IMPORTED)
     return ImportedCampaign(
         name=name,
         spec_json=dump_json(spec),
         problem_summary=problem_summary(spec) | {"devices": recipes[0].devices},
         outcomes=tuple(
             ImportedOutcome(
-                recipe_id=recipe_id(table.problem, row.recipe),
+                recipe_id=recipe_id(problem, row.recipe),
                 recipe=row.recipe,
                 outcome=row.outcome,
                 origin=f"{found.file} row {row.number + 1}",

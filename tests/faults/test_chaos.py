@@ -21,7 +21,7 @@ import pytest
 
 import frontrunner
 from frontrunner.results.store import open_store
-from frontrunner.search.campaign_session import OVERTIME
+from frontrunner.search.attempts import OVERTIME
 from frontrunner.search.campaign_setup import create
 from frontrunner.search.spec import Budget, CampaignSpec
 from support.campaigns import environment, spec_of, tiny

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from frontrunner.results.outcome import Measurement
-from frontrunner.search.strategies.exhaustive_random import Listed
+from frontrunner.search.strategies.candidates import Listed
 from frontrunner.search.strategy import Evidence, Outlook, Told
 from frontrunner.spaces.recipe import Recipe
 

@@ -187,7 +187,9 @@ def test_a_rank_of_torchrun_that_is_killed_is_named_and_all_processes_end(tmp_pa
     victim = next(rank for rank in ranks if rank.parent().environ()["RANK"] == "1")
     os.kill(victim.pid, signal.SIGKILL)
     assert process.wait(timeout=120) != 0
-    (check,) = ranks_section((tmp_path / "out").read_text())
+    output = (tmp_path / "out").read_text()
+    assert output, (tmp_path / "err").read_text()
+    (check,) = ranks_section(output)
     assert check["found"].startswith("rank 1")
     assert check["found"].endswith("was killed by SIGKILL")
     assert not any(map(is_alive, ranks))

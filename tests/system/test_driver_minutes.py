@@ -9,7 +9,7 @@ import pytest
 from frontrunner.results.process_identity import this_host
 from frontrunner.results.records import Campaign
 from frontrunner.results.states import CampaignState
-from frontrunner.search.campaign_session import OVERTIME
+from frontrunner.search.attempts import OVERTIME
 from frontrunner.search.driver import Driver
 from frontrunner.search.listener import Listener, View
 from frontrunner.search.spec import CampaignSpec

@@ -15,8 +15,7 @@ from frontrunner.results.prior_results import REUSED, campaign_results, reused_t
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store
 from frontrunner.search.driver import Driver
-from frontrunner.search.result_reuse import ReusableResult
-from frontrunner.search.warm_start import PriorResults
+from frontrunner.search.warm_start import PriorResults, ReusableResult
 from frontrunner.spaces.document import recipe_id
 from frontrunner.views.charts.data import collect
 from frontrunner.views.report import facts_of

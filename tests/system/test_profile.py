@@ -111,7 +111,7 @@ def test_what_a_person_reads(measured: tuple[Path, str]) -> None:
         "host (Python, dispatch)",
         "stage 1",
         "the campaign's probe measured",
-        "Session.timed_step",
+        "RunContext.timed_step",
     ):
         assert words in done.stdout
     folder = home / "frontrunner-runs" / "profiles" / recipe / "1"

@@ -41,7 +41,7 @@ def table(path: Path, *rows: dict[str, Any]) -> Table:
         ({"peak_tflops": -1}, "peak_tflops not above 0"),
         ({"precision": "fp8"}, "precision fp8 is not modeled"),
         ({"precision": "MXFP8"}, "precision mxfp8 is not modeled"),
-        ({"recompute": "sometimes"}, "recompute sometimes is not modeled"),
+        ({"recompute": "sometimes"}, "recompute sometimes is unknown"),
         ({"zero": 7}, "ZeRO stage 7 does not exist"),
         ({"tp": 0}, "tp below 1"),
         ({"mbs": -2}, "mbs, gas below 1"),

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from frontrunner.search.budget import Ledger, Spent, exhausted, limits, seconds_left
+from frontrunner.search.budget import BudgetTracker, Spent, exhausted, limits, seconds_left
 from frontrunner.search.spec import Budget
 
 
@@ -45,32 +45,34 @@ def test_time_left_is_that_of_the_limit_reached_first() -> None:
     assert seconds_left(Budget(minutes=1), spent(5, 100.0)) == 0.0
 
 
-def test_a_ledger_goes_on_from_what_earlier_drivers_spent() -> None:
-    ledger = Ledger(driver_seconds=100.0, node_seconds=50.0)
-    ledger.probes += 2
+def test_a_tracker_goes_on_from_what_earlier_drivers_spent() -> None:
+    tracker = BudgetTracker(Budget(), driver_seconds=100.0, node_seconds=50.0)
+    tracker.probes += 2
     time.sleep(0.02)
-    now = ledger.spent(probes_running=1, node_seconds_running=5.0)
-    assert (now.probes, now.node_seconds) == (3, 55.0)
+    now = tracker.spent()
+    assert (now.probes, now.node_seconds) == (2, 50.0)
     assert 100.02 <= now.driver_seconds < 110
 
 
 def test_no_second_of_driving_is_charged_twice_or_lost() -> None:
     start = time.monotonic()
-    ledger = Ledger(driver_seconds=0.0, node_seconds=0.0)
+    tracker = BudgetTracker(Budget())
     charged = 0.0
     for _ in range(5):
         time.sleep(0.01)
-        charged += ledger.charge()
-    assert ledger.uncharged_s < 0.01
+        charged += tracker.charge()
+    assert tracker.uncharged_s < 0.01
     assert 0.05 <= charged <= time.monotonic() - start
-    assert ledger.spent().driver_seconds == pytest.approx(charged, abs=0.01)
+    assert tracker.spent().driver_seconds == pytest.approx(charged, abs=0.01)
 
 
-def test_a_ledger_charges_no_more_than_is_left() -> None:
-    ledger = Ledger(driver_seconds=100.0, node_seconds=0.0, most_driver_seconds=100.02)
+def test_a_hard_budget_charges_no_more_than_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frontrunner.search.budget.CUT_S", 0.01)
+    budget = Budget(minutes=100.02 / 60, hard=True)
+    tracker = BudgetTracker(budget, driver_seconds=100.0)
     time.sleep(0.03)
-    assert ledger.charge() == pytest.approx(0.02)
-    assert (ledger.charge(), ledger.spent().driver_seconds) == (0.0, pytest.approx(100.02))
-    assert 0.01 <= ledger.beyond_s <= ledger.uncharged_s + 10
-    overdrawn = Ledger(driver_seconds=100.0, node_seconds=0.0, most_driver_seconds=90.0)
-    assert (overdrawn.charge(), overdrawn.spent().driver_seconds) == (0.0, 100.0), "by drivers of an earlier version"
+    assert tracker.charge() == pytest.approx(0.02)
+    assert (tracker.charge(), tracker.spent().driver_seconds) == (0.0, pytest.approx(100.02))
+    assert 0.01 <= tracker.overtime_s <= tracker.uncharged_s + 10
+    overdrawn = BudgetTracker(budget, driver_seconds=110.0)
+    assert (overdrawn.charge(), overdrawn.spent().driver_seconds, overdrawn.overtime_s) == (0.0, 110.0, 0.0)

@@ -10,11 +10,9 @@ import pytest
 
 from frontrunner.evaluators.analytic.estimates import estimate_many
 from frontrunner.search.guided.acquisition import expected_improvement, mean_loss
-from frontrunner.search.guided.feasibility import FeasibilityModel
-from frontrunner.search.guided.features import NAMES, features, needs_as_much
-from frontrunner.search.guided.observations import Observation, Trial
-from frontrunner.search.guided.prior import STEP_PARTS, CandidateTable, prior_of
-from frontrunner.search.guided.speed import SpeedModel, log_evidence
+from frontrunner.search.guided.feasibility import FeasibilityModel, Trial
+from frontrunner.search.guided.prior import NAMES, STEP_PARTS, CandidateTable, features, needs_as_much, prior_of
+from frontrunner.search.guided.speed import Observation, SpeedModel, log_evidence
 from frontrunner.spaces.recipe import RANK_ORDERS
 from support.guided import CLUSTER, PROBLEM, SPACE
 

@@ -12,7 +12,7 @@ import pytest
 
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.search.guided.prior import Prior, prior_of
-from frontrunner.search.guided.strategy import Guided, guided
+from frontrunner.search.guided.strategy import Guided
 from frontrunner.search.strategy import Evidence, Forecaster, Told
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Space, Survey
@@ -67,10 +67,10 @@ def by_chance(seeds: int = 200) -> float:
 
 
 def test_the_first_probe_is_the_model_s_choice_and_a_wrong_one_is_soon_overruled() -> None:
-    (first,) = guided(SURVEY, 0).ask(1)
+    (first,) = Guided(SURVEY, 0).ask(1)
     speeds = np.where(RUNS, PRIOR.log_speed, -np.inf)
     assert PRIOR.log_speed[ROW[first]] > speeds.max() - 0.2
-    assert probes_to_best(guided(SURVEY, 0)) <= 6 < by_chance()
+    assert probes_to_best(Guided(SURVEY, 0)) <= 6 < by_chance()
 
 
 def test_a_model_that_orders_backwards_costs_no_more_than_chance() -> None:
@@ -92,14 +92,14 @@ def test_a_space_of_which_the_formulas_know_nothing_is_searched_to_its_end() -> 
     cluster = replace(PROBLEM.cluster, nvme_path="/nvme")
     survey = space.survey(replace(PROBLEM, cluster=cluster))
     assert survey.recipes
-    strategy = guided(survey, 0)
+    strategy = Guided(survey, 0)
     for recipe in (asked := strategy.ask(100)):
         strategy.tell(Told(recipe=recipe, outcome=measured(1000.0)))
     assert set(asked) == set(survey.recipes)
 
 
 def test_the_outlook_shrinks_as_the_best_is_found_and_covers_the_true_gap() -> None:
-    strategy = guided(SURVEY, 0)
+    strategy = Guided(SURVEY, 0)
     assert isinstance(strategy, Forecaster)
     assert strategy.outlook() is None
     best, seen = 0.0, []
@@ -130,16 +130,16 @@ def test_remembered_outcomes_of_a_smaller_cluster_move_the_first_probe() -> None
         )
         for row, recipe in enumerate(known.recipes)
     ]
-    strategy = guided(SURVEY, 0)
-    alone = guided(SURVEY, 0).ask(1)[0]
+    strategy = Guided(SURVEY, 0)
+    alone = Guided(SURVEY, 0).ask(1)[0]
     strategy.remember(evidence)
     assert alone.tensor_parallel == 1
     assert strategy.ask(1)[0].tensor_parallel > 1
 
 
 def test_a_remembered_failure_of_the_same_problem_is_not_run_into_again() -> None:
-    first = guided(SURVEY, 0).ask(1)[0]
-    strategy = guided(SURVEY, 0)
+    first = Guided(SURVEY, 0).ask(1)[0]
+    strategy = Guided(SURVEY, 0)
     failure = Failure(kind=FailureKind.OUT_OF_MEMORY, message="no")
     strategy.remember([Evidence(problem=PROBLEM, recipe=first, outcome=failure, origin="sweep.csv")])
     assert first not in strategy.ask(5)
@@ -149,7 +149,7 @@ def test_a_remembered_measurement_that_is_told_as_an_answer_counts_once() -> Non
     rng = random.Random(1)
     known = [(SURVEY.recipes[row], measured(math.exp(TRUTH[row] + rng.gauss(0, 0.06)))) for row in range(0, 60, 3)]
     elsewhere = replace(PROBLEM, cluster=replace(PROBLEM.cluster, name="as it was called then"))
-    cold, warm, renamed = guided(SURVEY, 0), guided(SURVEY, 0), guided(SURVEY, 0)
+    cold, warm, renamed = Guided(SURVEY, 0), Guided(SURVEY, 0), Guided(SURVEY, 0)
     warm.remember([Evidence(problem=PROBLEM, recipe=one, outcome=outcome, origin="c") for one, outcome in known])
     renamed.remember([Evidence(problem=elsewhere, recipe=one, outcome=outcome, origin="c") for one, outcome in known])
     for strategy in (cold, warm, renamed):
@@ -162,7 +162,7 @@ def test_a_remembered_measurement_that_is_told_as_an_answer_counts_once() -> Non
 @pytest.mark.parametrize(("spread", "repeats"), [(0.08, True), (0.0, False)])
 def test_the_two_best_are_measured_again_where_noise_hides_their_order(spread: float, *, repeats: bool) -> None:
     survey = Survey(problem=PROBLEM, dimensions=SURVEY.dimensions, legal=dict(list(SURVEY.legal.items())[:3]))
-    strategy = guided(survey, 0)
+    strategy = Guided(survey, 0)
     for recipe, speed in zip(strategy.ask(3), (1000.0, 995.0, 700.0), strict=True):
         strategy.tell(Told(recipe=recipe, outcome=measured(speed, spread)))
     recipe = strategy.worth_repeating()
@@ -176,7 +176,7 @@ def test_the_two_best_are_measured_again_where_noise_hides_their_order(spread: f
 
 
 def test_a_recipe_that_failed_when_repeated_is_neither_the_best_nor_wished_for() -> None:
-    strategy = guided(SURVEY, 0)
+    strategy = Guided(SURVEY, 0)
     first, second, third = strategy.ask(3)
     for recipe, speed in ((first, 1000.0), (second, 995.0), (third, 990.0)):
         strategy.tell(Told(recipe=recipe, outcome=measured(speed, 0.3)))
@@ -185,7 +185,7 @@ def test_a_recipe_that_failed_when_repeated_is_neither_the_best_nor_wished_for()
 
 
 def test_parallel_probes_spread_over_the_space() -> None:
-    strategy = guided(SURVEY, 0)
+    strategy = Guided(SURVEY, 0)
     (first,) = strategy.ask(1)
     strategy.tell(Told(recipe=first, outcome=probe(first)))
     together = strategy.ask(6)

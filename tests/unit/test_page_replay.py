@@ -14,11 +14,9 @@ from fastapi.testclient import TestClient
 
 from frontrunner.config.settings import run_root
 from frontrunner.evaluators.probe.files import write_json
-from frontrunner.results.store import open_store
 from frontrunner.server.app import create_app
-from frontrunner.server.pages.recipes import ReplayForm
-from frontrunner.server.pages.router import router
 from frontrunner.server.replays import STARTED, Replay, Replays, recording_end
+from frontrunner.server.requests import ReplayBody
 from frontrunner.spaces.errors import FrontrunnerError
 from support.page_stores import page_store
 from support.services import ORIGIN, bearer, settings, tokens_of
@@ -42,7 +40,7 @@ def recipe_id(home: Path) -> str:
 @pytest.fixture(scope="module")
 def client(home: Path, recipe_id: str) -> Iterator[TestClient]:
     chosen = settings(home)
-    with TestClient(create_app(chosen, pages=(router,)), base_url=ORIGIN) as found:
+    with TestClient(create_app(chosen), base_url=ORIGIN) as found:
         found.headers.update(bearer(tokens_of(chosen).operator) | {"accept": "text/html"})
         yield found
 
@@ -69,8 +67,7 @@ def step(number: int, time_s: float) -> dict[str, object]:
 
 
 def found(home: Path, folder: Path) -> Replay:
-    with open_store(str(home / "store.db")) as store:
-        return Replays(store, settings(home)).one(folder.name)
+    return Replays(settings(home)).one(folder.name)
 
 
 def card(client: TestClient, recipe_id: str) -> str:
@@ -149,5 +146,6 @@ def test_replay_form_offers_remaining_steps_and_the_checkpoint(folder: Path, cli
 
 def test_replay_form_allows_other_hardware(folder: Path, client: TestClient) -> None:
     assert '<input type="checkbox" name="anyway">' in client.get(f"/recipes/{folder.name}/replay").text
-    assert ReplayForm.model_validate({"steps": 5, "anyway": True}).anyway is True
-    assert ReplayForm.model_validate({"steps": 5}).anyway is False
+    sent = {"recipe_id": folder.name, "steps": 5}
+    assert ReplayBody.model_validate(sent | {"anyway": True}).anyway is True
+    assert ReplayBody.model_validate(sent).anyway is False

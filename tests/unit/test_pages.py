@@ -21,7 +21,6 @@ from frontrunner.results.store import open_store
 from frontrunner.server.app import create_app
 from frontrunner.server.pages.campaigns import campaign_view, version
 from frontrunner.server.pages.planning import planned_campaign
-from frontrunner.server.pages.router import router
 from support.page_stores import SCRIPT, page_store
 from support.services import ORIGIN, bearer, settings, tokens_of
 
@@ -41,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def client(folder: Path, ids: list[str]) -> Iterator[TestClient]:
     chosen = settings(folder)
-    app = create_app(chosen, pages=(router,))
+    app = create_app(chosen)
     with TestClient(app, base_url=ORIGIN, raise_server_exceptions=False) as found:
         found.headers.update(bearer(tokens_of(chosen).operator) | {"accept": "text/html"})
         yield found
@@ -126,12 +125,12 @@ def test_version_changes_when_a_lease_runs_out(tmp_path: Path) -> None:
         name = store.campaigns()[-1].name
         store.acquire_lease(store.campaign(name).id, host="gone", pid=1, duration_s=30)
         driven = version(store, name)
-        assert campaign_view(store, name).status.driver_is_live
+        assert campaign_view(store, name)["status"].driver_is_live
         assert version(store, name) == driven
     with open_store(str(tmp_path / "store.db"), clock=lambda: start + timedelta(seconds=31)) as store:
         assert version(store, name) != driven
         view = campaign_view(store, name)
-        assert (view.status.driver_is_live, view.can_be_driven) == (False, True)
+        assert (view["status"].driver_is_live, view["can_be_driven"]) == (False, True)
 
 
 def test_campaign_without_its_driver_is_called_cut_off_everywhere(tmp_path: Path) -> None:
@@ -141,7 +140,7 @@ def test_campaign_without_its_driver_is_called_cut_off_everywhere(tmp_path: Path
         here = {"host": this_host(), "pid": os.getpid()}
         writer = store.drive(store.acquire_lease(store.campaign("second").id, **here))
         writer.set_state(CampaignState.RUNNING, reason="")
-    with TestClient(create_app(chosen, pages=(router,)), base_url=ORIGIN) as client:
+    with TestClient(create_app(chosen), base_url=ORIGIN) as client:
         client.headers.update(bearer(tokens_of(chosen).operator) | {"accept": "text/html"})
         listed = shown(client, "/")
         assert '<span class="state running">running</span>' in listed
@@ -163,7 +162,7 @@ def test_campaign_without_its_driver_is_called_cut_off_everywhere(tmp_path: Path
 def test_imported_campaign_spent_nothing_and_has_no_timeline(tmp_path: Path) -> None:
     page_store(tmp_path, ("table",), figures="imported")
     chosen = settings(tmp_path)
-    with TestClient(create_app(chosen, pages=(router,)), base_url=ORIGIN) as client:
+    with TestClient(create_app(chosen), base_url=ORIGIN) as client:
         client.headers.update(bearer(tokens_of(chosen).operator) | {"accept": "text/html"})
         text, listed = shown(client, "/campaigns/table"), shown(client, "/")
     assert "<dt>spent</dt><dd>nothing: measured elsewhere</dd>" in text
@@ -194,11 +193,11 @@ def test_budget_meter_counts_as_the_driver_does(tmp_path: Path) -> None:
     page_store(tmp_path)
     with open_store(str(tmp_path / "store.db")) as store:
         campaign = store.campaign("first")
-        assert [limit.used for limit in campaign_view(store, "first").limits] == [4]
+        assert [limit.used for limit in campaign_view(store, "first")["limits"]] == [4]
         writer = store.drive(store.acquire_lease(campaign.id, host="h", pid=1))
         writer.event(REUSED, trial=2, recipe="", campaign="second")
         writer.release(CampaignState.FINISHED, reason="")
-        assert [limit.used for limit in campaign_view(store, "first").limits] == [3]
+        assert [limit.used for limit in campaign_view(store, "first")["limits"]] == [3]
         assert probes_made(store, store.campaign("first")) == 3
 
 
@@ -242,7 +241,7 @@ def test_compare_reports_mistakes_next_to_what_was_typed(client: TestClient, ids
 
 def test_compare_of_an_empty_store_says_so(tmp_path: Path) -> None:
     chosen = settings(tmp_path)
-    with TestClient(create_app(chosen, pages=(router,)), base_url=ORIGIN) as client:
+    with TestClient(create_app(chosen), base_url=ORIGIN) as client:
         client.headers.update(bearer(tokens_of(chosen).operator) | {"accept": "text/html"})
         text = shown(client, "/compare")
     assert "There is no campaign in this store yet" in text
@@ -309,9 +308,9 @@ def test_launch_check_of_extreme_toml_is_one_message(client: TestClient, value: 
 
 
 WRONG = [
-    ("layers=5000", "layers", "a whole number from 1 to 1,000"),
-    ("layers=%E0%A5%A9", "layers", "a whole number from 1 to 1,000"),
-    ("nic_gb_per_s=nan", "nic_gb_per_s", "a number from 0.001 to"),
+    ("layers=0", "layers", "at least 1"),
+    ("layers=%E0%A5%A9", "layers", "a whole number"),
+    ("nic_gb_per_s=nan", "nic_gb_per_s", "a finite number"),
     ("heads=7", "heads", "a divisor of hidden = 6144"),
     ("kv_heads=5", "kv_heads", "a divisor of heads = 48"),
     ("model=gpt2-small&sequence_length=99999", "sequence_length", "at most max_positions"),
@@ -382,9 +381,8 @@ from pathlib import Path
 from frontrunner.server.app import create_app
 from frontrunner.server.settings import ServiceSettings
 from frontrunner.server.auth import read_tokens
-from frontrunner.server.pages.router import router
 tokens = Path({str(folder / "tokens" / "tokens.json")!r})
-app = create_app(ServiceSettings(store={str(folder / "store.db")!r}, token_file=tokens), pages=(router,))
+app = create_app(ServiceSettings(store={str(folder / "store.db")!r}, token_file=tokens))
 with TestClient(app, base_url={ORIGIN!r}) as client:
     client.headers["authorization"] = "Bearer " + read_tokens(tokens).operator
     for path in ("/", "/campaigns/first", "/recipes/{ids[0]}", "/campaigns/first/figures/history"):

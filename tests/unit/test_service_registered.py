@@ -13,7 +13,6 @@ from fastapi.testclient import TestClient
 
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.server.app import create_app
-from frontrunner.server.pages.router import router
 from frontrunner.server.registered import AROUND, Registered, register
 from frontrunner.server.requests import CampaignBody, campaign_table, parsed
 from frontrunner.server.settings import ServiceSettings
@@ -57,7 +56,7 @@ def chosen(known: Registered, tmp_path_factory: pytest.TempPathFactory) -> Servi
 
 @pytest.fixture(scope="module")
 def client(chosen: ServiceSettings) -> Iterator[TestClient]:
-    app = create_app(chosen, pages=(router,))
+    app = create_app(chosen)
     with TestClient(app, base_url=ORIGIN, raise_server_exceptions=False) as found:
         found.headers.update(bearer(tokens_of(chosen).operator))
         yield found

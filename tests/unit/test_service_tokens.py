@@ -23,10 +23,9 @@ from frontrunner.server.auth import (
     make_tokens,
     read_tokens,
 )
-from frontrunner.server.drivers import Drivers
+from frontrunner.server.drivers import CHILD, Drivers, our_process
 from frontrunner.server.errors import Conflict
 from frontrunner.server.middleware import RateLimit
-from frontrunner.server.processes import CHILD, our_process
 from frontrunner.spaces.errors import InvalidInput, NotFound
 from support.services import settings
 

@@ -8,8 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontrunner.spaces.errors import MOST_CHARACTERS, bad_value, did_you_mean, shown, shown_key
-from frontrunner.spaces.names import CAMPAIGN_NAME, campaign_name_from
+from frontrunner.spaces.errors import (
+    CAMPAIGN_NAME,
+    MOST_CHARACTERS,
+    bad_value,
+    campaign_name_from,
+    did_you_mean,
+    shown,
+    shown_key,
+)
 
 
 @pytest.mark.parametrize(

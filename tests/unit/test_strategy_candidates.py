@@ -46,7 +46,7 @@ def test_the_codes_of_a_row_say_its_recipe(survey):
     candidates = Candidates(survey, seed=0)
     for row, recipe in enumerate(candidates.recipes):
         assert candidates.row(recipe) == row
-        assert candidates.row_at(candidates.codes[row].tolist()) == row
+        assert candidates.open_row_at(candidates.codes[row].tolist()) == row
         value = {d.name: d.values[code] for d, code in zip(candidates.dimensions, candidates.codes[row], strict=True)}
         assert value["tensor_parallel"] == recipe.tensor_parallel
         assert value["micro_batch_seqs"] == recipe.micro_batch_seqs
@@ -59,7 +59,7 @@ def test_every_point_means_the_recipe_that_the_space_says(survey):
     for codes in itertools.product(*(range(len(d.values)) for d in candidates.dimensions)):
         point = {d.name: d.values[code] for d, code in zip(candidates.dimensions, codes, strict=True)}
         answer = recipe_at({**rest, **point}, survey.problem)
-        row = candidates.row_at(codes)
+        row = candidates.open_row_at(codes)
         expected = answer if isinstance(answer, Recipe) and answer in legal else None
         assert (None if row is None else candidates.recipes[row]) == expected
         meant.append(expected)
@@ -87,7 +87,7 @@ def test_the_nearest_open_row_is_the_one_that_a_search_by_hand_finds(survey):
 def test_ties_are_broken_by_the_seed(survey):
     def answers(seed: int) -> list[int]:
         candidates = Candidates(survey, seed)
-        candidates.take(candidates.row_at([1, 0, 1, 0, 0]) or 0)
+        candidates.take(candidates.open_row_at([1, 0, 1, 0, 0]) or 0)
         return [candidates.nearest_open([1, 0, 1, 0, 0]) for _ in range(20)]
 
     assert answers(1) == answers(1)
@@ -99,4 +99,4 @@ def test_a_row_is_counted_once_however_often_it_is_taken(survey):
     for _ in range(2):
         candidates.take(3)
     assert candidates.open_count == len(survey.recipes) - 1 == len(candidates.open_rows())
-    assert not candidates.is_open(3)
+    assert 3 not in candidates.open_rows()

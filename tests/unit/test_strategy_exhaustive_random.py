@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from frontrunner.results.outcome import Failure, FailureKind
-from frontrunner.search.strategies.exhaustive_random import Listed
+from frontrunner.search.strategies.candidates import Listed
 from frontrunner.search.strategy import Told
 from frontrunner.spaces.recipe import Recipe
 

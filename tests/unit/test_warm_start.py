@@ -17,9 +17,8 @@ from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store, open_store
 from frontrunner.results.writer import CampaignWriter
 from frontrunner.search.campaign_setup import problem_summary
-from frontrunner.search.result_reuse import RECENT
 from frontrunner.search.spec import CampaignSpec
-from frontrunner.search.warm_start import MOST_EVIDENCE, Earlier, PriorResults, gather
+from frontrunner.search.warm_start import MOST_EVIDENCE, RECENT, Earlier, PriorResults, gather
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.validation import dump_json

@@ -12,10 +12,10 @@ import click
 
 from frontrunner.plain_json import to_json
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
-from frontrunner.store import LocalStore
 
 if TYPE_CHECKING:
     from frontrunner.remote import RemoteStore
+    from frontrunner.store import LocalStore
 
     Backend = LocalStore | RemoteStore
 
@@ -71,12 +71,36 @@ def backend_options(function: F) -> F:
 def open_backend(store: str | None, server: str | None) -> LocalStore | RemoteStore:
     """Return the store that --store and --server choose; raise `InvalidInput` where both are given."""
     if server is None:
+        from frontrunner.store import LocalStore
+
         return LocalStore(store)
     if store is not None:
         raise InvalidInput(f"--store {store} and --server {server} are both given: expected one of them")
     from frontrunner.remote import connect
 
     return connect(server)
+
+
+def prints(printer: Callable[[Any], object]) -> Callable[[F], F]:
+    """Add --json; what the command returns is printed by `printer`, or as one JSON document."""
+
+    def decorated(function: F) -> F:
+        @json_option
+        @wraps(function)
+        def command(*args: Any, as_json: bool, **kwargs: Any) -> None:
+            show(function(*args, **kwargs), printer, as_json=as_json)
+
+        return command  # type: ignore[return-value]
+
+    return decorated
+
+
+def show(value: Any, printer: Callable[[Any], object], *, as_json: bool) -> None:
+    """Print a value by `printer`, or as JSON."""
+    if as_json:
+        print_json(value)
+    else:
+        printer(value)
 
 
 def print_json(value: object) -> None:

@@ -15,13 +15,12 @@ from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.evaluators.external.settings import CommandSettings
 from frontrunner.evaluators.probe.settings import DataSettings, ProbeSettings
 from frontrunner.evaluators.registry import require_evaluator
-from frontrunner.evaluators.tables.table_settings import TableSettings
+from frontrunner.evaluators.tables import TableSettings
 from frontrunner.results.redaction import looks_secret
 from frontrunner.search.spec import Budget, CampaignSpec, SearchSettings
 from frontrunner.search.strategy import STRATEGIES
-from frontrunner.spaces.errors import InvalidInput, bad_value
+from frontrunner.spaces.errors import CAMPAIGN_NAME, InvalidInput, bad_value, campaign_name_from, require_campaign_name
 from frontrunner.spaces.model import Model
-from frontrunner.spaces.names import CAMPAIGN_NAME, campaign_name_from, require_campaign_name
 from frontrunner.spaces.presets import model_names, model_preset
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import DIMENSIONS, EARLIER_NAMES

@@ -1,59 +1,95 @@
-"""The application: middleware around routes, and errors as responses."""
+"""The application: middleware around routes, errors as responses, health, metrics and login, and its server."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from functools import cache
+from typing import Annotated, Any
 
 import anyio
 import anyio.to_thread
+import uvicorn
 from cachetools import TTLCache
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 from starlette.exceptions import HTTPException
 
 from frontrunner import __version__
+from frontrunner.results.active_drivers import active_drivers
+from frontrunner.results.pages import any_campaign, campaign_page
+from frontrunner.results.records import CUT_OFF
 from frontrunner.results.rows import DamagedCell
-from frontrunner.results.store import open_store
-from frontrunner.server.auth import LoginLinks, make_tokens, read_tokens
+from frontrunner.results.states import CampaignState, TrialState
+from frontrunner.results.store import Store, open_store
+from frontrunner.server import pages, routes
+from frontrunner.server.auth import SESSION_S, LoginLinks, make_tokens
 from frontrunner.server.drivers import Drivers
-from frontrunner.server.middleware import middleware
-from frontrunner.server.openapi import ERRORS, describe
+from frontrunner.server.errors import Forbidden
+from frontrunner.server.middleware import COOKIE, middleware
+from frontrunner.server.questions import API
+from frontrunner.server.registered import KINDS
 from frontrunner.server.replays import Replays
-from frontrunner.server.responses import error_response, from_validation, response_of
-from frontrunner.server.routes import actions, operations, questions
-from frontrunner.server.service import Cache, Service
+from frontrunner.server.requests import ErrorAnswer
+from frontrunner.server.service import (
+    Cache,
+    CachedRoute,
+    Service,
+    ServiceOf,
+    answer,
+    error_response,
+    from_validation,
+    response_of,
+)
 from frontrunner.server.settings import ServiceSettings
 from frontrunner.spaces.errors import FrontrunnerError
 from frontrunner.store import LocalStore
 
-API = "/api/v1"
 SLOW_THREADS = 2
 """How many launches and plans are worked on at a time."""
-ROUTERS = (
-    questions.campaigns,
-    questions.recipes,
-    questions.reports,
-    questions.events,
-    actions.control,
-    actions.planning,
-    actions.replays,
-    operations.links,
-)
-"""The routers under `API`."""
+BACKLOG = 128
+GRACE_S = 3
+MOST_CAMPAIGNS = 200
+"""The newest ones in the metrics: each is a label, and Prometheus keeps a series for each label that it has seen."""
 DESCRIPTION = """Campaigns over HTTP. Responses have the shape that the commands print with `--json`; errors are
 `{"error": {"kind", "message", "hint"}}`. Send a token as `Authorization: Bearer TOKEN`."""
+SCHEMES: dict[str, Any] = {
+    "token": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "A token of the service's token file: an operator's may launch and stop, a reader's read.",
+    },
+    "session": {
+        "type": "apiKey",
+        "in": "cookie",
+        "name": COOKIE,
+        "description": "Set in a browser that opened a link of `frontrunner serve`.",
+    },
+}
+ERROR = {"error": {"kind": "InvalidInput", "message": "unknown section [budgets]", "hint": "did you mean 'budget'?"}}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorAnswer, "description": text, "content": {"application/json": {"example": ERROR}}}
+    for status, text in (("4XX", "Refused"), ("5XX", "Not possible now"))
+}
+"""Responses of every route that are errors."""
+LOGGED_IN = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>frontrunner</title>
+<meta http-equiv="refresh" content="0; url=/"></head><body><p><a href="/">Continue</a></p></body></html>
+"""
+Samples = Iterable[tuple[Mapping[str, str], float]]
+outside = APIRouter(include_in_schema=False)
+scraped = APIRouter(include_in_schema=False, route_class=CachedRoute)
 logger = logging.getLogger("frontrunner.server")
 
 
-def create_app(settings: ServiceSettings, *, pages: Sequence[APIRouter] = ()) -> FastAPI:
-    """Return the service over one store, which is created if missing.
-
-    `pages` are routers outside of `API`, whose errors browsers see as pages. Raises as `open_store` and `make_tokens`
-    do.
-    """
-    tokens = read_tokens(settings.token_file) if settings.token_file.exists() else make_tokens(settings.token_file)
+def create_app(settings: ServiceSettings) -> FastAPI:
+    """Return the service over one store, which is created if missing. Raises as `open_store` and `make_tokens` do."""
+    tokens = make_tokens(settings.token_file)
     store = open_store(settings.store, create=True)
     limits = settings.limits
     service = Service(
@@ -63,7 +99,7 @@ def create_app(settings: ServiceSettings, *, pages: Sequence[APIRouter] = ()) ->
         store=store,
         local=LocalStore(is_open=store),
         drivers=Drivers(store, settings),
-        replays=Replays(store, settings),
+        replays=Replays(settings),
         slow_work=anyio.CapacityLimiter(SLOW_THREADS),
         streams=anyio.CapacityLimiter(limits.streams),
         cache=Cache(limits.cache_s, limits.cache_bytes),
@@ -80,13 +116,13 @@ def create_app(settings: ServiceSettings, *, pages: Sequence[APIRouter] = ()) ->
         redirect_slashes=False,
     )
     app.state.service = service
-    app.state.reported = TTLCache(questions.MOST_REPORTED, min(questions.REPORT_TTL_S, 10 * limits.cache_s))
-    for router in ROUTERS:
+    app.state.reported = TTLCache(routes.MOST_REPORTED, min(routes.REPORT_TTL_S, 10 * limits.cache_s))
+    for router in (routes.api, routes.uncached):
         app.include_router(router, prefix=API, responses=ERRORS)
-    for router in (*pages, operations.scraped, operations.outside):  # the first match responds
+    for router in (pages.router, scraped, outside):
         app.include_router(router)
     _handle_errors(app, service)
-    describe(app, settings.registered)
+    _describe(app, service)
     return app
 
 
@@ -119,3 +155,125 @@ def _handle_errors(app: FastAPI, service: Service) -> None:
     async def unexpected(request: Request, error: Exception) -> Response:
         logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
         return error_response(request.scope, 500, "the service failed on this request; see its log")
+
+
+def _describe(app: FastAPI, service: Service) -> None:
+    """Add tokens and registered names to FastAPI's OpenAPI document; it is made when it is first requested."""
+    describe_routes = app.openapi
+
+    @cache
+    def described() -> dict[str, Any]:
+        document = describe_routes()
+        document["components"]["securitySchemes"] = SCHEMES
+        document["security"] = [{name: []} for name in SCHEMES]
+        for body in ("CampaignBody", "PlanBody"):
+            for kind in KINDS:
+                if names := service.settings.registered.names(kind):
+                    document["components"]["schemas"][body]["properties"][kind]["anyOf"][0]["enum"] = list(names)
+        return document
+
+    app.openapi = described  # type: ignore[method-assign]  # FastAPI's own way to extend it
+
+
+@outside.get("/healthz")
+def health(service: ServiceOf) -> Response:
+    """Report whether the service can read its store; open to all, and silent about everything else."""
+    try:
+        any_campaign(service.store)
+    except FrontrunnerError as error:  # names the store's path, or the database's host and user
+        logger.warning("/healthz: %s", error.message)
+        return answer({"status": "store not readable"}, status=503)
+    return answer({"status": "ok"})
+
+
+@outside.get("/login")
+def login(service: ServiceOf, code: Annotated[str, Query(max_length=128)] = "") -> Response:
+    """Turn a one-time code into a cookie.
+
+    The response is a page that continues by itself: after a redirect from another site, browsers would not send the
+    cookie.
+    """
+    role = service.links.spend(code)
+    if role is None:
+        raise Forbidden("this link was used already, or has expired", hint="`frontrunner serve` prints a new one")
+    page = HTMLResponse(LOGGED_IN)
+    page.set_cookie(
+        COOKIE,
+        service.tokens.session(role),
+        max_age=SESSION_S,
+        httponly=True,
+        samesite="strict",
+        secure=service.settings.behind_tls,
+    )
+    return page
+
+
+@scraped.get("/metrics")
+def prometheus(service: ServiceOf) -> Response:
+    """Return the store's figures for Prometheus, which sends a token by its `authorization` setting."""
+    return Response(metrics(service.store), media_type=CONTENT_TYPE_LATEST)
+
+
+def metrics(store: Store) -> bytes:
+    """Return all metrics of a store in Prometheus' text format."""
+    registry = CollectorRegistry()
+
+    def gauge(name: str, text: str, labels: tuple[str, ...], samples: Samples) -> None:
+        family = Gauge(f"frontrunner_{name}", text, labels, registry=registry)
+        for values, value in samples:
+            (family.labels(**values) if values else family).set(value)
+
+    campaigns, held = campaign_page(store, page_size=MOST_CAMPAIGNS).items, active_drivers(store)
+    # `figures` is a label so that simulated figures cannot be taken for measured ones in a graph.
+    of = {one.name: {"campaign": one.name, "figures": one.figures} for one in campaigns}
+    per_campaign = ("campaign", "figures")
+    in_state = Counter(one.state_in_words for one in campaigns)
+    states = (*CampaignState, CUT_OFF)  # a campaign that is cut off counts as that only, not as running
+    gauge("campaigns", "Campaigns by state.", ("state",), [({"state": str(one)}, in_state[one]) for one in states])
+    trials = [(of[one.name] | {"state": state.value}, n) for one in campaigns for state, n in one.probes.items()]
+    gauge("trials", "Trials of a campaign by state.", (*per_campaign, "state"), trials)
+    queued = sum(one.probes[TrialState.QUEUED] for one in campaigns)
+    gauge("queue_trials", "Trials that wait for a probe.", (), [({}, queued)])
+    spent = [(of[one.name], one.node_seconds_spent) for one in campaigns]
+    gauge("node_seconds", "Node-seconds spent.", per_campaign, spent)
+    best = [(of[one.name], one.best_tokens_per_s) for one in campaigns if one.best_tokens_per_s is not None]
+    gauge("best_tokens_per_second", "Tokens/s of the best recipe.", per_campaign, best)
+    up = [({"campaign": one.campaign}, float(one.is_live)) for one in held]
+    gauge("driver_up", "Whether a campaign's driver runs.", ("campaign",), up)
+    ages = [({"campaign": one.campaign}, one.heartbeat_age_s) for one in held]
+    gauge("driver_heartbeat_age_seconds", "Seconds since a campaign's driver last wrote.", ("campaign",), ages)
+    return generate_latest(registry)
+
+
+def listen(settings: ServiceSettings) -> socket.socket:
+    """Return a socket on the settings' address; raise `FrontrunnerError` where it is taken or not ours."""
+    listener = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        raise FrontrunnerError(
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}",
+            hint="choose another with --port; --port 0 takes a free one",
+        ) from None
+    listener.listen(BACKLOG)
+    return listener
+
+
+def run(app: FastAPI, settings: ServiceSettings, listener: socket.socket) -> None:
+    """Serve plain HTTP/1.1 until a signal asks for the end; open streams are then cut after `GRACE_S`."""
+    config = uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        proxy_headers=False,  # none is trusted
+        limit_concurrency=settings.limits.connections,
+        h11_max_incomplete_event_size=settings.limits.header_bytes,
+        timeout_graceful_shutdown=GRACE_S,
+    )
+    uvicorn.Server(config).run(sockets=[listener])

@@ -11,12 +11,15 @@ import json
 import os
 import secrets
 import stat
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from frontrunner.spaces.errors import InvalidInput, NotFound
 
@@ -30,6 +33,7 @@ MOST_FILE_BYTES = 4096
 SESSION_S = 12 * 3600
 LINK_S = 600.0
 MOST_LINKS = 32
+Token = Annotated[str, Field(min_length=TOKEN_BYTES)]
 
 
 class Role(StrEnum):
@@ -47,8 +51,12 @@ ROLE = "frontrunner.role"
 class Tokens:
     """The two tokens of one service."""
 
-    operator: str
-    reader: str
+    operator: Token
+    reader: Token
+
+    def __post_init__(self) -> None:
+        if self.operator == self.reader:
+            raise ValueError("the tokens are the same")
 
     def role_of(self, presented: str) -> Role | None:
         """Return the role of a token; both comparisons are always made."""
@@ -104,19 +112,18 @@ def default_token_file() -> Path:
 
 
 def make_tokens(path: Path) -> Tokens:
-    """Return the tokens of a file, creating it if missing. Raises `InvalidInput` for a file that others may read."""
+    """Return the tokens of a file, creating it if missing. Raises as `read_tokens` does for one that is there."""
+    if os.path.lexists(path):
+        return read_tokens(path)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = Tokens(operator=secrets.token_urlsafe(TOKEN_BYTES), reader=secrets.token_urlsafe(TOKEN_BYTES))
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    try:
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            json.dump(asdict(fresh), file)
-        os.link(unfinished, path)  # whole at once, and never over a file that another service has just made
-    except FileExistsError:
-        return read_tokens(path)
-    finally:
-        unfinished.unlink()
+    with tempfile.NamedTemporaryFile("w", dir=path.parent) as file:  # of mode 0600
+        json.dump(asdict(fresh), file)
+        file.flush()
+        try:
+            os.link(file.name, path)  # whole at once, and never over a file that another service has just made
+        except FileExistsError:
+            return read_tokens(path)
     return fresh
 
 
@@ -141,13 +148,8 @@ def read_tokens(path: Path) -> Tokens:
             )
         content = file.read(MOST_FILE_BYTES)
     try:
-        table = json.loads(content)
-        tokens = Tokens(operator=table["operator"], reader=table["reader"])
-        usable = all(isinstance(token, str) and len(token) >= TOKEN_BYTES for token in asdict(tokens).values())
-    except (ValueError, KeyError, TypeError):
-        usable = False
-    if not usable or tokens.operator == tokens.reader:
+        return TypeAdapter(Tokens).validate_json(content)
+    except ValidationError:
         raise InvalidInput(
             f"the token file {path} does not hold two tokens", hint="remove it: `frontrunner serve` creates a new one"
-        )
-    return tokens
+        ) from None

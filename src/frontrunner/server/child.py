@@ -16,6 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from frontrunner import api
+from frontrunner.config.campaign import parse_campaign
+from frontrunner.evaluators.probe.files import write_json
 from frontrunner.results.states import CampaignState
 from frontrunner.search.listener import View
 from frontrunner.server.errors import to_table
@@ -23,79 +26,54 @@ from frontrunner.spaces.errors import FrontrunnerError
 from frontrunner.stop_signals import stopped_by_signals
 from frontrunner.views.live import Lines
 
-DEFAULT_NAME = "campaign"
 
-
-class Answer:
-    """The one line to the service, which may be gone by then."""
-
-    def __init__(self) -> None:
-        self.is_given = False
-
-    def give(self, table: Mapping[str, object]) -> None:
-        """Write the line, once; later output goes to the log."""
-        if self.is_given:
-            return
-        self.is_given = True
-        with contextlib.suppress(BrokenPipeError):
-            os.write(sys.stdout.fileno(), json.dumps(table).encode() + b"\n")
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-
-
-class Answering(Lines):
+class Reporting(Lines):
     """Listener that reports once the driver holds the campaign; before that another driver may refuse it."""
 
-    def __init__(self, answer: Answer) -> None:
-        self._answer = answer
+    def __init__(self) -> None:
+        self._has_reported = False
+
+    def report(self, table: Mapping[str, object]) -> None:
+        """Write the one line to the service, which may be gone by then; later output goes to the log."""
+        if not self._has_reported:
+            self._has_reported = True
+            with contextlib.suppress(BrokenPipeError):
+                os.write(sys.stdout.fileno(), json.dumps(table).encode() + b"\n")
+            os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
     def began(self, view: View) -> None:
         """Report the campaign's name."""
         super().began(view)
-        self._answer.give({"campaign": view.name})
+        self.report({"campaign": view.name})
 
     def ended(self, view: View, state: CampaignState, reason: str) -> None:
         """Report a campaign that was paused, for lack of nodes, before it began."""
         super().ended(view, state, reason)
-        self._answer.give({"campaign": view.name})
+        self.report({"campaign": view.name})
 
 
 def main(arguments: list[str]) -> int:
     """Run one action; the exit status is that of the command of the same name."""
-    answer = Answer()
+    listener = Reporting()
     try:
         body = json.load(sys.stdin)
-        if arguments == ["launch"]:
-            _launch(body, answer)
-        elif arguments[0] == "resume":
-            _resume(arguments[1], answer)
-        else:
-            _replay(body, answer)
+        if arguments == ["replay"]:
+            _replay(body, listener)
+            return 0
+        with stopped_by_signals() as on_driver:
+            if arguments == ["launch"]:
+                file = parse_campaign(body, default_name="campaign", base=Path.cwd())
+                api.launch(file, listener=listener, on_driver=on_driver)
+            else:
+                api.resume(arguments[1], listener=listener, on_driver=on_driver)
     except FrontrunnerError as error:
         sys.stderr.write(f"error: {error.message}\n")
-        answer.give({"error": to_table(error)})
+        listener.report({"error": to_table(error)})
         return error.exit_code
     return 0
 
 
-def _launch(body: dict[str, Any], answer: Answer) -> None:
-    from frontrunner import api
-    from frontrunner.config.campaign import parse_campaign
-
-    file = parse_campaign(body, default_name=DEFAULT_NAME, base=Path.cwd())
-    with stopped_by_signals() as on_driver:
-        api.launch(file, listener=Answering(answer), on_driver=on_driver)
-
-
-def _resume(campaign: str, answer: Answer) -> None:
-    from frontrunner import api
-
-    with stopped_by_signals() as on_driver:
-        api.resume(campaign, listener=Answering(answer), on_driver=on_driver)
-
-
-def _replay(body: dict[str, Any], answer: Answer) -> None:
-    from frontrunner import api
-    from frontrunner.evaluators.probe.files import write_json
+def _replay(body: dict[str, Any], listener: Reporting) -> None:
     from frontrunner.evaluators.probe.replay import ReplaySettings, run
     from frontrunner.recipe_actions import plan_replay
     from frontrunner.server.replays import STARTED, recording_end, started_now
@@ -109,7 +87,7 @@ def _replay(body: dict[str, Any], answer: Answer) -> None:
     started = started_now(settings.steps)
     write_json(planned.folder / STARTED, started)
     with recording_end(planned.folder / STARTED, started):
-        answer.give({"recipe_id": recipe_id})
+        listener.report({"recipe_id": recipe_id})
         run(planned)
 
 

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from frontrunner.server.auth import ROLE, Role, Tokens
-from frontrunner.server.responses import error_response
+from frontrunner.server.service import error_response
 from frontrunner.server.settings import ServiceSettings
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -53,8 +53,7 @@ def middleware(settings: ServiceSettings, tokens: Tokens) -> list[Middleware]:
     return [
         Middleware(SecurityHeaders),
         Middleware(TrustedHostMiddleware, allowed_hosts=sorted(settings.host_names), www_redirect=False),
-        Middleware(Checks, checks=checks),
-        Middleware(BodyLimit, most_bytes=limits.body_bytes),
+        Middleware(Checks, checks=checks, most_bytes=limits.body_bytes),
     ]
 
 
@@ -78,20 +77,38 @@ class SecurityHeaders:
 
 
 class Checks:
-    """Refuses requests that fail a check."""
+    """Refuses requests that fail a check, and, with 413, bodies whose declared or actual length is too long."""
 
-    def __init__(self, app: ASGIApp, checks: tuple[Check, ...]) -> None:
-        self._app, self._checks = app, checks
+    def __init__(self, app: ASGIApp, checks: tuple[Check, ...], most_bytes: int) -> None:
+        self._app, self._checks, self._most = app, (*checks, self._check_length), most_bytes
+        self._too_long = f"a body has at most {most_bytes:,} bytes"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or send the first refusal."""
-        if scope["type"] == "http":
-            for check in self._checks:
-                refusal = check(scope)
-                if refusal is not None:
-                    await refusal(scope, receive, send)
-                    return
-        await self._app(scope, receive, send)
+        """Pass the request on, counting its body, or send the first refusal."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        for check in self._checks:
+            refusal = check(scope)
+            if refusal is not None:
+                await refusal(scope, receive, send)
+                return
+        size = 0
+
+        async def receive_counted() -> Message:
+            nonlocal size
+            received = await receive()
+            size += len(received.get("body", b""))
+            if size > self._most:
+                raise HTTPException(413, self._too_long, headers=CLOSE)
+            return received
+
+        await self._app(scope, receive_counted, send)
+
+    def _check_length(self, scope: Scope) -> Response | None:
+        declared = Headers(scope=scope).get("content-length", "0")
+        fits = declared.isdigit() and int(declared) <= self._most
+        return None if fits else error_response(scope, 413, self._too_long, headers=CLOSE)
 
 
 class RateLimit:
@@ -114,8 +131,7 @@ class RateLimit:
         wait_s = self.wait_s((scope.get("client") or ("",))[0])
         if wait_s <= 0:
             return None
-        headers = {"retry-after": str(int(wait_s) + 1), **CLOSE}
-        return error_response(scope, 429, "too many requests", headers=headers)
+        return error_response(scope, 429, "too many requests", headers={"retry-after": str(int(wait_s) + 1), **CLOSE})
 
 
 def check_origin(scope: Scope) -> Response | None:
@@ -124,21 +140,19 @@ def check_origin(scope: Scope) -> Response | None:
     A browser names the origin in Origin or Sec-Fetch-Site. A program names neither, and must then send a token, since
     only browsers add a cookie by themselves.
     """
-    if scope["method"] in SAFE_METHODS or _is_same_origin(Headers(scope=scope)):
-        return None
-    return error_response(scope, 403, "this request comes from a page of another origin", headers=CLOSE)
-
-
-def _is_same_origin(headers: Headers) -> bool:
+    headers = Headers(scope=scope)
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
-    if origin is None and site is None:
-        return "authorization" in headers or _session_cookie(headers) is None
-    if site not in (None, "same-origin"):
-        return False
-    if origin is None:
-        return True
-    parts = urlsplit(origin)
-    return parts.scheme in ("http", "https") and parts.netloc.lower() == headers.get("host", "").strip().lower()
+    parts = urlsplit(origin or "")
+    if scope["method"] in SAFE_METHODS:
+        is_ours = True
+    elif origin is None and site is None:
+        is_ours = "authorization" in headers or _session_cookie(headers) is None
+    elif origin is None or site not in (None, "same-origin"):
+        is_ours = site == "same-origin"
+    else:
+        is_ours = parts.scheme in ("http", "https") and parts.netloc.lower() == headers.get("host", "").strip().lower()
+    message = "this request comes from a page of another origin"
+    return None if is_ours else error_response(scope, 403, message, headers=CLOSE)
 
 
 class Authentication:
@@ -172,32 +186,3 @@ class Authentication:
 def _session_cookie(headers: Headers) -> str | None:
     """Return our cookie's value; browsers send the cookies of every program on this host to each of them."""
     return cookie_parser(headers.get("cookie", "")).get(COOKIE)
-
-
-class BodyLimit:
-    """Refuses with 413 bodies that are too long, by their declared and by their actual length."""
-
-    def __init__(self, app: ASGIApp, most_bytes: int) -> None:
-        self._app, self._most = app, most_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, counting its body."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        message = f"a body has at most {self._most:,} bytes"
-        declared = Headers(scope=scope).get("content-length", "0")
-        if not declared.isdigit() or int(declared) > self._most:
-            await error_response(scope, 413, message, headers=CLOSE)(scope, receive, send)
-            return
-        size = 0
-
-        async def receive_counted() -> Message:
-            nonlocal size
-            received = await receive()
-            size += len(received.get("body", b""))
-            if size > self._most:
-                raise HTTPException(413, message, headers=CLOSE)
-            return received
-
-        await self._app(scope, receive_counted, send)

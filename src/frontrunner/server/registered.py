@@ -11,12 +11,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from frontrunner.config.campaign import CampaignFile, parse_campaign
+from frontrunner.config.campaign import parse_campaign
 from frontrunner.config.toml_file import Table, holds, read_toml
 from frontrunner.search.spec import CampaignSpec
-from frontrunner.spaces.cluster import Cluster
-from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, bad_value, did_you_mean
-from frontrunner.spaces.names import FALLBACK, require_campaign_name
+from frontrunner.spaces.errors import (
+    FALLBACK_NAME,
+    FrontrunnerError,
+    InvalidInput,
+    bad_value,
+    did_you_mean,
+    require_campaign_name,
+)
 
 KINDS = ("site", "trainer", "data", "table")
 """Kinds of names: keys of a launch, and options of `frontrunner serve`."""
@@ -41,36 +46,29 @@ class Entry:
     sections: Mapping[str, Table]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Registered:
-    """Every name that a launch may use, by kind."""
+    """Every name that a launch may use: kind -> name -> entry."""
 
-    site: Mapping[str, Entry] = field(default_factory=dict)
-    trainer: Mapping[str, Entry] = field(default_factory=dict)
-    data: Mapping[str, Entry] = field(default_factory=dict)
-    table: Mapping[str, Entry] = field(default_factory=dict)
+    entries: Mapping[str, Mapping[str, Entry]] = field(default_factory=dict)
 
     def names(self, kind: str) -> tuple[str, ...]:
         """Return the names of a kind in alphabetical order."""
-        return tuple(sorted(self._of(kind)))
+        return tuple(sorted(self.entries.get(kind, {})))
 
     def about(self) -> dict[str, dict[str, str]]:
         """Return kind -> name -> description, without the content."""
-        return {kind: {name: self._of(kind)[name].about for name in self.names(kind)} for kind in KINDS}
+        return {kind: {name: self.entries[kind][name].about for name in self.names(kind)} for kind in KINDS}
 
     def sections(self, kind: str, name: str) -> Mapping[str, Table]:
         """Return the sections of a name; raise `InvalidInput`, with the known names, for an unknown one."""
-        known = self._of(kind)
+        known = self.names(kind)
         if name not in known:
             register = f"the operator of the service registers one: frontrunner serve --{kind} NAME=FILE"
             hint = (did_you_mean(name, known) or register) if known else register
-            listed = f"one of {', '.join(self.names(kind))}" if known else f"no entry: no {kind} is registered here"
+            listed = f"one of {', '.join(known)}" if known else f"no entry: no {kind} is registered here"
             raise bad_value(kind, name, listed, hint=hint)
-        return known[name].sections
-
-    def _of(self, kind: str) -> Mapping[str, Entry]:
-        found: Mapping[str, Entry] = getattr(self, kind)
-        return found
+        return self.entries[kind][name].sections
 
 
 def register(words: Mapping[str, Iterable[str]]) -> Registered:
@@ -87,21 +85,24 @@ def register(words: Mapping[str, Iterable[str]]) -> Registered:
             require_campaign_name(f"--{kind} {word}: the name", name)
             if name in found[kind]:
                 raise bad_value(f"--{kind}", word, f"another name: {name} is registered for another file")
-            found[kind][name] = _entry(kind, word, Path(file))
-    return Registered(**found)
+            try:
+                found[kind][name] = _entry(kind, Path(file))
+            except FrontrunnerError as error:
+                raise type(error)(f"--{kind} {word}: {error.message}", hint=error.hint) from None
+    return Registered(found)
 
 
-def _entry(kind: str, word: str, path: Path) -> Entry:
-    try:
-        given = _given(kind, path)
-        file = _checked(kind, given, path.parent)
-    except FrontrunnerError as error:
-        raise type(error)(f"--{kind} {word}: {error.message}", hint=error.hint) from None
-    about = {"site": _site, "trainer": _trainer, "data": _data, "table": _table}[kind](given, file.spec)
+def _entry(kind: str, path: Path) -> Entry:
+    """Validate a file's sections as those of a campaign file, with absolute paths; build one command of a trainer."""
+    given = _given(kind, path)
+    evaluator = EVALUATOR_OF.get(kind, "probe")
+    file = parse_campaign({**AROUND, **given, "evaluator": evaluator}, default_name=FALLBACK_NAME, base=path.parent)
+    if evaluator == "command":
+        file.spec.survey()
     sections = asdict(file.spec) | {"cluster": asdict(file.spec.problem.cluster)}
     if file.store.run_folder is not None:
         sections["store"] = {"run_folder": str(Path(file.store.run_folder).resolve())}
-    return Entry(about=about, sections={section: sections[section] for section in given})
+    return Entry(about=_about(kind, given, file.spec), sections={section: sections[section] for section in given})
 
 
 def _given(kind: str, path: Path) -> dict[str, Any]:
@@ -118,36 +119,16 @@ def _given(kind: str, path: Path) -> dict[str, Any]:
     return given
 
 
-def _checked(kind: str, given: Mapping[str, Any], base: Path) -> CampaignFile:
-    """Validate the sections as those of a campaign file, with absolute paths; build one command of a trainer."""
-    evaluator = EVALUATOR_OF.get(kind, "probe")
-    file = parse_campaign({**AROUND, **given, "evaluator": evaluator}, default_name=FALLBACK, base=base)
-    if evaluator == "command":
-        file.spec.survey()
-    return file
-
-
-def _site(given: Mapping[str, Any], spec: CampaignSpec) -> str:
+def _about(kind: str, given: Mapping[str, Any], spec: CampaignSpec) -> str:
+    """Describe what a name stands for, without revealing commands and paths."""
+    if kind == "trainer":
+        return spec.command.trainer or spec.command.log or "a command"
+    if kind == "table":
+        return spec.table.problem or "a table of measured configurations"
+    if kind == "data":
+        path = Path(spec.data.path or "")
+        return f"{path.stat().st_size / 1e6:,.1f} MB" if holds(path.is_file) else "the built-in text"
     cluster, dispatch = spec.problem.cluster, spec.dispatch
-    machine = f"{cluster_words(cluster)}, " if "cluster" in given else ""
+    nodes = f"{cluster.nodes:,} node{'s' if cluster.nodes > 1 else ''} of {cluster.devices_per_node} x {cluster.device}"
+    machine = f"{cluster.name}: {nodes}, " if "cluster" in given else ""
     return f"{machine}{dispatch.scheduler or dispatch.backend or 'this machine, or the job it is in'}"
-
-
-def cluster_words(cluster: Cluster) -> str:
-    """Describe a cluster, as `frontier: 8 nodes of 8 x mi250x-gcd`."""
-    nodes = f"{cluster.nodes:,} node{'s' if cluster.nodes > 1 else ''}"
-    return f"{cluster.name}: {nodes} of {cluster.devices_per_node} x {cluster.device}"
-
-
-def _trainer(_: Mapping[str, Any], spec: CampaignSpec) -> str:
-    """Describe a command by its ready-made trainer or log format, without revealing the command."""
-    return spec.command.trainer or spec.command.log or "a command"
-
-
-def _data(_: Mapping[str, Any], spec: CampaignSpec) -> str:
-    path = Path(spec.data.path or "")
-    return f"{path.stat().st_size / 1e6:,.1f} MB" if holds(path.is_file) else "the built-in text"
-
-
-def _table(_: Mapping[str, Any], spec: CampaignSpec) -> str:
-    return spec.table.problem or "a table of measured configurations"

@@ -12,8 +12,7 @@ import re
 import signal
 import statistics
 import threading
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -24,14 +23,13 @@ import psutil
 
 from frontrunner.config.settings import run_root
 from frontrunner.evaluators.probe.files import read_json, write_json
-from frontrunner.probe_logs import read_end
 from frontrunner.results.records import timestamp, utc_now
 from frontrunner.results.redaction import without_secrets
-from frontrunner.results.store import Store
+from frontrunner.server.drivers import Starter, our_process
 from frontrunner.server.errors import Conflict, TooMany
-from frontrunner.server.processes import Starter, our_process
 from frontrunner.server.settings import ServiceSettings
 from frontrunner.spaces.errors import FrontrunnerError, NotFound
+from frontrunner.store import read_end
 
 STARTED = "service.json"
 MOST_PROGRESS_BYTES = 65_536
@@ -98,45 +96,36 @@ def recording_end(path: Path, started: Mapping[str, object]) -> Iterator[None]:
 class Replays:
     """The replays of one service, in the store's run folder."""
 
-    def __init__(self, store: Store, settings: ServiceSettings) -> None:
-        self._store = store
-        self._most = settings.limits.running_replays
-        self._log_bytes = settings.limits.log_bytes
+    def __init__(self, settings: ServiceSettings) -> None:
+        self._limits = settings.limits
         self._root = run_root(settings.store) / "replays"
-        self._starter = Starter(settings.store, self._root.parent / "service", settings.limits.launch_s)
+        self._starter = Starter(settings)
         self._starting = threading.Lock()
 
     def start(self, body: Mapping[str, object]) -> Replay:
         """Start a replay, from the newest checkpoint of an earlier one."""
         with self._starting:
             running = [replay for replay in self.all() if replay.state is ReplayState.RUNNING]
-            if len(running) >= self._most:
-                raise TooMany(f"{len(running)} replays are running: at most {self._most} may")
+            if len(running) >= self._limits.running_replays:
+                raise TooMany(f"{len(running)} replays are running: at most {self._limits.running_replays} may")
             if any(replay.recipe_id.startswith(str(body["recipe_id"])) for replay in running):
                 raise Conflict(f"a replay of recipe {body['recipe_id']} is running")
-            answer = self._starter.start(["replay"], {**body, "root": str(self._root)})
-        return self.one(answer["recipe_id"])
+            report = self._starter.start(["replay"], {**body, "root": str(self._root)})
+        return self.one(report["recipe_id"])
 
     def all(self) -> list[Replay]:
         """Return every replay that a service has started, by recipe id."""
-        return self.beginning_with("")
-
-    def beginning_with(self, prefix: str) -> list[Replay]:
-        """Return the replays of recipes with this prefix, which has hexadecimal digits only."""
-        folders = sorted(path.parent.name for path in self._root.glob(f"{prefix}*/{STARTED}"))
-        return [self.one(recipe_id) for recipe_id in folders]
+        return [self.one(path.parent.name) for path in sorted(self._root.glob(f"*/{STARTED}"))]
 
     def one(self, recipe_id: str) -> Replay:
         """Return one replay, by its recipe's whole id; raise `NotFound` where the service has started none."""
         self._starter.running_pids()
-        folder = self._root / recipe_id
-        started = read_json(folder / STARTED) if recipe_id.isalnum() else None
-        if not isinstance(started, dict):
-            raise NotFound(f"no replay of recipe {recipe_id} was started by this service")
+        folder, started = self._root / recipe_id, self._started(recipe_id)
         events = _last_events(folder / "progress.jsonl")
         steps = [event for event in events if event.get("event") == "step"]
-        evaluated = [event for event in events if event.get("event") == "evaluation"]
-        step_time_s = _step_time_s(steps)
+        step: Mapping[str, Any] = steps[-1] if steps else {}
+        evaluated: Mapping[str, Any] = next((one for one in reversed(events) if one.get("event") == "evaluation"), {})
+        step_time_s = statistics.median(one["time_s"] for one in steps[-RATED_STEPS:]) if steps else None
         state = _state(started, has_result=(folder / "result.json").exists())
         return Replay(
             recipe_id=recipe_id,
@@ -144,34 +133,34 @@ class Replays:
             why=without_secrets(str(started.get("why", ""))),
             pid=started["pid"] if state is ReplayState.RUNNING else None,
             steps=started["steps"],
-            step=steps[-1]["step"] if steps else 0,
-            loss=steps[-1].get("loss") if steps else None,
+            step=step.get("step", 0),
+            loss=step.get("loss"),
             step_time_s=step_time_s,
-            tokens_per_s=steps[-1]["tokens"] / step_time_s if step_time_s else None,
-            evaluation_step=evaluated[-1]["step"] if evaluated else None,
-            evaluation_loss=evaluated[-1].get("loss") if evaluated else None,
-            checkpoint_step=self.checkpoint_steps(recipe_id).get(recipe_id, 0),
+            tokens_per_s=step["tokens"] / step_time_s if step_time_s else None,
+            evaluation_step=evaluated.get("step"),
+            evaluation_loss=evaluated.get("loss"),
+            checkpoint_step=self.checkpoint_step(recipe_id),
             last_events=tuple(events),
-            log_tail=without_secrets(read_end(self._root, folder / "replay.log", most_bytes=self._log_bytes) or ""),
+            log_tail=without_secrets(
+                read_end(self._root, folder / "replay.log", most_bytes=self._limits.log_bytes) or ""
+            ),
         )
 
-    def checkpoint_steps(self, prefix: str) -> dict[str, int]:
-        """Return the step of the newest complete checkpoint of each recipe with this prefix.
-
-        They may be checkpoints of `frontrunner replay`. `prefix` has hexadecimal digits only.
-        """
-        found: dict[str, int] = {}
-        for path in self._root.glob(f"{prefix}*/checkpoints/step-*"):
-            if complete := CHECKPOINT.fullmatch(path.name):
-                recipe_id = path.parent.parent.name
-                found[recipe_id] = max(int(complete[1]), found.get(recipe_id, 0))
+    def _started(self, recipe_id: str) -> dict[str, Any]:
+        found = read_json(self._root / recipe_id / STARTED) if recipe_id.isalnum() else None
+        if not isinstance(found, dict):
+            raise NotFound(f"no replay of recipe {recipe_id} was started by this service")
         return found
+
+    def checkpoint_step(self, recipe_id: str) -> int:
+        """Return the step of a recipe's newest complete checkpoint, perhaps of `frontrunner replay`; 0 without one."""
+        names = (path.name for path in self._root.glob(f"{recipe_id}/checkpoints/step-*"))
+        return max((int(found[1]) for name in names if (found := CHECKPOINT.fullmatch(name))), default=0)
 
     def stop(self, recipe_id: str) -> Replay:
         """End a replay's ranks; its checkpoints stay. Raises `Conflict` unless it is running."""
         found = self.one(recipe_id)
-        started = read_json(self._root / recipe_id / STARTED)
-        process = our_process(found.pid, since=started["since"]) if found.pid and isinstance(started, dict) else None
+        process = our_process(found.pid, since=self._started(recipe_id)["since"]) if found.pid else None
         if process is None:
             raise Conflict(f"the replay of recipe {recipe_id} is not running")
         process.send_signal(signal.SIGTERM)
@@ -188,16 +177,12 @@ def _state(started: Mapping[str, Any], *, has_result: bool) -> ReplayState:
     return ReplayState.FINISHED if has_result else ReplayState.CUT_OFF
 
 
-def _step_time_s(steps: Sequence[Mapping[str, Any]]) -> float | None:
-    return statistics.median(step["time_s"] for step in steps[-RATED_STEPS:]) if steps else None
-
-
 def _last_events(path: Path) -> list[dict[str, Any]]:
     """Return the newest complete events of a progress file."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - MOST_PROGRESS_BYTES))
-            lines = deque(file.read().splitlines(keepends=True), maxlen=LAST_EVENTS)
+            lines = file.read().splitlines()[-LAST_EVENTS:]
     except FileNotFoundError:
         return []
     found = []

@@ -1,16 +1,19 @@
-"""Request bodies and parameters, and the campaign that a launch or plan request describes.
+"""Request bodies, and the campaign that a launch or plan request describes.
 
 No field is a path, a command, an address or a template: what a client may choose is named, counted or measured.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -19,23 +22,25 @@ from pydantic import (
     JsonValue,
     ModelWrapValidatorHandler,
     ValidationError,
+    WithJsonSchema,
     create_model,
     model_validator,
 )
 
-from frontrunner.config.campaign import CampaignFile, CampaignName, parse_campaign
+from frontrunner.config.campaign import CampaignFile, CampaignName, parse_campaign, section_schema
 from frontrunner.config.toml_file import Table
-from frontrunner.results.ranking import FILTERS, RankBy
-from frontrunner.server.registered import EVALUATOR_OF, Registered
-from frontrunner.spaces.errors import InvalidInput, bad_value, shown, shown_key
-from frontrunner.spaces.names import FALLBACK
-from frontrunner.spaces.recipe import DIMENSIONS
+from frontrunner.results.explain import Explanation
+from frontrunner.results.records import Campaign
+from frontrunner.results.redaction import REDACTED, redact
+from frontrunner.results.status import Status
+from frontrunner.server.registered import EVALUATOR_OF, KINDS, Registered
+from frontrunner.spaces.errors import FALLBACK_NAME, InvalidInput, bad_value, shown, shown_key
 from frontrunner.spaces.validation import invalid_input, refuse_unusable_values
 
 logger = logging.getLogger("frontrunner.server")
+T = TypeVar("T")
 Section = dict[str, JsonValue]
 RegisteredName = Annotated[str | None, Field(max_length=64)]
-Evaluator = Literal["probe", "simulated", "command", "table"]
 Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
 NAMED = "expected {} = a registered name (GET /api/v1/registered)"
@@ -47,7 +52,15 @@ TAKEN_INSTEAD = {
     "store": "the service has a store of its own",
 }
 """Section of a campaign file -> what a body has instead."""
-LAPTOP: dict[str, JsonValue] = {
+SECTIONS = ("model", "cluster", "problem", "space", "search", "budget", "probe")
+"""The sections that `CampaignBody` takes."""
+FORBIDDEN_KEYS = {"cluster": ("file", "nvme_path"), "search": ("baseline",)}
+"""Keys of a campaign file that name a file or a folder, in the sections that `CampaignBody` takes."""
+ABOUT = {"trainer": "command", "data": "data.", "table": "table."}
+"""Kind of a registered name -> first words of messages about its content, which may name a path or command."""
+HIDDEN_LINES = ("worker_init", "scheduler_options", "launcher_options")
+"""Keys of [dispatch] with lines for shells and batch systems, which no response carries."""
+LAPTOP: Section = {
     "name": "first-try",
     "evaluator": "simulated",
     "model": {"layers": 4, "hidden": 128, "heads": 8, "vocabulary": 257},
@@ -73,6 +86,16 @@ class Body(BaseModel):
             raise invalid_input(error.errors(), given, cls) from None
 
 
+def _described(name: str) -> WithJsonSchema:
+    """Return the JSON Schema of a section, which is validated with what the registered names add to it."""
+    schema = section_schema(name)
+    keys = {key: value for key, value in schema["properties"].items() if key not in FORBIDDEN_KEYS.get(name, ())}
+    schema = {"title": f"{name.capitalize()}Section", **schema, "properties": keys}
+    if name == "cluster":  # a registered site may provide all that is needed
+        del schema["anyOf"]
+    return WithJsonSchema(schema)
+
+
 class CampaignBody(Body):
     """A campaign file (docs/campaign-file.md) as JSON, without the sections and keys that name files or commands.
 
@@ -84,18 +107,18 @@ class CampaignBody(Body):
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [LAPTOP]})
 
     name: CampaignName | None = None
-    evaluator: Evaluator | None = None
+    evaluator: Literal["probe", "simulated", "command", "table"] | None = None
     site: RegisteredName = None
     trainer: RegisteredName = None
     data: RegisteredName = None
     table: RegisteredName = None
-    model: Section
-    cluster: Section = {}
-    problem: Section
-    space: Section
-    search: Section = {}
-    budget: Section = {}
-    probe: Section = {}
+    model: Annotated[Section, _described("model")]
+    cluster: Annotated[Section, _described("cluster")] = {}
+    problem: Annotated[Section, _described("problem")]
+    space: Annotated[Section, _described("space")]
+    search: Annotated[Section, _described("search")] = {}
+    budget: Annotated[Section, _described("budget")] = {}
+    probe: Annotated[Section, _described("probe")] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -142,43 +165,6 @@ class ReplayBody(Body):
         return table
 
 
-COUNT: Any = Annotated[int | None, Field(ge=1, le=1_000_000)]
-
-
-class RecipeFilters(Body):
-    """Which recipes of a campaign to return: each choice that is given must have the value."""
-
-    by: RankBy = RankBy.TOKENS
-    page: Annotated[int, Field(ge=1, le=1_000_000)] = 1
-    page_size: Annotated[int, Field(ge=1, le=200)] = 50
-    max_memory_gb: Annotated[float | None, Field(gt=0, le=1e9)] = None
-
-    @property
-    def choices(self) -> dict[str, int | str]:
-        """The choices that were given, with their values."""
-        return self.model_dump(exclude_none=True, exclude=set(RecipeFilters.model_fields))
-
-
-def _filter_type(name: str) -> Any:
-    """Return the type of a filter by one dimension of a recipe."""
-    if name not in DIMENSIONS:  # data_parallel, which is derived
-        return COUNT
-    dimension = DIMENSIONS[name]
-    words = Literal[*dimension.values] | None if dimension.values else Annotated[str | None, Field(max_length=64)]
-    return {"count": COUNT, "flag": bool | None}.get(dimension.kind, words)
-
-
-_FILTER_FIELDS: dict[str, Any] = {name: (_filter_type(name), None) for name in FILTERS}
-RecipeQuestion: Any = create_model("RecipeQuestion", __base__=RecipeFilters, **_FILTER_FIELDS)
-"""`RecipeFilters` with one key per filter."""
-
-
-class FrameAnswer(BaseModel):
-    """The columns of a table, all of one length; null where a cell is missing, times in ISO 8601."""
-
-    columns: dict[str, list[JsonValue]]
-
-
 class ErrorText(BaseModel):
     """What went wrong, by the name of its class, and the next step."""
 
@@ -200,21 +186,10 @@ class LaunchAnswer(BaseModel):
     pid: int
 
 
-class SignalAnswer(BaseModel):
+class SignalAnswer(LaunchAnswer):
     """A signal that was sent to a driver."""
 
-    campaign: str
     told: Literal["pause", "stop", "cancel"]
-    pid: int
-
-
-class RegisteredAnswer(BaseModel):
-    """The names that a launch may use, each with a short description."""
-
-    site: dict[str, str]
-    trainer: dict[str, str]
-    data: dict[str, str]
-    table: dict[str, str]
 
 
 class LinkAnswer(BaseModel):
@@ -223,12 +198,9 @@ class LinkAnswer(BaseModel):
     path: str
 
 
-SECTIONS = ("model", "cluster", "problem", "space", "search", "budget", "probe")
-"""The sections that `CampaignBody` takes."""
-FORBIDDEN_KEYS = {"cluster": ("file", "nvme_path"), "search": ("baseline",)}
-"""Keys of a campaign file that name a file or a folder, in the sections that `CampaignBody` takes."""
-ABOUT = {"trainer": "command", "data": "data.", "table": "table."}
-"""Kind of a registered name -> first words of messages about its content, which may name a path or command."""
+_KIND_FIELDS: Any = dict.fromkeys(KINDS, dict[str, str])
+RegisteredAnswer: Any = create_model("RegisteredAnswer", **_KIND_FIELDS)
+"""The names that a launch may use, each with a short description."""
 
 
 def campaign_table(body: CampaignBody, known: Registered) -> Table:
@@ -242,8 +214,8 @@ def campaign_table(body: CampaignBody, known: Registered) -> Table:
             if key in table.get(section, {}):
                 raise bad_value(f"{section}.{key}", table[section][key], "no path in a request to a service")
     table |= {"evaluator": _evaluator(body, known)} | ({} if body.name is None else {"name": body.name})
-    for kind, name in (("trainer", body.trainer), ("data", body.data), ("table", body.table)):
-        if name is not None:
+    for kind in ("trainer", "data", "table"):
+        if (name := getattr(body, kind)) is not None:
             table |= known.sections(kind, name)
     return table if body.site is None else _at_site(table, body.site, known)
 
@@ -253,14 +225,15 @@ def _evaluator(body: CampaignBody, known: Registered) -> str:
     named = {EVALUATOR_OF[kind]: kind for kind in EVALUATOR_OF if getattr(body, kind) is not None}
     if len(named) > 1:
         raise bad_value("table", body.table, f"no entry together with trainer = {shown(body.trainer)}")
-    needed = next(iter(named), None)
-    if needed is not None and body.evaluator not in (None, needed):
-        raise bad_value("evaluator", body.evaluator, f"{needed}, or no entry, with a {named[needed]}")
-    kinds = [kind for kind, evaluator in EVALUATOR_OF.items() if evaluator == body.evaluator]
-    if kinds and needed is None:
-        listed = ", ".join(known.names(kinds[0])) or "none is registered"
-        raise bad_value(kinds[0], None, f"a registered {kinds[0]} ({listed}), for evaluator = {shown(body.evaluator)}")
-    return needed or body.evaluator or "probe"
+    for evaluator, kind in named.items():
+        if body.evaluator not in (None, evaluator):
+            raise bad_value("evaluator", body.evaluator, f"{evaluator}, or no entry, with a {kind}")
+        return evaluator
+    for kind, evaluator in EVALUATOR_OF.items():
+        if body.evaluator == evaluator:
+            listed = ", ".join(known.names(kind)) or "none is registered"
+            raise bad_value(kind, None, f"a registered {kind} ({listed}), for evaluator = {shown(evaluator)}")
+    return body.evaluator or "probe"
 
 
 def _at_site(table: Table, name: str, known: Registered) -> Table:
@@ -272,28 +245,34 @@ def _at_site(table: Table, name: str, known: Registered) -> Table:
         given = table.get("cluster", {})
         for key, value in given.items():
             if key != "nodes":
-                raise bad_value(
-                    f"cluster.{shown_key(key)}",
-                    value,
-                    f"cluster.nodes only: site = {shown(name)} defines the rest",
-                )
+                expected = f"cluster.nodes only: site = {shown(name)} defines the rest"
+                raise bad_value(f"cluster.{shown_key(key)}", value, expected)
         sections["cluster"] = {**sections["cluster"], **given}
     return {**table, **sections}
 
 
 def parsed(table: Table) -> CampaignFile:
     """Return the campaign of such a table; raise `InvalidInput` for an invalid one."""
-    return parse_campaign(table, default_name=FALLBACK, base=Path.cwd())
+    return parse_campaign(table, default_name=FALLBACK_NAME, base=Path.cwd())
 
 
 @contextmanager
-def hiding_contents(body: CampaignBody, known: Registered) -> Iterator[None]:
-    """Report an error in what a registered name stands for by that name only; the service's log has the details.
+def campaign_from(body: CampaignBody, known: Registered, *, most_points: int) -> Iterator[CampaignFile]:
+    """Pass the campaign of a body; raise `InvalidInput` for a space of more than `most_points` points.
 
-    A file that was valid when the service started may be gone, and the message would contain its path or command.
+    An error in what a registered name stands for, here or by what is done with the campaign, is reported by that name
+    only, since a file may be gone and the message would contain its path or command; the service's log has the details.
     """
     try:
-        yield
+        file = parsed(campaign_table(body, known))
+        dimensions = file.spec.space.dimensions(file.spec.problem.cluster)
+        points = math.prod(len(values) for values in dimensions.values())
+        if points > most_points:
+            raise InvalidInput(
+                f"space has {shown(points)} points: a service plans at most {most_points:,}",
+                hint="narrow a dimension, or run `frontrunner plan` on your own machine",
+            )
+        yield file
     except InvalidInput as error:
         for kind, beginning in ABOUT.items():
             name = getattr(body, kind)
@@ -312,14 +291,28 @@ def _by_name(kind: str, name: str, known: Registered, error: InvalidInput) -> In
     return InvalidInput(f"{called} can no longer be used", hint="the service's log says why")
 
 
-def campaign_from(body: CampaignBody, known: Registered, *, most_points: int) -> CampaignFile:
-    """Return the campaign of a body; raise `InvalidInput` for a space of more than `most_points` points."""
-    file = parsed(campaign_table(body, known))
-    dimensions = file.spec.space.dimensions(file.spec.problem.cluster)
-    points = math.prod(len(values) for values in dimensions.values())
-    if points > most_points:
-        raise InvalidInput(
-            f"space has {shown(points)} points: a service plans at most {most_points:,}",
-            hint="narrow a dimension, or run `frontrunner plan` on your own machine",
-        )
-    return file
+def redacted(found: T) -> T:
+    """Return a status or an explanation without the secrets that commands and nodes were given; others as they are."""
+    if isinstance(found, Status):
+        return replace(found, campaign=_redacted_campaign(found.campaign))
+    if isinstance(found, Explanation):
+        appearances = (replace(one, campaign=_redacted_campaign(one.campaign)) for one in found.appearances)
+        return replace(found, appearances=tuple(appearances))
+    return found
+
+
+def _redacted_campaign(campaign: Campaign) -> Campaign:
+    """Return a campaign whose specification can be read, but not run where its command or nodes need a secret."""
+    return replace(campaign, spec_json=_redacted_spec(campaign.spec_json))
+
+
+@lru_cache(maxsize=256)
+def _redacted_spec(spec_json: str) -> str:
+    spec: dict[str, Any] = json.loads(spec_json)
+    command, dispatch = spec.get("command") or {}, spec.get("dispatch") or {}
+    if command.get("environment"):
+        command["environment"] = dict.fromkeys(command["environment"], REDACTED)
+    if command.get("arguments"):
+        command["arguments"] = list(redact(command["arguments"]))
+    dispatch.update({key: () for key in HIDDEN_LINES if dispatch.get(key)})
+    return spec_json if spec == json.loads(spec_json) else json.dumps(spec)

@@ -62,12 +62,14 @@ class ServiceSettings:
                 raise bad_value("--allow-host", name, "a host's name without scheme and port, as in tune.example.org")
         if not 0 <= self.port <= 65535:
             raise bad_value("--port", self.port, "a port from 0 to 65535; 0 takes a free one")
-        if not is_loopback(self.host) and not self.allowed_hosts:
+        if self.allowed_hosts:
+            return
+        if not is_loopback(self.host):
             raise InvalidInput(
                 f"--host {self.host} is reachable from other machines, and no --allow-host gives its name",
                 hint="add --allow-host NAME and put TLS in front (docs/service.md); or tunnel with ssh -L",
             )
-        if self.behind_tls and not self.allowed_hosts:
+        if self.behind_tls:
             raise InvalidInput(
                 "--behind-tls means that browsers come through a proxy, and no --allow-host gives its name",
                 hint="add --allow-host NAME, the proxy's own, as in tune.example.org (docs/service.md)",
@@ -96,9 +98,7 @@ def _in_address(host: str) -> str:
 
 def is_loopback(host: str) -> bool:
     """Return whether an address to listen on can be reached from this machine only."""
-    if host == "localhost":
-        return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False

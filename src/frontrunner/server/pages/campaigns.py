@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -18,25 +17,24 @@ from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
 from frontrunner.plain_json import to_json
-from frontrunner.results.active_drivers import active_drivers, stamp
-from frontrunner.results.pages import AttemptSpan, TrialPage, campaign_page, newest_spans, trial_page
-from frontrunner.results.predictions import outlook_shares
+from frontrunner.results.active_drivers import active_drivers, version_of
+from frontrunner.results.outcome import Failure
+from frontrunner.results.pages import campaign_page, newest_spans, trial_page
+from frontrunner.results.predictions import outlook_of
 from frontrunner.results.prior_results import probes_made
-from frontrunner.results.ranking import RankedRecipe, pareto, rank
-from frontrunner.results.records import CUT_OFF, IMPORTED
+from frontrunner.results.ranking import pareto, rank
+from frontrunner.results.records import IMPORTED, AttemptOutcome
 from frontrunner.results.states import CampaignState, TrialState
-from frontrunner.results.status import FailedTrial, Status, failures, status
+from frontrunner.results.status import Status, failures, status
 from frontrunner.results.store import Store
-from frontrunner.search.budget import Limit, Spent, limits
+from frontrunner.search.budget import STOPPING, Spent, limits, outlook_in_words
 from frontrunner.search.campaign_setup import stored_spec
-from frontrunner.search.spec import CampaignSpec
-from frontrunner.search.stopping import STOPPING, outlook_in_words
-from frontrunner.search.strategy import Outlook
 from frontrunner.server.auth import Role
 from frontrunner.server.drivers import Word
 from frontrunner.server.pages.rendering import page, render
-from frontrunner.server.routes.questions import CampaignName, PageNumber, read_report
-from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf, StoreOf
+from frontrunner.server.questions import Page
+from frontrunner.server.routes import CampaignName, read_report
+from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf
 from frontrunner.spaces.errors import bad_value
 from frontrunner.views.charts import FIGURES
 from frontrunner.views.charts.campaign import Span, timeline
@@ -44,7 +42,7 @@ from frontrunner.views.charts.data import Missing
 from frontrunner.views.columns import CAMPAIGNS, COLUMNS, ORIGINS, TRIALS, used
 
 router = APIRouter(route_class=CachedRoute)
-PageOf = Annotated[PageNumber, Query(alias="page")]
+PageOf = Annotated[Page, Query(alias="page")]
 Digest = Annotated[str, Query(max_length=64)]
 Seen = Annotated[str, Query(max_length=400, pattern="~")]
 """What a page shows: the campaign's version, that of its charts, and the digest of each section, with ~ between."""
@@ -66,52 +64,11 @@ ACCEPTED = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class CampaignView:
-    """One campaign at one moment.
-
-    `ending` describes a requested pause or stop and the probes it waits for, empty without one; `rows_ahead` is how
-    many more rows the ranking may come to have, 0 if nobody drives. `limits` are those of its budget; `front_ids` the
-    ranked recipes that no other beats in both speed and memory; `failed` the newest failures first, of
-    `failed_in_all`.
-    """
-
-    status: Status
-    spec: CampaignSpec
-    limits: tuple[Limit, ...]
-    ending: str
-    outlook: str
-    ranking: tuple[RankedRecipe, ...]
-    rows_ahead: int
-    front_ids: frozenset[str]
-    trials: TrialPage
-    failed: tuple[FailedTrial, ...]
-    failed_in_all: int
-    timeline: dict[str, Any] | None
-    timeline_left_out: int
-
-    @property
-    def notice(self) -> str:
-        """Where the figures come from if this campaign did not measure them."""
-        return ORIGINS.get(self.status.campaign.figures, "")
-
-    @property
-    def is_cut_off(self) -> bool:
-        """Whether it counts as running, and nobody drives it."""
-        return self.status.state_in_words == CUT_OFF
-
-    @property
-    def can_be_driven(self) -> bool:
-        """Whether a driver could go on with it; a table's rows have none."""
-        return self.status.campaign.figures != IMPORTED and not self.status.driver_is_live
-
-
-def campaign_view(store: Store, name: str) -> CampaignView:
+def campaign_view(store: Store, name: str) -> dict[str, Any]:
     """Return what the page shows, all of it as it was at one moment."""
     with store.database.reading():
         found = status(store, name)
         campaign, spec = found.campaign, stored_spec(found.campaign)
-        failed_in_all = found.trials[TrialState.FAILED]
         spent = Spent(
             probes=probes_made(store, campaign),
             driver_seconds=campaign.driver_seconds,
@@ -121,36 +78,40 @@ def campaign_view(store: Store, name: str) -> CampaignView:
         with store.database.read() as connection:
             ranking = rank(connection, campaign, top=TOP)
         front = pareto(store, campaign, least_tokens_per_s=ranking[-1].standing.tokens_per_s) if ranking else []
-        failed = failures(store, campaign, limit=MOST_FAILURES, offset=max(0, failed_in_all - MOST_FAILURES))
+        older_failures = max(0, found.trials[TrialState.FAILED] - MOST_FAILURES)
         most_rows = min(TOP, campaign.legal_recipes, spec.budget.probes or TOP)
-        return CampaignView(
-            status=found,
-            spec=spec,
-            limits=tuple(limits(spec.budget, spent)),
-            ending=_ending(store, found),
-            outlook=_outlook(found),
-            ranking=tuple(ranking),
-            rows_ahead=most_rows - len(ranking) if found.driver_is_live else 0,
-            front_ids=frozenset(row.recipe_id for row in front),
-            trials=_trials(store, name, 1),
-            failed=tuple(reversed(failed)),
-            failed_in_all=failed_in_all,
-            timeline=_timeline(store, found, newest.items),
-            timeline_left_out=newest.total - len(newest.items),
-        )
+        return {
+            "status": found,
+            "campaign": campaign,
+            "spec": spec,
+            "problem": spec.problem,
+            "notice": ORIGINS.get(campaign.figures, ""),  # where the figures come from if it did not measure them
+            "can_be_driven": campaign.figures != IMPORTED and not found.driver_is_live,  # a table's rows have no driver
+            "ending": _ending(store, found),
+            "outlook": _outlook(found),
+            "limits": limits(spec.budget, spent),
+            "ranking": ranking,
+            "columns": used(COLUMNS, ranking),
+            "rows_ahead": most_rows - len(ranking) if found.driver_is_live else 0,  # that the ranking may come to have
+            "front_ids": {row.recipe_id for row in front},
+            "failed": failures(store, campaign, limit=MOST_FAILURES, offset=older_failures)[::-1],
+            "timeline": _timeline(store, found, newest.items),
+            "timeline_left_out": newest.total - len(newest.items),
+            **_trials(store, name, 1),
+        }
 
 
-def _trials(store: Store, name: str, number: int) -> TrialPage:
-    return trial_page(store, name, newest_first=True, page=number, page_size=TRIALS_A_PAGE)
+def _trials(store: Store, name: str, number: int) -> dict[str, Any]:
+    found = trial_page(store, name, newest_first=True, page=number, page_size=TRIALS_A_PAGE)
+    return {"name": name, "page": number, "size": TRIALS_A_PAGE, "found": found, "trial_columns": TRIALS}
 
 
 def _outlook(found: Status) -> str:
     """Return what is left to gain; empty if unknown, or if the reason for which the campaign ended states it."""
     if found.outlook is None:
         return ""
-    words = outlook_in_words(Outlook(**outlook_shares(found.outlook)))
-    expected, _, _ = words.partition("; ")
-    return "" if found.campaign.state_reason.startswith(expected) else words
+    words = outlook_in_words(outlook_of(found.outlook)[0])
+    return "" if found.campaign.state_reason.startswith(words.partition("; ")[0]) else words
 
 
 def _ending(store: Store, found: Status) -> str:
@@ -164,7 +125,7 @@ def _ending(store: Store, found: Status) -> str:
     return f"{word}, {left} probe{'s' if left > 1 else ''} to finish" if left else word
 
 
-def _timeline(store: Store, found: Status, attempts: Sequence[AttemptSpan]) -> dict[str, Any] | None:
+def _timeline(store: Store, found: Status, attempts: Sequence[AttemptOutcome]) -> dict[str, Any] | None:
     """Draw the newest attempts; running ones reach up to now, those whose driver is gone have no length.
 
     None where none has begun, and for an imported table, whose rows have the time of the import.
@@ -173,18 +134,20 @@ def _timeline(store: Store, found: Status, attempts: Sequence[AttemptSpan]) -> d
         return None
     now = store.now() if found.driver_is_live else None
     spans = []
-    for row in attempts:
-        begun = datetime.fromisoformat(row.started_at)
-        ended = datetime.fromisoformat(row.finished_at) if row.finished_at else max(begun, now or begun)
-        words = f"{row.trial_number}.{row.number} {row.recipe.describe()}"
-        spans.append(Span(started_at=begun, ended_at=ended, outcome=row.ended, words=words, recipe_id=row.recipe_id))
+    for one in attempts:
+        trial, attempt = one.trial, one.attempt
+        begun = datetime.fromisoformat(attempt.started_at)
+        ended = datetime.fromisoformat(attempt.finished_at) if attempt.finished_at else max(begun, now or begun)
+        outcome = one.outcome.kind if isinstance(one.outcome, Failure) else attempt.state
+        words = f"{trial.number}.{attempt.number} {trial.recipe.describe()}"
+        spans.append(Span(started_at=begun, ended_at=ended, outcome=outcome, words=words, recipe_id=trial.recipe_id))
     return timeline(spans)
 
 
 def version(store: Store, name: str) -> str:
     """Return a campaign's version: cheap, and changed by every write and by the end of its driver's lease."""
-    (now,) = stamp(store, (name,))
-    return f"{now.version} {'driven' if now.is_driven else 'left'}"
+    version, is_driven = version_of(store, name)
+    return f"{version} {'driven' if is_driven else 'left'}"
 
 
 def digest(text: str) -> str:
@@ -209,79 +172,50 @@ def campaigns_live(service: ServiceOf, role: RoleOf, seen: Digest, number: PageO
 
 def _list(service: Service, role: Role, number: int) -> dict[str, Markup]:
     found = campaign_page(service.store, page=number, page_size=CAMPAIGNS_A_PAGE)
-    listed = render(
-        "campaigns_list.html",
-        found=found,
-        columns=CAMPAIGNS,
-        page=number,
-        pages=_pages(found.total, CAMPAIGNS_A_PAGE),
-        may_change=role is Role.OPERATOR,
-    )
+    values = {"columns": CAMPAIGNS, "page": number, "size": CAMPAIGNS_A_PAGE, "may_change": role is Role.OPERATOR}
+    listed = render("campaigns_list.html", found=found, **values)
     url = f"/campaigns?page={number}&seen={digest(listed)}"
     return {"listed": listed, "live": render("live.html", url=url, polls_every_s=POLL_S)}
 
 
-def _pages(rows: int, page_size: int) -> int:
-    return max(1, -(-rows // page_size))
-
-
 @router.get("/campaigns/{name}")
-def one_campaign(store: StoreOf, role: RoleOf, name: CampaignName) -> Response:
+def one_campaign(service: ServiceOf, role: RoleOf, name: CampaignName) -> Response:
     """One campaign, live."""
-    now = version(store, name)
-    view = campaign_view(store, name)
+    now = version(service.store, name)
+    view = campaign_view(service.store, name)
     sections = _sections(view, role)
-    return page(
-        "campaign.html",
-        here=None,
-        name=name,
-        sections=sections,
-        live=_live(view, now, sections),
-        figures={name: FIGURES[name][0] for name in SHOWN},
-    )
+    figures = {name: FIGURES[name][0] for name in SHOWN}
+    live = _live(view["status"], now, sections)
+    return page("campaign.html", here=None, name=name, sections=sections, live=live, figures=figures)
 
 
 @router.get("/campaigns/{name}/live")
-def live(store: StoreOf, role: RoleOf, name: CampaignName, seen: Seen) -> Response:
+def live(service: ServiceOf, role: RoleOf, name: CampaignName, seen: Seen) -> Response:
     """The sections that changed since the page was sent them; nothing (204) if nothing was written."""
     was, charts, *digests = seen.split("~")
-    now = version(store, name)
+    now = version(service.store, name)
     if was == now and now.endswith("left"):  # bars of probes that run reach up to this moment
         return Response(status_code=204)
-    view = campaign_view(store, name)
+    view = campaign_view(service.store, name)
     sections = _sections(view, role)
     old = dict(zip(SECTIONS, digests, strict=False))
     changed = [html for section, html in sections.items() if old.get(section) != digest(html)]
     if was == now and not changed:
         return Response(status_code=204)
-    news = {} if charts == charts_version(view.status) else {"HX-Trigger": "outcomes"}
-    return HTMLResponse("".join([_live(view, now, sections), *changed]), headers=news)
+    news = {} if charts == charts_version(view["status"]) else {"HX-Trigger": "outcomes"}
+    return HTMLResponse("".join([_live(view["status"], now, sections), *changed]), headers=news)
 
 
-def _sections(view: CampaignView, role: Role) -> dict[str, Markup]:
-    values: dict[str, Any] = {
-        "view": view,
-        "campaign": view.status.campaign,
-        "problem": view.spec.problem,
-        "columns": used(COLUMNS, view.ranking),
-        "may_change": role is Role.OPERATOR,
-        "replaces": True,
-        **_trial_values(view.status.campaign.name, 1, view.trials),
-    }
+def _sections(view: Mapping[str, Any], role: Role) -> dict[str, Markup]:
+    values = {**view, "may_change": role is Role.OPERATOR, "replaces": True}
     return {section: render(f"campaign/{section}.html", **values) for section in SECTIONS}
 
 
-def _trial_values(name: str, number: int, found: TrialPage) -> dict[str, Any]:
-    pages = _pages(found.total, TRIALS_A_PAGE)
-    return {"name": name, "page": number, "pages": pages, "trials": found.items, "trial_columns": TRIALS}
-
-
-def _live(view: CampaignView, now: str, sections: Mapping[str, Markup]) -> Markup:
+def _live(found: Status, now: str, sections: Mapping[str, Markup]) -> Markup:
     """Return the element that polls, with what the page has seen."""
-    seen = "~".join([now, charts_version(view.status), *map(digest, sections.values())])
-    is_driven = view.status.driver_is_live
-    url = f"/campaigns/{view.status.campaign.name}/live?seen={quote(seen)}"
-    return render("live.html", url=url, polls_every_s=POLL_DRIVEN_S if is_driven else POLL_S)
+    seen = "~".join([now, charts_version(found), *map(digest, sections.values())])
+    url = f"/campaigns/{found.campaign.name}/live?seen={quote(seen)}"
+    return render("live.html", url=url, polls_every_s=POLL_DRIVEN_S if found.driver_is_live else POLL_S)
 
 
 def charts_version(found: Status) -> str:
@@ -293,10 +227,9 @@ def charts_version(found: Status) -> str:
 
 
 @router.get("/campaigns/{name}/trials")
-def trials(store: StoreOf, name: CampaignName, number: PageOf = 1) -> Response:
+def trials(service: ServiceOf, name: CampaignName, number: PageOf = 1) -> Response:
     """One page of the table of trials."""
-    found = _trials(store, name, number)
-    return page("campaign/trials.html", replaces=False, **_trial_values(name, number, found))
+    return page("campaign/trials.html", replaces=False, **_trials(service.store, name, number))
 
 
 @router.get("/campaigns/{name}/figures/{wanted}")

@@ -1,20 +1,24 @@
-"""Templates to HTML: all text escaped, control characters shown, numbers in the words of the field."""
+"""Templates to HTML, all text escaped and control characters shown; and the static files that pages name."""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import json
 from functools import cache
+from importlib.resources import files
 from typing import Any
 
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from frontrunner import __version__
 from frontrunner.plain_json import to_json
-from frontrunner.results.outcome import Failure, Measurement
-from frontrunner.server.pages.assets import assets
+from frontrunner.spaces.errors import NotFound
 from frontrunner.text import count, gib, minute, node_time, percent, plain, seconds, size, thousands
+from frontrunner.views.charts.render import javascript, javascript_version
 from frontrunner.views.columns import against, figures_in_words
 
 HTMX = {
@@ -33,6 +37,47 @@ HTMX = {
 }
 """Settings of htmx: it evaluates and keeps nothing, calls this service alone, and shows errors in one place."""
 FILTERS = (against, count, figures_in_words, gib, minute, node_time, percent, seconds, size, thousands)
+FILES = ("style.css", "pages.js", "htmx-2.0.11.min.js", "icon.svg")
+CHARTS = "charts.js"
+KINDS = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
+router = APIRouter()
+
+
+def static_file(name: str) -> bytes:
+    """Return the content of one of our own static files."""
+    return files(__package__).joinpath("static", name).read_bytes()
+
+
+@cache
+def assets() -> dict[str, str]:
+    """Return the paths of the static files, which change with their content, so that browsers may keep them for ever.
+
+    The charts' script takes a second to make, so its version stands for its content.
+    """
+    contents = {name: static_file(name) for name in FILES} | {CHARTS: javascript_version().encode()}
+    parts = {name: (*name.rsplit(".", 1), hashlib.sha256(content).hexdigest()) for name, content in contents.items()}
+    return {name: f"/static/{stem}.{digest[:12]}.{ending}" for name, (stem, ending, digest) in parts.items()}
+
+
+@cache
+def compressed(name: str) -> bytes:
+    """Return the content of a static file by gzip."""
+    return gzip.compress(javascript().encode() if name == CHARTS else static_file(name), 6, mtime=0)
+
+
+@router.get("/static/{file}")
+def static(request: Request, file: str) -> Response:
+    """A file that pages name."""
+    name = next((name for name, path in assets().items() if path == f"/static/{file}"), None)
+    if name is None:
+        raise NotFound(f"there is no file {file!r} here")
+    headers = {"cache-control": "public, max-age=31536000, immutable", "vary": "accept-encoding"}
+    content = compressed(name)
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        headers["content-encoding"] = "gzip"
+    else:
+        content = gzip.decompress(content)
+    return Response(content, headers=headers, media_type=KINDS[name.rpartition(".")[2]])
 
 
 @cache
@@ -48,12 +93,7 @@ def environment() -> Environment:
         finalize=_shown,
     )
     found.filters |= {function.__name__: function for function in FILTERS} | {"json": to_json}
-    found.tests |= {
-        "failure": lambda value: isinstance(value, Failure),
-        "measurement": lambda value: isinstance(value, Measurement),
-    }
     found.globals |= {"assets": assets(), "version": __version__, "htmx_config": json.dumps(HTMX)}
-    found.globals |= {"seconds": seconds, "size": size}
     return found
 
 

@@ -1,0 +1,234 @@
+"""Tensor parallelism, with or without sequence parallelism.
+
+Weights are split as in Megatron-LM (arXiv 1909.08053): query, key, value and the feed-forward's first matrices by
+columns, the matrices after them by rows, embedding and head by the vocabulary. Without sequence parallelism the
+activations between blocks are whole on every rank; with it (arXiv 2205.05198) they are split along the sequence.
+
+Weights are DTensors, so that sharding over replicas, checkpoints and the gradient norm know what each rank holds. All
+that lies before the last norm computes on plain tensors: for each operator on DTensors the host takes several times as
+long as for a plain one, and a step of small kernels waits for it (docs/measurements.md has the figures). Last norm and
+head, which run once per micro-batch, are torch's DTensor plans; logits stay split over the vocabulary, and the loss is
+computed under `loss_parallel`.
+
+Shapes below: B sequences, S tokens, D hidden width, t tensor-parallel ranks.
+"""
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.nn import functional
+
+from frontrunner.evaluators.trainer.model import Block, Gpt, TiedHead
+from frontrunner.spaces.model import Model
+
+
+class TensorRanks:
+    """The ranks that share a layer.
+
+    Without sequence parallelism activations are whole on every rank between the parts (arXiv 1909.08053); with it each
+    rank holds S / t neighboring positions there (arXiv 2205.05198).
+    """
+
+    def __init__(self, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
+        """Take the ranks of the 1-D `mesh`."""
+        self.mesh = mesh
+        self.size = mesh.size()
+        self.number = int(mesh.get_local_rank())
+        self._group_name: str = mesh.get_group().group_name
+        self._sequence_parallel = sequence_parallel
+
+    def enter(self, x: Tensor) -> Tensor:
+        """[B, S or S / t, D] between parts -> [B, S, D] for a part; backward the sum of the ranks' gradients."""
+        return cast("Tensor", _Exchange.apply(x, self, "enter"))  # type: ignore[no-untyped-call]
+
+    def leave(self, x: Tensor) -> Tensor:
+        """[B, S, D], each rank's summand -> their sum, [B, S or S / t, D]."""
+        return cast("Tensor", _Exchange.apply(x, self, "leave"))  # type: ignore[no-untyped-call]
+
+    def whole(self, x: Tensor) -> Tensor:
+        """Return what a part works on: all positions, [B, S or S / t, D] -> [B, S, D]."""
+        if not self._sequence_parallel:
+            return x.view_as(x)
+        operator = torch.ops._c10d_functional.all_gather_into_tensor
+        parts = _waited(operator(x.contiguous(), self.size, self._group_name))
+        return torch.unflatten(parts, 0, (self.size, -1)).transpose(0, 1).flatten(1, 2)
+
+    def summed(self, x: Tensor) -> Tensor:
+        """Return the sum over the ranks, whole or this rank's positions: [B, S, D] -> [B, S or S / t, D]."""
+        if not self._sequence_parallel:
+            return _waited(torch.ops._c10d_functional.all_reduce(x.contiguous(), "sum", self._group_name))
+        parts = torch.unflatten(x, 1, (self.size, -1)).transpose(0, 1).flatten(0, 1).contiguous()
+        return _waited(torch.ops._c10d_functional.reduce_scatter_tensor(parts, "sum", self.size, self._group_name))
+
+
+def _waited(tensor: Tensor) -> Tensor:
+    return cast("Tensor", torch.ops._c10d_functional.wait_tensor(tensor))
+
+
+class _Exchange(torch.autograd.Function):
+    """What is whole forward is summed backward, and the other way round."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, ranks: TensorRanks, way: str) -> Tensor:
+        ctx.ranks, ctx.way = ranks, way  # type: ignore[attr-defined]
+        return ranks.whole(x) if way == "enter" else ranks.summed(x)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *gradients: Any) -> tuple[Tensor, None, None]:
+        ranks: TensorRanks = ctx.ranks  # type: ignore[attr-defined]
+        back = ranks.summed if ctx.way == "enter" else ranks.whole  # type: ignore[attr-defined]
+        return back(gradients[0]), None, None
+
+
+class OnLocalWeight(nn.Module):
+    """A module with one weight, of which it computes with this rank's part."""
+
+    def __init__(self, whole: nn.Module, ranks: TensorRanks, placement: Placement) -> None:
+        super().__init__()
+        weight = cast("Tensor", whole.weight)
+        self.weight = nn.Parameter(distribute_tensor(weight, ranks.mesh, [placement]))
+
+    def _local_weight(self, *gradients: Placement) -> Tensor:
+        """Return this rank's part; `gradients` says what its gradient is, if not a part like the weight's."""
+        if not isinstance(self.weight, DTensor):
+            return self.weight
+        return self.weight.to_local(grad_placements=gradients or None)
+
+    def make_plain(self) -> nn.Parameter:
+        """Hold this rank's part as a plain tensor from now on, and return it."""
+        self.weight = nn.Parameter(cast("DTensor", self.weight).to_local().detach())
+        return self.weight
+
+
+class SplitLinear(OnLocalWeight):
+    """A linear layer of which this rank has some of the outputs, or of the inputs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in or in / t] -> [..., out / t], or this rank's summand of [..., out]."""
+        return functional.linear(x, self._local_weight())
+
+
+class SummedLinear(SplitLinear):
+    """A linear layer of which this rank has some of the inputs, and the end of a split part."""
+
+    def __init__(self, whole: nn.Module, ranks: TensorRanks, placement: Placement) -> None:
+        super().__init__(whole, ranks, placement)
+        self._ranks = ranks
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, in / t] -> [B, S or S / t, out]."""
+        return self._ranks.leave(super().forward(x))
+
+
+class SplitEmbedding(OnLocalWeight):
+    """A table of which this rank has some of the rows."""
+
+    def __init__(self, whole: nn.Embedding, ranks: TensorRanks) -> None:
+        super().__init__(whole, ranks, Shard(0))
+        self._ranks = ranks
+        rows_of_others = -(-whole.num_embeddings // ranks.size)  # the last ranks may have fewer, or none
+        self._first_row = ranks.number * rows_of_others
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Numbers of rows [B, S] -> [B, S or S / t, D]."""
+        weight = self._local_weight()
+        numbers = rows - self._first_row
+        if weight.shape[0] == 0:  # a short table over many ranks; the sum keeps the weight in the graph
+            return self._ranks.leave(rows.new_zeros((*rows.shape, weight.shape[1]), dtype=weight.dtype) + weight.sum())
+        elsewhere = (numbers < 0) | (numbers >= weight.shape[0])
+        found = functional.embedding(numbers.masked_fill(elsewhere, 0), weight)
+        return self._ranks.leave(found.masked_fill(elsewhere.unsqueeze(-1), 0.0))
+
+
+class ReplicatedHeads(OnLocalWeight):
+    """A key or value projection for more tensor-parallel ranks than key-value heads.
+
+    Every rank keeps the whole weight and computes the one head that its query heads use. Each rank's gradients, of
+    the weight and of the input, are therefore parts of a sum over the ranks.
+    """
+
+    def __init__(self, whole: nn.Module, ranks: TensorRanks, head_rows: slice) -> None:
+        super().__init__(whole, ranks, Replicate())
+        self._head_rows = head_rows
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, D] -> this rank's head [B, S, head width]."""
+        return functional.linear(x, self._local_weight(Partial())[self._head_rows])
+
+
+class SequenceNorm(OnLocalWeight):
+    """A norm over this rank's positions; its weight's gradient is a part of a sum over the ranks."""
+
+    def __init__(self, whole: nn.RMSNorm | nn.LayerNorm, ranks: TensorRanks) -> None:
+        super().__init__(whole, ranks, Replicate())
+        self._shape = list(whole.normalized_shape)
+        self._epsilon = whole.eps
+        self._centers = isinstance(whole, nn.LayerNorm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S / t, D] -> the same shape."""
+        weight = self._local_weight(Partial())
+        if self._centers:
+            return functional.layer_norm(x, self._shape, weight, None, cast("float", self._epsilon))
+        return functional.rms_norm(x, self._shape, weight, self._epsilon)
+
+
+def apply_tensor_parallel(model: Gpt, shape: Model, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
+    """Split `model`, in place, over the ranks of the 1-D `mesh`."""
+    ranks = split_blocks(model, shape, mesh, sequence_parallel=sequence_parallel)
+    if model.embedding is not None:
+        model.embedding.tokens = cast("Any", SplitEmbedding(model.embedding.tokens, ranks))
+        if model.embedding.positions is not None:
+            model.embedding.positions = cast("Any", SplitEmbedding(model.embedding.positions, ranks))
+    if model.head is not None:
+        parallelize_module(model, mesh, _head_plan(model, Shard(1) if sequence_parallel else Replicate()))
+
+
+def split_blocks(model: Gpt, shape: Model, mesh: DeviceMesh, *, sequence_parallel: bool) -> TensorRanks:
+    """Split the blocks of `model`, in place, and leave embedding, last norm and head whole."""
+    ranks = TensorRanks(mesh, sequence_parallel=sequence_parallel)
+
+    def enter(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (ranks.enter(inputs[0]),)
+
+    for block in cast("Iterable[Block]", model.blocks.values()):
+        for part in (block.attention, block.feed_forward):
+            for name, whole in list(part.named_children()):
+                setattr(part, name, _split(name, cast("nn.Linear", whole), shape, ranks))
+            # At the part's input and not in each layer, so that the gradients of its several uses are summed once.
+            part.register_forward_pre_hook(enter)
+        if sequence_parallel:
+            block.attention_norm = SequenceNorm(cast("Any", block.attention_norm), ranks)
+            block.feed_forward_norm = SequenceNorm(cast("Any", block.feed_forward_norm), ranks)
+    return ranks
+
+
+def _split(name: str, whole: nn.Linear, shape: Model, ranks: TensorRanks) -> OnLocalWeight:
+    """Return this rank's part of one of the linear layers of a block."""
+    if name in ("output", "down"):
+        return SummedLinear(whole, ranks, Shard(1))
+    if name in ("key", "value") and shape.kv_heads < ranks.size:
+        head = ranks.number * shape.kv_heads // ranks.size
+        return ReplicatedHeads(whole, ranks, slice(head * shape.head_dim, (head + 1) * shape.head_dim))
+    return SplitLinear(whole, ranks, Shard(0))
+
+
+def _head_plan(model: Gpt, between_blocks: Placement) -> dict[str, ParallelStyle]:
+    plan: dict[str, ParallelStyle] = {"norm": SequenceParallel()} if between_blocks.is_shard() else {}
+    if isinstance(model.head, TiedHead):
+        plan["head"] = PrepareModuleInput(input_layouts=(between_blocks,), desired_input_layouts=(Replicate(),))
+    else:
+        plan["head"] = ColwiseParallel(input_layouts=between_blocks, output_layouts=Shard(-1), use_local_output=False)
+    return plan

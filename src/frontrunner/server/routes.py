@@ -1,0 +1,295 @@
+"""Routes of the API: questions to the store, plans, launches, signals to drivers, replays and login links."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+import anyio
+import anyio.to_thread
+from cachetools import TTLCache
+from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+from frontrunner.evaluators.analytic.estimates import ShownPlan
+from frontrunner.events import POLL_S, Follower, parse_cursor
+from frontrunner.plain_json import to_json
+from frontrunner.planning import plan_of
+from frontrunner.reporting import Reported, not_drawn, report_text, reported
+from frontrunner.reporting import figure as draw_figure
+from frontrunner.results import frames
+from frontrunner.results.pages import CampaignPage, RecipePage, campaign_page
+from frontrunner.results.status import FailedTrial, failures
+from frontrunner.server.auth import Role
+from frontrunner.server.drivers import Word
+from frontrunner.server.errors import TooMany
+from frontrunner.server.questions import QUESTIONS, FrameAnswer, Page, PageSize, Question, RecipeQuestion
+from frontrunner.server.replays import Replay
+from frontrunner.server.requests import (
+    CampaignBody,
+    LaunchAnswer,
+    LinkAnswer,
+    PlanBody,
+    RegisteredAnswer,
+    ReplayBody,
+    SignalAnswer,
+    campaign_from,
+    campaign_table,
+    redacted,
+)
+from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf, answer
+from frontrunner.spaces.errors import CAMPAIGN_NAME, InvalidInput, NothingLegal
+from frontrunner.standings import OnFront
+from frontrunner.store import LOG_BYTES
+from frontrunner.views.charts import FIGURES
+from frontrunner.views.charts.data import Missing
+from frontrunner.views.report import Elsewhere
+
+api = APIRouter(route_class=CachedRoute)
+uncached = APIRouter()
+"""Routes whose responses change while nothing is written, and those that write nothing."""
+
+REPORT_TTL_S = 10.0
+"""How long what was read for a report serves its figures too: a client asks for each of them by itself."""
+MOST_REPORTED = 2
+QUIET_POLLS = 15
+"""After this many polls without news a comment keeps proxies from closing the connection."""
+MEDIA = {"svg": "image/svg+xml", "png": "image/png"}
+TEXT = "text/plain; charset=utf-8"
+
+CampaignName = Annotated[
+    str, Path(pattern=f"^{CAMPAIGN_NAME.pattern}$", description="A campaign's name.", examples=["frontier-22b"])
+]
+RecipeId = Annotated[str, Path(pattern="^[0-9a-f]{4,64}$", description="A recipe's id, or a unique prefix of it.")]
+SUBJECTS = {"name": CampaignName, "recipe_id": RecipeId}
+
+
+def _content(*kinds: str) -> Any:
+    """Describe a response that is not JSON."""
+    content = {kind: {"schema": {"type": "string"}} for kind in kinds}
+    return {"response_class": Response, "responses": {200: {"content": content}}}
+
+
+def _add(question: Question) -> None:
+    """Add the route of a question, which calls the method of `LocalStore`."""
+    subjects = [name for name in SUBJECTS if f"{{{name}}}" in question.path]
+
+    def route(service: Service, **given: Any) -> Response:
+        of = [given.pop(name) for name in subjects]
+        found = getattr(service.local, question.method)(*of, **given)
+        return Response(found, media_type=TEXT) if question.result is str else answer(redacted(found))
+
+    of_path = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=SUBJECTS[name]) for name in subjects]
+    service = inspect.Parameter("service", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=ServiceOf)
+    of_query = [question.parameter(name) for name in question.query]
+    vars(route)["__signature__"] = inspect.Signature([service, *of_path, *of_query])
+    described: Any = {"name": question.method, "description": inspect.getdoc(question.local), "tags": [question.tag]}
+    described |= _content("text/plain") if question.result is str else {"response_model": question.result}
+    api.get(question.path, **described)(route)
+
+
+for _question in QUESTIONS:
+    _add(_question)
+
+
+@api.get("/campaigns", response_model=CampaignPage, tags=["campaigns"])
+def all_campaigns(service: ServiceOf, page: Page = 1, page_size: PageSize = 50) -> Response:
+    """Return the store's campaigns, the newest first."""
+    return answer(campaign_page(service.store, page=page, page_size=page_size))
+
+
+@api.get("/campaigns/{name}/failures", response_model=list[FailedTrial], tags=["campaigns"])
+def failed(service: ServiceOf, name: CampaignName, page: Page = 1, page_size: PageSize = 50) -> Response:
+    """Return a campaign's failed trials with their log tails."""
+    return answer(failures(service.store, name, limit=page_size, offset=(page - 1) * page_size))
+
+
+@api.get("/campaigns/{name}/trials/{number}/log", tags=["campaigns"], **_content("text/plain"))
+def log(
+    service: ServiceOf,
+    role: RoleOf,
+    name: CampaignName,
+    number: Annotated[int, Path(ge=1, le=2**31)],
+    most_bytes: Annotated[int, Query(ge=0, le=LOG_BYTES)] = LOG_BYTES,
+) -> Response:
+    """Return the end of the log of a failed trial: of the rank that failed first, in its last attempt.
+
+    An operator gets the end of the file, a reader the lines that the driver stored without its secrets.
+    """
+    text = service.local.log(name, number, most_bytes=most_bytes if role is Role.OPERATOR else 0)
+    return Response(text, media_type=TEXT)
+
+
+@api.get("/campaigns/{name}/front", response_model=list[OnFront], tags=["recipes"])
+def front(
+    service: ServiceOf,
+    name: CampaignName,
+    objective: Annotated[list[str], Query(min_length=2, max_length=3, examples=[["tokens", "nodes"]])],
+) -> Response:
+    """Return the recipes that no other beats in all the objectives: tokens, memory (headroom), nodes."""
+    return answer(service.local.front(name, objectives=objective))
+
+
+@api.get("/campaigns/{name}/recipes", response_model=RecipePage, tags=["recipes"])
+def filtered(service: ServiceOf, name: CampaignName, asked: Annotated[RecipeQuestion, Query()]) -> Response:
+    """Return a campaign's measured recipes that pass the filters, best first, with their ranks among all."""
+    return answer(service.local.recipes(name, **asked.model_dump(exclude_none=True)))
+
+
+@api.get("/campaigns/{name}/report", tags=["reports"], **_content("text/html"))
+async def report(request: Request, service: ServiceOf, name: CampaignName) -> Response:
+    """Return a campaign as one self-contained HTML page."""
+    scheme = "https" if service.settings.behind_tls else "http"
+    elsewhere = Elsewhere(server=f"{scheme}://{request.url.netloc}")
+    text = await service.slowly(lambda: report_text(read_report(request, service, name), elsewhere))
+    headers = {"content-disposition": f'attachment; filename="{name}.html"'}
+    return Response(text, media_type="text/html", headers=headers)
+
+
+@api.get("/campaigns/{name}/figures/{figure}", tags=["reports"], **_content(*MEDIA.values()))
+async def figure(
+    request: Request,
+    service: ServiceOf,
+    name: CampaignName,
+    figure: Annotated[str, Path(json_schema_extra={"enum": list(FIGURES)}, max_length=64)],
+    format: Literal["svg", "png"] = "svg",  # noqa: A002 - the option's name
+) -> Response:
+    """Return one figure of a campaign's report as a picture; 422 with the reason where it cannot be drawn."""
+    drawn = await service.slowly(lambda: draw_figure(read_report(request, service, name), figure, format))
+    if isinstance(drawn, Missing):
+        raise NothingLegal(not_drawn(figure) + drawn.reason)
+    return Response(drawn, media_type=MEDIA[format])
+
+
+def read_report(request: Request, service: Service, name: str, version: str = "") -> Reported:
+    """Read what a campaign's report and figures show, at most once per `REPORT_TTL_S` and version of a page."""
+    kept: TTLCache[tuple[str, str], Reported] = request.app.state.reported
+    found: Reported | None = kept.get((name, version))
+    if found is None:
+        found = kept[name, version] = reported(service.store, name)
+    return found
+
+
+@api.get("/campaigns/{name}/dataframe", response_model=FrameAnswer, tags=["reports"])
+async def dataframe(service: ServiceOf, name: CampaignName) -> Response:
+    """Return a table with one row per finished attempt, by column."""
+    most = service.settings.limits.frame_rows
+
+    def table() -> bytes:
+        rows = frames.row_count(service.store, name)
+        if rows > most:
+            raise InvalidInput(
+                f"campaign {name} has {rows:,} finished attempts: a service makes a table of at most {most:,}",
+                hint="run `frontrunner dataframe` where the store is",
+            )
+        columns = frames.plain_columns(frames.frame(service.store, name))
+        # Column by column: no other thread runs while a piece of JSON is made.
+        parts = [f"{to_json(key)}: {to_json(cells)}" for key, cells in columns.items()]
+        return ('{"columns": {' + ", ".join(parts) + "}}").encode()
+
+    return Response(await service.slowly(table), media_type="application/json")
+
+
+@uncached.get("/campaigns/{name}/events", tags=["events"], **_content("text/event-stream"))
+async def event_stream(
+    service: ServiceOf,
+    name: CampaignName,
+    last_event_id: Annotated[str | None, Header(max_length=64, description="Continue after this event.")] = None,
+) -> Response:
+    """Stream a campaign's history and outcomes as they are recorded, from its beginning or after an id; endless."""
+    cursor = parse_cursor(last_event_id)
+    await anyio.to_thread.run_sync(lambda: service.store.campaign(name))  # an unknown one is 404, not a stream
+    if service.streams.available_tokens < 1:
+        raise TooMany(f"{service.settings.limits.streams} streams are open: no more may be")
+    follower = Follower(service.store, name, cursor)
+    return StreamingResponse(_stream(follower, service.streams), media_type="text/event-stream")
+
+
+async def _stream(follower: Follower, streams: anyio.CapacityLimiter) -> AsyncIterator[str]:
+    quiet = 0
+    async with streams:
+        yield f"retry: {int(1000 * POLL_S)}\n\n"
+        while True:
+            found, more = await anyio.to_thread.run_sync(follower.poll)
+            for event in found:
+                yield f"id: {event.id}\nevent: {event.kind}\ndata: {to_json(event.data)}\n\n"
+            quiet = 0 if found else quiet + 1
+            if quiet and quiet % QUIET_POLLS == 0:
+                yield ": no news\n\n"
+            if not more:
+                await anyio.sleep(POLL_S)
+
+
+@uncached.get("/registered", response_model=RegisteredAnswer, tags=["planning"])
+def registered(service: ServiceOf) -> Response:
+    """Return the sites, trainers, data and tables that a launch or a plan may name."""
+    return answer(service.settings.registered.about())
+
+
+@uncached.post("/plan", response_model=ShownPlan, tags=["planning"])
+async def plan(service: ServiceOf, body: PlanBody) -> Response:
+    """Estimate every legal recipe of a campaign; nothing is run or stored."""
+    settings = service.settings
+
+    def planned() -> ShownPlan:
+        with campaign_from(body, settings.registered, most_points=settings.limits.plan_points) as file:
+            return plan_of(file.spec).shown(body.top)
+
+    return answer(await service.slowly(planned))
+
+
+@api.post("/campaigns", response_model=LaunchAnswer, status_code=201, tags=["control"], dependencies=OPERATOR)
+async def launch(service: ServiceOf, body: CampaignBody) -> Response:
+    """Start a campaign; the response comes once it is in the store and its driver has begun."""
+    table = campaign_table(body, service.settings.registered)
+    return answer(await service.slowly(lambda: service.drivers.launch(table)), status=201)
+
+
+@api.post("/campaigns/{name}/resume", response_model=LaunchAnswer, tags=["control"], dependencies=OPERATOR)
+async def resume(service: ServiceOf, name: CampaignName) -> Response:
+    """Continue a campaign where it stopped."""
+    return answer(await service.slowly(lambda: service.drivers.resume(name)))
+
+
+def _add_signal(word: Word, description: str) -> None:
+    path, kind = f"/campaigns/{{name}}/{word}", SignalAnswer
+
+    @api.post(path, response_model=kind, name=word, description=description, tags=["control"], dependencies=OPERATOR)
+    def signal(service: ServiceOf, name: CampaignName) -> Response:
+        return answer(service.drivers.tell(name, word))
+
+
+_add_signal("pause", "Let running probes finish, start no more, and leave the campaign paused.")
+_add_signal("stop", "Let running probes finish, start no more, and leave the campaign stopped.")
+_add_signal("cancel", "End running probes at once; their trials are tried again when the campaign is resumed.")
+
+
+@uncached.get("/replays", response_model=list[Replay], tags=["replays"])
+def all_replays(service: ServiceOf) -> Response:
+    """Return every replay that a service on this store has started."""
+    return answer(service.replays.all())
+
+
+@uncached.get("/replays/{recipe_id}", response_model=Replay, tags=["replays"])
+def one_replay(service: ServiceOf, recipe_id: RecipeId) -> Response:
+    """Return the progress of a replay, by the recipe's whole id."""
+    return answer(service.replays.one(recipe_id))
+
+
+@uncached.post("/replays", response_model=Replay, status_code=201, tags=["replays"], dependencies=OPERATOR)
+async def start_replay(service: ServiceOf, body: ReplayBody) -> Response:
+    """Start a replay, or continue one from its newest checkpoint."""
+    return answer(await service.slowly(lambda: service.replays.start(body.settings())), status=201)
+
+
+@uncached.post("/replays/{recipe_id}/stop", response_model=Replay, tags=["replays"], dependencies=OPERATOR)
+def stop_replay(service: ServiceOf, recipe_id: RecipeId) -> Response:
+    """End a replay; its checkpoints stay."""
+    return answer(service.replays.stop(recipe_id))
+
+
+@uncached.post("/links", response_model=LinkAnswer, status_code=201, tags=["operations"])
+def link(service: ServiceOf, role: RoleOf) -> Response:
+    """Return a link that logs one browser in, with the sender's own role."""
+    return answer({"path": f"/login?code={service.links.make(role)}"}, status=201)
