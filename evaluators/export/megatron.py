@@ -67,22 +67,17 @@ BRIDGE_SECTIONS = {
 FSDP = {"zero-2": "optim_grads", "zero-3": "optim_grads_params"}
 SHARDING_OF_STRATEGY = {"no_shard": "none", "optim": "zero-1"} | {theirs: ours for ours, theirs in FSDP.items()}
 REFUSED = {
-    "--expert-model-parallel-size": "experts",
-    "--num-experts": "experts",
+    **dict.fromkeys(("--expert-model-parallel-size", "--num-experts"), "experts"),
     "--use-torch-fsdp2": "Megatron-LM's wrapper of FSDP2: give --use-megatron-fsdp",
     "--use-custom-fsdp": "this older name: give --use-megatron-fsdp",
-    "--fp8-format": "8-bit arithmetic",
-    "--fp8-hybrid": "8-bit arithmetic",
-    "--fp8-e4m3": "8-bit arithmetic",
+    **dict.fromkeys(("--fp8-format", "--fp8-hybrid", "--fp8-e4m3"), "8-bit arithmetic"),
     "--fp4-format": "4-bit arithmetic",
     "--cpu-offloading": "activations offloaded by whole layers",
     "--optimizer-cpu-offload": "a part of the optimizer offloaded",
     "--num-distributed-optimizer-instances": "optimizer states sharded over a part of the replicas",
     "--rampup-batch-size": "a batch that grows",
-    "--decoder-first-pipeline-num-layers": f"this option: give --{LAYOUT}",
-    "--decoder-last-pipeline-num-layers": f"this option: give --{LAYOUT}",
-    "--account-for-embedding-in-pipeline-split": f"this option: give --{LAYOUT}",
-    "--account-for-loss-in-pipeline-split": f"this option: give --{LAYOUT}",
+    **{f"--decoder-{end}-pipeline-num-layers": f"this option: give --{LAYOUT}" for end in ("first", "last")},
+    **{f"--account-for-{what}-in-pipeline-split": f"this option: give --{LAYOUT}" for what in ("embedding", "loss")},
     "--microbatch-group-size-per-virtual-pipeline-stage": "groups of micro-batches",
 }
 """Options of Megatron-LM that change the run in ways that no recipe has, and what they do."""
@@ -90,16 +85,14 @@ REFUSED_WITH_DEEPSPEED = {
     "--ds-sequence-parallel-size": "DeepSpeed's sequence parallelism over ranks of their own",
     "--moe-expert-parallel-size": "experts",
     "--enable-zbh1-pipeline": "this zero-bubble schedule",
-    "--fp8-e4m3": "8-bit arithmetic",
-    "--fp8-hybrid": "8-bit arithmetic",
+    **dict.fromkeys(("--fp8-e4m3", "--fp8-hybrid"), "8-bit arithmetic"),
     "--rampup-batch-size": "a batch that grows",
     "--checkpoint-in-cpu": "checkpointed activations in the host's memory",
     "--partition-activations": "checkpointed activations sharded over ranks",
     "--memory-centric-tiled-linear": "tiled products",
 }
 REFUSED_BY_BRIDGE = {
-    "model.expert_model_parallel_size": "experts",
-    "model.num_moe_experts": "experts",
+    **dict.fromkeys(("model.expert_model_parallel_size", "model.num_moe_experts"), "experts"),
     "model.cpu_offloading": "activations offloaded by whole layers",
 }
 MODEL_NOTE = (
@@ -436,7 +429,7 @@ def _choices(problem: Problem, said: Options | Table, key: Key, names: Mapping[s
     granularity = said.text(key("recompute-granularity"), "none")
     if granularity not in ("none", "full", "selective"):
         raise bad_value(key("recompute-granularity"), granularity, "none, full or selective")
-    how = [said.text(key("recompute-method"), "uniform"), said.text(key("recompute-num-layers"), "1")]
+    how = [said.text(key("recompute-method"), "none"), said.text(key("recompute-num-layers"), "1")]
     if granularity == "full" and how != ["uniform", "1"]:
         name = f"{key('recompute-method')}, {key('recompute-num-layers')}"
         raise bad_value(name, " ".join(how), "uniform 1: every layer on its own")
