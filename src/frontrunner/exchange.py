@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.config.recipe_file import FIGURES, Measured, Origin, RecipeFile, Training, read, to_text
 from frontrunner.config.toml_file import holds, why_no_file
-from frontrunner.evaluators.export.batch import SCHEDULERS, batch_script
 from frontrunner.evaluators.export.reading import Given
-from frontrunner.evaluators.export.tools import TOOLS, tool_named
+from frontrunner.evaluators.export.tools import SCHEDULERS, TOOLS, batch_script, tool_named
 from frontrunner.foreign_recipes import refuse_file_of_others
 from frontrunner.recipe_actions import ShowsRecipes, names_a_file
 from frontrunner.search.campaign_setup import stored_spec
