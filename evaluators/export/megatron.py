@@ -422,7 +422,7 @@ def _choices(problem: Problem, said: Options | Table, key: Key, names: Mapping[s
     granularity = said.text(key("recompute-granularity"), "none")
     if granularity not in ("none", "full", "selective"):
         raise bad_value(key("recompute-granularity"), granularity, "none, full or selective")
-    how = [said.text(key("recompute-method"), "none"), said.text(key("recompute-num-layers"), "1")]
+    how = [said.text(key("recompute-method"), "uniform"), said.text(key("recompute-num-layers"), "1")]
     if granularity == "full" and how != ["uniform", "1"]:
         name = f"{key('recompute-method')}, {key('recompute-num-layers')}"
         raise bad_value(name, " ".join(how), "uniform 1: every layer on its own")
