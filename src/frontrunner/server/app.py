@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import anyio
 import anyio.to_thread
 import uvicorn
-from cachetools import TTLCache
 from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse
@@ -26,19 +25,16 @@ from frontrunner.results.pages import any_campaign, campaign_page
 from frontrunner.results.records import CUT_OFF
 from frontrunner.results.rows import DamagedCell
 from frontrunner.results.states import CampaignState, TrialState
-from frontrunner.results.store import Store, open_store
+from frontrunner.results.store import Store
 from frontrunner.server import routes
-from frontrunner.server.auth import SESSION_S, LoginLinks, make_tokens
-from frontrunner.server.drivers import Drivers
+from frontrunner.server.auth import SESSION_S
 from frontrunner.server.errors import Forbidden
 from frontrunner.server.middleware import COOKIE, middleware
 from frontrunner.server.pages import campaigns, planning, recipes, rendering
 from frontrunner.server.questions import API
 from frontrunner.server.registered import KINDS
-from frontrunner.server.replays import Replays
 from frontrunner.server.requests import ErrorAnswer
 from frontrunner.server.service import (
-    Cache,
     CachedRoute,
     Service,
     ServiceOf,
@@ -49,10 +45,7 @@ from frontrunner.server.service import (
 )
 from frontrunner.server.settings import ServiceSettings
 from frontrunner.spaces.errors import FrontrunnerError
-from frontrunner.store import LocalStore
 
-SLOW_THREADS = 2
-"""How many launches and plans are worked on at a time."""
 BACKLOG = 128
 GRACE_S = 3
 MOST_CAMPAIGNS = 200
@@ -90,21 +83,7 @@ logger = logging.getLogger("frontrunner.server")
 
 def create_app(settings: ServiceSettings) -> FastAPI:
     """Return the service over one store, which is created if missing. Raises as `open_store` and `make_tokens` do."""
-    tokens = make_tokens(settings.token_file)
-    store = open_store(settings.store, create=True)
-    limits = settings.limits
-    service = Service(
-        settings=settings,
-        tokens=tokens,
-        links=LoginLinks(),
-        store=store,
-        local=LocalStore(is_open=store),
-        drivers=Drivers(store, settings),
-        replays=Replays(settings),
-        slow_work=anyio.CapacityLimiter(SLOW_THREADS),
-        streams=anyio.CapacityLimiter(limits.streams),
-        cache=Cache(limits.cache_s, limits.cache_bytes),
-    )
+    service = Service(settings)
     app = FastAPI(
         title="frontrunner",
         version=__version__,
@@ -113,11 +92,10 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         docs_url=None,  # both load scripts from elsewhere
         redoc_url=None,
         lifespan=_lifespan,
-        middleware=middleware(settings, tokens),
+        middleware=middleware(settings, service.tokens),
         redirect_slashes=False,
     )
     app.state.service = service
-    app.state.reported = TTLCache(routes.MOST_REPORTED, min(routes.REPORT_TTL_S, 10 * limits.cache_s))
     for router in (routes.api, routes.uncached):
         app.include_router(router, prefix=API, responses=ERRORS)
     for router in (campaigns.router, recipes.router, planning.router, rendering.router, scraped, outside):
