@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 
 from frontrunner.evaluators.export.base import yaml_text
-from frontrunner.evaluators.export.reading import yaml_section
+from frontrunner.evaluators.export.reading import yaml_table
 from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.evaluators.external.command import (
     SPLICED,
@@ -160,7 +160,7 @@ def _for_a_probe(trainer: str, text: str, steps: int) -> str:
     if trainer == "deepspeed":
         return json.dumps(json.loads(text) | {"steps_per_print": 1}, indent=2)
     if trainer == "nanotron":
-        table = yaml_section(text).values
+        table = yaml_table(text).values
         logged = {"log_level": "info", "log_level_replica": "info", "iteration_step_info_interval": 1}
         return yaml_text({**table, "tokens": {**table["tokens"], "train_steps": steps}, "logging": logged})
     return text

@@ -15,7 +15,7 @@ import pytest
 
 from frontrunner.config.toml_file import parse_toml
 from frontrunner.evaluators.analytic.simulated import simulate
-from frontrunner.evaluators.export.reading import Given, json_section
+from frontrunner.evaluators.export.reading import Given, json_table
 from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.evaluators.external.evaluator import read_end
 from frontrunner.evaluators.external.logs import LogReader, patterns_of
@@ -150,7 +150,7 @@ class TestOtherTools:
         keys = ", ".join(f'"k{number}": 1' for number in [*range(20_000), 19_999])
         begin = time.process_time()
         with pytest.raises(InvalidInput, match="the key k19999 is given twice"):
-            json_section("{" + keys + "}")
+            json_table("{" + keys + "}")
         assert quickly(begin)
 
 
