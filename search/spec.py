@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from frontrunner.evaluators.cluster.settings import SPARE_WALLTIME_S, DispatchSettings
-from frontrunner.evaluators.external.settings import CommandSettings
-from frontrunner.evaluators.probe.settings import DataSettings, ProbeSettings
+from frontrunner.evaluators.external import CommandSettings
+from frontrunner.evaluators.probe import DataSettings, ProbeSettings
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.evaluators.registry import COMMAND, EVALUATORS, commands_of, require_evaluator_name
 from frontrunner.evaluators.tables import TableSettings

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from frontrunner.evaluators.export.deepspeed import zero_stage
-from frontrunner.evaluators.external.settings import CommandSettings
+from frontrunner.evaluators.external import CommandSettings
+from frontrunner.evaluators.probe import ProbeSettings
 from frontrunner.evaluators.probe.measure import nodes_used
-from frontrunner.evaluators.probe.settings import ProbeSettings
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
 from frontrunner.spaces.legality import Reason

@@ -12,11 +12,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from frontrunner.evaluators.external import CommandSettings
 from frontrunner.evaluators.external.command import Command, MakeCommand, environment_of, request_of
 from frontrunner.evaluators.external.config_check import stated_before, why_disagreeing
-from frontrunner.evaluators.external.logs import LogReader, patterns_of
-from frontrunner.evaluators.external.settings import CommandSettings
-from frontrunner.evaluators.external.step_times import TimedStep, Verdict, measured, timed, verdict, why_inconsistent
+from frontrunner.evaluators.external.logs import (
+    LogReader,
+    TimedStep,
+    Verdict,
+    measured,
+    patterns_of,
+    timed,
+    verdict,
+    why_inconsistent,
+)
 from frontrunner.evaluators.external.supervisor import ENDED, GRACE_S, KILL_S, LOG, NOT_STARTED, ORDER
 from frontrunner.evaluators.external.trainers import configured
 from frontrunner.evaluators.probe.classify import Evidence, RankError, classify, first_line
