@@ -363,7 +363,7 @@ ValueError: tensor parallel size 2 does not divide 3 heads
 
 
 def read_a_log(path: Path) -> None:
-    from frontrunner.evaluators.external.config_check import why_disagreeing
+    from frontrunner.evaluators.external.command import why_disagreeing
     from frontrunner.evaluators.external.evaluator import exceptions
     from frontrunner.evaluators.external.logs import LogReader, patterns_of, timed, verdict, why_inconsistent
     from frontrunner.evaluators.external.supervisor import Log

@@ -181,7 +181,7 @@ class CampaignSpec:
         found = self.space.survey(self.problem)
         make = commands_of(self.evaluator, self.command)
         if make is not None:
-            from frontrunner.evaluators.external.config_check import expressible
+            from frontrunner.evaluators.external.command import expressible
 
             return expressible(found, replace(self, run_root="").probe_setup(), make)
         if self.evaluator != "table":
@@ -194,7 +194,7 @@ class CampaignSpec:
         """Raise `InvalidInput` where the campaign runs another trainer whose program is missing."""
         make = commands_of(self.evaluator, self.command)
         if make is not None:
-            from frontrunner.evaluators.external.config_check import check_program
+            from frontrunner.evaluators.external.command import check_program
 
             check_program(replace(self, run_root="").probe_setup(), make, recipe)
 

@@ -13,8 +13,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from frontrunner.evaluators.external import CommandSettings
-from frontrunner.evaluators.external.command import Command, MakeCommand, environment_of, request_of
-from frontrunner.evaluators.external.config_check import stated_before, why_disagreeing
+from frontrunner.evaluators.external.command import (
+    Command,
+    MakeCommand,
+    environment_of,
+    request_of,
+    stated_before,
+    why_disagreeing,
+)
 from frontrunner.evaluators.external.logs import (
     LogReader,
     TimedStep,

@@ -18,8 +18,9 @@ from frontrunner.evaluators.external.command import (
     filled,
     filled_text,
     request_of,
+    stated_before,
+    why_disagreeing,
 )
-from frontrunner.evaluators.external.config_check import stated_before, why_disagreeing
 from frontrunner.evaluators.external.trainers import STEPS, configured
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import InvalidInput
