@@ -15,8 +15,6 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 GIB = 2**30
 MOST_DEVICES = 1_000_000
 """A measurement has a figure for each device; ten times what the largest machines have."""
-
-
 MOST_TFLOPS, MOST_MEMORY_GIB, MOST_GB_PER_S = 1e5, 1e5, 1e6
 """Assumed: ten times and more what devices of today state. A figure above is in another unit."""
 
@@ -80,9 +78,8 @@ class Links:
     host_gb_per_s: float | None = None
 
     def __post_init__(self) -> None:
-        for key in ("pair_gb_per_s", "node_gb_per_s", "nic_gb_per_s", "nics_per_node", "host_gb_per_s"):
-            value, expected = getattr(self, key), "a number above 0, or no entry"
-            require_above_zero(f"cluster.links.{key}", value, expected, most=MOST_GB_PER_S)
+        for key, value in vars(self).items():
+            require_above_zero(f"cluster.links.{key}", value, "a number above 0, or no entry", most=MOST_GB_PER_S)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,13 +126,10 @@ class Cluster:
             per_node = f"{self.devices_per_node} devices per node"
             raise bad_value("cluster.nodes", self.nodes, f"at most {MOST_DEVICES:,} devices in all, with {per_node}")
         require_one_of("cluster", "backend", self.backend, BACKENDS)
-        memory, bandwidth = self.memory_gib_per_device, self.memory_gb_per_s
-        require_above_zero("cluster.memory_gib_per_device", memory, "a size above 0 in GiB", most=MOST_MEMORY_GIB)
-        require_above_zero(
-            "cluster.memory_gb_per_s", bandwidth, "a rate above 0 in GB/s, or no entry", most=MOST_GB_PER_S
-        )
-        require_above_zero("cluster.matmul_share", self.matmul_share, "a share above 0 and at most 1, or no entry")
-        if self.matmul_share is not None and self.matmul_share > 1:
+        size, rate = "a size above 0 in GiB", "a rate above 0 in GB/s, or no entry"
+        require_above_zero("cluster.memory_gib_per_device", self.memory_gib_per_device, size, most=MOST_MEMORY_GIB)
+        require_above_zero("cluster.memory_gb_per_s", self.memory_gb_per_s, rate, most=MOST_GB_PER_S)
+        if self.matmul_share is not None and not 0 < self.matmul_share <= 1:
             raise bad_value("cluster.matmul_share", self.matmul_share, "a share above 0 and at most 1, or no entry")
         if self.compute_units is not None:
             require_at_least("cluster", 1, compute_units=self.compute_units)

@@ -43,10 +43,6 @@ class Degrees(NamedTuple):
     accumulation: int
 
 
-def _always(_: Degrees | Recipe) -> bool:
-    return True
-
-
 def _in_a_pipeline(degrees: Degrees | Recipe) -> bool:
     return degrees.pipeline_parallel > 1
 
@@ -79,7 +75,7 @@ class Dimension:
     default: tuple[Choice, ...] = ()
     label: str = ""
     word: str | Callable[[Recipe], str] = "{name}={value}"
-    matters: Callable[[Degrees | Recipe], bool] = _always
+    matters: Callable[[Degrees | Recipe], bool] = lambda _: True
     stored: str = ""
     is_one_hot: bool = False
 
@@ -348,14 +344,10 @@ def _declared() -> dict[str, Dimension]:
         stated: Dimension = one.metadata["dimension"]
         name, is_required = stated.name or one.name, one.default is MISSING
         neutral: Any = None if is_required else one.default
+        default = stated.default or (() if is_required else (neutral,))
+        label, stored = stated.label or name.replace("_", " "), stated.stored or one.name
         found[name] = replace(
-            stated,
-            name=name,
-            field=one.name,
-            neutral=neutral,
-            default=stated.default or (() if is_required else (neutral,)),
-            label=stated.label or name.replace("_", " "),
-            stored=stated.stored or one.name,
+            stated, name=name, field=one.name, neutral=neutral, default=default, label=label, stored=stored
         )
     return found
 
@@ -368,21 +360,17 @@ _counts_of, _choices_of = attrgetter(*COUNTS), attrgetter(*CHOICES)  # quick, si
 EARLIER_NAMES = {one.stored: one.field for one in DIMENSIONS.values() if one.stored != one.field}
 """Keys of earlier versions' files, and of stored recipes, with their names today."""
 
-_STORED = {name: stored for stored, name in EARLIER_NAMES.items()}
+STORED_NAMES = {name: stored for stored, name in EARLIER_NAMES.items()}
 
 
 def current_names(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return a table of a recipe's or space's values with today's names for keys of earlier versions."""
-    return {
-        key if EARLIER_NAMES.get(key, key) in table else EARLIER_NAMES.get(key, key): value
-        for key, value in table.items()
-    }
+    return {key if (now := EARLIER_NAMES.get(key, key)) in table else now: value for key, value in table.items()}
 
 
 def stored_recipe(recipe: Recipe) -> dict[str, Any]:
     """Return every field of a recipe under the keys of stores, recipe files and ids."""
-    stored = {one.field: one.stored for one in DIMENSIONS.values()}
-    return {stored[name]: value for name, value in asdict(recipe).items()}
+    return {STORED_NAMES.get(name, name): value for name, value in asdict(recipe).items()}
 
 
 def reading_earlier_names(source: Any, handler: Any) -> Any:
@@ -392,6 +380,6 @@ def reading_earlier_names(source: Any, handler: Any) -> Any:
     while "fields" not in arguments:  # wrapped by the check of __post_init__
         arguments = arguments["schema"]
     for one in arguments["fields"]:
-        if one["name"] in _STORED:
-            one["validation_alias"] = [[one["name"]], [_STORED[one["name"]]]]
+        if one["name"] in STORED_NAMES:
+            one["validation_alias"] = [[one["name"]], [STORED_NAMES[one["name"]]]]
     return schema

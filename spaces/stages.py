@@ -36,12 +36,16 @@ def balanced_layers(recipe: Recipe, problem: Problem) -> tuple[int, ...]:
 
     The recipe's own `layers_per_stage` is not looked at. It must not have more stages than the model has layers.
     """
-    layer_flops, head_flops = _flops_per_token(recipe, problem)
-    model, stages = problem.model, range(recipe.stages)
+    model = problem.model
+    # FLOPs of a token in a step, what is computed a second time included.
+    layer_flops = (4.0 if recipe.recompute == "full" else 3.0) * model.layer_flops_per_token(problem.sequence_length)
+    if recipe.feed_forward_tiles > 1:
+        layer_flops += model.feed_forward_flops_per_token()
+    head_flops = (4.0 if recipe.loss_chunks > 1 else 3.0) * model.head_flops_per_token()
     rows = model.padded_vocabulary + (problem.sequence_length if model.positions == "learned" else 0)
     return _balance(
         model.layers,
-        tuple(rank_of_stage(recipe, stage) for stage in stages),
+        tuple(rank_of_stage(recipe, stage) for stage in range(recipe.stages)),
         head_layers=head_flops / layer_flops,
         embedding_layers=rows * model.hidden / model.matmul_parameters_per_layer,
         head_parameter_layers=model.padded_vocabulary * model.hidden / model.matmul_parameters_per_layer,
@@ -77,12 +81,3 @@ def _balance(
         of_rank[rank_of[stage]] += 1
         parameters[rank_of[stage]] += 1
     return tuple(counts)
-
-
-def _flops_per_token(recipe: Recipe, problem: Problem) -> tuple[float, float]:
-    """Return what one layer and the head compute for a token in a step, what is computed a second time included."""
-    model = problem.model
-    layer = (4.0 if recipe.recompute == "full" else 3.0) * model.layer_flops_per_token(problem.sequence_length)
-    if recipe.feed_forward_tiles > 1:
-        layer += model.feed_forward_flops_per_token()
-    return layer, (4.0 if recipe.loss_chunks > 1 else 3.0) * model.head_flops_per_token()

@@ -111,19 +111,19 @@ def _search_schema(schema: Schema) -> None:
     schema["properties"]["baseline"] = {"type": "string", "description": described}
 
 
-def _existing_file(key: str, name: str, base: Path) -> str:
-    path = base / name
-    if not holds(path.is_file):
-        raise bad_value(key, name, f"a file, by its path from {base.absolute()}")
-    return str(path.resolve())
+def _located(section: str) -> AfterValidator:
+    """Return the validator of a section whose `path` has to be a file's."""
 
+    def locate(settings: Any, info: ValidationInfo) -> Any:
+        if settings.path is None:
+            return settings
+        path = _base(info) / settings.path
+        if not holds(path.is_file):
+            expected = f"a file, by its path from {_base(info).absolute()}"
+            raise bad_value(f"{section}.path", settings.path, expected)
+        return replace(settings, path=str(path.resolve()))
 
-def _locate_data(data: DataSettings, info: ValidationInfo) -> DataSettings:
-    return data if data.path is None else replace(data, path=_existing_file("data.path", data.path, _base(info)))
-
-
-def _locate_table(table: TableSettings, info: ValidationInfo) -> TableSettings:
-    return table if table.path is None else replace(table, path=_existing_file("table.path", table.path, _base(info)))
+    return AfterValidator(locate)
 
 
 def _locate_command(command: CommandSettings, info: ValidationInfo) -> CommandSettings:
@@ -162,9 +162,8 @@ def _valid_name(name: str) -> str:
     return name
 
 
-CampaignName = Annotated[
-    str, AfterValidator(_valid_name), WithJsonSchema({"type": "string", "pattern": f"^{CAMPAIGN_NAME.pattern}$"})
-]
+_NAME_SCHEMA = {"type": "string", "pattern": f"^{CAMPAIGN_NAME.pattern}$"}
+CampaignName = Annotated[str, AfterValidator(_valid_name), WithJsonSchema(_NAME_SCHEMA)]
 
 
 class ProblemSection(Config):
@@ -191,9 +190,9 @@ class CampaignConfig(Config):
     search: Annotated[SearchSettings, BeforeValidator(_read_baseline), SchemaOf(_search_schema)] = SearchSettings()
     budget: Budget = Budget()
     probe: ProbeSettings = ProbeSettings()
-    data: Annotated[DataSettings, AfterValidator(_locate_data)] = DataSettings()
+    data: Annotated[DataSettings, _located("data")] = DataSettings()
     dispatch: DispatchSettings = DispatchSettings()
-    table: Annotated[TableSettings, AfterValidator(_locate_table)] = TableSettings()
+    table: Annotated[TableSettings, _located("table")] = TableSettings()
     command: Annotated[CommandSettings, AfterValidator(_locate_command)] = CommandSettings()
     store: StoreSettings = StoreSettings()
     name: CampaignName | None = None
@@ -207,13 +206,7 @@ class CampaignConfig(Config):
     def campaign(self, default_name: str) -> CampaignFile:
         """Return the campaign that the file describes; raises `InvalidInput` for sections that do not go together."""
         require_evaluator(self.evaluator)
-        problem = Problem(
-            model=self.model,
-            cluster=self.cluster,
-            sequence_length=self.problem.sequence_length,
-            global_batch=self.problem.global_batch,
-            precision=self.problem.precision,
-        )
+        problem = Problem(model=self.model, cluster=self.cluster, **dict(self.problem))
         shared = ("space", "search", "budget", "probe", "data", "dispatch", "table", "command", "evaluator")
         spec = CampaignSpec(
             name=self.name or default_name, problem=problem, **{key: getattr(self, key) for key in shared}

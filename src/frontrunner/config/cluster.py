@@ -88,17 +88,15 @@ def complete_cluster(given: Table, base: Path) -> Table:
     table = dict(given)
     if "file" in table:
         return _over_file(table, base)
-    name = table.pop("preset", None)
+    name, wanted = table.pop("preset", None), table.get("devices_per_node")
     if name is None:
-        known = known_device(str(table.get("device", ""))) or {}
-        return {"name": "custom", "nodes": 1} | known | table
+        return {"name": "custom", "nodes": 1} | (known_device(str(table.get("device", ""))) or {}) | table
     if name != "this-machine":
         return cluster_preset(name) | table
     from frontrunner.evaluators.probe.this_machine import detect, share_processors
 
     found = detect()
-    wanted = table.get("devices_per_node", found["devices_per_node"])
-    if found["backend"] == "cpu" and isinstance(wanted, int) and wanted >= 1:
+    if isinstance(wanted, int) and found["backend"] == "cpu" and wanted >= 1:
         found = share_processors(found, wanted)
     elif isinstance(wanted, int) and wanted > found["devices_per_node"]:
         raise bad_value("cluster.devices_per_node", wanted, f"at most the {found['devices_per_node']} found here")

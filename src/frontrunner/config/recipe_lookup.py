@@ -10,8 +10,11 @@ from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal, bad_value, did_you_mean, shown, shown_key
 from frontrunner.spaces.recipe import Recipe, current_names
-from frontrunner.spaces.space import Space, Survey
+from frontrunner.spaces.space import Space
 from frontrunner.spaces.validation import refuse_unusable_values, validate
+
+LEAST_DIGITS = 4
+MOST_CANDIDATES = 8
 
 
 def one_recipe(spec: CampaignSpec, choices: Mapping[str, object]) -> Recipe:
@@ -26,18 +29,17 @@ def one_recipe(spec: CampaignSpec, choices: Mapping[str, object]) -> Recipe:
     refuse_unusable_values(choices)
     space = asdict(spec.space) | {key: [value] for key, value in choices.items()}
     survey = validate(Space, space, prefix="space").survey(spec.problem)
+    named = ", ".join(f"{key}={shown(value)}" for key, value in choices.items()) or "no choice made"
     if not survey.recipes:
         reasons = "; ".join(text for _, _, text in survey.refused_by_count())
-        raise NothingLegal(f"no recipe with {_named(choices)} is legal: {reasons}")
+        raise NothingLegal(f"no recipe with {named} is legal: {reasons}")
     if len(survey.recipes) > 1:
+        columns = zip(survey.dimensions, zip(*survey.legal, strict=True), strict=True)
+        open_ones = ", ".join(key for key, values in columns if len(set(values)) > 1)
         raise InvalidInput(
-            f"{len(survey.recipes):,} recipes of the space have {_named(choices)}", hint=f"name {_open(survey)} as well"
+            f"{len(survey.recipes):,} recipes of the space have {named}", hint=f"name {open_ones} as well"
         )
     return survey.recipes[0]
-
-
-LEAST_DIGITS = 4
-MOST_CANDIDATES = 8
 
 
 def recipe_by_id(spec: CampaignSpec, beginning: str) -> Recipe:
@@ -59,13 +61,3 @@ def recipe_by_id(spec: CampaignSpec, beginning: str) -> Recipe:
         candidates = ", ".join(sorted(found)[:MOST_CANDIDATES])
         raise NotFound(f"{len(found)} recipe ids of the space begin with {wanted!r}", hint=f"one of: {candidates}")
     return next(iter(found.values()))
-
-
-def _named(choices: Mapping[str, object]) -> str:
-    return ", ".join(f"{key}={shown(value)}" for key, value in choices.items()) or "no choice made"
-
-
-def _open(survey: Survey) -> str:
-    """Name the dimensions in which the legal points differ."""
-    columns = zip(survey.dimensions, zip(*survey.legal, strict=True), strict=True)
-    return ", ".join(key for key, values in columns if len(set(values)) > 1)
