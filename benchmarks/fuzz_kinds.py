@@ -17,8 +17,7 @@ from typing import Any
 
 from fuzz_damage import damaged, tree_damaged
 
-from frontrunner.config.campaign import parse_campaign, read_campaign_file
-from frontrunner.config.cluster import read_cluster_file
+from frontrunner.config.campaign import parse_campaign, read_campaign_file, read_cluster_file
 from frontrunner.config.recipe_file import Origin, RecipeFile, Training, content_hash, from_bytes, to_text
 from frontrunner.config.recipe_file import read as read_recipe_file
 from frontrunner.evaluators.analytic.simulated import simulate

@@ -177,19 +177,19 @@ def _plain(node: Any, definitions: dict[str, Any]) -> Any:
 
 
 @cache
-def _adapter(cls: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(cls)
+def _adapter(cls: Hashable) -> TypeAdapter[Any]:
+    return TypeAdapter(cls)  # type: ignore[arg-type]
 
 
 def dump_json(value: object) -> str:
     """Return a dataclass as JSON; `load_json` reads it back to an equal value."""
-    return _adapter(type(value)).dump_json(value).decode()
+    return _adapter(type(value)).dump_json(value).decode()  # type: ignore[arg-type]
 
 
 def load_json(cls: type[T], text: str, *, what: str) -> T:
     """Return the dataclass that `dump_json` wrote; raises `InvalidInput` naming `what` where it does not fit."""
     try:
-        found: T = _adapter(cls).validate_json(text)
+        found: T = _adapter(cls).validate_json(text)  # type: ignore[arg-type]
     except ValidationError as error:
         raise invalid_input([{**one, "loc": (what, *one["loc"])} for one in error.errors()]) from None
     return found

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import frontrunner
-from frontrunner.config.cluster import read_cluster_file
+from frontrunner.config.campaign import read_cluster_file
 from frontrunner.evaluators.diagnostics.calibration.ranks import CHILD, allocated, measure, this_machine
 from frontrunner.evaluators.trainer.calibration.collectives import COLLECTIVES
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
