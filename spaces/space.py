@@ -25,7 +25,7 @@ DEGREES = tuple(one.name for one in DIMENSIONS.values() if one.group == "degrees
 FRAME = tuple(
     one.name for one in DIMENSIONS.values() if one.group in ("degrees", "batch", "pipeline") and one.kind != "layers"
 )
-"""The first dimensions, which `legality.FRAME_RULES` judge independently of the others."""
+"""The first dimensions, which `legality.why_no_frame` judges independently of the others."""
 MAX_POINTS = 2_000_000
 """Above this a space is refused rather than enumerated one point at a time."""
 
