@@ -97,7 +97,7 @@ class Cluster:
     devices_per_node: int
     """Devices per node; one rank drives each. On `cpu` a device is a process."""
     memory_gib_per_device: float
-    """What a rank may use. On `cpu` it is enforced: a rank that needs more fails as out of memory."""
+    """What a rank may use; enforced on `cpu`."""
     memory_gb_per_s: float | None = None
     """Memory bandwidth of the device, 1e9 bytes/s."""
     peak_tflops: PeakTflops = PeakTflops()
@@ -111,10 +111,9 @@ class Cluster:
     links: Links = Links()
     """Bandwidths of the machine's levels, one direction; `host` joins a device with its node's memory."""
     efficiencies: Mapping[str, float] = field(default_factory=dict)
-    """Constants of the estimates by name, as measured on this cluster, in place of those that ship: see
-    [calibration](calibration.md)."""
+    """Constants of the estimates as measured on this cluster, by name: see [calibration](calibration.md)."""
     expected_error: ExpectedError = ExpectedError()
-    """Mean error of estimated step times, as a share, on measured rows that were held back; `plan` reports it."""
+    """Mean error of estimated step times, as a share, on rows that were held back."""
     nvme_path: str | None = None
     """Absolute path of a folder on each node's own fast disk, for recipes with `offload = "nvme"`."""
     source: str = "the campaign file"

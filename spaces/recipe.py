@@ -173,8 +173,8 @@ class Recipe(Displayed):
     )  # fmt: skip
     recompute: str = _choice(
         RECOMPUTES,
-        "what the backward pass computes again: nothing (`none`), all but matrix products and attention "
-        "(`selective`), or each layer (`full`)",
+        "what the backward pass computes again: nothing (`none`), all but matrix products and attention (`selective`), "
+        "or all (`full`)",
         group="option",
     )
     sequence_parallel: bool = _flag(
@@ -190,12 +190,11 @@ class Recipe(Displayed):
         word="compile",
     )
     loss_chunks: int = _count(
-        "pieces in which a sequence is put through head and loss, each computed again in the backward pass, so that "
-        "the logits of one piece live at a time"
+        "pieces in which a sequence goes through head and loss, each computed again in the backward pass: the logits "
+        "of one piece live at a time"
     )
     feed_forward_tiles: int = _count(
-        "pieces in which a sequence is put through the feed-forward part of each layer, each computed again in the "
-        "backward pass",
+        "pieces in which a sequence goes through each feed-forward part, each computed again in the backward pass",
         label="FFN tiles", word="ffn_tiles={value}",
     )  # fmt: skip
     optimizer_state: str = _choice(
@@ -209,25 +208,24 @@ class Recipe(Displayed):
     )  # fmt: skip
     gradient_sync: str = _choice(
         ("last", "each"),
-        "micro-batches after which plain replicas reduce their gradients, and hybrid ones theirs between groups: the "
-        "`last` of a step, or `each` (zero-2 is zero-1 with `each`)",
+        "micro-batches after which replicas, or groups of hybrid ones, reduce gradients: the `last` of a step, or "
+        "`each` (zero-2 is zero-1 with `each`)",
         stored="synchronise", matters=lambda degrees: degrees.copies > 1 and degrees.accumulation > 1,
     )  # fmt: skip
     engine: str = _choice(ENGINES, "what trains", group="option", word="{value}")
     offload: str = _choice(
         OFFLOADS,
-        "what is kept in the host's memory: nothing (`none`), the optimizer's states and master weights (`optimizer`), "
-        "or parameters as well (`optimizer+parameters`); `nvme` keeps all of it in files under `cluster.nvme_path`",
+        "what the host's memory keeps: nothing (`none`), optimizer states and master weights (`optimizer`), or "
+        "parameters as well (`optimizer+parameters`); `nvme` keeps all in files under `cluster.nvme_path`",
     )
     secondary_partition: int = _count(
-        "neighboring replicas that hold a second copy of ZeRO-3's parameters for the backward pass (ZeRO++ hpZ, "
-        "arXiv 2306.10209); 1 is none",
+        "neighboring replicas that hold a second copy of ZeRO-3's parameters (ZeRO++ hpZ, arXiv 2306.10209); 1 is none",
         group="option", label="secondary", word="secondary={value}", matters=_over_copies,
     )  # fmt: skip
     layers_per_stage: tuple[int, ...] = _declare(
         "layers",
-        "layers of each pipeline stage: `even`, or `balanced` so that the busiest rank has the fewest FLOPs, the head "
-        "counted, and among such splits the fewest parameters",
+        "layers of each pipeline stage: `even`, or `balanced` so that the busiest rank, the head counted, has the "
+        "fewest FLOPs",
         (), "pipeline", name="layer_split", values=("even", "balanced"), default=("even",),
         word=lambda recipe: f"layers={recipe.layers_name}", matters=_in_a_pipeline,
     )  # fmt: skip

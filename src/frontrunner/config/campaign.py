@@ -222,8 +222,8 @@ class StoreSettings:
     """Where outcomes are kept."""
 
     url: str | None = None
-    """Path, or URL: `sqlite:///PATH` or `postgresql+psycopg://USER@HOST/DATABASE` ([stores](store.md)). `--store`
-    and `FRONTRUNNER_STORE` override it; by default `frontrunner.db`."""
+    """Path or URL of the [store](store.md); `--store` and `FRONTRUNNER_STORE` override it. By default
+    `frontrunner.db`."""
     run_folder: str | None = None
     """Folder for the files of probes and replays; `FRONTRUNNER_RUNS` overrides it. By default `frontrunner-runs`
     next to the store."""
@@ -251,12 +251,11 @@ class ProblemSection(Config):
     sequence_length: int
     """Tokens per sequence."""
     global_batch: Annotated[GlobalBatch, BeforeValidator(_batch_range), WithJsonSchema(_BATCH_SCHEMA)]
-    """Sequences per optimizer step over all replicas: a number, or `[minimum, maximum]`. With a number accumulation
-    follows from it and recipes compare at equal mathematics; a range needs `space.accumulation`."""
+    """Sequences per optimizer step over all replicas: a number, from which accumulation follows, or
+    `[minimum, maximum]`, which needs `space.accumulation`."""
     precision: str = "bf16"
-    """`fp32`, `bf16` or `fp16`: the arithmetic; master weights and optimizer states are fp32. Under `fp16` the loss
-    is scaled: a step whose gradients overflow changes no weight, halves the scale and is not measured; a probe whose
-    measured steps all overflow is `not-finite`."""
+    """`fp32`, `bf16` or `fp16`: the arithmetic; master weights and optimizer states are fp32. Under `fp16` the loss is
+    scaled, and steps whose gradients overflow are not measured."""
 
 
 class CampaignConfig(Config):
@@ -275,12 +274,12 @@ class CampaignConfig(Config):
     command: Annotated[CommandSettings, AfterValidator(_locate_command)] = CommandSettings()
     store: StoreSettings = StoreSettings()
     name: CampaignName | None = None
-    """The campaign's name: `a-z`, `0-9`, `.`, `_`, `-`. A name given here or with `--name` must be free; the
-    default, the file's own name, gets `-2`, `-3`, ..."""
+    """The campaign's name: `a-z`, `0-9`, `.`, `_`, `-`. It must be free; the default, the file's own name, gets `-2`,
+    `-3`, ..."""
     evaluator: str = "probe"
-    """How recipes are judged: `probe` trains; `simulated` computes rough outcomes at once, to rehearse a campaign
-    (every table and JSON document marks them); `table` looks outcomes up ([below](#table)); `command` runs another
-    trainer ([below](#command)); other names are [plug-ins](other-trainers.md#a-plug-in)."""
+    """How recipes are judged: `probe` trains, `simulated` rehearses with computed outcomes, `table` [looks them
+    up](#table), `command` runs [another trainer](#command); other names are
+    [plug-ins](other-trainers.md#a-plug-in)."""
 
     def campaign(self, default_name: str) -> CampaignFile:
         """Return the campaign that the file describes; raises `InvalidInput` for sections that do not go together."""
