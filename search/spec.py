@@ -23,7 +23,7 @@ from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Space, Survey
 
 PREDICTING = "guided"
-"""The strategy that predicts untried recipes (`frontrunner.search.strategy.Predictor`)."""
+"""The strategy that predicts untried recipes (`frontrunner.search.strategy.Forecaster`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
