@@ -1,7 +1,4 @@
-"""A driver's session with its campaign: lease, charged time, history, and the attempts at its trials.
-
-Attempts are started, followed, stored with their outcomes, tried again, and harvested on resume.
-"""
+"""A driver's session with its campaign: lease, charged time, history, and the attempts at its trials."""
 
 from __future__ import annotations
 
@@ -46,13 +43,10 @@ OVERTIME = "overtime"
 
 
 class RetryPolicy:
-    """Decides whether a failed attempt is repeated, and when equal failures pause the campaign.
-
-    `cuts_of_trial` counts the cut attempts of each trial, by its id.
-    """
+    """Decides whether a failed attempt is repeated, and when equal failures pause the campaign."""
 
     def __init__(self, identical_failures: int) -> None:
-        self.cuts_of_trial: Counter[int] = Counter()
+        self.cuts_of_trial: Counter[int] = Counter()  # by its id
         self._identical_failures = identical_failures
         self._failures_of_trial: Counter[tuple[int, FailureKind]] = Counter()
         self._alike: list[Failure] = []
@@ -228,10 +222,7 @@ class CampaignSession:
             self.notice("harvested" if found else "lost", **_about(trial))
 
     def _end_old_ranks(self, folders: list[Path]) -> None:
-        """End what earlier drivers' attempts still run on nodes, and wait: the devices are needed, and the outcomes.
-
-        Raises `NodesUnavailable` where something cannot be ended.
-        """
+        """End what earlier drivers' attempts still run on nodes, and wait: the devices are needed, and the outcomes."""
         is_elsewhere = isinstance(self._evaluator, Located) and not self._evaluator.measures_here
         orphans = None if is_elsewhere else Orphans(self._fenced)
         left = OrphanedSteps(folders)
@@ -268,10 +259,7 @@ class CampaignSession:
         return trial, folder, self.writer.start_attempt(trial, run_folder=str(folder))
 
     def _speed_to_beat(self) -> float | None:
-        """Return the best tokens/s so far; None with several objectives: a slower recipe may be the best in others.
-
-        Its memory, which could tell, is known only when its probe has ended.
-        """
+        """Return the best tokens/s so far; None with several objectives: a slower recipe may be the best in others."""
         best = self.view.best if self._spec.search.objectives == TOKENS_ALONE else None
         return None if best is None else best.tokens_per_s
 

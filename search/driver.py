@@ -243,10 +243,7 @@ class Driver:
         return CampaignState.FINISHED, f"{why}: {used_up}"
 
     def _withdraw_queued(self) -> None:
-        """Withdraw the probes that wait for nodes if the running ones alone leave no room for another.
-
-        A budget of probes leaves room for all that were started.
-        """
+        """Withdraw the probes that wait for nodes if the running ones alone leave no room for another."""
         with_nodes = [attempt for attempt in self._session.running.values() if attempt.held_since_s is not None]
         if self._why_end(with_nodes) is not None:
             for finished in self._session.withdraw_waiting():

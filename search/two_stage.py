@@ -80,10 +80,7 @@ def small_spec(spec: CampaignSpec, *, confirmable: bool = True) -> CampaignSpec:
 
 
 def what_is_left(budget: Budget, small: Campaign, confirm_probes: int, *, reused: int = 0) -> Budget | None:
-    """Return what the confirmation may spend after the small campaign, or None where nothing is left.
-
-    `reused` of the small campaign's outcomes took no probe.
-    """
+    """Return what confirmation may spend; `reused` of the small campaign's outcomes took no probe. None: nothing."""
 
     def left(allowed: float | None, spent: float) -> float | None:
         return None if allowed is None else allowed - spent

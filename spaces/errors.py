@@ -65,10 +65,7 @@ class NothingLegal(FrontrunnerError):
 
 
 def bad_value(key: str, value: object, expected: str, *, hint: str | None = None) -> InvalidInput:
-    """Return the standard message for a value that cannot be used: its key, the value, and what was expected.
-
-    The value None means that the key is missing.
-    """
+    """Return the standard message for a value that cannot be used: its key, the value, and what was expected."""
     given = f"{key} is missing" if value is None else f"{key} = {shown(value)}"
     return InvalidInput(f"{given}: expected {expected}", hint=hint)
 

@@ -29,12 +29,9 @@ def even_layers(layers: int, stages: int) -> tuple[int, ...]:
 def balanced_layers(recipe: Recipe, problem: Problem) -> tuple[int, ...]:
     """Return how many layers each stage holds so that the busiest pipeline rank has as little to do as possible.
 
-    What a rank has to do are the FLOPs of a step's micro-batch, recompute included, of its layers and, on the last
-    stage, of the head. Among equals the busiest stage has the least to do, then the rank that holds most parameters
-    (the embedding's and the head's count here) holds the fewest. Each stage holds at least one layer. Layers cost the
-    same, so that giving each in turn to the least busy is optimal.
-
-    The recipe's own `layers_per_stage` is not looked at. It must not have more stages than the model has layers.
+    A rank's work are the FLOPs of a micro-batch, recompute included, of its layers and of the head. Ties are broken by
+    the busiest stage, then by the most parameters of a rank, embedding and head included. Layers cost the same, so that
+    giving each in turn to the least busy is optimal. There must be at least one layer per stage.
     """
     model = problem.model
     # FLOPs of a token in a step, what is computed a second time included.

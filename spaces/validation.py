@@ -37,10 +37,7 @@ EXPECTED = {
 
 
 class Config(BaseModel):
-    """Base of the configuration tree: frozen, strict, without unknown keys.
-
-    Standard dataclasses in it are validated by the same rules, since pydantic passes this configuration on to them.
-    """
+    """Base of the configuration tree: frozen, strict, without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 

@@ -315,10 +315,7 @@ class CampaignFile:
 
 
 def read_campaign_file(path: Path) -> CampaignFile:
-    """Read and validate a campaign file.
-
-    Raises `NotFound` for a missing file, and `InvalidInput` naming the key, its value and what was expected.
-    """
+    """Read and validate a campaign file; raises `NotFound`, or `InvalidInput` naming the key."""
     table = read_toml(path, "campaign file", "examples/laptop.toml is one to begin with")
     try:
         return parse_campaign(table, default_name=campaign_name_from(path.stem), base=path.parent)
