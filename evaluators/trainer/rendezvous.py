@@ -56,10 +56,12 @@ def _open(file: Path, world_size: int, timeout: timedelta) -> TCPStore:
 def _join(file: Path, world_size: int, timeout: timedelta) -> TCPStore:
     """Connect another rank to the first of rank 0's addresses that responds."""
     end_s = time.monotonic() + timeout.total_seconds()
+    poll_s = POLL_S / 16
     while not (written := _read(file)):
         if time.monotonic() > end_s:
             raise TimeoutError(f"rank 0 did not open the rendezvous within {timeout}")
-        time.sleep(POLL_S)
+        time.sleep(poll_s)
+        poll_s = min(POLL_S, 2 * poll_s)
     found = json.loads(written)
     port = int(found["port"])
     complaints = []
@@ -90,8 +92,10 @@ def _own_hosts(interface: str | None) -> list[str]:
         found = [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)]
     except OSError:
         found = []
-    # The name first: where hosts have several networks it is the one that the site means.
-    return list(dict.fromkeys([name, *(address for address in found if not address.startswith("127."))]))
+    # The name first: where hosts have several networks it is the one that the site means. The loopback last, for ranks
+    # of a host whose name nothing resolves.
+    addresses = [address for address in found if not address.startswith("127.")]
+    return list(dict.fromkeys([name, *addresses, "127.0.0.1"]))
 
 
 def _address_of(interface: str) -> str:

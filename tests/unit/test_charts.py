@@ -23,7 +23,7 @@ from frontrunner.views.charts.data import Chart, Collected, Missing, knobs
 from frontrunner.views.charts.importance import FEWEST_RECIPES, importance, shap, shap_effects
 from frontrunner.views.charts.landscape import MOST_LINES, feasibility, parallel_coordinates, speed_memory
 from frontrunner.views.charts.marks import OUTCOMES
-from frontrunner.views.charts.model import Compared, curve, order_agreement, predicted, sensitivity
+from frontrunner.views.charts.model import curve, order_agreement, predicted, sensitivity
 from frontrunner.views.charts.render import fitted
 from support.charted import GIB, failed, measured, recorded, spec
 
@@ -212,23 +212,12 @@ def test_predicted_errors_are_relative_to_the_measurement(collected: Collected) 
     assert "Of 1 recipes that ran out of memory the model had called 0 too large; of 3 that ran, 0." in chart.remarks
 
 
-def test_order_agreement_is_the_rank_correlation(collected: Collected) -> None:
-    estimate = estimate_many([BEST], SPEC.problem)[0]
-    first = collected.ranking[0]
-
-    def compared(*speeds: tuple[float, float]) -> list[Compared]:
-        return [
-            Compared(
-                measured=replace(first, standing=replace(first.standing, tokens_per_s=found)),
-                predicted=replace(estimate, tokens_per_s=guess),
-            )
-            for found, guess in speeds
-        ]
-
-    assert order_agreement(compared((1, 10), (2, 20), (3, 40), (4, 80), (5, 90))) == pytest.approx(1.0)
-    assert order_agreement(compared((1, 9), (2, 8), (3, 7), (4, 6), (5, 5))) == pytest.approx(-1.0)
-    assert order_agreement(compared((1, 9), (2, 9), (3, 9), (4, 9), (5, 9))) is None
-    assert order_agreement(compared((1, 9), (2, 8), (3, 7), (4, 6))) is None
+def test_order_agreement_is_the_rank_correlation() -> None:
+    found = (1, 2, 3, 4, 5)
+    assert order_agreement((10, 20, 40, 80, 90), found) == pytest.approx(1.0)
+    assert order_agreement((9, 8, 7, 6, 5), found) == pytest.approx(-1.0)
+    assert order_agreement((9, 9, 9, 9, 9), found) is None
+    assert order_agreement((9, 8, 7, 6), found[:4]) is None
 
 
 def test_sensitivity_states_what_each_point_rests_on(collected: Collected) -> None:
@@ -236,10 +225,13 @@ def test_sensitivity_states_what_each_point_rests_on(collected: Collected) -> No
     assert list(dict.fromkeys(row["knob"] for row in rows_of(chart.spec, "knob"))) == ["TP", "PP", "micro-batch"]
     assert "Accumulation follows from the fixed global batch" in chart.reading
     tensor, micro = list(curve("tensor_parallel", collected)), list(curve("micro_batch_seqs", collected))
-    assert [(p.value, p.source, p.note) for p in tensor] == [(1, "the best", ""), (2, "failed", "out-of-memory")]
-    assert [p.source for p in micro] == ["measured", "estimated", "the best"]
+    assert [(p["value"], p["source"], p["note"]) for p in tensor] == [
+        ("1", "the best", ""),
+        ("2", "failed", "out-of-memory"),
+    ]
+    assert [p["source"] for p in micro] == ["measured", "estimated", "the best"]
     guess = {row.recipe: row.tokens_per_s for row in estimate_many([BEST, RECIPES[1, 1, 2]], SPEC.problem)}
-    assert [p.tokens_per_s for p in micro] == pytest.approx([100, 400 * guess[RECIPES[1, 1, 2]] / guess[BEST], 400])
+    assert [p["tokens_per_s"] for p in micro] == pytest.approx([100, 400 * guess[RECIPES[1, 1, 2]] / guess[BEST], 400])
 
 
 def test_sensitivity_names_why_a_value_is_illegal(tmp_path: Path) -> None:
@@ -247,8 +239,8 @@ def test_sensitivity_names_why_a_value_is_illegal(tmp_path: Path) -> None:
     recipe = odd.space.survey(odd.problem).recipes[0]
     found = recorded(tmp_path / "s.db", odd, [(recipe, [measured(1.0)])])
     assert "Not drawn, since no other value is legal while the rest stays: TP." in chart_of(sensitivity(found)).remarks
-    assert [p.source for p in curve("tensor_parallel", found)] == ["the best", "no legal recipe"]
-    assert "3" in list(curve("tensor_parallel", found))[1].note
+    assert [p["source"] for p in curve("tensor_parallel", found)] == ["the best", "no legal recipe"]
+    assert "3" in list(curve("tensor_parallel", found))[1]["note"]
 
 
 def test_parallel_coordinates_draw_the_fastest_last(collected: Collected) -> None:

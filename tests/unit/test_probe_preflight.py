@@ -46,7 +46,7 @@ def test_nothing_is_asked_where_no_recipe_can_use_a_disk(tmp_path: Path) -> None
 
 
 def test_a_folder_that_is_not_there_or_not_to_be_written_is_named() -> None:
-    with pytest.raises(InvalidInput, match=r'^cluster\.nvme_path = "/missing": .*; there is no such folder$'):
+    with pytest.raises(InvalidInput, match=r'^cluster\.nvme_path = "/missing": .*; here: No such file or directory$'):
         prepare_disk(cluster(Path("/missing")), ("nvme",))
     with pytest.raises(InvalidInput, match=r'^cluster\.nvme_path = "/proc": expected a folder on a disk .*; here: '):
         prepare_disk(cluster(Path("/proc")), ("nvme",))

@@ -14,7 +14,7 @@ from frontrunner.evaluators.trainer.layout import rank_grid
 from frontrunner.spaces.cluster import Cluster, Links
 from frontrunner.spaces.recipe import RANK_ORDERS, Recipe
 from frontrunner.views.charts.campaign import Span, timeline
-from frontrunner.views.charts.cut import MOST_NODES, cut, device, nodes_of_groups, shown_nodes, stages
+from frontrunner.views.charts.cut import MOST_NODES, cut, nodes_of_groups, places, shown_nodes, stages
 from frontrunner.views.charts.recipe import COLORS, memory_bars, step_bars, step_times
 from frontrunner.views.columns import PARTS
 from support.charted import spec
@@ -48,8 +48,8 @@ def test_device_holds_what_the_trainer_puts_on_its_rank(order: str) -> None:
     found = recipe(32, tensor_parallel=2, pipeline_parallel=4, context_parallel=2, schedule="1f1b", rank_order=order)
     grid = rank_grid(found, (2, 2))  # pipeline, replica, context, tensor
     for rank in range(32):
-        held = device(found, rank)
-        assert grid[held.pipeline, held.replica, held.context, held.tensor] == rank
+        held = places(found, rank)
+        assert grid[held["PP"], held["DP"], held["CP"], held["TP"]] == rank
 
 
 def test_stages_hold_every_layer() -> None:
@@ -64,9 +64,12 @@ def test_stages_hold_every_layer() -> None:
 def test_stage_names_fit_their_room() -> None:
     looped = recipe(16, pipeline_parallel=16, virtual_stages=2, schedule="interleaved-1f1b")
     assert [row["words"] for row in stages(looped, 32)][15:17] == [["S15", "1 L"], ["S16", "1 L"]]
-    assert [device(looped, rank).stage_words for rank in (0, 1)] == ["S0,16", "S1,17"]
+    words = [box["words"] for box in boxes(cut(looped, cluster(2, 8), layers=32), "device")]
+    assert words[:2] == [["replica 0", "S0,16"], ["replica 0", "S1,17"]]
     four = replace(looped, virtual_stages=4, pipeline_parallel=4, devices=4)
-    assert (device(four, 1).stages, device(four, 1).stage_words) == ((1, 5, 9, 13), "S1-13")
+    box = boxes(cut(four, cluster(1, 4), layers=32), "device")[1]
+    assert box["words"] == ["replica 0", "S1-13"]
+    assert "stages 1, 5, 9, 13," in box["hint"]
     assert stages(recipe(4), 48)[0]["words"] == ["stage 0:", "48 layers"]
 
 
@@ -91,8 +94,8 @@ def test_groups_reach_over_as_many_nodes_as_their_ranks_lie_on() -> None:
     assert nodes_of_groups(32, 8, ranks=4, stride=8) == 4
     assert nodes_of_groups(24, 8, ranks=6, stride=1) == 2  # groups that are not whole fractions of a node
     within, across = cut(recipe(32, tensor_parallel=8), cluster(4, 8), layers=2).reaches
-    assert within.words == "within a node, 50 GB/s per device"
-    assert across.words == "over 4 nodes, 25 GB/s per network port"
+    assert within["words"] == "within a node, 50 GB/s per device"
+    assert across["words"] == "over 4 nodes, 25 GB/s per network port"
 
 
 def span(begin_s: float, end_s: float) -> Span:

@@ -70,7 +70,7 @@ def test_panel_shows_the_outlook_on_one_line(width: int) -> None:
     view = View(name="c", strategy="s", legal_recipes=9, outlook=replace(LITTLE, gap=0.034))
     screen = Console(width=width, record=True, force_terminal=False)
     with screen.capture() as captured:
-        screen.print(panel(view, width=width, heights=None))
+        screen.print(panel(view, width=width))
     (line,) = (line for line in captured.get().splitlines() if line.startswith("outlook"))
     assert line.rstrip().endswith("next probe +0.4 %; best 3.3 % (at most 10.7 %) below the space's")
 

@@ -99,35 +99,32 @@ def _finish(conclusion: Conclusion, campaign: str, store: str | None, *, stopped
     `stopped` is the exit code of a campaign that was stopped or paused by request.
     """
     from frontrunner.results.ranking import Ranking
-    from frontrunner.standings import Front
-    from frontrunner.views.ranking import (
-        print_front,
-        print_next_commands,
-        print_outlook,
-        print_predictions,
-        print_ranking,
-    )
 
     found = LocalStore(store)
-    ranking = found.best(campaign, top=TOP) if conclusion.measured else Ranking()
     several = len(conclusion.objectives) > 1
-    front = found.front(campaign, objectives=conclusion.objectives) if several and ranking else Front()
+    ranking = found.best(campaign, top=TOP) if conclusion.measured else Ranking()
+    front = found.front(campaign, objectives=conclusion.objectives) if several and ranking else ()
     scale = found.predictions(campaign)
     if as_json:
         document = {"campaign": campaign, "state": conclusion.state, "reason": conclusion.reason, "best": ranking}
         more: dict[str, object] = {"objectives": conclusion.objectives, "front": front} if several else {}
         more |= {} if scale is None else {"small_scale": scale}
         print_json({**document, "outlook": conclusion.outlook, "budget": conclusion.limits, **more})
-    elif scale is not None:
-        print_predictions(scale)
-    if ranking and not as_json:
-        measured = " measured" if ranking[0].figures == "measured" else ""  # the table itself names other sources
-        print_ranking(ranking, title=f"{campaign}: {conclusion.measured} recipes{measured}")
-        if front:
-            print_front(front, conclusion.objectives)
-        print_outlook(conclusion.outlook, conclusion.limits)
-        named = None if store is None or store == store_url() else shown_store(store)
-        print_next_commands(campaign, ranking[0], named, conclusion.objectives, replays=not conclusion.trainer)
+    else:
+        from frontrunner.views import ranking as views
+
+        if scale is not None:
+            views.print_predictions(scale)
+        if ranking:
+            measured = " measured" if ranking[0].figures == "measured" else ""  # the table itself names other sources
+            views.print_ranking(ranking, title=f"{campaign}: {conclusion.measured} recipes{measured}")
+            if front:
+                views.print_front(front, conclusion.objectives)
+            views.print_outlook(conclusion.outlook, conclusion.limits)
+            named = None if store is None or store == store_url() else shown_store(store)
+            views.print_next_commands(
+                campaign, ranking[0], named, conclusion.objectives, replays=not conclusion.trainer
+            )
     has_result = bool(conclusion.measured) or (scale is not None and bool(scale.predicted))
     _raise_unless_done(conclusion, campaign, store, stopped=stopped, has_result=has_result)
 

@@ -8,20 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from frontrunner.cli.options import (
-    FILE,
-    anyway_option,
-    json_option,
-    print_json,
-    refuse_both,
-    store_option,
-    warn,
-)
+from frontrunner.cli.options import FILE, anyway_option, json_option, print_json, refuse_both, show, store_option, warn
+from frontrunner.config.campaign import read_campaign_file
 from frontrunner.spaces.errors import InvalidInput
+from frontrunner.text import counted
 from frontrunner.views.diagnostics import print_calibration, print_doctor, print_fit, print_profile
 
 if TYPE_CHECKING:
-    from frontrunner.evaluators.diagnostics.calibration.ranks import Place
+    from frontrunner.evaluators.diagnostics.ranks import Place
     from frontrunner.evaluators.protocol import Progress
     from frontrunner.spaces.cluster import Cluster
 
@@ -33,19 +27,11 @@ NO_PYINSTRUMENT = "pyinstrument is not installed, so the host side is left out: 
 @click.option("--run", is_flag=True, help="Also run and time all-reduces on real ranks.")
 @click.option("--ranks", type=int, help="With --run, ranks to start here [default: one per device].")
 @click.option(
-    "--deadline", type=float, metavar="SECONDS", help="With --run, for a rank to join or progress [default: 60]."
+    "--deadline", "deadline_s", type=float, metavar="SECONDS", help="With --run, for a rank to progress [default: 60]."
 )
 @store_option
 @json_option
-def doctor(
-    campaign_file: Path | None,
-    ranks: int | None,
-    deadline: float | None,
-    store: str | None,
-    *,
-    run: bool,
-    as_json: bool,
-) -> None:
+def doctor(campaign_file: Path | None, store: str | None, *, run: bool, as_json: bool, **limits: Any) -> None:
     """Check this machine, job and installation, and print what to do.
 
     Each check is ok, a note, a warning or a problem, with its remedy. With --run, real ranks do all-reduces: started
@@ -58,21 +44,22 @@ def doctor(
       frontrunner doctor --run --ranks 4
       srun frontrunner doctor --run campaign.toml
     """
-    if not run and (ranks, deadline) != (None, None):
+    given = {name: value for name, value in limits.items() if value is not None}
+    if given and not run:
         raise InvalidInput("--ranks and --deadline are for --run", hint="frontrunner doctor --run")
     from frontrunner import machine
     from frontrunner.evaluators.diagnostics.doctor.check import has_problem
-    from frontrunner.evaluators.diagnostics.doctor.collective_report import bandwidths, collective_checks
+    from frontrunner.evaluators.diagnostics.doctor.collective_test import bandwidths, collective_checks
 
-    if not run and machine.this_job().rank != 0:
+    launched = machine.this_job().launched
+    if not run and launched is not None and launched.rank != 0:
         return  # rank 0 of the job reports
     result = None
     if run:
-        deadline_s = machine.DEADLINE_S if deadline is None else deadline
-        result = machine.call_ranks(campaign_file, ranks=ranks, deadline_s=deadline_s, on_start=_announce_ranks)
+        result = machine.call_ranks(campaign_file, **given, on_start=_announce_ranks)
         if result is None:
             return
-    checks = machine.doctor(campaign_file, store=store) + (tuple(collective_checks(result)) if result else ())
+    checks = machine.doctor(campaign_file, store=store) + (collective_checks(result) if result else ())
     rows = bandwidths(result.reports) if result is not None and result.reports else ()
     if as_json:
         print_json({"checks": checks, "all_reduce": rows})
@@ -85,8 +72,7 @@ def doctor(
 
 def _announce_ranks(where: Place) -> None:
     if where.writes:
-        ranks = f"{where.ranks} rank" + ("" if where.ranks == 1 else "s")
-        click.echo(f"testing {ranks}: this usually takes half a minute", err=True)
+        click.echo(f"testing {counted(where.ranks, 'rank')}: this usually takes half a minute", err=True)
 
 
 @click.command()
@@ -128,7 +114,9 @@ def calibrate(  # noqa: PLR0913 - an option each
         raise InvalidInput(f"campaign {campaign_name} is given without --from-store", hint="or give --campaign FILE")
     from frontrunner.machine import fit_campaign, fit_tables
 
-    base = _base(cluster, campaign)
+    if campaign is not None and cluster is not None:
+        raise refuse_both("--cluster", "--campaign")
+    base = cluster if campaign is None else read_campaign_file(campaign).spec.problem.cluster
     if not tables and not from_store:
         _measure(out, base, as_json=as_json, **measuring)
         return
@@ -144,17 +132,6 @@ def calibrate(  # noqa: PLR0913 - an option each
         print_json({"out": str(out), **vars(found)})
     else:
         print_fit(found, out)
-
-
-def _base(cluster: str | None, campaign: Path | None) -> str | Cluster | None:
-    """Return the cluster that the file starts from."""
-    if campaign is None:
-        return cluster
-    if cluster is not None:
-        raise refuse_both("--cluster", "--campaign")
-    from frontrunner.config.campaign import read_campaign_file
-
-    return read_campaign_file(campaign).spec.problem.cluster
 
 
 def _measure(
@@ -209,8 +186,4 @@ def profile(recipe_id: str, steps: int, folder: Path | None, store: str | None, 
             phases.add(phase)
             click.echo(phase, err=True)
 
-    report = run(planned, on_progress)
-    if as_json:
-        print_json(report)
-    else:
-        print_profile(report)
+    show(run(planned, on_progress), print_profile, as_json=as_json)

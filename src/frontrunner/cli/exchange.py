@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,10 +14,15 @@ from frontrunner.cli.options import (
     key_values,
     open_backend,
     print_json,
+    prints,
     server_option,
     store_option,
 )
 from frontrunner.spaces.errors import NothingLegal, bad_value, writing
+from frontrunner.views.campaigns import print_import
+
+if TYPE_CHECKING:
+    from frontrunner.table_import import Import
 
 
 @click.command()
@@ -37,7 +43,6 @@ def export(name: str, to: str, out: Path | None, storage: str | None, store: str
     \b
     Examples:
       frontrunner export 3f9c01d2ab4e --to megatron-lm > recipe.sh
-      frontrunner export 3f9c --to recipe --out recipe.json
       frontrunner export laptop --to optuna --storage sqlite:///study.db
     """
     from frontrunner.recipe_actions import names_a_file
@@ -124,7 +129,7 @@ def import_config(
 @click.option("--name", help="The campaigns' name [default: the file's].")
 @click.option("--preview", is_flag=True, help="Print what would be stored, and write nothing.")
 @store_option
-@json_option
+@prints(print_import)
 def import_(  # noqa: PLR0913 - an option each
     table: Path,
     columns: tuple[str, ...],
@@ -135,8 +140,7 @@ def import_(  # noqa: PLR0913 - an option each
     name: str | None,
     preview: bool,
     store: str | None,
-    as_json: bool,
-) -> None:
+) -> Import:
     """Import the measured configurations of TABLE, a CSV file, as finished campaigns, one per problem.
 
     Later campaigns learn from them. docs/warm-starts.md has the columns' names and units; --column, --set and --ignore
@@ -148,11 +152,6 @@ def import_(  # noqa: PLR0913 - an option each
       frontrunner import runs.csv --set hardware=h100 --column step_time_s=iter:ms
     """
     from frontrunner.table_import import TableForm, import_table
-    from frontrunner.views.campaigns import print_import
 
     form = TableForm(columns=key_values("--column", columns), constants=key_values("--set", constants), ignore=ignore)
-    found = import_table(table, form=form, cluster=cluster, name=name, store=store, preview=preview)
-    if as_json:
-        print_json(found)
-    else:
-        print_import(found)
+    return import_table(table, form=form, cluster=cluster, name=name, store=store, preview=preview)

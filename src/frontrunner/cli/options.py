@@ -79,6 +79,28 @@ def open_backend(store: str | None, server: str | None) -> LocalStore | RemoteSt
     return connect(server)
 
 
+def prints(printer: Callable[[Any], object]) -> Callable[[F], F]:
+    """Add --json; what the command returns is printed by `printer`, or as one JSON document."""
+
+    def decorated(function: F) -> F:
+        @json_option
+        @wraps(function)
+        def command(*args: Any, as_json: bool, **kwargs: Any) -> None:
+            show(function(*args, **kwargs), printer, as_json=as_json)
+
+        return command  # type: ignore[return-value]
+
+    return decorated
+
+
+def show(value: Any, printer: Callable[[Any], object], *, as_json: bool) -> None:
+    """Print a value by `printer`, or as JSON."""
+    if as_json:
+        print_json(value)
+    else:
+        printer(value)
+
+
 def print_json(value: object) -> None:
     """Print a value as JSON; numbers that JSON cannot hold become null."""
     click.echo(to_json(value, indent=2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,15 +14,20 @@ from frontrunner.cli.options import (
     backend_options,
     json_option,
     print_json,
+    prints,
     recipe_from,
+    show,
     store_option,
 )
 from frontrunner.spaces.errors import InvalidInput, NothingLegal, bad_value, writing
 from frontrunner.views.advice import as_document, print_advice
+from frontrunner.views.diagnostics import print_dryrun
 from frontrunner.views.plan import print_breakdown, print_plan, print_scaling
 
 if TYPE_CHECKING:
     from frontrunner.cli.options import Backend
+    from frontrunner.evaluators.analytic.breakdown import Breakdown
+    from frontrunner.evaluators.diagnostics.dryrun import DryRun
 
 TOP = 10
 recipe_argument = click.argument("recipe", nargs=-1, metavar="RECIPE_ID | CHOICE=VALUE...")
@@ -38,7 +44,6 @@ def plan(file: Path, top: int | None, nodes: str | None, *, as_json: bool) -> No
 
     \b
     Examples:
-      frontrunner plan examples/frontier-22b.toml
       frontrunner plan examples/frontier-22b.toml --top 3 --json
       frontrunner plan examples/frontier-22b.toml --nodes 8,16,32,64
     """
@@ -47,18 +52,16 @@ def plan(file: Path, top: int | None, nodes: str | None, *, as_json: bool) -> No
             raise InvalidInput("--top is for the ranking; with --nodes one recipe per count is printed")
         _scaling(file, nodes, as_json=as_json)
         return
-    found, shown = planning.plan(file), TOP if top is None else top
-    if as_json:
-        print_json(planning.shown_plan(found, shown))
-    else:
-        print_plan(found, top=shown, file=str(file))
-    if not len(found.table):
+    found = planning.plan(file)
+    shown = found.shown(TOP if top is None else top)
+    show(shown, lambda shown: print_plan(shown, file=str(file)), as_json=as_json)
+    if found.legal == sum(found.not_modelled.values()):
         raise NothingLegal(
             f"none of the {found.legal:,} legal recipes can be estimated: the model does not cover "
             f"{', '.join(found.not_modelled)}",
             hint="frontrunner dryrun traces single recipes",
         )
-    if not found.table.fitting:
+    if not shown.fitting:
         raise NothingLegal(
             f"no recipe of this space is estimated to fit in {found.memory_limit_bytes / 2**30:.3g} GiB per device",
             hint="frontrunner advise FILE looks beyond the space; or allow more sharding, recompute or devices",
@@ -66,15 +69,13 @@ def plan(file: Path, top: int | None, nodes: str | None, *, as_json: bool) -> No
 
 
 def _scaling(file: Path, nodes: str, *, as_json: bool) -> None:
-    parts = [part.strip() for part in nodes.split(",")]
-    for part in parts:
-        if not (part.isascii() and part.isdecimal() and len(part) < 10):
-            raise bad_value("--nodes", nodes, f"whole numbers with commas between, as in 16,32,64, not {part!r}")
-    found = planning.scaling(file, [int(part) for part in parts])
-    if as_json:
-        print_json(found)
-    else:
-        print_scaling(found)
+    for part in nodes.split(","):
+        if not re.fullmatch(r"\s*[0-9]{1,9}\s*", part):
+            raise bad_value(
+                "--nodes", nodes, f"whole numbers with commas between, as in 16,32,64, not {part.strip()!r}"
+            )
+    found = planning.scaling(file, [int(part) for part in nodes.split(",")])
+    show(found, print_scaling, as_json=as_json)
     if not found.has_recipe:
         raise NothingLegal("no recipe is estimated to fit on any of these numbers of nodes")
 
@@ -84,10 +85,8 @@ def _scaling(file: Path, nodes: str, *, as_json: bool) -> None:
 @file_option
 @click.option("--svg", type=FILE, metavar="FILE", help="Write the picture as one SVG file.")
 @backend_options
-@json_option
-def explain(
-    recipe: tuple[str, ...], campaign: Path | None, svg: Path | None, backend: Backend, *, as_json: bool
-) -> None:
+@prints(print_breakdown)
+def explain(recipe: tuple[str, ...], campaign: Path | None, svg: Path | None, backend: Backend) -> Breakdown:
     """Break down a recipe's estimated step time and memory, as a table and a picture.
 
     The recipe is a stored one, or one of a campaign file's space: by its id, or by choices that leave one. Its newest
@@ -95,8 +94,7 @@ def explain(
 
     \b
     Examples:
-      frontrunner explain 3f9c01d2ab4e
-      frontrunner explain --campaign a.toml 3f9c --svg 3f9c.svg
+      frontrunner explain 3f9c01d2ab4e --svg 3f9c.svg
       frontrunner explain --campaign a.toml sharding=zero-1 recompute=none
     """
     found = backend.explain(recipe_from(recipe, campaign), campaign=campaign)
@@ -109,10 +107,7 @@ def explain(
         with writing(svg):
             write_bytes(svg, content)
         click.echo(f"picture: {svg}", err=True)
-    if as_json:
-        print_json(found)
-    else:
-        print_breakdown(found)
+    return found
 
 
 @click.command()
@@ -143,10 +138,8 @@ def advise(file: Path, *, as_json: bool) -> None:
 @file_option
 @click.option("--rank", type=int, help="The rank to trace [default: those that may need most memory].")
 @store_option
-@json_option
-def dryrun(
-    recipe: tuple[str, ...], campaign: Path | None, rank: int | None, store: str | None, *, as_json: bool
-) -> None:
+@prints(print_dryrun)
+def dryrun(recipe: tuple[str, ...], campaign: Path | None, rank: int | None, store: str | None) -> DryRun:
     """Trace a recipe's real training step, and print its peak memory by category and its FLOPs.
 
     No device is needed, whatever the recipe's size: one rank runs in one process, over tensors without data. The
@@ -163,10 +156,4 @@ def dryrun(
     planned = plan_dryrun(recipe_from(recipe, campaign), campaign=campaign, rank=rank, store=store)
     ranks = " and ".join(map(str, planned.ranks))
     click.echo(f"tracing {planned.recipe_id}, rank {ranks} of {planned.recipe.devices}", err=True)
-    found = run(planned)
-    if as_json:
-        print_json(found)
-        return
-    from frontrunner.views.diagnostics import print_dryrun
-
-    print_dryrun(found)
+    return run(planned)

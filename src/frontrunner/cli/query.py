@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from frontrunner.cli.options import FILE, backend_options, campaign_argument, json_option, print_json
+from frontrunner.cli.options import FILE, backend_options, campaign_argument, json_option, print_json, prints, show
 from frontrunner.plain_json import as_plain
 from frontrunner.spaces.errors import NotFound, NothingLegal
 from frontrunner.views.campaigns import print_campaigns, print_failures, print_status
@@ -22,8 +22,8 @@ from frontrunner.views.ranking import (
 
 if TYPE_CHECKING:
     from frontrunner.cli.options import Backend
-
-NOTHING_MEASURED = NothingLegal("no recipe was measured", hint="see `frontrunner status`")
+    from frontrunner.results.records import CampaignList
+    from frontrunner.results.status import FailureList
 
 
 @click.command()
@@ -50,8 +50,7 @@ def best(
     scale = backend.predictions(campaign)
     if ranking:
         print_ranking(ranking, title=f"best by {by}")
-        baseline = backend.baseline(campaign)
-        if baseline is not None:
+        if baseline := backend.baseline(campaign):
             click.echo(baseline.in_words())
     elif scale is None or not scale.predicted:
         raise NothingLegal("no measured recipe matches", hint="see `frontrunner status`")
@@ -71,34 +70,27 @@ def pareto(campaign: str | None, objectives: str | None, backend: Backend, *, as
 
     \b
     Examples:
-      frontrunner pareto
       frontrunner pareto laptop --json
       frontrunner pareto --objectives tokens,memory,nodes
     """
-    if objectives is None:
-        ranking = backend.pareto(campaign)
-        if as_json:
-            print_json(ranking)
-        elif not ranking:
-            raise NOTHING_MEASURED
-        else:
-            print_ranking(ranking, title="Pareto front of speed and memory")
-        return
-    names = tuple(name.strip() for name in objectives.split(","))
-    front = backend.front(campaign, objectives=names)
+    names = tuple(name.strip() for name in (objectives or "").split(","))
+    ranking = backend.pareto(campaign) if objectives is None else ()
+    front = () if objectives is None else backend.front(campaign, objectives=names)
     if as_json:
-        print_json(front)
-    elif not front:
-        raise NOTHING_MEASURED
+        print_json(front or ranking)
+    elif not front and not ranking:
+        raise NothingLegal("no recipe was measured", hint="see `frontrunner status`")
+    elif ranking:
+        print_ranking(ranking, title="Pareto front of speed and memory")
     else:
         print_front(front, names)
 
 
-@click.command()
+@click.command("show")
 @click.argument("recipe_id")
 @backend_options
 @json_option
-def show(recipe_id: str, backend: Backend, *, as_json: bool) -> None:
+def show_recipe(recipe_id: str, backend: Backend, *, as_json: bool) -> None:
     """Print everything about RECIPE_ID (or a unique prefix of it), and why it ranks where it does.
 
     \b
@@ -112,10 +104,8 @@ def show(recipe_id: str, backend: Backend, *, as_json: bool) -> None:
         if not _show_predicted(recipe_id, backend, as_json=as_json):
             raise
         return
-    if as_json:
-        print_json(explanation)
-    else:
-        print_explanation(explanation)
+    show(explanation, print_explanation, as_json=as_json)
+    if not as_json:
         _show_predicted(explanation.recipe_id, backend, as_json=False)
 
 
@@ -158,8 +148,8 @@ def status(campaign: str | None, backend: Backend, *, as_json: bool) -> None:
 @click.command()
 @campaign_argument
 @backend_options
-@json_option
-def failures(campaign: str | None, backend: Backend, *, as_json: bool) -> None:
+@prints(print_failures)
+def failures(campaign: str | None, backend: Backend) -> FailureList:
     """Print the failed probes of CAMPAIGN (default: the newest) with reasons and log tails.
 
     \b
@@ -167,19 +157,13 @@ def failures(campaign: str | None, backend: Backend, *, as_json: bool) -> None:
       frontrunner failures
       frontrunner failures laptop --json
     """
-    found = backend.failures(campaign)
-    if as_json:
-        print_json(found)
-    elif not found:
-        click.echo("nothing failed")
-    else:
-        print_failures(found)
+    return backend.failures(campaign)
 
 
 @click.command()
 @backend_options
-@json_option
-def campaigns(backend: Backend, *, as_json: bool) -> None:
+@prints(print_campaigns)
+def campaigns(backend: Backend) -> CampaignList:
     """Print every campaign of the store, the newest first.
 
     \b
@@ -187,13 +171,7 @@ def campaigns(backend: Backend, *, as_json: bool) -> None:
       frontrunner campaigns
       frontrunner campaigns --store sweeps.db --json
     """
-    found = backend.campaigns()
-    if as_json:
-        print_json(found)
-    elif not found:
-        click.echo("no campaign yet: frontrunner launch FILE")
-    else:
-        print_campaigns(found)
+    return backend.campaigns()
 
 
 @click.command()

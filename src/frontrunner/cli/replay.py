@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from frontrunner.cli.options import FILE, anyway_option, json_option, print_json, store_option, warn
+from frontrunner.cli.options import FILE, anyway_option, json_option, show, store_option, warn
 from frontrunner.stop_signals import INTERRUPTED
 from frontrunner.text import percent, seconds, thousands
 
@@ -27,11 +27,7 @@ PRINTED_STEPS = 20
 @click.option("--warm-up-steps", type=click.IntRange(0, STEPS.max), default=10, show_default=True)
 @click.option("--evaluate-every", "evaluation_every_steps", type=STEPS, default=50, show_default=True, metavar="STEPS")
 @click.option(
-    "--checkpoint-every",
-    "checkpoint_every_steps",
-    type=STEPS,
-    metavar="STEPS",
-    help="[default: a tenth of the run]",
+    "--checkpoint-every", "checkpoint_every_steps", type=STEPS, metavar="STEPS", help="[default: a tenth of the run]"
 )
 @click.option("--metrics", default="csv", show_default=True, help="csv or tensorboard, in the replay's folder.")
 @click.option("--folder", type=FILE, help="Where it keeps its files [default: by recipe].")
@@ -54,7 +50,6 @@ def replay(recipe_id: str, store: str | None, *, anyway: bool, as_json: bool, **
 
     \b
     Examples:
-      frontrunner replay 3f9c01d2ab4e --steps 500
       frontrunner replay 3f9c --steps 500 --print-command
       frontrunner replay recipe.json --steps 500
     """
@@ -74,14 +69,10 @@ def replay(recipe_id: str, store: str | None, *, anyway: bool, as_json: bool, **
     except KeyboardInterrupt:
         click.echo("stopped; the same command continues from the newest checkpoint", err=True)
         sys.exit(INTERRUPTED)
-    if as_json:
-        print_json(result)
-    else:
-        _print(result)
+    show(result, _print, as_json=as_json)
 
 
 def _print(result: ReplayResult) -> None:
-    loss = "-" if result.final_loss is None else f"{result.final_loss:.4f}"
     if result.tokens_per_s is None:
         click.echo(f"step {result.final_step} was reached before; more --steps train on")
     else:
@@ -89,31 +80,24 @@ def _print(result: ReplayResult) -> None:
         if result.measured_tokens_per_s is not None:
             probe, ratio = thousands(result.measured_tokens_per_s), percent(result.ratio_to_probe)
             compared = f"the probe measured {probe} ({ratio} of it)"
+        loss = "-" if result.final_loss is None else f"{result.final_loss:.4f}"
         click.echo(f"trained to step {result.final_step}, loss {loss}")
         click.echo(f"throughput {thousands(result.tokens_per_s)} tokens/s; {compared}")
     click.echo(f"metrics, checkpoints and log: {result.folder}")
 
 
-def _printer(steps: int) -> Any:
+def _printer(steps: int) -> Callable[[Mapping[str, Any]], None]:
     """Return a listener that prints some of the steps, every evaluation, and where the run continued from."""
     every = max(1, steps // PRINTED_STEPS)
 
     def on_event(event: Mapping[str, Any]) -> None:
         kind = event["event"]
         if kind == "step" and (event["step"] % every == 0 or event["step"] in (1, steps)):
-            loss, time_s = _number(event["loss"]), seconds(event["time_s"])
-            _print_line(f"step {event['step']:>6} of {steps}  loss {loss}  {time_s}")
+            loss = "not finite" if event["loss"] is None else f"{event['loss']:.4f}"
+            click.echo(f"step {event['step']:>6} of {steps}  loss {loss}  {seconds(event['time_s'])}", err=True)
         elif kind not in ("step", "built"):
-            fields = {key: _number(value) if isinstance(value, float) else value for key, value in event.items()}
-            _print_line("  ".join([kind, *(f"{key} {value}" for key, value in fields.items() if key != "event")]))
+            fields = {key: f"{value:.4f}" if isinstance(value, float) else value for key, value in event.items()}
+            words = (f"{key} {value}" for key, value in fields.items() if key != "event")
+            click.echo("  ".join([kind, *words]), err=True)
 
     return on_event
-
-
-def _number(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.4f}"
-
-
-def _print_line(line: str) -> None:
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from frontrunner.cli.options import FILE, store_option
 from frontrunner.config.settings import store_url
 from frontrunner.spaces.errors import InvalidInput
-
-if TYPE_CHECKING:
-    from frontrunner.server.settings import ServiceSettings
-
 
 NEEDED = ("cachetools", "fastapi", "itsdangerous", "jinja2", "prometheus_client", "uvicorn")
 
@@ -53,18 +48,15 @@ def serve(  # noqa: PLR0913, PLR0917 - an option each
 
     \b
     Examples:
-      frontrunner serve
       frontrunner serve --store sweeps.db --port 9000
       frontrunner serve --site frontier=examples/sites/frontier.toml
     """
-    if any(
-        find_spec(name) is None
-        for name in ("fastapi", "uvicorn", "jinja2", "cachetools", "itsdangerous", "prometheus_client")
-    ):
+    if not all(map(find_spec, NEEDED)):
         raise InvalidInput("this needs packages that are not installed", hint="run: pip install 'frontrunner[serve]'")
-    from frontrunner.server.auth import default_token_file
+    from frontrunner.server.app import create_app, listen, run
+    from frontrunner.server.auth import Role, default_token_file
     from frontrunner.server.registered import register
-    from frontrunner.server.settings import Limits, ServiceSettings
+    from frontrunner.server.settings import Limits, ServiceSettings, is_loopback
 
     settings = ServiceSettings(
         store=store_url(store),
@@ -76,14 +68,6 @@ def serve(  # noqa: PLR0913, PLR0917 - an option each
         limits=Limits(running_campaigns=max_campaigns),
         registered=register({"site": sites, "trainer": trainers, "data": data, "table": tables}),
     )
-    _serve(settings)
-
-
-def _serve(settings: ServiceSettings) -> None:
-    from frontrunner.server.app import create_app, listen, run
-    from frontrunner.server.auth import Role
-    from frontrunner.server.settings import is_loopback
-
     with listen(settings) as listener:
         app = create_app(settings)
         code = app.state.service.links.make(Role.OPERATOR)

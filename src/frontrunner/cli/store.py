@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from frontrunner import maintenance
-from frontrunner.cli.options import FILE, SuggestingGroup, json_option, print_json, store_option
+from frontrunner.cli.options import FILE, SuggestingGroup, json_option, print_json, prints, show, store_option
 from frontrunner.spaces.errors import StoreUnusable
 from frontrunner.text import plain
+from frontrunner.views.campaigns import print_check, print_prunable
+
+if TYPE_CHECKING:
+    from frontrunner.results.transfer import Archived, Copied, Unarchived
 
 
 @click.group(cls=SuggestingGroup)
@@ -38,12 +43,7 @@ def check(store: str | None, *, as_json: bool) -> None:
       frontrunner store check --store sweeps.db --json
     """
     found = maintenance.check_store(store)
-    if as_json:
-        print_json(found)
-    else:
-        from frontrunner.views.campaigns import print_check
-
-        print_check(found)
+    show(found, print_check, as_json=as_json)
     if not found.is_sound:
         broken = sum(finding.is_fault for finding in found.findings)
         raise StoreUnusable(
@@ -85,11 +85,16 @@ def upgrade(store: str | None) -> None:
     click.echo(f"{plain(done.store)}: revision {done.before} -> {done.now}; the backup is {done.backup}")
 
 
+def _print_copied(done: Copied) -> None:
+    rows = sum(done.rows.values())
+    click.echo(f"{plain(done.source)} -> {plain(done.target)}: {done.campaigns} campaigns, {rows:,} rows")
+
+
 @store.command(short_help="Copy every campaign into a new store.")
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="TO")
-@json_option
-def copy(source: str, target: str, *, as_json: bool) -> None:
+@prints(_print_copied)
+def copy(source: str, target: str) -> Copied:
     """Copy every campaign of the store FROM into TO, a new store in the same or another kind of database.
 
     It also restores a backup, to a new name.
@@ -99,12 +104,7 @@ def copy(source: str, target: str, *, as_json: bool) -> None:
       frontrunner store copy sweeps.db postgresql+psycopg://me@host/sweeps
       frontrunner store copy sweeps.db.backup-20260301T120000Z restored.db
     """
-    done = maintenance.copy_store(source, target)
-    if as_json:
-        print_json(done)
-        return
-    rows = sum(done.rows.values())
-    click.echo(f"{plain(done.source)} -> {plain(done.target)}: {done.campaigns} campaigns, {rows:,} rows")
+    return maintenance.copy_store(source, target)
 
 
 @store.command(short_help="List or remove run folders that nothing needs.")
@@ -126,18 +126,18 @@ def prune(campaign: str | None, store: str | None, *, yes: bool, as_json: bool) 
     found = maintenance.prune_store(campaign, store=store) if yes else maintenance.prunable(campaign, store=store)
     if as_json:
         print_json({"removed": yes, "campaigns": found})
-        return
-    from frontrunner.views.campaigns import print_prunable
-
-    print_prunable(found, removed=yes)
+    else:
+        print_prunable(found, removed=yes)
 
 
 @click.command()
 @click.argument("campaign")
 @click.argument("file", type=FILE)
 @store_option
-@json_option
-def archive(campaign: str, file: Path, store: str | None, *, as_json: bool) -> None:
+@prints(
+    lambda done: click.echo(f"{done.file}: campaign {done.campaign}, {done.rows:,} rows, sha256 {done.sha256[:12]}")
+)
+def archive(campaign: str, file: Path, store: str | None) -> Archived:
     """Write CAMPAIGN, with every outcome and event, to FILE, one portable file that `unarchive` reads elsewhere.
 
     \b
@@ -145,19 +145,15 @@ def archive(campaign: str, file: Path, store: str | None, *, as_json: bool) -> N
       frontrunner archive laptop laptop.jsonl
       frontrunner archive 22b-first 22b.jsonl --store sweeps.db
     """
-    done = maintenance.archive(campaign, file, store=store)
-    if as_json:
-        print_json(done)
-        return
-    click.echo(f"{done.file}: campaign {done.campaign}, {done.rows:,} rows, sha256 {done.sha256[:12]}")
+    return maintenance.archive(campaign, file, store=store)
 
 
 @click.command()
 @click.argument("file", type=FILE)
 @click.option("--name", help="The campaign's name here [default: its own].")
 @store_option
-@json_option
-def unarchive(file: Path, name: str | None, store: str | None, *, as_json: bool) -> None:
+@prints(lambda it: click.echo(f"{plain(it.store)}: campaign {it.campaign}, {it.rows:,} rows from {it.file}"))
+def unarchive(file: Path, name: str | None, store: str | None) -> Unarchived:
     """Add the campaign in FILE, which `archive` wrote, to the store.
 
     A damaged or truncated file is refused with the line named, and nothing is written.
@@ -167,8 +163,4 @@ def unarchive(file: Path, name: str | None, store: str | None, *, as_json: bool)
       frontrunner unarchive laptop.jsonl
       frontrunner unarchive 22b.jsonl --name 22b-frontier --store sweeps.db
     """
-    done = maintenance.unarchive(file, name=name, store=store)
-    if as_json:
-        print_json(done)
-        return
-    click.echo(f"{plain(done.store)}: campaign {done.campaign}, {done.rows:,} rows from {done.file}")
+    return maintenance.unarchive(file, name=name, store=store)

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from frontrunner.config.toml_file import read_text
-from frontrunner.evaluators.export.reading import json_section
+from frontrunner.evaluators.export.reading import json_table
 from frontrunner.evaluators.probe.settings import OPTIMIZERS
 from frontrunner.results.outcome import RecipeStats
 from frontrunner.spaces.document import canonical_json, recipe_id
@@ -129,7 +129,7 @@ def read(path: Path) -> RecipeFile:
 
 def from_text(text: str) -> RecipeFile:
     """Parse a recipe file's text."""
-    document = json_section(text).values
+    document = json_table(text).values
     version, content = document.get("version"), document.get("content")
     if document.get("format") != FORMAT:
         raise bad_value("format", document.get("format"), f'"{FORMAT}"')

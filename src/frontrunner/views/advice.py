@@ -17,7 +17,7 @@ from frontrunner.spaces.errors import shown
 from frontrunner.text import count, counted, gib, percent, plain, seconds, size, thousands, wrapped
 from frontrunner.views.columns import FIGURES, LIMIT, RECIPE_ID, Column
 from frontrunner.views.plan import print_trust
-from frontrunner.views.terminal import Terminal, column_table, console
+from frontrunner.views.terminal import column_table, console
 
 INDENT = 3
 WIDEST_TEXT = 110
@@ -44,11 +44,12 @@ def answers(advice: Advice) -> tuple[Answer, ...]:
         questions[f"On all {cluster.devices:,} devices, {counted(cluster.nodes, 'node')}?"] = advice.whole_cluster
     found: list[Answer] = []
     for question, layouts in questions.items():
-        sentences = (*([] if found else _one_copy(advice)), *_best(layouts, advice))
+        sentences = (*([] if found else _one_copy(advice)), _best(layouts, advice))
         found.append(Answer(question=question, answer=_verdict(layouts), sentences=sentences, layouts=layouts))
-    name = "more memory" if advice.chosen is None else advice.chosen.name
-    question = "What then?" if advice.chosen is None else "What then, and why?"
-    return (*found, Answer(question=question, answer=name, sentences=tuple(_why(advice, advice.chosen))))
+    name, question = "more memory", "What then?"
+    if advice.chosen is not None:
+        name, question = advice.chosen.name, "What then, and why?"
+    return (*found, Answer(question=question, answer=name, sentences=tuple(_why(advice))))
 
 
 def _one_copy(advice: Advice) -> Iterator[str]:
@@ -68,35 +69,32 @@ def _verdict(layouts: Sequence[ParallelLayout]) -> str:
     return "no" if not on_host else "with the host's memory only" if all(on_host) else "yes"
 
 
-def _best(layouts: Sequence[ParallelLayout], advice: Advice) -> Iterator[str]:
-    """Yield the fastest layout that fits, else the smallest recipe, else why there is none."""
-    limit = gib(advice.problem.cluster.memory_bytes_per_device)
+def _best(layouts: Sequence[ParallelLayout], advice: Advice) -> str:
+    """Return the fastest layout that fits, else the smallest recipe, else why there is none."""
     known = [layout.estimate for layout in layouts if layout.estimate is not None]
     best = max(layouts, key=speed)
     if best.fits and best.estimate is not None:
-        step = seconds(best.estimate.step_time_s)
         fitting = sum(layout.fits for layout in layouts)
-        yield (
-            f"{fitting} of {len(layouts)} layouts fit. Fastest: {best.name}, {named(best.estimate)}, {step} per step, "
-            f"{gib(best.estimate.peak_memory_bytes)} of {limit} GiB."
+        return (
+            f"{fitting} of {len(layouts)} layouts fit. Fastest: {best.name}, {named(best.estimate)}, "
+            f"{seconds(best.estimate.step_time_s)} per step, {_peak(best.estimate, advice)}."
         )
-    elif known:
+    if known:
         smallest = min(known, key=attrgetter("peak_memory_bytes"))
-        yield f"The smallest recipe, {named(smallest)}, needs {gib(smallest.peak_memory_bytes)} of {limit} GiB."
-    else:
-        yield f"No recipe can be estimated: {layouts[0].reason}."
+        return f"The smallest recipe, {named(smallest)}, needs {_peak(smallest, advice)}."
+    return f"No recipe can be estimated: {layouts[0].reason}."
 
 
-def _why(advice: Advice, chosen: ParallelLayout | None) -> Iterator[str]:
+def _why(advice: Advice) -> Iterator[str]:
     """Yield what the recommended layout does and costs, and why no faster one is taken; or what is missing."""
-    if chosen is None or chosen.estimate is None:
+    chosen, found = advice.chosen, _estimate(advice)
+    if chosen is None or found is None:
         cluster = advice.problem.cluster
         if advice.one_copy is not None:
             needed = math.ceil(advice.one_copy.state_bytes / cluster.memory_bytes_per_device)
             nodes = counted(math.ceil(needed / cluster.devices_per_node), "node")
             yield f"Parameters, gradients and optimizer alone fill {needed:,} such devices, {nodes}."
         return
-    found = chosen.estimate
     yield f"{chosen.name}: {chosen.about}."
     if found.recipe.devices > 1:
         waits = f"{seconds(traffic_s(found))} ({percent(traffic_s(found) / found.step_time_s)})"
@@ -121,6 +119,14 @@ def named(found: Estimate) -> str:
     return f"{found.recipe_id} ({found.recipe.describe()})"
 
 
+def _peak(found: Estimate, advice: Advice) -> str:
+    return f"{gib(found.peak_memory_bytes)} of {gib(advice.problem.cluster.memory_bytes_per_device)} GiB"
+
+
+def _estimate(advice: Advice) -> Estimate | None:
+    return None if advice.chosen is None else advice.chosen.estimate
+
+
 def heading(advice: Advice) -> str:
     """Return the problem on one line."""
     problem, cluster = advice.problem, advice.problem.cluster
@@ -133,28 +139,26 @@ def heading(advice: Advice) -> str:
 
 def begin_with(advice: Advice) -> str | None:
     """Return the recommended recipe with its figures."""
-    found = advice.chosen.estimate if advice.chosen is not None else None
+    found = _estimate(advice)
     if found is None:
         return None
-    return (
-        f"{named(found)}: {thousands(found.tokens_per_s)} tokens/s, MFU {percent(found.mfu)}, "
-        f"{gib(found.peak_memory_bytes)} of {gib(advice.problem.cluster.memory_bytes_per_device)} GiB"
-    )
+    return f"{named(found)}: {thousands(found.tokens_per_s)} tokens/s, MFU {percent(found.mfu)}, {_peak(found, advice)}"
 
 
 def commands(advice: Advice, file: str) -> dict[str, str]:
     """Return the commands to run next, each with its purpose."""
-    quoted = shlex.quote(file)
-    if advice.chosen is None or advice.chosen.estimate is None:
+    quoted, found = shlex.quote(file), _estimate(advice)
+    if found is None:
         more = ",".join(str(advice.problem.cluster.nodes * factor) for factor in (2, 4, 8))
         return {f"frontrunner plan {quoted} --nodes {more}": "what the space gives on more nodes"}
     choices = {key: str(value).lower() if isinstance(value, bool) else value for key, value in advice.choices.items()}
     chosen = " ".join(["--campaign", quoted, *(f"{key}={value}" for key, value in choices.items())])
-    traceable = why_untraceable(advice.chosen.estimate.recipe) is None
+    dryrun = {} if why_untraceable(found.recipe) else {f"frontrunner dryrun {chosen}": "trace its memory"}
+    around = "the recipes around it" + (", once [space] lists it" if advice.lacking else "")
     return {
         f"frontrunner explain {chosen}": "what its step and memory go to",
-        **({f"frontrunner dryrun {chosen}": "trace its memory"} if traceable else {}),
-        f"frontrunner plan {quoted}": "the recipes around it" + (", once [space] lists it" if advice.lacking else ""),
+        **dryrun,
+        f"frontrunner plan {quoted}": around,
     }
 
 
@@ -197,36 +201,35 @@ LAYOUTS: tuple[Column[ParallelLayout], ...] = (
 """Parallel layouts compared."""
 
 
+def _is_as_fast_as(best: ParallelLayout) -> Callable[[ParallelLayout], bool]:
+    return lambda layout: 0 < speed(layout) == speed(best)
+
+
 def print_advice(advice: Advice, file: str) -> None:
     """Print the answers, the recommended recipe and the commands to go on with."""
     out = console()
-    out.say(wrapped(plain(heading(advice)), width=min(out.width, WIDEST_TEXT), indent=0), style="bold")
+
+    def say(text: str, indent: int = INDENT, style: str = "") -> None:
+        out.say(wrapped(plain(text), width=min(out.width, WIDEST_TEXT), indent=indent), style=style)
+
+    say(heading(advice), indent=0, style="bold")
     for number, answer in enumerate(answers(advice), start=1):
         out.say(f"\n{number}. {answer.question}  ", (answer.answer, "bold"))
         for sentence in answer.sentences:
-            _print_indented(out, sentence)
+            say(sentence)
         if answer.layouts:
-            _print_layouts(out, answer.layouts)
+            best = max(answer.layouts, key=speed)
+            table = column_table(None, LAYOUTS, answer.layouts, width=out.width - INDENT, bold=_is_as_fast_as(best))
+            out.print(Padding(table, (0, 0, 0, INDENT), expand=False))
     out.print()
     print_trust(advice.trust)
     if begin := begin_with(advice):
         out.say("\nbegin with", style="bold")
-        _print_indented(out, begin)
+        say(begin)
     if missing := additions(advice):
-        _print_indented(out, "the file's [space] does not hold it; there, add:")
+        say("the file's [space] does not hold it; there, add:")
         for line in missing:
             out.say(f"{'':{2 * INDENT}}{line}", whole=True)
     out.say("go on with", style="bold")
     for command, purpose in commands(advice, file).items():
         out.say(f"{'':{INDENT}}{command}", (f"  # {purpose}", "dim"), whole=True)
-
-
-def _print_indented(out: Terminal, sentence: str) -> None:
-    out.say(wrapped(plain(sentence), width=min(out.width, WIDEST_TEXT), indent=INDENT))
-
-
-def _print_layouts(out: Terminal, layouts: Sequence[ParallelLayout]) -> None:
-    most = max(map(speed, layouts))
-    width = out.width - INDENT
-    table = column_table(None, LAYOUTS, layouts, width=width, bold=lambda layout: 0 < speed(layout) == most)
-    out.print(Padding(table, (0, 0, 0, INDENT), expand=False))

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from frontrunner.results.outcome import FailureKind
-from frontrunner.results.predictions import outlook_shares
+from frontrunner.results.predictions import outlook_of
 from frontrunner.results.records import IMPORTED, Campaign, CampaignSummary
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.status import FailedTrial, Status
 from frontrunner.search.budget import outlook_in_words
 from frontrunner.search.driver import Conclusion
-from frontrunner.search.strategy import Outlook
 from frontrunner.spaces.legality import marks
 from frontrunner.spaces.space import Survey
 from frontrunner.text import counted, node_time, plain, seconds, thousands
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 MOST_PROBLEMS, MOST_REASONS, MOST_DISAGREEMENTS = 20, 12, 5
 """Lines of an import's report."""
+PROBLEM = "{model}, {devices} x {device}, {sequence_length} tokens, batch {global_batch}, {precision}"
 MOST_FOLDERS = 5
 MOST_CELL = 60
 WIDE = 125
@@ -48,18 +49,19 @@ def print_survey(survey: Survey) -> None:
         for code, count, example in survey.refused_by_count():
             table.add_row(f"{count:,}", code, Text(example))
         out.print(table)
-    remarks: dict[str, tuple[int, str]] = {}
-    for recipe in survey.recipes:
-        for mark in marks(recipe, survey.problem):
-            remarks[mark.code] = remarks.get(mark.code, (0, ""))[0] + 1, mark.text
-    for code, (count, text) in remarks.items():
-        out.say(f"note: {count:,} legal recipes are marked {code}: {text}", style="dim")
+    found = [(mark.code, mark.text) for recipe in survey.recipes for mark in marks(recipe, survey.problem)]
+    texts = dict(found)
+    for code, count in Counter(code for code, _ in found).items():
+        out.say(f"note: {count:,} legal recipes are marked {code}: {texts[code]}", style="dim")
 
 
 def print_campaigns(summaries: Sequence[CampaignSummary]) -> None:
     """Print the list of campaigns."""
     out = console()
-    out.print(column_table(None, CAMPAIGNS, summaries, width=out.width))
+    if summaries:
+        out.print(column_table(None, CAMPAIGNS, summaries, width=out.width))
+    else:
+        out.say("no campaign yet: frontrunner launch FILE")
 
 
 def print_campaign(campaign: Campaign, *, state: str = "") -> None:
@@ -67,13 +69,18 @@ def print_campaign(campaign: Campaign, *, state: str = "") -> None:
     out = console()
     reason = f": {campaign.state_reason}" if campaign.state_reason else ""
     out.say((campaign.name, "bold"), f"  {state or campaign.state}{reason}")
-    if campaign.figures in ORIGINS:
-        out.say(ORIGINS[campaign.figures], style="yellow")
+    print_origin(campaign.figures)
     out.say(f"problem   {problem_line(campaign)}")
     out.say(f"search    {campaign.strategy} over {campaign.legal_recipes:,} legal recipes")
     if campaign.figures != IMPORTED:
         driving = f"{node_time(campaign.node_seconds_spent)} in probes, {seconds(campaign.driver_seconds)} of driving"
         out.say(f"spent     {driving}")
+
+
+def print_origin(figures: str) -> None:
+    """Print where figures come from that nobody measured."""
+    if figures in ORIGINS:
+        console().say(ORIGINS[figures], style="yellow")
 
 
 def problem_line(campaign: Campaign) -> str:
@@ -92,25 +99,19 @@ def print_status(status: Status) -> None:
         out.say(f"its driver is gone; to continue: frontrunner resume {campaign.name}", style="yellow")
     counts = ", ".join(f"{count} {state}" for state, count in status.trials.items() if count)
     out.say(f"recipes   {counts or 'none tried'} of {campaign.legal_recipes:,} legal")
-    _print_failed_attempts(out, status)
+    if kinds := [f"{count} {kind}" for kind, count in status.failures.items() if kind is not FailureKind.LOST]:
+        more = f"  (frontrunner failures {campaign.name})" if status.trials[TrialState.FAILED] else ""
+        out.say(f"failures  {', '.join(kinds)}{more}")
+    if lost := status.failures.get(FailureKind.LOST):  # no failure of a recipe
+        out.say(f"lost      {counted(lost, 'attempt')}, interrupted or withdrawn")
     if status.best is not None:
         speed = thousands(status.best.standing.tokens_per_s)
         out.say(f"best      {status.best.recipe_id}  {speed} tokens/s  {status.best.recipe.describe()}")
     if status.outlook is not None:
-        out.say(f"outlook   {outlook_in_words(Outlook(**outlook_shares(status.outlook)))}")
+        out.say(f"outlook   {outlook_in_words(outlook_of(status.outlook)[0])}")
     for event in status.last_events:
         data = " ".join(f"{key}={value}" for key, value in event.data.items())
         out.say(f"{event.at[:19].replace('T', ' ')}  {event.kind}  {data}", style="dim")
-
-
-def _print_failed_attempts(out: Terminal, status: Status) -> None:
-    """Print failed attempts by kind; lost ones are no failures of a recipe."""
-    kinds = {kind: count for kind, count in status.failures.items() if kind is not FailureKind.LOST}
-    if kinds:
-        more = f"  (frontrunner failures {status.campaign.name})" if status.trials[TrialState.FAILED] else ""
-        out.say(f"failures  {', '.join(f'{count} {kind}' for kind, count in kinds.items())}{more}")
-    if lost := status.failures.get(FailureKind.LOST):
-        out.say(f"lost      {counted(lost, 'attempt')}, interrupted or withdrawn")
 
 
 def print_conclusion(conclusion: Conclusion) -> None:
@@ -158,7 +159,7 @@ def print_import(found: Import) -> None:
         recipes = counted(len(found.disagreeing), "recipe")
         out.say(f"kept as repeats, though they differ by more than 25 %: the rows of {recipes}")
     for repeats in found.disagreeing[:MOST_DISAGREEMENTS]:
-        rows = ", ".join(str(row) for row in repeats.rows)
+        rows = ", ".join(map(str, repeats.rows))
         out.say(f"  rows {rows}: {', '.join(map(seconds, repeats.step_times_s))}  {repeats.recipe}")
 
 
@@ -166,12 +167,10 @@ def _print_problems(out: Terminal, found: Import) -> None:
     """Print the campaigns of an import; the names of several describe the problem, so a narrow terminal omits it."""
     is_wide = len(found.problems) == 1 or out.width >= WIDE
     numbers = (("rows", "right"), ("recipes", "right"), ("failed", "right"))
-    table = ruled_table(None, *(("campaign", "fold"), ("problem", "fold"))[: 1 + is_wide], *numbers)
+    table = ruled_table(None, ("campaign", "fold"), *([("problem", "fold")] if is_wide else []), *numbers)
     for row in found.problems[:MOST_PROBLEMS]:
-        about = row.problem
-        problem = f"{about['model']}, {about['devices']} x {about['device']}, {about['sequence_length']} tokens, "
-        problem += f"batch {about['global_batch']}, {about['precision']}"
-        cells = (row.campaign, Text(plain(problem)))[: 1 + is_wide]
+        problem = Text(plain(PROBLEM.format_map(row.problem)))
+        cells = (row.campaign, problem) if is_wide else (row.campaign,)
         table.add_row(*cells, f"{row.rows:,}", f"{row.recipes:,}", f"{row.failed:,}")
     out.print(table)
     if len(found.problems) > MOST_PROBLEMS:
@@ -192,17 +191,14 @@ def print_check(found: Check) -> None:
         out.say("all hold")
 
 
-def print_prunable(found: Iterable[Prunable], *, removed: bool) -> None:
+def print_prunable(found: Sequence[Prunable], *, removed: bool) -> None:
     """Print the folders that can be removed by campaign, and what to do next."""
     out = console()
-    parts = tuple(found)
-    for part in parts:
+    for part in found:
         out.say(f"{part.campaign}: {counted(len(part.folders), 'run folder')}, {counted(part.bytes, 'byte')}")
         for folder in part.folders[:MOST_FOLDERS]:
             out.say(f"  {folder}", whole=True)
         if len(part.folders) > MOST_FOLDERS:
             out.say(f"  and {len(part.folders) - MOST_FOLDERS:,} more")
-    if not parts:
-        out.say("there is nothing to remove")
-    else:
-        out.say("removed" if removed else "nothing was removed yet; to remove them: add --yes")
+    done = "removed" if removed else "nothing was removed yet; to remove them: add --yes"
+    out.say(done if found else "there is nothing to remove")

@@ -228,11 +228,6 @@ def against(neighbor: Neighbor, place: str) -> str:
     return f"{neighbor.gap_percent:.1f} % {'faster' if place == 'above' else 'slower'}{doubt}"
 
 
-def origin_notice(rows: Sequence[RankedRecipe]) -> str:
-    """Return where figures come from that nobody measured; nothing for others."""
-    return " ".join(ORIGINS[origin] for origin in sorted({row.figures for row in rows} & set(ORIGINS)))
-
-
 def _measured_here(summary: CampaignSummary) -> float | None:
     return None if summary.figures == IMPORTED else summary.node_seconds_spent
 

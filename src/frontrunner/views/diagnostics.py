@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import dropwhile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,18 +12,17 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
+from frontrunner.spaces.cluster import PRECISIONS
 from frontrunner.text import counted, fit_verdict, gib, latency, percent, plain, seconds, size, thousands, wrapped
 from frontrunner.views.terminal import Terminal, console, ruled_table
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.analytic.fit import StepFit
-    from frontrunner.evaluators.diagnostics.calibration.measured_cluster import Calibration
-    from frontrunner.evaluators.diagnostics.calibration.timing_fits import Line
+    from frontrunner.evaluators.diagnostics.calibration import Calibration, Line
     from frontrunner.evaluators.diagnostics.doctor.check import Check
-    from frontrunner.evaluators.diagnostics.doctor.collective_report import Bandwidth
+    from frontrunner.evaluators.diagnostics.doctor.collective_test import Bandwidth
     from frontrunner.evaluators.diagnostics.dryrun import DryRun, TracedRank
     from frontrunner.evaluators.diagnostics.profile import ProfileReport
-    from frontrunner.evaluators.diagnostics.step_breakdown import Part
 
 STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "bold red"}
 WIDEST = 120
@@ -46,36 +45,24 @@ def print_doctor(checks: Sequence[Check], rows: Sequence[Bandwidth]) -> None:
         out.say(section, style="bold")
         for check in checks:
             if check.section == section:
-                _print_check(out, check, width)
+                body = wrapped(plain(f"{check.name}: {check.found}"), width=width, indent=INDENT)
+                out.say((f"  {check.status.value:<{INDENT - 2}}", STYLES[check.status.value]), body[INDENT:])
+                if check.remedy and check.status.value != "ok":
+                    out.say(wrapped(plain(f"-> {check.remedy}"), width=width, indent=INDENT), style="dim")
     if rows:
-        _print_bandwidths(out, rows)
+        heads = ("size", "time", "algorithm GB/s", "bus GB/s")
+        table = ruled_table(f"all-reduce over {rows[0].ranks} ranks", *((head, "right") for head in heads))
+        for row in rows:
+            rates = (thousands(rate / 1e9) for rate in (row.algorithm_bytes_per_s, row.bus_bytes_per_s))
+            table.add_row(size(row.bytes), latency(row.time_s), *rates)
+        out.print(table)
     counts = Counter(check.status.value for check in checks)
     summary = (counted(counts[status], status) if status != "ok" else f"{counts[status]} ok" for status in STYLES)
     out.say(", ".join(summary), style="bold")
 
 
-def _print_check(out: Terminal, check: Check, width: int) -> None:
-    """Print a check's status and finding, and the remedy, if any, on lines of its own."""
-    status = check.status.value
-    body = wrapped(plain(f"{check.name}: {check.found}"), width=width, indent=INDENT)
-    out.say((f"  {status:<{INDENT - 2}}", STYLES[status]), body[INDENT:])
-    if check.remedy and status != "ok":
-        out.say(wrapped(plain(f"-> {check.remedy}"), width=width, indent=INDENT), style="dim")
-
-
-def _print_bandwidths(out: Terminal, rows: Sequence[Bandwidth]) -> None:
-    heads = ("size", "time", "algorithm GB/s", "bus GB/s")
-    table = ruled_table(f"all-reduce over {rows[0].ranks} ranks", *((head, "right") for head in heads))
-    for row in rows:
-        rates = (thousands(rate / 1e9) for rate in (row.algorithm_bytes_per_s, row.bus_bytes_per_s))
-        table.add_row(size(row.bytes), latency(row.time_s), *rates)
-    out.print(table)
-
-
 def print_calibration(found: Calibration, out_file: Path) -> None:
     """Print the measured figures of a cluster, then a row per collective."""
-    from frontrunner.evaluators.diagnostics.calibration.measured_cluster import busy
-
     out, cluster = console(), found.cluster
     out.say(f"{cluster.nodes} x {cluster.devices_per_node} {cluster.device}", style="bold")
     out.print(_calibrated(found))
@@ -83,30 +70,29 @@ def print_calibration(found: Calibration, out_file: Path) -> None:
         out.print(_collectives(found.lines))
     if any(line.residual > NOISY for line in found.lines):
         out.say(f"! timings lie more than {percent(NOISY, 0)} off the line: other work, or no line", style="dim")
-    for missing in found.untold:
-        out.say(f"! not written: {missing}", style="yellow")
-    if disturbed := busy(found):
-        out.say(f"! {disturbed}", style="yellow")
+    for warning in (*(f"not written: {missing}" for missing in found.untold), *filter(None, [found.busy])):
+        out.say(f"! {warning}", style="yellow")
     if found.left_out:
-        out.say(f"{found.left_out} measurements were left out for lack of time; raise --seconds to include them",
-                style="dim")  # fmt: skip
+        lacking = "measurements were left out for lack of time; raise --seconds to include them"
+        out.say(f"{found.left_out} {lacking}", style="dim")
     out.say(f"written: {out_file}", whole=True)
 
 
 def _calibrated(found: Calibration) -> Table:
-    from frontrunner.spaces.cluster import PRECISIONS
-
     cluster, links = found.cluster, found.cluster.links
     rows = [
         (f"matrix products, {name}", f"matmul_tflops.{name}", getattr(cluster.matmul_tflops, name), "TFLOP/s")
         for name in PRECISIONS
     ]
+    rows.append(("memory", "memory_gb_per_s", cluster.memory_gb_per_s, "GB/s"))
     rows += [
-        ("memory", "memory_gb_per_s", cluster.memory_gb_per_s, "GB/s"),
-        ("pair of devices", "links.pair_gb_per_s", links.pair_gb_per_s, "GB/s"),
-        ("node", "links.node_gb_per_s", links.node_gb_per_s, "GB/s"),
-        ("network port", "links.nic_gb_per_s", links.nic_gb_per_s, "GB/s"),
-        ("host memory", "links.host_gb_per_s", links.host_gb_per_s, "GB/s"),
+        (title, f"links.{key}", getattr(links, key), "GB/s")
+        for title, key in (
+            ("pair of devices", "pair_gb_per_s"),
+            ("node", "node_gb_per_s"),
+            ("network port", "nic_gb_per_s"),
+            ("host memory", "host_gb_per_s"),
+        )
     ]
     table = ruled_table(None, "per device, all at work", ("", "right"), "", ("measured as", "fold"))
     for title, key, value, unit in rows:
@@ -121,9 +107,8 @@ def _collectives(lines: Sequence[Line]) -> Table:
     for line in lines:
         rate = "-" if line.bytes_per_s is None else thousands(line.bytes_per_s / 1e9)
         off = percent(line.residual, 0) + (" !" if line.residual > NOISY else "")
-        table.add_row(
-            line.collective, line.level, str(line.ranks), latency(line.latency_s), rate, str(line.points), off
-        )
+        figures = (str(line.ranks), latency(line.latency_s), rate, str(line.points), off)
+        table.add_row(line.collective, line.level, *figures)
     return table
 
 
@@ -140,11 +125,9 @@ def print_fit(found: StepFit, out_file: Path) -> None:
     constants = ruled_table(None, "constant", ("before", "right"), ("after", "right"), ("rows", "right"))
     for constant in found.constants:
         if not constant.held:
-            before, after = (
-                latency(value) if constant.name.endswith("_s") else f"{value:.3g}"
-                for value in (constant.before, constant.after)
-            )
-            constants.add_row(constant.name, before, after + (" !" if constant.at_the_end else ""), str(constant.rows))
+            text = latency if constant.name.endswith("_s") else "{:.3g}".format
+            after = text(constant.after) + (" !" if constant.at_the_end else "")
+            constants.add_row(constant.name, text(constant.before), after, str(constant.rows))
     out.print(constants)
     if any(constant.at_the_end for constant in found.constants):
         out.say("! at a bound of its range: the formulas describe these rows badly", style="dim")
@@ -155,14 +138,15 @@ def print_fit(found: StepFit, out_file: Path) -> None:
     out.say(f"written: {out_file}", whole=True)
 
 
-_FLOPS: tuple[tuple[str, Callable[[TracedRank], float]], ...] = (
-    ("forward", lambda rank: rank.forward_flops),
-    ("backward", lambda rank: rank.backward_flops),
-    ("model: both", lambda rank: rank.model_flops_per_step),
-    ("model, by formula", lambda rank: rank.model_flops_by_formula),
-    ("recomputed", lambda rank: rank.recomputed_flops),
-    ("hardware: all", lambda rank: rank.hardware_flops_per_step),
-)
+_FLOPS = {
+    "forward": "forward_flops",
+    "backward": "backward_flops",
+    "model: both": "model_flops_per_step",
+    "model, by formula": "model_flops_by_formula",
+    "recomputed": "recomputed_flops",
+    "hardware: all": "hardware_flops_per_step",
+}
+"""Rows of a dry run's FLOPs: title -> attribute of a traced rank."""
 
 
 def print_dryrun(found: DryRun) -> None:
@@ -179,8 +163,8 @@ def print_dryrun(found: DryRun) -> None:
     table.add_row("peak", *(gib(rank.peak_bytes) for rank in found.ranks), style="bold")
     table.add_section()
     table.add_row("TFLOP per step", *("" for _ in found.ranks))
-    for label, value in _FLOPS:
-        table.add_row(label, *(thousands(value(rank) / 1e12) for rank in found.ranks))
+    for label, name in _FLOPS.items():
+        table.add_row(label, *(thousands(getattr(rank, name) / 1e12) for rank in found.ranks))
     out.print(table)
     out.say(fit_verdict(found.peak_bytes, found.device_memory_bytes), style="bold")
     out.say("not included: the allocator's fragmentation, the collective library's buffers, the device's own context")
@@ -219,9 +203,8 @@ def print_profile(report: ProfileReport) -> None:
             "communication: the time that a rank waited for it, a slower rank included; "
             "slowest: the rank that waited least"
         )
-    if hidden := {part: time for part, time in report.mean.hidden.items() if time > 0}:
-        shown = ", ".join(f"{part} {seconds(time)}" for part, time in hidden.items())
-        out.say(f"hidden behind computing, in no part: {shown}")
+    if hidden := [f"{part} {seconds(time)}" for part, time in report.mean.hidden.items() if time > 0]:
+        out.say(f"hidden behind computing, in no part: {', '.join(hidden)}")
     measured = report.measured_step_time_s
     probed = "" if measured is None else f"; the campaign's probe measured {seconds(measured)}"
     out.say(
@@ -235,49 +218,37 @@ def print_profile(report: ProfileReport) -> None:
 
 
 def _parts(report: ProfileReport) -> Table:
-    ranks, slowest = len(report.ranks), report.slowest_rank
-    columns = {"mean": report.mean}
+    from frontrunner.evaluators.diagnostics.step_breakdown import Part
+
+    ranks, slowest, mean = len(report.ranks), report.slowest_rank, report.mean
+    columns = {"mean": mean}
     if ranks > 1:
         columns[f"rank {slowest}, slowest"] = report.ranks[slowest]
     if 1 < len(report.stages) <= MOST_STAGES:
         columns |= {f"stage {place}": found for place, found in report.stages.items()}
     title = f"a step, mean of {report.steps}" + (f", over {ranks} ranks" if ranks > 1 else "")
     table = ruled_table(title, "part", *((name, "right") for name in ("share", *columns)))
-    for part in _shown_parts(report):
+    labels = {Part.COMPUTE: "compute (forward, backward)"}
+    if report.recipe.pipeline_parallel > 1:
+        labels[Part.SEND_RECV] = "send/recv, pipeline bubble"
+    if report.on_cpu:
+        labels[Part.IDLE] = "host (Python, dispatch)"
+    waits = [  # for what some rank waited
+        part
+        for part in Part
+        if part.moves_data and max(rank.seconds[part] / rank.step_time_s for rank in report.ranks) >= LEAST_SHARE
+    ]
+    for part in (Part.COMPUTE, Part.OPTIMIZER, Part.DATA, *waits, Part.IDLE):
         times = [_milliseconds(found.seconds[part]) for found in columns.values()]
-        share = percent(report.mean.seconds[part] / report.mean.step_time_s)
-        table.add_row(_part_label(part, report), share, *times)
+        table.add_row(labels.get(part, str(part)), percent(mean.seconds[part] / mean.step_time_s), *times)
     table.add_section()
     table.add_row("step", "100.0 %", *(_milliseconds(found.step_time_s) for found in columns.values()), style="bold")
     return table
 
 
-def _shown_parts(report: ProfileReport) -> list[Part]:
-    """Return what was computed, always, then what some rank waited for."""
-    from frontrunner.evaluators.diagnostics.step_breakdown import Part
-
-    def largest_share(part: Part) -> float:
-        return max(rank.seconds[part] / rank.step_time_s for rank in report.ranks)
-
-    others = [part for part in Part if part.moves_data and largest_share(part) >= LEAST_SHARE]
-    return [Part.COMPUTE, Part.OPTIMIZER, Part.DATA, *others, Part.IDLE]
-
-
 def _milliseconds(time_s: float) -> str:
     """Return one digit after the point throughout, so that a column adds up."""
     return f"{1000 * time_s:,.1f} ms"
-
-
-def _part_label(part: Part, report: ProfileReport) -> str:
-    from frontrunner.evaluators.diagnostics.step_breakdown import Part
-
-    if part == Part.COMPUTE:
-        return "compute (forward, backward)"
-    if part == Part.SEND_RECV and report.recipe.pipeline_parallel > 1:
-        return "send/recv, pipeline bubble"
-    if part == Part.IDLE and report.on_cpu:
-        return "host (Python, dispatch)"
-    return str(part)
 
 
 def _print_tree(out: Terminal, report: ProfileReport) -> None:

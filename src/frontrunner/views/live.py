@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -17,7 +17,6 @@ from frontrunner.results.states import CampaignState
 from frontrunner.search.budget import Limit
 from frontrunner.search.listener import LAST_OUTCOMES, Ended, Listener, RunningProbe, View
 from frontrunner.search.strategy import Outlook
-from frontrunner.spaces.recipe import Recipe
 from frontrunner.text import percent, plain, seconds
 from frontrunner.views.columns import briefly
 
@@ -70,38 +69,31 @@ class Panel(Watcher):
 
     def __init__(self, live: Live) -> None:
         self._live = live
-        self._heights = Heights()
+        self._rows = 1
 
     def began(self, view: View) -> None:
         """Draw the first panel, below that of a campaign before."""
         super().began(view)
         if not self._live.is_started:
-            self._heights = Heights()
+            self._rows = 1
             self._live.start()
         self.ticked(view)
 
-    def probe_began(self, view: View, number: int, recipe: Recipe) -> None:
+    def ticked(self, view: View, *_: Any, **__: Any) -> None:
         """Draw."""
-        del number, recipe
-        self.ticked(view)
+        self._rows = max(self._rows, min(len(view.running), MOST_RUNNING))
+        self._live.update(panel(view, width=self._live.console.width, rows=self._rows))
 
-    def probe_ended(self, view: View, ended: Ended) -> None:
-        """Draw."""
-        del ended
-        self.ticked(view)
+    probe_began = probe_ended = ticked
 
     def noticed(self, view: View, kind: str, data: EventData) -> None:
         """Print the notice above the panel, where it stays."""
         del view
         self._live.console.print(_notice(kind, data), style="yellow", markup=False)
 
-    def ticked(self, view: View) -> None:
-        """Draw."""
-        self._live.update(panel(view, width=self._live.console.width, heights=self._heights))
-
     def ended(self, view: View, state: CampaignState, reason: str) -> None:
         """Draw the last panel, and below it how it ended."""
-        self._live.update(panel(view, width=self._live.console.width, heights=None), refresh=True)
+        self._live.update(panel(view, width=self._live.console.width), refresh=True)
         self._live.stop()
         self._live.console.print(f"campaign {view.name} {state}: {plain(reason)}", markup=False)
 
@@ -120,19 +112,14 @@ def make_listener(*, quiet: bool) -> Iterator[Watcher]:
 
 
 def _notice(kind: str, data: EventData) -> str:
-    if kind == "evidence":
-        return plain(_evidence(data))
-    return plain(f"{kind}: " + " ".join(f"{key}={value}" for key, value in data.items()))
-
-
-def _evidence(data: EventData) -> str:
-    """Return what a warm start found: `evidence: 12 outcomes of a.csv, 3 recipes answered; left out: 2 simulated`."""
-    found = f"evidence: {data['learned_from']} outcomes"
-    found += f" of {data['origins']}" if "origins" in data else ""
-    found += f", {data['answers']} recipes answered" if data["answers"] else ""
-    prefix = "left out: "
+    if kind != "evidence":
+        return plain(f"{kind}: " + " ".join(f"{key}={value}" for key, value in data.items()))
+    prefix = "left out: "  # evidence: 12 outcomes of a.csv, 3 recipes answered; left out: 2 simulated
+    origins = f" of {data['origins']}" if "origins" in data else ""
+    answered = f", {data['answers']} recipes answered" if data["answers"] else ""
     left_out = [f"{count} {key.removeprefix(prefix)}" for key, count in data.items() if key.startswith(prefix)]
-    return found + (f"; {prefix}{', '.join(left_out)}" if left_out else "")
+    more = f"; {prefix}{', '.join(left_out)}" if left_out else ""
+    return plain(f"evidence: {data['learned_from']} outcomes{origins}{answered}{more}")
 
 
 def _write(line: str) -> None:
@@ -142,45 +129,40 @@ def _write(line: str) -> None:
         sys.stderr.flush()
 
 
-@dataclass(kw_only=True)
-class Heights:
-    """The most lines that the running probes have taken so far: kept, so that the panel does not jump."""
-
-    running: int = 1
-
-
-def panel(view: View, *, width: int, heights: Heights | None) -> Group:
+def panel(view: View, *, width: int, rows: int = 0) -> Group:
     """Return budget, counts, best so far, what runs, and the last outcomes, in lines that never wrap.
 
-    With `heights` the panel is padded to a steady height; without it holds no empty lines.
+    With `rows` the panel is padded to a steady height, with as many lines of running probes.
     """
-    failed = "".join(f", {count} {kind}" for kind, count in view.failures.items())
-    best = [Text(f"nothing {view.figures} yet")]
-    if view.best is not None:
-        best = [_outcome(view.best, _recipe_width(view, width), style="bold green")]
-    running, last = list(_running(view)), list(_last(view, width))
-    if heights is not None:
-        heights.running = max(heights.running, len(running))
-        running += [Text()] * (heights.running - len(running))
-        last += [Text()] * (LAST_OUTCOMES - len(last))
-    lines = [
-        _head(view, width),
-        *(line for limit in view.limits for line in _labelled(limit.name, [_limit(limit)])),
-        *_labelled("outcomes", [Text(f"{view.measured} {view.figures}{failed}")]),
-        *_labelled("best", best),
-        *_labelled("outlook", [] if view.outlook is None else [Text(_outlook(view.outlook))]),
-        *_labelled("running", running),
-        *_labelled("last", last),
+    shown = [*view.last, *([view.best] if view.best else [])]
+    longest = max((len(_named(ended)) for ended in shown), default=0)
+    room = max(12, min(longest, width - LABEL_WIDTH - NUMBERS_WIDTH))  # one for all, so that numbers are aligned
+    running = [
+        Text(f"[{probe.number}] {probe.recipe.describe()}  {_progress(probe)}") for probe in view.running[:MOST_RUNNING]
     ]
+    if len(view.running) > MOST_RUNNING:
+        running[-1] = Text(f"and {len(view.running) - MOST_RUNNING + 1} more")
+    last = [
+        _outcome(ended, room, style="red" if isinstance(ended.outcome, Failure) else "")
+        for ended in reversed(view.last)
+    ]
+    failed = "".join(f", {count} {kind}" for kind, count in view.failures.items())
+    best = Text(f"nothing {view.figures} yet") if view.best is None else _outcome(view.best, room, style="bold green")
+    parts: list[tuple[str, list[Text]]] = [
+        *((limit.name, [_limit(limit)]) for limit in view.limits),
+        ("outcomes", [Text(f"{view.measured} {view.figures}{failed}")]),
+        ("best", [best]),
+        ("outlook", [] if view.outlook is None else [Text(_outlook(view.outlook))]),
+        ("running", running + [Text()] * (rows - len(running))),
+        ("last", last + [Text()] * (LAST_OUTCOMES - len(last) if rows else 0)),
+    ]
+    lines = [_head(view, width)]
+    for label, texts in parts:
+        heads = [label, *[""] * len(texts)]
+        lines += [Text.assemble((f"{head:<{LABEL_WIDTH}}", "dim"), text) for head, text in zip(heads, texts)]  # noqa: B905
     for line in lines:
         line.no_wrap, line.overflow = True, "ellipsis"
     return Group(*lines)
-
-
-def _labelled(label: str, lines: list[Text]) -> Iterator[Text]:
-    for number, line in enumerate(lines):
-        head = Text("" if number else label, style="dim")
-        yield Text.assemble(head, " " * (LABEL_WIDTH - len(head)), line)
 
 
 def _head(view: View, width: int) -> Text:
@@ -208,14 +190,6 @@ def _outlook(outlook: Outlook) -> str:
     return f"next probe +{gain}; {what} {below} (at most {most}) below the space's"
 
 
-def _running(view: View) -> Iterator[Text]:
-    shown = view.running if len(view.running) <= MOST_RUNNING else view.running[: MOST_RUNNING - 1]
-    for probe in shown:
-        yield Text(f"[{probe.number}] {probe.recipe.describe()}  {_progress(probe)}")
-    if len(shown) < len(view.running):
-        yield Text(f"and {len(view.running) - len(shown)} more")
-
-
 def _progress(probe: RunningProbe) -> str:
     """Return what a probe does, with the time first: its width changes least."""
     elapsed = f"{probe.seconds:.0f} s"
@@ -225,25 +199,13 @@ def _progress(probe: RunningProbe) -> str:
     return f"{elapsed}, {steps if probe.progress.phase == 'stepping' else probe.progress.phase}"
 
 
-def _last(view: View, width: int) -> Iterator[Text]:
-    for ended in reversed(view.last):
-        yield _outcome(ended, _recipe_width(view, width), style="red" if isinstance(ended.outcome, Failure) else "")
-
-
-def _recipe_width(view: View, width: int) -> int:
-    """Return one width for every recipe shown, so that the numbers are aligned."""
-    shown = [*view.last, *([view.best] if view.best else [])]
-    longest = max((len(_named(ended)) for ended in shown), default=0)
-    return max(12, min(longest, width - LABEL_WIDTH - NUMBERS_WIDTH))
-
-
 def _named(ended: Ended) -> str:
     return f"[{ended.number}] {ended.recipe.describe()}"
 
 
-def _outcome(ended: Ended, recipe_width: int, *, style: str) -> Text:
+def _outcome(ended: Ended, room: int, *, style: str) -> Text:
     name = Text(_named(ended))
-    name.truncate(recipe_width, overflow="ellipsis", pad=True)
+    name.truncate(room, overflow="ellipsis", pad=True)
     is_measured = isinstance(ended.outcome, Measurement)
     return name.append(f"  {briefly(ended.outcome, aligned=True) if is_measured else outcome_line(ended)}", style=style)
 

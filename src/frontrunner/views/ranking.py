@@ -16,20 +16,11 @@ from frontrunner.results.predictions import Predicted, SmallScale
 from frontrunner.results.ranking import RankedRecipe
 from frontrunner.search.budget import Limit, outlook_in_words, unused
 from frontrunner.search.strategy import Outlook
-from frontrunner.standings import OnFront
+from frontrunner.spaces.recipe import DIMENSIONS, Recipe
+from frontrunner.standings import OBJECTIVES, OnFront
 from frontrunner.text import gib, percent, plain, seconds, thousands
-from frontrunner.views.campaigns import problem_line
-from frontrunner.views.columns import (
-    COLUMNS,
-    ENDINGS,
-    FIGURES,
-    ORIGINS,
-    RECIPE,
-    RECIPE_ID,
-    Column,
-    against,
-    origin_notice,
-)
+from frontrunner.views.campaigns import print_origin, problem_line
+from frontrunner.views.columns import COLUMNS, ENDINGS, FIGURES, RECIPE, RECIPE_ID, Column, against
 from frontrunner.views.terminal import Terminal, column_table, console, ruled_table
 
 Row = TypeVar("Row")
@@ -43,12 +34,12 @@ FRONT: tuple[Column[OnFront], ...] = (
 """A front: what it weighs first; `#` is the place in the ranking by tokens/s."""
 
 
-def print_ranking(ranking: Sequence[RankedRecipe], *, title: str) -> None:
+def print_ranking(ranking: Sequence[RankedRecipe] | RankedRecipe, *, title: str = "") -> None:
     """Print ranked recipes, with a note where steps spread too far to trust the order."""
-    _print_rows(title, COLUMNS, ranking, lambda row: row)
+    _print_rows(title, COLUMNS, [ranking] if isinstance(ranking, RankedRecipe) else ranking, lambda row: row)
 
 
-def print_front(front: Sequence[OnFront], objectives: Sequence[str]) -> None:
+def print_front(front: Sequence[OnFront], objectives: Sequence[str] = tuple(OBJECTIVES)) -> None:
     """Print a front, fastest first."""
     title = f"what nothing else beats in {' and '.join([', '.join(objectives[:-1]), objectives[-1]])}"
     _print_rows(title, FRONT, front, lambda row: row.ranked)
@@ -59,8 +50,8 @@ def _print_rows(
 ) -> None:
     out = console()
     out.print(column_table(title, columns, rows, width=out.width, bold=lambda row: ranked(row).rank == 1))
-    if notice := origin_notice([ranked(row) for row in rows]):
-        out.say(notice, style="yellow")
+    for origin in sorted({ranked(row).figures for row in rows}):
+        print_origin(origin)
     if any(ranked(row).standing.is_noisy for row in rows):
         out.say("! step times spread by more than 5 %: the order near such a row may change", style="dim")
 
@@ -114,8 +105,7 @@ def print_explanation(explanation: Explanation) -> None:
 def _print_appearance(out: Terminal, appearance: Appearance) -> None:
     campaign = appearance.campaign
     out.say("\ncampaign ", (campaign.name, "bold"), f"  ({problem_line(campaign)})")
-    if campaign.figures in ORIGINS:
-        out.say(ORIGINS[campaign.figures], style="yellow")
+    print_origin(campaign.figures)
     if appearance.standing is not None:
         out.say(f"rank {appearance.rank} of {appearance.ranked_recipes} by tokens/s")
         out.print(column_table(None, FIGURES, [appearance.standing], width=out.width))
@@ -147,15 +137,25 @@ def _detail(outcome: Measurement | Failure | None) -> Text:
     return Text(f"steps {steps} ms{ended}{losses}{started}; {outcome.node_seconds:.3g} node-seconds")
 
 
+def print_recipe(recipe: Recipe) -> None:
+    """Print the choices that are not neutral, and what follows from them."""
+    out = console()
+    out.say("recipe ", (recipe.describe(), "bold"))
+    for one in DIMENSIONS.values():
+        if getattr(recipe, one.field) != one.neutral:
+            value = recipe.layers_name if one.kind == "layers" else one.of(recipe)
+            out.say(f"  {one.field:<20} {value}")
+    for field in ("data_parallel", "global_batch_seqs"):
+        out.say(f"  {field:<20} {getattr(recipe, field)}")
+
+
 def interval(predicted: Predicted) -> str:
     """Return the ends of the 95 % interval: `50,000-80,000`."""
     return f"{thousands(predicted.low)}-{thousands(predicted.high)}"
 
 
-def _measured(row: Predicted) -> str | None:
-    if row.confirmed is not None:
-        return thousands(row.confirmed.tokens_per_s)
-    return "failed" if row.failed else "-"
+def _measured(row: Predicted) -> str:
+    return thousands(row.confirmed.tokens_per_s) if row.confirmed else "failed" if row.failed else "-"
 
 
 PREDICTIONS: tuple[Column[Predicted], ...] = (
@@ -178,8 +178,7 @@ def print_predictions(scale: SmallScale) -> None:
     title = f"{scale.campaign}: predicted tokens/s on {scale.nodes} nodes"
     best = scale.predicted[0]
     out.print(column_table(title, PREDICTIONS, scale.predicted, width=out.width, bold=lambda row: row is best))
-    if scale.figures in ORIGINS:
-        out.say(ORIGINS[scale.figures], style="yellow")
+    print_origin(scale.figures)
     for line in scale_lines(scale):
         out.say(line)
 
@@ -201,15 +200,13 @@ def scale_lines(scale: SmallScale) -> tuple[str, ...]:
     small = plain(f"measured   {scale.small_measured} recipes on fewer nodes: campaign {scale.small}, {scale.scale}")
     if not scale.predicted:
         return small, f"predicted  nothing yet for {scale.nodes} nodes"
-    best = scale.predicted[0]
-    predicted = (
-        f"predicted  best on {scale.nodes} nodes: {best.recipe_id}  {thousands(best.tokens_per_s)} tokens/s "
-        f"(95 %: {interval(best)})"
-    )
-    confirmed = f"confirmed  none of {len(scale.predicted)} predictions"
+    best, many = scale.predicted[0], f"{len(scale.predicted)} predictions"
+    confirmed = f"none of {many}"
     if scale.mean_error is not None:
-        confirmed = (
-            f"confirmed  {len(scale.confirmed)} of {len(scale.predicted)} predictions, off by "
-            f"{percent(scale.mean_error)} on average"
-        )
-    return small, predicted, confirmed
+        confirmed = f"{len(scale.confirmed)} of {many}, off by {percent(scale.mean_error)} on average"
+    return (
+        small,
+        f"predicted  best on {scale.nodes} nodes: {best.recipe_id}  {thousands(best.tokens_per_s)} tokens/s "
+        f"(95 %: {interval(best)})",
+        f"confirmed  {confirmed}",
+    )

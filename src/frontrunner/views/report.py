@@ -20,13 +20,12 @@ from importlib.resources import files
 
 from frontrunner import __version__
 from frontrunner.results.outcome import Measurement, ProbeEnding
-from frontrunner.results.predictions import outlook_shares
+from frontrunner.results.predictions import outlook_of
 from frontrunner.results.ranking import RankedRecipe
 from frontrunner.results.records import IMPORTED, Campaign
 from frontrunner.results.status import FailedTrial
 from frontrunner.search.budget import outlook_in_words
 from frontrunner.search.spec import Budget, CampaignSpec
-from frontrunner.search.strategy import Outlook
 from frontrunner.spaces.problem import Problem
 from frontrunner.text import count, node_time, percent, plain, seconds, thousands
 from frontrunner.views.charts import FIGURES
@@ -191,7 +190,7 @@ def facts_of(collected: Collected, spec: CampaignSpec) -> dict[str, str]:
         "dates": f"begun {_minute(campaign.created_at)}, last changed {_minute(campaign.updated_at)}",
     }
     if collected.outlook is not None:
-        facts["left to gain"] = outlook_in_words(Outlook(**outlook_shares(collected.outlook)))
+        facts["left to gain"] = outlook_in_words(outlook_of(collected.outlook)[0])
     return facts
 
 

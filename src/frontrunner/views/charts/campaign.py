@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from frontrunner.results.outcome import FailureKind, Measurement
-from frontrunner.text import node_time, node_unit, percent, seconds, thousands
+from frontrunner.results.outcome import Measurement
+from frontrunner.text import counted, node_time, node_unit, percent, seconds, thousands
 from frontrunner.views.charts.data import NOTHING_ENDED, Chart, Collected, Json, Missing, table
 from frontrunner.views.charts.marks import (
     GRAY,
@@ -17,11 +18,11 @@ from frontrunner.views.charts.marks import (
     ORANGE,
     OUTCOMES,
     layer,
+    looks,
     name,
     number,
-    outcome_marks,
+    outcome_colors,
     outcome_name,
-    palette,
     tooltip,
     values,
 )
@@ -34,15 +35,14 @@ def history(collected: Collected) -> Chart | Missing:
     """Draw the tokens/s of every probe and the best so far, over probes and over the time of nodes."""
     if not collected.attempts:
         return NOTHING_ENDED
-    total_s = math.fsum(ended.outcome.node_seconds for ended in collected.attempts)
-    unit, size_s = node_unit(total_s)
+    unit, size_s = node_unit(math.fsum(ended.outcome.node_seconds for ended in collected.attempts))
     rows = _history_rows(collected, size_s)
     hints = tooltip("probe", "recipe", "choices", "outcome", numbers={"tokens_per_s": "tokens/s"})
-    probes = {"y": number("drawn", "tokens/s"), "tooltip": hints} | outcome_marks(row["outcome"] for row in rows)
+    marks = looks("outcome", OUTCOMES, (row["outcome"] for row in rows), "color", "shape")
     best = {"y": number("best", "tokens/s")}
     layers = [
         layer("line", best, where="isValid(datum.best)", interpolate="step-after", color=ORANGE, strokeWidth=2.5),
-        layer("point", probes, filled=True, size=55),
+        layer("point", {"y": number("drawn", "tokens/s"), "tooltip": hints} | marks, filled=True, size=55),
     ]
     axes = (number("probe", "probe"), number("spent", f"{unit} spent"))
     return Chart(
@@ -66,40 +66,36 @@ def history(collected: Collected) -> Chart | Missing:
 
 def _history_rows(collected: Collected, size_s: float) -> list[Json]:
     """Return one row per attempt; `best` is the pooled tokens/s of the recipe that led after it."""
-    measured: dict[str, list[float]] = {}
+    measured: dict[str, list[float]] = defaultdict(list)
     standing: dict[str, float] = {}
-    leader: str | None = None
+    best: float | None = None
     rows, spent_s = [], 0.0
     for probe, ended in enumerate(collected.attempts, start=1):
         recipe_id, outcome = ended.trial.recipe_id, ended.outcome
         spent_s += outcome.node_seconds
-        tokens_per_s = None
+        tokens_per_s, before = None, standing.pop(recipe_id, None)
         if isinstance(outcome, Measurement):
             tokens_per_s = outcome.tokens_per_s
-            measured.setdefault(recipe_id, []).append(tokens_per_s)
+            measured[recipe_id].append(tokens_per_s)
             standing[recipe_id] = statistics.median(measured[recipe_id])
-        elif outcome.policy.counts_against_recipe:
-            standing.pop(recipe_id, None)
-        leader = _leader(standing, leader, recipe_id)
+        elif before is not None and not outcome.policy.counts_against_recipe:
+            standing[recipe_id] = before
+        if before == best:  # only then may another recipe lead
+            best = max(standing.values(), default=None)
+        elif best is not None:
+            best = max(best, standing.get(recipe_id, best))
         rows.append(
             {
                 "probe": probe,
                 "spent": spent_s / size_s,
                 "outcome": outcome_name(outcome),
                 "tokens_per_s": tokens_per_s,
-                "best": None if leader is None else standing[leader],
+                "best": best,
                 "recipe": recipe_id,
                 "choices": ended.trial.recipe.describe(),
             }
         )
     return rows
-
-
-def _leader(standing: Mapping[str, float], leader: str | None, changed: str) -> str | None:
-    """Return the recipe that leads after `changed` changed; compare all recipes only if the leader itself changed."""
-    if leader is None or leader == changed:
-        return max(standing, key=standing.__getitem__, default=None)
-    return changed if changed in standing and standing[changed] > standing[leader] else leader
 
 
 def _reading(rows: Sequence[Json], unit: str) -> str:
@@ -118,26 +114,26 @@ def node_hours(collected: Collected) -> Chart | Missing:
     """Draw the time of nodes by outcome: measurements first, then failures, the costliest first."""
     if not collected.attempts:
         return NOTHING_ENDED
-    costs: dict[str, list[float]] = {outcome: [] for outcome in (MEASURED, *(kind.value for kind in FailureKind))}
+    attempts: Counter[str] = Counter()
+    spent: dict[str, float] = defaultdict(float)
     for ended in collected.attempts:
-        costs[outcome_name(ended.outcome)].append(ended.outcome.node_seconds)
-    total_s = math.fsum(cost for spent in costs.values() for cost in spent)
+        outcome = outcome_name(ended.outcome)
+        attempts[outcome] += 1
+        spent[outcome] += ended.outcome.node_seconds
+    total_s = math.fsum(spent.values())
     unit, size_s = node_unit(total_s)
-    spent = {outcome: math.fsum(cost) for outcome, cost in costs.items() if cost}
-    order = sorted(spent, key=lambda outcome: (outcome != MEASURED, -spent[outcome]))
     rows: list[Json] = [
         {
             "outcome": outcome,
-            "attempts": len(costs[outcome]),
+            "attempts": attempts[outcome],
             "spent": spent[outcome] / size_s,
             "share": spent[outcome] / total_s if total_s else 0.0,
-            "words": f"{node_time(spent[outcome])}, {_count(len(costs[outcome]), 'probe')}",
+            "words": f"{node_time(spent[outcome])}, {counted(attempts[outcome], 'probe')}",
         }
-        for outcome in order
+        for outcome in sorted(spent, key=lambda outcome: (outcome != MEASURED, -spent[outcome]))
     ]
-    colors = palette("outcome", _colors(), order) | {"legend": None}
     hints = tooltip("outcome", "attempts", words="spent")
-    wasted = percent((total_s - spent.get(MEASURED, 0.0)) / total_s) if total_s else "none"
+    wasted = percent((total_s - spent[MEASURED]) / total_s) if total_s else "none"
     return Chart(
         reading=f"{node_time(total_s)} went to {len(collected.attempts)} attempts; {wasted} of them to attempts that "
         "failed.",
@@ -146,7 +142,7 @@ def node_hours(collected: Collected) -> Chart | Missing:
             "height": 42 * len(rows),
             "encoding": {"y": name("outcome", axis={"grid": False, "labelFontSize": 13}), "x": number("spent", unit)},
             "layer": [
-                layer("bar", {"color": colors, "tooltip": hints}, height=26),
+                layer("bar", {"color": outcome_colors(attempts) | {"legend": None}, "tooltip": hints}, height=26),
                 layer("text", {"text": {"field": "words"}}, align="left", dx=6),
                 layer("rule", {"x": {"datum": 1.25 * max(row["spent"] for row in rows)}}, opacity=0),  # room for text
             ],
@@ -159,14 +155,6 @@ def node_hours(collected: Collected) -> Chart | Missing:
             ("share", lambda row: percent(row["share"])),
         ),
     )
-
-
-def _count(number_of: int, what: str) -> str:
-    return f"{number_of} {what}{'s' if number_of != 1 else ''}"
-
-
-def _colors() -> dict[str, str]:
-    return {outcome: color for outcome, (color, _) in OUTCOMES.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,24 +173,38 @@ def timeline(spans: Sequence[Span]) -> Json | None:
 
     Long stretches in which nothing ran are cut out, and marked.
     """
+    rows: list[Json] = []
+    cuts: list[float] = []
+    lanes: list[datetime] = []
+    paused_s = 0.0
     ordered = sorted(spans, key=lambda span: (span.started_at, span.ended_at))
-    if not ordered:
+    for span in ordered:
+        begin_s = (span.started_at - ordered[0].started_at).total_seconds() - paused_s
+        pause_s = (span.started_at - max(lanes, default=span.started_at)).total_seconds()
+        if pause_s > LONGEST_PAUSE_S:
+            begin_s, paused_s = begin_s - pause_s, paused_s + pause_s
+            cuts.append(begin_s)
+        lane = next((place for place, ends_at in enumerate(lanes) if ends_at <= span.started_at), len(lanes))
+        lanes[lane : lane + 1] = [span.ended_at]
+        took_s = (span.ended_at - span.started_at).total_seconds()
+        words = {"recipe": span.recipe_id, "outcome": span.outcome, "words": span.words, "took": seconds(took_s)}
+        rows.append(words | {"lane": lane, "begin": begin_s, "end": begin_s + took_s})
+    if not rows:
         return None
-    rows, cuts = _timeline_rows(ordered)
-    total_s = max(row["end_s"] for row in rows)
+    total_s = max(row["end"] for row in rows)
     unit, size_s = ("s", 1) if total_s < 300 else ("min", 60) if total_s < 18_000 else ("h", 3600)
     for row in rows:
-        row |= {"begin": row["begin_s"] / size_s, "end": row["end_s"] / size_s}
+        row |= {"begin": row["begin"] / size_s, "end": row["end"] / size_s}
     x = number("begin", f"time with probes, {unit}", scale={"zero": True, "nice": False})
     bars = {
         "x": x,
         "x2": {"field": "end"},
         "y": {"field": "lane", "type": "ordinal", "axis": None},
-        "color": palette("outcome", _colors(), (row["outcome"] for row in rows)),
+        "color": outcome_colors(row["outcome"] for row in rows),
         "tooltip": tooltip("recipe", "outcome", words="probe", took="ran"),
     }
-    cut = {"x": x, "tooltip": {"field": "words"}}
     pauses = [{"begin": at_s / size_s, "words": "time without probes is cut out here"} for at_s in cuts]
+    cut = {"x": x, "tooltip": {"field": "words"}}
     return {
         "height": 22 * (1 + max(row["lane"] for row in rows)),
         "layer": [
@@ -210,33 +212,3 @@ def timeline(spans: Sequence[Span]) -> Json | None:
             layer("rule", cut, rows=pauses, strokeDash=[3, 3], color=GRAY, strokeWidth=1.5),
         ],
     }
-
-
-def _timeline_rows(spans: Sequence[Span]) -> tuple[list[Json], list[float]]:
-    """Return one row per span, in seconds since the first one began without long pauses, and where those were."""
-    rows: list[Json] = []
-    cuts: list[float] = []
-    lanes: list[datetime] = []
-    paused_s, last = 0.0, spans[0].started_at
-    for span in spans:
-        pause_s = (span.started_at - last).total_seconds()
-        if pause_s > LONGEST_PAUSE_S:
-            cuts.append((last - spans[0].started_at).total_seconds() - paused_s)
-            paused_s += pause_s
-        last = max(last, span.ended_at)
-        lane = next((place for place, ends_at in enumerate(lanes) if ends_at <= span.started_at), len(lanes))
-        lanes[lane : lane + 1] = [span.ended_at]
-        begin_s = (span.started_at - spans[0].started_at).total_seconds() - paused_s
-        took_s = (span.ended_at - span.started_at).total_seconds()
-        rows.append(
-            {
-                "recipe": span.recipe_id,
-                "outcome": span.outcome,
-                "words": span.words,
-                "took": seconds(took_s),
-                "lane": lane,
-                "begin_s": begin_s,
-                "end_s": begin_s + took_s,
-            }
-        )
-    return rows, cuts

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 import numpy as np
 
 from frontrunner.spaces.cluster import Cluster
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 from frontrunner.spaces.stages import even_layers, rank_of_stage
+from frontrunner.text import counted
 from frontrunner.views.charts.data import Json
-from frontrunner.views.charts.marks import BLUE, GRAY, layer, name, values
+from frontrunner.views.charts.marks import BLUE, GRAY, layer, name, unscaled, values
 
 MOST_NODES, MOST_DEVICES_PER_NODE, DEVICES_PER_ROW, MOST_PARTS = 12, 64, 4, 16
 WIDTH, HEIGHT = 66, 48
@@ -22,55 +23,23 @@ MOST_STAGE_CHARACTERS = 6
 ROOM_FOR_WORDS, ROOM_PER_STAGE, ROOM_PER_CHARACTER = 112, 24, 7.5
 LIGHTEST, DARKEST = 0.14, 0.62
 """Opacities of the first and the last pipeline rank: text is readable on all between."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Device:
-    """One device and the rank that runs on it; `replica`, `context` and `tensor` count from 0, as ranks do.
-
-    `stages` are those that it holds, several if they are interleaved.
-    """
-
-    rank: int
-    pipeline: int
-    tensor: int
-    replica: int
-    context: int
-    stages: tuple[int, ...]
-
-    @property
-    def stage_words(self) -> str:
-        """S3, or S3,11; of many the first and the last, from which the rest follows."""
-        words = "S" + ",".join(map(str, self.stages))
-        return words if len(words) <= MOST_STAGE_CHARACTERS else f"S{self.stages[0]}-{self.stages[-1]}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reach:
-    """One kind of group: `ranks` ranks each, on at most `nodes` nodes."""
-
-    kind: str
-    ranks: int
-    nodes: int
-    exchange: str
-    gb_per_s: float | None
-
-    @property
-    def words(self) -> str:
-        """Where such a group lies, and how fast the link there is, if the cluster file states it."""
-        where = "within a node" if self.nodes == 1 else f"over {self.nodes} nodes"
-        end = "device" if self.nodes == 1 else "network port"
-        return where if self.gb_per_s is None else f"{where}, {self.gb_per_s:g} GB/s per {end}"
+GROUPS = {
+    "TP": ("tensor-parallel group", "activations, in every layer"),
+    "PP": ("pipeline", "activations, between stages"),
+    "CP": ("context-parallel group", "keys, values and queries, in every layer"),
+    "DP": ("replicas", "gradients, once per step"),
+}
+"""Groups of ranks by the degree that sets their size, in the order in which a model is cut; and what they exchange."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """The chart of a cut with what it leaves out, and how far the recipe's groups reach."""
+    """The chart of a cut with what it leaves out, and how far the recipe's groups reach, one row per kind of group."""
 
     spec: Json
     nodes_left_out: int
     devices_left_out: int
-    reaches: tuple[Reach, ...]
+    reaches: tuple[Json, ...]
 
 
 def cut(recipe: Recipe, cluster: Cluster, *, layers: int) -> Cut:
@@ -87,8 +56,23 @@ def cut(recipe: Recipe, cluster: Cluster, *, layers: int) -> Cut:
         },
         nodes_left_out=nodes - len(shown),
         devices_left_out=cluster.devices_per_node - per_node,
-        reaches=tuple(reaches(recipe, cluster)),
+        reaches=tuple(_reaches(recipe, cluster)),
     )
+
+
+def _groups(recipe: Recipe) -> dict[str, tuple[int, int]]:
+    """Return the ranks of one group of each kind, and the distance between neighbors in it."""
+    strides = recipe.rank_strides
+    degrees = {one.label: getattr(recipe, one.field) for one in DIMENSIONS.values() if one.label in GROUPS}
+    degrees["DP"] = recipe.data_parallel  # the replicas lie further apart than the ranks that share one's sequences
+    distances = {label: strides.get(label.lower(), strides["dp"]) for label in GROUPS}
+    distances["DP"] *= recipe.copies // recipe.data_parallel
+    return {label: (degrees[label], distances[label]) for label in GROUPS}
+
+
+def places(recipe: Recipe, rank: int) -> dict[str, int]:
+    """Return a rank's number in its group of each kind, by the recipe's own order of ranks."""
+    return {label: rank // distance % ranks for label, (ranks, distance) in _groups(recipe).items()}
 
 
 def stages(recipe: Recipe, layers: int) -> list[Json]:
@@ -98,9 +82,8 @@ def stages(recipe: Recipe, layers: int) -> list[Json]:
     width = _strip_width(recipe) / ends[-1]
     found = []
     for stage, (count, end) in enumerate(zip(counts, ends, strict=True)):
-        rank = rank_of_stage(recipe, stage)
-        words = f"{count} layer{'s' if count > 1 else ''}"
-        short, room = f"S{stage}", count * width
+        rank, words, short = rank_of_stage(recipe, stage), counted(count, "layer"), f"S{stage}"
+        room = count * width
         lines = [f"stage {stage}:", words] if room >= ROOM_FOR_WORDS else [short, f"{count} L"]
         found.append(
             {
@@ -122,9 +105,9 @@ def _strip_width(recipe: Recipe) -> int:
     return min(max(STRIP_WIDTH, ROOM_PER_STAGE * recipe.stages), STRIP_WIDEST)
 
 
-def shade(place: int, places: int) -> float:
+def shade(place: int, of: int) -> float:
     """Return the opacity of a place among many; the middle for a single one."""
-    share = place / (places - 1) if places > 1 else 0.4
+    share = place / (of - 1) if of > 1 else 0.4
     return round(LIGHTEST + (DARKEST - LIGHTEST) * share, 3)
 
 
@@ -140,93 +123,63 @@ def shown_nodes(recipe: Recipe, cluster: Cluster, nodes: int) -> list[int]:
     return sorted([*begins, *others[: MOST_NODES - len(begins)]])
 
 
-def device(recipe: Recipe, rank: int) -> Device:
-    """Return what a rank holds, by the recipe's own order of ranks."""
-    strides = recipe.rank_strides
-    copy, pipeline = rank // strides["dp"] % recipe.copies, recipe.pipeline_rank(rank)
-    return Device(
-        rank=rank,
-        pipeline=pipeline,
-        tensor=rank // strides["tp"] % recipe.tensor_parallel,
-        replica=copy // recipe.context_parallel,
-        context=copy % recipe.context_parallel,
-        stages=tuple(stage for stage in range(recipe.stages) if rank_of_stage(recipe, stage) == pipeline),
-    )
-
-
 def _node_rows(recipe: Recipe, node: int, first_rank: int, devices: int) -> Iterator[Json]:
     """Yield one row per device of a node, and one per run of neighbors in a row that share each layer."""
-    run: list[tuple[int, int, Device]] = []
+    found = []
     for place in range(devices):
         line, column = divmod(place, DEVICES_PER_ROW)
-        where = {
+        where: Json = {
             "node": f"node {node:,}",
             "line": line,
             "begin": column + 0.05,
             "end": column + 0.95,
             "middle": column + 0.5,
         }
-        if first_rank + place >= recipe.devices:
+        if first_rank + place < recipe.devices:
+            held = places(recipe, first_rank + place)
+            found.append((where, held))
+            look = {"kind": "device", "shade": shade(held["PP"], recipe.pipeline_parallel)}
+            yield where | look | _device_words(recipe, first_rank + place, held)
+        else:
             yield where | {"kind": "idle", "words": ["idle"], "hint": "no rank runs here", "shade": 0}
-            continue
-        found = device(recipe, first_rank + place)
-        yield where | {
-            "kind": "device",
-            "words": _device_words(recipe, found),
-            "hint": _device_hint(recipe, found),
-            "shade": shade(found.pipeline, recipe.pipeline_parallel),
-        }
-        if run and not (run[-1][0] == line and _are_partners(run[-1][2], found)):
-            yield from _group(node, run)
-            run = []
-        run.append((line, column, found))
-    yield from _group(node, run)
+    for _, run in groupby(found, lambda pair: (pair[0]["line"], {**pair[1], "TP": 0})):
+        (first, _), *others = run
+        if others:
+            yield first | {"kind": "group", "begin": first["begin"] - 0.03, "end": others[-1][0]["end"] + 0.03}
 
 
-def _are_partners(one: Device, other: Device) -> bool:
-    return (one.pipeline, one.replica, one.context) == (other.pipeline, other.replica, other.context)
+def _device_words(recipe: Recipe, rank: int, held: dict[str, int]) -> Json:
+    """Return what is written on a device, and its hint."""
+    groups, pipeline = _groups(recipe), held["PP"]
+    own = [str(stage) for stage in range(recipe.stages) if rank_of_stage(recipe, stage) == pipeline]
+    short = {"PP": stage_words(own), "TP": f"T{held['TP']}", "CP": f"C{held['CP']}"}
+    parts = " ".join(text for label, text in short.items() if groups[label][0] > 1)
+    context = f", context part {held['CP']}" if groups["CP"][0] > 1 else ""
+    return {
+        "words": [f"{'replica ' if recipe.data_parallel <= 100 else 'R'}{held['DP']}", parts or "whole"],
+        "hint": f"rank {rank}: pipeline rank {pipeline}, stage{'s' if len(own) > 1 else ''} {', '.join(own)}, "
+        f"tensor part {held['TP']}, replica {held['DP']}{context}",
+    }
 
 
-def _group(node: int, run: list[tuple[int, int, Device]]) -> Iterator[Json]:
-    if len(run) > 1:
-        line, column, _ = run[0]
-        begin, end = column + 0.02, run[-1][1] + 0.98
-        yield {"kind": "group", "node": f"node {node:,}", "line": line, "begin": begin, "end": end}
-
-
-def _device_words(recipe: Recipe, found: Device) -> list[str]:
-    parts = [f"{'replica ' if recipe.data_parallel <= 100 else 'R'}{found.replica}"]
-    named = []
-    if recipe.pipeline_parallel > 1:
-        named.append(found.stage_words)
-    if recipe.tensor_parallel > 1:
-        named.append(f"T{found.tensor}")
-    if recipe.context_parallel > 1:
-        named.append(f"C{found.context}")
-    return [*parts, " ".join(named) or "whole"]
-
-
-def _device_hint(recipe: Recipe, found: Device) -> str:
-    held = f"stage{'s' if len(found.stages) > 1 else ''} {', '.join(map(str, found.stages))}"
-    context = f", context part {found.context}" if recipe.context_parallel > 1 else ""
-    return (
-        f"rank {found.rank}: pipeline rank {found.pipeline}, {held}, tensor part {found.tensor}, "
-        f"replica {found.replica}{context}"
-    )
+def stage_words(own: list[str]) -> str:
+    """Return S3, or S3,11; of many the first and the last, from which the rest follows."""
+    words = "S" + ",".join(own)
+    return words if len(words) <= MOST_STAGE_CHARACTERS else f"S{own[0]}-{own[-1]}"
 
 
 BOX: Json = {"stroke": GRAY, "strokeWidth": 1, "color": BLUE}
 SHADE: Json = {"field": "shade", "type": "quantitative", "scale": None}
 HINT: Json = {"field": "hint"}
+WORDS: Json = {"field": "words"}
 
 
 def _strip(recipe: Recipe, rows: list[Json]) -> Json:
     """Specify the model as a strip: stages next to one another, cut lengthwise into tensor-parallel parts."""
-    x: Json = {"field": "begin", "type": "quantitative", "axis": None, "scale": {"nice": False}}
-    y = {"field": "part", "type": "quantitative", "axis": None, "scale": {"domain": [0, 1]}}
+    x, y = unscaled("begin", nice=False), unscaled("part", domain=[0, 1])
     most = recipe.tensor_parallel if recipe.tensor_parallel <= MOST_PARTS else 1
     parts = [{"part": part / most} for part in range(1, most)]
-    text = {"x": x | {"field": "middle"}, "text": {"field": "words"}, "tooltip": HINT}
+    text = {"x": x | {"field": "middle"}, "text": WORDS, "tooltip": HINT}
     return {
         "width": _strip_width(recipe),
         "height": STRIP_HEIGHT,
@@ -241,21 +194,15 @@ def _strip(recipe: Recipe, rows: list[Json]) -> Json:
 def _nodes(rows: list[Json], devices: int) -> Json:
     """Specify the nodes as boxes of devices."""
     across, lines = min(devices, DEVICES_PER_ROW), -(-devices // DEVICES_PER_ROW)
-    scale = {"domain": [-0.06, across + 0.06], "nice": False}
-    place: Json = {
-        "x": {"field": "begin", "type": "quantitative", "axis": None, "scale": scale},
-        "x2": {"field": "end"},
-    }
-    text = {"x": place["x"] | {"field": "middle"}, "text": {"field": "words"}}
+    x = unscaled("begin", domain=[-0.06, across + 0.06], nice=False)
+    place = {"x": x, "x2": {"field": "end"}}
     box = BOX | {"height": HEIGHT - 8, "cornerRadius": 3}
     ring = BOX | {"height": HEIGHT - 3, "cornerRadius": 5, "strokeWidth": 2, "fillOpacity": 0}
+    text = {"x": x | {"field": "middle"}, "text": WORDS}
+    nodes = list(dict.fromkeys(row["node"] for row in rows))
     return {
         "data": values(rows),
-        "facet": name(
-            "node",
-            sort=list(dict.fromkeys(row["node"] for row in rows)),
-            header={"title": None, "labelAnchor": "start"},
-        ),
+        "facet": name("node", sort=nodes, header={"title": None, "labelAnchor": "start"}),
         "columns": 4,
         "spacing": 12,
         "spec": {
@@ -273,20 +220,17 @@ def _nodes(rows: list[Json], devices: int) -> Json:
     }
 
 
-def reaches(recipe: Recipe, cluster: Cluster) -> Iterator[Reach]:
-    """Yield the kinds of groups that have more than one rank, in the order in which a model is cut."""
-    strides, links = recipe.rank_strides, cluster.links
-    kinds = (
-        ("tensor-parallel group", recipe.tensor_parallel, strides["tp"], "activations, in every layer"),
-        ("pipeline", recipe.pipeline_parallel, strides["pp"], "activations, between stages"),
-        ("context-parallel group", recipe.context_parallel, strides["dp"], "keys, values and queries, in every layer"),
-        ("replicas", recipe.data_parallel, strides["dp"] * recipe.context_parallel, "gradients, once per step"),
-    )
-    for kind, ranks, stride, exchange in kinds:
+def _reaches(recipe: Recipe, cluster: Cluster) -> Iterator[Json]:
+    """Yield one row per kind of group of several ranks: on how many nodes a group lies, and how fast the link is."""
+    for label, (ranks, distance) in _groups(recipe).items():
         if ranks > 1:
-            nodes = nodes_of_groups(recipe.devices, cluster.devices_per_node, ranks=ranks, stride=stride)
-            rate = links.node_gb_per_s if nodes == 1 else links.nic_gb_per_s
-            yield Reach(kind=kind, ranks=ranks, nodes=nodes, exchange=exchange, gb_per_s=rate)
+            nodes = nodes_of_groups(recipe.devices, cluster.devices_per_node, ranks=ranks, stride=distance)
+            where, rate, end = "within a node", cluster.links.node_gb_per_s, "device"
+            if nodes > 1:
+                where, rate, end = f"over {nodes} nodes", cluster.links.nic_gb_per_s, "network port"
+            kind, exchange = GROUPS[label]
+            words = where if rate is None else f"{where}, {rate:g} GB/s per {end}"
+            yield {"kind": kind, "ranks": ranks, "words": words, "exchange": exchange}
 
 
 def nodes_of_groups(devices: int, devices_per_node: int, *, ranks: int, stride: int) -> int:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from frontrunner.results.outcome import Failure
+from frontrunner.results.pages import probed
 from frontrunner.results.prior_results import reused_trials
 from frontrunner.results.ranking import RankedRecipe, best, pareto
-from frontrunner.results.records import Campaign, Event
+from frontrunner.results.records import Campaign, Event, Probed
 from frontrunner.results.status import FailedTrial, failures, status
 from frontrunner.results.store import Store
-from frontrunner.results.trial_history import Probed, probed
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import DIMENSIONS, Choice, Recipe
 from frontrunner.spaces.space import Survey
@@ -44,14 +44,12 @@ class Table:
 
 def table(rows: Sequence[Row], *columns: tuple[str, str | Callable[[Row], str]]) -> Table:
     """Return rows as text; columns are (title, key of a row or function of it), and None is a dash."""
-    found = [[_cell(row, value) for _, value in columns] for row in rows]
-    return Table(tuple(title for title, _ in columns), tuple(map(tuple, found)))
+    found = (tuple(_cell(row, value) for _, value in columns) for row in rows)
+    return Table(tuple(title for title, _ in columns), tuple(found))
 
 
 def _cell(row: Any, value: str | Callable[[Any], str]) -> str:
-    if callable(value):
-        return value(row)
-    found = row[value]
+    found = value(row) if callable(value) else row[value]
     return "-" if found is None else thousands(found) if isinstance(found, float) else str(found)
 
 
@@ -141,22 +139,20 @@ def shown(value: Choice) -> str:
 def knobs(survey: Survey, recipes: Sequence[Recipe]) -> tuple[Knob, ...]:
     """Return the dimensions with a choice in which these recipes differ."""
     found = []
-    for name, choices in survey.dimensions.items():
-        if len(choices) == 1:
-            continue  # a recipe without a pipeline has the schedule `none`, whatever the space lists
+    for name, listed in survey.dimensions.items():
         present = {DIMENSIONS[name].of(recipe) for recipe in recipes}
-        if len(present) > 1:
-            found.append(Knob(name=name, values=tuple(sorted(present, key=_order(survey, name)))))
+        # Recipes without a pipeline have the schedule `none`, whatever the space lists.
+        if len(listed) > 1 and len(present) > 1:
+            found.append(Knob(name=name, values=tuple(sorted(present, key=_order(list(listed))))))
     return tuple(found)
 
 
-def _order(survey: Survey, name: str) -> Callable[[Choice], tuple[int, str]]:
+def _order(listed: Sequence[Choice]) -> Callable[[Choice], tuple[int, str]]:
     """Return a sort key: numbers and flags by size, words as the space lists them, after unlisted ones."""
-    listed = list(survey.dimensions[name])
 
     def key(value: Choice) -> tuple[int, str]:
-        if not isinstance(value, str):
-            return int(value), ""
-        return (listed.index(value), "") if value in listed else (-1, value)
+        if isinstance(value, str):
+            return (listed.index(value), "") if value in listed else (-1, value)
+        return int(value), ""
 
     return key

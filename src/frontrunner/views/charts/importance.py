@@ -21,7 +21,6 @@ from frontrunner.views.charts.marks import BLUE, ORANGE, name, number, palette, 
 
 if TYPE_CHECKING:
     from optuna.importance import BaseImportanceEvaluator
-    from sklearn.ensemble import RandomForestRegressor
 
 FEWEST_RECIPES = 20
 """Assumed: PED-ANOVA wants five recipes among the best (its documentation), a quarter of these."""
@@ -89,7 +88,21 @@ def shap(collected: Collected) -> Chart | Missing:
     effects, explained = shap_effects(varied, ranking)
     means = np.abs(effects).mean(axis=0)
     order = [int(place) for place in np.argsort(-means, kind="stable")]
-    rows = [row for column in order for row in _shap_rows(varied[column], ranking, effects[:, column])]
+    rows: list[Json] = []
+    for knob, effect in ((varied[column], effects[:, column]) for column in order):
+        ranks = np.argsort(np.argsort(effect, kind="stable"), kind="stable")
+        offsets = (ranks * GOLDEN_RATIO) % 1.0 * 2 - 1  # neighbors are spread apart, always in the same way
+        rows += [
+            {
+                **recipe_fields(row),
+                "knob": knob.label,
+                "value": knob.word(row.recipe),
+                "effect": 100 * float(found),
+                "offset": float(offset),
+                "shade": knob.place(row.recipe) / (len(knob.values) - 1),
+            }
+            for row, found, offset in zip(ranking, effect, offsets, strict=True)
+        ]
     weak = ": too little to trust these values." if explained < 0.5 else "."
     return Chart(
         reading=(
@@ -118,24 +131,6 @@ def shap(collected: Collected) -> Chart | Missing:
     )
 
 
-def _shap_rows(knob: Knob, ranking: Sequence[RankedRecipe], effects: Matrix) -> list[Json]:
-    """Return one row per recipe; offsets spread neighbors apart, always in the same way."""
-    ranks = np.argsort(np.argsort(effects, kind="stable"), kind="stable")
-    offsets = (ranks * GOLDEN_RATIO) % 1.0 * 2 - 1
-    last = len(knob.values) - 1
-    return [
-        {
-            **recipe_fields(row),
-            "knob": knob.label,
-            "value": knob.word(row.recipe),
-            "effect": 100 * float(effect),
-            "offset": float(offset),
-            "shade": knob.place(row.recipe) / last,
-        }
-        for row, effect, offset in zip(ranking, effects, offsets, strict=True)
-    ]
-
-
 def _weighed(collected: Collected) -> Sequence[RankedRecipe]:
     """Return the measured recipes, or an even selection from the ranking of more than `MOST_WEIGHED`."""
     return collected.ranking[:: -(-len(collected.ranking) // MOST_WEIGHED)]
@@ -156,7 +151,7 @@ def shares(varied: Sequence[Knob], ranking: Sequence[RankedRecipe], best_share: 
     """Return each method's share of 1 for each knob, in their order."""
     import optuna
     from optuna.distributions import BaseDistribution, CategoricalDistribution
-    from optuna.importance import FanovaImportanceEvaluator, PedAnovaImportanceEvaluator
+    from optuna.importance import FanovaImportanceEvaluator, PedAnovaImportanceEvaluator, get_param_importances
 
     evaluators: dict[str, BaseImportanceEvaluator] = {
         "PED-ANOVA": PedAnovaImportanceEvaluator(target_quantile=best_share),
@@ -173,11 +168,8 @@ def shares(varied: Sequence[Knob], ranking: Sequence[RankedRecipe], best_share: 
         params = {knob.name: knob.word(row.recipe) for knob in varied}
         speed = row.standing.tokens_per_s
         study.add_trial(optuna.trial.create_trial(params=params, distributions=choices, value=speed))
-    found = {}
-    for method, evaluator in evaluators.items():
-        by_name = optuna.importance.get_param_importances(study, evaluator=evaluator)
-        found[method] = tuple(float(by_name[knob.name]) for knob in varied)
-    return found
+    found = {method: get_param_importances(study, evaluator=one) for method, one in evaluators.items()}
+    return {method: tuple(float(by_name[knob.name]) for knob in varied) for method, by_name in found.items()}
 
 
 def shap_effects(varied: Sequence[Knob], ranking: Sequence[RankedRecipe]) -> tuple[Matrix, float]:
@@ -187,6 +179,7 @@ def shap_effects(varied: Sequence[Knob], ranking: Sequence[RankedRecipe]) -> tup
     tokens/s, in which knobs add up. The second value is the share of its variance that forests explain of recipes held
     back (R2 over `FOLDS` folds).
     """
+    from sklearn.ensemble import RandomForestRegressor
     from sklearn.model_selection import KFold, cross_val_predict
 
     with warnings.catch_warnings():
@@ -195,13 +188,8 @@ def shap_effects(varied: Sequence[Knob], ranking: Sequence[RankedRecipe]) -> tup
 
     places = np.array([[knob.place(row.recipe) for knob in varied] for row in ranking], dtype=np.float64)
     speeds = np.log([row.standing.tokens_per_s for row in ranking])
-    effects = library.TreeExplainer(_forest().fit(places, speeds)).shap_values(places)
-    guessed = cross_val_predict(_forest(), places, speeds, cv=KFold(FOLDS, shuffle=True, random_state=SEED))
+    forest = RandomForestRegressor(n_estimators=TREES, min_samples_leaf=2, random_state=SEED)
+    effects = library.TreeExplainer(forest.fit(places, speeds)).shap_values(places)
+    guessed = cross_val_predict(forest, places, speeds, cv=KFold(FOLDS, shuffle=True, random_state=SEED))
     explained = 1.0 - float(np.sum((guessed - speeds) ** 2) / np.sum((speeds - speeds.mean()) ** 2))
     return np.expm1(np.asarray(effects, dtype=np.float64)), explained
-
-
-def _forest() -> RandomForestRegressor:
-    from sklearn.ensemble import RandomForestRegressor
-
-    return RandomForestRegressor(n_estimators=TREES, min_samples_leaf=2, random_state=SEED)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.results.ranking import RankedRecipe
-from frontrunner.spaces.recipe import Recipe
-from frontrunner.text import gib, percent, thousands
+from frontrunner.text import counted, gib, percent, thousands
 from frontrunner.views.charts.data import (
     GIB,
     NOTHING_ENDED,
@@ -31,12 +30,14 @@ from frontrunner.views.charts.marks import (
     OUTCOMES,
     SLOW,
     layer,
+    looks,
     name,
     number,
     palette,
     recipe_fields,
     rule,
     tooltip,
+    unscaled,
     values,
 )
 from frontrunner.views.columns import COLUMNS, used
@@ -48,6 +49,7 @@ APART = 0.06
 MOST_LINES = 500
 """Of parallel coordinates; the fastest recipes are drawn."""
 NODE_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down")
+ON_FRONT = "on the front"
 
 
 def speed_memory(collected: Collected) -> Chart | Missing:
@@ -59,8 +61,8 @@ def speed_memory(collected: Collected) -> Chart | Missing:
     is_near = limit <= FAR * max(row.standing.peak_memory_bytes_max_rank for row in ranking)
     room = 1 - front[0].standing.peak_memory_bytes_max_rank / limit
     leanest = front[-1].standing
-    nodes = {row.recipe_id: nodes_used(row.recipe, collected.problem) for row in ranking}
-    counts = sorted(set(nodes.values()))
+    rows = _speed_memory_rows(collected)
+    counts = sorted({row["nodes"] for row in rows})
     remarks = []
     if len(counts) > 1:
         remarks.append(
@@ -69,6 +71,16 @@ def speed_memory(collected: Collected) -> Chart | Missing:
         )
     if not is_near:
         remarks.append(f"The device's {gib(limit)} GiB lie beyond the chart.")
+    groups = ["measured"] if len(counts) < 2 else [counted(count, "node") for count in counts]
+    known = {group: (NODE_SYMBOLS[at % len(NODE_SYMBOLS)], BLUE) for at, group in enumerate(groups)}
+    known[ON_FRONT] = ("circle", ORANGE)
+    place = {
+        "x": number("peak", "peak memory of the fullest rank, GiB", from_zero=False),
+        "y": number("tokens_per_s", "tokens/s"),
+    }
+    look: Json = place | looks("group", known, (row["group"] for row in rows), "shape", "color")
+    look["tooltip"] = tooltip("recipe", "choices", "nodes", numbers={"tokens_per_s": "tokens/s", "peak": "peak GiB"})
+    where = f"datum.group == '{ON_FRONT}'"
     return Chart(
         reading=(
             f"{len(front)} of {len(ranking)} recipes are on the front: no other is both faster and smaller. The "
@@ -79,7 +91,9 @@ def speed_memory(collected: Collected) -> Chart | Missing:
         spec={
             "height": 380,
             "layer": [
-                *_recipe_layers(_speed_memory_rows(collected, nodes), counts),
+                layer("line", place, rows=rows, where=where, color=ORANGE, strokeWidth=2),
+                layer("point", look, rows=rows, filled=True, size=70, opacity=0.9),
+                layer("text", place | {"text": {"field": "label"}}, rows=rows, where=where, dy=-11),
                 *(rule("x", limit / GIB, f"device: {gib(limit)} GiB") if is_near else ()),
             ],
         },
@@ -87,58 +101,22 @@ def speed_memory(collected: Collected) -> Chart | Missing:
     )
 
 
-def _speed_memory_rows(collected: Collected, nodes: Mapping[str, int]) -> list[Json]:
+def _speed_memory_rows(collected: Collected) -> list[Json]:
     """Return one row per recipe; points of the front carry their rank unless it would cover the label before it."""
     front_ids = {row.recipe_id for row in collected.front}
+    nodes = [nodes_used(row.recipe, collected.problem) for row in collected.ranking]
     sizes = [row.standing.peak_memory_bytes_max_rank for row in collected.ranking]
     apart, last = APART * (max(sizes) - min(sizes)), float("inf")
     rows = []
-    for row in collected.ranking:
-        size, label = row.standing.peak_memory_bytes_max_rank, ""
-        is_on_front = row.recipe_id in front_ids
-        if is_on_front and last - size >= apart:
-            label, last = f"#{row.rank}", size
-        rows.append(
-            {
-                **recipe_fields(row),
-                "peak": size / GIB,
-                "tokens_per_s": row.standing.tokens_per_s,
-                "group": "on the front" if is_on_front else _group(nodes, row),
-                "nodes": nodes[row.recipe_id],
-                "label": label,
-            }
-        )
+    for row, count, size in zip(collected.ranking, nodes, sizes, strict=True):
+        group, label = counted(count, "node") if len(set(nodes)) > 1 else "measured", ""
+        if row.recipe_id in front_ids:
+            group = ON_FRONT
+            if last - size >= apart:
+                label, last = f"#{row.rank}", size
+        figures = {"peak": size / GIB, "tokens_per_s": row.standing.tokens_per_s}
+        rows.append(recipe_fields(row) | figures | {"group": group, "nodes": count, "label": label})
     return rows
-
-
-def _group(nodes: Mapping[str, int], row: RankedRecipe) -> str:
-    count = nodes[row.recipe_id]
-    return _nodes(count) if len(set(nodes.values())) > 1 else "measured"
-
-
-def _nodes(count: int) -> str:
-    return f"{count} node{'s' if count > 1 else ''}"
-
-
-def _recipe_layers(rows: Sequence[Json], counts: Sequence[int]) -> list[Json]:
-    groups = ["measured"] if len(counts) < 2 else [_nodes(count) for count in counts]
-    present = [group for group in (*groups, "on the front") if any(row["group"] == group for row in rows)]
-    shapes = {group: NODE_SYMBOLS[place % len(NODE_SYMBOLS)] for place, group in enumerate(groups)}
-    look = {
-        "shape": name("group", scale={"domain": present, "range": [shapes.get(group, "circle") for group in present]}),
-        "color": palette("group", dict.fromkeys(groups, BLUE) | {"on the front": ORANGE}, present),
-    }
-    place = {
-        "x": number("peak", "peak memory of the fullest rank, GiB", from_zero=False),
-        "y": number("tokens_per_s", "tokens/s"),
-    }
-    front = "datum.group == 'on the front'"
-    hints = tooltip("recipe", "choices", "nodes", numbers={"tokens_per_s": "tokens/s", "peak": "peak GiB"})
-    return [
-        layer("line", place, rows=rows, where=front, color=ORANGE, strokeWidth=2),
-        layer("point", place | look | {"tooltip": hints}, rows=rows, filled=True, size=70, opacity=0.9),
-        layer("text", place | {"text": {"field": "label"}}, rows=rows, where=front, dy=-11),
-    ]
 
 
 def ranking_table(rows: Sequence[RankedRecipe]) -> Table:
@@ -170,39 +148,30 @@ def parallel_coordinates(collected: Collected) -> Chart | Missing:
     )
 
 
-def _parallel_spec(varied: Iterable[Knob], ranking: Sequence[RankedRecipe]) -> Json:
+def _parallel_spec(varied: Sequence[Knob], ranking: Sequence[RankedRecipe]) -> Json:
+    """Specify the lines with a brush: a box drawn over an axis hides the lines that cross the axis outside of it."""
     lines: list[Json] = []
     ticks: list[Json] = []
+
+    def add(axis: str, heights: Sequence[float], words: Mapping[str, float]) -> None:
+        """Add an axis; the fastest recipe comes last, and is drawn above the others."""
+        for row, height in zip(reversed(ranking), reversed(heights), strict=True):
+            speed = {"tokens_per_s": row.standing.tokens_per_s}
+            lines.append(recipe_fields(row) | speed | {"axis": axis, "height": height})
+        ticks.extend({"axis": axis, "words": text, "height": height} for text, height in words.items())
+
     for knob in varied:
         last = len(knob.values) - 1
-        heights = [knob.place(row.recipe) / last for row in ranking]
-        lines += _line_points(knob.label, heights, ranking)
-        ticks += _ticks(knob.label, {shown(value): place / last for place, value in enumerate(knob.values)})
+        words = {shown(value): place / last for place, value in enumerate(knob.values)}
+        add(knob.label, [knob.place(row.recipe) / last for row in ranking], words)
     numbers = {
         "peak GiB": [row.standing.peak_memory_bytes_max_rank / GIB for row in ranking],
         "tokens/s": [row.standing.tokens_per_s for row in ranking],
     }
     for label, found in numbers.items():
         low, room = min(found), max(found) - min(found)
-        heights = [(value - low) / room if room else 0.5 for value in found]
-        lines += _line_points(label, heights, ranking)
-        ticks += _ticks(label, {thousands(low + share * room): share for share in (0.0, 0.25, 0.5, 0.75, 1.0)})
-    return _parallel_layers(lines, ticks)
-
-
-def _line_points(axis: str, heights: Sequence[float], ranking: Sequence[RankedRecipe]) -> Iterator[Json]:
-    """Yield where each recipe's line crosses an axis, the slowest first: the fastest is drawn above the others."""
-    for row, height in reversed(list(zip(ranking, heights, strict=True))):
-        yield recipe_fields(row) | {"tokens_per_s": row.standing.tokens_per_s, "axis": axis, "height": height}
-
-
-def _ticks(axis: str, heights: Mapping[str, float]) -> Iterator[Json]:
-    for words, height in heights.items():
-        yield {"axis": axis, "words": words, "height": height}
-
-
-def _parallel_layers(lines: Sequence[Json], ticks: Sequence[Json]) -> Json:
-    """Specify the lines with a brush: a box drawn over an axis hides the lines that cross the axis outside of it."""
+        words = {thousands(low + share * room): share for share in (0.0, 0.25, 0.5, 0.75, 1.0)}
+        add(label, [(value - low) / room if room else 0.5 for value in found], words)
     on_axis = "isArray(brush.axis) && indexof(brush.axis, datum.axis) >= 0"
     outside = "datum.height < brush.height[0] || datum.height > brush.height[1]"
     fastest = {"range": [SLOW, BLUE, ORANGE], "interpolate": "rgb"}
@@ -218,7 +187,7 @@ def _parallel_layers(lines: Sequence[Json], ticks: Sequence[Json]) -> Json:
         "height": 340,
         "encoding": {
             "x": name("axis", scale={"type": "point", "padding": 0.3}, axis=axis),
-            "y": {"field": "height", "type": "quantitative", "axis": None, "scale": {"domain": [0, 1]}},
+            "y": unscaled("height", domain=[0, 1]),
         },
         "layer": [
             layer("line", crossed, rows=lines, strokeWidth=1.8, opacity=1)
@@ -234,35 +203,11 @@ def _parallel_layers(lines: Sequence[Json], ticks: Sequence[Json]) -> Json:
     }
 
 
-@dataclass(kw_only=True)
-class Cell:
-    """The legal recipes of one corner of the space: how many were measured, and how many failed in which way."""
-
-    legal: int = 0
-    speeds: list[float] = field(default_factory=list)
-    failures: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def state(self) -> str:
-        """The cell's legend."""
-        if not self.speeds and not self.failures:
-            return "not tried"
-        if not self.failures:
-            return "all ran"
-        if self.speeds:
-            return "some ran, some failed"
-        return f"all failed: {min(self.failures, key=lambda kind: (-self.failures[kind], kind))}"
-
-    @property
-    def failed(self) -> str:
-        """The failures as text."""
-        return ", ".join(f"{count} {kind}" for kind, count in sorted(self.failures.items()))
-
-
+ALL_RAN, SOME_RAN, ALL_FAILED, NOT_TRIED = "all ran", "some ran, some failed", "all failed: ", "not tried"
 CELLS = (
-    {"all ran": BLUE, "some ran, some failed": "#b3620a"}
-    | {f"all failed: {kind}": color for kind, (color, _) in OUTCOMES.items()}
-    | {"not tried": GRAY}
+    {ALL_RAN: BLUE, SOME_RAN: "#b3620a"}
+    | {f"{ALL_FAILED}{kind}": color for kind, (color, _) in OUTCOMES.items()}
+    | {NOT_TRIED: GRAY}
 )
 
 
@@ -270,19 +215,39 @@ def feasibility(collected: Collected) -> Chart | Missing:
     """Draw a panel per micro-batch: what ran and what failed by tensor and pipeline parallelism."""
     if not collected.ranking and not collected.final_failures:
         return NOTHING_ENDED
-    cells: dict[tuple[int, int, int], Cell] = {}
-    for recipe in collected.survey.recipes:
-        _cell(cells, recipe).legal += 1
+    corner = attrgetter("tensor_parallel", "pipeline_parallel", "micro_batch_seqs")
+    legal: Counter[tuple[int, ...]] = Counter(map(corner, collected.survey.recipes))
+    speeds: dict[tuple[int, ...], list[float]] = defaultdict(list)
+    failures: dict[tuple[int, ...], Counter[str]] = defaultdict(Counter)
     for row in collected.ranking:
-        _cell(cells, row.recipe).speeds.append(row.standing.tokens_per_s)
+        speeds[corner(row.recipe)].append(row.standing.tokens_per_s)
     for recipe, failure in collected.final_failures.items():
-        _cell(cells, recipe).failures[failure.kind.value] += 1
-    tried = [cell for cell in cells.values() if cell.state != "not tried"]
-    failed = sum(cell.state.startswith("all failed") for cell in tried)
-    rows = [_cell_row(*corner, cell) for corner, cell in sorted(cells.items())]
+        failures[corner(recipe)][failure.kind.value] += 1
+    rows: list[Json] = []
+    for place in sorted({*legal, *speeds, *failures}):
+        tensor, pipeline, micro_batch = place
+        ran, failed = len(speeds[place]), failures[place]
+        most = min(failed, key=lambda kind: (-failed[kind], kind), default="")
+        state = (SOME_RAN if ran else ALL_FAILED + most) if failed else ALL_RAN if ran else NOT_TRIED
+        rows.append(
+            {
+                "tp": tensor,
+                "pp": pipeline,
+                "micro_batch": micro_batch,
+                "panel": f"micro-batch {micro_batch}",
+                "legal": legal[place],
+                "measured": ran,
+                "failed": ", ".join(f"{count} {kind}" for kind, count in sorted(failed.items())),
+                "best": thousands(max(speeds[place])) if ran else "-",
+                "state": state,
+                "words": f"{ran}/{ran + failed.total()}",
+            }
+        )
+    tried = [row for row in rows if row["state"] != NOT_TRIED]
+    lost = sum(row["state"].startswith(ALL_FAILED) for row in tried)
     return Chart(
         reading=(
-            f"Of {len(cells)} corners with a legal recipe {len(tried)} were tried; {failed or 'none'} of these failed "
+            f"Of {len(rows)} corners with a legal recipe {len(tried)} were tried; {lost or 'none'} of these failed "
             "altogether. A cell shows how many of the recipes tried there ran; an empty place has no legal one."
         ),
         spec=_feasibility_spec(rows),
@@ -294,49 +259,22 @@ def feasibility(collected: Collected) -> Chart | Missing:
     )
 
 
-def _cell(cells: dict[tuple[int, int, int], Cell], recipe: Recipe) -> Cell:
-    return cells.setdefault((recipe.tensor_parallel, recipe.pipeline_parallel, recipe.micro_batch_seqs), Cell())
-
-
-def _cell_row(tensor: int, pipeline: int, micro_batch: int, cell: Cell) -> Json:
-    measured = len(cell.speeds)
-    return {
-        "tp": tensor,
-        "pp": pipeline,
-        "micro_batch": micro_batch,
-        "panel": f"micro-batch {micro_batch}",
-        "legal": cell.legal,
-        "measured": measured,
-        "failed": cell.failed,
-        "best": thousands(max(cell.speeds)) if cell.speeds else "-",
-        "state": cell.state,
-        "words": f"{measured}/{measured + cell.failures.total()}",
-    }
-
-
 def _feasibility_spec(rows: Sequence[Json]) -> Json:
     colors = palette("state", CELLS, (row["state"] for row in rows))
-    hints = tooltip("legal", "measured", "failed", best="best tokens/s", tp="TP", pp="PP")
-    tried = "datum.state != 'not tried'"
+    tried = f"datum.state != '{NOT_TRIED}'"
     panels = list(dict.fromkeys(row["panel"] for row in sorted(rows, key=lambda row: row["micro_batch"])))
-    width = 37 * len({row["tp"] for row in rows})
     return {
         "data": values(rows),
-        "facet": {
-            "field": "panel",
-            "type": "nominal",
-            "sort": panels,
-            "header": {"title": None},
-        },
+        "facet": {"field": "panel", "type": "nominal", "sort": panels, "header": {"title": None}},
         "columns": 4,
-        "usermeta": {"panels": len(panels), "least": width + 46},
+        "usermeta": {"panels": len(panels), "least": 37 * len({row["tp"] for row in rows}) + 46},
         "spec": {
             "width": {"step": 37},
             "height": {"step": 37},
             "encoding": {
                 "x": {"field": "tp", "type": "ordinal", "title": "TP", "axis": {"labelAngle": 0}},
                 "y": {"field": "pp", "type": "ordinal", "title": "PP", "sort": "descending"},
-                "tooltip": hints,
+                "tooltip": tooltip("legal", "measured", "failed", best="best tokens/s", tp="TP", pp="PP"),
             },
             "layer": [
                 layer("rect", {"color": colors}, where=tried, width=33, height=33, cornerRadius=3),

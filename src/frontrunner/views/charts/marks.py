@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -44,26 +44,39 @@ def number(field: str, title: str | None, *, from_zero: bool = True, **more: Any
     return {"field": field, "type": "quantitative", "title": title, "scale": {"zero": from_zero}} | more
 
 
+def unscaled(field: str, **scale: Any) -> Json:
+    """Encode a quantitative field without an axis."""
+    return {"field": field, "type": "quantitative", "axis": None, "scale": scale}
+
+
 def name(field: str, title: str | None = None, **more: Any) -> Json:
     """Encode a nominal field in the order of the data."""
     return {"field": field, "type": "nominal", "title": title, "sort": None} | more
 
 
+def looks(field: str, known: Mapping[str, Sequence[str]], present: Iterable[str], *channels: str) -> Json:
+    """Encode a nominal field by several channels, each with its own part of the looks of the `known` values."""
+    used = _present(known, present)
+    return {
+        channel: name(field, scale={"domain": used, "range": [known[value][place] for value in used]})
+        for place, channel in enumerate(channels)
+    }
+
+
 def palette(field: str, colors: Mapping[str, str], present: Iterable[str]) -> Json:
     """Encode a nominal field by these colors, with a legend of the values that are present."""
-    found = set(present)
-    used = [value for value in colors if value in found]
+    used = _present(colors, present)
     return name(field, scale={"domain": used, "range": [colors[value] for value in used]})
 
 
-def outcome_marks(present: Iterable[str]) -> Json:
-    """Encode the field `outcome` by color and symbol."""
+def outcome_colors(present: Iterable[str]) -> Json:
+    """Encode the field `outcome` by color."""
+    return palette("outcome", {outcome: color for outcome, (color, _) in OUTCOMES.items()}, present)
+
+
+def _present(known: Collection[str], present: Iterable[str]) -> list[str]:
     found = set(present)
-    used = [outcome for outcome in OUTCOMES if outcome in found]
-    return {
-        channel: name("outcome", scale={"domain": used, "range": [OUTCOMES[outcome][place] for outcome in used]})
-        for place, channel in enumerate(("color", "shape"))
-    }
+    return [value for value in known if value in found]
 
 
 def tooltip(*fields: str, numbers: Mapping[str, str] = MappingProxyType({}), **titled: str) -> list[Json]:
@@ -98,9 +111,6 @@ def values(rows: Sequence[Json]) -> Json:
 
 def layer(kind: str, encoding: Json, *, rows: Sequence[Json] | None = None, where: str = "", **mark: Any) -> Json:
     """Return a layer of marks: of `rows`, else of the chart's own, and of these only those `where` a test holds."""
-    return {
-        **({} if rows is None else {"data": values(rows)}),
-        **({"transform": [{"filter": where}]} if where else {}),
-        "mark": {"type": kind} | mark,
-        "encoding": encoding,
-    }
+    data = {} if rows is None else {"data": values(rows)}
+    kept = {"transform": [{"filter": where}]} if where else {}
+    return {**data, **kept, "mark": {"type": kind} | mark, "encoding": encoding}

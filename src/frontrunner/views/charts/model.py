@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from frontrunner.evaluators.analytic.accuracy_bounds import trust_in
 from frontrunner.evaluators.analytic.estimates import Estimate, estimate_many, not_modelled
 from frontrunner.results.outcome import FailureKind
-from frontrunner.results.ranking import RankedRecipe
 from frontrunner.spaces.legality import Reason, why_illegal
 from frontrunner.spaces.recipe import DIMENSIONS, Choice, Recipe
 from frontrunner.spaces.space import recipe_at
 from frontrunner.text import gib, percent, thousands
-from frontrunner.views.charts.data import (
-    GIB,
-    NOTHING_MEASURED,
-    Chart,
-    Collected,
-    Json,
-    Missing,
-    shown,
-    table,
-)
+from frontrunner.views.charts.data import GIB, NOTHING_MEASURED, Chart, Collected, Json, Missing, shown, table
 from frontrunner.views.charts.marks import (
     BAR,
     BLUE,
@@ -33,6 +22,7 @@ from frontrunner.views.charts.marks import (
     RED,
     STAR,
     layer,
+    looks,
     name,
     number,
     recipe_fields,
@@ -50,24 +40,6 @@ def estimates(recipes: Sequence[Recipe], collected: Collected) -> dict[Recipe, E
     return dict(zip(known, estimate_many(known, collected.problem), strict=True)) if known else {}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compared:
-    """One measured recipe with its estimate; errors are predicted over measured, less 1."""
-
-    measured: RankedRecipe
-    predicted: Estimate
-
-    @property
-    def speed_error(self) -> float:
-        """Error of tokens/s: above 0 the model is too hopeful."""
-        return self.predicted.tokens_per_s / self.measured.standing.tokens_per_s - 1.0
-
-    @property
-    def memory_error(self) -> float:
-        """Error of the peak memory of the fullest rank."""
-        return self.predicted.peak_memory_bytes / self.measured.standing.peak_memory_bytes_max_rank - 1.0
-
-
 def predicted(collected: Collected) -> Chart | Missing:
     """Draw the model's speed and memory over the measured ones, with the line of a perfect model."""
     if not collected.ranking:
@@ -75,89 +47,77 @@ def predicted(collected: Collected) -> Chart | Missing:
     found = estimates([row.recipe for row in collected.ranking], collected)
     if not found:
         return Missing(reason="The formulas know none of the measured recipes.")
-    compared = [Compared(measured=row, predicted=found[row.recipe]) for row in collected.ranking if row.recipe in found]
+    rows: list[Json] = [
+        {
+            **recipe_fields(row),
+            "tokens/s": row.standing.tokens_per_s,
+            "predicted tokens/s": found[row.recipe].tokens_per_s,
+            "GiB": row.standing.peak_memory_bytes_max_rank / GIB,
+            "predicted GiB": found[row.recipe].peak_memory_bytes / GIB,
+        }
+        for row in collected.ranking
+        if row.recipe in found
+    ]
+    speeds, guesses = [row["tokens/s"] for row in rows], [row["predicted tokens/s"] for row in rows]
+    order = order_agreement(guesses, speeds)
+    speed, memory = (statistics.fmean(abs(_error(row, unit)) for row in rows) for unit in ("tokens/s", "GiB"))
     trust = trust_in(list(found), collected.problem)
-    speed, memory = (
-        statistics.fmean(map(abs, errors))
-        for errors in ([row.speed_error for row in compared], [row.memory_error for row in compared])
-    )
-    order = order_agreement(compared)
-    agreement = "" if order is None else f" The order agrees with a rank correlation of {order:.2f}."
+    unknown = len(collected.ranking) - len(rows)
     return Chart(
         reading=(
-            f"Over {len(compared)} measured recipes the model's tokens/s are off by {percent(speed, 0)} on average "
+            f"Over {len(rows)} measured recipes the model's tokens/s are off by {percent(speed, 0)} on average "
             f"(it says to expect {percent(trust.expected_error, 0)}), its peak memory by {percent(memory, 0)}."
-            f"{agreement}"
+            + ("" if order is None else f" The order agrees with a rank correlation of {order:.2f}.")
         ),
         remarks=(
             *(f"{remark[:1].upper()}{remark[1:]}." for remark in trust.remarks),
-            *_out_of_memory_remark(collected, compared),
-            *_unknown_remark(len(collected.ranking) - len(compared)),
+            *_out_of_memory_remark(collected, list(found.values())),
+            *([f"{unknown} measured recipes are unknown to the formulas and left out."] if unknown else ()),
         ),
-        spec=_predicted_spec(compared),
+        spec={
+            "data": values(rows),
+            "hconcat": [_against("tokens/s", "tokens/s", rows), _against("peak memory, GiB", "GiB", rows)],
+            "usermeta": {"least": 420, "margin": 85},
+        },
         table=table(
-            compared,
-            ("recipe", lambda row: row.measured.recipe_id),
-            ("choices", lambda row: row.measured.recipe.describe()),
-            ("tokens/s", lambda row: thousands(row.measured.standing.tokens_per_s)),
-            ("predicted", lambda row: thousands(row.predicted.tokens_per_s)),
-            ("error", lambda row: f"{100 * row.speed_error:+.0f} %"),
-            ("peak GiB", lambda row: gib(row.measured.standing.peak_memory_bytes_max_rank)),
-            ("predicted", lambda row: gib(row.predicted.peak_memory_bytes)),
-            ("error", lambda row: f"{100 * row.memory_error:+.0f} %"),
+            rows,
+            *(("recipe", "recipe"), ("choices", "choices"), ("tokens/s", "tokens/s")),
+            *(("predicted", "predicted tokens/s"), ("error", lambda row: f"{100 * _error(row, 'tokens/s'):+.0f} %")),
+            ("peak GiB", lambda row: gib(row["GiB"] * GIB)),
+            ("predicted", lambda row: gib(row["predicted GiB"] * GIB)),
+            ("error", lambda row: f"{100 * _error(row, 'GiB'):+.0f} %"),
         ),
     )
 
 
-def order_agreement(compared: Sequence[Compared]) -> float | None:
+def _error(row: Json, unit: str) -> float:
+    """Predicted over measured, less 1."""
+    return float(row[f"predicted {unit}"] / row[unit] - 1)
+
+
+def order_agreement(guessed: Sequence[float], found: Sequence[float]) -> float | None:
     """Return Spearman's rank correlation of predicted and measured speed.
 
     None for fewer than `FEWEST_FOR_ORDER` recipes, and where one of the two does not vary.
     """
-    guessed = [row.predicted.tokens_per_s for row in compared]
-    found = [row.measured.standing.tokens_per_s for row in compared]
-    if len(compared) < FEWEST_FOR_ORDER or len(set(guessed)) == 1 or len(set(found)) == 1:
+    if len(found) < FEWEST_FOR_ORDER or len(set(guessed)) == 1 or len(set(found)) == 1:
         return None
-    from scipy.stats import rankdata
+    from scipy.stats import spearmanr
 
-    return statistics.correlation(rankdata(guessed).tolist(), rankdata(found).tolist())
+    return float(spearmanr(guessed, found).statistic)
 
 
-def _out_of_memory_remark(collected: Collected, compared: Sequence[Compared]) -> Iterator[str]:
+def _out_of_memory_remark(collected: Collected, ran: Sequence[Estimate]) -> Iterator[str]:
     """State how the memory estimates judged the recipes that ran, and those that ran out of memory."""
-    failed = [
-        recipe for recipe, failure in collected.final_failures.items() if failure.kind is FailureKind.OUT_OF_MEMORY
-    ]
+    kinds = {recipe: failure.kind for recipe, failure in collected.final_failures.items()}
+    failed = [recipe for recipe, kind in kinds.items() if kind is FailureKind.OUT_OF_MEMORY]
     judged = estimates(failed, collected).values()
     if judged:
         yield (
             f"Of {len(judged)} recipes that ran out of memory the model had called "
-            f"{sum(not found.fits for found in judged)} too large; of {len(compared)} that ran, "
-            f"{sum(not row.predicted.fits for row in compared)}."
+            f"{sum(not found.fits for found in judged)} too large; of {len(ran)} that ran, "
+            f"{sum(not found.fits for found in ran)}."
         )
-
-
-def _unknown_remark(unknown: int) -> Iterator[str]:
-    if unknown:
-        yield f"{unknown} measured recipes are unknown to the formulas and left out."
-
-
-def _predicted_spec(compared: Sequence[Compared]) -> Json:
-    rows = [
-        {
-            **recipe_fields(row.measured),
-            "tokens/s": row.measured.standing.tokens_per_s,
-            "predicted tokens/s": row.predicted.tokens_per_s,
-            "GiB": row.measured.standing.peak_memory_bytes_max_rank / GIB,
-            "predicted GiB": row.predicted.peak_memory_bytes / GIB,
-        }
-        for row in compared
-    ]
-    return {
-        "data": values(rows),
-        "hconcat": [_against("tokens/s", "tokens/s", rows), _against("peak memory, GiB", "GiB", rows)],
-        "usermeta": {"least": 420, "margin": 85},
-    }
 
 
 def _against(title: str, unit: str, rows: Sequence[Json]) -> Json:
@@ -176,32 +136,18 @@ def _against(title: str, unit: str, rows: Sequence[Json]) -> Json:
 
 FIRST = ("tensor_parallel", "pipeline_parallel", "micro_batch_seqs", "accumulation")
 """The knobs that the Frontier study varies (arXiv 2312.12705), in its order; the space's others follow."""
-FAILED, ILLEGAL, TOO_LARGE, UNKNOWN = "failed", "no legal recipe", "estimated not to fit", "unknown to the model"
-SOURCES: dict[str, tuple[str, str, bool]] = {
-    "measured": (BLUE, "circle", True),
-    "the best": (ORANGE, STAR, True),
-    "estimated": (BLUE, "circle", False),
-    TOO_LARGE: (RED, "circle", False),
-    FAILED: (RED, CROSS, True),
-    UNKNOWN: (GRAY, "diamond", False),
-    ILLEGAL: (GRAY, BAR, True),
+BEST, ILLEGAL = "the best", "no legal recipe"
+HOLLOW = "transparent"
+SOURCES: dict[str, tuple[str, str, str]] = {
+    "measured": (BLUE, "circle", BLUE),
+    BEST: (ORANGE, STAR, ORANGE),
+    "estimated": (BLUE, "circle", HOLLOW),
+    "estimated not to fit": (RED, "circle", HOLLOW),
+    "failed": (RED, CROSS, RED),
+    "unknown to the model": (GRAY, "diamond", HOLLOW),
+    ILLEGAL: (GRAY, BAR, GRAY),
 }
-"""What a point of a curve rests on: its color, its symbol, and whether that is filled."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Point:
-    """The best recipe with one knob at `value`.
-
-    `source` is one of `SOURCES`. `tokens_per_s` is None for what failed, is illegal, or is unknown to the formulas;
-    `note` then names the reason. An estimate is the model's ratio to its own estimate of the best recipe, times the
-    measured speed of that: the ratio cancels an error of the model that all recipes share.
-    """
-
-    value: Choice
-    source: str
-    tokens_per_s: float | None = None
-    note: str = ""
+"""What a point of a curve rests on: its color, its symbol, and what fills that."""
 
 
 def sensitivity(collected: Collected) -> Chart | Missing:
@@ -217,60 +163,65 @@ def sensitivity(collected: Collected) -> Chart | Missing:
     if not varied:
         return Missing(reason="The space has one value for each knob: there is nothing to vary.")
     ordered = [name for name in FIRST if name in varied] + [name for name in varied if name not in FIRST]
-    curves = {knob: tuple(curve(knob, collected)) for knob in ordered}
-    movable = {knob: points for knob, points in curves.items() if _can_move(points)}
-    if not movable:
+    curves = {DIMENSIONS[knob].label: list(curve(knob, collected)) for knob in ordered}
+    drawn = {
+        label: points
+        for label, points in curves.items()
+        if any(point["source"] not in (ILLEGAL, BEST) for point in points)
+    }
+    if not drawn:
         return Missing(reason="No knob can be moved alone: with one value changed, no recipe is legal.")
-    fixed = ", ".join(DIMENSIONS[knob].label for knob in curves if knob not in movable)
-    best = collected.ranking[0]
-    follows = (
-        "" if "accumulation" in dimensions else " Accumulation follows from the fixed global batch and the micro-batch."
-    )
+    fixed = {label: points for label, points in curves.items() if label not in drawn}
+    best, follows = collected.ranking[0], ""
+    if "accumulation" not in dimensions:
+        follows = " Accumulation follows from the fixed global batch and the micro-batch."
     return Chart(
         reading=(
             f"One knob at a time around {best.recipe_id} ({best.recipe.describe()}), which reaches "
             f"{thousands(best.standing.tokens_per_s)} tokens/s. Filled points were measured; hollow ones are the "
             f"model's ratio to the best, times what that reached.{follows}"
         ),
-        remarks=(f"Not drawn, since no other value is legal while the rest stays: {fixed}.",) if fixed else (),
-        spec=_sensitivity_spec(movable),
+        remarks=(f"Not drawn, since no other value is legal while the rest stays: {', '.join(fixed)}.",)
+        if fixed
+        else (),
+        spec=_sensitivity_spec(list(drawn), [point for points in drawn.values() for point in points]),
         table=table(
-            _sensitivity_rows({knob: curves[knob] for knob in sorted(curves, key=lambda knob: knob not in movable)}),
+            [point for points in (drawn | fixed).values() for point in points],
             *(("knob", "knob"), ("value", "value"), ("rests on", "source")),
             *(("tokens/s", "tokens_per_s"), ("note", "note")),
         ),
     )
 
 
-def _can_move(points: Sequence[Point]) -> bool:
-    return any(point.source not in (ILLEGAL, "the best") for point in points)
+def curve(knob: str, collected: Collected) -> Iterator[Json]:
+    """Yield a point for each value of the space, in their order; numbers ascend.
 
-
-def curve(knob: str, collected: Collected) -> Iterator[Point]:
-    """Return a point for each value of the space, in their order; numbers ascend."""
+    `source` is one of `SOURCES`. `tokens_per_s` is None for what failed, is illegal, or is unknown to the formulas;
+    `note` then names the reason. An estimate is the model's ratio to its own estimate of the best recipe, times the
+    measured speed of that: the ratio cancels an error of the model that all recipes share.
+    """
     best = collected.ranking[0]
     variants = dict(_variants(knob, collected))
     known = estimates([best.recipe, *(found for found in variants.values() if isinstance(found, Recipe))], collected)
     measured = {row.recipe: row.standing.tokens_per_s for row in collected.ranking}
     failures = collected.final_failures
-    for value, found in variants.items():
+    for place, (value, found) in enumerate(variants.items()):
+        source, speed, note = "unknown to the model", None, ""
         if isinstance(found, Reason):
-            yield Point(value=value, source=ILLEGAL, note=found.text)
+            source, note = ILLEGAL, found.text
         elif found in measured:
-            source = "the best" if found == best.recipe else "measured"
-            yield Point(value=value, source=source, tokens_per_s=measured[found])
+            source, speed = BEST if found == best.recipe else "measured", measured[found]
         elif found in failures:
-            yield Point(value=value, source=FAILED, note=failures[found].kind.value)
+            source, note = "failed", failures[found].kind.value
         elif found in known and best.recipe in known:
-            ratio = known[found].tokens_per_s / known[best.recipe].tokens_per_s
-            source = "estimated" if known[found].fits else TOO_LARGE
-            yield Point(value=value, source=source, tokens_per_s=best.standing.tokens_per_s * ratio)
-        else:
-            yield Point(value=value, source=UNKNOWN)
+            source = "estimated" if known[found].fits else "estimated not to fit"
+            speed = best.standing.tokens_per_s * known[found].tokens_per_s / known[best.recipe].tokens_per_s
+        point = {"knob": DIMENSIONS[knob].label, "value": shown(value), "place": place}
+        yield point | {"tokens_per_s": speed, "drawn": speed or 0, "source": source, "note": note}
 
 
 def _variants(knob: str, collected: Collected) -> Iterator[tuple[Choice, Recipe | Reason]]:
-    """Return the best recipe with each value of the space, or why it is illegal; skip values that change nothing."""
+    """Yield the best recipe with each value of the space, or why it is illegal; skip values that change nothing."""
     best, dimensions = collected.ranking[0].recipe, collected.survey.dimensions
     own = DIMENSIONS[knob].of(best)
     choices = list(dimensions[knob]) if isinstance(own, str) else sorted(dimensions[knob])
@@ -285,37 +236,14 @@ def _variants(knob: str, collected: Collected) -> Iterator[tuple[Choice, Recipe 
             yield value, found
 
 
-def _sensitivity_rows(curves: dict[str, tuple[Point, ...]]) -> list[Json]:
-    return [
-        {
-            "knob": DIMENSIONS[knob].label,
-            "value": shown(point.value),
-            "place": place,
-            "tokens_per_s": point.tokens_per_s,
-            "drawn": point.tokens_per_s or 0,
-            "source": point.source,
-            "note": point.note,
-        }
-        for knob, points in curves.items()
-        for place, point in enumerate(points)
-    ]
-
-
-def _sensitivity_spec(curves: dict[str, tuple[Point, ...]]) -> Json:
-    rows = _sensitivity_rows(curves)
-    used = [source for source in SOURCES if any(row["source"] == source for row in rows)]
-    colors, shapes, _ = zip(*(SOURCES[source] for source in used), strict=True)
-    fills = [SOURCES[source][0] if SOURCES[source][2] else "transparent" for source in used]
-    look: Json = {
-        channel: name("source", scale={"domain": used, "range": list(found)})
-        for channel, found in {"stroke": colors, "shape": shapes, "fill": fills}.items()
-    }
+def _sensitivity_spec(labels: Sequence[str], points: Sequence[Json]) -> Json:
+    look = looks("source", SOURCES, (point["source"] for point in points), "stroke", "shape", "fill")
     look["tooltip"] = tooltip("knob", "value", "source", "note", numbers={"tokens_per_s": "tokens/s"})
     axis = {"labelAngle": 0, "labelOverlap": True, "grid": False}
-    labels = [DIMENSIONS[knob].label for knob in curves]
+    header = {"title": None, "labelFontWeight": "bold", "labelFontSize": 12.5}
     return {
-        "data": values(rows),
-        "facet": name("knob", sort=labels, header={"title": None, "labelFontWeight": "bold", "labelFontSize": 12.5}),
+        "data": values(points),
+        "facet": name("knob", sort=list(labels), header=header),
         "columns": 4,
         "resolve": {"scale": {"x": "independent"}},
         "usermeta": {"panels": len(labels), "least": 230, "margin": 52},

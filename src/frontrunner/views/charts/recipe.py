@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from frontrunner.evaluators.analytic.breakdown import Breakdown
-from frontrunner.text import gib, percent, plain, seconds, size, thousands
+from frontrunner.text import counted, gib, percent, plain, seconds, size, thousands
 from frontrunner.views.charts.data import GIB, Json
 from frontrunner.views.charts.marks import GRAY, layer, name, number, palette, rule, tooltip
 from frontrunner.views.columns import PARTS
@@ -51,28 +51,26 @@ def step_bars(found: Breakdown) -> Json:
 def memory_bars(found: Breakdown) -> Json:
     """Specify the memory of each rank of the pipeline as stacked bars in GiB, with the device's limit."""
     bars: dict[str, Mapping[str, float]] = {
-        f"{rank.holds}, {rank.layers} layer{'s' if rank.layers != 1 else ''}": {
+        f"{rank.holds}, {counted(rank.layers, 'layer')}": {
             part.replace("_", " "): amount / GIB for part, amount in rank.memory_parts_bytes.items()
         }
         for rank in found.ranks
     }
-    peaks = [rank.peak_memory_bytes for rank in found.ranks]
-    fullest = max(bars, key=lambda rank: sum(bars[rank].values()))
+    fullest = max(bars, key=lambda bar: sum(bars[bar].values()))
     legend = {}
     for part, amount in bars[fullest].items():
-        other = max(bars, key=lambda rank: bars[rank][part])
+        other = max(bars, key=lambda bar: bars[bar][part])
         if amount:
             legend[part] = f"{part} {_gib(amount)}"
         elif bars[other][part]:
             legend[part] = f"{part} {_gib(bars[other][part])} ({other.partition(',')[0]})"
     if found.measured is not None and found.measured.peak_memory_bytes:
-        peaks.append(found.measured.peak_memory_bytes)
         bars[MEASURED] = {"": found.measured.peak_memory_bytes / GIB}
-    limit = found.memory_limit_bytes
-    if limit > FAR * max(peaks):
+    limit = found.memory_limit_bytes / GIB
+    if limit > FAR * max(sum(parts.values()) for parts in bars.values()):
         return _bars(bars, legend, _gib, title="GiB per device")
-    spec = _bars(bars, legend, _gib, title="GiB per device", limit=limit / GIB)
-    spec["layer"] += rule("x", limit / GIB, f"device: {gib(limit)} GiB")
+    spec = _bars(bars, legend, _gib, title="GiB per device", limit=limit)
+    spec["layer"] += rule("x", limit, f"device: {gib(found.memory_limit_bytes)} GiB")
     return spec
 
 
@@ -91,10 +89,9 @@ def _bars(
     rows: list[Json] = []
     longest = max(limit, *(sum(parts.values()) for parts in bars.values()))
     for bar, parts in bars.items():
-        total, begin = sum(parts.values()), 0.0
+        begin = 0.0
         for part, amount in parts.items():
             if amount > 0:
-                is_short = amount < LEAST_SHARE * longest
                 rows.append(
                     {
                         "bar": bar,
@@ -104,17 +101,19 @@ def _bars(
                         "middle": begin + amount / 2,
                         "name": part or bar,
                         "took": words(amount),
-                        "share": percent(amount / total),
-                        "text": "" if is_short else part or words(amount),
+                        "share": percent(amount / sum(parts.values())),
+                        "text": "" if amount < LEAST_SHARE * longest else part or words(amount),
                     }
                 )
                 begin += amount
-    y = name("bar", axis={"grid": False, "labelFontSize": 12.5, "labelLimit": 180})
     color = {
         "condition": {"test": "datum.part == ''", "value": GRAY},
         **palette("part", {text: COLORS.get(part, OTHER) for part, text in legend.items()}, legend.values()),
     }
-    place: Json = {"y": y, "tooltip": tooltip(name="part", took="amount", share="share of the bar")}
+    place: Json = {
+        "y": name("bar", axis={"grid": False, "labelFontSize": 12.5, "labelLimit": 180}),
+        "tooltip": tooltip(name="part", took="amount", share="share of the bar"),
+    }
     stacked = place | {"x": number("amount", title, stack=None), "x2": {"field": "end"}, "color": color}
     text = place | {"x": number("middle", title), "text": {"field": "text"}}
     return {

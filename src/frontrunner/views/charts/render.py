@@ -32,6 +32,8 @@ def theme(*, is_dark: bool) -> Json:
     light = ("#1f2328", "#59636e", "#e4e8ec", "#ffffff")
     ink, quiet, grid, paper = ("#e6edf3", "#b1bac4", "#2a313a", "#0d1117") if is_dark else light
     words = {"labelColor": ink, "titleColor": quiet, "labelFontSize": 11.5, "titleFontSize": 12, "titleFontWeight": 400}
+    legend = {"orient": "bottom", "title": None, "columns": 5, "labelLimit": 260, "symbolSize": 90, "symbolOpacity": 1}
+    title = {"color": ink, "subtitleColor": quiet, "anchor": "start", "frame": "group", "offset": 10}
     return {
         "background": "transparent",
         "aria": False,  # the element that holds a chart has a label, and a table says the same in words
@@ -40,17 +42,8 @@ def theme(*, is_dark: bool) -> Json:
         "axis": words | {"gridColor": grid, "domainColor": grid, "tickColor": grid},
         "axisQuantitative": {"tickCount": 5, "format": NUMBER},
         "header": {"labelColor": ink, "labelFontSize": 12, "titleColor": quiet},
-        "legend": words
-        | {"orient": "bottom", "title": None, "columns": 5, "labelLimit": 260, "symbolSize": 90, "symbolOpacity": 1},
-        "title": {
-            "color": ink,
-            "subtitleColor": quiet,
-            "anchor": "start",
-            "frame": "group",
-            "offset": 10,
-            "fontSize": 14,
-            "subtitleFontSize": 12,
-        },
+        "legend": words | legend,
+        "title": title | {"fontSize": 14, "subtitleFontSize": 12},
         "text": {"color": ink, "fontSize": 11.5},
         "style": {"halo": {"stroke": paper, "strokeWidth": 3, "strokeJoin": "round", "strokeOpacity": 0.85}},
     }
