@@ -30,15 +30,25 @@ from frontrunner.results.store import Store, open_store
 from frontrunner.server import pages, routes
 from frontrunner.server.auth import SESSION_S, LoginLinks, make_tokens
 from frontrunner.server.drivers import Drivers
-from frontrunner.server.errors import Forbidden, answer, error_response, from_validation, response_of
+from frontrunner.server.errors import Forbidden
 from frontrunner.server.middleware import COOKIE, middleware
 from frontrunner.server.questions import API
 from frontrunner.server.registered import KINDS
 from frontrunner.server.replays import Replays
 from frontrunner.server.requests import ErrorAnswer
-from frontrunner.server.service import Cache, CachedRoute, Service, ServiceOf, StoreOf
+from frontrunner.server.service import (
+    Cache,
+    CachedRoute,
+    Service,
+    ServiceOf,
+    answer,
+    error_response,
+    from_validation,
+    response_of,
+)
 from frontrunner.server.settings import ServiceSettings
 from frontrunner.spaces.errors import FrontrunnerError
+from frontrunner.store import LocalStore
 
 SLOW_THREADS = 2
 """How many launches and plans are worked on at a time."""
@@ -87,6 +97,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         tokens=tokens,
         links=LoginLinks(),
         store=store,
+        local=LocalStore(is_open=store),
         drivers=Drivers(store, settings),
         replays=Replays(settings),
         slow_work=anyio.CapacityLimiter(SLOW_THREADS),
@@ -165,10 +176,10 @@ def _describe(app: FastAPI, service: Service) -> None:
 
 
 @outside.get("/healthz")
-def health(store: StoreOf) -> Response:
+def health(service: ServiceOf) -> Response:
     """Report whether the service can read its store; open to all, and silent about everything else."""
     try:
-        any_campaign(store)
+        any_campaign(service.store)
     except FrontrunnerError as error:  # names the store's path, or the database's host and user
         logger.warning("/healthz: %s", error.message)
         return answer({"status": "store not readable"}, status=503)
@@ -198,9 +209,9 @@ def login(service: ServiceOf, code: Annotated[str, Query(max_length=128)] = "") 
 
 
 @scraped.get("/metrics")
-def prometheus(store: StoreOf) -> Response:
+def prometheus(service: ServiceOf) -> Response:
     """Return the store's figures for Prometheus, which sends a token by its `authorization` setting."""
-    return Response(metrics(store), media_type=CONTENT_TYPE_LATEST)
+    return Response(metrics(service.store), media_type=CONTENT_TYPE_LATEST)
 
 
 def metrics(store: Store) -> bytes:

@@ -1,12 +1,13 @@
-"""The running service: its store, the processes that it started, its cache; and FastAPI dependencies on them.
+"""The running service: its store, the processes that it started, its cache, and what it responds with.
 
-Dependencies are coroutines, though they wait for nothing: FastAPI would run each plain function on a thread.
+FastAPI's dependencies are coroutines, though they wait for nothing: it would run each plain function on a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Hashable
+import html
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 from weakref import WeakValueDictionary
@@ -16,17 +17,32 @@ import anyio.to_thread
 from cachetools import TTLCache
 from fastapi import Depends, Request, Response
 from fastapi.routing import APIRoute
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import Scope
 
+from frontrunner.plain_json import to_json
 from frontrunner.results.store import Store
 from frontrunner.server.auth import ROLE, LoginLinks, Role, Tokens
 from frontrunner.server.drivers import Drivers
-from frontrunner.server.errors import Forbidden
+from frontrunner.server.errors import STATUS_OF, Forbidden
 from frontrunner.server.replays import Replays
 from frontrunner.server.settings import ServiceSettings
+from frontrunner.spaces.errors import FrontrunnerError
+from frontrunner.spaces.validation import invalid_input
 from frontrunner.store import LocalStore
 
 T = TypeVar("T")
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+TITLES = {403: "Not allowed", 404: "Not found"}
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="color-scheme" content="light dark">
+<title>{status} - frontrunner</title></head>
+<body><h1>{status}</h1><p>{message}</p><p>{hint}</p><p class="home"><a href="/">All campaigns</a></p></body></html>
+"""
+"""For senders without a token, who may not load the style sheet either, and for fragments of a page."""
+PLACES = ("body", "query", "path", "header")
+"""First part of a validation error's location: where in the request the value is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +53,7 @@ class Service:
     tokens: Tokens
     links: LoginLinks
     store: Store
+    local: LocalStore
     drivers: Drivers
     replays: Replays
     slow_work: anyio.CapacityLimiter
@@ -97,16 +114,6 @@ async def the_service(request: Request) -> Service:
     return service
 
 
-async def the_store(request: Request) -> Store:
-    """Return the open store, for the functions of `frontrunner.results`."""
-    return (await the_service(request)).store
-
-
-async def the_local_store(request: Request) -> LocalStore:
-    """Return the questions to the open store."""
-    return LocalStore(is_open=await the_store(request))
-
-
 async def the_role(request: Request) -> Role:
     """Return the role of the request's token."""
     role: Role = request.scope[ROLE]
@@ -120,7 +127,56 @@ async def operator(request: Request) -> None:
 
 
 ServiceOf = Annotated[Service, Depends(the_service)]
-StoreOf = Annotated[Store, Depends(the_store)]
-LocalOf = Annotated[LocalStore, Depends(the_local_store)]
 RoleOf = Annotated[Role, Depends(the_role)]
 OPERATOR = [Depends(operator)]
+
+
+def answer(value: object, *, status: int = 200) -> Response:
+    """Return a value as a JSON response.
+
+    FastAPI's own serialization would validate each value again, and leave out derived figures.
+    """
+    return Response(to_json(value), status_code=status, media_type="application/json")
+
+
+def error_response(
+    scope: Scope,
+    status: int,
+    message: str,
+    *,
+    kind: str = "Refused",
+    hint: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """Return an error as a response, a page where the Accept header names HTML outside the API."""
+    given = Headers(scope=scope)
+    if "text/html" not in given.get("accept", "") or str(scope["path"]).startswith("/api/"):
+        content = {"error": {"kind": kind, "message": message, "hint": hint}}
+        return JSONResponse(content, status_code=status, headers=headers)
+    if ROLE not in scope or "hx-request" in given:
+        page = PAGE.format(status=status, message=html.escape(message), hint=html.escape(hint or ""))
+    else:
+        from frontrunner.server.pages.rendering import render
+
+        title = TITLES.get(status, "This request cannot be served")
+        page = render("refusal.html", here=None, status=status, title=title, message=message, hint=hint)
+    return Response(page, status_code=status, media_type="text/html", headers=headers)
+
+
+def response_of(scope: Scope, error: FrontrunnerError, store: str) -> Response:
+    """Return one of our errors as a response that does not reveal where the store is."""
+    kind = type(error)
+    status = next(STATUS_OF[base] for base in kind.__mro__ if base in STATUS_OF)
+    return error_response(scope, status, message_without_store(error, store), kind=kind.__name__, hint=error.hint)
+
+
+def message_without_store(error: FrontrunnerError, store: str) -> str:
+    """Return an error's message without the address of the store."""
+    return error.message.removesuffix(f" in {store}")
+
+
+def from_validation(complaints: Sequence[Mapping[str, Any]]) -> FrontrunnerError:
+    """Convert FastAPI's validation errors into one of ours."""
+    first = complaints[0]
+    place = first["loc"]
+    return invalid_input([{**first, "loc": place[1:] if place[:1] and place[0] in PLACES else place}])
