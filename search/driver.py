@@ -124,7 +124,7 @@ class Driver:
             state=state,
             reason=reason,
             measured=session.view.measured,
-            last_failure=session.retries.last_alike if state is CampaignState.PAUSED else None,
+            last_failure=next(reversed(session.retries.alike), None) if state is CampaignState.PAUSED else None,
             outlook=session.view.outlook,
             limits=session.budget.limits(),
             objectives=self._spec.search.objectives,
@@ -160,7 +160,7 @@ class Driver:
             is_over = not running or self._wants_kill or session.budget.must_cut(running.values())
             if ending is not None and is_over:
                 return ending
-            for finished in session.finished(TICK_S):
+            for finished in session.evaluator.finished(TICK_S):
                 self._conclude(finished)
             self._announce_stop()
             session.keep()

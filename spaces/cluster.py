@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import ClassVar
 
 from frontrunner.spaces.errors import bad_value, require_above_zero, require_at_least, require_one_of
 
@@ -21,35 +20,21 @@ MOST_TFLOPS, MOST_MEMORY_GIB, MOST_GB_PER_S = 1e5, 1e5, 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class _ByPrecision:
-    """A figure above 0 by precision; None where unknown. Subclasses name its key and what is expected of it."""
+    """A figure above 0 by precision; None where unknown."""
 
     fp32: float | None = None
     bf16: float | None = None
     fp16: float | None = None
-
-    key: ClassVar[str]
-    expected: ClassVar[str] = "a rate above 0 in TFLOP/s, or no entry"
-    most: ClassVar[float] = math.inf
-
-    def __post_init__(self) -> None:
-        for precision in PRECISIONS:
-            value = getattr(self, precision)
-            require_above_zero(f"cluster.{self.key}.{precision}", value, self.expected, most=self.most)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeakTflops(_ByPrecision):
     """A device's highest arithmetic rate by precision, TFLOP/s, dense; None where the device has no such rate."""
 
-    key = "peak_tflops"
-    most = MOST_TFLOPS
-
 
 @dataclass(frozen=True, kw_only=True)
 class MatmulTflops(_ByPrecision):
     """The rate of a device's fastest measured matrix product by precision, TFLOP/s; None where none was measured."""
-
-    key = "matmul_tflops"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +44,13 @@ class ExpectedError(_ByPrecision):
     None where no step times of the precision are available.
     """
 
-    key = "expected_error"
-    expected = "a share above 0, or no entry"
+
+_RATE, _SHARE = "a rate above 0 in TFLOP/s, or no entry", "a share above 0, or no entry"
+_FIGURES = (
+    ("peak_tflops", _RATE, MOST_TFLOPS),
+    ("matmul_tflops", _RATE, math.inf),
+    ("expected_error", _SHARE, math.inf),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +115,10 @@ class Cluster:
             per_node = f"{self.devices_per_node} devices per node"
             raise bad_value("cluster.nodes", self.nodes, f"at most {MOST_DEVICES:,} devices in all, with {per_node}")
         require_one_of("cluster", "backend", self.backend, BACKENDS)
+        for key, expected, most in _FIGURES:
+            for precision in PRECISIONS:
+                value = getattr(getattr(self, key), precision)
+                require_above_zero(f"cluster.{key}.{precision}", value, expected, most=most)
         size, rate = "a size above 0 in GiB", "a rate above 0 in GB/s, or no entry"
         require_above_zero("cluster.memory_gib_per_device", self.memory_gib_per_device, size, most=MOST_MEMORY_GIB)
         require_above_zero("cluster.memory_gb_per_s", self.memory_gb_per_s, rate, most=MOST_GB_PER_S)
