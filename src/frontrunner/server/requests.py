@@ -153,16 +153,13 @@ class ReplayBody(Body):
     steps: Steps
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 3e-4
     warm_up_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 10
-    evaluate_every: Steps = 50
-    checkpoint_every: Steps | None = None
+    evaluate_every: Annotated[Steps, Field(serialization_alias="evaluation_every_steps")] = 50
+    checkpoint_every: Annotated[Steps | None, Field(serialization_alias="checkpoint_every_steps")] = None
     anyway: bool = False
 
     def settings(self) -> dict[str, object]:
         """Return the recipe, `anyway`, and the fields of `ReplaySettings`."""
-        table = self.model_dump()
-        table["evaluation_every_steps"] = table.pop("evaluate_every")
-        table["checkpoint_every_steps"] = table.pop("checkpoint_every")
-        return table
+        return self.model_dump(by_alias=True)
 
 
 class ErrorText(BaseModel):

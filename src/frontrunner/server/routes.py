@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 import anyio
 import anyio.to_thread
-from cachetools import TTLCache
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
@@ -16,8 +15,8 @@ from frontrunner.evaluators.analytic.estimates import ShownPlan
 from frontrunner.events import POLL_S, Follower, parse_cursor
 from frontrunner.plain_json import to_json
 from frontrunner.planning import plan_of
-from frontrunner.reporting import Reported, not_drawn, report_text, reported
 from frontrunner.reporting import figure as draw_figure
+from frontrunner.reporting import not_drawn, report_text
 from frontrunner.results import frames
 from frontrunner.results.pages import CampaignPage, RecipePage, campaign_page
 from frontrunner.results.status import FailedTrial, failures
@@ -50,9 +49,6 @@ api = APIRouter(route_class=CachedRoute)
 uncached = APIRouter()
 """Routes whose responses change while nothing is written, and those that write nothing."""
 
-REPORT_TTL_S = 10.0
-"""How long what was read for a report serves its figures too: a client asks for each of them by itself."""
-MOST_REPORTED = 2
 QUIET_POLLS = 15
 """After this many polls without news a comment keeps proxies from closing the connection."""
 MEDIA = {"svg": "image/svg+xml", "png": "image/png"}
@@ -142,33 +138,23 @@ async def report(request: Request, service: ServiceOf, name: CampaignName) -> Re
     """Return a campaign as one self-contained HTML page."""
     scheme = "https" if service.settings.behind_tls else "http"
     elsewhere = Elsewhere(server=f"{scheme}://{request.url.netloc}")
-    text = await service.slowly(lambda: report_text(read_report(request, service, name), elsewhere))
+    text = await service.slowly(lambda: report_text(service.report(name), elsewhere))
     headers = {"content-disposition": f'attachment; filename="{name}.html"'}
     return Response(text, media_type="text/html", headers=headers)
 
 
 @api.get("/campaigns/{name}/figures/{figure}", tags=["reports"], **_content(*MEDIA.values()))
 async def figure(
-    request: Request,
     service: ServiceOf,
     name: CampaignName,
     figure: Annotated[str, Path(json_schema_extra={"enum": list(FIGURES)}, max_length=64)],
     format: Literal["svg", "png"] = "svg",  # noqa: A002 - the option's name
 ) -> Response:
     """Return one figure of a campaign's report as a picture; 422 with the reason where it cannot be drawn."""
-    drawn = await service.slowly(lambda: draw_figure(read_report(request, service, name), figure, format))
+    drawn = await service.slowly(lambda: draw_figure(service.report(name), figure, format))
     if isinstance(drawn, Missing):
         raise NothingLegal(not_drawn(figure) + drawn.reason)
     return Response(drawn, media_type=MEDIA[format])
-
-
-def read_report(request: Request, service: Service, name: str, version: str = "") -> Reported:
-    """Read what a campaign's report and figures show, at most once per `REPORT_TTL_S` and version of a page."""
-    kept: TTLCache[tuple[str, str], Reported] = request.app.state.reported
-    found: Reported | None = kept.get((name, version))
-    if found is None:
-        found = kept[name, version] = reported(service.store, name)
-    return found
 
 
 @api.get("/campaigns/{name}/dataframe", response_model=FrameAnswer, tags=["reports"])

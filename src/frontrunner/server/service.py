@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import html
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -22,8 +21,9 @@ from starlette.responses import JSONResponse
 from starlette.types import Scope
 
 from frontrunner.plain_json import to_json
-from frontrunner.results.store import Store
-from frontrunner.server.auth import ROLE, LoginLinks, Role, Tokens
+from frontrunner.reporting import Reported, reported
+from frontrunner.results.store import open_store
+from frontrunner.server.auth import ROLE, LoginLinks, Role, make_tokens
 from frontrunner.server.drivers import Drivers
 from frontrunner.server.errors import STATUS_OF, Forbidden
 from frontrunner.server.replays import Replays
@@ -34,6 +34,11 @@ from frontrunner.store import LocalStore
 
 T = TypeVar("T")
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+SLOW_THREADS = 2
+"""How many launches and plans are worked on at a time."""
+REPORT_TTL_S = 10.0
+"""How long what was read for a report serves its figures too: a client asks for each of them by itself."""
+MOST_REPORTED = 2
 TITLES = {403: "Not allowed", 404: "Not found"}
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="color-scheme" content="light dark">
@@ -45,20 +50,30 @@ PLACES = ("body", "query", "path", "header")
 """First part of a validation error's location: where in the request the value is."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Service:
-    """One running service."""
+    """One running service over one store, which is created if missing."""
 
-    settings: ServiceSettings
-    tokens: Tokens
-    links: LoginLinks
-    store: Store
-    local: LocalStore
-    drivers: Drivers
-    replays: Replays
-    slow_work: anyio.CapacityLimiter
-    streams: anyio.CapacityLimiter
-    cache: Cache
+    def __init__(self, settings: ServiceSettings) -> None:
+        """Open the store; raise as `open_store` and `make_tokens` do."""
+        limits = settings.limits
+        self.settings = settings
+        self.tokens, self.links = make_tokens(settings.token_file), LoginLinks()
+        self.store = open_store(settings.store, create=True)
+        self.local = LocalStore(is_open=self.store)
+        self.drivers, self.replays = Drivers(self.store, settings), Replays(settings)
+        self.slow_work = anyio.CapacityLimiter(SLOW_THREADS)
+        self.streams = anyio.CapacityLimiter(limits.streams)
+        self.cache = Cache(limits.cache_s, limits.cache_bytes)
+        self._reported: TTLCache[tuple[str, str], Reported] = TTLCache(
+            MOST_REPORTED, min(REPORT_TTL_S, 10 * limits.cache_s)
+        )
+
+    def report(self, campaign: str, version: str = "") -> Reported:
+        """Read what a campaign's report and figures show, at most once per `REPORT_TTL_S` and version of a page."""
+        found: Reported | None = self._reported.get((campaign, version))
+        if found is None:
+            found = self._reported[campaign, version] = reported(self.store, campaign)
+        return found
 
     async def slowly(self, work: Callable[[], T]) -> T:
         """Run work that takes seconds on a thread of its own, so that quick questions do not wait for it."""

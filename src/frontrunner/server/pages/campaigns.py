@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Annotated, Any
 from urllib.parse import quote
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
@@ -33,7 +33,7 @@ from frontrunner.server.auth import Role
 from frontrunner.server.drivers import Word
 from frontrunner.server.pages.rendering import page, render
 from frontrunner.server.questions import Page
-from frontrunner.server.routes import CampaignName, read_report
+from frontrunner.server.routes import CampaignName
 from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf
 from frontrunner.spaces.errors import bad_value
 from frontrunner.views.charts import FIGURES
@@ -233,14 +233,14 @@ def trials(service: ServiceOf, name: CampaignName, number: PageOf = 1) -> Respon
 
 
 @router.get("/campaigns/{name}/figures/{wanted}")
-async def one_figure(request: Request, service: ServiceOf, name: CampaignName, wanted: str) -> Response:
+async def one_figure(service: ServiceOf, name: CampaignName, wanted: str) -> Response:
     """One of the charts for charts.js: what to read in it, and its specification, null if it cannot be drawn."""
     if wanted not in SHOWN:
         raise bad_value("figure", wanted, f"one of {', '.join(SHOWN)}")
 
     def drawn() -> str:
         version = charts_version(status(service.store, name))
-        found = read_report(request, service, name, version).chart(wanted)
+        found = service.report(name, version).chart(wanted)
         if isinstance(found, Missing):
             return to_json({"reading": f"Not drawn: {found.reason}", "spec": None})
         return to_json({"reading": " ".join((found.reading, *found.remarks)), "spec": found.spec})
