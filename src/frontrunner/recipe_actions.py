@@ -243,8 +243,8 @@ def plan_replay(
 
 def _plan_file(path: Path, settings: ReplaySettings, *, anyway: bool) -> ReplayPlan:
     from frontrunner.config.recipe_file import read
+    from frontrunner.evaluators.probe import DataSettings, ProbeSettings
     from frontrunner.evaluators.probe.replay import plan
-    from frontrunner.evaluators.probe.settings import DataSettings, ProbeSettings
     from frontrunner.evaluators.protocol import ProbeSetup
 
     file = read(path)
