@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.distributed_c10d import _get_default_group
 
 from frontrunner.evaluators.trainer.calibration import BACKENDS, Clock, Level, collective_cells, rank_device
-from frontrunner.evaluators.trainer.run import synchronize
+from frontrunner.evaluators.trainer.run import leave, synchronize
 
 PREFIX = "frontrunner-doctor"
 """Of every key: under torchrun the store is torchrun's own."""
@@ -212,12 +212,8 @@ def _round_trip(own: int, partner: int, values: torch.Tensor, device: torch.devi
     taken = []
     for _ in range(PAIR_REPEATS + 1):
         start = time.perf_counter()
-        if own < partner:
-            dist.send(values, partner)
-            dist.recv(values, partner)
-        else:
-            dist.recv(values, partner)
-            dist.send(values, partner)
+        for transfer in (dist.send, dist.recv) if own < partner else (dist.recv, dist.send):
+            transfer(values, partner)
         synchronize(device)
         taken.append(time.perf_counter() - start)
     return statistics.median(taken[1:]) / 2
@@ -238,8 +234,7 @@ def main() -> None:
         timeout=dt.timedelta(seconds=10 * order.deadline_s),
     )
     progress.done(run_rounds(order, device, progress))
-    sys.stderr.flush()
-    os._exit(0)  # an orderly exit at times aborts in threads of torch's own, after all has been reported
+    leave(0)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import math
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import import_module
 from typing import Any, cast
 
@@ -136,7 +137,7 @@ class DeepSpeedStepper(Stepper):
             config=configuration(job, parameters=count),
             optimizer=build_optimizer(job.optimizer, list(model.parameters())),
         )
-        self._check_disk()
+        check_written(job)
 
     @abstractmethod
     def _build(self) -> nn.Module:
@@ -159,7 +160,7 @@ class DeepSpeedStepper(Stepper):
         dist.all_reduce(loss)
         synchronize(self.device)
         if number == 1:
-            self._check_disk()
+            check_written(self.job)
         norm: float | None = math.nan  # DeepSpeed skips a step whose gradients are not finite
         if self._engine.was_step_applied():
             norm = self._engine.get_global_grad_norm() if self.job.optimizer.gradient_clip_norm is not None else None
@@ -202,39 +203,29 @@ class DeepSpeedStepper(Stepper):
             self.step(1)
             load(self.state())
 
-    def _check_disk(self) -> None:
-        if self.recipe.offload == "nvme":
-            check_written(self.job)
-
 
 class WholeStepper(DeepSpeedStepper):
     """The whole model on each tensor-parallel group; micro-batches run one after another."""
 
     def _build(self) -> nn.Module:
-        job = self.job
-        if zero_stage(job) == 3 and self.recipe.tensor_parallel == 1:
-            return self._build_sharded()
-        with torch.device("meta"):
-            model = self._model()
-        model.to_empty(device=self.device)
-        initialize(model.named_parameters(), seed=job.seed, layers=job.model.layers)
-        return model
-
-    def _build_sharded(self) -> nn.Module:
-        """Return the model under ZeRO-3; each parameter is sharded as soon as it is made: no rank ever holds all."""
+        job, shape = self.job, self.job.model
+        make = partial(Gpt, shape, sequence_length=job.sequence_length, layers=range(shape.layers), recipe=self.recipe)
+        if zero_stage(job) < 3 or self.recipe.tensor_parallel > 1:
+            with torch.device("meta"):
+                model = make()
+            model.to_empty(device=self.device)
+            initialize(model.named_parameters(), seed=job.seed, layers=shape.layers)
+            return model
         import deepspeed
 
-        with deepspeed.zero.Init(config_dict_or_path=configuration(self.job, parameters=0)):
-            model = self._model()
+        # Each parameter is sharded as soon as it is made: no rank ever holds all.
+        with deepspeed.zero.Init(config_dict_or_path=configuration(job, parameters=0)):
+            model = make()
         for name, parameter in model.named_parameters():
             with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
                 if dist.get_rank() == 0:
-                    initialize([(name, parameter)], seed=self.job.seed, layers=self.job.model.layers)
+                    initialize([(name, parameter)], seed=job.seed, layers=shape.layers)
         return model
-
-    def _model(self) -> Gpt:
-        shape = self.job.model
-        return Gpt(shape, sequence_length=self.job.sequence_length, layers=range(shape.layers), recipe=self.recipe)
 
     def _train(self, batch: Batch) -> Tensor:
         total = torch.zeros((), device=self.device)

@@ -41,15 +41,13 @@ def _rendezvous(url: str, timeout: timedelta = default_pg_timeout, **_: object) 
     query = parse_qs(parts.query)
     rank, world_size = int(query["rank"][0]), int(query["world_size"][0])
     file = Path(unquote(parts.netloc + parts.path)) / FILE
-    yield (_open(file, world_size, timeout) if rank == 0 else _join(file, world_size, timeout)), rank, world_size
+    if rank == 0:  # listens on every interface
+        store = TCPStore("127.0.0.1", 0, world_size, is_master=True, timeout=timeout, wait_for_workers=False)
+        write_json(file, {"hosts": _own_hosts(os.environ.get("GLOO_SOCKET_IFNAME")), "port": store.port})
+    else:
+        store = _join(file, world_size, timeout)
+    yield store, rank, world_size
     raise RuntimeError("a rendezvous cannot be held twice")
-
-
-def _open(file: Path, world_size: int, timeout: timedelta) -> TCPStore:
-    """Open rank 0's store, which listens on every interface."""
-    store = TCPStore("127.0.0.1", 0, world_size, is_master=True, timeout=timeout, wait_for_workers=False)
-    write_json(file, {"hosts": _own_hosts(os.environ.get("GLOO_SOCKET_IFNAME")), "port": store.port})
-    return store
 
 
 def _join(file: Path, world_size: int, timeout: timedelta) -> TCPStore:
