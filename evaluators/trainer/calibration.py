@@ -227,17 +227,13 @@ def _point_to_point(level: Level, whole: torch.Tensor) -> Operation:
     return lambda: (first(), second())
 
 
-def _part(level: Level, whole: torch.Tensor) -> torch.Tensor:
-    return whole.new_zeros(whole.numel() // level.ranks)
-
-
 COLLECTIVES: dict[str, Callable[[Level, torch.Tensor], Operation]] = {
     "all-reduce": lambda level, whole: partial(dist.all_reduce, whole, group=level.group),
     "reduce-scatter": lambda level, whole: partial(
-        dist.reduce_scatter_tensor, _part(level, whole), whole, group=level.group
+        dist.reduce_scatter_tensor, whole.new_zeros(whole.numel() // level.ranks), whole, group=level.group
     ),
     "all-gather": lambda level, whole: partial(
-        dist.all_gather_into_tensor, whole, _part(level, whole), group=level.group
+        dist.all_gather_into_tensor, whole, whole.new_zeros(whole.numel() // level.ranks), group=level.group
     ),
     "all-to-all": lambda level, whole: partial(
         dist.all_to_all_single, torch.empty_like(whole), whole, group=level.group

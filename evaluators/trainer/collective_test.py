@@ -179,11 +179,8 @@ def partners(places: int, own: int) -> Iterator[int | None]:
     even = places + places % 2
     others = even - 1
     for turn in range(others):
-        if own == others:
-            met = next(place for place in range(others) if 2 * place % others == turn)
-        else:
-            met = (turn - own) % others
-            met = others if met == own else met
+        met = turn * (even // 2) % others if own == others else (turn - own) % others
+        met = others if met == own else met
         yield met if met < places else None
 
 

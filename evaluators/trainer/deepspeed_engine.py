@@ -9,7 +9,7 @@ whole on every rank. Only `make_stepper` and what it makes import deepspeed.
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import Any, cast
@@ -31,16 +31,10 @@ from frontrunner.spaces.sharding import SHARDING_NAMES
 
 LARGEST_BUCKET = 500_000_000
 """DeepSpeed's own default, in elements. It allocates a whole bucket, so a small model gets a smaller one."""
-_AUTOMATIC_TENSOR_PARALLEL = [
-    {
-        "patterns": [r".*\.attention\.output\.weight$", r".*\.feed_forward\.down\.weight$"],
-        "partition_type": "row",
-    },
-    {
-        "patterns": [r".*\.attention\.(query|key|value)\.weight$", r".*\.feed_forward\.(gate|up)\.weight$"],
-        "partition_type": "column",
-    },
-]
+_AUTOMATIC_TENSOR_PARALLEL = {
+    "row": [r".*\.attention\.output\.weight$", r".*\.feed_forward\.down\.weight$"],
+    "column": [r".*\.attention\.(query|key|value)\.weight$", r".*\.feed_forward\.(gate|up)\.weight$"],
+}
 """AutoTP with our modules' names, which it does not know: without them it refuses the model."""
 
 
@@ -76,7 +70,8 @@ def configuration(job: Job, *, parameters: int) -> dict[str, Any]:
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
         settings["communication_data_type"] = "fp32"
     if recipe.tensor_parallel > 1 and recipe.pipeline_parallel == 1:
-        layers = {"use_default_specs": False, "layer_specs": _AUTOMATIC_TENSOR_PARALLEL}
+        specs = [{"patterns": names, "partition_type": kind} for kind, names in _AUTOMATIC_TENSOR_PARALLEL.items()]
+        layers = {"use_default_specs": False, "layer_specs": specs}
         settings["tensor_parallel"] = {"autotp_size": recipe.tensor_parallel, "partition_config": layers}
     return settings
 
@@ -251,17 +246,15 @@ class StagedStepper(DeepSpeedStepper):
         recipe = self.recipe
         # A stage is one layer to DeepSpeed, so that stages hold the same layers as those of the torch engine.
         stages = stage_layers(self.job.model.layers, recipe)
-        return cast(
-            "nn.Module",
-            PipelineModule(
-                layers=[LayerSpec(_Stage, self.job, self.layout, layers, self.device) for layers in stages],
-                topology=PipeModelDataParallelTopology(
-                    num_pp=recipe.pipeline_parallel, num_mp=recipe.tensor_parallel, num_dp=recipe.data_parallel
-                ),
-                loss_fn=mean_cross_entropy,
-                partition_method="uniform",
+        model: nn.Module = PipelineModule(
+            layers=[LayerSpec(_Stage, self.job, self.layout, layers, self.device) for layers in stages],
+            topology=PipeModelDataParallelTopology(
+                num_pp=recipe.pipeline_parallel, num_mp=recipe.tensor_parallel, num_dp=recipe.data_parallel
             ),
+            loss_fn=mean_cross_entropy,
+            partition_method="uniform",
         )
+        return model
 
     def _train(self, batch: Batch) -> Tensor:
         return self._loss(self._engine.train_batch, batch)
@@ -270,9 +263,7 @@ class StagedStepper(DeepSpeedStepper):
         return self._loss(self._engine.eval_batch, batch)
 
     def _loss(self, run: Callable[..., Tensor], batch: Batch) -> Tensor:
-        parts: Iterator[tuple[Tensor, Tensor]] = (
-            (part.inputs, part.targets) for part in batch.split(self.recipe.micro_batch_seqs)
-        )
+        parts = ((part.inputs, part.targets) for part in batch.split(self.recipe.micro_batch_seqs))
         return run(data_iter=parts).detach().clone().reshape(())  # DeepSpeed keeps the tensor; evaluations are [1]
 
 

@@ -282,15 +282,11 @@ def _around(owner: Any, *names: str) -> Callable[[Callable[..., Any]], None]:
             found = inspect.getattr_static(owner, name, None)  # versions of torch do not all have the same
             plain = getattr(found, "__func__", None) or getattr(found, "fget", found)
             if plain is not None:
-                wrapped = functools.wraps(plain)(_calling(function, plain))
+                wrapped = functools.wraps(plain)(lambda *args, _of=plain, **options: function(_of, *args, **options))
                 is_plain = not isinstance(found, staticmethod | classmethod | property)
                 setattr(owner, name, wrapped if is_plain else type(found)(wrapped))
 
     return change
-
-
-def _calling(function: Callable[..., Any], plain: Any) -> Callable[..., Any]:
-    return lambda *args, **options: function(plain, *args, **options)
 
 
 def prepare_torch(job: Job, watch: Watch, mode: FakeTensorMode) -> None:  # noqa: C901 - one change after another

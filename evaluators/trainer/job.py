@@ -193,8 +193,11 @@ def check_job(job: Job, *, world_size: int) -> None:
         raise ValueError(f"{recipe.describe()}: {reason}")
     if recipe.compile and job.device == "cpu" and shutil.which(os.environ.get("CXX", "g++")) is None:
         raise ValueError("compile needs a C++ compiler on a CPU, and there is none (g++, or what CXX names)")
-    if recipe.compile and job.device != "cpu" and find_spec("triton") is None:
-        raise ValueError(f"compile needs Triton on device {job.device!r}, and it is not installed")
+    if recipe.compile and job.device != "cpu":
+        from torch.utils._triton import has_triton
+
+        if not has_triton():
+            raise ValueError(f"compile needs Triton on device {job.device!r}, and there is none that works")
     if recipe.engine == "deepspeed" and find_spec("deepspeed") is None:
         raise ValueError("deepspeed is not installed; run: pip install deepspeed")
     if recipe.offload == "nvme":
