@@ -84,14 +84,6 @@ class Phase(StrEnum):
     BACKWARD = "backward"
 
 
-_LEFT_BEHIND = {
-    Phase.FORWARD: Category.ACTIVATIONS,
-    Phase.RECOMPUTE: Category.ACTIVATIONS,
-    Phase.BACKWARD: Category.GRADIENTS,
-}
-"""Category of a storage that outlives the phase in which it was made."""
-
-
 @dataclass(slots=True)
 class _Run:
     """One run of a phase: its backward pass of autograd (-1: none), and the change at which it ended."""
@@ -181,8 +173,9 @@ class Ledger:
         if entry.made_in is None:
             return Category.TEMPORARY
         end, freed_at = entry.made_in.end, entry.freed_at
-        outlives = freed_at is None or (end is not None and freed_at > end)
-        return _LEFT_BEHIND[entry.made_in.phase] if outlives else Category.TEMPORARY
+        if freed_at is not None and (end is None or freed_at <= end):
+            return Category.TEMPORARY
+        return Category.GRADIENTS if entry.made_in.phase is Phase.BACKWARD else Category.ACTIVATIONS
 
     def _free(self, address: int) -> None:
         entry = self._live.pop(address)

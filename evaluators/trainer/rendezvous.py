@@ -125,8 +125,6 @@ def set_local_rank_env(local_rank: int, local_world_size: int) -> None:
     CCL_LOCAL_SIZE then. torch sets these three itself, but not where it finds variables of an MPI launcher
     (ProcessGroupXCCL.cpp, `with_mpirun`), which our ranks always inherit: mpiexec started what forked them.
     """
-    for name in ("LOCAL_RANK", "CCL_LOCAL_RANK"):
-        os.environ[name] = str(local_rank)
-    for name in ("LOCAL_WORLD_SIZE", "CCL_LOCAL_SIZE"):
-        os.environ[name] = str(local_world_size)
+    rank, size = str(local_rank), str(local_world_size)
+    os.environ |= {"LOCAL_RANK": rank, "CCL_LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "CCL_LOCAL_SIZE": size}
     os.environ["CCL_PROCESS_LAUNCHER"] = "none"
