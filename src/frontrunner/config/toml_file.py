@@ -19,9 +19,14 @@ _LONG_KEY = re.compile(rf"""(?<![\w.'"-])(?:(?>[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*
 
 
 def read_toml(path: Path, what: str, hint: str) -> Table:
-    """Return the file's content; `what` names its kind ("campaign file"), `hint` says where to get one.
+    """Return the file's content; see `read_text`. Raises `InvalidInput` for a file that is not usable TOML."""
+    return parse_toml(read_text(path, what, hint), str(path))
 
-    Raises `NotFound` for a missing file and `InvalidInput` for one that is not usable TOML.
+
+def read_text(path: Path, what: str, hint: str | None = None) -> str:
+    """Return a file's text; `what` names its kind ("campaign file"), `hint` says where to get one.
+
+    Raises `NotFound` for a missing file and `InvalidInput` for one that is too long or not in UTF-8.
     """
     if not holds(path.is_file):
         raise NotFound(f"no {what} at {path}: {why_no_file(path)}", hint=hint)
@@ -33,10 +38,9 @@ def read_toml(path: Path, what: str, hint: str) -> Table:
     if len(content) > MAX_FILE_BYTES:
         raise InvalidInput(f"{path} is too long: a {what} has at most {MAX_FILE_BYTES:,} bytes")
     try:
-        text = content.decode("utf-8-sig")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{path} is not text in UTF-8: byte {error.start + 1} does not fit") from None
-    return parse_toml(text, str(path))
 
 
 def why_no_file(path: Path) -> str:
