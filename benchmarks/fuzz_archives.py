@@ -14,12 +14,12 @@ from frontrunner import api
 from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.maintenance import archive, check_store, unarchive
-from frontrunner.results.archive import Chain
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.process_identity import this_host
 from frontrunner.results.provenance import collect
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
+from frontrunner.results.transfer import Chain
 from frontrunner.search.campaign_setup import problem_summary
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import canonical_json, recipe_id

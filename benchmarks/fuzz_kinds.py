@@ -30,8 +30,8 @@ from frontrunner.evaluators.tables.rows import read_problems
 from frontrunner.evaluators.tables.workloads import read as read_workloads
 from frontrunner.evaluators.tables.workloads import samples_of_tables
 from frontrunner.exchange import import_config
-from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
-from frontrunner.results.rows import failure_to_columns, measurement_to_columns
+from frontrunner.results.outcome import Failure, FailureKind, Outcome
+from frontrunner.results.rows import outcome_to_columns
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.legality import why_illegal
@@ -253,7 +253,7 @@ def read_a_table_to_fit(path: Path) -> None:
 
 def _storable(outcome: Outcome) -> None:
     """The outcome as columns of the store, which takes finite numbers only."""
-    columns = measurement_to_columns(outcome) if isinstance(outcome, Measurement) else failure_to_columns(outcome)
+    columns = outcome_to_columns(outcome)
     for value in columns.values():
         if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 2**63:
             raise NotTheSame(f"{value} is no number that a database holds")
@@ -362,18 +362,21 @@ ValueError: tensor parallel size 2 does not divide 3 heads
 
 def read_a_log(path: Path) -> None:
     from frontrunner.evaluators.external.config_check import why_disagreeing
+    from frontrunner.evaluators.external.evaluator import exceptions
     from frontrunner.evaluators.external.logs import LogReader, patterns_of
-    from frontrunner.evaluators.external.outcome import exceptions
     from frontrunner.evaluators.external.step_times import timed, verdict, why_inconsistent
+    from frontrunner.evaluators.external.supervisor import Log
     from frontrunner.evaluators.external.trainers import LOG_PATTERNS
     from frontrunner.evaluators.probe.files import tail
 
-    recipe, size = RECIPES[0], path.stat().st_size
-    (path.parent / "arrivals.txt").write_bytes(b"%d 1.0\n%d 2.5\n" % (size // 2, size))
+    recipe, content = RECIPES[0], path.read_bytes()
+    size = len(content)
+    written = Log(path)
+    written.write(content)
+    written.close()
     tool = sorted(LOG_PATTERNS)[size % len(LOG_PATTERNS)]
     log = LogReader(path.parent, patterns_of(LOG_PATTERNS[tool]))
     log.advance()
-    log.advance(to_the_end=True)
     steps = timed(log.steps, recipe, PROBLEM)
     verdict(steps, SPEC.probe, best_step_time_s=None, spent_s=1.0)
     why_disagreeing(log.statements, recipe, PROBLEM)

@@ -27,10 +27,10 @@ from rich.console import Console
 from rich.table import Table as Shown
 from table_accuracy import BARS, SOURCED, by_problem, by_table, fitted, judged, predicted, summary
 
+from frontrunner.evaluators.analytic.accuracy_bounds import FASTER_THAN_NEEDED
 from frontrunner.evaluators.analytic.estimates import ROWS_AT_ONCE
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import peak_memory
-from frontrunner.evaluators.analytic.plausibility import FASTER_THAN_NEEDED
 from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Workload

@@ -19,7 +19,7 @@ from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.evaluators.cluster.packing import Allocation, Occupied, Placement, Waiting, place
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.evaluators.probe.run_folder import RunFolder
-from frontrunner.evaluators.protocol import QUEUED, Finished, ProbeOrder, ProbeSetup, Progress
+from frontrunner.evaluators.protocol import QUEUED, Evaluator, Finished, ProbeOrder, ProbeSetup, Progress
 from frontrunner.results.outcome import Failure, FailureKind, Outcome
 
 
@@ -69,7 +69,7 @@ class Record:
     allocations: int = 0
 
 
-class SimulatedCluster:
+class SimulatedCluster(Evaluator):
     """The `Evaluator` of such a cluster. `now_s` is its clock; `record` outlives it."""
 
     def __init__(self, setup: ProbeSetup, settings: ClusterSettings, record: Record) -> None:

@@ -27,7 +27,7 @@ from frontrunner.results.explain import explain
 from frontrunner.results.outcome import Measurement, pool
 from frontrunner.results.process_identity import this_host
 from frontrunner.results.ranking import RankBy, best, pareto
-from frontrunner.results.rows import measurement_to_columns
+from frontrunner.results.rows import outcome_to_columns
 from frontrunner.results.schema import AttemptRow, MeasurementRow, StandingRow, TrialRow
 from frontrunner.results.status import status
 from frontrunner.results.store import Store, open_store
@@ -73,7 +73,7 @@ def rows(campaign_id: int, trials: int, repeats: int) -> Iterator[dict[type, lis
             for repeat, measurement in enumerate(measured, start=1):
                 attempt_id = (number - 1) * repeats + repeat
                 tables[AttemptRow].append(attempt_row(attempt_id, campaign_id, number, repeat))
-                tables[MeasurementRow].append({"attempt_id": attempt_id, **measurement_to_columns(measurement)})
+                tables[MeasurementRow].append({"attempt_id": attempt_id, **outcome_to_columns(measurement)})
         yield tables
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from frontrunner.evaluators.analytic.fit import BOUNDS, Bounds, least_squares, shipped
-from frontrunner.evaluators.analytic.machine import Machine, assumptions
+from frontrunner.evaluators.analytic.accuracy_bounds import FASTER_THAN_NEEDED, at_best
+from frontrunner.evaluators.analytic.fit import Bounds, least_squares, shipped
+from frontrunner.evaluators.analytic.machine import BOUNDS, Machine, assumptions
 from frontrunner.evaluators.analytic.memory import peak_memory
-from frontrunner.evaluators.analytic.plausibility import FASTER_THAN_NEEDED, at_best
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Rows
 from frontrunner.evaluators.tables.schema import Row
@@ -109,7 +109,7 @@ def fitted(tables: Sequence[Table], start: Mapping[str, float] | None = None) ->
 
 def frame(table: Table) -> pd.DataFrame:
     """Return the rows as a data frame, with their problems."""
-    columns = [*Row.__dataclass_fields__, "problem"]
+    columns = [*vars(Row(0)), "problem"]
     return pd.DataFrame([vars(row) | {"problem": row.problem} for row in table.rows], columns=columns)
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.evaluators.external.settings import CommandSettings
@@ -18,6 +16,8 @@ from frontrunner.results.outcome import Outcome
 from frontrunner.spaces.errors import FrontrunnerError
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
+
+QUEUED = "waiting for nodes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +57,6 @@ class Finished:
     is_cut: bool = False
 
 
-QUEUED = "waiting for nodes"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Progress:
     """Phase of an order, and the steps it has finished of the most it will run.
@@ -78,60 +75,47 @@ class NodesUnavailable(FrontrunnerError):
     """There is nothing to run probes on; the campaign may be resumed later."""
 
 
-class Evaluator(Protocol):
-    """Turns recipes into outcomes. Used by one thread; `parallel` orders may run at a time.
+class Evaluator(ABC):
+    """Turns recipes into outcomes. Used by one thread.
 
     An outcome is on disk in its order's run folder before `finished` returns it, and every order that was started ends
-    in exactly one outcome: from `finished`, or after a crash of the driver from `harvest`.
+    in exactly one outcome: from `finished`, or after a crash of the driver from `harvest`. `measures_here` is whether
+    it may measure on devices of the driver's host.
     """
 
+    measures_here = True
+
+    @abstractmethod
     def start(self, order: ProbeOrder) -> None:
         """Begin an order and return at once."""
 
+    @abstractmethod
     def finished(self, timeout_s: float) -> list[Finished]:
         """Return the orders that have ended since the last call, waiting up to `timeout_s` for the first.
 
         Raises `NodesUnavailable` if those under way have nothing to run on, now and for some time to come.
         """
 
-    def progress(self, token: str) -> Progress | None:
+    def progress(self, token: str) -> Progress | None:  # noqa: ARG002
         """Return the progress of a running order; None for one that is not running."""
+        return None
+
+    def withdraw(self, token: str) -> bool:  # noqa: ARG002
+        """Take back an order that waits for nodes, as if it had never been given; return False for any other."""
+        return False
 
     def harvest(self, order: ProbeOrder) -> Outcome | None:
         """Return the outcome that an order of an earlier driver left in its run folder, or None."""
+        folder = RunFolder(order.run_folder)
+        folder.remove_unfinished()
+        return folder.outcome()
 
+    @abstractmethod
     def close(self) -> None:
         """End whatever still runs, and every process behind it."""
 
 
-@runtime_checkable
-class Queueing(Protocol):
-    """Addition to an `Evaluator` whose orders may wait for nodes."""
-
-    def withdraw(self, token: str) -> bool:
-        """Take back an order that waits for nodes, as if it had never been given; return False for any other."""
-
-
-@runtime_checkable
-class Located(Protocol):
-    """Addition to an `Evaluator` that knows whether it measures on devices of the driver's host; by default it does."""
-
-    measures_here: bool
-
-
-EvaluatorFactory = Callable[[ProbeSetup], Evaluator]
-
-COMMAND = "frontrunner.evaluators.external.evaluator:CommandEvaluator"
-EVALUATORS: dict[str, str] = {
-    "probe": "frontrunner.evaluators.cluster.choice:training_probe",
-    "simulated": "frontrunner.evaluators.analytic.simulated:Simulated",
-    "table": "frontrunner.evaluators.tables.lookup:TableLookup",
-    "command": COMMAND,
-}
-"""The built-in evaluators by name, as import paths; others are plug-ins (`plugins.py`)."""
-
-
-class ImmediateEvaluator(ABC):
+class ImmediateEvaluator(Evaluator):
     """Base of evaluators whose outcomes are computed or looked up at once; a subclass defines `_outcome`."""
 
     measures_here = False
@@ -151,25 +135,12 @@ class ImmediateEvaluator(ABC):
         """Return all orders since the last call; without any wait, as a real evaluator would."""
         if not self._orders:
             time.sleep(timeout_s)
-        orders, self._orders = self._orders, []
-        return [self._finish(order) for order in orders]
-
-    def _finish(self, order: ProbeOrder) -> Finished:
-        outcome = self._outcome(order.recipe)
-        order.run_folder.mkdir(parents=True, exist_ok=True)
-        RunFolder(order.run_folder).write_outcome(outcome)
-        return Finished(token=order.token, outcome=outcome)
-
-    def progress(self, token: str) -> Progress | None:
-        """Return None: no order is ever running."""
-        del token
-        return None
-
-    def harvest(self, order: ProbeOrder) -> Outcome | None:
-        """Return the outcome on disk, or None."""
-        folder = RunFolder(order.run_folder)
-        folder.remove_unfinished()
-        return folder.outcome()
+        found = [Finished(token=order.token, outcome=self._outcome(order.recipe)) for order in self._orders]
+        for order, finished in zip(self._orders, found, strict=True):
+            order.run_folder.mkdir(parents=True, exist_ok=True)
+            RunFolder(order.run_folder).write_outcome(finished.outcome)
+        self._orders = []
+        return found
 
     def close(self) -> None:
         """Forget the orders that were not reported."""

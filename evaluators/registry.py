@@ -8,13 +8,11 @@ example.
 
 from __future__ import annotations
 
-import functools
-import sys
+from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
-from frontrunner.evaluators.protocol import Evaluator, EvaluatorFactory, ProbeSetup
+from frontrunner.evaluators.protocol import Evaluator, ProbeSetup
 from frontrunner.results.records import IMPORTED
 from frontrunner.spaces.errors import CAMPAIGN_NAME, FrontrunnerError, InvalidInput, bad_value, did_you_mean
 
@@ -33,22 +31,22 @@ EVALUATORS: dict[str, str] = {
     "command": COMMAND,
 }
 """Import paths of the built-in evaluators."""
-
 GROUP = "frontrunner.evaluators"
 
 
 def make_evaluator(name: str, setup: ProbeSetup) -> Evaluator:
     """Construct the named evaluator, built in or a plug-in; raise `InvalidInput` for an unknown name."""
+    make: Callable[..., Evaluator]
     if name in EVALUATORS:
         module, factory = EVALUATORS[name].split(":")
-        make: EvaluatorFactory = getattr(import_module(module), factory)
+        make = getattr(import_module(module), factory)
         return make(setup)
-    command = commands_of(name, setup.command)
-    if command is None:
-        return cast("EvaluatorFactory", _load(name))(setup)
-    from frontrunner.evaluators.external.evaluator import CommandEvaluator
+    if (command := commands_of(name, setup.command)) is not None:
+        from frontrunner.evaluators.external.evaluator import CommandEvaluator
 
-    return CommandEvaluator(setup, command)
+        return CommandEvaluator(setup, command)
+    make = _load(name)
+    return make(setup)
 
 
 def training_probe(setup: ProbeSetup) -> Evaluator:
@@ -72,20 +70,9 @@ def require_evaluator_name(name: str) -> None:
 
 
 def require_evaluator(name: str) -> None:
-    """Raise `InvalidInput` unless exactly one evaluator has this name: a built-in one, or one plug-in."""
-    found = _entry_points(name)
-    if name in EVALUATORS and found:
-        raise InvalidInput(
-            f"evaluator = {name!r} is built in, and {_owner(found[0])} installs a plug-in of that name",
-            hint=f"uninstall {_owner(found[0])}, or have its entry point renamed",
-        )
-    if name in EVALUATORS or len(found) == 1:
-        return
-    if found:
-        owners = " and ".join(sorted(_owner(one) for one in found))
-        raise InvalidInput(f"evaluator = {name!r}: {owners} both install a plug-in of that name", hint="uninstall one")
-    known = {*EVALUATORS, *(one.name for one in _installed())}
-    raise bad_value("evaluator", name, "a known evaluator", hint=did_you_mean(name, known))
+    """Raise `InvalidInput` unless one evaluator has this name: a built-in one, or a single plug-in."""
+    if name not in EVALUATORS:
+        _plug_in(name)
 
 
 def commands_of(name: str, settings: CommandSettings) -> MakeCommand | None:
@@ -100,51 +87,37 @@ def commands_of(name: str, settings: CommandSettings) -> MakeCommand | None:
     if name in EVALUATORS or name == IMPORTED:
         return None
     found = _load(name)
-    return None if isinstance(found, type) else _checked(name, cast("MakeCommand", found))
+    return None if isinstance(found, type) else _checked(name, found)
 
 
-def _entry_points(name: str) -> list[EntryPoint]:
-    return [one for one in _installed() if one.name == name]
+def _plug_in(name: str) -> EntryPoint:
+    from importlib.metadata import entry_points
+
+    installed = entry_points(group=GROUP)
+    found = [one for one in installed if one.name == name]
+    if not found:
+        known = {*EVALUATORS, *installed.names}
+        raise bad_value("evaluator", name, "a known evaluator", hint=did_you_mean(name, known))
+    if len(found) > 1:
+        owners = " and ".join(sorted(one.dist.name if one.dist else one.value for one in found))
+        raise InvalidInput(f"evaluator = {name!r}: {owners} both install a plug-in of that name", hint="uninstall one")
+    return found[0]
 
 
-def _installed() -> tuple[EntryPoint, ...]:
-    """Return the plug-ins that are installed now: a folder's time changes with what is installed into it."""
-    return _plugins(tuple((folder, _modified_ns(folder)) for folder in sys.path))
-
-
-def _modified_ns(folder: str) -> int | None:
-    try:
-        return Path(folder).stat().st_mtime_ns
-    except OSError:
-        return None  # not every entry of the search path exists
-
-
-@functools.lru_cache(maxsize=1)
-def _plugins(_path: tuple[tuple[str, int | None], ...]) -> tuple[EntryPoint, ...]:
-    from importlib.metadata import entry_points  # searching every distribution takes longer than reading a file
-
-    return tuple(entry_points(group=GROUP))
-
-
-def _owner(one: EntryPoint) -> str:
-    return one.dist.name if one.dist is not None else one.value
-
-
-def _load(name: str) -> object:
+def _load(name: str) -> Any:
     """Return the object of a plug-in; raise `InvalidInput` if it is unknown, cannot be imported or called."""
-    require_evaluator(name)
-    (one,) = _entry_points(name)
+    one = _plug_in(name)
+    what = f"evaluator = {name!r}: the plug-in {one.value}"
     try:
         found = one.load()
     except Exception as error:  # a plug-in may raise anything
         raise InvalidInput(
-            f"evaluator = {name!r}: the plug-in {one.value} of {_owner(one)} cannot be imported: "
-            f"{type(error).__name__}: {error}",
+            f"{what} of {one.dist and one.dist.name} cannot be imported: {type(error).__name__}: {error}",
             hint=f"try: python -c 'import {one.module}'",
         ) from error
     if not callable(found):
         expected = "a class that is an Evaluator, or a function from a CommandRequest to a Command"
-        raise InvalidInput(f"evaluator = {name!r}: the plug-in {one.value} cannot be called: expected {expected}")
+        raise InvalidInput(f"{what} cannot be called: expected {expected}")
     return found
 
 

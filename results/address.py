@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
-from contextlib import suppress
+import sqlite3
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from urllib.parse import quote
 
+import psutil
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
@@ -19,13 +20,8 @@ from frontrunner.spaces.errors import NotFound, StoreUnusable, bad_value
 
 EXPECTED = "a path, or a URL such as sqlite:///path/to/store.db or postgresql+psycopg://user@host/database"
 KEY_PASSWORD = "sslpassword"  # noqa: S105 - the name of libpq's parameter
-SQLITE_MAGIC = b"SQLite format 3\x00"
 BACKUP_MARK = ".backup-"
 BACKUP_TIME = re.compile(r"\d{8}T\d{6}Z")
-
-OWN_HANDLES = (Path("/proc/self/fd"), Path("/dev/fd"))
-"""Lists of this process's open descriptors, on Linux and macOS; containers may have no /dev/fd."""
-
 OVERRIDE = "FRONTRUNNER_NETWORK_STORE"
 """Environment variable that, set to 1, allows SQLite stores on network file systems."""
 NETWORK_TYPES = frozenset(
@@ -35,8 +31,7 @@ NETWORK_TYPES = frozenset(
         *("fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.rclone"),
     }
 )
-"""File system types, as named in /proc/self/mountinfo, whose files several hosts share."""
-MOUNTS = Path("/proc/self/mountinfo")
+"""Types of file systems whose files several hosts share."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,14 +53,13 @@ class StoreAddress:
             shown = shown.update_query_dict({KEY_PASSWORD: "***"})
         return shown.render_as_string(hide_password=True)
 
-    def sqlite_uri(self, *, mode: str, immutable: bool = False) -> str:
-        """Return the file as an SQLite URI; `mode` is ro, rw or rwc.
+    def connect_sqlite(self, *, mode: str, immutable: bool, timeout_s: float = 0.0) -> sqlite3.Connection:
+        """Connect to the file; `mode` is ro or rwc. Transactions are begun by statements, not by the driver.
 
         `immutable` promises SQLite that there is no writer, so that it needs no other file in the folder.
         """
-        if self.path is None:
-            raise ValueError(f"{self} is not an SQLite file")
-        return f"file:{quote(str(self.path))}?mode={mode}" + ("&immutable=1" if immutable else "")
+        uri = f"file:{quote(str(self.path))}?mode={mode}" + ("&immutable=1" if immutable else "")
+        return sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False)
 
     @property
     def has_log(self) -> bool:
@@ -74,43 +68,29 @@ class StoreAddress:
 
 
 def parse_address(text: str) -> StoreAddress:
-    """Read `sqlite:///path`, a bare path, or another database's URL; `InvalidInput` for anything else."""
+    """Read `sqlite:///path`, a bare path, or a PostgreSQL URL; `InvalidInput` for anything else.
+
+    `?password=` is moved to where it is hidden; libpq prefers it to a password before the host.
+    """
     if "\x00" in text or not text.strip():
         raise bad_value("store.url", text, EXPECTED)
-    if "://" not in text:
-        path = Path(text).expanduser().absolute()
-        return StoreAddress(url=URL.create("sqlite", database=str(path)), path=path)
     try:
-        url = make_url(text)
+        url = make_url(text) if "://" in text else URL.create("sqlite", database=text)
     except (ArgumentError, ValueError) as error:
         raise bad_value("store.url", redact([text])[0], EXPECTED) from error
-    if url.get_backend_name() == "postgresql":
-        return StoreAddress(url=_normalized(url), path=None)
-    if url.get_backend_name() != "sqlite":
+    if url.get_backend_name() == "sqlite":
+        if not url.database or url.database == ":memory:":
+            raise bad_value("store.url", text, "sqlite:///path: a store is a file")
+        return StoreAddress(url=url, path=Path(url.database).expanduser().absolute())
+    if url.get_backend_name() != "postgresql":
         raise bad_value("store.url", redact([text])[0], EXPECTED)
-    if not url.database or url.database == ":memory:":
-        raise bad_value("store.url", text, "sqlite:///path: a store is a file")
-    return StoreAddress(url=url, path=Path(url.database).expanduser().absolute())
-
-
-def _normalized(url: URL) -> URL:
-    """Return a PostgreSQL URL with its driver, and `?password=` moved to where it is hidden.
-
-    libpq prefers that parameter to a password before the host.
-    """
     if "+" not in url.drivername:
         url = url.set(drivername="postgresql+psycopg")
     given = url.query.get("password")
-    if given is None:
-        return url
-    password = given if isinstance(given, str) else given[-1]
-    return url.difference_update_query(["password"]).set(password=password)
-
-
-def is_new(text: str) -> bool:
-    """Return whether opening this address would create an SQLite file; raises as `parse_address` does."""
-    path = parse_address(text).path
-    return path is not None and not path.exists()
+    if given is not None:
+        password = given if isinstance(given, str) else given[-1]
+        url = url.difference_update_query(["password"]).set(password=password)
+    return StoreAddress(url=url, path=None)
 
 
 def backup_beside(path: Path, now: datetime) -> Path:
@@ -141,7 +121,7 @@ def damaged(address: StoreAddress, finding: str) -> StoreUnusable:
 
 
 def check_file(address: StoreAddress, path: Path, *, create: bool) -> None:
-    """Refuse a path that cannot be an SQLite store, before SQLite touches it.
+    """Refuse a path that cannot be an SQLite store, before SQLite opens it to write.
 
     Raises `NotFound` where the file (or, to create it, its folder) is missing, and `StoreUnusable` for anything but an
     SQLite file. An empty file may become a store, unless it was one: a log or a backup lies in its folder.
@@ -158,51 +138,36 @@ def check_file(address: StoreAddress, path: Path, *, create: bool) -> None:
         return
     if not path.is_file():
         raise StoreUnusable(f"{path} is not a file, so it cannot be a store")
-    if _head(path) == SQLITE_MAGIC:
-        return
     was_a_store = address.has_log or newest_backup(path) is not None
-    head = _head(path)  # again: another process may just have created the store whose log was found
-    if head == SQLITE_MAGIC:
-        return
-    if was_a_store:
-        raise damaged(address, "it is empty" if not head else "it does not begin as an SQLite file does")
-    if head:
+    if not path.stat().st_size:  # after looking for a log: another process may just be creating the store
+        if was_a_store:
+            raise damaged(address, "it is empty")
+    elif not _is_sqlite(address):
+        if was_a_store:
+            raise damaged(address, "it does not begin as an SQLite file does")
         raise StoreUnusable(f"{path} is not an SQLite file, so it cannot be a store", hint="name another file")
 
 
-def _head(path: Path) -> bytes:
-    """Return the file's first bytes, read through a descriptor that this process already has, if there is one.
+def _is_sqlite(address: StoreAddress) -> bool:
+    """Return whether SQLite knows the file's first page; other errors are left to whatever opens it.
 
-    By POSIX, closing any descriptor of a file drops all locks that the process has on it. Those of a store that is open
-    here would go with them: other processes would take it for unused, and delete its log.
+    Not read by a descriptor of our own: closing it would drop the locks of a store that is open in this process (by
+    POSIX), and other processes would delete its log.
     """
     try:
-        for handle in _own_handles(path):
-            with suppress(OSError):  # of one that was opened for writing only
-                return os.pread(handle, len(SQLITE_MAGIC), 0)
-        with path.open("rb") as file:
-            return file.read(len(SQLITE_MAGIC))
-    except OSError as error:
-        raise StoreUnusable(f"{path} cannot be read: {error.strerror}") from error
+        with closing(address.connect_sqlite(mode="ro", immutable=True)) as connection:
+            connection.execute("PRAGMA schema_version")
+    except sqlite3.Error as error:
+        return getattr(error, "sqlite_errorname", "") != "SQLITE_NOTADB"
+    return True
 
 
-def _own_handles(path: Path) -> Iterator[int]:
-    wanted = path.stat()
-    listing = next((folder for folder in OWN_HANDLES if folder.is_dir()), None)
-    for entry in [] if listing is None else list(listing.iterdir()):
-        handle = int(entry.name)
-        with suppress(OSError):  # of the listing itself, which is closed by now
-            found = os.fstat(handle)
-            if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
-                yield handle
-
-
-def refuse_network(path: Path, *, mounts: Path = MOUNTS) -> None:
+def refuse_network(path: Path) -> None:
     """Raise `StoreUnusable` for a path on a network file system, unless `OVERRIDE` allows it.
 
     SQLite loses stores there when two hosts open one.
     """
-    kind = file_system_of(path, mounts=mounts)
+    kind = file_system_of(path)
     if kind not in NETWORK_TYPES or os.environ.get(OVERRIDE) == "1":
         return
     raise StoreUnusable(
@@ -212,21 +177,9 @@ def refuse_network(path: Path, *, mounts: Path = MOUNTS) -> None:
     )
 
 
-def file_system_of(path: Path, *, mounts: Path = MOUNTS) -> str | None:
+def file_system_of(path: Path) -> str | None:
     """Return the type of the file system that holds a path, or would; None where the machine does not state it."""
-    try:
-        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # not Linux
-        return None
-    found, depth = None, -1
     real = path.resolve()
-    for line in lines:
-        # Fields: id, parent, device, root, mount point, options, some optional ones, a dash, type (proc(5)).
-        before, dash, after = line.partition(" - ")
-        fields = before.split(" ")
-        if not dash or len(fields) < 5:
-            continue
-        point = Path(re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4]))  # blanks are octal
-        if real.is_relative_to(point) and len(point.parts) >= depth:  # a later mount at one point hides the earlier
-            found, depth = after.split(" ", 1)[0], len(point.parts)
-    return found
+    holding = [one for one in psutil.disk_partitions(all=True) if real.is_relative_to(one.mountpoint)]
+    # A later mount at one point hides the earlier.
+    return max(reversed(holding), key=lambda one: len(one.mountpoint)).fstype if holding else None

@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import CheckConstraint, Connection, Table, UniqueConstraint, func, inspect, select, text
+from sqlalchemy import CheckConstraint, Connection, UniqueConstraint, func, inspect, select, text
 
 from frontrunner.results.columns import LaterVersion, document
-from frontrunner.results.database import with_undecodable_text
 from frontrunner.results.outcome import Measurement, RecipeStats, pool
-from frontrunner.results.rows import DamagedCell, columns_of, to_measurement, to_stats
+from frontrunner.results.records import Trial
+from frontrunner.results.rows import DamagedCell, unreadable_rows, value_of
 from frontrunner.results.schema import (
     FIRST_REVISION,
     LATER_TABLES,
@@ -36,7 +36,6 @@ from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.problem import Problem
 
 SHOWN_ROWS = 5
-LATER = "as of a later version"
 TOLERANCE = 1e-9
 RATE_TOLERANCE = 1e-6
 Rows = list[dict[str, Any]]
@@ -93,14 +92,10 @@ SQL_RULES = {
            WHERE a.campaign_id <> t.campaign_id OR p.campaign_id <> t.campaign_id""",
     ),
     "trials are numbered": (
-        "the trials of a campaign are numbered from 1 without a gap",
-        """SELECT campaign_id AS campaign, MIN(number) AS first, MAX(number) AS last, COUNT(*) AS trials
-           FROM trials GROUP BY campaign_id HAVING MIN(number) <> 1 OR MAX(number) <> COUNT(*)""",
-    ),
-    "attempts are numbered": (
-        "the attempts of a trial are numbered from 1 without a gap",
-        """SELECT campaign_id AS campaign, trial_id AS trial, MIN(number) AS first, MAX(number) AS last,
-                  COUNT(*) AS attempts
+        "the trials of a campaign, and the attempts of a trial, are numbered from 1 without a gap",
+        """SELECT campaign_id AS campaign, NULL AS trial, MIN(number) AS first, MAX(number) AS last, COUNT(*) AS rows
+           FROM trials GROUP BY campaign_id HAVING MIN(number) <> 1 OR MAX(number) <> COUNT(*)
+           UNION ALL SELECT campaign_id, trial_id, MIN(number), MAX(number), COUNT(*)
            FROM attempts GROUP BY campaign_id, trial_id HAVING MIN(number) <> 1 OR MAX(number) <> COUNT(*)""",
     ),
     "outcomes are counted": (
@@ -124,26 +119,6 @@ SQL_RULES = {
                LEFT JOIN failures f ON f.attempt_id = a.id GROUP BY a.campaign_id) s ON s.campaign_id = c.id
            WHERE c.strategy <> 'imported'
              AND ABS(c.node_seconds_spent - COALESCE(s.total, 0)) > 1e-6 * (1 + COALESCE(s.total, 0))""",
-    ),
-    "leases are whole": (
-        "a lease has a host, a process, a beginning and an end, and a campaign that was driven has given one out",
-        """SELECT id AS campaign, state, epoch, driver_host, driver_pid, driven_since, lease_until FROM campaigns c
-           WHERE (lease_until IS NULL) <> (driver_pid IS NULL) OR (lease_until IS NULL) <> (driven_since IS NULL)
-              OR (strategy <> 'imported' AND epoch < 1 AND (state <> 'created' OR lease_until IS NOT NULL))""",
-    ),
-    "below the peak": (
-        "no device computes above its peak: MFU is 1 at the most",
-        """SELECT a.campaign_id AS campaign, a.id AS attempt, m.mfu
-           FROM measurements m JOIN attempts a ON a.id = m.attempt_id JOIN campaigns c ON c.id = a.campaign_id
-           WHERE m.mfu > 1 AND c.strategy <> 'imported'
-             AND NOT EXISTS (SELECT 1 FROM events e WHERE e.campaign_id = c.id AND e.kind = 'reused')""",
-    ),
-    "one folder per probe": (
-        "no two attempts of a campaign have their outcomes from one run folder",
-        """SELECT a.campaign_id AS campaign, a.run_folder, COUNT(*) AS attempts
-           FROM attempts a JOIN campaigns c ON c.id = a.campaign_id
-           WHERE a.state IN ('measured', 'failed') AND c.strategy <> 'imported'
-           GROUP BY a.campaign_id, a.run_folder HAVING COUNT(*) > 1""",
     ),
 }
 """Rules about several tables: what they say, and the query for the rows that break them."""
@@ -187,10 +162,12 @@ class Check:
 def check(connection: Connection, *, store: str) -> Check:
     """Check the whole store within one transaction."""
     tables = frozenset(inspect(connection).get_table_names())
-    stated = _stated_revisions(connection, tables)
+    stated = [FIRST_REVISION]
+    if REVISIONS.name in tables:
+        stated = [str(found) for found in connection.execute(select(REVISIONS.c.version_num)).scalars()]
     is_one = len(stated) == 1 and len(stated[0]) == 4 and stated[0].isdigit()
     revision = stated[0] if is_one else FIRST_REVISION
-    missing = _missing(connection, tables)
+    missing = list(_missing(connection, tables))
     broken: dict[str, Rows] = {
         "the file": _damage(connection),
         "one revision": [] if is_one else [{"campaign": None, "stated": ", ".join(sorted(stated)) or "none"}],
@@ -198,43 +175,26 @@ def check(connection: Connection, *, store: str) -> Check:
         "the tables": [row for row in missing if revision >= REVISION or "column" in row],
     }
     if all("index" in row for row in missing if row["table"] not in LATER_TABLES):
-        with with_undecodable_text(connection):
-            broken |= _of_rows(connection, tables)
-            broken |= {
-                rule: [dict(row) for row in connection.execute(text(sql)).mappings()]
-                for rule, (_, sql) in SQL_RULES.items()
-            }
-    return Check(
-        store=store,
-        rules=len(broken),
-        campaigns=_count(connection, CampaignRow, tables),
-        attempts=_count(connection, AttemptRow, tables),
-        findings=tuple(_finding(rule, rows, is_later=revision > REVISION) for rule, rows in broken.items() if rows),
+        broken |= _of_rows(connection)
+        for rule, (_, sql) in SQL_RULES.items():
+            broken[rule] = [dict(row) for row in connection.execute(text(sql)).mappings()]
+    campaigns, attempts = (
+        connection.execute(select(func.count()).select_from(table)).scalar_one() if table.__tablename__ in tables else 0
+        for table in (CampaignRow, AttemptRow)
     )
-
-
-def _finding(rule: str, rows: Rows, *, is_later: bool) -> Finding:
-    is_fault = rule not in NO_FAULTS and not (is_later and rule in MAY_GROW)
-    return Finding(
-        rule=rule,
-        says=RULES[rule] if rule in RULES else SQL_RULES[rule][0],
-        is_fault=is_fault,
-        odd_as=None if is_fault else LATER,
-        count=len(rows),
-        rows=tuple(rows[:SHOWN_ROWS]),
-    )
-
-
-def _stated_revisions(connection: Connection, tables: frozenset[str]) -> list[str]:
-    if REVISIONS.name not in tables:
-        return [FIRST_REVISION]
-    return [str(found) for found in connection.execute(select(REVISIONS.c.version_num)).scalars()]
-
-
-def _count(connection: Connection, table: type[Base], tables: frozenset[str]) -> int:
-    if table.__tablename__ not in tables:
-        return 0
-    return int(connection.execute(select(func.count()).select_from(table)).scalar_one())
+    findings = []
+    for rule, rows in broken.items():
+        is_fault = rule not in NO_FAULTS and not (revision > REVISION and rule in MAY_GROW)
+        finding = Finding(
+            rule=rule,
+            says=RULES[rule] if rule in RULES else SQL_RULES[rule][0],
+            is_fault=is_fault,
+            odd_as=None if is_fault else "as of a later version",
+            count=len(rows),
+            rows=tuple(rows[:SHOWN_ROWS]),
+        )
+        findings += [finding] if rows else []
+    return Check(store=store, rules=len(broken), campaigns=campaigns, attempts=attempts, findings=tuple(findings))
 
 
 def _damage(connection: Connection) -> Rows:
@@ -244,78 +204,49 @@ def _damage(connection: Connection) -> Rows:
     return [{"campaign": None, "said": line} for line in lines if line != "ok"]
 
 
-def _missing(connection: Connection, tables: frozenset[str]) -> Rows:
-    """Return the tables, columns, indexes and unique constraints of this version that the store lacks."""
+def _missing(connection: Connection, tables: frozenset[str]) -> Iterator[dict[str, Any]]:
+    """Yield the tables, columns, indexes and unique constraints of this version that the store lacks."""
     found = inspect(connection)
-    missing: Rows = []
     for table in Base.metadata.sorted_tables:
         about = {"campaign": None, "table": table.name}
         if table.name not in tables:
-            missing.append(about | {"missing": "all of it"})
+            yield about | {"missing": "all of it"}
             continue
-        columns = {column["name"] for column in found.get_columns(table.name)}
-        missing += [about | {"column": column.name} for column in table.columns if column.name not in columns]
-        indexes = {index["name"] for index in found.get_indexes(table.name)}
-        missing += [about | {"index": index.name} for index in table.indexes if index.name not in indexes]
-        unique = {frozenset(one["column_names"]) for one in found.get_unique_constraints(table.name)}
-        for constraint in table.constraints:
-            names = [column.name for column in constraint.columns] if isinstance(constraint, UniqueConstraint) else []
-            if names and frozenset(names) not in unique:
-                missing.append(about | {"unique": ", ".join(names)})
-    return missing
+        present = {("column", column["name"]) for column in found.get_columns(table.name)}
+        present |= {("index", str(index["name"])) for index in found.get_indexes(table.name)}
+        present |= {("unique", ", ".join(one["column_names"])) for one in found.get_unique_constraints(table.name)}
+        uniques = (one for one in table.constraints if isinstance(one, UniqueConstraint))
+        expected = [("column", column.name) for column in table.columns]
+        expected += [("index", str(index.name)) for index in table.indexes]
+        expected += [("unique", ", ".join(column.name for column in one.columns)) for one in uniques]
+        for kind, name in expected:
+            if (kind, name) not in present:
+                yield about | {kind: name}
 
 
-def _of_rows(connection: Connection, tables: frozenset[str]) -> dict[str, Rows]:
-    damaged: Rows = []
-    later: Rows = []
-    mappers = [mapper.class_ for mapper in Base.registry.mappers if mapper.class_.__tablename__ in tables]
-    attempts = connection.execute(select(AttemptRow.id, AttemptRow.campaign_id))
-    owners = {row.id: row.campaign_id for row in attempts}
-    for table in mappers:
-        for row in connection.execute(select(table)):
-            try:
-                columns_of(table, row)
-            except DamagedCell as error:
-                name, row_id, column, why = error.place
-                about = {"campaign": _campaign_of(name, row, owners), "table": name, "row": row_id}
-                damaged.append(about | {"column": column, "why": why})
-            except LaterVersion as error:
-                later.append({"campaign": _campaign_of(table.__tablename__, row, owners), "why": error.message})
-    return {
-        "references": _dangling(connection),
-        "constraints": [row for table in mappers for row in _unconstrained(connection, table.__table__, owners)],
-        "rows are read": damaged,
-        "documents are known": later,
-        "recipes have their ids": list(_misattributed(connection)),
-        "standings pool": list(_contradictions(connection)),
-    }
-
-
-def _campaign_of(table: str, row: Any, owners: Mapping[int, int]) -> Any:
-    if table == CampaignRow.__tablename__:
-        return row.id
-    return owners.get(row.attempt_id) if hasattr(row, "attempt_id") else getattr(row, "campaign_id", None)
-
-
-def _dangling(connection: Connection) -> Rows:
-    """Return the rows that refer to missing ones; a PostgreSQL server lets none in."""
-    if connection.dialect.name != "sqlite":
-        return []
-    rows = connection.exec_driver_sql("PRAGMA foreign_key_check")
-    return [{"campaign": None, "table": name, "row": row, "refers_to": parent} for name, row, parent, _ in rows]
-
-
-def _unconstrained(connection: Connection, table: Table, owners: Mapping[int, int]) -> Iterator[dict[str, Any]]:
-    """Yield the rows that break CHECK constraints, which SQLite does not check in a file that it may only read.
-
-    Those that list an enum's values are left out: reading the rows checks them.
-    """
-    for constraint in table.constraints:
-        name = str(constraint.name)
-        if isinstance(constraint, CheckConstraint) and not name.endswith("_known"):
-            for row in connection.execute(select(table).where(text(f"NOT ({constraint.sqltext})"))):
-                about = {"campaign": _campaign_of(table.name, row, owners), "table": table.name}
-                yield about | {"row": row[0], "constraint": str(constraint.sqltext)}
+def _of_rows(connection: Connection) -> dict[str, Rows]:
+    broken: dict[str, Rows] = {"rows are read": [], "documents are known": [], "references": [], "constraints": []}
+    for row, error in unreadable_rows(connection):
+        about = {"campaign": getattr(row, "campaign_id", None)}
+        if isinstance(error, LaterVersion):
+            broken["documents are known"].append(about | {"why": error.message})
+        else:
+            place = dict(zip(("table", "row", "column", "why"), error.place, strict=True))
+            broken["rows are read"].append(about | place)
+    if connection.dialect.name == "sqlite":  # a PostgreSQL server lets no dangling reference in
+        for name, row_id, parent, _ in connection.exec_driver_sql("PRAGMA foreign_key_check"):
+            broken["references"].append({"campaign": None, "table": name, "row": row_id, "refers_to": parent})
+    for table in Base.metadata.sorted_tables:
+        for constraint in table.constraints if inspect(connection).has_table(table.name) else ():
+            # SQLite does not check these in a file that it may only read. An enum's are checked by reading the rows.
+            if isinstance(constraint, CheckConstraint) and not str(constraint.name).endswith("_known"):
+                rule = str(constraint.sqltext)
+                for row in connection.execute(select(table).where(text(f"NOT ({rule})"))):
+                    about = {"campaign": getattr(row, "campaign_id", None), "table": table.name}
+                    broken["constraints"].append(about | {"row": row[0], "constraint": rule})
+    broken["recipes have their ids"] = list(_misattributed(connection))
+    broken["standings pool"] = list(_contradictions(connection))
+    return broken
 
 
 def _misattributed(connection: Connection) -> Iterator[dict[str, Any]]:
@@ -335,7 +266,7 @@ def _misattributed(connection: Connection) -> Iterator[dict[str, Any]]:
             yield {"campaign": campaign, "why": f"its problem cannot be read: {error}"}
     for row in connection.execute(select(TrialRow).where(TrialRow.campaign_id.in_(problems))):
         try:
-            found = recipe_id(problems[row.campaign_id], columns_of(TrialRow, row)["recipe_json"])
+            found = recipe_id(problems[row.campaign_id], value_of(Trial, row).recipe)
         except (DamagedCell, LaterVersion):
             continue  # which is another rule's
         if found != row.recipe_id:
@@ -344,7 +275,10 @@ def _misattributed(connection: Connection) -> Iterator[dict[str, Any]]:
 
 
 def _contradictions(connection: Connection) -> Iterator[dict[str, Any]]:
-    """Yield the measurements whose rate is not that of their steps, and the standings that do not pool theirs."""
+    """Yield the measurements whose rate is not that of their steps, and the standings that do not pool theirs.
+
+    Of an even number of steps either middle one will do for the rate.
+    """
     standings = {row.trial_id: row for row in connection.execute(select(StandingRow))}
     query = (
         select(MeasurementRow, AttemptRow.trial_id, AttemptRow.campaign_id)
@@ -355,33 +289,24 @@ def _contradictions(connection: Connection) -> Iterator[dict[str, Any]]:
         of_trial = list(rows)
         about = {"campaign": of_trial[0].campaign_id, "trial": trial}
         try:
-            measured = [to_measurement(row) for row in of_trial]
-            stored = to_stats(standings[trial]) if trial in standings else None
+            measured = [value_of(Measurement, row) for row in of_trial]
+            stored = value_of(RecipeStats, standings[trial]) if trial in standings else None
         except DamagedCell:
             continue  # which is another rule's
-        for row, measurement in zip(of_trial, measured, strict=True):
-            if not _is_rate_of_steps(measurement):
-                expected = measurement.tokens_per_step / measurement.step_time_s_median
-                held = {"column": "tokens_per_s", "held": measurement.tokens_per_s, "should_be": expected}
+        for row, one in zip(of_trial, measured, strict=True):
+            least = one.tokens_per_step / statistics.median_high(one.step_times_s) * (1 - RATE_TOLERANCE)
+            most = one.tokens_per_step / statistics.median_low(one.step_times_s) * (1 + RATE_TOLERANCE)
+            if not least <= one.tokens_per_s <= most:
+                expected = one.tokens_per_step / one.step_time_s_median
+                held = {"column": "tokens_per_s", "held": one.tokens_per_s, "should_be": expected}
                 yield about | {"attempt": row.attempt_id} | held
-        if stored is not None:
-            yield from (about | difference for difference in _differences(stored, pool(measured)))
-
-
-def _is_rate_of_steps(measurement: Measurement) -> bool:
-    """Return whether the rate is that of the median step; of an even number of steps either middle one will do."""
-    steps, tokens = measurement.step_times_s, measurement.tokens_per_step
-    least = tokens / statistics.median_high(steps) * (1 - RATE_TOLERANCE)
-    return least <= measurement.tokens_per_s <= tokens / statistics.median_low(steps) * (1 + RATE_TOLERANCE)
-
-
-def _differences(stored: RecipeStats, pooled: RecipeStats) -> Iterator[dict[str, Any]]:
-    expected = asdict(pooled)
-    for column, held in asdict(stored).items():
-        wanted = expected[column]
-        if held is None or wanted is None:
-            is_same = held is wanted
-        else:  # a spread is a difference of near numbers, and so as exact as those
-            is_same = math.isclose(held, wanted, rel_tol=TOLERANCE, abs_tol=TOLERANCE * (column == "step_time_spread"))
-        if not is_same:
-            yield {"column": column, "held": held, "should_be": wanted}
+        wanted = asdict(pool(measured))
+        for column, value in asdict(stored).items() if stored is not None else ():
+            # A spread is a difference of near numbers, and so as exact as those.
+            exact_to = TOLERANCE if column == "step_time_spread" else 0.0
+            if None in (value, wanted[column]):
+                is_same = value is wanted[column]
+            else:
+                is_same = math.isclose(value, wanted[column], rel_tol=TOLERANCE, abs_tol=exact_to)
+            if not is_same:
+                yield about | {"column": column, "held": value, "should_be": wanted[column]}

@@ -1,4 +1,4 @@
-"""Connections and transactions of a store's database: SQLite or PostgreSQL.
+"""Connections and transactions of a store's database, and the tables in it: SQLite or PostgreSQL.
 
 SQLite runs with a write-ahead log, so that readers never wait for the writer; with synchronous FULL, so that a power
 cut loses nothing acknowledged; and with `BEGIN IMMEDIATE` for each write, since a transaction that first reads and then
@@ -8,6 +8,9 @@ In PostgreSQL a write transaction runs at READ COMMITTED and locks rows: a drive
 row under its lease's epoch, and holds that row to its end. Everything else it writes belongs to that campaign, so
 campaigns of other drivers are not waited for. SERIALIZABLE would promise the same, at the price of transactions that
 fail at their commit. Reads run at REPEATABLE READ: they see one state.
+
+A store has two numbers. Its revision counts every change of its tables, which are made when a store is opened for
+writing. Its schema version counts those that an earlier frontrunner could not work with.
 """
 
 from __future__ import annotations
@@ -17,24 +20,44 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from datetime import UTC, datetime, timedelta
+from contextlib import closing, contextmanager, nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, NullPool, QueuePool, create_engine, event, text
+from sqlalchemy import (
+    Connection,
+    Engine,
+    NullPool,
+    QueuePool,
+    create_engine,
+    event,
+    insert,
+    inspect,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, OperationalError
 
-from frontrunner.results.address import StoreAddress, damaged
-from frontrunner.results.records import Clock, utc_now
-from frontrunner.results.rows import DamagedCell, refuse_damaged_rows
+from frontrunner.results.address import StoreAddress, check_file, damaged, parse_address, refuse_network
+from frontrunner.results.records import Clock, timestamp, utc_now
+from frontrunner.results.rows import DamagedCell, cell, unreadable_rows
+from frontrunner.results.schema import (
+    FIRST_REVISION,
+    OLDEST_READABLE_SCHEMA,
+    REVISION,
+    REVISIONS,
+    SCHEMA_VERSION,
+    Base,
+    StoreRow,
+)
 from frontrunner.spaces.errors import StoreUnusable, bad_value
 
 SWITCH_RETRY_S = 0.02
 RECONNECT_S = 120.0
 """How long a write waits for a database server that was reachable before: a restart with recovery takes less."""
 RECONNECT_PAUSE_S = 0.25
-RESYNC_S = 60.0
 WHOLE_STORE = 0x66726F6E74
 """Number of the advisory lock that a write of the whole store holds in PostgreSQL."""
 WRITES = "frontrunner_writes"
@@ -51,12 +74,38 @@ CONNECTION: dict[str, Any] = {
     "keepalives_interval": 5,
     "keepalives_count": 3,
 }
-SHUTTING_DOWN = ("57P01", "57P02", "57P03", "25P03")
-"""PostgreSQL's codes of a server that ends or starts, and of a session that it ended."""
+SERVER_IS_GONE = ("57P01", "57P02", "57P03", "25P03", "08")
+"""PostgreSQL's codes of a server that ends or starts, of a session that it ended, and of a broken connection."""
 NO_ROOM_FOR_LOG = ("SQLITE_IOERR_SHM", "SQLITE_FULL", "SQLITE_CANTOPEN", "SQLITE_READONLY")
 """SQLite's errors where it cannot create the file that readers share a log by."""
-BROKEN_TEXT = ("Could not decode to UTF-8", "malformed JSON")
-"""How SQLite's messages about text begin; they name no row."""
+DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
+DAMAGED_WORDS = ("no such table", "no such column", "malformed JSON")
+FREE_SPACE = "free some space, then run the command again; for a campaign that it stopped: frontrunner resume"
+ERRORS: dict[tuple[str, ...], tuple[str, str]] = {
+    ("SQLITE_BUSY",): (
+        "{store}: another program held the write lock for more than {timeout:g} s",
+        "close the program that has the file open",
+    ),
+    ("55P03",): (
+        "{store}: another program held the write lock for more than {timeout:g} s",
+        "end the session that holds it: see pg_stat_activity",
+    ),
+    ("SQLITE_FULL", "SQLITE_IOERR", "53"): (
+        "{store} cannot be written ({said}); what was stored before is safe",
+        FREE_SPACE,
+    ),
+    ("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM"): (
+        "{store} cannot be opened: {said}",
+        "check the permissions of file and folder",
+    ),
+    ("25006", "42501"): ("{store} cannot be written: {said}", "use a role that may write to this database"),
+    ("unreachable",): (
+        "{store} cannot be reached: {said}",
+        "check host, port, user and database, and that the server runs",
+    ),
+}
+"""Beginnings of SQLite's and PostgreSQL's error codes, the message about them, and the hint."""
+MIGRATIONS = Path(__file__).parent / "migrations"
 
 
 class ConnectionLost(StoreUnusable):
@@ -66,22 +115,31 @@ class ConnectionLost(StoreUnusable):
 class Database:
     """One open database. Safe to use from several threads; each transaction has its own connection."""
 
-    def __init__(self, address: StoreAddress, *, read_only: bool, busy_timeout_s: float) -> None:
+    def __init__(
+        self, address: StoreAddress, *, read_only: bool, busy_timeout_s: float, clock: Clock | None = None
+    ) -> None:
         self.address = address
         self.read_only = read_only
         self._busy_timeout_s = busy_timeout_s
+        self._clock = clock
         self._held = threading.local()
-        if address.path is not None:
-            self._engine = _sqlite_engine(address, read_only=read_only, busy_timeout_s=busy_timeout_s)
-        else:
+        if self.is_server:
             self._engine = _server_engine(address, lock_timeout_s=busy_timeout_s)
-        self.clock: Clock = utc_now if address.path is not None else ServerClock(self._engine)
-        """The time by which leases are judged: that of the machine that holds the database."""
+        else:
+            self._engine = _sqlite_engine(address, read_only=read_only, busy_timeout_s=busy_timeout_s)
 
     @property
     def is_server(self) -> bool:
         """Whether connections lead over a network, and may break while the database goes on."""
         return self.address.path is None
+
+    def now(self, connection: Connection | None = None) -> datetime:
+        """Return the time by which leases are judged: that of the machine that holds the database."""
+        if self._clock is not None or not self.is_server:
+            return (self._clock or utc_now)()
+        with self.read() if connection is None else nullcontext(connection) as reading:
+            found: datetime = reading.execute(text("SELECT clock_timestamp()")).scalar_one()
+            return found.astimezone(UTC)
 
     def close(self) -> None:
         """Close every connection. SQLite then folds the log into the file, unless others still use it."""
@@ -90,7 +148,6 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Make every `read` of this thread until the end one transaction, which sees one state."""
-        self.clock()  # a server's clock is read through a connection of its own, so before this one is taken
         with self.read() as connection:
             outer, self._held.connection = self._connection_held(), connection
             try:
@@ -131,35 +188,6 @@ class Database:
                     marked.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": WHOLE_STORE})
                 yield marked
 
-    def use_log(self) -> None:
-        """Switch an SQLite file that is known to be ours to a write-ahead log, which it then keeps.
-
-        SQLite does not apply the busy timeout to the switch, so this waits for other programs itself.
-        """
-        if self.is_server:
-            return
-        give_up = time.monotonic() + self._busy_timeout_s
-        with self.translated(), closing(self._engine.raw_connection()) as connection:
-            while True:
-                try:
-                    connection.cursor().execute("PRAGMA journal_mode = WAL")
-                except sqlite3.OperationalError as error:
-                    if error.sqlite_errorname != "SQLITE_BUSY" or time.monotonic() > give_up:
-                        raise
-                    time.sleep(SWITCH_RETRY_S)
-                else:
-                    return
-
-    def quick_check(self) -> None:
-        """Read every page of an SQLite store; raises `StoreUnusable` where one is damaged. Other stores pass."""
-        if self.is_server:
-            return
-        with self.read() as connection:
-            finding = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
-            if finding != "ok":
-                refuse_damaged_rows(connection)  # which names the row where it can
-                raise damaged(self.address, str(finding))
-
     @contextmanager
     def translated(self) -> Iterator[None]:
         """Turn the database's errors into `StoreUnusable`; violated constraints are our own bugs and stay.
@@ -192,126 +220,54 @@ class Database:
                 time.sleep(RECONNECT_PAUSE_S)
 
     def _unusable(self, error: DBAPIError | sqlite3.Error) -> StoreUnusable:
-        if isinstance(error, DBAPIError) and self.is_server:
-            return self._server_unusable(error)
         cause = error.orig if isinstance(error, DBAPIError) else error
-        name, said = getattr(cause, "sqlite_errorname", ""), str(cause)
-        if self.read_only and self.address.has_log and name.startswith(NO_ROOM_FOR_LOG):
-            return StoreUnusable(
-                f"{self.address} cannot be read: a log lies beside it, which needs one more file there ({said})",
-                hint=f"copy {self.address} and {self.address}-wal to a folder that has room and may be written to,"
-                " and read them there",
-            )
-        return self._file_unusable(name, said)
-
-    def _file_unusable(self, name: str, said: str) -> StoreUnusable:
-        """Return the error for one of SQLite's, by its name and its message."""
-        if name.startswith("SQLITE_BUSY"):
-            return self._locked("close the program that has the file open")
-        if name.startswith(("SQLITE_FULL", "SQLITE_IOERR")):
-            return self._full(said)
-        if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) or said.startswith(("no such table", "no such column")):
-            return damaged(self.address, said)
-        if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
-            return StoreUnusable(
-                f"{self.address} cannot be opened: {said}", hint="check the permissions of file and folder"
-            )
-        is_text = said.startswith(BROKEN_TEXT)
-        return (
-            damaged(self.address, self._broken_text() or said) if is_text else StoreUnusable(f"{self.address}: {said}")
-        )
-
-    def _server_unusable(self, error: DBAPIError) -> StoreUnusable:
-        code = getattr(error.orig, "sqlstate", None) or ""
-        said = next(iter(str(error.orig).strip().splitlines()), type(error.orig).__name__)
-        if error.connection_invalidated or code in SHUTTING_DOWN or code.startswith("08"):
-            return ConnectionLost(
-                f"{self.address}: the connection broke: {said}",
-                hint="when the server is reachable again: frontrunner resume",
-            )
-        if code == "55P03":
-            return self._locked("end the session that holds it: see pg_stat_activity")
-        if code.startswith("53"):
-            return self._full(said)
-        if code in ("25006", "42501"):
-            hint = "use a role that may write to this database"
-            return StoreUnusable(f"{self.address} cannot be written: {said}", hint=hint)
-        if not code:  # no session was made
-            hint = "check host, port, user and database, and that the server runs"
-            return StoreUnusable(f"{self.address} cannot be reached: {said}", hint=hint)
+        said = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
+        if self.is_server:
+            code = getattr(cause, "sqlstate", None) or "unreachable"  # without a code no session was made
+            if (isinstance(error, DBAPIError) and error.connection_invalidated) or code.startswith(SERVER_IS_GONE):
+                hint = "when the server is reachable again: frontrunner resume"
+                return ConnectionLost(f"{self.address}: the connection broke: {said}", hint=hint)
+        else:
+            code = getattr(cause, "sqlite_errorname", "")
+            if self.read_only and self.address.has_log and code.startswith(NO_ROOM_FOR_LOG):
+                return StoreUnusable(
+                    f"{self.address} cannot be read: a log lies beside it, which needs one more file there ({said})",
+                    hint=f"copy {self.address} and {self.address}-wal to a folder that has room and may be written to,"
+                    " and read them there",
+                )
+            if code.startswith(DAMAGED) or said.startswith(DAMAGED_WORDS):
+                return damaged(self.address, said)
+        for codes, (message, hint) in ERRORS.items():
+            if code.startswith(codes):
+                filled = message.format(store=self.address, said=said, timeout=self._busy_timeout_s)
+                return StoreUnusable(filled, hint=hint)
         return StoreUnusable(f"{self.address}: {said}")
 
-    def _locked(self, hint: str) -> StoreUnusable:
-        return StoreUnusable(
-            f"{self.address}: another program held the write lock for more than {self._busy_timeout_s:g} s", hint=hint
-        )
+    def use_log(self) -> None:
+        """Switch an SQLite file that is known to be ours to a write-ahead log, which it then keeps.
 
-    def _full(self, said: str) -> StoreUnusable:
-        return StoreUnusable(
-            f"{self.address} cannot be written ({said}); what was stored before is safe",
-            hint="free some space, then run the command again; for a campaign that it stopped: frontrunner resume",
-        )
+        SQLite does not apply the busy timeout to the switch, so this waits for other programs itself.
+        """
+        give_up = time.monotonic() + self._busy_timeout_s
+        with self.translated(), closing(self._engine.raw_connection()) as connection:
+            while True:
+                try:
+                    connection.cursor().execute("PRAGMA journal_mode = WAL")
+                except sqlite3.OperationalError as error:
+                    if error.sqlite_errorname != "SQLITE_BUSY" or time.monotonic() > give_up:
+                        raise
+                    time.sleep(SWITCH_RETRY_S)
+                else:
+                    return
 
-    def _broken_text(self) -> str | None:
-        """Return the first cell of an SQLite store whose text cannot be read; None where none is found."""
-        engine = _sqlite_engine(self.address, read_only=True, busy_timeout_s=self._busy_timeout_s)
-        try:
-            with engine.connect() as connection, with_undecodable_text(connection):
-                refuse_damaged_rows(connection)
-        except DamagedCell as error:
-            return error.finding
-        except (DBAPIError, sqlite3.Error):
-            pass  # the error that is being explained is enough
-        finally:
-            engine.dispose()
-        return None
-
-
-class ServerClock:
-    """The server's time, read once per minute and continued by this machine's monotonic clock in between.
-
-    So drivers on several hosts judge leases by one clock, and a jump of their own clocks changes nothing.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._lock = threading.Lock()
-        self._read: tuple[datetime, float] | None = None
-
-    def __call__(self) -> datetime:
-        """Return the time in UTC. A server that is unreachable is not tried again within the next minute."""
-        with self._lock:
-            if self._read is None or time.monotonic() - self._read[1] > RESYNC_S:
-                self._read = self._server_time(), time.monotonic()
-            return self._continued(*self._read)
-
-    def _server_time(self) -> datetime:
-        try:
-            with self._engine.connect() as connection:
-                found: datetime = connection.execute(text("SELECT clock_timestamp()")).scalar_one()
-        except DBAPIError:
-            if self._read is None:
-                raise
-            return self._continued(*self._read)
-        return found.astimezone(UTC)
-
-    @staticmethod
-    def _continued(read: datetime, at_s: float) -> datetime:
-        return read + timedelta(seconds=time.monotonic() - at_s)
-
-
-@contextmanager
-def with_undecodable_text(connection: Connection) -> Iterator[None]:
-    """Have SQLite hand out text that is not UTF-8, with surrogates in it, so that the row reader can name its place."""
-    driver: Any = connection.connection.driver_connection
-    if not isinstance(driver, sqlite3.Connection):
-        yield
-        return
-    before, driver.text_factory = driver.text_factory, lambda held: held.decode(errors="surrogateescape")
-    try:
-        yield
-    finally:
-        driver.text_factory = before
+    def quick_check(self) -> None:
+        """Read every page of an SQLite store; raises `StoreUnusable` naming the row where one is damaged."""
+        with self.read() as connection:
+            finding = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
+            if finding != "ok":
+                for _, error in unreadable_rows(connection):
+                    raise error
+                raise damaged(self.address, str(finding))
 
 
 def _sqlite_engine(address: StoreAddress, *, read_only: bool, busy_timeout_s: float) -> Engine:
@@ -319,14 +275,15 @@ def _sqlite_engine(address: StoreAddress, *, read_only: bool, busy_timeout_s: fl
 
     def connect() -> sqlite3.Connection:
         # Reading a log needs files beside the store; without a log they would be made for nothing.
-        mode = "ro" if read_only else "rwc"
-        uri = address.sqlite_uri(mode=mode, immutable=read_only and not address.has_log)
-        # Transactions are begun by the listener below, not by the driver, hence isolation_level None.
-        connection = sqlite3.connect(
-            uri, uri=True, timeout=busy_timeout_s, isolation_level=None, check_same_thread=False
+        connection = address.connect_sqlite(
+            mode="ro" if read_only else "rwc",
+            immutable=read_only and not address.has_log,
+            timeout_s=busy_timeout_s,
         )
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA synchronous = FULL")
+        # So that the row reader, which refuses surrogates, can name the place of text that is not UTF-8.
+        connection.text_factory = lambda held: held.decode(errors="surrogateescape")
         return connection
 
     # A reader connects again each time, since whether there is a log changes between reads.
@@ -375,3 +332,87 @@ def _file_state(path: Path) -> tuple[int, int]:
     """Return (bytes, time of the last change in ns), by which a reader that was promised no writer finds one."""
     stat = path.stat()
     return stat.st_size, stat.st_mtime_ns
+
+
+def open_database(url: str, *, create: bool, read_only: bool, clock: Clock | None, busy_timeout_s: float) -> Database:
+    """Open the database of a store of this version; see `frontrunner.results.store.open_store`."""
+    address = parse_address(url)
+    if address.path is not None:
+        check_file(address, address.path, create=create and not read_only)
+        if not read_only:
+            refuse_network(address.path)
+    database = Database(address, read_only=read_only, busy_timeout_s=busy_timeout_s, clock=clock)
+    try:
+        if read_only:
+            with database.read() as connection:
+                _refuse_other_versions(connection, address, oldest=OLDEST_READABLE_SCHEMA)
+        else:
+            _prepare(database, create=create)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _prepare(database: Database, *, create: bool) -> None:
+    """Check an SQLite file, and create or upgrade the tables."""
+    if not database.is_server:
+        database.quick_check()  # reads the whole file, which is too slow for a reading command
+    with database.read() as connection:
+        is_empty = create and not inspect(connection).get_table_names()
+        if not is_empty:
+            _refuse_other_versions(connection, database.address, oldest=SCHEMA_VERSION)
+        is_older = revision_of(connection) < REVISION
+    if is_empty or is_older:
+        with database.write(whole_store=True) as connection:
+            # Unless another process did so while this one waited for the lock.
+            if not inspect(connection).get_table_names():
+                Base.metadata.create_all(connection)
+                REVISIONS.create(connection)
+                connection.execute(insert(REVISIONS).values(version_num=REVISION))
+                made_at = timestamp(database.now(connection))
+                connection.execute(insert(StoreRow).values(id=1, schema_version=SCHEMA_VERSION, created_at=made_at))
+            elif (before := revision_of(connection)) < REVISION:
+                _migrate(connection, before)
+    if not database.is_server:
+        database.use_log()  # only now is the file known to be a store, and ours to change
+
+
+def revision_of(connection: Connection) -> str:
+    """Return the revision of a store's tables: the first, for a store that states none."""
+    if not inspect(connection).has_table(REVISIONS.name):
+        return FIRST_REVISION
+    return connection.execute(select(REVISIONS.c.version_num)).scalar() or FIRST_REVISION
+
+
+def _migrate(connection: Connection, before: str) -> None:
+    """Make every change that the store lacks."""
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    if not inspect(connection).has_table(REVISIONS.name):
+        command.stamp(config, before)
+    command.upgrade(config, REVISION)
+    connection.execute(update(StoreRow).values(schema_version=SCHEMA_VERSION))
+
+
+def _refuse_other_versions(connection: Connection, address: StoreAddress, *, oldest: int) -> None:
+    """Raise `StoreUnusable` for what is not a store, and for schema versions before `oldest` or after this one."""
+    if not inspect(connection).has_table(StoreRow.__tablename__):
+        raise StoreUnusable(f"{address} holds no frontrunner store", hint="name another file")
+    rows = connection.execute(select(StoreRow.id, StoreRow.schema_version)).all()
+    if len(rows) != 1:
+        raise StoreUnusable(
+            f"{address} has {len(rows)} rows about itself, where a store has one",
+            hint="restore a backup: frontrunner store copy BACKUP NEW.db",
+        )
+    version = cell(StoreRow.schema_version, rows[0].schema_version, rows[0].id)
+    if not oldest <= version <= SCHEMA_VERSION:
+        is_older = version < SCHEMA_VERSION
+        raise StoreUnusable(
+            f"{address} has schema {version}, this version needs {SCHEMA_VERSION}",
+            hint=f"run: frontrunner store upgrade --store {address}" if is_older else "upgrade frontrunner",
+        )

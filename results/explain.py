@@ -13,15 +13,7 @@ from frontrunner.results.outcome import Outcome, RecipeStats
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.ranking import gap_percent
 from frontrunner.results.records import Attempt, Campaign, Trial
-from frontrunner.results.rows import (
-    DamagedCell,
-    cell,
-    outcomes_by_attempt,
-    to_attempt,
-    to_campaign,
-    to_stats,
-    to_trial,
-)
+from frontrunner.results.rows import DamagedCell, cell, read_attempts, value_of
 from frontrunner.results.schema import AttemptRow, CampaignRow, ProvenanceRow, StandingRow, TrialRow
 from frontrunner.results.store import Store
 from frontrunner.spaces.errors import NotFound, bad_value
@@ -84,37 +76,32 @@ def explain(store: Store, recipe_id: str) -> Explanation:
     Raises `InvalidInput` for fewer than `MIN_PREFIX` characters, and `NotFound`, naming candidates, where no
     recipe or more than one begins like this.
     """
-    with store.database.read() as connection:
-        full_id = complete_id(connection, checked_prefix(recipe_id))
-        query = select(TrialRow).where(TrialRow.recipe_id == full_id).order_by(TrialRow.campaign_id.desc())
-        appearances = tuple(_appearance(connection, to_trial(row)) for row in connection.execute(query).all())
-    return Explanation(recipe_id=full_id, recipe=appearances[0].trial.recipe, appearances=appearances)
-
-
-def checked_prefix(recipe_id: str) -> str:
-    """Return a recipe id, or a prefix of one, as it is stored; raises `InvalidInput` where it is too short."""
     prefix = recipe_id.strip().lower()
     if len(prefix) < MIN_PREFIX:
         raise bad_value("recipe id", prefix, f"at least the first {MIN_PREFIX} characters of one")
-    return prefix
+    with store.database.read() as connection:
+        full_id = _complete_id(connection, prefix)
+        query = select(TrialRow).where(TrialRow.recipe_id == full_id).order_by(TrialRow.campaign_id.desc())
+        appearances = tuple(_appearance(connection, value_of(Trial, row)) for row in connection.execute(query).all())
+    return Explanation(recipe_id=full_id, recipe=appearances[0].trial.recipe, appearances=appearances)
 
 
-def complete_id(connection: Connection, prefix: str) -> str:
+def _complete_id(connection: Connection, prefix: str) -> str:
     """Return the one stored recipe id that begins with `prefix`."""
-    alike = select(TrialRow.recipe_id).where(begins(prefix)).distinct()
+    alike = select(TrialRow.recipe_id).where(_begins(prefix)).distinct()
     found = connection.execute(alike.order_by(TrialRow.recipe_id).limit(MOST_CANDIDATES)).scalars().all()
     if len(found) == 1 or prefix in found:
         return prefix if prefix in found else found[0]
     if found:
         raise NotFound(f"more than one recipe id begins with {prefix!r}", hint=f"one of: {', '.join(found)}")
     # Only ids that begin alike are compared: comparing 100,000 takes seconds.
-    alike = select(TrialRow.recipe_id).where(begins(prefix[:2])).distinct()
+    alike = select(TrialRow.recipe_id).where(_begins(prefix[:2])).distinct()
     close = difflib.get_close_matches(prefix, connection.execute(alike.limit(1000)).scalars(), n=3)
     hint = f"did you mean {' or '.join(close)}?" if close else "list the measured ones: frontrunner best"
     raise NotFound(f"no recipe id begins with {prefix!r}", hint=hint)
 
 
-def begins(prefix: str) -> ColumnElement[bool]:
+def _begins(prefix: str) -> ColumnElement[bool]:
     """Return the condition that a recipe id has this prefix. SQLite uses the index for the bounds, but not for LIKE.
 
     "z" comes after every hexadecimal digit in the order of any database.
@@ -129,63 +116,46 @@ def _appearance(connection: Connection, trial: Trial) -> Appearance:
         raise DamagedCell(TrialRow, trial.id, "campaign_id", f"there is no campaign {trial.campaign_id}")
     row = connection.execute(select(StandingRow).where(StandingRow.trial_id == trial.id)).first()
     ranked = select(func.count()).select_from(StandingRow).where(StandingRow.campaign_id == trial.campaign_id)
+    mine = AttemptRow.trial_id == trial.id
+    query = select(AttemptRow.id, AttemptRow.provenance_id, ProvenanceRow.provenance_json)
+    joined = query.join(ProvenanceRow, ProvenanceRow.id == AttemptRow.provenance_id)
+    ran_with = {
+        found.id: cell(ProvenanceRow.provenance_json, found.provenance_json, found.provenance_id)
+        for found in connection.execute(joined.where(mine))
+    }
     return Appearance(
-        campaign=to_campaign(campaign),
+        campaign=value_of(Campaign, campaign),
         trial=trial,
-        attempts=_attempts(connection, trial.id),
-        standing=None if row is None else to_stats(row),
-        rank=None if row is None else connection.execute(ranked.where(_is_faster(row))).scalar_one() + 1,
+        attempts=tuple(
+            ExplainedAttempt(attempt=one.attempt, outcome=one.outcome, provenance=ran_with.get(one.attempt.id))
+            for one in read_attempts(connection, mine)
+        ),
+        standing=None if row is None else value_of(RecipeStats, row),
+        rank=None if row is None else connection.execute(ranked.where(_beyond(row, above=True))).scalar_one() + 1,
         ranked_recipes=connection.execute(ranked).scalar_one(),
         above=None if row is None else _neighbor(connection, row, above=True),
         below=None if row is None else _neighbor(connection, row, above=False),
     )
 
 
-def _attempts(connection: Connection, trial_id: int) -> tuple[ExplainedAttempt, ...]:
-    mine = AttemptRow.trial_id == trial_id
-    outcomes = outcomes_by_attempt(connection, select(AttemptRow.id).where(mine))
-    query = (
-        select(AttemptRow, ProvenanceRow.provenance_json)
-        .outerjoin(ProvenanceRow, ProvenanceRow.id == AttemptRow.provenance_id)
-        .where(mine)
-        .order_by(AttemptRow.number)
-    )
-    return tuple(
-        ExplainedAttempt(
-            attempt=to_attempt(row),
-            outcome=outcomes.get(row.id),
-            provenance=row.provenance_json
-            and cell(ProvenanceRow.provenance_json, row.provenance_json, row.provenance_id),
-        )
-        for row in connection.execute(query)
-    )
-
-
-def _is_faster(row: Row[Any]) -> ColumnElement[bool]:
-    """Return the condition of ranking before `row`: more tokens/s, or as many and a smaller recipe id."""
+def _beyond(row: Row[Any], *, above: bool) -> ColumnElement[bool]:
+    """Return the condition of ranking before `row`, or after it: by tokens/s, then by recipe id."""
     speed, name = StandingRow.tokens_per_s, StandingRow.recipe_id
-    beyond_ties = or_(speed > row.tokens_per_s, name < row.recipe_id)
-    return and_(speed >= row.tokens_per_s, beyond_ties)  # in this form the index by speed is walked from there on
-
-
-def _is_slower(row: Row[Any]) -> ColumnElement[bool]:
-    """Return the condition of ranking after `row`."""
-    speed, name = StandingRow.tokens_per_s, StandingRow.recipe_id
+    if above:  # in this form the index by speed is walked from there on
+        return and_(speed >= row.tokens_per_s, or_(speed > row.tokens_per_s, name < row.recipe_id))
     return and_(speed <= row.tokens_per_s, or_(speed < row.tokens_per_s, name > row.recipe_id))
 
 
 def _neighbor(connection: Connection, row: Row[Any], *, above: bool) -> Neighbor | None:
     """Return the recipe ranked next to `row`'s in its campaign."""
     speed, name = StandingRow.tokens_per_s, StandingRow.recipe_id
-    nearest_first = (speed.asc(), name.desc()) if above else (speed.desc(), name.asc())
     query = (
         select(StandingRow, TrialRow.recipe_json)
         .join(TrialRow, TrialRow.id == StandingRow.trial_id)
-        .where(StandingRow.campaign_id == row.campaign_id, _is_faster(row) if above else _is_slower(row))
-        .order_by(*nearest_first)
-        .limit(1)
+        .where(StandingRow.campaign_id == row.campaign_id, _beyond(row, above=above))
+        .order_by(*((speed.asc(), name.desc()) if above else (speed.desc(), name.asc())))
     )
-    other = connection.execute(query).first()
+    other = connection.execute(query.limit(1)).first()
     if other is None:
         return None
     faster, slower = (other, row) if above else (row, other)

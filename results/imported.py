@@ -6,7 +6,6 @@ view shows them as measurements of this store's own campaigns. Rows of one recip
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,12 +14,13 @@ from sqlalchemy import Connection, insert, select
 from frontrunner.results.columns import recipe_to_json
 from frontrunner.results.outcome import Measurement, Outcome
 from frontrunner.results.records import IMPORTED, timestamp
-from frontrunner.results.rows import outcome_of, outcomes_by_attempt
+from frontrunner.results.rows import finished_attempts
 from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, TrialRow
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
 from frontrunner.results.store import Store
 from frontrunner.results.writer import insert_outcome, rewrite_stats
 from frontrunner.spaces.document import canonical_json
+from frontrunner.spaces.errors import free_among
 from frontrunner.spaces.recipe import Recipe
 
 
@@ -59,7 +59,7 @@ def add_imported(
         for campaign in campaigns:
             new = tuple(row for row in campaign.outcomes if _identity(row.recipe_id, row.outcome) not in known)
             if new:
-                kept.append(replace(campaign, name=_free_name(campaign.name, taken), outcomes=new))
+                kept.append(replace(campaign, name=free_among(taken, campaign.name), outcomes=new))
                 taken.add(kept[-1].name)
         for campaign in [] if preview else kept:
             _add_campaign(connection, campaign, now=now, about=about)
@@ -68,15 +68,8 @@ def add_imported(
 
 def _known(connection: Connection) -> set[tuple[str, str]]:
     """Return the identity of every row that was imported before."""
-    imported = (
-        select(AttemptRow.id)
-        .join(CampaignRow, CampaignRow.id == AttemptRow.campaign_id)
-        .where(CampaignRow.strategy == IMPORTED)
-    )
-    recipes = select(AttemptRow.id, TrialRow.recipe_id).join(TrialRow, TrialRow.id == AttemptRow.trial_id)
-    outcomes = outcomes_by_attempt(connection, imported)
-    ids = connection.execute(recipes.where(AttemptRow.id.in_(imported))).all()
-    return {_identity(row.recipe_id, outcome_of(outcomes, row)) for row in ids}
+    imported = AttemptRow.campaign_id.in_(select(CampaignRow.id).where(CampaignRow.strategy == IMPORTED))
+    return {_identity(one.trial.recipe_id, one.outcome) for one in finished_attempts(connection, imported)}
 
 
 def _identity(recipe_id: str, outcome: Outcome) -> tuple[str, str]:
@@ -84,12 +77,6 @@ def _identity(recipe_id: str, outcome: Outcome) -> tuple[str, str]:
     if isinstance(outcome, Measurement):
         return recipe_id, canonical_json([outcome.step_times_s, outcome.peak_memory_bytes])
     return recipe_id, outcome.kind.value
-
-
-def _free_name(wanted: str, taken: set[str]) -> str:
-    """Return the name, with a number where another campaign has it; names have at most 64 characters."""
-    numbered = (f"{wanted[:58]}-{number}" for number in itertools.count(2))
-    return next(name for name in itertools.chain([wanted], numbered) if name not in taken)
 
 
 def _add_campaign(

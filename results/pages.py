@@ -1,4 +1,4 @@
-"""Paged queries: campaigns, ranked recipes, trials, comparisons and attempts, a bounded number at a time.
+"""Queries of campaigns, ranked recipes, trials and attempts, a page at a time or all of a campaign's.
 
 Pages are counted from 1. A page beyond the last is empty; `total` is the number of items on all pages.
 """
@@ -6,10 +6,10 @@ Pages are counted from 1. A page beyond the last is empty; `total` is the number
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, and_, func, select
+from sqlalchemy import Connection, and_, func, select
 from sqlalchemy.orm import aliased
 from sqlalchemy.sql.selectable import GenerativeSelect
 
@@ -20,18 +20,16 @@ from frontrunner.results.ranking import (
     Filters,
     RankBy,
     RankedRecipe,
-    has_value,
+    check_filters,
     ordering,
+    passes,
     rank,
-    resolve,
-    to_ranked,
 )
-from frontrunner.results.records import Campaign, CampaignSummary, Trial
-from frontrunner.results.rows import cell, outcomes_by_attempt, to_trial
-from frontrunner.results.schema import AttemptRow, CampaignRow, FailureRow, StandingRow, TrialRow
+from frontrunner.results.records import AttemptOutcome, Campaign, CampaignSummary, Probed, Trial
+from frontrunner.results.rows import cell, finished_attempts, outcomes_by_attempt, read_attempts, value_of
+from frontrunner.results.schema import AttemptRow, CampaignRow, StandingRow, TrialRow
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import Store
-from frontrunner.results.summaries import SummaryCache, summaries
 from frontrunner.spaces.errors import bad_value
 from frontrunner.spaces.recipe import Recipe
 
@@ -75,24 +73,18 @@ class TrialPage:
     total: int
 
 
-def campaign_page(
-    store: Store, *, page: int = 1, page_size: int = 50, known: SummaryCache | None = None
-) -> CampaignPage:
-    """Return one page of the store's campaigns; for `known` see `frontrunner.results.summaries.summaries`."""
-    query = select(CampaignRow.id, CampaignRow.updated_at).order_by(CampaignRow.id.desc())
-    now = store.now()  # before a connection is taken: a server's clock needs one of its own
+def campaign_page(store: Store, *, page: int = 1, page_size: int = 50) -> CampaignPage:
+    """Return one page of the store's campaigns."""
+    query = cut(select(CampaignRow.id).order_by(CampaignRow.id.desc()), page, page_size)
     with store.database.read() as connection:
-        found = connection.execute(cut(query, page, page_size)).all()
         total = connection.execute(select(func.count()).select_from(CampaignRow)).scalar_one()
-        items = summaries(connection, found, now=now, file=store.database.address.path, known=known)
+        items = store.summaries(connection, connection.execute(query).scalars().all())
         return CampaignPage(items=tuple(items), total=total)
 
 
 def any_campaign(store: Store) -> str | None:
     """Return the name of any campaign, None where there is none: the cheapest query that reads the tables."""
-    with store.database.read() as connection:
-        name: str | None = connection.execute(select(CampaignRow.name).limit(1)).scalar()
-        return name
+    return next(iter(newest_names(store, 1)), None)
 
 
 def newest_names(store: Store, limit: int) -> list[str]:
@@ -116,26 +108,31 @@ def recipe_page(  # noqa: PLR0913 - the parameters of a query, each by its name
 
     Raises `InvalidInput` for an unknown filter.
     """
-    with store.database.read() as connection:
-        found = resolve(connection, store, campaign)
-        mine = StandingRow.campaign_id == found.id
-        key = ORDERED_COLUMNS[by]
-        place = func.row_number().over(order_by=ordering(by)).label("place")
-        best = func.first_value(key).over(order_by=ordering(by)).label("best")
-        ranked = select(StandingRow.trial_id, place, best).where(mine).subquery()
-        wanted = _wanted(connection, filters or {}, max_memory_gb)
-        query = (
-            select(StandingRow, TrialRow.recipe_json, TrialRow.number, ranked.c.place, ranked.c.best)
-            .join(ranked, ranked.c.trial_id == StandingRow.trial_id)
-            .join(TrialRow, TrialRow.id == StandingRow.trial_id)
-            .where(mine, *wanted)
-            .order_by(ranked.c.place)
+    check_filters(filters or {})
+    check_page(page, page_size)
+    most_bytes = None if max_memory_gb is None else max_memory_gb * BYTES_PER_GB
+    columns = [StandingRow.trial_id, StandingRow.peak_memory_bytes_max_rank.label("memory")]
+    with store.read(campaign) as (connection, found):
+        query = select(*columns, ORDERED_COLUMNS[by].label("figure")).where(StandingRow.campaign_id == found.id)
+        if filters:
+            query = query.add_columns(TrialRow.recipe_json).join(TrialRow, TrialRow.id == StandingRow.trial_id)
+        rows = connection.execute(query.order_by(*ordering(by))).all()
+        places = {
+            row.trial_id: place
+            for place, row in enumerate(rows, start=1)
+            if (most_bytes is None or row.memory <= most_bytes)
+            and (not filters or passes(cell(TrialRow.recipe_json, row.recipe_json, row.trial_id), filters))
+        }
+        shown = list(places)[(page - 1) * page_size : page * page_size]
+        items = rank(
+            connection,
+            found,
+            StandingRow.trial_id.in_(shown),
+            by=by,
+            ranks=[places[trial_id] for trial_id in shown],
+            better=rows[0].figure if rows else None,
         )
-        counted = select(func.count()).select_from(StandingRow).join(TrialRow, TrialRow.id == StandingRow.trial_id)
-        total = connection.execute(counted.where(mine, *wanted)).scalar_one()
-        rows = connection.execute(cut(query, page, page_size)).all()
-        items = tuple(to_ranked(row, found, rank=row.place, better=row.best, by=by) for row in rows)
-    return RecipePage(items=items, total=total)
+    return RecipePage(items=tuple(items), total=len(places))
 
 
 def trial_page(
@@ -148,8 +145,7 @@ def trial_page(
     page_size: int = 50,
 ) -> TrialPage:
     """Return one page of a campaign's trials, of one state or of all, by their numbers or in reverse."""
-    with store.database.read() as connection:
-        found = resolve(connection, store, campaign)
+    with store.read(campaign) as (connection, found):
         wanted = [TrialRow.campaign_id == found.id] + ([] if state is None else [TrialRow.state == state])
         total = connection.execute(select(func.count()).select_from(TrialRow).where(*wanted)).scalar_one()
         query = select(TrialRow).where(*wanted).order_by(TrialRow.number.desc() if newest_first else TrialRow.number)
@@ -159,12 +155,8 @@ def trial_page(
 
 def outcomes_after(store: Store, campaign_id: int, after: int, limit: int) -> tuple[TrialOutcome, ...]:
     """Return up to `limit` trials whose final outcome has a number above `after`, by that number."""
-    query = (
-        select(TrialRow)
-        .where(TrialRow.campaign_id == campaign_id, TrialRow.outcome_number > after)
-        .order_by(TrialRow.outcome_number)
-        .limit(limit)
-    )
+    mine = (TrialRow.campaign_id == campaign_id, TrialRow.outcome_number > after)
+    query = select(TrialRow).where(*mine).order_by(TrialRow.outcome_number).limit(limit)
     with store.database.read() as connection:
         return _with_outcomes(connection, connection.execute(query).all())
 
@@ -180,7 +172,7 @@ def _with_outcomes(connection: Connection, rows: Sequence[Any]) -> tuple[TrialOu
     outcomes = outcomes_by_attempt(connection, attempts)
     return tuple(
         TrialOutcome(
-            trial=to_trial(row),
+            trial=value_of(Trial, row),
             outcome_number=row.outcome_number,
             attempts=tries[row.id].attempts if row.id in tries else 0,
             outcome=outcomes.get(tries[row.id].id) if row.id in tries else None,
@@ -189,17 +181,15 @@ def _with_outcomes(connection: Connection, rows: Sequence[Any]) -> tuple[TrialOu
     )
 
 
-def _wanted(connection: Connection, filters: Filters, max_memory_gb: float | None) -> list[ColumnElement[bool]]:
-    wanted = [has_value(connection, name, value) for name, value in filters.items()]
-    if max_memory_gb is not None:
-        wanted.append(StandingRow.peak_memory_bytes_max_rank <= max_memory_gb * BYTES_PER_GB)
-    return wanted
+def check_page(page: int, page_size: int) -> None:
+    """Raise `InvalidInput` if the page number or size is below 1."""
+    if page < 1 or page_size < 1:
+        raise bad_value("page, page_size", f"{page}, {page_size}", "numbers of at least 1")
 
 
 def cut(query: SelectT, page: int, page_size: int) -> SelectT:
-    """Return the query for one page; raises `InvalidInput` if the page number or size is below 1."""
-    if page < 1 or page_size < 1:
-        raise bad_value("page, page_size", f"{page}, {page_size}", "numbers of at least 1")
+    """Return the query for one page; raises as `check_page` does."""
+    check_page(page, page_size)
     return query.limit(page_size).offset((page - 1) * page_size)
 
 
@@ -242,9 +232,7 @@ class Comparison:
 def compare(store: Store, first: str, second: str, *, page: int = 1, page_size: int = 50) -> Comparison:
     """Compare two named campaigns; raises `NotFound` where there is no such campaign."""
     one, its_trial, other = StandingRow, aliased(TrialRow), aliased(StandingRow)
-    now = store.now()  # before a connection is taken: a server's clock needs one of its own
-    with store.database.read() as connection:
-        left, right = resolve(connection, store, first), resolve(connection, store, second)
+    with store.database.reading(), store.read(first) as (connection, left), store.read(second) as (_, right):
         query = (  # by way of the other's trial, which has an index by campaign and recipe
             select(
                 one.recipe_id, one.tokens_per_s, other.tokens_per_s.label("second"), its_trial.id, its_trial.recipe_json
@@ -255,9 +243,6 @@ def compare(store: Store, first: str, second: str, *, page: int = 1, page_size: 
             .order_by(one.tokens_per_s.desc(), one.recipe_id)
         )
         total = connection.execute(select(func.count()).select_from(query.order_by(None).subquery())).scalar_one()
-        rows = connection.execute(cut(query, page, page_size)).all()
-        seen = summaries(connection, (left, right), now=now, file=store.database.address.path)
-        sides = [_side(connection, campaign, summary) for campaign, summary in zip((left, right), seen, strict=True)]
         shared = tuple(
             SharedRecipe(
                 recipe_id=row.recipe_id,
@@ -265,72 +250,51 @@ def compare(store: Store, first: str, second: str, *, page: int = 1, page_size: 
                 first_tokens_per_s=row.tokens_per_s,
                 second_tokens_per_s=row.second,
             )
-            for row in rows
+            for row in connection.execute(cut(query, page, page_size))
         )
+        sides = [
+            Side(campaign=summary, best=next(iter(rank(connection, campaign, top=1)), None))
+            for campaign in (left, right)
+            for summary in store.summaries(connection, [campaign.id])
+        ]
     return Comparison(first=sides[0], second=sides[1], shared=shared, total=total)
-
-
-def _side(connection: Connection, campaign: Campaign, summary: CampaignSummary) -> Side:
-    fastest = rank(connection, campaign, top=1)
-    return Side(campaign=summary, best=fastest[0] if fastest else None)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttemptSpan:
-    """One attempt; `ended` is its state, or the kind of its failure; `finished_at` is None while it runs."""
-
-    trial_number: int
-    number: int
-    recipe_id: str
-    recipe: Recipe
-    ended: str
-    started_at: str
-    finished_at: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spans:
     """The newest attempts of a campaign, oldest first, of `total`."""
 
-    items: tuple[AttemptSpan, ...]
+    items: tuple[AttemptOutcome, ...]
     total: int
 
 
 def newest_spans(store: Store, campaign_id: int, limit: int) -> Spans:
     """Return the `limit` attempts of a campaign that were begun last."""
     mine = AttemptRow.campaign_id == campaign_id
-    newest = select(AttemptRow.id).where(mine).order_by(AttemptRow.id.desc()).limit(limit).subquery()
-    query = (
-        select(
-            AttemptRow.id,
-            AttemptRow.number,
-            AttemptRow.state,
-            AttemptRow.started_at,
-            AttemptRow.finished_at,
-            AttemptRow.trial_id,
-            TrialRow.recipe_id,
-            TrialRow.recipe_json,
-            TrialRow.number.label("trial"),
-            FailureRow.kind,
-        )
-        .join(TrialRow, TrialRow.id == AttemptRow.trial_id)
-        .outerjoin(FailureRow, FailureRow.attempt_id == AttemptRow.id)
-        .where(AttemptRow.id.in_(select(newest.c.id)))  # found in an index first: rows of attempts are wide
-        .order_by(AttemptRow.id.desc())
-    )
     with store.database.read() as connection:
-        rows = connection.execute(query).all()
         total = connection.execute(select(func.count()).select_from(AttemptRow).where(mine)).scalar_one()
-        return Spans(items=tuple(_span(row) for row in reversed(rows)), total=total)
+        return Spans(items=tuple(read_attempts(connection, mine, newest=limit)), total=total)
 
 
-def _span(row: Any) -> AttemptSpan:
-    return AttemptSpan(
-        trial_number=row.trial,
-        number=row.number,
-        recipe_id=row.recipe_id,
-        recipe=cell(TrialRow.recipe_json, row.recipe_json, row.trial_id),
-        ended=row.kind or row.state,
-        started_at=cell(AttemptRow.started_at, row.started_at, row.id),
-        finished_at=cell(AttemptRow.finished_at, row.finished_at, row.id),
-    )
+def probed(store: Store, campaign: Campaign | str | None) -> list[Probed]:
+    """Return every finished attempt of the campaign (None: the newest), in the order in which they ended."""
+    with store.read(campaign) as (connection, found):
+        return finished_attempts(connection, AttemptRow.campaign_id == found.id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialHistory:
+    """A trial and its attempts in the order of their start; the outcome of a running one is None."""
+
+    trial: Trial
+    attempts: tuple[AttemptOutcome, ...]
+
+
+def trial_histories(store: Store, campaign_id: int) -> list[TrialHistory]:
+    """Return every trial of the campaign with its attempts, by number."""
+    with store.database.reading(), store.database.read() as connection:
+        found = {trial.id: TrialHistory(trial=trial, attempts=()) for trial in store.trials(campaign_id)}
+        for one in read_attempts(connection, AttemptRow.campaign_id == campaign_id):
+            history = found[one.trial.id]
+            found[one.trial.id] = replace(history, attempts=(*history.attempts, one))
+        return list(found.values())

@@ -7,16 +7,15 @@ probes. Both are events: they are never among the measurements, and no ranking c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from functools import partial
-from typing import Any, TypedDict
+from dataclasses import dataclass, replace
+from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 
 from frontrunner.results.columns import recipe_from_json, recipe_to_json
 from frontrunner.results.outcome import RecipeStats
 from frontrunner.results.records import Campaign, Event, Figures
-from frontrunner.results.rows import interpreted, to_campaign, to_event, to_stats
+from frontrunner.results.rows import interpreted, value_of
 from frontrunner.results.schema import CampaignRow, EventRow, StandingRow, TrialRow
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import Store
@@ -26,6 +25,9 @@ PREDICTION = "prediction"
 """Kind of a prediction's event; its data are the fields of `Predicted`, the recipe as JSON, without later results."""
 SMALL_CAMPAIGN, SMALL_SCALE = "small_campaign", "small_scale"
 """Keys of a campaign's problem summary: the campaign on fewer nodes that it is predicted from, and how that differs."""
+FIGURES = ("tokens_per_s", "low", "high", "chance")
+OUTLOOK = "outlook"
+"""Kind of an outlook's event. Its data: the fields of `Outlook`, and `measured`, the recipes measured by then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +83,8 @@ class SmallScale:
 
 def prediction_data(predicted: Predicted) -> dict[str, str | float]:
     """Return a prediction as an event's data."""
-    table = asdict(predicted)
-    kept = {key: table[key] for key in ("recipe_id", "tokens_per_s", "low", "high", "chance")}
-    return kept | {"recipe": recipe_to_json(predicted.recipe)}
+    figures = {name: getattr(predicted, name) for name in FIGURES}
+    return {"recipe_id": predicted.recipe_id, "recipe": recipe_to_json(predicted.recipe), **figures}
 
 
 def small_scale(store: Store, campaign: Campaign) -> SmallScale | None:
@@ -92,25 +93,26 @@ def small_scale(store: Store, campaign: Campaign) -> SmallScale | None:
     if small is None:
         return None
     with store.database.read() as connection:
-        row = connection.execute(select(CampaignRow).where(CampaignRow.name == str(small))).first()
+        measured = select(func.count()).select_from(StandingRow)
+        of_small = measured.join(CampaignRow, CampaignRow.id == StandingRow.campaign_id)
+        nodes = campaign.problem_summary.get("nodes", 0)
         return SmallScale(
             campaign=campaign.name,
-            nodes=_nodes(campaign),
+            nodes=interpreted(CampaignRow, campaign.id, "problem_json", lambda: int(str(nodes))),
             small=str(small),
             scale=str(campaign.problem_summary.get(SMALL_SCALE, "")),
-            small_measured=0 if row is None else _measured(connection, to_campaign(row).id),
+            small_measured=connection.execute(of_small.where(CampaignRow.name == str(small))).scalar_one(),
             figures=campaign.figures,
-            predicted=predictions(connection, campaign.id),
+            predicted=_predictions(connection, campaign.id),
         )
 
 
 def scales_that_predict(store: Store, recipe_id: str) -> tuple[SmallScale, ...]:
     """Return the campaigns that predict this recipe, the newest first, each with that prediction only."""
+    predict = select(EventRow.campaign_id).where(EventRow.kind == PREDICTION)
+    query = select(CampaignRow).where(CampaignRow.id.in_(predict)).order_by(CampaignRow.id.desc())
     with store.database.read() as connection:
-        query = select(EventRow.campaign_id).where(EventRow.kind == PREDICTION).distinct()
-        ids = list(connection.execute(query).scalars())
-        rows = connection.execute(select(CampaignRow).where(CampaignRow.id.in_(ids)).order_by(CampaignRow.id.desc()))
-        campaigns = [to_campaign(row) for row in rows]
+        campaigns = [value_of(Campaign, row) for row in connection.execute(query)]
     found = []
     for campaign in campaigns:
         scale = small_scale(store, campaign)
@@ -123,102 +125,80 @@ def scales_that_predict(store: Store, recipe_id: str) -> tuple[SmallScale, ...]:
 def predicted_ids(store: Store) -> tuple[str, ...]:
     """Return the ids of all predicted recipes of the store, measured or not."""
     with store.database.read() as connection:
-        events = connection.execute(select(EventRow).where(EventRow.kind == PREDICTION))
-        return tuple(dict.fromkeys(_recipe_id(to_event(row)) for row in events))
+        events = [
+            value_of(Event, row) for row in connection.execute(select(EventRow).where(EventRow.kind == PREDICTION))
+        ]
+        return tuple(dict.fromkeys(_prediction(event).recipe_id for event in events))
 
 
-def predictions(connection: Connection, campaign_id: int) -> tuple[Predicted, ...]:
+def _predictions(connection: Connection, campaign_id: int) -> tuple[Predicted, ...]:
     """Return a campaign's predictions in the order in which they were made, with what was measured since."""
     query = select(EventRow).where(EventRow.campaign_id == campaign_id, EventRow.kind == PREDICTION)
-    events = [to_event(row) for row in connection.execute(query.order_by(EventRow.id)).all()]
-    if not events:
+    found = [_prediction(value_of(Event, row)) for row in connection.execute(query.order_by(EventRow.id))]
+    if not found:
         return ()
     standings = select(StandingRow).where(StandingRow.campaign_id == campaign_id)
-    measured = {row.recipe_id: to_stats(row) for row in connection.execute(standings)}
+    measured = {row.recipe_id: value_of(RecipeStats, row) for row in connection.execute(standings)}
     tried = select(TrialRow.recipe_id).where(TrialRow.campaign_id == campaign_id, TrialRow.state == TrialState.FAILED)
     failed = set(connection.execute(tried).scalars())
-    return tuple(_predicted(event, measured, failed) for event in events)
+    return tuple(replace(one, confirmed=measured.get(one.recipe_id), failed=one.recipe_id in failed) for one in found)
 
 
-def _recipe_id(event: Event) -> str:
-    return interpreted(EventRow, event.id, "data_json", lambda: str(event.data["recipe_id"]))
-
-
-def _predicted(event: Event, measured: Mapping[str, RecipeStats], failed: set[str]) -> Predicted:
-    recipe_id = _recipe_id(event)
-    predicted = interpreted(EventRow, event.id, "data_json", lambda: _prediction(event.data))
-    return replace(predicted, confirmed=measured.get(recipe_id), failed=recipe_id in failed)
-
-
-def _prediction(data: Mapping[str, Any]) -> Predicted:
+def _prediction(event: Event) -> Predicted:
     """Read what `prediction_data` wrote."""
-    return Predicted(
-        recipe_id=str(data["recipe_id"]),
-        recipe=recipe_from_json(str(data["recipe"])),
-        tokens_per_s=float(data["tokens_per_s"] or 0.0),
-        low=float(data["low"] or 0.0),
-        high=float(data["high"] or 0.0),
-        chance=float(data["chance"] or 0.0),
-    )
+
+    def read() -> Predicted:
+        data: Mapping[str, Any] = event.data
+        figures: dict[str, Any] = {name: float(data[name] or 0.0) for name in FIGURES}
+        recipe = recipe_from_json(str(data["recipe"]))
+        return Predicted(recipe_id=str(data["recipe_id"]), recipe=recipe, **figures)
+
+    return interpreted(EventRow, event.id, "data_json", read)
 
 
-def _nodes(campaign: Campaign) -> int:
-    found = campaign.problem_summary.get("nodes", 0)
-    return interpreted(CampaignRow, campaign.id, "problem_json", lambda: int(str(found)))
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """What a strategy expects of going on, in shares of the best measured tokens/s.
 
+    `expected_improvement` is the mean gain of the most promising next probe. `gap` is the estimated distance to the
+    best recipe of the whole legal space, at least 0, and `gap_at_most` its 95th percentile: 1 for twice the tokens/s.
 
-def _measured(connection: Connection, campaign_id: int) -> int:
-    found = connection.execute(select(StandingRow.trial_id).where(StandingRow.campaign_id == campaign_id))
-    return len(found.all())
-
-
-OUTLOOK = "outlook"
-"""Kind of an outlook event. Its data: expected_improvement, gap and gap_at_most, shares of the best tokens/s or, with
-of_front, of what the front of several objectives is worth; and measured, the recipes that were measured by then."""
-
-
-class OutlookData(TypedDict):
-    """Expected gain from further probes, as an outlook event states it."""
+    Where `of_front`, several objectives are sought and the three are shares of what the measured front is worth: the
+    best tokens/s within an allowance of memory and nodes, as a mean over all allowances.
+    """
 
     expected_improvement: float
     gap: float
     gap_at_most: float
-    of_front: bool
+    of_front: bool = False
+
+    @property
+    def share_below(self) -> float:
+        """`gap` as a share of the whole space's best, as a ranking's gap is one of its best: gap / (1 + gap)."""
+        return 1 - 1 / (1 + self.gap)
+
+    @property
+    def share_below_at_most(self) -> float:
+        """`gap_at_most` as a share of the whole space's best."""
+        return 1 - 1 / (1 + self.gap_at_most)
 
 
 def newest_outlooks(connection: Connection, campaign_id: int, count: int) -> list[Event]:
     """Return the newest `count` outlook events of a campaign, oldest first."""
-    query = (
-        select(EventRow)
-        .where(EventRow.campaign_id == campaign_id, EventRow.kind == OUTLOOK)
-        .order_by(EventRow.id.desc())
-        .limit(count)
-    )
-    events = [to_event(row) for row in reversed(connection.execute(query).all())]
+    mine = (EventRow.campaign_id == campaign_id, EventRow.kind == OUTLOOK)
+    query = select(EventRow).where(*mine).order_by(EventRow.id.desc()).limit(count)
+    events = [value_of(Event, row) for row in reversed(connection.execute(query).all())]
     for event in events:
-        interpreted(EventRow, event.id, "data_json", partial(_check_outlook, event))
+        outlook_of(event)  # which refuses a damaged one, with its place
     return events
 
 
-def _check_outlook(event: Event) -> None:
-    outlook_shares(event)
-    measured_by(event)
+def outlook_of(event: Event) -> tuple[Outlook, int]:
+    """Return the outlook of an event, 0 for a share that was not finite, and the recipes measured by then."""
 
+    def read() -> tuple[Outlook, int]:
+        shares = {name: float(event.data.get(name) or 0.0) for name in ("expected_improvement", "gap", "gap_at_most")}
+        measured = int(event.data.get("measured") or 0)
+        return Outlook(**shares, of_front=bool(event.data.get("of_front"))), measured
 
-def outlook_shares(event: Event) -> OutlookData:
-    """Return the three shares of an outlook event, 0 for one that was not finite, and what they are shares of."""
-    return OutlookData(
-        expected_improvement=_share(event, "expected_improvement"),
-        gap=_share(event, "gap"),
-        gap_at_most=_share(event, "gap_at_most"),
-        of_front=bool(event.data.get("of_front")),
-    )
-
-
-def measured_by(event: Event) -> int:
-    """Return how many recipes were measured by the time of an outlook event."""
-    return int(event.data.get("measured") or 0)
-
-
-def _share(event: Event, name: str) -> float:
-    return float(event.data.get(name) or 0.0)
+    return interpreted(EventRow, event.id, "data_json", read)

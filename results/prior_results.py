@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy import select
 
 from frontrunner.results.columns import LaterVersion
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.results.provenance import Provenance
-from frontrunner.results.records import Campaign, Event
-from frontrunner.results.rows import DamagedCell, cell, interpreted, outcome_of, outcomes_by_attempt, to_event
+from frontrunner.results.records import Campaign, Event, Probed
+from frontrunner.results.rows import DamagedCell, cell, finished_attempts, interpreted, value_of
 from frontrunner.results.schema import AttemptRow, EventRow, ProvenanceRow, TrialRow
 from frontrunner.results.states import AttemptState, TrialState
 from frontrunner.results.store import Store
@@ -20,10 +19,10 @@ from frontrunner.spaces.recipe import Recipe
 
 REUSED = "reused"
 """The event of a trial whose outcome is an earlier campaign's; its data names the `trial` by its number."""
-
-
 CUT = "cut"
 """The event of an attempt whose nodes were taken away, or not had yet; its data names the `trial` by its number."""
+Ran = tuple[Provenance | None, str | None]
+"""What an attempt ran with, None where it was not recorded, and what of that record cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,26 +45,44 @@ class PriorResult:
 
 def campaign_results(store: Store, campaign_id: int) -> list[PriorResult]:
     """Return the recipes of a campaign with a final outcome, without those reused from an earlier campaign."""
-    final = TrialRow.state.in_((TrialState.MEASURED, TrialState.FAILED))
-    mine = (AttemptRow.campaign_id == campaign_id, final)
-    ended = AttemptRow.state.in_((AttemptState.MEASURED, AttemptState.FAILED))
-    query = (
-        select(*_columns())
-        .join(TrialRow, TrialRow.id == AttemptRow.trial_id)
-        .outerjoin(ProvenanceRow, ProvenanceRow.id == AttemptRow.provenance_id)
-        .where(*mine, ended)
-        .order_by(TrialRow.number, AttemptRow.number)
-    )
-    ids = select(AttemptRow.id).join(TrialRow, TrialRow.id == AttemptRow.trial_id).where(*mine, ended)
+    mine = AttemptRow.campaign_id == campaign_id
     reused = reused_trials(store, campaign_id)
+    ran: dict[int | None, Ran] = {None: (None, None)}
     with store.database.read() as connection:
-        outcomes = outcomes_by_attempt(connection, ids)
-        rows = connection.execute(query).all()
-        by_trial: dict[int, list[Any]] = {}
-        for row in rows:
-            if row.trial_number not in reused:
-                by_trial.setdefault(row.trial_number, []).append(row)
-        return [_prior_result(attempts, outcomes) for attempts in by_trial.values()]
+        for row in connection.execute(select(ProvenanceRow).where(ProvenanceRow.campaign_id == campaign_id)):
+            try:
+                ran[row.id] = cell(ProvenanceRow.provenance_json, row.provenance_json, row.id), None
+            except (DamagedCell, LaterVersion) as error:
+                ran[row.id] = None, error.finding
+        provenance_ids = select(AttemptRow.id, AttemptRow.provenance_id).where(mine)
+        ran_with = {row.id: ran.get(row.provenance_id, (None, None)) for row in connection.execute(provenance_ids)}
+        by_trial: dict[int, list[Probed]] = {}
+        for one in finished_attempts(connection, mine, AttemptRow.state != AttemptState.LOST):
+            if one.trial.state in (TrialState.MEASURED, TrialState.FAILED) and one.trial.number not in reused:
+                by_trial.setdefault(one.trial.number, []).append(one)
+        return [_prior_result(attempts, ran_with) for _, attempts in sorted(by_trial.items())]
+
+
+def _prior_result(attempts: list[Probed], ran_with: dict[int, Ran]) -> PriorResult:
+    """Combine a trial's attempts, the oldest first."""
+    last = attempts[-1]
+    trial = last.trial
+    measured = tuple(one.outcome for one in attempts if isinstance(one.outcome, Measurement))
+    failed = [one.outcome for one in attempts if isinstance(one.outcome, Failure)]
+    has_failed = bool(failed) and trial.state is TrialState.FAILED
+    if not (measured or has_failed):
+        raise DamagedCell(TrialRow, trial.id, "state", f"it is {trial.state}, and no such outcome is stored")
+    provenance, damage = ran_with[last.attempt.id]
+    return PriorResult(
+        recipe_id=trial.recipe_id,
+        recipe=trial.recipe,
+        trial_number=trial.number,
+        outcomes=failed[-1] if has_failed else measured,
+        provenance=provenance,
+        damage=damage,
+        finished_at=last.attempt.finished_at or "",
+        run_folder=last.attempt.run_folder,
+    )
 
 
 def reused_trials(store: Store, campaign_id: int) -> set[int]:
@@ -81,8 +98,7 @@ def cuts_by_trial(store: Store, campaign_id: int) -> Counter[int]:
 def _trials_of_events(store: Store, campaign_id: int, kind: str) -> list[int]:
     query = select(EventRow).where(EventRow.campaign_id == campaign_id, EventRow.kind == kind)
     with store.database.read() as connection:
-        events = [to_event(row) for row in connection.execute(query)]
-        return [_trial_number(event) for event in events]
+        return [_trial_number(value_of(Event, row)) for row in connection.execute(query)]
 
 
 def _trial_number(event: Event) -> int:
@@ -95,50 +111,3 @@ def probes_made(store: Store, campaign: Campaign) -> int:
     `campaign` is as it was read; what was recorded since is not counted.
     """
     return max(0, campaign.outcomes - len(reused_trials(store, campaign.id)))
-
-
-def _columns() -> tuple[Any, ...]:
-    return (
-        AttemptRow.id,
-        AttemptRow.trial_id,
-        AttemptRow.provenance_id,
-        AttemptRow.run_folder,
-        AttemptRow.finished_at,
-        TrialRow.number.label("trial_number"),
-        TrialRow.recipe_id,
-        TrialRow.recipe_json,
-        TrialRow.state.label("trial_state"),
-        ProvenanceRow.provenance_json,
-    )
-
-
-def _prior_result(attempts: list[Any], outcomes: dict[int, Measurement | Failure]) -> PriorResult:
-    """Combine a trial's attempts, the oldest first."""
-    last = attempts[-1]
-    found = [outcome_of(outcomes, row) for row in attempts]
-    provenance, damage = _provenance(last)
-    measured = tuple(outcome for outcome in found if isinstance(outcome, Measurement))
-    failed = [outcome for outcome in found if isinstance(outcome, Failure)]
-    has_failed = bool(failed) and last.trial_state == TrialState.FAILED
-    if not (measured or has_failed):
-        raise DamagedCell(TrialRow, last.trial_id, "state", f"it is {last.trial_state}, and no such outcome is stored")
-    return PriorResult(
-        recipe_id=last.recipe_id,
-        recipe=cell(TrialRow.recipe_json, last.recipe_json, last.trial_id),
-        trial_number=last.trial_number,
-        outcomes=failed[-1] if has_failed else measured,
-        provenance=provenance,
-        damage=damage,
-        finished_at=cell(AttemptRow.finished_at, last.finished_at, last.id),
-        run_folder=last.run_folder,
-    )
-
-
-def _provenance(attempt: Any) -> tuple[Provenance | None, str | None]:
-    """Return what an attempt ran with, or how that is damaged: another campaign does not need it."""
-    if attempt.provenance_json is None:
-        return None, None
-    try:
-        return cell(ProvenanceRow.provenance_json, attempt.provenance_json, attempt.provenance_id), None
-    except (DamagedCell, LaterVersion) as error:
-        return None, error.finding

@@ -10,7 +10,6 @@ import os
 import socket
 from dataclasses import dataclass
 from enum import Enum, auto
-from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -141,26 +140,6 @@ def is_alive(pid: int) -> bool:
         return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except psutil.NoSuchProcess:
         return _is_hidden(pid)
-
-
-def has_open(pid: int, file: Path, *, if_hidden: bool) -> bool:
-    """Return whether a process has a file open; `if_hidden` where other users' processes do not show it."""
-    try:
-        return str(file.resolve()) in {opened.path for opened in psutil.Process(pid).open_files()}
-    except psutil.AccessDenied:
-        return if_hidden
-    except psutil.Error:
-        return False
-
-
-def is_service(pid: int) -> bool:
-    """Return whether a process is `frontrunner serve`, which has a store open without driving a campaign."""
-    try:
-        command = psutil.Process(pid).cmdline()
-    except psutil.Error:
-        return False
-    programs = ("frontrunner", "frontrunner.cli")
-    return any(Path(word).name in programs and following == "serve" for word, following in pairwise(command))
 
 
 def _is_hidden(pid: int) -> bool:

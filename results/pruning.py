@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, or_, select
+from sqlalchemy import Connection, Select, or_, select
 
-from frontrunner.results.archive import ATTEMPTS_BEFORE, UNARCHIVED
-from frontrunner.results.rows import cell, find_campaign
+from frontrunner.results.rows import cell
 from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, FailureRow, MeasurementRow
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store
+from frontrunner.results.transfer import ATTEMPTS_BEFORE, UNARCHIVED
 from frontrunner.spaces.errors import InvalidInput
 
 NAMED_IN = {
@@ -28,8 +28,6 @@ NAMED_IN = {
     "outcome.json": ("run_folder",),
 }
 """Files that drivers write into a run folder, and the keys of the folder's own path in them."""
-MOST_BYTES = 64 * 2**20
-"""Of such a file: no driver writes a longer one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,22 +46,19 @@ def prunable(store: Store, campaign: str | None = None) -> tuple[Prunable, ...]:
     a folder with the campaign's name, and if a file in it names it. Raises `InvalidInput` for a campaign that is not
     finished.
     """
+    if campaign is not None and (state := store.campaign(campaign).state) is not CampaignState.FINISHED:
+        raise InvalidInput(
+            f"campaign {campaign} is {state}, so its run folders may still be needed",
+            hint=f"finish it first: frontrunner resume {campaign}",
+        )
+    query = select(CampaignRow.id, CampaignRow.name).where(CampaignRow.state == CampaignState.FINISHED)
+    found = []
     with store.database.read() as connection:
-        if campaign is not None:
-            found = find_campaign(connection, campaign, store=store.url)
-            if found.state is not CampaignState.FINISHED:
-                raise InvalidInput(
-                    f"campaign {campaign} is {found.state}, so its run folders may still be needed",
-                    hint=f"finish it first: frontrunner resume {campaign}",
-                )
-        query = select(CampaignRow.id, CampaignRow.name).where(CampaignRow.state == CampaignState.FINISHED)
-        rows = connection.execute(query.order_by(CampaignRow.id)).all()
-        folders = {row.name: _folders(connection, row) for row in rows if campaign in (None, row.name)}
-    return tuple(
-        Prunable(campaign=name, folders=tuple(found), bytes=sum(map(_size, found)))
-        for name, found in folders.items()
-        if found
-    )
+        for row in connection.execute(query.order_by(CampaignRow.id)).all():
+            folders = _folders(connection, row.id, row.name) if campaign in (None, row.name) else ()
+            if folders:
+                found.append(Prunable(campaign=row.name, folders=folders, bytes=sum(map(_size, folders))))
+    return tuple(found)
 
 
 def prune(found: Iterable[Prunable]) -> int:
@@ -79,19 +74,19 @@ def names_itself(folder: Path) -> bool:
     return any(_value(folder / file, keys) == str(folder) for file, keys in NAMED_IN.items())
 
 
-def _folders(connection: Connection, campaign: Row[int, str]) -> list[Path]:
+def _folders(connection: Connection, campaign_id: int, name: str) -> tuple[Path, ...]:
     stored = (
         select(AttemptRow.id, AttemptRow.run_folder)
         .outerjoin(MeasurementRow, MeasurementRow.attempt_id == AttemptRow.id)
         .outerjoin(FailureRow, FailureRow.attempt_id == AttemptRow.id)
-        .where(AttemptRow.campaign_id == campaign.id, AttemptRow.finished_at.is_not(None))
+        .where(AttemptRow.campaign_id == campaign_id, AttemptRow.finished_at.is_not(None))
         .where(or_(MeasurementRow.attempt_id.is_not(None), FailureRow.attempt_id.is_not(None)))
-        .where(AttemptRow.id.not_in(_from_archive(connection, campaign.id)))
+        .where(AttemptRow.id.not_in(_from_archive(connection, campaign_id)))
         .order_by(AttemptRow.run_folder)
     )
     rows = connection.execute(stored).all()
     folders = dict.fromkeys(Path(cell(AttemptRow.run_folder, row.run_folder, row.id)) for row in rows)
-    return [folder for folder in folders if _is_run_folder(folder, campaign.name) and names_itself(folder)]
+    return tuple(folder for folder in folders if _is_run_folder(folder, name) and names_itself(folder))
 
 
 def _from_archive(connection: Connection, campaign_id: int) -> Select[int]:
@@ -103,12 +98,7 @@ def _from_archive(connection: Connection, campaign_id: int) -> Select[int]:
     mine = (EventRow.campaign_id == campaign_id, EventRow.kind == UNARCHIVED)
     event = connection.execute(select(EventRow.data_json).where(*mine).order_by(EventRow.id.desc()).limit(1)).scalar()
     attempts = select(AttemptRow.id).where(AttemptRow.campaign_id == campaign_id).order_by(AttemptRow.id)
-    if event is None:
-        return attempts.limit(0)
-    try:
-        count = json.loads(event)[ATTEMPTS_BEFORE]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return attempts
+    count = 0 if event is None else _looked_up(event, (ATTEMPTS_BEFORE,))
     return attempts.limit(count) if isinstance(count, int) and count >= 0 else attempts
 
 
@@ -121,11 +111,17 @@ def _is_run_folder(folder: Path, campaign: str) -> bool:
 
 def _value(path: Path, keys: tuple[str, ...]) -> object:
     """Return a value from a JSON file; None where the file or the value is missing."""
-    if not path.is_file() or path.stat().st_size > MOST_BYTES:
-        return None
     try:
-        found: Any = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return _looked_up(path.read_bytes(), keys)
+    except OSError:
+        return None
+
+
+def _looked_up(text: str | bytes, keys: tuple[str, ...]) -> object:
+    """Return the value under nested keys of a JSON document; None where it is missing."""
+    try:
+        found: Any = json.loads(text)
+    except (ValueError, RecursionError):
         return None
     for key in keys:
         found = found.get(key) if isinstance(found, dict) else None

@@ -121,10 +121,18 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptOutcome:
-    """An attempt with what came of it; None while it runs."""
+    """An attempt with its trial and what came of it; None while it runs."""
 
+    trial: Trial
     attempt: Attempt
     outcome: Outcome | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probed(AttemptOutcome):
+    """A finished attempt."""
+
+    outcome: Outcome
 
 
 @dataclass(frozen=True, kw_only=True)

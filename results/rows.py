@@ -7,13 +7,14 @@ Each column is checked against the type that is declared with it. A row that no 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
+from enum import StrEnum
 from functools import cache
 from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-from sqlalchemy import Connection, Select, func, inspect, or_, select
+from sqlalchemy import Column, ColumnElement, Connection, Select, func, inspect, select
 from sqlalchemy.orm import InstrumentedAttribute
 from typing_extensions import TypedDict
 
@@ -26,7 +27,7 @@ from frontrunner.results.outcome import (
     RecipeStats,
     refuse_unrankable,
 )
-from frontrunner.results.records import Attempt, Campaign, Event, Trial
+from frontrunner.results.records import Attempt, AttemptOutcome, Campaign, Event, Probed, Trial
 from frontrunner.results.redaction import without_secrets
 from frontrunner.results.schema import (
     AttemptRow,
@@ -41,12 +42,22 @@ from frontrunner.results.schema import (
 )
 from frontrunner.results.states import AttemptState, TrialState
 from frontrunner.spaces.document import canonical_json
-from frontrunner.spaces.errors import NotFound, StoreUnusable, did_you_mean, shown
+from frontrunner.spaces.errors import StoreUnusable, shown
 
 T = TypeVar("T")
 Columns = dict[str, Any]
 PLAIN_TYPES = {int: int, str: Annotated[str, Field(min_length=0)]}
 """Types of columns that declare none; a constraint makes pydantic look into text, which may not be UTF-8."""
+TABLES: dict[type, type[Base]] = {
+    Campaign: CampaignRow,
+    Trial: TrialRow,
+    Attempt: AttemptRow,
+    Event: EventRow,
+    Measurement: MeasurementRow,
+    Failure: FailureRow,
+    RecipeStats: StandingRow,
+}
+"""The table that holds values of each kind; their fields are its columns."""
 SHOULD_BE = "Input should be "
 """How pydantic begins what it expected."""
 
@@ -68,13 +79,13 @@ def columns_of(table: type[Base], row: Any) -> Columns:
     Raises `DamagedCell`, and `LaterVersion` for a document of a later version.
     """
     found = row._mapping
-    return _read(table, found[_key(table)], _row_adapter(table), dict(found))
+    return _read(table, found[_columns(table)[0].name], _adapter(table), dict(found))
 
 
 def cell(column: InstrumentedAttribute[Any], held: object, row_id: object) -> Any:
     """Return one checked cell of the row with this key; raises as `columns_of` does."""
     table = cast("type[Base]", column.class_)
-    return _read(table, row_id, _cell_adapter(table, column.key), {column.key: held})[column.key]
+    return _read(table, row_id, _adapter(table, column.key), {column.key: held})[column.key]
 
 
 def interpreted(table: type[Base], row_id: object, column: str, reader: Callable[[], T]) -> T:
@@ -113,122 +124,60 @@ def _explained(error: ValidationError) -> tuple[str, str]:
 
 
 @cache
-def _key(table: type[Base]) -> str:
-    return str(next(column.name for column in _columns(table) if column.primary_key))
-
-
-def _columns(table: type[Base]) -> Any:
-    return table.metadata.tables[table.__tablename__].columns
-
-
-def _names(table: type[Base]) -> list[str]:
-    return [column.name for column in _columns(table)]
+def _columns(table: type[Base]) -> list[Column[Any]]:
+    """Return the table's columns, of which the first is the key."""
+    return list(table.metadata.tables[table.__tablename__].columns)
 
 
 @cache
-def _row_adapter(table: type[Base]) -> TypeAdapter[Columns]:
-    return _adapter({column.name: column for column in _columns(table)})
-
-
-@cache
-def _cell_adapter(table: type[Base], column: str) -> TypeAdapter[Columns]:
-    return _adapter({column: _columns(table)[column]})
-
-
-def _adapter(columns: Mapping[str, Any]) -> TypeAdapter[Columns]:
-    """Return the strict reader of rows with these columns; others in the row are left out."""
+def _adapter(table: type[Base], name: str | None = None) -> TypeAdapter[Columns]:
+    """Return the strict reader of a table's rows, or of one column; others in the row are left out."""
     types = {}
-    for name, column in columns.items():
-        kind = column.info.get("holds", PLAIN_TYPES.get(column.type.python_type))
-        types[name] = kind | None if column.nullable else kind
+    for column in _columns(table):
+        if name in (None, column.name):
+            kind = column.info.get("holds", PLAIN_TYPES.get(column.type.python_type))
+            types[column.name] = kind | None if column.nullable else kind
     row: Any = cast(Any, TypedDict)("Row", types)
     row.__pydantic_config__ = ConfigDict(strict=True, arbitrary_types_allowed=True)
     return TypeAdapter(row)
 
 
 @cache
-def _sources(kind: Any, table: type[Base]) -> tuple[tuple[str, str], ...]:
-    """Return (field, column) for the fields of a dataclass that are columns of the table."""
-    fields_of_columns = {name.removesuffix("_json"): name for name in _names(table)}
-    fields_of_columns |= {name: name for name in _names(table)}
-    return tuple((f.name, fields_of_columns[f.name]) for f in fields(kind) if f.name in fields_of_columns)
+def _sources(kind: Any) -> tuple[tuple[str, str], ...]:
+    """Return (field, column) for the fields of a value that are columns of its table."""
+    names = [column.name for column in _columns(TABLES[kind])]
+    of_field = {name.removesuffix("_json"): name for name in names} | {name: name for name in names}
+    of_field["problem_summary"] = "problem_json"
+    return tuple((field.name, of_field[field.name]) for field in fields(kind) if field.name in of_field)
 
 
-def _value(kind: type[T], table: type[Base], row: Any, **others: Any) -> T:
-    found = columns_of(table, row)
-    return kind(**{name: found[column] for name, column in _sources(cast(Any, kind), table)}, **others)
+def value_of(kind: type[T], row: Any) -> T:
+    """Read a row of the table that holds values of this kind (`TABLES`); NULL losses and times become NaN."""
+    found = columns_of(TABLES[kind], row)
+    values = {name: found[column] for name, column in _sources(cast(Any, kind))}
+    if kind is Campaign:
+        values["driver"] = None if row.driver_host is None else f"{row.driver_host}:{row.driver_pid}"
+    return kind(**values)
 
 
-def to_campaign(row: Any) -> Campaign:
-    """Read a row of `campaigns`."""
-    found = columns_of(CampaignRow, row)
-    driver = None if row.driver_host is None else f"{row.driver_host}:{row.driver_pid}"
-    columns = {name: found[column] for name, column in _sources(Campaign, CampaignRow)}
-    return Campaign(**columns, problem_summary=found["problem_json"], driver=driver)
+def outcome_to_columns(outcome: Outcome) -> Columns:
+    """Return the columns of `MeasurementRow` or `FailureRow`. Losses and side figures that are not finite become NULL.
 
-
-def to_trial(row: Any) -> Trial:
-    """Read a row of `trials`."""
-    return _value(Trial, TrialRow, row)
-
-
-def to_attempt(row: Any) -> Attempt:
-    """Read a row of `attempts`."""
-    return _value(Attempt, AttemptRow, row)
-
-
-def to_event(row: Any) -> Event:
-    """Read a row of `events`."""
-    return _value(Event, EventRow, row)
-
-
-def to_measurement(row: Any) -> Measurement:
-    """Read a row of `measurements`; NULL losses and times become NaN."""
-    return _value(Measurement, MeasurementRow, row)
-
-
-def to_failure(row: Any) -> Failure:
-    """Read a row of `failures`."""
-    return _value(Failure, FailureRow, row)
-
-
-def to_stats(row: Any) -> RecipeStats:
-    """Read a row of `standings`."""
-    return _value(RecipeStats, StandingRow, row)
-
-
-def measurement_to_columns(measurement: Measurement) -> Columns:
-    """Return the columns of `MeasurementRow`. Losses and side figures that are not finite become NULL.
-
-    Raises ValueError where a number that recipes are ranked by is missing or not finite: such numbers are
+    Raises ValueError where a number that recipes are ranked or charged by is missing or not finite: such numbers are
     an implausible measurement, which is stored as a failure.
     """
-    refuse_unrankable(measurement)
-    return {
-        "step_times_s_json": canonical_json(list(measurement.step_times_s)),
-        "tokens_per_step": measurement.tokens_per_step,
-        "tokens_per_s": measurement.tokens_per_s,
-        "model_tflops_per_device": measurement.model_tflops_per_device,
-        "hardware_tflops_per_device": measurement.hardware_tflops_per_device,
-        "mfu": finite_or_none(measurement.mfu),
-        "peak_memory_bytes_json": canonical_json(list(measurement.peak_memory_bytes)),
-        "losses_json": canonical_json([finite_or_none(value) for value in measurement.losses]),
-        "node_seconds": measurement.node_seconds,
-        "build_time_s": finite_or_none(measurement.build_time_s),
-        "first_step_time_s": finite_or_none(measurement.first_step_time_s),
-    }
+    refuse_unrankable(outcome)
+    return {column: _stored(getattr(outcome, name)) for name, column in _sources(cast(Any, type(outcome)))}
 
 
-def failure_to_columns(failure: Failure) -> Columns:
-    """Return the columns of `FailureRow`; raises ValueError where the node-seconds are not finite."""
-    refuse_unrankable(failure)
-    return {
-        "kind": failure.kind.value,
-        "message": storable(without_secrets(failure.message)),
-        "log_tail": storable(without_secrets(failure.log_tail)),
-        "log_path": failure.log_path,
-        "node_seconds": failure.node_seconds,
-    }
+def _stored(value: object) -> object:
+    if isinstance(value, tuple):
+        return canonical_json([_stored(item) for item in value])
+    if isinstance(value, StrEnum):
+        return value.value
+    if isinstance(value, str):
+        return storable(without_secrets(value))
+    return finite_or_none(value) if isinstance(value, float) else value
 
 
 def finite_or_none(value: float | None) -> float | None:
@@ -249,19 +198,6 @@ def has_table(connection: Connection, table: type[Base]) -> bool:
     return bool(connection.info[remembered])
 
 
-def find_campaign(connection: Connection, name: str | None, *, store: str) -> Campaign:
-    """Return the named campaign, or for None the one created last; `NotFound` names the nearest."""
-    query = select(CampaignRow).order_by(CampaignRow.id.desc()).limit(1)
-    row = connection.execute(query if name is None else query.where(CampaignRow.name == name)).first()
-    if row is not None:
-        return to_campaign(row)
-    rows = connection.execute(select(CampaignRow.id, CampaignRow.name)).all()
-    names = [cell(CampaignRow.name, row.name, row.id) for row in rows]
-    if not names:
-        raise NotFound(f"there is no campaign in {store}", hint="start one: frontrunner launch CAMPAIGN.toml")
-    raise NotFound(f"there is no campaign {name!r} in {store}", hint=did_you_mean(str(name), names))
-
-
 def outcomes_by_attempt(connection: Connection, attempts: Select[int]) -> dict[int, Outcome]:
     """Return the outcomes of the attempts whose ids a query selects; running and lost attempts may have none."""
     found: dict[int, Outcome] = {}
@@ -270,38 +206,41 @@ def outcomes_by_attempt(connection: Connection, attempts: Select[int]) -> dict[i
         for row in connection.execute(select(EndingRow).where(EndingRow.attempt_id.in_(attempts))):
             endings[row.attempt_id] = columns_of(EndingRow, row)["ended"]
     for measured in connection.execute(select(MeasurementRow).where(MeasurementRow.attempt_id.in_(attempts))):
-        found[measured.attempt_id] = replace(to_measurement(measured), ended=endings.get(measured.attempt_id))
+        found[measured.attempt_id] = replace(value_of(Measurement, measured), ended=endings.get(measured.attempt_id))
     for failed in connection.execute(select(FailureRow).where(FailureRow.attempt_id.in_(attempts))):
-        found[failed.attempt_id] = to_failure(failed)
+        found[failed.attempt_id] = value_of(Failure, failed)
     return found
 
 
-def outcome_of(outcomes: Mapping[int, Outcome], attempt: Any) -> Outcome:
-    """Return the outcome of an ended attempt, given its row; raises `DamagedCell` where none is stored."""
-    if attempt.id not in outcomes:
-        raise DamagedCell(AttemptRow, attempt.id, "state", "it has ended, and no outcome of it is stored")
-    return outcomes[attempt.id]
+def read_attempts(
+    connection: Connection, *wanted: ColumnElement[bool], newest: int | None = None
+) -> list[AttemptOutcome]:
+    """Return the attempts that meet the conditions (of these the `newest`), with trials and outcomes, oldest first."""
+    ids = select(AttemptRow.id).where(*wanted)
+    if newest is not None:
+        ids = ids.order_by(AttemptRow.id.desc()).limit(newest)
+    mine = AttemptRow.id.in_(ids)
+    of_trials = select(TrialRow).where(TrialRow.id.in_(select(AttemptRow.trial_id).where(mine)))
+    trials = {row.id: value_of(Trial, row) for row in connection.execute(of_trials)}
+    outcomes = outcomes_by_attempt(connection, ids)
+    found = []
+    for row in connection.execute(select(AttemptRow).where(mine).order_by(AttemptRow.id)):
+        if row.trial_id not in trials:
+            why = f"its campaign has no trial with the id {row.trial_id}"
+            raise DamagedCell(AttemptRow, row.id, "trial_id", why)
+        one = AttemptOutcome(trial=trials[row.trial_id], attempt=value_of(Attempt, row), outcome=outcomes.get(row.id))
+        found.append(one)
+    return found
 
 
-def trial_of(trials: Mapping[int, Trial], attempt: Any) -> Trial:
-    """Return the trial of an attempt, given its row; raises `DamagedCell` where its campaign has none."""
-    if attempt.trial_id not in trials:
-        why = f"its campaign has no trial with the id {attempt.trial_id}"
-        raise DamagedCell(AttemptRow, attempt.id, "trial_id", why)
-    return trials[attempt.trial_id]
-
-
-def final_attempts(campaign_id: int) -> Select[int]:
-    """Select the ids of a campaign's measured attempts, and of the last failed one of each failed trial."""
-    mine = AttemptRow.campaign_id == campaign_id
-    failed = (
-        select(func.max(AttemptRow.id))
-        .join(TrialRow, TrialRow.id == AttemptRow.trial_id)
-        .where(mine, AttemptRow.state == AttemptState.FAILED, TrialRow.state == TrialState.FAILED)
-        .group_by(AttemptRow.trial_id)
-    )
-    measured = AttemptRow.state == AttemptState.MEASURED
-    return select(AttemptRow.id).where(mine, or_(measured, AttemptRow.id.in_(failed)))
+def finished_attempts(connection: Connection, *wanted: ColumnElement[bool]) -> list[Probed]:
+    """Return the attempts that meet the conditions and have ended, in the order in which they did."""
+    found = []
+    for one in read_attempts(connection, *wanted, AttemptRow.state != AttemptState.RUNNING):
+        if one.outcome is None:
+            raise DamagedCell(AttemptRow, one.attempt.id, "state", "it has ended, and no outcome of it is stored")
+        found.append(Probed(trial=one.trial, attempt=one.attempt, outcome=one.outcome))
+    return sorted(found, key=lambda one: (one.attempt.finished_at or "", one.attempt.id))
 
 
 def trials_by_state(connection: Connection, campaign_ids: Sequence[int]) -> dict[int, dict[TrialState, int]]:
@@ -317,9 +256,11 @@ def trials_by_state(connection: Connection, campaign_ids: Sequence[int]) -> dict
     return found
 
 
-def refuse_damaged_rows(connection: Connection) -> None:
-    """Read every row; raises `DamagedCell` for the first that is damaged."""
+def unreadable_rows(connection: Connection) -> Iterator[tuple[Any, DamagedCell | LaterVersion]]:
+    """Read every row; yield each that is damaged, or that a later version wrote, with the error."""
     for mapper in Base.registry.mappers:
-        table = mapper.class_
-        for row in connection.execute(select(table)) if has_table(connection, table) else ():
-            columns_of(table, row)
+        for row in connection.execute(select(mapper.class_)) if has_table(connection, mapper.class_) else ():
+            try:
+                columns_of(mapper.class_, row)
+            except (DamagedCell, LaterVersion) as error:
+                yield row, error

@@ -37,15 +37,11 @@ class AttemptState(StrEnum):
     LOST = "lost"  # final: the ranks vanished, which says nothing about the recipe
 
 
-CAMPAIGN_TRANSITIONS: dict[CampaignState, frozenset[CampaignState]] = {
-    CampaignState.CREATED: frozenset({CampaignState.RUNNING}),
-    CampaignState.RUNNING: frozenset(set(CampaignState) - {CampaignState.CREATED}),
-    CampaignState.PAUSED: frozenset({CampaignState.RUNNING}),
-    CampaignState.FINISHED: frozenset({CampaignState.RUNNING}),
-    CampaignState.FAILED: frozenset({CampaignState.RUNNING}),
-    CampaignState.STOPPED: frozenset({CampaignState.RUNNING}),
-}
+def may_follow(now: CampaignState, state: CampaignState) -> bool:
+    """Return whether a campaign may go from one state to another."""
+    ends = now is CampaignState.RUNNING and state is not CampaignState.CREATED
+    return state in (now, CampaignState.RUNNING) or ends
 
 
 class IllegalTransition(RuntimeError):
-    """A change of state that the tables above do not list: a fault of the caller's code, not of a person."""
+    """A change of state that is not listed: a fault of the caller's code, not of a person."""

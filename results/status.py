@@ -11,9 +11,9 @@ from frontrunner.notebook import Displayed
 from frontrunner.results.lease import is_held
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.predictions import OUTLOOK, PREDICTION, newest_outlooks
-from frontrunner.results.ranking import RankedRecipe, rank, resolve
+from frontrunner.results.ranking import RankedRecipe, rank
 from frontrunner.results.records import Campaign, Event, Trial, state_in_words
-from frontrunner.results.rows import cell, to_event, to_failure, to_trial, trials_by_state
+from frontrunner.results.rows import cell, trials_by_state, value_of
 from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, FailureRow, TrialRow
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import Store
@@ -62,28 +62,37 @@ class FailureList(list[FailedTrial], Displayed):
 
 def status(store: Store, campaign: Campaign | str | None) -> Status:
     """Return the status of the campaign (None: the newest)."""
-    now = store.now()  # before a connection is taken: a server's clock needs one of its own
-    with store.database.read() as connection:
-        found = resolve(connection, store, campaign)
+    with store.read(campaign) as (connection, found):
         lease = connection.execute(select(CampaignRow).where(CampaignRow.id == found.id)).one()
-        fastest = rank(connection, found, top=1)
+        others = (EventRow.campaign_id == found.id, EventRow.kind.not_in((OUTLOOK, PREDICTION)))
+        newest = select(EventRow).where(*others).order_by(EventRow.id.desc()).limit(LAST_EVENTS)
         return Status(
             campaign=found,
-            driver_is_live=is_held(connection, lease, now, file=store.database.address.path),
+            driver_is_live=is_held(store.database, connection, lease),
             trials=trials_by_state(connection, [found.id])[found.id],
             failures=_failures_by_kind(connection, found.id),
-            best=fastest[0] if fastest else None,
+            best=next(iter(rank(connection, found, top=1)), None),
             outlook=next(iter(newest_outlooks(connection, found.id, 1)), None),
-            last_events=_last_events(connection, found.id),
+            last_events=tuple(value_of(Event, row) for row in reversed(connection.execute(newest).all())),
         )
+
+
+def _failures_by_kind(connection: Connection, campaign_id: int) -> Mapping[FailureKind, int]:
+    counted = connection.execute(
+        select(FailureRow.kind, func.count().label("attempts"), func.min(FailureRow.attempt_id).label("first"))
+        .join(AttemptRow, AttemptRow.id == FailureRow.attempt_id)
+        .where(AttemptRow.campaign_id == campaign_id)
+        .group_by(FailureRow.kind)
+        .order_by(func.count().desc(), FailureRow.kind)
+    )
+    return {cell(FailureRow.kind, row.kind, row.first): row.attempts for row in counted}
 
 
 def failures(
     store: Store, campaign: Campaign | str | None, *, limit: int | None = None, offset: int = 0
 ) -> list[FailedTrial]:
     """Return the campaign's failed trials in the order of recording: up to `limit`, after `offset` others."""
-    with store.database.read() as connection:
-        found = resolve(connection, store, campaign)
+    with store.read(campaign) as (connection, found):
         failed = (TrialRow.campaign_id == found.id, TrialRow.state == TrialState.FAILED)
         tries = (
             select(AttemptRow.trial_id, func.max(AttemptRow.id).label("last"), func.count().label("attempts"))
@@ -103,8 +112,8 @@ def failures(
         )
         return [
             FailedTrial(
-                trial=to_trial(row),
-                failure=to_failure(row),
+                trial=value_of(Trial, row),
+                failure=value_of(Failure, row),
                 attempts=row.attempts,
                 run_folder=row.run_folder,
             )
@@ -112,34 +121,15 @@ def failures(
         ]
 
 
-def _failures_by_kind(connection: Connection, campaign_id: int) -> Mapping[FailureKind, int]:
-    counted = connection.execute(
-        select(FailureRow.kind, func.count().label("attempts"), func.min(FailureRow.attempt_id).label("first"))
-        .join(AttemptRow, AttemptRow.id == FailureRow.attempt_id)
-        .where(AttemptRow.campaign_id == campaign_id)
-        .group_by(FailureRow.kind)
-        .order_by(func.count().desc(), FailureRow.kind)
-    )
-    return {cell(FailureRow.kind, row.kind, row.first): row.attempts for row in counted}
-
-
-def _last_events(connection: Connection, campaign_id: int) -> tuple[Event, ...]:
-    others = (EventRow.campaign_id == campaign_id, EventRow.kind.not_in((OUTLOOK, PREDICTION)))
-    newest = select(EventRow).where(*others).order_by(EventRow.id.desc()).limit(LAST_EVENTS)
-    return tuple(to_event(row) for row in reversed(connection.execute(newest).all()))
-
-
 def last_failure(store: Store, campaign: str | None, trial_number: int) -> Failure | None:
     """Return the newest failure among a trial's attempts; None where there is no failure or no such trial."""
-    with store.database.read() as connection:
-        found = resolve(connection, store, campaign)
+    with store.read(campaign) as (connection, found):
         query = (
             select(FailureRow)
             .join(AttemptRow, AttemptRow.id == FailureRow.attempt_id)
             .join(TrialRow, TrialRow.id == AttemptRow.trial_id)
             .where(TrialRow.campaign_id == found.id, TrialRow.number == trial_number)
             .order_by(AttemptRow.id.desc())
-            .limit(1)
         )
-        row = connection.execute(query).first()
-        return None if row is None else to_failure(row)
+        row = connection.execute(query.limit(1)).first()
+        return None if row is None else value_of(Failure, row)

@@ -7,39 +7,35 @@ that `Store.drive` gives out. Everything else here reads, from any number of pro
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
 from datetime import datetime
 from types import TracebackType
 from typing import Self
 
-from sqlalchemy import func, insert, select
+from sqlalchemy import Connection, func, insert, select
 
 from frontrunner.results.address import damaged
-from frontrunner.results.database import Database
-from frontrunner.results.lease import Request, acquire
-from frontrunner.results.opening import open_database
-from frontrunner.results.outcome import Outcome
+from frontrunner.results.database import Database, open_database
+from frontrunner.results.lease import acquire, is_held
+from frontrunner.results.outcome import Measurement, Outcome
 from frontrunner.results.records import Attempt, Campaign, CampaignSummary, Clock, Event, Lease, Trial, timestamp
-from frontrunner.results.rows import (
-    DamagedCell,
-    cell,
-    final_attempts,
-    find_campaign,
-    outcome_of,
-    outcomes_by_attempt,
-    to_attempt,
-    to_campaign,
-    to_event,
-    to_trial,
-)
-from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, TrialRow
-from frontrunner.results.states import AttemptState, CampaignState
-from frontrunner.results.summaries import summaries
+from frontrunner.results.rows import DamagedCell, cell, finished_attempts, trials_by_state, value_of
+from frontrunner.results.schema import AttemptRow, CampaignRow, EventRow, StandingRow, TrialRow
+from frontrunner.results.states import AttemptState, CampaignState, TrialState
 from frontrunner.results.writer import CampaignWriter
 from frontrunner.spaces.document import canonical_json
-from frontrunner.spaces.errors import InvalidInput, StoreUnusable, require_campaign_name
+from frontrunner.spaces.errors import (
+    InvalidInput,
+    NotFound,
+    StoreUnusable,
+    did_you_mean,
+    require_campaign_name,
+)
 from frontrunner.spaces.recipe import Recipe
 
+SUMMARIZED = {field.name for field in fields(CampaignSummary)} - {"probes", "best_tokens_per_s", "is_driven"}
 BUSY_TIMEOUT_S = 90.0
 """A program that holds an SQLite store's lock for a minute, as to copy it, is waited for."""
 
@@ -55,42 +51,35 @@ def open_store(
     """Open the store at a path or URL, creating it where `create` is set and nothing is there.
 
     `clock` is by default that of the machine that holds the database. `busy_timeout_s` is how long to wait for another
-    program's write lock. A read-only store changes no file,
-    except that reading beside a live driver uses the files that SQLite keeps for it.
+    program's write lock. A read-only store changes no file, except that reading beside a live driver uses the files
+    that SQLite keeps for it. Other stores of an earlier revision are upgraded.
 
     Raises:
         InvalidInput: the URL cannot be read.
         NotFound: there is no store, and none is to be created.
         StoreUnusable: what lies there is not a store, is damaged, or has another schema version. It is left as it is.
     """
-    database = open_database(url, create=create, read_only=read_only, clock=clock, busy_timeout_s=busy_timeout_s)
-    return Store(database, clock or database.clock)
+    return Store(open_database(url, create=create, read_only=read_only, clock=clock, busy_timeout_s=busy_timeout_s))
 
 
 class Store:
     """An open store. Reads may be made from several threads."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
-        self._database = database
-        self._clock = clock
+    def __init__(self, database: Database) -> None:
+        self.database = database
 
     @property
     def url(self) -> str:
         """Return the file's path, or the URL with its password hidden."""
-        return str(self._database.address)
-
-    @property
-    def database(self) -> Database:
-        """The database that the queries in this package read."""
-        return self._database
+        return str(self.database.address)
 
     def now(self) -> datetime:
         """Return the time by the store's clock."""
-        return self._clock()
+        return self.database.now()
 
     def close(self) -> None:
         """Close every connection; the store cannot be used afterwards."""
-        self._database.close()
+        self.database.close()
 
     def __enter__(self) -> Self:
         return self
@@ -104,7 +93,7 @@ class Store:
 
     def damaged(self, cell: DamagedCell) -> StoreUnusable:
         """Return the error for a damaged cell of this store, with its newest backup."""
-        return damaged(self._database.address, cell.finding)
+        return damaged(self.database.address, cell.finding)
 
     def create_campaign(
         self, *, name: str, spec_json: str, legal_recipes: int, problem_summary: Mapping[str, object]
@@ -114,8 +103,8 @@ class Store:
         Raises `InvalidInput` for a name that is taken or not of the form [a-z0-9][a-z0-9._-]{0,63}.
         """
         require_campaign_name("campaign.name", name)
-        now = timestamp(self._clock())
-        with self._database.write(whole_store=True) as connection:
+        with self.database.write(whole_store=True) as connection:
+            now = timestamp(self.database.now(connection))
             if connection.execute(select(CampaignRow.id).where(CampaignRow.name == name)).first():
                 raise InvalidInput(
                     f"campaign {name!r} exists already in {self.url}",
@@ -131,67 +120,90 @@ class Store:
                 created_at=now,
                 updated_at=now,
             )
-            return to_campaign(connection.execute(made.returning(CampaignRow)).one())
+            return value_of(Campaign, connection.execute(made.returning(CampaignRow)).one())
+
+    @contextmanager
+    def read(self, campaign: Campaign | str | None) -> Iterator[tuple[Connection, Campaign]]:
+        """Open a transaction that reads a campaign, and look that up as it is now; None is the one created last.
+
+        Raises `NotFound`, naming the nearest, where there is none.
+        """
+        name = campaign.name if isinstance(campaign, Campaign) else campaign
+        query = select(CampaignRow).order_by(CampaignRow.id.desc()).limit(1)
+        with self.database.read() as connection:
+            row = connection.execute(query if name is None else query.where(CampaignRow.name == name)).first()
+            if row is None:
+                rows = connection.execute(select(CampaignRow.id, CampaignRow.name)).all()
+                names = [cell(CampaignRow.name, row.name, row.id) for row in rows]
+                hint = did_you_mean(str(name), names) or "start one: frontrunner launch CAMPAIGN.toml"
+                wanted = f" {name!r}" if names else ""
+                raise NotFound(f"there is no campaign{wanted} in {self.url}", hint=hint)
+            yield connection, value_of(Campaign, row)
 
     def campaign(self, name: str | None) -> Campaign:
         """Return the named campaign, or for None the one created last; `NotFound` where there is none."""
-        with self._database.read() as connection:
-            return find_campaign(connection, name, store=self.url)
+        with self.read(name) as (_, found):
+            return found
 
     def campaigns(self) -> list[CampaignSummary]:
         """Return every campaign, the newest first."""
-        query = select(CampaignRow.id, CampaignRow.updated_at).order_by(CampaignRow.id.desc())
-        now = self._clock()
-        with self._database.read() as connection:
-            found = connection.execute(query).all()
-            return summaries(connection, found, now=now, file=self._database.address.path)
+        with self.database.read() as connection:
+            ids = connection.execute(select(CampaignRow.id).order_by(CampaignRow.id.desc())).scalars().all()
+            return self.summaries(connection, ids)
+
+    def summaries(self, connection: Connection, ids: Sequence[int]) -> list[CampaignSummary]:
+        """Return a summary of each campaign in the given order, by a few queries for all of them."""
+        mine = CampaignRow.id.in_(ids)
+        trials = trials_by_state(connection, ids)
+        # A search of the index for each campaign reads one entry; grouping would read them all.
+        fastest = select(func.max(StandingRow.tokens_per_s)).where(StandingRow.campaign_id == CampaignRow.id)
+        query = select(CampaignRow.id, fastest.scalar_subquery().label("best")).where(mine)
+        best = {row.id: row.best for row in connection.execute(query)}
+        found = {}
+        for row in connection.execute(select(CampaignRow).where(mine)).all():
+            campaign = value_of(Campaign, row)
+            found[row.id] = CampaignSummary(
+                **{name: getattr(campaign, name) for name in SUMMARIZED},
+                probes=trials[row.id],
+                best_tokens_per_s=best[row.id],
+                is_driven=is_held(self.database, connection, row),
+            )
+        return [found[campaign_id] for campaign_id in ids]
 
     def trials(self, campaign_id: int) -> list[Trial]:
         """Return the campaign's trials in the order in which they were proposed."""
         query = select(TrialRow).where(TrialRow.campaign_id == campaign_id).order_by(TrialRow.number)
-        with self._database.read() as connection:
-            return [to_trial(row) for row in connection.execute(query)]
+        with self.database.read() as connection:
+            return [value_of(Trial, row) for row in connection.execute(query)]
 
     def final_outcomes(self, campaign_id: int) -> list[tuple[Recipe, Outcome]]:
-        """Return all measurements, and the failures that ended a trial, in the order of recording.
+        """Return all measurements, and the failures that ended a trial, in the order in which they ended.
 
         A recipe that was measured again is there as often. Lost attempts say nothing about their recipe, and failures
         that were followed by another attempt nothing final.
         """
-        with self._database.read() as connection:
-            final = final_attempts(campaign_id)
-            outcomes = outcomes_by_attempt(connection, final)
-            query = (
-                select(AttemptRow.id, AttemptRow.trial_id, TrialRow.recipe_json)
-                .join(TrialRow, TrialRow.id == AttemptRow.trial_id)
-                .where(AttemptRow.id.in_(final))
-                .order_by(AttemptRow.finished_at, func.coalesce(TrialRow.outcome_number, 0), AttemptRow.id)
-            )
-            return [
-                (cell(TrialRow.recipe_json, row.recipe_json, row.trial_id), outcome_of(outcomes, row))
-                for row in connection.execute(query)
-            ]
+        with self.database.read() as connection:
+            found = finished_attempts(connection, AttemptRow.campaign_id == campaign_id)
+        failed = (one for one in found if one.trial.state is TrialState.FAILED)
+        last = {one.trial.id: one.attempt.id for one in failed if one.attempt.state is AttemptState.FAILED}
+        return [
+            (one.trial.recipe, one.outcome)
+            for one in found
+            if isinstance(one.outcome, Measurement) or last.get(one.trial.id) == one.attempt.id
+        ]
 
     def open_attempts(self, campaign_id: int) -> list[Attempt]:
         """Return the attempts recorded as running, oldest first: after a crash, those to harvest."""
-        query = (
-            select(AttemptRow)
-            .where(AttemptRow.campaign_id == campaign_id, AttemptRow.state == AttemptState.RUNNING)
-            .order_by(AttemptRow.id)
-        )
-        with self._database.read() as connection:
-            return [to_attempt(row) for row in connection.execute(query)]
+        mine = (AttemptRow.campaign_id == campaign_id, AttemptRow.state == AttemptState.RUNNING)
+        with self.database.read() as connection:
+            rows = connection.execute(select(AttemptRow).where(*mine).order_by(AttemptRow.id))
+            return [value_of(Attempt, row) for row in rows]
 
     def events(self, campaign_id: int, after: int = 0, limit: int = 1000) -> list[Event]:
         """Return up to `limit` events with ids above `after`, oldest first."""
-        query = (
-            select(EventRow)
-            .where(EventRow.campaign_id == campaign_id, EventRow.id > after)
-            .order_by(EventRow.id)
-            .limit(limit)
-        )
-        with self._database.read() as connection:
-            return [to_event(row) for row in connection.execute(query)]
+        query = select(EventRow).where(EventRow.campaign_id == campaign_id, EventRow.id > after)
+        with self.database.read() as connection:
+            return [value_of(Event, row) for row in connection.execute(query.order_by(EventRow.id).limit(limit))]
 
     def acquire_lease(
         self, campaign_id: int, *, host: str, pid: int, duration_s: float = 30.0, take_over: bool = False
@@ -202,12 +214,8 @@ class Store:
         is gone. An SQLite store's time is this host's, so there a holder on this host that still runs keeps its lease
         beyond that time. Raises `AlreadyDriven` where another holds it, unless `take_over` is set.
         """
-        with self._database.write() as connection:
-            request = Request(campaign_id=campaign_id, host=host, pid=pid, duration_s=duration_s)
-            return acquire(
-                connection, request, now=self._clock(), take_over=take_over, file=self._database.address.path
-            )
+        return acquire(self.database, campaign_id, take_over=take_over, host=host, pid=pid, duration_s=duration_s)
 
     def drive(self, lease: Lease) -> CampaignWriter:
         """Return the write side of the lease's campaign. Used by one thread."""
-        return CampaignWriter(self._database, lease, self._clock)
+        return CampaignWriter(self.database, lease)

@@ -1,33 +1,83 @@
-"""Backups of a store while drivers write to it, and copies of a store into another one, in either kind of database."""
+"""Backups of a store, copies of campaigns into another one, and archives: one campaign as one portable file.
+
+An archive is a file of JSON lines. The first is the header, each after it holds one row of a table, and the last counts
+the rows. Each carries the SHA-256 of its content after the hash of the line before, so that a changed, missing, doubled
+or added line is found. An archive is read into a store of its own first, which is checked as any store is; its campaign
+is then copied to the target in one transaction.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import sqlite3
 import subprocess
-from collections.abc import Iterator
-from contextlib import closing
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Table, func, insert, inspect, select, text
+from sqlalchemy import Connection, Select, Table, insert, inspect, select, text
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
-from frontrunner.results.address import StoreAddress, backup_beside
+from frontrunner.results.address import backup_beside, parse_address
+from frontrunner.results.check import check
 from frontrunner.results.database import Database
-from frontrunner.results.lease import refuse_driven
-from frontrunner.results.opening import make_tables
+from frontrunner.results.lease import RELEASED, refuse_driven
+from frontrunner.results.records import timestamp
 from frontrunner.results.rows import Columns, storable
-from frontrunner.results.schema import Base, CampaignRow, StoreRow
-from frontrunner.spaces.errors import InvalidInput, NotFound, StoreUnusable, writing
+from frontrunner.results.schema import REVISION, AttemptRow, Base, CampaignRow, EventRow
+from frontrunner.results.states import CampaignState
+from frontrunner.results.store import Store, open_store
+from frontrunner.spaces.document import canonical_json
+from frontrunner.spaces.errors import (
+    FrontrunnerError,
+    InvalidInput,
+    NotFound,
+    StoreUnusable,
+    require_campaign_name,
+    shown,
+    writing,
+)
 
+FORMAT = "frontrunner-archive"
+VERSION = 1
+HEADER, END = "header", "end"
+MAX_LINE_BYTES = 16 * 2**20
+"""No row is as long: the longest holds a log's tail."""
 BATCH = 500
+HOLDERS = "holders"
+TABLES = (
+    *("campaigns", "provenance", "trials", "attempts", "measurements"),
+    *("endings", "failures", "standings", "events", HOLDERS),
+)
+"""A campaign's tables, each after those that it refers to. An archive has no holders of leases."""
+REFERENCES = {
+    "campaign_id": "campaigns",
+    "trial_id": "trials",
+    "attempt_id": "attempts",
+    "provenance_id": "provenance",
+}
+"""Columns that hold another table's key, and that table."""
+UNARCHIVED = "unarchived"
+"""Event of a campaign that came from an archive; its data name the file and its hash."""
+ATTEMPTS_BEFORE = "attempts"
+"""Its datum that counts the attempts which came with the archive: the campaign's first ones."""
+NOT_HERE = "its driver ended elsewhere"
+"""Why a campaign is stopped that was archived as running: its driver works with another store."""
 WRONG_TYPE = "42804"
 """PostgreSQL's code for a value of another type than its column's, as a file of SQLite may hold."""
 OF_THE_COPY = ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_FSYNC", "SQLITE_CANTOPEN", "SQLITE_READONLY")
 """Prefixes of SQLite's errors that are about the file written to."""
+
+CheckSpec = Callable[[str], object]
+"""Reads a campaign's specification; raises `InvalidInput` where this version cannot."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,95 +90,66 @@ class Copied:
     rows: dict[str, int]
 
 
-def copy(source: Database, target: Database) -> Copied:
-    """Copy every row of a store into one that holds no campaign yet, in one transaction.
+@dataclass(frozen=True, kw_only=True)
+class Archived:
+    """Result of archiving; `sha256` is the hash of the archive's last line, and so of all of it."""
 
-    It makes an empty database a store. Rows keep their ids. Raises `AlreadyDriven` while a driver holds a campaign,
-    since a driver of the copy would end its probes, `InvalidInput` where the target holds campaigns, and
-    `StoreUnusable` for a source with rows that no store can hold.
+    campaign: str
+    file: str
+    rows: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unarchived(Archived):
+    """Result of adding an archive to a store, under the name that the campaign has there."""
+
+    store: str
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Yield the path of a new file in the same folder that becomes `path` at the end; nothing is left on an error.
+
+    Raises `NotFound` where the folder is missing, and `InvalidInput` where it cannot be written to.
     """
-    now, made_at = source.clock(), target.clock()
-    with source.read() as reading, target.write(whole_store=True) as filling:
-        refuse_driven(reading, source, now)
-        make_tables(filling, made_at)
-        if filling.execute(select(CampaignRow.id).limit(1)).first() is not None:
-            raise InvalidInput(f"{target.address} holds campaigns already", hint="name a new store to copy to")
-        present = set(inspect(reading).get_table_names())
-        rows = {
-            table.name: _copy_table(source, reading, filling, table)
-            for table in Base.metadata.sorted_tables
-            if table.name != StoreRow.__tablename__ and table.name in present
-        }
-    return Copied(
-        source=str(source.address), target=str(target.address), campaigns=rows[CampaignRow.__tablename__], rows=rows
-    )
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise NotFound(f"there is no folder {folder} to write {path.name} to", hint="create it first")
+    with writing(path), tempfile.TemporaryDirectory(dir=folder, prefix=f".{path.name}.") as beside:
+        unfinished = Path(beside) / path.name
+        yield unfinished
+        _flush(unfinished)
+        unfinished.replace(path)
+        _flush(folder)
 
 
-def batches(connection: Connection, table: Table) -> Iterator[list[Columns]]:
-    """Yield a table's rows in the order of their keys, with text as PostgreSQL can hold it."""
-    rows = connection.execute(select(table).order_by(*table.primary_key.columns)).mappings()
-    for part in rows.partitions(BATCH):
-        yield [{name: storable(v) if isinstance(v, str) else v for name, v in row.items()} for row in part]
-
-
-def _copy_table(source: Database, reading: Connection, filling: Connection, table: Table) -> int:
-    copied = 0
-    for batch in _named(source, batches(reading, table)):
-        try:
-            filling.execute(insert(table), batch)
-        except DBAPIError as error:
-            of_the_rows = isinstance(error, IntegrityError | DataError)
-            if not of_the_rows and getattr(error.orig, "sqlstate", None) != WRONG_TYPE:
-                raise
-            raise StoreUnusable(
-                f"{source.address} holds rows of {table.name} that no store can hold: {first_line(error)}",
-                hint=f"nothing was copied; see which: frontrunner store check --store {source.address}",
-            ) from error
-        copied += len(batch)
-    if filling.dialect.name == "postgresql" and "id" in table.columns and copied:
-        last = filling.execute(select(func.max(table.c.id))).scalar_one()
-        sequence = text("SELECT setval(pg_get_serial_sequence(:name, 'id'), :last)")
-        filling.execute(sequence, {"name": table.name, "last": last})
-    return copied
-
-
-def _named(source: Database, rows: Iterator[list[Columns]]) -> Iterator[list[Columns]]:
-    """Yield the batches; errors of reading them name the source, not the target."""
-    with source.translated():
-        yield from rows
-
-
-def first_line(error: DBAPIError) -> str:
-    """Return the first line of what the database says."""
-    return next(iter(str(error.orig).splitlines()), "")
+def _flush(path: Path) -> None:
+    """Write a file or a folder through to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def backup(database: Database, target: Path | None) -> Path:
-    """Write what the store holds now to `target`, by default a new file beside it, whole or not at all.
+    """Write what the store holds now to `target`, by default a new file in its folder, whole or not at all.
 
     A backup of SQLite is a store; one of PostgreSQL is an archive that pg_restore reads. Raises `InvalidInput` where
     the target exists or cannot be written, `NotFound` where its folder or pg_dump is missing, and `StoreUnusable` where
     the store cannot be read.
     """
     path = database.address.path or Path(database.address.url.database or "store")
-    target = (target or backup_beside(path, database.clock())).absolute()
+    target = (target or backup_beside(path, database.now())).absolute()
     if target.exists():
         raise InvalidInput(f"{target} exists already", hint="name another file")
-    if not target.parent.is_dir():
-        raise NotFound(f"there is no folder {target.parent} to write the backup to", hint="create it first")
-    unfinished = target.with_name(f".{target.name}.unfinished")
-    try:
-        with writing(target):
-            if database.address.path is None:
-                _dump(database, unfinished)
-            else:
-                _copy_pages(database, unfinished)
-                shutil.copymode(database.address.path, unfinished)
-            _flush(unfinished)
-            unfinished.replace(target)
-            _flush(target.parent)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with written_whole(target) as unfinished:
+        if database.address.path is None:
+            _dump(database, unfinished)
+        else:
+            _copy_pages(database, unfinished)
+            shutil.copymode(database.address.path, unfinished)
     return target
 
 
@@ -139,7 +160,7 @@ def _copy_pages(database: Database, target: Path) -> None:
         try:
             with closing(sqlite3.connect(target)) as made:
                 source.backup(made)
-                made.execute("PRAGMA journal_mode = DELETE")  # the copy is one file, without a log beside it
+                made.execute("PRAGMA journal_mode = DELETE")  # the copy is one file, without a log
                 finding = made.execute("PRAGMA integrity_check(1)").fetchone()[0]
         except sqlite3.Error as error:
             if not getattr(error, "sqlite_errorname", "").startswith(OF_THE_COPY):
@@ -159,26 +180,290 @@ def _dump(database: Database, target: Path) -> None:
         )
     with database.read() as connection:
         schema = connection.execute(text("SELECT current_schema()")).scalar_one()
-    where = ["--dbname", _without_password(database.address), "--schema", str(schema)]
-    command = [program, "--format=custom", "--no-password", "--file", str(target), *where]
-    password = database.address.url.password
-    environment = os.environ | ({"PGPASSWORD": str(password)} if password else {})
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    url = database.address.url.set(drivername="postgresql")
+    where = url._replace(password=None).render_as_string(hide_password=False)
+    options = ["--format=custom", "--no-password", "--file", str(target), "--dbname", where, "--schema", str(schema)]
+    # The password goes through the environment, which other users do not see.
+    environment = os.environ | ({"PGPASSWORD": str(url.password)} if url.password else {})
+    done = subprocess.run([program, *options], env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["no reason was given"])[-1]
         raise StoreUnusable(f"pg_dump of {database.address} failed: {said}", hint="see what pg_dump needs")
 
 
-def _without_password(address: StoreAddress) -> str:
-    """Return the address for libpq; the password goes through the environment, which other users do not see."""
-    url = address.url.set(drivername="postgresql")
-    return url._replace(password=None).render_as_string(hide_password=False)
+def copy(source: Store, target: str) -> Copied:
+    """Copy every campaign of a store into one that holds none yet, in one transaction.
+
+    Raises `AlreadyDriven` while a driver holds a campaign, since a driver of the copy would end its probes,
+    `InvalidInput` where the target holds campaigns, and `StoreUnusable` for a source with rows that no store can hold.
+    A copy that fails leaves no file.
+    """
+    path = parse_address(target).path
+    is_new = path is not None and not path.exists()
+    with source.database.read() as reading:
+        refuse_driven(source.database, reading)
+        try:
+            with open_store(target) as filled, filled.database.write(whole_store=True) as filling:
+                if filling.execute(select(CampaignRow.id).limit(1)).first() is not None:
+                    raise InvalidInput(f"{filled.url} holds campaigns already", hint="name a new store to copy to")
+                rows: Counter[str] = Counter()
+                for campaign_id in reading.execute(select(CampaignRow.id).order_by(CampaignRow.id)).scalars():
+                    rows += _copy_campaign(source, reading, campaign_id, filling)[1]
+        except BaseException:
+            if is_new and path is not None:
+                path.unlink(missing_ok=True)
+            raise
+    counts = {table: rows[table] for table in TABLES}
+    return Copied(source=source.url, target=filled.url, campaigns=rows["campaigns"], rows=counts)
 
 
-def _flush(path: Path) -> None:
-    """Have a file or a folder on the disk."""
-    handle = os.open(path, os.O_RDONLY)
+def _copy_campaign(
+    source: Store, reading: Connection, campaign_id: int, filling: Connection, **changes: object
+) -> tuple[int, Counter[str]]:
+    """Copy a campaign's rows under ids that are free in the target; return its id there, and count them by table.
+
+    `changes` are columns of the campaign's own row.
+    """
+    new_ids: dict[str, dict[Any, int]] = {table: {} for table in TABLES}
+    counts: Counter[str] = Counter()
+    for table, batch in _rows_of(source, reading, campaign_id):
+        values = [
+            {key: new_ids[REFERENCES[key]].get(value) if key in REFERENCES else value for key, value in row.items()}
+            | (changes if table.name == "campaigns" else {})
+            for row in batch
+        ]
+        old = [row.pop("id", None) for row in values]
+        try:
+            if "id" in table.columns:
+                made = insert(table).returning(table.c.id, sort_by_parameter_order=True)
+                new_ids[table.name].update(zip(old, filling.execute(made, values).scalars(), strict=True))
+            else:
+                filling.execute(insert(table), values)
+        except DBAPIError as error:
+            of_the_rows = isinstance(error, IntegrityError | DataError)
+            if not of_the_rows and getattr(error.orig, "sqlstate", None) != WRONG_TYPE:
+                raise
+            raise StoreUnusable(
+                f"{source.url} holds rows of {table.name} that no store can hold: {_first_line(error)}",
+                hint=f"nothing was copied; see which: frontrunner store check --store {source.url}",
+            ) from error
+        counts[table.name] += len(values)
+    return new_ids["campaigns"][campaign_id], counts
+
+
+def _rows_of(store: Store, connection: Connection, campaign_id: int) -> Iterator[tuple[Table, list[Columns]]]:
+    """Yield a campaign's rows in batches, in the order of their keys, with text as PostgreSQL can hold it."""
+    present = set(inspect(connection).get_table_names())
+    for table in (Base.metadata.tables[name] for name in TABLES if name in present):
+        with store.database.translated():  # which names this store, not one that is copied to
+            for part in connection.execute(_of_campaign(table, campaign_id)).mappings().partitions(BATCH):
+                yield table, [{key: storable(v) if isinstance(v, str) else v for key, v in row.items()} for row in part]
+
+
+def _of_campaign(table: Table, campaign_id: int) -> Select[Any]:
+    query = select(table).order_by(*table.primary_key.columns)
+    if table.name == "campaigns":
+        return query.where(table.c.id == campaign_id)
+    if "campaign_id" in table.columns:
+        return query.where(table.c.campaign_id == campaign_id)
+    return query.where(table.c.attempt_id.in_(select(AttemptRow.id).where(AttemptRow.campaign_id == campaign_id)))
+
+
+def _first_line(error: DBAPIError) -> str:
+    return next(iter(str(error.orig).splitlines()), "")
+
+
+class Chain:
+    """Hash of everything up to the line that was last added."""
+
+    def __init__(self) -> None:
+        self.sha256 = ""
+
+    def add(self, kind: str, content: Columns) -> str:
+        """Return the hash of the next line."""
+        said = f"{self.sha256}\n{canonical_json([kind, content])}"
+        self.sha256 = hashlib.sha256(said.encode()).hexdigest()
+        return self.sha256
+
+
+def archive(store: Store, campaign: str | None, path: Path) -> Archived:
+    """Write the campaign (None: the newest) to a new file, whole or not at all.
+
+    Raises `AlreadyDriven` while a driver holds the campaign, `InvalidInput` where the file exists or cannot be written,
+    and `NotFound` where its folder, or the campaign, is missing.
+    """
+    if path.exists():
+        raise InvalidInput(f"{path} exists already", hint="name another file")
+    chain, rows = Chain(), 0
+    with (
+        written_whole(path) as unfinished,
+        unfinished.open("w", encoding="utf-8") as file,
+        store.read(campaign) as (connection, found),
+    ):
+
+        def write(kind: str, content: Columns) -> None:
+            file.write(canonical_json({"kind": kind, "content": content, "sha256": chain.add(kind, content)}) + "\n")
+
+        refuse_driven(store.database, connection, found.name)
+        about = {"format": FORMAT, "version": VERSION, "revision": REVISION, "campaign": found.name}
+        write(HEADER, {**about, "written_at": timestamp(store.database.now(connection))})
+        for table, batch in _rows_of(store, connection, found.id):
+            for row in batch if table.name != HOLDERS else ():
+                write(table.name, row)
+                rows += 1
+        write(END, {"rows": rows})
+    return Archived(campaign=found.name, file=str(path), rows=rows, sha256=chain.sha256)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One verified line: its number, the table it is of, and its content."""
+
+    number: int
+    kind: str
+    content: Columns
+
+
+def read_lines(path: Path, chain: Chain) -> Iterator[Line]:
+    """Yield the lines of an archive, the header first and the end last, each verified before it is handed out.
+
+    Raises `NotFound` where there is no file, and `InvalidInput` where it cannot be read, and, naming the line, for the
+    first that is not as written.
+    """
+    if not path.is_file():
+        raise NotFound(f"there is no archive at {path}")
+    number, kind = 0, ""
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        with path.open("rb") as file:
+            while raw := file.readline(MAX_LINE_BYTES + 1):
+                number += 1
+                if kind == END:
+                    raise _broken(path, number, "it comes after the end of the archive")
+                line = _verified(path, number, raw, chain)
+                kind = line.kind
+                if (kind == HEADER) != (number == 1):
+                    raise _broken(path, number, "it is out of place" if number > 1 else "this is not an archive")
+                yield line
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}", hint="nothing was written") from None
+    if kind != END:
+        raise _broken(path, number + 1, "the file ends before its end: it was cut short")
+
+
+def _broken(path: Path, number: int, why: str) -> InvalidInput:
+    return InvalidInput(f"{path}, line {number}: {why}", hint="nothing was written; get the archive again")
+
+
+def _verified(path: Path, number: int, raw: bytes, chain: Chain) -> Line:
+    if len(raw) > MAX_LINE_BYTES:
+        raise _broken(path, number, f"it is longer than {MAX_LINE_BYTES:,} bytes")
+    if not raw.endswith(b"\n"):
+        raise _broken(path, number, "it is cut short")
+    try:
+        match json.loads(raw):
+            case {"kind": str(kind), "content": dict(content), "sha256": sha256, **rest} if not rest:
+                is_next = chain.add(kind, content) == sha256
+            case _:
+                raise ValueError("expected an object with kind, content and sha256")
+    except (ValueError, RecursionError) as error:
+        raise _broken(path, number, f"this is not a line of a frontrunner archive: {str(error)[:80]}") from error
+    if not is_next:
+        raise _broken(path, number, "it, or a line before it, was changed: its hash is another")
+    return Line(number=number, kind=kind, content=content)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenArchive:
+    """A verified archive: `store` holds its campaign alone."""
+
+    path: Path
+    store: Store
+    campaign: str
+    sha256: str
+
+
+@contextmanager
+def open_archive(path: Path, *, check_spec: CheckSpec) -> Iterator[OpenArchive]:
+    """Read an archive into a temporary store, and check that.
+
+    Raises `NotFound` where there is no file, `InvalidInput` for one that is damaged, cut short, not an archive, or not
+    of a campaign that a driver could have written, and `StoreUnusable` for one of a later version.
+    """
+    chain = Chain()
+    with tempfile.TemporaryDirectory() as folder, open_store(f"{folder}/archive.db") as store:
+        with store.database.write() as connection:
+            _fill(connection, path, read_lines(path, chain))
+        with store.database.read() as connection:
+            for finding in check(connection, store=str(path)).findings:
+                row = ", ".join(f"{key} {shown(value)}" for key, value in finding.rows[0].items() if key != "campaign")
+                why = f"{finding.count} rows break that {finding.says}: {row}"
+                message = f"{path} does not hold a campaign that a driver wrote: {why}"
+                raise InvalidInput(message, hint="nothing was written")
+        found = store.campaign(None)
+        try:
+            check_spec(found.spec_json)
+        except FrontrunnerError as error:
+            raise _broken(path, 2, f"this version cannot read its specification: {error}") from error
+        yield OpenArchive(path=path, store=store, campaign=found.name, sha256=chain.sha256)
+
+
+def _fill(connection: Connection, path: Path, lines: Iterator[Line]) -> None:
+    """Insert the rows of an archive into an empty store."""
+    header = next(lines).content
+    if header.get("format") != FORMAT:
+        raise _broken(path, 1, "this is not a frontrunner archive")
+    if header.get("version") != VERSION or str(header.get("revision", "")) > REVISION:
+        versions = f"version {shown(header.get('version'))}, revision {shown(header.get('revision'))}"
+        raise StoreUnusable(f"{path} was written by a later frontrunner: {versions}", hint="upgrade frontrunner")
+    counts: Counter[str] = Counter()
+    for kind, group in groupby(lines, key=lambda line: line.kind):
+        of_kind = list(group)
+        if kind == END:
+            if of_kind[0].content.get("rows") != counts.total() or counts["campaigns"] != 1:
+                why = "the archive does not hold one campaign and the rows that it counts"
+                raise _broken(path, of_kind[0].number, why)
+            continue
+        if kind not in TABLES or kind == HOLDERS:
+            raise _broken(path, of_kind[0].number, f"{kind!r} is not part of a campaign")
+        table = Base.metadata.tables[kind]
+        for begin in range(0, len(of_kind), BATCH):
+            _insert_lines(connection, path, table, of_kind[begin : begin + BATCH])
+        counts[kind] += len(of_kind)
+
+
+def _insert_lines(connection: Connection, path: Path, table: Table, lines: list[Line]) -> None:
+    for line in lines:
+        if set(line.content) != set(table.columns.keys()):
+            raise _broken(path, line.number, f"its columns are not those of {table.name}")
+    try:
+        connection.execute(insert(table), [line.content for line in lines])
+    except (DBAPIError, ValueError, OverflowError) as error:
+        why = _first_line(error) if isinstance(error, DBAPIError) else str(error)
+        last = f"to {lines[-1].number} " if len(lines) > 1 else ""
+        raise _broken(path, lines[0].number, f"{last}cannot be rows of {table.name}: {why[:200]}") from error
+
+
+def unarchive(store: Store, archive: OpenArchive, *, name: str | None = None) -> Unarchived:
+    """Add the campaign of an archive to the store, as `name` or under its own.
+
+    Raises `InvalidInput` where the name is taken. Nothing is written then.
+    """
+    wanted = name or archive.campaign
+    require_campaign_name("--name", wanted)
+    with (
+        archive.store.read(archive.campaign) as (reading, found),
+        store.database.write(whole_store=True) as connection,
+    ):
+        if connection.execute(select(CampaignRow.id).where(CampaignRow.name == wanted)).first():
+            raise InvalidInput(f"campaign {wanted!r} exists already in {store.url}", hint="give another with --name")
+        changes: Columns = {"name": wanted, **RELEASED}
+        changes["spec_json"] = canonical_json({**json.loads(found.spec_json), "name": wanted})
+        if found.state is CampaignState.RUNNING:
+            changes |= {"state": CampaignState.STOPPED, "state_reason": NOT_HERE}
+        campaign_id, counts = _copy_campaign(archive.store, reading, found.id, connection, **changes)
+        data = {"file": archive.path.name, "sha256": archive.sha256, ATTEMPTS_BEFORE: counts["attempts"]}
+        event = {"campaign_id": campaign_id, "at": timestamp(store.database.now(connection)), "kind": UNARCHIVED}
+        connection.execute(insert(EventRow).values(**event, data_json=canonical_json(data)))
+    return Unarchived(
+        campaign=wanted, file=str(archive.path), store=store.url, rows=counts.total(), sha256=archive.sha256
+    )

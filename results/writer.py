@@ -1,82 +1,166 @@
 """Write side of a campaign, held by one driver at a time.
 
-What makes its transactions safe is in `frontrunner.results.lease`.
+Every transaction of a driver begins by updating the campaign's row under its lease's epoch, so that a driver that was
+paused, or believed dead, is refused with `AlreadyDriven` instead of writing next to its successor. The time that it
+writes there also shows, after a connection broke at the commit, whether the server had committed.
 """
 
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Any
+from datetime import datetime
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 from sqlalchemy import Connection, delete, func, insert, select, update
 
 from frontrunner.results.columns import recipe_to_json
-from frontrunner.results.database import Database
-from frontrunner.results.lease import RELEASED, LeasedWriter, atomic, until
+from frontrunner.results.database import RECONNECT_S, ConnectionLost, Database
+from frontrunner.results.lease import RELEASED, until
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome, pool
 from frontrunner.results.provenance import Provenance
-from frontrunner.results.records import Attempt, Clock, Lease, Trial, timestamp
-from frontrunner.results.rows import (
-    failure_to_columns,
-    finite_or_none,
-    measurement_to_columns,
-    storable,
-    to_attempt,
-    to_measurement,
-    to_trial,
-)
+from frontrunner.results.records import Attempt, Lease, Trial, timestamp
+from frontrunner.results.rows import TABLES, finite_or_none, outcome_to_columns, storable, value_of
 from frontrunner.results.schema import (
     AttemptRow,
     CampaignRow,
     EndingRow,
     EventRow,
-    FailureRow,
     MeasurementRow,
     ProvenanceRow,
     StandingRow,
     TrialRow,
 )
-from frontrunner.results.states import (
-    CAMPAIGN_TRANSITIONS,
-    AttemptState,
-    CampaignState,
-    IllegalTransition,
-    TrialState,
-)
+from frontrunner.results.states import AttemptState, CampaignState, IllegalTransition, TrialState, may_follow
 from frontrunner.spaces.document import canonical_json
+from frontrunner.spaces.errors import AlreadyDriven
 from frontrunner.spaces.recipe import Recipe
 
+T = TypeVar("T")
+M = TypeVar("M", bound=Callable[..., Any])
 
-class CampaignWriter(LeasedWriter):
+
+def atomic(method: M) -> M:
+    """Make a method of a writer a transaction of its own, or a part of the current one."""
+
+    @wraps(method)
+    def transaction(self: CampaignWriter, *arguments: Any, **named: Any) -> Any:
+        return self.atomically(lambda: method(self, *arguments, **named))
+
+    return cast(M, transaction)
+
+
+class CampaignWriter:
     """Writes to one campaign under one lease. Used by one thread.
 
     Each method is one transaction, on disk when it returns; inside `atomically` and `together()` they share one.
     Every method raises `AlreadyDriven` once the lease was taken over or released.
     """
 
-    def __init__(self, database: Database, lease: Lease, clock: Clock) -> None:
-        super().__init__(database, lease, clock)
+    def __init__(self, database: Database, lease: Lease) -> None:
+        self._database = database
+        self._lease = lease
+        self._shared: Connection | None = None
+        self._now = datetime.min
         self._provenance_id: int | None = None
+
+    def atomically(self, work: Callable[[], T]) -> T:
+        """Make the calls of `work` one transaction: all of them are written, or, on an exception, none.
+
+        Where the connection to a database server breaks, `work` is called again, until `RECONNECT_S` have passed; so
+        it should do nothing but call this writer. What it writes is written once. Raises `AlreadyDriven` once the lease
+        was taken over or released, and `ConnectionLost` where the server does not come back.
+        """
+        if self._shared is not None:
+            return work()
+        give_up = time.monotonic() + RECONNECT_S
+        unsure: list[T] = []  # what a call returned whose commit may have been made
+        while True:
+            try:
+                with self._database.write() as connection:
+                    if unsure and self._was_written(connection):
+                        return unsure[0]
+                    unsure = []
+                    with self._under_lease(connection):
+                        unsure = [work()]
+                return unsure[0]
+            except ConnectionLost:
+                if time.monotonic() > give_up:
+                    raise
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Make the calls inside one transaction, as `atomically` does; not repeated if a connection breaks."""
+        with self._database.write() as connection, self._under_lease(connection):
+            yield
+
+    @contextmanager
+    def _under_lease(self, connection: Connection) -> Iterator[None]:
+        """Update the campaign's row, and have the methods write by this connection.
+
+        Raises `AlreadyDriven`, and so undoes the transaction, where the lease is not the campaign's current one.
+        """
+        self._now = self._database.now(connection)
+        lease, mine = self._lease, CampaignRow.id == self._lease.campaign_id
+        current = (mine, CampaignRow.epoch == lease.epoch, CampaignRow.lease_until.is_not(None))
+        changed = connection.execute(update(CampaignRow).where(*current).values(updated_at=timestamp(self._now)))
+        if changed.rowcount == 0:
+            row = connection.execute(select(CampaignRow).where(mine)).one()
+            name, holder = lease.campaign_name, f"{lease.host}:{lease.pid}"
+            if row.driver_host is None:
+                hint = f"frontrunner resume {name}"
+                raise AlreadyDriven(f"campaign {name}: the lease of {holder} was given back", hint=hint)
+            raise AlreadyDriven(
+                f"campaign {name} was taken over by {row.driver_host}:{row.driver_pid} at {row.driven_since}; "
+                f"{holder} may no longer write to it"
+            )
+        self._shared = connection
+        try:
+            yield
+        finally:
+            self._shared = None
+
+    def _was_written(self, connection: Connection) -> bool:
+        """Return whether the campaign's row was last written by this writer's last transaction.
+
+        The row is locked first, so that a transaction of a broken connection which still runs has ended.
+        """
+        query = select(CampaignRow.epoch, CampaignRow.updated_at).where(CampaignRow.id == self._lease.campaign_id)
+        row = connection.execute(query.with_for_update()).one()
+        return bool(row.epoch == self._lease.epoch and row.updated_at == timestamp(self._now))
+
+    @property
+    def _connection(self) -> Connection:
+        """The connection of the current transaction."""
+        if self._shared is None:
+            raise RuntimeError("a write of the campaign outside of a transaction")
+        return self._shared
 
     @atomic
     def renew(self) -> None:
         """Hold the lease for another of its durations, from now."""
-        self._raise_campaign(self._connection, lease_until=until(self._lease, self._clock()))
+        self._change_campaign(lease_until=until(self._lease, self._now))
 
     @atomic
     def release(self, state: CampaignState, *, reason: str) -> None:
         """Leave the campaign in a state that is not `running`, and release the lease."""
         if state is CampaignState.RUNNING:
             raise IllegalTransition("a running campaign keeps its lease")
-        connection = self._connection
-        self._change_state(connection, state, reason)
-        self._raise_campaign(connection, **RELEASED)
+        self.set_state(state, reason=reason)
+        self._change_campaign(**RELEASED)
 
     @atomic
     def set_state(self, state: CampaignState, *, reason: str) -> None:
         """Change the campaign's state; raises `IllegalTransition` where it may not follow the present one."""
-        self._change_state(self._connection, state, reason)
+        mine = select(CampaignRow.state).where(CampaignRow.id == self._lease.campaign_id)
+        now = CampaignState(self._connection.execute(mine).scalar_one())
+        if not may_follow(now, state):
+            raise IllegalTransition(f"campaign {self._lease.campaign_name}: {now} -> {state}")
+        self._change_campaign(state=state, state_reason=storable(reason))
 
     @atomic
     def propose(self, recipe_id: str, recipe: Recipe) -> Trial:
@@ -85,7 +169,7 @@ class CampaignWriter(LeasedWriter):
         mine = TrialRow.campaign_id == self._lease.campaign_id
         known = connection.execute(select(TrialRow).where(mine, TrialRow.recipe_id == recipe_id)).first()
         if known is not None:
-            return to_trial(known)
+            return value_of(Trial, known)
         last = connection.execute(select(func.coalesce(func.max(TrialRow.number), 0)).where(mine)).scalar_one()
         made = insert(TrialRow).values(
             campaign_id=self._lease.campaign_id,
@@ -94,31 +178,29 @@ class CampaignWriter(LeasedWriter):
             recipe_json=recipe_to_json(recipe),
             state=TrialState.QUEUED,
         )
-        return to_trial(connection.execute(made.returning(TrialRow)).one())
+        return value_of(Trial, connection.execute(made.returning(TrialRow)).one())
 
     @atomic
     def repeat(self, trial: Trial) -> Trial:
         """Queue a measured trial for one more measurement; those that it has stay and rank."""
-        connection = self._connection
-        _move_trial(connection, trial.id, TrialState.MEASURED, TrialState.QUEUED)
+        self._move_trial(trial.id, TrialState.MEASURED, TrialState.QUEUED)
         return replace(trial, state=TrialState.QUEUED)
 
     @atomic
     def start_attempt(self, trial: Trial, *, run_folder: str) -> Attempt:
         """Begin a try at a queued trial, which is `running` from then on."""
-        connection = self._connection
-        _move_trial(connection, trial.id, TrialState.QUEUED, TrialState.RUNNING)
+        self._move_trial(trial.id, TrialState.QUEUED, TrialState.RUNNING)
         tries = select(func.coalesce(func.max(AttemptRow.number), 0)).where(AttemptRow.trial_id == trial.id)
         made = insert(AttemptRow).values(
             campaign_id=self._lease.campaign_id,
             trial_id=trial.id,
-            number=connection.execute(tries).scalar_one() + 1,
+            number=self._connection.execute(tries).scalar_one() + 1,
             state=AttemptState.RUNNING,
             run_folder=run_folder,
             provenance_id=self._provenance_id,
-            started_at=timestamp(self._clock()),
+            started_at=timestamp(self._now),
         )
-        return to_attempt(connection.execute(made.returning(AttemptRow)).one())
+        return value_of(Attempt, self._connection.execute(made.returning(AttemptRow)).one())
 
     @atomic
     def finish_attempt(self, attempt: Attempt, outcome: Outcome, *, retry: bool) -> None:
@@ -126,104 +208,83 @@ class CampaignWriter(LeasedWriter):
 
         With `retry` the trial is queued again, else its outcome is final. A second call for the same attempt
         changes nothing. Raises ValueError for a measurement with numbers that cannot be ranked.
+
+        A failure that does not count against the recipe leaves a trial that was measured before as measured. One that
+        does makes it failed: a recipe that fits or survives only now and then is not to be recommended.
         """
-        connection = self._connection
+        connection, trial_id = self._connection, attempt.trial_id
+        is_lost = isinstance(outcome, Failure) and outcome.kind is FailureKind.LOST
+        failed_as = AttemptState.LOST if is_lost else AttemptState.FAILED
+        is_measured = isinstance(outcome, Measurement)
         finished = connection.execute(
             update(AttemptRow)
             .where(AttemptRow.id == attempt.id, AttemptRow.campaign_id == self._lease.campaign_id)
             .where(AttemptRow.state == AttemptState.RUNNING)
-            .values(state=_state_after(outcome), finished_at=timestamp(self._clock()))
+            .values(state=AttemptState.MEASURED if is_measured else failed_as, finished_at=timestamp(self._now))
         )
         if finished.rowcount == 0:
             return
         insert_outcome(connection, attempt.id, outcome)
-        if isinstance(outcome, Measurement):
-            rewrite_stats(connection, attempt.trial_id)
-        self._conclude(connection, attempt.trial_id, outcome, retry=retry)
+        if is_measured:
+            rewrite_stats(connection, trial_id)
+        spent = CampaignRow.node_seconds_spent + outcome.node_seconds
+        if retry:
+            self._change_campaign(node_seconds_spent=spent)
+            self._move_trial(trial_id, TrialState.RUNNING, TrialState.QUEUED)
+            return
+        row = self._change_campaign(node_seconds_spent=spent, outcomes=CampaignRow.outcomes + 1)
+        state, standing = TrialState.MEASURED, StandingRow.trial_id == trial_id
+        if isinstance(outcome, Failure):
+            ranks = connection.execute(select(StandingRow.trial_id).where(standing)).first() is not None
+            if outcome.policy.counts_against_recipe or not ranks:
+                state = TrialState.FAILED
+                connection.execute(delete(StandingRow).where(standing))
+        self._move_trial(trial_id, TrialState.RUNNING, state, outcome_number=row.outcomes)
 
     @atomic
     def event(self, kind: str, **data: str | int | float | None) -> None:
         """Add an event to the campaign's history; numbers that are not finite are stored as None."""
-        connection = self._connection
         kept = {key: finite_or_none(value) if isinstance(value, float) else value for key, value in data.items()}
-        values = {"campaign_id": self._lease.campaign_id, "at": timestamp(self._clock()), "kind": kind}
-        connection.execute(insert(EventRow).values(**values, data_json=canonical_json(kept)))
+        values = {"campaign_id": self._lease.campaign_id, "at": timestamp(self._now), "kind": kind}
+        self._connection.execute(insert(EventRow).values(**values, data_json=canonical_json(kept)))
 
     @atomic
     def add_driver_seconds(self, seconds: float) -> None:
         """Charge the driver's own time to the campaign; the sum goes over all its runs."""
         if not seconds >= 0 or math.isinf(seconds):
             raise ValueError(f"seconds = {seconds!r}: expected a finite number of at least 0")
-        connection = self._connection
-        self._change_campaign(connection, driver_seconds=CampaignRow.driver_seconds + seconds)
+        self._change_campaign(driver_seconds=CampaignRow.driver_seconds + seconds)
 
     @atomic
     def record_provenance(self, provenance: Provenance) -> None:
         """Store what this run of the driver runs with; attempts started from now on refer to it."""
-        connection = self._connection
         made = insert(ProvenanceRow).values(
             campaign_id=self._lease.campaign_id,
-            recorded_at=timestamp(self._clock()),
+            recorded_at=timestamp(self._now),
             provenance_json=canonical_json(asdict(provenance)),
         )
-        self._provenance_id = connection.execute(made.returning(ProvenanceRow.id)).scalar_one()
+        self._provenance_id = self._connection.execute(made.returning(ProvenanceRow.id)).scalar_one()
 
-    def _change_campaign(self, connection: Connection, **changes: object) -> Any:
+    def _change_campaign(self, **changes: object) -> Any:
         """Apply the changes to the campaign's row, and return it."""
         change = update(CampaignRow).where(CampaignRow.id == self._lease.campaign_id).values(**changes)
-        return connection.execute(change.returning(CampaignRow)).one()
+        return self._connection.execute(change.returning(CampaignRow)).one()
 
-    def _change_state(self, connection: Connection, state: CampaignState, reason: str) -> None:
-        mine = select(CampaignRow.state).where(CampaignRow.id == self._lease.campaign_id)
-        now = CampaignState(connection.execute(mine).scalar_one())
-        if state is not now and state not in CAMPAIGN_TRANSITIONS[now]:
-            raise IllegalTransition(f"campaign {self._lease.campaign_name}: {now} -> {state}")
-        self._change_campaign(connection, state=state, state_reason=storable(reason))
-
-    def _conclude(self, connection: Connection, trial_id: int, outcome: Outcome, *, retry: bool) -> None:
-        """Move the trial on after an attempt, and charge the campaign.
-
-        A failure that does not count against the recipe leaves a trial that was measured before as measured. One that
-        does makes it failed: a recipe that fits or survives only now and then is not to be recommended.
-        """
-        spent = CampaignRow.node_seconds_spent + outcome.node_seconds
-        if retry:
-            self._change_campaign(connection, node_seconds_spent=spent)
-            _move_trial(connection, trial_id, TrialState.RUNNING, TrialState.QUEUED)
-            return
-        row = self._change_campaign(connection, node_seconds_spent=spent, outcomes=CampaignRow.outcomes + 1)
-        spared = isinstance(outcome, Failure) and not outcome.policy.counts_against_recipe
-        if isinstance(outcome, Measurement) or (spared and _has_stats(connection, trial_id)):
-            state = TrialState.MEASURED
-        else:
-            state = TrialState.FAILED
-            connection.execute(delete(StandingRow).where(StandingRow.trial_id == trial_id))
-        _move_trial(connection, trial_id, TrialState.RUNNING, state, outcome_number=row.outcomes)
-
-
-def _move_trial(
-    connection: Connection, trial_id: int, before: TrialState, after: TrialState, *, outcome_number: int | None = None
-) -> None:
-    """Change a trial's state; raises `IllegalTransition` where it is not in state `before`."""
-    change = update(TrialRow).where(TrialRow.id == trial_id, TrialRow.state == before)
-    moved = connection.execute(change.values(state=after, outcome_number=outcome_number))
-    if moved.rowcount == 0:
-        raise IllegalTransition(f"trial {trial_id} is not {before}, so it cannot become {after}")
-
-
-def _state_after(outcome: Outcome) -> AttemptState:
-    if isinstance(outcome, Measurement):
-        return AttemptState.MEASURED
-    return AttemptState.LOST if outcome.kind is FailureKind.LOST else AttemptState.FAILED
+    def _move_trial(
+        self, trial_id: int, before: TrialState, after: TrialState, *, outcome_number: int | None = None
+    ) -> None:
+        """Change a trial's state; raises `IllegalTransition` where it is not in state `before`."""
+        change = update(TrialRow).where(TrialRow.id == trial_id, TrialRow.state == before)
+        moved = self._connection.execute(change.values(state=after, outcome_number=outcome_number))
+        if moved.rowcount == 0:
+            raise IllegalTransition(f"trial {trial_id} is not {before}, so it cannot become {after}")
 
 
 def insert_outcome(connection: Connection, attempt_id: int, outcome: Outcome) -> None:
     """Store the outcome of an attempt; raises ValueError for one with numbers that cannot be ranked."""
-    if isinstance(outcome, Failure):
-        connection.execute(insert(FailureRow).values(attempt_id=attempt_id, **failure_to_columns(outcome)))
-        return
-    connection.execute(insert(MeasurementRow).values(attempt_id=attempt_id, **measurement_to_columns(outcome)))
-    if outcome.ended is not None:
+    made = insert(TABLES[type(outcome)])
+    connection.execute(made.values(attempt_id=attempt_id, **outcome_to_columns(outcome)))
+    if isinstance(outcome, Measurement) and outcome.ended is not None:
         connection.execute(insert(EndingRow).values(attempt_id=attempt_id, ended=outcome.ended.value))
 
 
@@ -232,11 +293,7 @@ def rewrite_stats(connection: Connection, trial_id: int) -> None:
     trial = connection.execute(select(TrialRow.campaign_id, TrialRow.recipe_id).where(TrialRow.id == trial_id)).one()
     attempts = select(AttemptRow.id).where(AttemptRow.trial_id == trial_id)
     rows = connection.execute(select(MeasurementRow).where(MeasurementRow.attempt_id.in_(attempts)))
-    stats = pool([to_measurement(row) for row in rows])
+    stats = pool([value_of(Measurement, row) for row in rows])
     connection.execute(delete(StandingRow).where(StandingRow.trial_id == trial_id))
     columns = {"trial_id": trial_id, "campaign_id": trial.campaign_id, "recipe_id": trial.recipe_id}
     connection.execute(insert(StandingRow).values(**columns, **asdict(stats)))
-
-
-def _has_stats(connection: Connection, trial_id: int) -> bool:
-    return connection.execute(select(StandingRow.trial_id).where(StandingRow.trial_id == trial_id)).first() is not None

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from frontrunner.evaluators.cluster.step import OrphanedSteps, was_interrupted
 from frontrunner.evaluators.probe.measure import nodes_used
-from frontrunner.evaluators.probe.orphans import Fenced, Orphans
+from frontrunner.evaluators.probe.processes import Fenced, Orphans
 from frontrunner.evaluators.probe.run_folder import RunFolder
-from frontrunner.evaluators.protocol import QUEUED, Evaluator, Finished, Located, ProbeOrder, Progress, Queueing
+from frontrunner.evaluators.protocol import QUEUED, Evaluator, Finished, ProbeOrder, Progress
 from frontrunner.evaluators.registry import make_evaluator
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.results.prior_results import CUT, REUSED, cuts_by_trial
@@ -232,8 +232,7 @@ class CampaignSession:
 
         Raises `NodesUnavailable` where something cannot be ended.
         """
-        is_elsewhere = isinstance(self._evaluator, Located) and not self._evaluator.measures_here
-        orphans = None if is_elsewhere else Orphans(self._fenced)
+        orphans = Orphans(self._fenced) if self._evaluator.measures_here else None
         left = OrphanedSteps(folders)
         while not ((orphans is None or orphans.have_ended()) and left.have_ended()):
             time.sleep(LOOK_S)
@@ -309,8 +308,6 @@ class CampaignSession:
 
     def withdraw_waiting(self) -> list[Finished]:
         """Take back the probes that wait for nodes; that says nothing of their recipes."""
-        if not isinstance(self._evaluator, Queueing):
-            return []
         lost = Failure(kind=FailureKind.LOST, message="withdrawn while it waited for nodes", node_seconds=0.0)
         waiting = [token for token, attempt in self.running.items() if attempt.held_since_s is None]
         return [Finished(token=one, outcome=lost, is_cut=True) for one in waiting if self._evaluator.withdraw(one)]

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from frontrunner.evaluators.probe.preflight import prepare_here
 from frontrunner.results.records import IMPORTED, Campaign
 from frontrunner.search.spec import CampaignSpec
-from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal, free_among
 from frontrunner.spaces.space import Survey
 from frontrunner.spaces.validation import dump_json, load_json
 
 if TYPE_CHECKING:
     from frontrunner.results.store import Store
 
-MAX_NUMBERED_NAMES = 10_000
 FIGURES = {"simulated": "simulated", "imported": "imported", "table": "imported"}
 """Origin of the numbers of evaluators that do not measure here."""
 
@@ -121,15 +119,6 @@ def nothing_legal(surveyed: Survey) -> NothingLegal:
 def free_name(store: Store, wanted: str) -> str:
     """Return `wanted`, or the first of wanted-2, wanted-3, ... that no campaign of the store has."""
     return free_among({summary.name for summary in store.campaigns()}, wanted)
-
-
-def free_among(taken: Collection[str], wanted: str) -> str:
-    """Return `wanted`, or the first of wanted-2, wanted-3, ... that is not `taken`."""
-    for number in range(2, MAX_NUMBERED_NAMES):
-        if wanted not in taken:
-            return wanted
-        wanted = f"{wanted.rsplit('-', 1)[0] if number > 2 else wanted}-{number}"
-    raise InvalidInput(f"{MAX_NUMBERED_NAMES} campaigns have names like {wanted}", hint="give one with --name")
 
 
 def refuse_imported_campaign(campaign: Campaign) -> None:

@@ -13,7 +13,7 @@ from frontrunner.evaluators.probe.files import is_disk_full, why_disk_full
 from frontrunner.evaluators.protocol import Finished, NodesUnavailable
 from frontrunner.notebook import Displayed
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
-from frontrunner.results.predictions import OUTLOOK, measured_by, newest_outlooks, outlook_shares
+from frontrunner.results.predictions import OUTLOOK, newest_outlooks, outlook_of
 from frontrunner.results.prior_results import probes_made, reused_trials
 from frontrunner.results.records import Campaign, Trial
 from frontrunner.results.states import CampaignState, TrialState
@@ -193,8 +193,8 @@ class Driver:
         with store.database.read() as connection:
             events = newest_outlooks(connection, campaign.id, IN_A_ROW)
         for event in events:
-            session.view.outlook = Outlook(**outlook_shares(event))
-            self._stop_rule.hear(session.view.outlook, measured=measured_by(event))
+            session.view.outlook, measured = outlook_of(event)
+            self._stop_rule.hear(session.view.outlook, measured=measured)
         session.budget.probes = probes_made(store, store.campaign(campaign.name))
         # A reused result does not show that anything runs here.
         reused = reused_trials(store, campaign.id)

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.results.outcome import Failure, Measurement
+from frontrunner.results.pages import TrialHistory, trial_histories
 from frontrunner.results.ranking import best
 from frontrunner.results.records import Campaign
 from frontrunner.results.redaction import redact
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import Store
-from frontrunner.results.trial_history import TrialHistory, trial_histories
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.problem import Problem

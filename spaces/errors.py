@@ -13,10 +13,11 @@ FrontrunnerError            1   anything below, caught as one
 from __future__ import annotations
 
 import difflib
+import itertools
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -132,6 +133,12 @@ def campaign_name_from(text: str) -> str:
     """Return the campaign name nearest to any text, such as a file's name: `22B run (2)` gives `22b-run-2`."""
     plain = re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-._")
     return plain[:MOST_NAME_CHARACTERS].rstrip("-._") or FALLBACK_NAME
+
+
+def free_among(taken: Collection[str], wanted: str) -> str:
+    """Return `wanted`, or the first of wanted-2, wanted-3, ... that is not `taken`."""
+    numbered = (f"{wanted[:58]}-{number}" for number in itertools.count(2))  # a name has at most 64 characters
+    return next(name for name in itertools.chain([wanted], numbered) if name not in taken)
 
 
 @contextmanager

@@ -1,13 +1,23 @@
-"""How far to trust the formulas: which devices and choices measurements have validated, and how far off they may be."""
+"""How far to trust the formulas, and measurements that are faster than they can explain.
+
+A probe is compared with what its recipe needs at least: the formulas without what codes, hosts and libraries differ in.
+Hosts take no time, kernels start at once and are fused, attention runs at the rate of other products, which fill their
+tiles, messages have no latency, gradients are narrow and overlap with computation as far as it lasts. The shares of
+bandwidths stay as fitted, hence the margin of `FASTER_THAN_NEEDED`. A step that is faster has few reasons, and most are
+mistakes: fewer micro-batches than the recipe states, a smaller model, a clock that does not wait for the device.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from frontrunner.evaluators.analytic.machine import ASSUMED_HOST_BYTES_PER_S, assumptions
+from frontrunner.evaluators.analytic.machine import ASSUMED_HOST_BYTES_PER_S, Machine, assumptions
+from frontrunner.evaluators.analytic.software import FRONTRUNNER
+from frontrunner.evaluators.analytic.step import step_time
+from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import RANK_ORDERS, SPLIT_BACKWARD_SCHEDULES, Recipe
+from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 
 EXPECTED_ERROR = 0.15
 """Mean error of step time on tables of A100 measurements that the constants were not fitted to (docs/planning.md)."""
@@ -16,6 +26,23 @@ VALIDATED_DEVICES = frozenset({"a100-40gb", "a100-80gb"})
 UNKNOWN_HARDWARE_ERROR = 0.5
 """Stated for other devices, for fp32, for choices that are not validated, and where the cluster omits a figure that the
 estimate needs: a guess. On tables that nothing was fitted to the mean error was 9 to 63 %."""
+
+VALIDATED = (
+    "tensor_parallel", "pipeline_parallel", "micro_batch_seqs", "accumulation", "devices", "virtual_stages",
+    "schedule", "sharding", "recompute", "sequence_parallel", "replication", "layer_split",
+)  # fmt: skip
+"""The dimensions whose formulas measurements of step times have validated, two of them in these values only."""
+VALIDATED_SCHEDULES = ("none", "1f1b", "interleaved-1f1b")
+_UNVALIDATED = tuple((one.name, one.field, one.neutral) for one in DIMENSIONS.values() if one.name not in VALIDATED)
+
+FASTER_THAN_NEEDED = 1 + 2 * EXPECTED_ERROR
+"""A step this many times as fast as the recipe needs at least is rejected. Of 1,673 published steps on A100 and H100
+the closest was 1.07 times as fast (docs/measurements.md); noise makes steps slower, not faster."""
+LOSSES = (
+    "tile_waves", "reduction_depth", "kernel_s", "node_latency_s", "network_latency_s", "ring_node_hop_s",
+    "ring_network_hop_s",
+)  # fmt: skip
+"""The efficiencies that cost nothing at best."""
 
 OTHER_HARDWARE = "the formulas' constants were validated on A100 in 16 bits only"
 HOST_UNLIMITED = "the host's memory limits no recipe that offloads: a cluster file does not state its size"
@@ -42,14 +69,6 @@ class Trust:
 
 def trust_in(recipes: Sequence[Recipe], problem: Problem) -> Trust:
     """Return how far to trust the estimates of these recipes."""
-    return Trust(
-        assumed=assumed(problem),
-        expected_error=expected_error(problem),
-        remarks=_remarks(recipes, problem),
-    )
-
-
-def _remarks(recipes: Sequence[Recipe], problem: Problem) -> tuple[str, ...]:
     unknown = [choices for recipe in recipes if (choices := unvalidated(recipe))]
     names = ", ".join(sorted({name for choices in unknown for name in choices}))
     offloads = any(recipe.offload != "none" or recipe.activation_offload for recipe in recipes)
@@ -64,7 +83,11 @@ def _remarks(recipes: Sequence[Recipe], problem: Problem) -> tuple[str, ...]:
         HOST_UNLIMITED: offloads,
         HOST_ASSUMED: offloads and problem.cluster.links.host_gb_per_s is None,
     }
-    return tuple(remark for remark, holds in remarks.items() if holds)
+    return Trust(
+        assumed=assumed(problem),
+        expected_error=expected_error(problem),
+        remarks=tuple(remark for remark, holds in remarks.items() if holds),
+    )
 
 
 def own_error(problem: Problem) -> float | None:
@@ -92,22 +115,12 @@ def assumed(problem: Problem) -> tuple[str, ...]:
 
 def unvalidated(recipe: Recipe) -> tuple[str, ...]:
     """Return the choices of a recipe whose formulas no measurement of step times has validated."""
-    choices = {
-        "the deepspeed engine": recipe.engine != "torch",
-        "context parallelism": recipe.context_parallel > 1,
-        "compile": recipe.compile,
-        "activation offload": recipe.activation_offload,
-        "offload": recipe.offload != "none",
-        "a secondary partition": recipe.secondary_partition > 1,
-        "sharding over some of the replicas": not {1, recipe.copies}.issuperset(recipe.sharding.degrees),
-        "schedules that split the backward pass": recipe.schedule in SPLIT_BACKWARD_SCHEDULES,
-        "schedules that run all forward passes first": recipe.schedule in ("gpipe", "looped-bfs"),
-        "loss and feed-forward parts in pieces": max(recipe.loss_chunks, recipe.feed_forward_tiles) > 1,
-        "optimizer states in bf16": recipe.optimizer_state != "fp32",
-        "ranks in another order than tp-dp-pp": recipe.rank_order != RANK_ORDERS[0],
-        "gradients reduced at each micro-batch": recipe.gradient_sync != "last",
-    }
-    return tuple(name for name, chosen in choices.items() if chosen)
+    found = [name for name, key, neutral in _UNVALIDATED if getattr(recipe, key) != neutral]
+    if recipe.schedule not in VALIDATED_SCHEDULES:
+        found.append(f"schedule {recipe.schedule}")
+    if not {1, recipe.copies}.issuperset(recipe.sharding.degrees):
+        found.append("sharding over some of the replicas")
+    return tuple(found)
 
 
 def expected_error(problem: Problem, recipe: Recipe | None = None) -> float:
@@ -117,3 +130,41 @@ def expected_error(problem: Problem, recipe: Recipe | None = None) -> float:
     if assumed(problem) or not is_validated(problem) or (recipe is not None and unvalidated(recipe)):
         return max(UNKNOWN_HARDWARE_ERROR, stated)
     return stated
+
+
+def why_too_fast(recipe: Recipe, problem: Problem, step_time_s: float) -> str | None:
+    """Return why a median step of `step_time_s` cannot be true, or None.
+
+    None wherever the formulas cannot decide: on a CPU, whose ranks share its cores, in fp32, where the cluster omits a
+    figure or states constants of its own, which are means and no bounds, and for choices that no measurement has
+    validated.
+    """
+    cluster = problem.cluster
+    blind = cluster.backend == "cpu" or problem.precision == "fp32" or bool(cluster.efficiencies)
+    if blind or unvalidated(recipe) or assumptions(cluster, problem.precision):
+        return None
+    machine = at_best(Machine.of(cluster, problem.precision, FRONTRUNNER))
+    least_s = float(step_time(machine, Workload.of([recipe], problem)).total[0])
+    if step_time_s * FASTER_THAN_NEEDED >= least_s:
+        return None
+    return (
+        f"the median step took {step_time_s:.4g} s, and the formulas give it at least {least_s:.4g} s, "
+        f"{least_s / step_time_s:.2f} times as long"
+    )
+
+
+def at_best(machine: Machine) -> Machine:
+    """Return the machine without what makes one training code, host or library slower than another."""
+    software = replace(
+        machine.software,
+        wide_gradients=False,
+        fused_kernels=True,
+        dropout=False,
+        overlaps_unsharded=True,
+        gradient_overlap=1.0,
+        host_layer_s=0.0,
+        host_collective_s=0.0,
+    )
+    efficiencies = replace(machine.efficiencies, **dict.fromkeys(LOSSES, 0.0))
+    efficiencies = replace(efficiencies, fused_attention_forward=1.0, fused_attention_backward=1.0)
+    return replace(machine, software=software, efficiencies=efficiencies, attention_scale=1.0)

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from frontrunner.evaluators.analytic.accuracy_bounds import Trust, trust_in
-from frontrunner.evaluators.analytic.estimates import Estimate, EstimateTable, estimate_many, plan, why_nothing_legal
+from frontrunner.evaluators.analytic.estimates import Estimate, estimate_many, plan, why_none
+from frontrunner.evaluators.analytic.step import TRAFFIC
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import DIMENSIONS, RECOMPUTES, Choice, Recipe
@@ -25,7 +24,7 @@ TILES = {"loss_chunks": 8, "feed_forward_tiles": 4}
 
 ONE_COPY, PLAIN, OFFLOAD = "one copy", "plain data parallel", "offloaded ZeRO-3"
 
-TRAFFIC = ("tensor_parallel", "context_parallel", "pipeline_transfer", "data_parallel")
+Choices = dict[str, tuple[Choice, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,21 +64,22 @@ class OneCopy:
     @property
     def state_bytes(self) -> int:
         """Parameters, gradients and optimizer."""
-        return _sum(self.whole, "parameters", "gradients", "optimizer")
+        parts = self.whole.memory_parts_bytes
+        return int(parts["parameters"] + parts["gradients"] + parts["optimizer"])
 
     @property
     def activation_bytes_whole(self) -> int:
         """Activations, logits and what a layer needs while it runs, of one sequence."""
-        return _sum(self.whole, "activations", "logits", "working")
+        return _activation_bytes(self.whole)
 
     @property
     def activation_bytes_recomputed(self) -> int:
         """The same where each layer is run again."""
-        return _sum(self.recomputed, "activations", "logits", "working")
+        return _activation_bytes(self.recomputed)
 
 
-def _sum(found: Estimate, *names: str) -> int:
-    return int(sum(found.memory_parts_bytes[name] for name in names))
+def _activation_bytes(found: Estimate) -> int:
+    return int(sum(found.memory_parts_bytes[name] for name in ("activations", "logits", "working")))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,16 +130,16 @@ def advise(space: Space, problem: Problem) -> Advice:
 
     The layouts are tried whatever `space` lists: it only decides how the recipe is named in its file.
     """
-    cluster = problem.cluster
+    cluster, own = problem.cluster, space.dimensions(problem.cluster)
     alone = layouts(problem, 1)
     node = layouts(problem, cluster.devices_per_node) if cluster.nodes > 1 and cluster.devices_per_node > 1 else ()
     everything = layouts(problem, cluster.devices) if cluster.devices > 1 else alone
     chosen = choose(everything)
-    found = chosen.estimate if chosen is not None else None
-    own = space.dimensions(cluster)
-    choices = {} if chosen is None else _named_by(own, chosen)
-    estimates = [layout.estimate for layout in (*alone, *node, *everything) if layout.estimate is not None]
-    trust = trust_in(list(dict.fromkeys(estimate.recipe for estimate in estimates)), problem)
+    recipes = {one.estimate.recipe: None for one in (*alone, *node, *everything) if one.estimate is not None}
+    trust, choices, tiling = trust_in(list(recipes), problem), dict[str, Choice](), None
+    if chosen is not None and (found := chosen.estimate) is not None:
+        trust = replace(trust, expected_error=found.expected_error)
+        choices, tiling = _named_by(own, chosen, found.recipe), _tiling(found, problem)
     return Advice(
         problem=problem,
         one_copy=_one_copy(problem),
@@ -149,8 +149,8 @@ def advise(space: Space, problem: Problem) -> Advice:
         chosen=chosen,
         choices=choices,
         lacking={key: value for key, value in choices.items() if value not in own[key]},
-        tiling=None if found is None else _tiling(found, problem),
-        trust=trust if found is None else replace(trust, expected_error=found.expected_error),
+        tiling=tiling,
+        trust=trust,
     )
 
 
@@ -168,59 +168,56 @@ def layouts(problem: Problem, devices: int) -> tuple[ParallelLayout, ...]:
     base: dict[str, Any] = {"devices": (devices,), "micro_batch_seqs": micro, "recompute": RECOMPUTES}
     return tuple(
         _layout(name, about, Space(**base | choices), fixed)
-        for name, about, choices in _table(problem, devices)
+        for name, (about, choices) in _table(problem, devices).items()
         if all(choices.values())
     )
 
 
-def _table(problem: Problem, devices: int) -> tuple[tuple[str, str, dict[str, tuple[Choice, ...]]], ...]:
-    """Return the layouts with what they do and their choices; one with an empty choice has no room."""
-    tiled: dict[str, tuple[Choice, ...]] = {name: (pieces,) for name, pieces in TILES.items()}
+def _table(problem: Problem, devices: int) -> dict[str, tuple[str, Choices]]:
+    """Return what each layout does and its choices; one with an empty choice has no room."""
+    tiled: Choices = {name: (pieces,) for name, pieces in TILES.items()}
     if devices == 1:
-        return (
-            (ONE_COPY, "no parallelism", {}),
-            ("one copy, tiled", "sequences in pieces, so that few activations are alive", tiled),
-        )
+        return {
+            ONE_COPY: ("no parallelism", {}),
+            "one copy, tiled": ("sequences in pieces, so that few activations are alive", tiled),
+        }
     per_node = min(devices, problem.cluster.devices_per_node)
     hybrid = (f"hybrid-{per_node}",) if 1 < per_node < devices else ()
     ways = tuple(ways for ways in divisors(per_node) if ways > 1)
-    some = ("none", "zero-1", "zero-3")
-    pipeline: dict[str, tuple[Choice, ...]] = {
+    some: tuple[Choice, ...] = ("none", "zero-1", "zero-3")
+    zero_3: tuple[Choice, ...] = ("zero-3",)
+    pipeline: Choices = {
         "pipeline_parallel": tuple(ranks for ranks in divisors(devices) if 1 < ranks <= problem.model.layers),
-        "schedule": ("1f1b", "interleaved-1f1b"),
-        "virtual_stages": (1, 2),
-        "sharding": ("none", "zero-1"),
-    }
-    zero_3: dict[str, tuple[Choice, ...]] = {"sharding": ("zero-3",)}
-    return (
-        (PLAIN, "each device holds a whole copy; only gradients travel, once per step", {}),
-        ("ZeRO-1", "optimizer states are sharded", {"sharding": ("zero-1",)}),
-        ("ZeRO-2", "gradients and optimizer states are sharded", {"sharding": ("zero-2",)}),
-        ("ZeRO-3 (FSDP)", "parameters are sharded too, and gathered layer by layer", zero_3),
-        ("ZeRO-3 within nodes", "as ZeRO-3; parameters never leave the node", {"sharding": hybrid}),
-        (
-            "tensor parallel",
+        "schedule": ("1f1b", "interleaved-1f1b"), "virtual_stages": (1, 2), "sharding": ("none", "zero-1"),
+    }  # fmt: skip
+    return {
+        PLAIN: ("each device holds a whole copy; only gradients travel, once per step", {}),
+        "ZeRO-1": ("optimizer states are sharded", {"sharding": ("zero-1",)}),
+        "ZeRO-2": ("gradients and optimizer states are sharded", {"sharding": ("zero-2",)}),
+        "ZeRO-3 (FSDP)": ("parameters are sharded too, and gathered layer by layer", {"sharding": zero_3}),
+        "ZeRO-3 within nodes": ("as ZeRO-3; parameters never leave the node", {"sharding": hybrid}),
+        "tensor parallel": (
             "a node's devices share each layer's matrices, which divides states and activations",
             {"tensor_parallel": ways, "sharding": some, "sequence_parallel": (False, True)},
         ),
-        (
-            "context parallel",
+        "context parallel": (
             "a node's devices share each sequence, which divides activations only",
             {"context_parallel": ways, "sharding": some},
         ),
-        (
-            "pipeline",
-            "each device holds some of the layers and passes activations on: little traffic",
-            pipeline,
-        ),
-        (
-            "tensor x pipeline (3D)",
+        "pipeline": ("each device holds some of the layers and passes activations on: little traffic", pipeline),
+        "tensor x pipeline (3D)": (
             "layers are shared within nodes and passed on between nodes, where links are slow",
             pipeline | {"tensor_parallel": ways, "sequence_parallel": (True,)},
         ),
-        ("tiled ZeRO-3", "as ZeRO-3, with sequences in pieces, so that few activations are alive", zero_3 | tiled),
-        (OFFLOAD, "as ZeRO-3, with the shards in the host's memory", zero_3 | {"offload": ("optimizer+parameters",)}),
-    )
+        "tiled ZeRO-3": (
+            "as ZeRO-3, with sequences in pieces, so that few activations are alive",
+            {"sharding": zero_3} | tiled,
+        ),
+        OFFLOAD: (
+            "as ZeRO-3, with the shards in the host's memory",
+            {"sharding": zero_3, "offload": ("optimizer+parameters",)},
+        ),
+    }
 
 
 def one_batch(batch: GlobalBatch, devices: int) -> GlobalBatch:
@@ -239,51 +236,37 @@ def divisors(number: int) -> list[int]:
 def _layout(name: str, about: str, space: Space, problem: Problem) -> ParallelLayout:
     survey = space.survey(problem)
     found = plan(survey.recipes, problem)
-    best = found.table[_recommended(found.table)] if len(found.table) else None
-    reason = None
-    if not survey.recipes:
-        _, reason = why_nothing_legal(survey)
-    elif best is None:
-        reason = f"not estimated: the formulas do not know {', '.join(found.not_modelled)}"
-    point = survey.points_by_recipe[best.recipe] if best else ()
+    table, best, choices = found.table, None, dict[str, Choice]()
+    if len(table):
+        limit = (1 - MARGIN) * found.memory_limit_bytes
+        roomy = table.order[table.peak_memory_bytes[table.order] <= limit]
+        best = table[int((roomy if len(roomy) else table.order)[0])]
+        choices = dict(zip(survey.dimensions, survey.points_by_recipe[best.recipe], strict=False))
     return ParallelLayout(
         name=name,
         devices=space.devices[0],
         legal=found.legal,
         estimate=best,
-        choices=dict(zip(survey.dimensions, point, strict=False)),
-        reason=reason,
+        choices=choices,
+        reason=None if best else why_none(survey, found),
         about=about,
     )
 
 
-def _recommended(table: EstimateTable) -> int:
-    """Return the row of a layout's recipe; see `ParallelLayout`."""
-    limit = table.problem.cluster.memory_bytes_per_device
-    roomy = np.flatnonzero(table.peak_memory_bytes[table.order] <= (1 - MARGIN) * limit)
-    return int(table.order[roomy[0] if len(roomy) else 0])
-
-
-def _named_by(own: Mapping[str, tuple[Choice, ...]], layout: ParallelLayout) -> dict[str, Choice]:
+def _named_by(own: Mapping[str, tuple[Choice, ...]], layout: ParallelLayout, recipe: Recipe) -> dict[str, Choice]:
     """Return the choices that single the layout's recipe out of dimensions with more values, or with others."""
-    if layout.estimate is None:
-        return {}
-    recipe, wanted = layout.estimate.recipe, dict(layout.choices)
-    if "accumulation" in own:
-        wanted["accumulation"] = recipe.accumulation
+    wanted = dict(layout.choices) | ({"accumulation": recipe.accumulation} if "accumulation" in own else {})
     return {key: value for key, value in wanted.items() if own[key] != (value,) and DIMENSIONS[key].matters(recipe)}
 
 
 def _one_copy(problem: Problem) -> OneCopy | None:
     """Return one sequence at a time on one device; None where no rule lets a device hold a copy."""
-    batch = problem.global_batch.maximum
-    recipes = [
-        Recipe(devices=1, micro_batch_seqs=1, accumulation=batch, recompute=recompute) for recompute in ("none", "full")
-    ]
+    whole = Recipe(devices=1, micro_batch_seqs=1, accumulation=problem.global_batch.maximum)
+    recipes = [whole, replace(whole, recompute="full")]
     if any(why_illegal(recipe, problem) for recipe in recipes):
         return None
-    whole, recomputed = estimate_many(recipes, problem)
-    return OneCopy(whole=whole, recomputed=recomputed)
+    kept, recomputed = estimate_many(recipes, problem)
+    return OneCopy(whole=kept, recomputed=recomputed)
 
 
 def _tiling(found: Estimate, problem: Problem) -> Tiling | None:

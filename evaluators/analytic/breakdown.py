@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from frontrunner.evaluators.analytic.accuracy_bounds import Trust, trust_in
 from frontrunner.evaluators.analytic.estimates import Estimate, estimate_many, not_modelled
 from frontrunner.evaluators.analytic.machine import Machine
-from frontrunner.evaluators.analytic.memory import PeakMemory, memory_of_ranks
+from frontrunner.evaluators.analytic.memory import memory_of_ranks
 from frontrunner.evaluators.analytic.software import ENGINES
 from frontrunner.evaluators.analytic.step import busy_of_ranks
-from frontrunner.evaluators.analytic.workload import Rows, Workload
+from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.evaluators.probe.measure import rates
 from frontrunner.notebook import Displayed
 from frontrunner.spaces.document import recipe_id
@@ -122,33 +122,21 @@ def pipeline_ranks(recipe: Recipe, problem: Problem) -> tuple[PipelineRank, ...]
     """Return the ranks of the recipe's pipeline that differ, from the embedding to the head."""
     machine = Machine.of(problem.cluster, problem.precision, ENGINES[recipe.engine])
     work = Workload.of([recipe], problem)
+    if recipe.pipeline_parallel == 1:
+        holds = ("the whole model", "", "")
+    elif recipe.schedule in V_SHAPED_SCHEDULES:
+        holds = ("embedding, head", "layers", "")
+    else:
+        holds = ("embedding", "layers" if recipe.pipeline_parallel > 2 else "", "head")
     layers = (work.layers_first, work.layers_middle, work.layers_last)
-    sizes, busy = memory_of_ranks(machine, work), busy_of_ranks(machine, work)
+    ranks = zip(holds, layers, busy_of_ranks(machine, work), memory_of_ranks(machine, work), strict=True)
     return tuple(
         PipelineRank(
-            holds=holds,
-            layers=int(layers[place][0]),
-            busy_s=_only(busy[place]),
-            memory_parts_bytes=_parts(sizes[place]),
+            holds=held,
+            layers=int(count[0]),
+            busy_s=float(busy[0]),
+            memory_parts_bytes={name: float(np.ravel(size)[0]) for name, size in vars(memory).items()},
         )
-        for place, holds in enumerate(_places(recipe))
-        if holds
+        for held, count, busy, memory in ranks
+        if held
     )
-
-
-def _places(recipe: Recipe) -> tuple[str, str, str]:
-    """Return what the first rank, those between and the last hold; empty for those that the pipeline lacks."""
-    ranks = recipe.pipeline_parallel
-    if ranks == 1:
-        return "the whole model", "", ""
-    if recipe.schedule in V_SHAPED_SCHEDULES:
-        return "embedding, head", "layers", ""
-    return "embedding", "layers" if ranks > 2 else "", "head"
-
-
-def _parts(memory: PeakMemory) -> dict[str, float]:
-    return {field.name: _only(getattr(memory, field.name)) for field in fields(memory)}
-
-
-def _only(rows: Rows) -> float:
-    return float(np.ravel(rows)[0])

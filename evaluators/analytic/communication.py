@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from frontrunner.evaluators.analytic.machine import Machine
-from frontrunner.evaluators.analytic.memory import layer_activations
+from frontrunner.evaluators.analytic.memory import boundary_bytes, layer_activations
 from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
 
 LEAST_EXPOSED = 0.05
@@ -86,14 +86,12 @@ def tensor_reduce_s(machine: Machine, work: Workload) -> Rows:
     all-gather replace it: the same bytes (arXiv 2205.05198).
     """
     message = work.tokens * work.hidden * work.bytes_per_value
-    return ring_s(machine, message, group=work.tensor_parallel, stride=work.tensor_stride, passes=2)
+    return ring_s(machine, message, group=work.tensor_parallel, stride=work.strides["tp"], passes=2)
 
 
 def pipeline_transfer_s(machine: Machine, work: Workload) -> Rows:
     """Return the time to send activations to the next rank and their gradients back, per micro-batch."""
-    shards = np.where(work.sequence_parallel, work.tensor_parallel, 1.0)
-    message = work.tokens * work.hidden * work.bytes_per_value / shards
-    sent = 2 * point_to_point_s(machine, message, work.pipeline_stride)
+    sent = 2 * point_to_point_s(machine, boundary_bytes(work), work.strides["pp"])
     return np.where(work.pipeline_parallel > 1, sent, 0.0)
 
 
@@ -104,22 +102,17 @@ def exchanges_s(machine: Machine, work: Workload) -> Rows:
     full recompute; selective recompute keeps what was received (arXiv 2309.14509, decision 9). Context ranks are
     neighbors of each other's tensor-parallel ranks.
     """
-    if not (work.context_parallel > 1).any():
+    if not (work.sequence_ranks > 1).any():
         return np.zeros(1)
     query = work.hidden / work.tensor_parallel
-    inwards = work.tokens * work.bytes_per_value * (query + 2 * _sent_kv_width(work))
+    # At least one head of keys for each of the ranks that share a sequence.
+    keys = np.maximum(work.kv_hidden / work.tensor_parallel, work.sequence_ranks * work.hidden / work.heads)
+    inwards = work.tokens * work.bytes_per_value * (query + 2 * keys)
     outwards = work.tokens * work.bytes_per_value * query
-    group, stride = work.context_parallel, work.copy_stride
+    group, stride = work.sequence_ranks, work.strides["dp"]
     once = all_to_all_s(machine, inwards, group=group, stride=stride)
     once = once + all_to_all_s(machine, outwards, group=group, stride=stride)
     return np.where(work.recompute_full, 3.0, 2.0) * once
-
-
-def _sent_kv_width(work: Workload) -> Rows:
-    """Return how many values of a token's keys a rank sends: at least one head, and one per context rank."""
-    head = work.hidden / work.heads
-    held = np.maximum(work.kv_hidden / work.tensor_parallel, head)
-    return np.where(work.context_parallel > 1, np.maximum(held, work.context_parallel * head), held)
 
 
 def replicas_s(machine: Machine, work: Workload, parameters: Rows, forward: Rows, backward: Rows) -> Rows:
@@ -140,17 +133,17 @@ def replicas_s(machine: Machine, work: Workload, parameters: Rows, forward: Rows
     per_pass = np.where(work.sharding_parameters > 1, forward + backward, backward)
     exposed = np.maximum(each + repeated - overlap * per_pass, LEAST_EXPOSED * (each + repeated))
     last = np.where(work.reduces_each, 0.0, np.maximum(once - overlap * backward, LEAST_EXPOSED * once))
-    p, o, stride = work.sharding_parameters, work.sharding_optimizer, work.copy_stride
+    p, o, stride = work.sharding_parameters, work.sharding_optimizer, work.strides["dp"]
     weights = parameters * work.bytes_per_value
     published = ring_s(machine, weights / p, group=o / p, stride=stride * p, passes=1)
     return work.accumulation * exposed + last + published
 
 
 def _each_micro_batch(machine: Machine, work: Workload, parameters: Rows) -> Rows:
-    p, g, stride = work.sharding_parameters, work.sharding_gradients, work.copy_stride
+    p, g, stride = work.sharding_parameters, work.sharding_gradients, work.strides["dp"]
     weights = parameters * work.bytes_per_value
     gradients = parameters * machine.gradient_bytes(work.bytes_per_value)
-    layers = np.maximum(parameters * work.tensor_parallel / work.layer_matmul_parameters, 1)
+    layers = np.maximum(parameters / work.layer_share, 1)
     gathered = ring_s(machine, weights, group=p, stride=stride, passes=1, messages=layers)
     again = gathered
     if (work.secondary_partition > 1).any():
@@ -160,9 +153,9 @@ def _each_micro_batch(machine: Machine, work: Workload, parameters: Rows) -> Row
 
 
 def _once(machine: Machine, work: Workload, parameters: Rows) -> Rows:
-    g, o, stride = work.sharding_gradients, work.sharding_optimizer, work.copy_stride
+    g, o, stride = work.sharding_gradients, work.sharding_optimizer, work.strides["dp"]
     gradients = parameters * machine.gradient_bytes(work.bytes_per_value)
-    layers = machine.software.message_layers * work.layer_matmul_parameters / work.tensor_parallel
+    layers = machine.software.message_layers * work.layer_share
     messages = np.maximum(parameters / np.maximum(machine.software.message_elements, layers), 1.0)
     scatter = ring_s(machine, gradients / g, group=o / g, stride=stride * g, passes=1, messages=messages)
     copies = work.copies / o

@@ -56,12 +56,18 @@ def linear(machine: Machine, tokens: Rows, inputs: Rows, outputs: Rows, bytes_pe
 
 def layer(machine: Machine, work: Workload) -> Passes:
     """Return one transformer layer without communication, on one tensor-parallel rank, with gradients summed."""
-    done = attention_products(machine, work) + feed_forward_products(machine, work)
-    done = done + _attention(machine, work) + _elementwise(machine, work)
-    weights = work.layer_matmul_parameters / work.tensor_parallel
-    added = weights * (work.bytes_per_value + 2 * machine.gradient_bytes(work.bytes_per_value))
+    hidden, ways, size = work.hidden, work.tensor_parallel, work.bytes_per_value
+    query_key_value = linear(machine, work.tokens, hidden, (hidden + 2 * work.kv_hidden) / ways, size)
+    output = linear(machine, work.tokens, hidden / ways, hidden, size)
+    width = work.ffn_hidden / ways
+    up = linear(machine, work.tokens, hidden, (work.ffn_matrices - 1) * width, size)
+    feed_forward = up + linear(machine, work.tokens, width, hidden, size)
+    # Tiled, the feed-forward part runs forward once more.
+    again = np.where(work.feed_forward_tiles > 1, feed_forward.forward, 0.0)
+    done = query_key_value + output + feed_forward + _attention(machine, work) + _elementwise(machine, work)
+    added = work.layer_share * (work.bytes_per_value + 2 * machine.gradient_bytes(work.bytes_per_value))
     adding = np.where(work.accumulation > 1, added / machine.memory_bytes_per_s, 0.0)
-    return Passes(forward=done.forward, backward=done.backward + adding)
+    return Passes(forward=done.forward, backward=done.backward + again + adding)
 
 
 def recompute_s(machine: Machine, work: Workload, forward: Rows) -> Rows:
@@ -71,29 +77,13 @@ def recompute_s(machine: Machine, work: Workload, forward: Rows) -> Rows:
     return np.where(work.recompute_full, forward, selective)
 
 
-def attention_products(machine: Machine, work: Workload) -> Passes:
-    """Return query, key and value together, and the output projection."""
-    hidden, ways, size = work.hidden, work.tensor_parallel, work.bytes_per_value
-    inwards = linear(machine, work.tokens, hidden, (hidden + 2 * work.kv_hidden) / ways, size)
-    return inwards + linear(machine, work.tokens, hidden / ways, hidden, size)
-
-
-def feed_forward_products(machine: Machine, work: Workload) -> Passes:
-    """Return up (and gate together with it) and down; run forward once more where the feed-forward part is tiled."""
-    width, size = work.ffn_hidden / work.tensor_parallel, work.bytes_per_value
-    up = linear(machine, work.tokens, work.hidden, (work.ffn_matrices - 1) * width, size)
-    done = up + linear(machine, work.tokens, width, work.hidden, size)
-    again = np.where(work.feed_forward_tiles > 1, done.forward, 0.0)
-    return Passes(forward=done.forward, backward=done.backward + again)
-
-
 def _attention(machine: Machine, work: Workload) -> Passes:
     """Return scores, softmax and their product with the values: fused (arXiv 2307.08691), or one kernel each."""
     eff = machine.efficiencies
-    ways = work.tensor_parallel * work.context_parallel
-    flops = 4 * work.micro_batch_seqs * work.sequence_length**2 * work.hidden / ways
+    pairs = work.tokens * work.sequence_length / work.tensor_parallel
+    flops = 4 * pairs * work.hidden
     causal = flops / 2 / (machine.matmul_flops * machine.attention_scale)
-    scores = work.micro_batch_seqs * work.heads / ways * work.sequence_length**2 * work.bytes_per_value
+    scores = pairs * work.heads * work.bytes_per_value
     # How often scores are written and read: product, scale and softmax, dropout, product; the same backward.
     times = (6.5, 9.5) if machine.software.dropout else (4.0, 7.0)
     traffic = eff.scores * scores / machine.memory_bytes_per_s
@@ -116,8 +106,7 @@ def _elementwise(machine: Machine, work: Workload) -> Passes:
     Compiled, rotation and activation are one kernel each, and half as many kernels start (assumed).
     """
     eff, software = machine.efficiencies, machine.software
-    shards = np.where(work.sequence_parallel, work.tensor_parallel, 1.0)
-    between = (11.0 if software.dropout else 10.0) * work.hidden / shards
+    between = (11.0 if software.dropout else 10.0) * work.hidden / work.sequence_shards
     apart = 1.0 if software.fused_kernels else np.where(work.compile, 1.0, 2.0)
     inside = np.where(work.rotary, 2.0 + 2.0 * apart, 2.0) * (work.hidden + work.kv_hidden)
     inside = inside + np.where(work.ffn_matrices == 3, 2.0 + apart, 2.0) * work.ffn_hidden
@@ -142,7 +131,7 @@ def head(machine: Machine, work: Workload) -> Passes:
     gathered = np.zeros(1)
     if machine.software.splits_tables and not machine.software.sharded_logits:
         message = logits * work.bytes_per_value
-        gathered = ring_s(machine, message, group=work.tensor_parallel, stride=work.tensor_stride, passes=1)
+        gathered = ring_s(machine, message, group=work.tensor_parallel, stride=work.strides["tp"], passes=1)
     forward = projection.forward + (work.bytes_per_value + wide) * each_s + gathered
     backward = projection.backward + (work.bytes_per_value + np.minimum(wide, 12.0)) * each_s
     return Passes(forward=forward, backward=backward + np.where(work.loss_chunks > 1, forward, 0.0))

@@ -18,6 +18,7 @@ from frontrunner.evaluators.analytic.step import StepTime, step_time
 from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
 from frontrunner.evaluators.probe.measure import rates
 from frontrunner.spaces.document import recipe_id
+from frontrunner.spaces.pareto import pareto_front
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
@@ -74,6 +75,9 @@ class EstimateTable(Sequence[Estimate]):
     def __getitem__(self, row: int) -> Estimate:  # type: ignore[override]
         recipe, time_s = self.recipes[row], float(self.step_time_s[row])
         step_parts = {name: float(column[row]) for name, column in self.step_parts_s.items()}
+        waits = {name: seconds for name, seconds in step_parts.items() if name != "compute"}
+        longest = max(waits, key=lambda name: waits[name])
+        limit = longest if waits[longest] >= WORTH_NAMING * time_s else "compute"
         rate, fits = rates(recipe, self.problem, time_s), bool(self.fits[row])
         return Estimate(
             recipe_id=recipe_id(self.problem, recipe),
@@ -85,7 +89,7 @@ class EstimateTable(Sequence[Estimate]):
             peak_memory_bytes=int(self.peak_memory_bytes[row]),
             host_memory_bytes_per_rank=int(self.host_memory_bytes_per_rank[row]),
             fits=fits,
-            limit=_limit(step_parts, time_s) if fits else "memory",
+            limit=limit if fits else "memory",
             step_parts_s=step_parts,
             memory_parts_bytes={name: float(column[row]) for name, column in self.memory_parts_bytes.items()},
             unjudged=unvalidated(recipe),
@@ -95,12 +99,12 @@ class EstimateTable(Sequence[Estimate]):
     @cached_property
     def step_time_s(self) -> Rows:
         """The sums of the steps' parts."""
-        return _sum(self.step_parts_s)
+        return _total(self.step_parts_s)
 
     @cached_property
     def peak_memory_bytes(self) -> Rows:
         """The sums of the memory's parts, in whole bytes."""
-        return np.floor(_sum(self.memory_parts_bytes))
+        return np.floor(_total(self.memory_parts_bytes))
 
     @cached_property
     def tokens_per_s(self) -> Rows:
@@ -110,7 +114,7 @@ class EstimateTable(Sequence[Estimate]):
 
     @cached_property
     def fits(self) -> Flags:
-        """Whether the peak is at most a device's memory."""
+        """Whether each recipe's peak is at most a device's memory."""
         return self.peak_memory_bytes <= self.problem.cluster.memory_bytes_per_device
 
     @cached_property
@@ -124,13 +128,30 @@ class EstimateTable(Sequence[Estimate]):
         """The number of recipes that fit; their rows are the first of `order`."""
         return int(np.count_nonzero(self.fits))
 
-    def front(self) -> Iterator[int]:
-        """Yield the rows that fit and that no other beats in both speed and memory, fastest first."""
-        least = np.inf
-        for row in self.order[: self.fitting].tolist():
-            if self.peak_memory_bytes[row] < least:
-                least = self.peak_memory_bytes[row]
-                yield row
+
+def _total(parts: Mapping[str, Rows]) -> Rows:
+    found: Rows = np.sum(list(parts.values()), axis=0, dtype=np.float64)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownPlan:
+    """A plan as programs get it: without the estimates of all its recipes.
+
+    `fitting` of the `legal` recipes fit; `estimates` are the fastest of these, as many as requested, and `front`
+    those that no other beats in both speed and memory, both fastest first. `not_modelled` counts the legal recipes
+    that the formulas leave out, by reason. For `assumed`, `expected_error` and `remarks` see `Trust`.
+    """
+
+    legal: int
+    fitting: int
+    not_modelled: Mapping[str, int]
+    memory_limit_bytes: int
+    assumed: tuple[str, ...]
+    expected_error: float
+    remarks: tuple[str, ...]
+    estimates: tuple[Estimate, ...]
+    front: tuple[Estimate, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +172,7 @@ class Plan:
         """A device's memory."""
         return self.table.problem.cluster.memory_bytes_per_device
 
-    @cached_property
+    @property
     def estimates(self) -> tuple[Estimate, ...]:
         """All estimates: those that fit, fastest first, then the others, smallest first."""
         return tuple(self.table[row] for row in self.table.order.tolist())
@@ -160,22 +181,32 @@ class Plan:
         """Return the first `top` recipes that fit, fastest first."""
         return tuple(self.table[row] for row in self.table.order[: min(top, self.table.fitting)].tolist())
 
-    @property
-    def fitting(self) -> tuple[Estimate, ...]:
-        """The estimates of all recipes that fit, fastest first."""
-        return self.estimates[: self.table.fitting]
-
     @cached_property
     def front(self) -> tuple[Estimate, ...]:
         """The fitting recipes that no other beats in both speed and memory, fastest first."""
-        return tuple(self.table[row] for row in self.table.front())
+        rows = self.table.order[: self.table.fitting]
+        points = np.stack([self.table.tokens_per_s[rows], -self.table.peak_memory_bytes[rows]], axis=1).tolist()
+        return tuple(self.table[row] for row in rows[pareto_front(points)].tolist())
+
+    def shown(self, top: int) -> ShownPlan:
+        """Return the plan for programs, with its `top` fastest estimates."""
+        return ShownPlan(
+            legal=self.legal,
+            fitting=self.table.fitting,
+            not_modelled=self.not_modelled,
+            memory_limit_bytes=self.memory_limit_bytes,
+            assumed=self.trust.assumed,
+            expected_error=self.trust.expected_error,
+            remarks=self.trust.remarks,
+            estimates=self.fastest(top),
+            front=self.front,
+        )
 
 
 def plan(recipes: Sequence[Recipe], problem: Problem) -> Plan:
     """Estimate legal recipes of one problem."""
-    reasons = [not_modelled(recipe) for recipe in recipes]
-    known = [recipe for recipe, reason in zip(recipes, reasons, strict=True) if reason is None]
-    omitted = Counter(reason for reason in reasons if reason is not None)
+    known = [recipe for recipe in recipes if not_modelled(recipe) is None]
+    omitted = Counter(reason for recipe in recipes if (reason := not_modelled(recipe)))
     return Plan(table=estimate_many(known, problem), not_modelled=dict(omitted), trust=trust_in(known, problem))
 
 
@@ -184,24 +215,13 @@ def not_modelled(recipe: Recipe) -> str | None:
     return "offload to NVMe" if recipe.offload == "nvme" else None
 
 
-def why_nothing_legal(survey: Survey) -> tuple[int, str]:
-    """Return the commonest refusal of a survey without a legal recipe: how many points, and an example with numbers.
-
-    That schedules and virtual stages do not go together counts last: every space with both refuses half of them.
-    """
-    refusals = sorted(survey.refused_by_count(), key=lambda refusal: refusal[0] == "virtual-stages")
-    _, points, example = refusals[0]
-    return points, example
-
-
 def estimate_many(recipes: Sequence[Recipe], problem: Problem) -> EstimateTable:
     """Estimate recipes, in order; each must be one that the formulas know (`not_modelled`)."""
     times = {field.name: np.zeros(len(recipes)) for field in fields(StepTime)}
     sizes = {field.name: np.zeros(len(recipes)) for field in fields(PeakMemory)}
     on_host = np.zeros(len(recipes))
     for places, machine, work in blocks(recipes, problem):
-        step, memory = step_time(machine, work), peak_memory(machine, work)
-        for columns, parts in ((times, step), (sizes, memory)):
+        for columns, parts in ((times, step_time(machine, work)), (sizes, peak_memory(machine, work))):
             for name, column in columns.items():
                 column[places] = getattr(parts, name)
         on_host[places] = host_memory(machine, work, fullest_parameters(machine, work))
@@ -229,38 +249,19 @@ def blocks(
             yield places, machine, Workload.of([recipes[place] for place in places], problem)
 
 
-def _sum(parts: Mapping[str, Rows]) -> Rows:
-    found: Rows = np.sum(list(parts.values()), axis=0, dtype=np.float64)
-    return found
+def why_none(survey: Survey, found: Plan) -> str | None:
+    """Return why no recipe of a space is legal, known to the formulas, or small enough; None where one fits.
 
-
-def _limit(step_parts: Mapping[str, float], step_time_s: float) -> str:
-    """Return the largest part of a step other than computing, if it is worth naming."""
-    others = {name: seconds for name, seconds in step_parts.items() if name != "compute"}
-    largest = max(others, key=lambda name: others[name])
-    return largest if others[largest] >= WORTH_NAMING * step_time_s else "compute"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShownPlan:
-    """A plan as programs get it: without the estimates of all its recipes.
-
-    `fitting` of the `legal` recipes fit; `estimates` are the fastest of these, as many as requested, and `front`
-    those that no other beats in both speed and memory, both fastest first. `not_modelled` counts the legal recipes
-    that the formulas leave out, by reason. For `assumed`, `expected_error` and `remarks` see
-    `Trust`.
+    Of the refusals the commonest is named; that schedules and virtual stages do not go together counts last, since
+    every space with both refuses half of them for it.
     """
-
-    legal: int
-    fitting: int
-    not_modelled: Mapping[str, int]
-    memory_limit_bytes: int
-    assumed: tuple[str, ...]
-    expected_error: float
-    remarks: tuple[str, ...]
-    estimates: tuple[Estimate, ...]
-    front: tuple[Estimate, ...]
-
-    def fastest(self, top: int) -> tuple[Estimate, ...]:
-        """The first `top` recipes that fit, fastest first."""
-        return self.estimates[:top]
+    if not found.legal:
+        _, count, example = min(survey.refused_by_count(), key=lambda refusal: refusal[0] == "virtual-stages")
+        most = "" if count == survey.points else f", mostly ({count:,} of {survey.points:,} points)"
+        return f"nothing is legal{most}: {example}"
+    if not len(found.table):
+        return f"nothing is estimated: the formulas do not know {', '.join(found.not_modelled)}"
+    if found.table.fitting:
+        return None
+    smallest = found.table.peak_memory_bytes.min() / 2**30
+    return f"nothing fits: the smallest recipe needs {smallest:.2f} GiB of {found.memory_limit_bytes / 2**30:.2f}"

@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from frontrunner.evaluators.analytic.accuracy_bounds import unvalidated
 from frontrunner.evaluators.analytic.estimates import not_modelled
-from frontrunner.evaluators.analytic.machine import FITTED, SOFTWARE_CONSTANTS, Machine
+from frontrunner.evaluators.analytic.machine import BOUNDS, FITTED, SOFTWARE_CONSTANTS, Machine
 from frontrunner.evaluators.analytic.software import FRONTRUNNER, Software
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
@@ -22,26 +21,6 @@ from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 
 Bounds = Mapping[str, tuple[float, float]]
-
-BOUNDS: Bounds = {
-    "matmul": (0.3, 1.0),
-    "tile_waves": (0.0, 1.5),
-    "reduction_depth": (0.0, 600.0),
-    "memory": (0.3, 1.0),
-    "elementwise": (0.5, 6.0),
-    "scores": (0.5, 6.0),
-    "fused_attention_forward": (0.1, 1.0),
-    "fused_attention_backward": (0.1, 1.0),
-    "kernel_s": (1e-7, 1e-3),
-    "node_links": (0.1, 1.0),
-    "node_latency_s": (1e-6, 1e-2),
-    "network_links": (0.1, 1.0),
-    "network_latency_s": (1e-6, 1e-2),
-    "host_layer_s": (2e-5, 2e-2),
-    "host_collective_s": (0.0, 1e-2),
-    "gradient_overlap": (0.0, 1.0),
-}
-"""The range in which each constant is searched on any machine, CPUs included."""
 PULL = 0.03
 """What a whole range away from the start costs, against a root mean square error; assumed. Constants that the rows
 cannot distinguish stay where they were."""
@@ -143,7 +122,7 @@ class Samples:
 def samples_of_outcomes(outcomes: Sequence[tuple[Recipe, Outcome]], problem: Problem) -> Samples:
     """Return the measured recipes of a campaign, by the median of their steps."""
     refused: Counter[str] = Counter()
-    measured: list[tuple[Recipe, Measurement]] = []
+    kept: list[tuple[Recipe, float]] = []
     for recipe, outcome in outcomes:
         unknown = not_modelled(recipe) or next(iter(unvalidated(recipe)), None)
         if not isinstance(outcome, Measurement):
@@ -151,18 +130,16 @@ def samples_of_outcomes(outcomes: Sequence[tuple[Recipe, Outcome]], problem: Pro
         elif unknown:
             refused[f"no fit covers {unknown}"] += 1
         else:
-            measured.append((recipe, outcome))
-    if not measured:
-        return Samples(samples=(), refused=refused)
+            kept.append((recipe, outcome.step_time_s_median))
     sample = Sample(
         cluster=problem.cluster,
         precision=problem.precision,
         software=FRONTRUNNER,
-        work=Workload.of([recipe for recipe, _ in measured], problem),
-        step_time_s=np.array([outcome.step_time_s_median for _, outcome in measured]),
-        problems=("the campaign's",) * len(measured),
+        work=Workload.of([recipe for recipe, _ in kept], problem),
+        step_time_s=np.array([time_s for _, time_s in kept]),
+        problems=("the campaign's",) * len(kept),
     )
-    return Samples(samples=(sample,), refused=refused)
+    return Samples(samples=(sample,) if kept else (), refused=refused)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,37 +191,35 @@ def fit_steps(measured: Samples) -> StepFit:
     if measured.rows < FEWEST_ROWS:
         reasons = "; ".join(f"{count} x {reason}" for reason, count in measured.refused.items()) or "there are no more"
         raise InvalidInput(f"{measured.rows} rows can be fitted to, of at least {FEWEST_ROWS}: {reasons}")
-    times, parts, by_problem = measured.step_time_s, *_parts(measured.problems)
+    times, problems = measured.step_time_s, sorted(set(measured.problems))
+    # Each row is held back with the same part at every call.
+    by_problem = len(problems) >= FEWEST_PROBLEMS
+    places = [problems.index(one) for one in measured.problems] if by_problem else range(measured.rows)
+    parts = np.array(places) % min(FOLDS, len(problems) if by_problem else FOLDS)
     held_back = np.empty(measured.rows)
-    for part in range(parts.max() + 1):
+    for part in np.unique(parts):
         chosen = parts == part
         fitted, _ = _fit(measured, ~chosen)
         held_back[chosen] = measured.predicted_s(fitted)[chosen]
-    before = np.abs(measured.predicted_s({}) / times - 1)
-    after = np.abs(held_back / times - 1)
+    before, after = (np.abs(found / times - 1) for found in (measured.predicted_s({}), held_back))
     fitted, felt = _fit(measured, np.ones(measured.rows, dtype=bool))
-    start = _start(measured)
+    precisions = np.array([sample.precision for sample in measured.samples for _ in sample.problems])
+    by_precision = {name: float(after[precisions == name].mean()) for name in PRECISIONS if name in precisions}
     return StepFit(
         constants=tuple(
-            Constant(
-                name=name,
-                before=start[name],
-                after=fitted.get(name, start[name]),
-                rows=felt[name],
-                held=name not in fitted,
-            )
-            for name in BOUNDS
+            Constant(name=name, before=old, after=fitted.get(name, old), rows=felt[name], held=name not in fitted)
+            for name, old in _start(measured).items()
         ),
         rows=measured.rows,
         refused=measured.refused,
-        problems=len(set(measured.problems)),
+        problems=len(problems),
         by_problem=by_problem,
         folds=int(parts.max()) + 1,
         error_before=float(before.mean()),
         error_after=float(after.mean()),
         median_error_before=float(np.median(before)),
         median_error_after=float(np.median(after)),
-        expected_error=_by_precision(measured, after),
+        expected_error=ExpectedError(**by_precision),
     )
 
 
@@ -270,17 +245,3 @@ def _start(measured: Samples) -> dict[str, float]:
     """Return the constants as the first sample's cluster has them."""
     stated = measured.samples[0].cluster.efficiencies
     return {name: stated.get(name, shipped(name)) for name in BOUNDS}
-
-
-def _by_precision(measured: Samples, errors: Rows) -> ExpectedError:
-    precisions = np.array([sample.precision for sample in measured.samples for _ in sample.problems])
-    found = {name: errors[precisions == name] for name in PRECISIONS}
-    return ExpectedError(**{name: float(part.mean()) if len(part) else None for name, part in found.items()})
-
-
-def _parts(problems: Sequence[str]) -> tuple[npt.NDArray[np.intp], bool]:
-    """Return the part that each row is held back with, the same at every call, and whether parts are problems."""
-    names = sorted(set(problems))
-    if len(names) >= FEWEST_PROBLEMS:
-        return np.array([names.index(problem) % min(FOLDS, len(names)) for problem in problems]), True
-    return np.arange(len(problems)) % FOLDS, False

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.software import Software
+from frontrunner.evaluators.analytic.software import Software, fitted
 from frontrunner.evaluators.analytic.workload import Rows
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
@@ -33,34 +33,33 @@ class Efficiencies:
     protocol over NVLink and a network, by which it chooses algorithms (src/graph/tuning.cc, `hwLat`).
     """
 
-    matmul: float = 1.0
-    tile_waves: float = 0.54
-    reduction_depth: float = 148.0
-    memory: float = 0.844
-    elementwise: float = 1.83
-    scores: float = 1.19
-    fused_attention_forward: float = 0.5
-    fused_attention_backward: float = 0.4
-    kernel_s: float = 2.5e-6
-    node_links: float = 0.85
-    network_links: float = 0.858
-    node_latency_s: float = 21.3e-6
-    network_latency_s: float = 25.4e-6
+    matmul: float = fitted(1.0, 0.3, 1.0)
+    tile_waves: float = fitted(0.54, 0.0, 1.5)
+    reduction_depth: float = fitted(148.0, 0.0, 600.0)
+    memory: float = fitted(0.844, 0.3, 1.0)
+    elementwise: float = fitted(1.83, 0.5, 6.0)
+    scores: float = fitted(1.19, 0.5, 6.0)
+    fused_attention_forward: float = fitted(0.5, 0.1, 1.0)
+    fused_attention_backward: float = fitted(0.4, 0.1, 1.0)
+    kernel_s: float = fitted(2.5e-6, 1e-7, 1e-3)
+    node_links: float = fitted(0.85, 0.1, 1.0)
+    node_latency_s: float = fitted(21.3e-6, 1e-6, 1e-2)
+    network_links: float = fitted(0.858, 0.1, 1.0)
+    network_latency_s: float = fitted(25.4e-6, 1e-6, 1e-2)
     ring_node_hop_s: float = 3.4e-6
     ring_network_hop_s: float = 14e-6
 
 
 FITTED = Efficiencies()
 
-SOFTWARE_CONSTANTS = ("host_layer_s", "host_collective_s", "gradient_overlap")
+BOUNDS: Mapping[str, tuple[float, float]] = {
+    one.name: one.metadata["bounds"] for one in (*fields(Efficiencies), *fields(Software)) if "bounds" in one.metadata
+}
+"""The range in which a fit searches each constant."""
+SOFTWARE_CONSTANTS = tuple(one.name for one in fields(Software) if one.name in BOUNDS)
 """The constants of `Software` that are shares or times, and not read off its source."""
 EFFICIENCY_NAMES = (*(field.name for field in fields(Efficiencies)), *SOFTWARE_CONSTANTS)
 """The keys of `cluster.efficiencies`: constants that were fitted or measured on a cluster replace those that ship."""
-ABOVE_ZERO = frozenset(
-    {"matmul", "memory", "fused_attention_forward", "fused_attention_backward", "node_links", "network_links"}
-)
-"""Shares of a rate, by which something is divided."""
-SHARES = ABOVE_ZERO | {"gradient_overlap"}
 
 ATTENTION_SCALES = {"h100-80gb": 0.35 / 0.73, "h200-141gb": 0.35 / 0.73}
 """What the common fused attention kernel, FlashAttention-2, reaches of a device's peak, against A100, on which the
@@ -146,10 +145,11 @@ def check_efficiencies(table: Mapping[str, float]) -> None:
         key = f"cluster.efficiencies.{name}"
         if name not in EFFICIENCY_NAMES:
             raise InvalidInput(f"unknown key {key} = {value}", hint=did_you_mean(name, EFFICIENCY_NAMES))
-        if not (math.isfinite(value) and value >= 0) or (name in SHARES and value > 1):
-            raise bad_value(key, value, "a share of at most 1" if name in SHARES else "a number of at least 0")
-        if name in ABOVE_ZERO and value == 0:
-            raise bad_value(key, value, "a share above 0 and at most 1")
+        low, high = BOUNDS.get(name, (0.0, math.inf))
+        is_share, divides = high == 1, high == 1 and low > 0
+        if not (math.isfinite(value) and value >= 0) or (is_share and value > 1) or (divides and value == 0):
+            share = "a share above 0 and at most 1" if divides else "a share of at most 1"
+            raise bad_value(key, value, share if is_share else "a number of at least 0")
 
 
 def assumptions(cluster: Cluster, precision: str) -> tuple[str, ...]:

@@ -86,21 +86,23 @@ def _rank(
     inputs = np.where(work.pipeline_parallel > 1, in_flight * boundary_bytes(work), 0.0)
     activations = np.where(work.activation_offload, inputs, in_flight * layers * kept)
     logits = work.tokens * work.vocabulary / (work.tensor_parallel if software.sharded_logits else 1.0)
+    # Compiled in one piece the loss holds the logit and its gradient, and no fp32 copy.
+    fused = work.compile & (work.loss_chunks == 1)
+    loss = logits * np.where(fused, 2 * size, software.bytes_per_logit) / work.loss_chunks
+    loss = np.where(has_head, loss, 0.0)
     # In fp32 the trained parameters are those of the computation, unless these are gathered copies.
     apart = (size < 4) | (work.sharding_optimizer > work.sharding_parameters)
+    states = count * (2 * work.bytes_per_optimizer_state + np.where(apart, 4.0, 0.0)) / work.sharding_optimizer
+    # Where a layer runs again its activations are whole for a moment, in addition to what all layers keep.
+    again = work.recompute_full | work.recompute_selective | work.activation_offload
     parameters = _computed_with(machine, work, count)
-    loss = np.where(has_head, logits * _bytes_per_logit(machine, work) / work.loss_chunks, 0.0)
     return PeakMemory(
         parameters=parameters,
         gradients=_gradients(machine, work, count, in_flight=in_flight, freed=layers * kept + loss),
-        optimizer=np.where(
-            work.optimizer_on_host,
-            0.0,
-            count * (2 * work.bytes_per_optimizer_state + np.where(apart, 4.0, 0.0)) / work.sharding_optimizer,
-        ),
+        optimizer=np.where(work.optimizer_on_host, 0.0, states),
         activations=activations,
         logits=loss,
-        working=np.where(_runs_alone(work), 1.0, WORKING_SHARE) * whole,
+        working=np.where(again, 1.0, WORKING_SHARE) * whole,
         runtime=machine.runtime_bytes + software.fragmentation * (parameters + activations),
     )
 
@@ -110,8 +112,7 @@ def _computed_with(machine: Machine, work: Workload, count: Rows) -> Rows:
 
     Where parameters are sharded as far as the optimizer's states, those may be their only copy but for gathered layers.
     """
-    layer = work.layer_matmul_parameters / work.tensor_parallel
-    gathered = machine.software.gathered_layers * layer
+    gathered = machine.software.gathered_layers * work.layer_share
     p, o = work.sharding_parameters, work.sharding_optimizer
     shards = np.where((o > p) | (not machine.software.shards_only_masters), count / p, 0.0)
     shards = shards + np.where(work.secondary_partition > 1, count / work.secondary_partition, 0.0)
@@ -126,21 +127,16 @@ def _gradients(machine: Machine, work: Workload, count: Rows, *, in_flight: Rows
     Where they appear with a step's first backward pass, and all micro-batches are `in_flight` before it, the peak is
     before that pass, or after it, when the gradients are there and one micro-batch's `freed` bytes are gone.
     """
-    held = _kept_gradients(machine, work, count)
+    # Gradients that are reduced at each micro-batch go to an optimizer on the host.
+    whole = count * machine.gradient_bytes(work.bytes_per_value)
+    leave = work.parameters_on_host | (work.optimizer_on_host & (work.sharding_gradients > 1))
+    held = np.where(leave, 0.0, whole / work.sharding_gradients)
     reducing = _reducing(machine, work, count)
     if not machine.software.gradients_appear:
         return held + reducing
     shards = np.maximum(work.sharding_gradients, np.where(work.copies > 1, work.sharding_optimizer, 1.0))
-    alone = count * machine.gradient_bytes(work.bytes_per_value) / shards
-    later = np.where(work.accumulation == 1, np.minimum(alone, held), held) + reducing
+    later = np.where(work.accumulation == 1, np.minimum(whole / shards, held), held) + reducing
     return np.where(work.accumulation <= in_flight, np.maximum(later - freed, 0.0), held + reducing)
-
-
-def _kept_gradients(machine: Machine, work: Workload, count: Rows) -> Rows:
-    """Return gradients between micro-batches; those that are reduced at each go to an optimizer on the host."""
-    held = count * machine.gradient_bytes(work.bytes_per_value) / work.sharding_gradients
-    leave = work.parameters_on_host | (work.optimizer_on_host & (work.sharding_gradients > 1))
-    return np.where(leave, 0.0, held)
 
 
 def _reducing(machine: Machine, work: Workload, count: Rows) -> Rows:
@@ -150,29 +146,16 @@ def _reducing(machine: Machine, work: Workload, count: Rows) -> Rows:
     they find the activations gone, which took more.
     """
     once, each = machine.software.reduce_bytes
-    layer = work.layer_matmul_parameters / work.tensor_parallel
-    held = np.where(work.sharding_gradients > 1, each, once) * layer
+    held = np.where(work.sharding_gradients > 1, each, once) * work.layer_share
     bucket = 4 * np.minimum(machine.software.bucket_elements, count)
     held = np.where(work.sharding_parameters == 1, np.maximum(held, bucket), held)
     is_later = (work.pipeline_parallel > 1) & (work.sharding_gradients == 1)
     return np.where((work.copies > 1) & ~is_later, held, 0.0)
 
 
-def _bytes_per_logit(machine: Machine, work: Workload) -> Rows:
-    """Return what the loss holds per logit; compiled in one piece the logit and its gradient, and no fp32 copy."""
-    fused = work.compile & (work.loss_chunks == 1)
-    return np.where(fused, 2 * work.bytes_per_value, machine.software.bytes_per_logit)
-
-
-def _runs_alone(work: Workload) -> Flags:
-    """Return where a layer's activations are whole for a moment, in addition to what all layers keep."""
-    return work.recompute_full | work.recompute_selective | work.activation_offload
-
-
 def boundary_bytes(work: Workload) -> Rows:
     """Return the bytes of a layer's input, of one micro-batch on one rank."""
-    shards = np.where(work.sequence_parallel, work.tensor_parallel, 1.0)
-    return work.tokens * work.bytes_per_value * work.hidden / shards
+    return work.tokens * work.bytes_per_value * work.hidden / work.sequence_shards
 
 
 def layer_activations(machine: Machine, work: Workload) -> tuple[Rows, Rows]:
@@ -186,7 +169,7 @@ def layer_activations(machine: Machine, work: Workload) -> tuple[Rows, Rows]:
     Under context parallelism attention's outcome is kept before and after it is exchanged.
     """
     ways, size, software = work.tensor_parallel, work.bytes_per_value, machine.software
-    shards = np.where(work.sequence_parallel, ways, 1.0)
+    shards = work.sequence_shards
     between = (2 * size + (2 if software.dropout else 0)) * work.hidden
     gathered = 2 * size * work.hidden / (1.0 if software.keeps_gathered else shards)
     kept_apart = software.keeps_between_kernels and not software.fused_kernels
@@ -194,7 +177,7 @@ def layer_activations(machine: Machine, work: Workload) -> tuple[Rows, Rows]:
     rotated = np.where(work.rotary, apart, 0.0) * (work.hidden + work.kv_hidden)
     gated = np.where(work.ffn_matrices == 3, 3.0 + apart, 2.0) * work.ffn_hidden
     gated = np.where(work.feed_forward_tiles > 1, 0.0, gated)
-    exchanged = np.where(work.context_parallel > 1, work.hidden, 0.0)
+    exchanged = np.where(work.sequence_ranks > 1, work.hidden, 0.0)
     inside = size * (2 * work.hidden + 2 * work.kv_hidden + apart * work.hidden + rotated + gated + exchanged)
     scores = work.heads * work.sequence_length * (2 * size + (1 if software.dropout else 0))
     scores = np.where(work.fused_attention, 0.0, scores)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from frontrunner.evaluators.analytic.accuracy_bounds import Trust, trust_in
-from frontrunner.evaluators.analytic.estimates import Estimate, Plan, plan, why_nothing_legal
+from frontrunner.evaluators.analytic.estimates import Estimate, plan, why_none
 from frontrunner.spaces.cluster import MOST_DEVICES
 from frontrunner.spaces.errors import bad_value
 from frontrunner.spaces.problem import GlobalBatch, Problem
-from frontrunner.spaces.recipe import Recipe
-from frontrunner.spaces.space import DEGREES, Space, Survey
+from frontrunner.spaces.space import DEGREES, Space
 
 MOST_COUNTS = 32
 """Node counts of one table; each is a space to survey."""
@@ -46,10 +46,6 @@ class ScalingRow:
     def node_hours_per_billion_tokens(self) -> float | None:
         """Nodes * 1e9 / tokens_per_s / 3600."""
         return None if self.best is None else self.nodes * 1e9 / self.best.tokens_per_s / 3600
-
-
-Done = dict[tuple[int, GlobalBatch], ScalingRow]
-"""Rows that are known, by number of nodes and global batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,23 +99,17 @@ def scaling(space: Space, problem: Problem, nodes: Sequence[int]) -> Scaling:
     Raises `InvalidInput` for counts that cannot be used and for a space that cannot be surveyed.
     """
     counts = check_counts(nodes, problem.cluster.devices_per_node)
-    open_space = space.with_choices(devices=())
-    done: Done = {}
-    tables = []
-    for grows in (False, True):
-        rows = [_row(open_space, problem, count, done, grows=grows) for count in counts]
-        tables.append(_with_efficiency(rows))
+    judge = functools.cache(functools.partial(_row, space.with_choices(devices=()), problem))
+    strong = _with_efficiency([judge(count, problem.global_batch) for count in counts])
+    weak = _with_efficiency([judge(count, weak_batch(problem, count)) for count in counts])
+    best = dict.fromkeys(row.best.recipe for row in (*strong, *weak) if row.best is not None)
     return Scaling(
-        strong=tables[0],
-        weak=tables[1],
-        bounds=_bounds(space, (*tables[0], *tables[1])),
+        strong=strong,
+        weak=weak,
+        bounds=_bounds(space, (*strong, *weak)),
         devices_ignored=bool(space.devices),
-        trust=trust_in(_best(tables), replace(problem, cluster=replace(problem.cluster, nodes=counts[-1]))),
+        trust=trust_in(list(best), replace(problem, cluster=replace(problem.cluster, nodes=counts[-1]))),
     )
-
-
-def _best(tables: Sequence[Sequence[ScalingRow]]) -> list[Recipe]:
-    return list(dict.fromkeys(row.best.recipe for rows in tables for row in rows if row.best is not None))
 
 
 def weak_batch(problem: Problem, nodes: int) -> GlobalBatch | None:
@@ -130,51 +120,19 @@ def weak_batch(problem: Problem, nodes: int) -> GlobalBatch | None:
     return GlobalBatch(minimum=batch.minimum * nodes // own, maximum=batch.maximum * nodes // own)
 
 
-def _row(space: Space, problem: Problem, nodes: int, done: Done, *, grows: bool) -> ScalingRow:
-    """Return one count; `done` holds those of both tables, which agree on the problem's own number of nodes."""
-    batch = weak_batch(problem, nodes) if grows else problem.global_batch
+def _row(space: Space, problem: Problem, nodes: int, batch: GlobalBatch | None) -> ScalingRow:
+    cluster = replace(problem.cluster, nodes=nodes)
+    row = ScalingRow(
+        nodes=nodes, devices=cluster.devices, global_batch=batch, legal=0, fitting=0, best=None, reason=None,
+        efficiency=None,
+    )  # fmt: skip
     if batch is None:
         share = f"{problem.global_batch} sequences x {nodes} / {problem.cluster.nodes} nodes"
-        devices = nodes * problem.cluster.devices_per_node
-        return _without_recipe(nodes, devices, f"{share} is not a whole number of sequences")
-    if (nodes, batch) not in done:
-        here = replace(problem, cluster=replace(problem.cluster, nodes=nodes), global_batch=batch)
-        done[nodes, batch] = _judged(space, here)
-    return done[nodes, batch]
-
-
-def _judged(space: Space, problem: Problem) -> ScalingRow:
-    survey = space.survey(problem)
-    found = plan(survey.recipes, problem)
+        return replace(row, reason=f"{share} is not a whole number of sequences")
+    survey = space.survey(replace(problem, cluster=cluster, global_batch=batch))
+    found = plan(survey.recipes, survey.problem)
     best = next(iter(found.fastest(1)), None)
-    return ScalingRow(
-        nodes=problem.cluster.nodes,
-        devices=problem.cluster.devices,
-        global_batch=problem.global_batch,
-        legal=found.legal,
-        fitting=found.table.fitting,
-        best=best,
-        reason=_reason(survey, found) if best is None else None,
-        efficiency=None,
-    )
-
-
-def _without_recipe(nodes: int, devices: int, reason: str) -> ScalingRow:
-    return ScalingRow(
-        nodes=nodes, devices=devices, global_batch=None, legal=0, fitting=0, best=None, reason=reason, efficiency=None
-    )
-
-
-def _reason(survey: Survey, found: Plan) -> str:
-    """Return why no recipe is legal, known to the formulas, or small enough."""
-    if not found.legal:
-        count, example = why_nothing_legal(survey)
-        most = "" if count == survey.points else f", mostly ({count:,} of {survey.points:,} points)"
-        return f"nothing is legal{most}: {example}"
-    if not len(found.table):
-        return f"nothing is estimated: the formulas do not know {', '.join(found.not_modelled)}"
-    smallest = found.table.peak_memory_bytes.min() / 2**30
-    return f"nothing fits: the smallest recipe needs {smallest:.2f} GiB of {found.memory_limit_bytes / 2**30:.2f}"
+    return replace(row, legal=found.legal, fitting=found.table.fitting, best=best, reason=why_none(survey, found))
 
 
 def _with_efficiency(rows: Sequence[ScalingRow]) -> tuple[ScalingRow, ...]:
@@ -191,7 +149,7 @@ def _bounds(space: Space, rows: Sequence[ScalingRow]) -> tuple[Bound, ...]:
     found: list[Bound] = []
     for dimension in BOUNDING:
         largest = max(getattr(space, dimension))
-        best = [row for row in rows if row.best is not None and getattr(row.best.recipe, dimension) == largest]
-        if largest > 1 and best:
-            found.append(Bound(dimension=dimension, largest=largest, nodes=tuple(sorted({row.nodes for row in best}))))
+        nodes = {row.nodes for row in rows if row.best and getattr(row.best.recipe, dimension) == largest}
+        if largest > 1 and nodes:
+            found.append(Bound(dimension=dimension, largest=largest, nodes=tuple(sorted(nodes))))
     return tuple(found)

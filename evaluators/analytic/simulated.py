@@ -1,8 +1,8 @@
 """A simulated evaluator: instant outcomes from a rough cost formula, for rehearsals and tests of the driver.
 
-Its step times come from a roofline of the cluster's stated peak with a pipeline bubble
-and a charge for tensor parallelism; recipes whose states and activations exceed the device's memory fail as
-out of memory. Outcomes are a pure function of recipe, problem and seed.
+Its step times come from a roofline of the cluster's stated peak with a pipeline bubble and a charge for splitting
+layers; recipes whose states and activations exceed the device's memory fail as out of memory. Outcomes are a pure
+function of recipe, problem and seed.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from frontrunner.spaces.recipe import Recipe
 
 FALLBACK_PEAK_FLOPS = 1e14
 BEST_EFFICIENCY = 0.45
-TENSOR_PARALLEL_CHARGE = 0.08
-"""Share of a step lost each time the tensor-parallel degree doubles."""
-CONTEXT_PARALLEL_CHARGE = 0.04
-"""The same for the context-parallel degree, whose all-to-alls move less."""
+SPLIT_CHARGE = 0.08
+"""Share of a step lost each time the ranks that share a layer's work on one sequence double."""
 BYTES_PER_PARAMETER = (4, 4, 8)
 """Parameters, gradients and AdamW's two states in fp32."""
 ACTIVATION_BYTES_PER_TOKEN_AND_HIDDEN = 34
@@ -41,17 +39,17 @@ class Simulated(ImmediateEvaluator):
 def simulate(recipe: Recipe, setup: ProbeSetup) -> Measurement | Failure:
     """Return the simulated outcome of one recipe."""
     problem = setup.problem
-    memory = memory_bytes(recipe, problem)
-    limit = problem.cluster.memory_bytes_per_device
+    memory, limit = _memory_bytes(recipe, problem), problem.cluster.memory_bytes_per_device
     if memory > limit:
         return Failure(
             kind=FailureKind.OUT_OF_MEMORY,
             message=f"simulated: {memory / 2**30:.1f} GiB needed, {limit / 2**30:.1f} GiB per device",
             log_tail="simulated",
         )
-    step = step_time_s(recipe, problem)
-    noise = _noise(recipe, setup.seed)
-    times = tuple(step * (1 + 0.01 * noise * sign) for sign in (-1, 0, 1, 0.5, -0.5)[: setup.probe.measured_steps])
+    step = _step_time_s(recipe, problem)
+    digest = hashlib.sha256(f"{setup.seed} {recipe!r}".encode()).digest()
+    noise = 0.01 * int.from_bytes(digest[:8], "big") / 2**64
+    times = tuple(step * (1 + noise * sign) for sign in (-1, 0, 1, 0.5, -0.5)[: setup.probe.measured_steps])
     return measured_steps(
         recipe,
         problem,
@@ -62,35 +60,29 @@ def simulate(recipe: Recipe, setup: ProbeSetup) -> Measurement | Failure:
     )
 
 
-def step_time_s(recipe: Recipe, problem: Problem) -> float:
+def _step_time_s(recipe: Recipe, problem: Problem) -> float:
     """Return hardware FLOPs over peak and efficiency, times the bubble (m + p - 1) / m and costs of parallelism."""
-    tokens = tokens_per_step(recipe, problem)
-    flops = tokens * hardware_flops_per_token(recipe, problem)
+    flops = tokens_per_step(recipe, problem) * hardware_flops_per_token(recipe, problem)
     peak = problem.cluster.peak_flops(problem.precision) or FALLBACK_PEAK_FLOPS
     efficiency = BEST_EFFICIENCY * (1 - 0.3 / (recipe.micro_batch_seqs + 1))
     bubble = (recipe.accumulation + (recipe.pipeline_parallel - 1) / recipe.virtual_stages) / recipe.accumulation
-    kept = 1 - TENSOR_PARALLEL_CHARGE * (recipe.tensor_parallel - 1).bit_length()
-    kept *= 1 - CONTEXT_PARALLEL_CHARGE * (recipe.context_parallel - 1).bit_length()
+    kept = 1 - SPLIT_CHARGE * (_ranks_of_a_layer(recipe) - 1).bit_length()
     sharding = 1 + 0.02 * sum(degree > 1 for degree in recipe.sharding.degrees)
     return flops / (recipe.devices * peak * efficiency) * bubble * sharding / kept
 
 
-def memory_bytes(recipe: Recipe, problem: Problem) -> int:
+def _memory_bytes(recipe: Recipe, problem: Problem) -> int:
     """Return the states of one rank by sharding degrees, and the activations of the micro-batches in flight."""
     model = problem.model
     share = model.parameters / (recipe.tensor_parallel * recipe.pipeline_parallel)
-    states = sum(
-        share * size / degree for size, degree in zip(BYTES_PER_PARAMETER, recipe.sharding.degrees, strict=True)
-    )
+    sizes = zip(BYTES_PER_PARAMETER, recipe.sharding.degrees, strict=True)
     in_flight = min(recipe.accumulation, recipe.pipeline_parallel)
+    per_layer = problem.sequence_length * recipe.micro_batch_seqs * model.hidden / _ranks_of_a_layer(recipe)
+    per_layer *= 2 if recipe.recompute == "full" else ACTIVATION_BYTES_PER_TOKEN_AND_HIDDEN
     layers = model.layers / recipe.pipeline_parallel
-    positions = problem.sequence_length / recipe.context_parallel
-    per_layer = positions * recipe.micro_batch_seqs * model.hidden
-    per_layer *= 2 if recipe.recompute == "full" else ACTIVATION_BYTES_PER_TOKEN_AND_HIDDEN / recipe.tensor_parallel
-    return int(states + in_flight * layers * per_layer)
+    return int(sum(share * size / degree for size, degree in sizes) + in_flight * layers * per_layer)
 
 
-def _noise(recipe: Recipe, seed: int) -> float:
-    """Return a number in [0, 1) that depends only on the recipe and the seed."""
-    digest = hashlib.sha256(f"{seed} {recipe!r}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") / 2**64
+def _ranks_of_a_layer(recipe: Recipe) -> int:
+    """Return how many ranks share a layer's work on one sequence."""
+    return recipe.devices // (recipe.pipeline_parallel * recipe.data_parallel)

@@ -1,7 +1,8 @@
-"""The time of an optimizer step: the pipeline's ranks, the replicas' traffic, the optimizer."""
+"""The time of an optimizer step: the pipeline's ranks and bubble, the replicas' traffic, the optimizer."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +17,7 @@ from frontrunner.evaluators.analytic.communication import (
 )
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import fullest_parameters
-from frontrunner.evaluators.analytic.schedules import bubble_s, share_left
-from frontrunner.evaluators.analytic.workload import Parts, Rows, Workload, number
+from frontrunner.evaluators.analytic.workload import Flags, Parts, Rows, Workload, number
 
 WEIGHTS_SHARE = 0.5
 """Of a layer's backward pass, what the gradients of its weights take; exact for products, assumed for attention."""
@@ -42,6 +42,10 @@ class StepTime(Parts):
     data_parallel: Rows
     host_transfer: Rows
     optimizer: Rows
+
+
+TRAFFIC = ("tensor_parallel", "context_parallel", "pipeline_transfer", "data_parallel")
+"""The parts of a step that wait for other devices' data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,23 +132,69 @@ def _layer(machine: Machine, work: Workload) -> _Layer:
     software = machine.software
     exchanges = exchanges_s(machine, work)
     issued = np.where(work.tensor_parallel > 1, np.where(work.sequence_parallel, 4.0, 2.0), 0.0)
-    issued = issued + np.where(work.context_parallel > 1, 2.0, 0.0)
+    issued = issued + np.where(work.sequence_ranks > 1, 2.0, 0.0)
     host = software.host_layer_s * np.where(work.compile, COMPILED_HOST_SHARE, 1.0)
     host = host + issued * software.host_collective_s - 2 * reduces
+    # Of a reduce-scatter and all-gather, selective recompute that keeps products repeats the all-gather alone.
+    selective = np.where(work.sequence_parallel, 1.0, 2.0) if software.selective_keeps_products else 0.0
+    again = np.where(work.recompute_full, 2.0, np.where(work.recompute_selective, selective, 0.0))
     forward, backward = np.maximum(passes.forward, host), np.maximum(passes.backward, host)
     return _Layer(
         forward=forward,
         backward=backward,
         recompute=compute.recompute_s(machine, work, forward),
-        traffic=(4.0 + _again(machine, work)) * reduces,
+        traffic=(4.0 + again) * reduces,
         exchanges=exchanges,
     )
 
 
-def _again(machine: Machine, work: Workload) -> Rows:
-    """Return the all-reduces that recompute repeats.
+# Bubbles: closed forms over equal stages, in seconds of the slowest rank. One of its chunks takes `forward`, `backward`
+# for the gradients of its input and `weights` for those of its weights; p ranks, m micro-batches. They were found by
+# simulating the orders of operations that torch's schedules run, and a test holds them to those orders
+# (tests/unit/test_analytic_schedules.py). The schedules are those of arXiv 2401.10241 and of DeepSeek's DualPipeV.
+# 1F1B, GPipe and their interleaved variants wait exactly (p - 1) (forward + backward + weights).
 
-    Of a reduce-scatter and all-gather, selective recompute that keeps products repeats the all-gather alone.
+
+def bubble_s(work: Workload, *, slowest: Rows, through: Rows, left: Rows | float = 1.0) -> Rows:
+    """Return the time that the slowest rank waits; a micro-batch takes it `slowest`, and all ranks in turn `through`.
+
+    Before its first and after its last micro-batch the others have one each: through - slowest. Exact for 1F1B and
+    GPipe over equal ranks and for 1F1B where the last rank is slowest, too long by a part of the first rank's forward
+    passes where that is; virtual stages divide it (arXiv 2104.04473, section 2.2). `left` is the share that is left
+    where the backward pass is split.
     """
-    selective = np.where(work.sequence_parallel, 1.0, 2.0) if machine.software.selective_keeps_products else 0.0
-    return np.where(work.recompute_full, 2.0, np.where(work.recompute_selective, selective, 0.0))
+    return np.where(work.pipeline_parallel > 1, (through - slowest) * left / work.virtual_stages, 0.0)
+
+
+def interleaved(p: Rows, *, forward: Rows, backward: Rows, weights: Rows) -> Rows:
+    """Return (p - 1) max(forward, backward, forward + backward - weights); exact for m of at least p."""
+    return (p - 1) * np.maximum(np.maximum(forward, backward), forward + backward - weights)
+
+
+def v_shaped(p: Rows, m: Rows, *, forward: Rows, backward: Rows, weights: Rows) -> Rows:
+    """Return (p - 1) max(forward, backward, 2 (backward - weights)), and what fewer than 2 p micro-batches leave.
+
+    Exact for m of at least 2 p where backward is at least forward, else within a tenth; a quarter with fewer.
+    """
+    steady = (p - 1) * np.maximum(np.maximum(forward, backward), 2 * (backward - weights))
+    starved = 2 * p * (forward + backward) - 2 * m * forward - 2 * backward
+    return np.where(m < 2 * p, np.maximum(steady, starved), steady)
+
+
+def dual(p: Rows, *, forward: Rows, backward: Rows, weights: Rows) -> Rows:
+    """Return max((p - 1) max(forward, forward + backward - weights), (p - 1) (2 backward - weights) - forward).
+
+    Exact for m of at least 2 p, which DualPipeV needs.
+    """
+    filling = (p - 1) * np.maximum(forward, forward + backward - weights)
+    return np.maximum(filling, (p - 1) * (2 * backward - weights) - forward)
+
+
+def share_left(p: Rows, m: Rows, parts: Mapping[str, Rows], *, is_v_shaped: Flags, is_dual: Flags) -> Rows:
+    """Return the bubble of a schedule that splits the backward pass over that of one that does not; 1 for one rank.
+
+    `parts` are the seconds named forward, backward and weights.
+    """
+    split = np.where(is_dual, dual(p, **parts), np.where(is_v_shaped, v_shaped(p, m, **parts), interleaved(p, **parts)))
+    whole = (p - 1) * (parts["forward"] + parts["backward"] + parts["weights"])
+    return np.divide(split, whole, out=np.ones(np.broadcast(split, whole).shape), where=whole > 0)

@@ -6,6 +6,7 @@ Every formula of the analytic model is written once, over these arrays; one reci
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
@@ -20,13 +21,6 @@ from frontrunner.spaces.stages import even_layers, rank_of_stage
 
 Rows = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
-
-STANDS_BEFORE = {
-    (inner, outer): np.array([order.index(inner) < order.index(outer) for order in RANK_ORDERS])
-    for inner in ("tp", "dp", "pp")
-    for outer in ("tp", "dp", "pp")
-}
-"""For each of `RANK_ORDERS`, whether the one kind of groups is numbered within the other."""
 
 BYTES_PER_VALUE = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 
@@ -108,8 +102,18 @@ class Workload:
     @classmethod
     def of(cls, recipes: Sequence[Recipe], problem: Problem) -> Workload:
         """Return the recipes of one problem, in order."""
-        columns = _model_columns(problem)
-        held = np.array([_layers_of_ends(recipe, problem.model.layers) for recipe in recipes], dtype=np.float64)
+        model = problem.model
+        columns: dict[str, Any] = {
+            "vocabulary": number(model.padded_vocabulary),
+            "sequence_length": number(problem.sequence_length),
+            "tied_embeddings": flag(value=model.tied_embeddings),
+            "rotary": flag(value=model.positions == "rotary"),
+            "fused_attention": flag(value=model.attention == "flash"),
+            "bytes_per_value": number(BYTES_PER_VALUE[problem.precision]),
+        }
+        for name in ("layers", "hidden", "heads", "kv_hidden", "ffn_hidden", "ffn_matrices"):
+            columns[name] = number(getattr(model, name))
+        held = np.array([_layers_of_ends(recipe, model.layers) for recipe in recipes], dtype=np.float64)
         columns |= zip(("layers_first", "layers_middle", "layers_last"), held.reshape(-1, 3).T, strict=True)
         for name, dtype in ((column.name, _DTYPES[column.type]) for column in fields(cls)):
             if name not in columns:
@@ -127,31 +131,33 @@ class Workload:
         return self.data_parallel * self.context_parallel
 
     @property
+    def sequence_ranks(self) -> Rows:
+        """The ranks that share each sequence of a replica, as neighbors among the copies."""
+        return self.context_parallel
+
+    @property
+    def sequence_shards(self) -> Rows:
+        """The tensor-parallel ranks that share what lies between the blocks: all under sequence parallelism, or one."""
+        return np.where(self.sequence_parallel, self.tensor_parallel, 1.0)
+
+    @property
+    def layer_share(self) -> Rows:
+        """layer_matmul_parameters / tensor_parallel: one rank's parameters of a layer."""
+        return self.layer_matmul_parameters / self.tensor_parallel
+
+    @property
     def uses_host(self) -> bool:
         """Whether any row keeps something in the host's memory."""
         return bool(self.activation_offload.any() or self.optimizer_on_host.any())
 
     @functools.cached_property
-    def tensor_stride(self) -> Rows:
-        """The distance in ranks from one tensor-parallel rank to the next."""
-        return self._stride("tp")
-
-    @functools.cached_property
-    def copy_stride(self) -> Rows:
-        """The distance between neighbors among the ranks that hold the same part of the model."""
-        return self._stride("dp")
-
-    @functools.cached_property
-    def pipeline_stride(self) -> Rows:
-        """The distance between neighboring ranks of a pipeline."""
-        return self._stride("pp")
-
-    def _stride(self, name: str) -> Rows:
-        """Return the product of the sizes of the groups that are numbered within this kind."""
+    def strides(self) -> Mapping[str, Rows]:
+        """The distances in ranks between neighbors of a group, as `Recipe.rank_strides`."""
         sizes = {"tp": self.tensor_parallel, "dp": self.copies, "pp": self.pipeline_parallel}
-        order = self.rank_order.astype(np.intp)
-        inner = (np.where(STANDS_BEFORE[other, name][order], sizes[other], 1.0) for other in sizes)
-        return functools.reduce(np.multiply, inner, number(1))
+        found = {name: number(1) for name in sizes}
+        for (inner, outer), is_inner in _IS_WITHIN.items():
+            found[outer] = found[outer] * np.where(is_inner[self.rank_order.astype(np.intp)], sizes[inner], 1.0)
+        return found
 
     @property
     def layer_matmul_parameters(self) -> Rows:
@@ -164,19 +170,11 @@ class Workload:
         return Workload(**{name: c if c.size == 1 else c[chosen] for name, c in columns.items()})
 
 
-def _model_columns(problem: Problem) -> dict[str, Any]:
-    model = problem.model
-    same = ("layers", "hidden", "heads", "kv_hidden", "ffn_hidden", "ffn_matrices")
-    return {name: number(getattr(model, name)) for name in same} | {
-        "vocabulary": number(model.padded_vocabulary),
-        "sequence_length": number(problem.sequence_length),
-        "tied_embeddings": flag(value=model.tied_embeddings),
-        "rotary": flag(value=model.positions == "rotary"),
-        "fused_attention": flag(value=model.attention == "flash"),
-        "bytes_per_value": number(BYTES_PER_VALUE[problem.precision]),
-    }
-
-
+_IS_WITHIN = {
+    (inner, outer): np.array([order.index(inner) < order.index(outer) for order in RANK_ORDERS])
+    for inner, outer in itertools.permutations(("tp", "dp", "pp"), 2)
+}
+"""For each of `RANK_ORDERS`, whether the one kind of groups is numbered within the other."""
 _DTYPES: Mapping[Any, type] = {"Rows": np.float64, "Flags": np.bool_}
 _FROM_RECIPE: Mapping[str, Callable[[Recipe], float]] = {
     "sharding_parameters": attrgetter("sharding.parameters"),

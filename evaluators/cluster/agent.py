@@ -1,9 +1,9 @@
 """Node agent: one process per node, started by the site's launcher, which runs that node's ranks of one step.
 
 Its fork server imports torch once and forks the ranks, which end with the server, as the server ends with the agent.
-The agent ends them all when the driver cancels the step or misses its heartbeat, when a rank on this or another node
-has failed and the others have had their time to report, when the step's deadline has passed, and when it is ended by a
-signal. Only files connect it to the driver: see `step.py`. It does not need the libraries of store and searches.
+The agent ends them all when the driver cancels the step (a rank has failed, a deadline has passed) or misses its
+heartbeat, and when it is ended by a signal. Only files connect it to the driver: see `step.py`. It does not need the
+libraries of store and searches.
 
     python -P -m frontrunner.evaluators.cluster.agent STEP.json
 """
@@ -14,67 +14,23 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from frontrunner.evaluators.cluster.environment import launched_rank
 from frontrunner.evaluators.cluster.step import LOOK_S, HeartbeatMonitor, NodeReport, Step, StepFolder
-from frontrunner.evaluators.probe.fork_client import ForkClient, RankExited, Ranks, RanksStarted, Report, ServerLost
-from frontrunner.evaluators.probe.processes import kernel_oom_kills, kill_rank, start_child
-from frontrunner.evaluators.probe.watch import KILL_GRACE_S, PEER_GRACE_S
+from frontrunner.evaluators.probe.fork_server import ForkClient, RankExited, RanksStarted, Report
+from frontrunner.evaluators.probe.processes import KILL_GRACE_S, kernel_oom_kills, kill_rank
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 
-AGENT = "frontrunner.evaluators.cluster.agent"
 POLL_S = 0.2
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-NODE_LIST = "PARSL_MPI_NODELIST"
-"""Variable with the nodes that Parsl has reserved for a task, with commas between them."""
-
-LAUNCH_COMMANDS: dict[str, tuple[str, ...]] = {
-    # Overlap: the driver may itself run in a step of the job. The agents of a failed step end by themselves.
-    "srun": (
-        *("srun", "--nodes", "{count}", "--ntasks", "{count}", "--ntasks-per-node", "1", "--nodelist", "{hosts}"),
-        *("--overlap", "--cpu-bind=none", "--mpi=none", "--kill-on-bad-exit=1"),
-    ),
-    "mpiexec": ("mpiexec", "-n", "{count}", "-ppn", "1", "-hosts", "{hosts}"),
-    "mpirun": ("mpirun", "-np", "{count}", "--map-by", "ppr:1:node", "--bind-to", "none", "--host", "{hosts}"),
-    "flux": (*("flux", "run", "-N", "{count}", "-n", "{count}", "--requires=hosts:{hosts}", "-o", "cpu-affinity=off"),),
-    "none": (),
-}
-"""How each launcher starts one process per node. None binds it to a part of its node, which all ranks share."""
-
-
-def launch_command(launcher: str, options: Sequence[str], nodes: Sequence[str], command: Sequence[str]) -> list[str]:
-    """Return the arguments that start `command` once on each of these nodes.
-
-    Raises ValueError for several nodes without a launcher, and for an unknown one.
-    """
-    if launcher not in LAUNCH_COMMANDS:
-        raise ValueError(f"unknown launcher {launcher!r}")
-    if launcher == "none":
-        if len(nodes) > 1:
-            raise ValueError(f"{len(nodes)} nodes need a launcher")
-        return list(command)
-    place = {"count": len(nodes), "hosts": ",".join(nodes)}
-    return [*(word.format(**place) for word in LAUNCH_COMMANDS[launcher]), *options, *command]
-
-
-def run_step(step: str, launcher: str, options: Sequence[str]) -> int:
-    """Run a step's agents to their end and return their launcher's exit status.
-
-    Parsl calls this in one of its workers, on the allocation's first node, with the step's nodes in the environment.
-    The launcher ends with the worker, and the agents with the launcher.
-    """
-    nodes = os.environ[NODE_LIST].split(",")
-    command = launch_command(launcher, options, nodes, [sys.executable, "-P", "-m", AGENT, step])
-    with (Path(step).parent / "launcher.log").open("ab") as log:
-        return start_child(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log).wait()
 
 
 class NodeAgent:
@@ -88,10 +44,8 @@ class NodeAgent:
         self._heartbeat = HeartbeatMonitor(Path(step.lifeline), silence_s=step.silence_s)
         self._pids: dict[int, int] = {}
         self._oom_kills_before = kernel_oom_kills()
-        self._began_s = self._looked_s = time.monotonic()
-        self._peers_failed_s: float | None = None
+        self._looked_s = time.monotonic()
         self._killed_s: float | None = None
-        self._is_over = False
 
     def interrupt(self, number: int, _: FrameType | None) -> None:
         """Note the signal that ends this agent; the loop does the rest."""
@@ -101,20 +55,18 @@ class NodeAgent:
         """Fork the ranks and stay until each has ended, or cannot be ended."""
         self._update()
         step, folder = self._step, self._folder
-        client = ForkClient(folder.node_log(self._report.node), step.environment, step.engines)
+        server = ForkClient(folder.node_log(self._report.node), step.environment, step.engines)
         try:
-            first, count = self._ranks[0], len(self._ranks)
-            ranks = Ranks(world_size=step.world_size, first=first, count=count, meeting=folder.path)
-            client.start(step.token, job=folder.path / "job.json", ranks=ranks, logs=folder.path)
+            server.start(step.token, job=folder.path / "job.json", world_size=step.world_size, ranks=self._ranks)
             while not self._has_ended():
-                for report in client.reports(POLL_S):
+                for report in server.reports(POLL_S):
                     self._handle(report)
                 if self._should_end():
                     self._kill_ranks()
         except FrontrunnerError as error:  # the fork server did not start
-            self._fail(error.message)
+            self._update(trouble=error.message)
         finally:
-            client.close()
+            server.close()
             if step.scratch is not None:
                 shutil.rmtree(step.scratch, ignore_errors=True)
             self._update(ended=True)
@@ -124,24 +76,12 @@ class NodeAgent:
             self._pids = dict(zip(self._ranks, report.pids, strict=True))
             self._update(running=True)
         elif isinstance(report, RankExited):
-            if report.status != 0:
-                self._raise_peer_failed()
             self._update(statuses=self._report.statuses | {report.rank: report.status})
-        elif isinstance(report, ServerLost):
-            self._fail("the node's fork server ended, and the ranks with it")
-
-    def _fail(self, trouble: str) -> None:
-        self._raise_peer_failed()
-        self._is_over = True
-        self._update(trouble=trouble)
-
-    def _raise_peer_failed(self) -> None:
-        """Let the other nodes know that a rank has failed."""
-        self._peers_failed_s = self._peers_failed_s or time.monotonic()
-        self._folder.raise_flag(self._folder.peer_failed)
+        else:
+            self._update(trouble="the node's fork server ended, and the ranks with it")
 
     def _has_ended(self) -> bool:
-        if self._is_over or len(self._report.statuses) == len(self._ranks):
+        if self._report.trouble is not None or len(self._report.statuses) == len(self._ranks):
             return True
         if self._killed_s is None:
             return False
@@ -156,22 +96,16 @@ class NodeAgent:
                 kill_rank(self._pids[rank])
 
     def _should_end(self) -> bool:
-        now = time.monotonic()
-        if self._killed_s is not None or self._report.interrupted is not None:
+        if self._killed_s is not None or self._report.interrupted is not None or self._heartbeat.is_silent():
             return True
-        if self._heartbeat.is_silent() or now - self._began_s > self._step.deadline_s:
-            return True
-        if now - self._looked_s >= LOOK_S:  # each look is a request to the shared file system
-            self._looked_s = now
-            if self._folder.is_raised(self._folder.cancel):
-                return True
-            if self._peers_failed_s is None and self._folder.is_raised(self._folder.peer_failed):
-                self._peers_failed_s = now
-        return self._peers_failed_s is not None and now - self._peers_failed_s > PEER_GRACE_S
+        if time.monotonic() - self._looked_s < LOOK_S:  # each look is a request to the shared file system
+            return False
+        self._looked_s = time.monotonic()
+        return self._folder.is_cancelled
 
-    def _update(self, **changes: object) -> None:
+    def _update(self, **changes: Any) -> None:
         oom_kills = kernel_oom_kills() - self._oom_kills_before
-        self._report = replace(self._report, oom_kills=oom_kills, **changes)  # type: ignore[arg-type]
+        self._report = replace(self._report, oom_kills=oom_kills, **changes)
         self._folder.write_report(self._report)
 
 

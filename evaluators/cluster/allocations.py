@@ -8,6 +8,7 @@ monotonic. Which probe starts where is decided by `packing.py`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import queue
 import threading
@@ -19,8 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frontrunner.evaluators.cluster import packing
-from frontrunner.evaluators.cluster.agent import run_step
-from frontrunner.evaluators.cluster.batch import make_executor, seconds_left, why_ended
+from frontrunner.evaluators.cluster.batch import make_executor, run_step, seconds_left, why_ended
 from frontrunner.evaluators.cluster.packing import Occupied, Waiting
 from frontrunner.evaluators.cluster.settings import NodeSource
 from frontrunner.evaluators.protocol import NodesUnavailable
@@ -42,20 +42,20 @@ MAX_FAILED_STARTS = 3
 class HeldAllocation:
     """An allocation from its request to its end.
 
-    The driver may read at any time: `asked_s`, and once known `job_id` and `queued_s` (the batch system had accepted
-    the request), `ready_s` (the workers had reported), `ended_s` (the allocation was found to have ended), and `why`.
+    The driver may read at any time, once known: `job_id` and `queued_s` (the batch system had accepted the request),
+    `ready_s` (the workers had reported), `end_s` (when its time is up), `ended_s` (it was found to have ended), and
+    `why`.
     """
 
     def __init__(self, source: NodeSource, name: str, folder: Path) -> None:
         self.name = name
         self.nodes = source.nodes
-        self.asked_s = time.monotonic()
         self.job_id: str | None = None
         self.queued_s: float | None = None
         self.ready_s: float | None = None
         self.ended_s: float | None = None
         self.why = ""
-        self._reported_end_s: float | None = None
+        self.end_s = None if source.seconds_left is None else time.monotonic() + source.seconds_left
         self._source = source
         self._folder = folder
         self._requests: queue.SimpleQueue[tuple[Path, int, Future[int]]] = queue.SimpleQueue()
@@ -63,19 +63,6 @@ class HeldAllocation:
         self._is_unwanted = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"frontrunner-{name}", daemon=True)
         self._thread.start()
-
-    @property
-    def end_s(self) -> float | None:
-        """Return when its time is up; None if that is unknown, or it has not begun."""
-        if self._source.held is not None:
-            left = self._source.seconds_left
-            return None if left is None else self.asked_s + left
-        if self._reported_end_s is not None:
-            return self._reported_end_s
-        if self.ready_s is None or self._source.walltime_s is None:
-            return None
-        # It began some time before its workers were seen, for how long only the batch system knows.
-        return self.ready_s - STATUS_S + self._source.walltime_s
 
     def start(self, step: Path, nodes: int) -> Future[int]:
         """Start a step on free nodes; the future has its launcher's exit status, or what went wrong."""
@@ -110,16 +97,22 @@ class HeldAllocation:
             self._note_end(f"{self.name} was given back")
             try:
                 if executor is not None:
-                    _shut_down(executor)
+                    jobs = list(executor.blocks_to_job_id.values())
+                    if jobs and executor.provider is not None:
+                        executor.provider.cancel(jobs)
+                    executor.shutdown()
             except Exception:  # the batch system ends it at its walltime in any case
                 LOGGER.exception("giving back allocation %s", self.name)
 
     def _serve(self, executor: MPIExecutor) -> None:
         looked_s = -STATUS_S
+        options = list(self._source.settings.launcher_options)
         while not self._is_unwanted.is_set() and self.ended_s is None:
             with contextlib.suppress(queue.Empty):
                 step, nodes, future = self._requests.get(timeout=POLL_S)
-                _submit(executor, step, nodes, self._source, future)
+                resources = {"num_nodes": nodes, "ranks_per_node": 1}
+                task = executor.submit(run_step, resources, str(step), self._source.launcher, options)
+                task.add_done_callback(functools.partial(_settle_as, future))
             if time.monotonic() - looked_s >= (STATUS_S if self.ready_s is not None else STATUS_S / 4):
                 looked_s = time.monotonic()
                 self._check(executor)
@@ -130,18 +123,12 @@ class HeldAllocation:
         if status is not None and status.terminal:
             self._note_end(self._why(status))
         elif workers and self.ready_s is None:
-            self._query_end()
+            if self._source.held is None:  # workers may take minutes of the walltime to report
+                asked_s, left = time.monotonic(), seconds_left(self._source.scheduler, self.job_id or "")
+                self.end_s = asked_s + (self._source.walltime_s - STATUS_S if left is None else left)
             self.ready_s = time.monotonic()
         elif self.ready_s is not None and not workers:
             self._note_end(f"{self._title} has lost contact with its first node")
-
-    def _query_end(self) -> None:
-        """Query the end of the walltime: workers may take minutes of it to report."""
-        if self._source.held is not None or self.job_id is None:
-            return
-        asked_s = time.monotonic()
-        left = seconds_left(self._source.scheduler, self.job_id)
-        self._reported_end_s = None if left is None else asked_s + left
 
     @property
     def _title(self) -> str:
@@ -167,11 +154,8 @@ class HeldAllocation:
             _settle(future, ConnectionError(self.why))
 
 
-def _submit(executor: MPIExecutor, step: Path, nodes: int, source: NodeSource, future: Future[int]) -> None:
-    resources = {"num_nodes": nodes, "ranks_per_node": 1}
-    options = list(source.settings.launcher_options)
-    task = executor.submit(run_step, resources, str(step), source.launcher, options)
-    task.add_done_callback(lambda done: _settle(future, done.exception() or done.result()))
+def _settle_as(future: Future[int], done: Future[int]) -> None:
+    _settle(future, done.exception() or done.result())
 
 
 def _settle(future: Future[int], outcome: BaseException | int) -> None:
@@ -181,13 +165,6 @@ def _settle(future: Future[int], outcome: BaseException | int) -> None:
             future.set_exception(outcome)
         else:
             future.set_result(outcome)
-
-
-def _shut_down(executor: MPIExecutor) -> None:
-    jobs = list(executor.blocks_to_job_id.values())
-    if jobs and executor.provider is not None:
-        executor.provider.cancel(jobs)
-    executor.shutdown()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,28 +252,28 @@ class Pool:
         Raises `NodesUnavailable` if no other is left to go on with.
         """
         self._steps = [step for step in self._steps if not step.future.done()]
-        for allocation in [one for one in self._allocations if one.ended_s is not None]:
-            self._give_back(allocation)
-            if allocation.ready_s is None:
-                self._failed_starts += 1
-            else:  # the nodes that it leaves may be available now
-                self._failed_starts, self._at_a_time = 0, self._source.allocations
-            was_refused = allocation.job_id is None or self._failed_starts >= MAX_FAILED_STARTS
-            if was_refused or self._source.held is not None:
-                others = [one for one in self._allocations if one.ended_s is None]
-                self._limit_to(others, allocation.why)
-        for allocation in [one for one in self._allocations if self._is_late(one, now_s)]:
-            limit = self._source.settings.queue_limit_minutes
-            why = f"allocation {allocation.job_id} has waited for more than dispatch.queue_limit_minutes = {limit:g}"
-            self._give_back(allocation)
-            self._limit_to([one for one in self._allocations if one.ready_s is not None], why)
+        for allocation in sorted(self._allocations, key=lambda one: one.ended_s is None):
+            if allocation.ended_s is not None:
+                self._give_back(allocation)
+                if allocation.ready_s is None:
+                    self._failed_starts += 1
+                else:  # the nodes that it leaves may be available now
+                    self._failed_starts, self._at_a_time = 0, self._source.allocations
+                was_refused = allocation.job_id is None or self._failed_starts >= MAX_FAILED_STARTS
+                if was_refused or self._source.held is not None:
+                    self._limit_to([one for one in self._allocations if one.ended_s is None], allocation.why)
+            elif self._is_late(allocation, now_s):
+                self._give_back(allocation)
+                limit = f"dispatch.queue_limit_minutes = {self._source.settings.queue_limit_minutes:g}"
+                why = f"allocation {allocation.job_id} has waited for more than {limit}"
+                self._limit_to([one for one in self._allocations if one.ready_s is not None], why)
         self._closing = [one for one in self._closing if not one.wait(0)]
 
     def _is_late(self, allocation: HeldAllocation, now_s: float) -> bool:
-        limit = self._source.settings.queue_limit_minutes
-        if limit is None or allocation.queued_s is None or allocation.ready_s is not None:
+        limit, queued_s = self._source.settings.queue_limit_minutes, allocation.queued_s
+        if limit is None or queued_s is None or allocation.ready_s is not None:
             return False
-        return now_s - allocation.queued_s > 60 * limit
+        return now_s - queued_s > 60 * limit
 
     def _give_back(self, allocation: HeldAllocation) -> None:
         allocation.give_back()

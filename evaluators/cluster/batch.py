@@ -1,4 +1,4 @@
-"""Batch systems: what they report of a job, and Parsl's executor and provider for one allocation.
+"""Batch systems: what they report of a job, Parsl's executor for one allocation, and how steps start on its nodes.
 
 The executor is Parsl's MPIExecutor without Parsl's data-flow kernel, which would query the batch system only once a
 minute.
@@ -25,12 +25,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from frontrunner.evaluators.cluster.settings import NodeSource
-from frontrunner.evaluators.probe.processes import die_with_parent
+from frontrunner.evaluators.probe.processes import die_with_parent, start_child
 from frontrunner.spaces.errors import FrontrunnerError
 
 if TYPE_CHECKING:
     from parsl.executors import MPIExecutor
 
+AGENT = "frontrunner.evaluators.cluster.agent"
+NODE_LIST = "PARSL_MPI_NODELIST"
+"""Variable with the nodes that Parsl has reserved for a task, with commas between them."""
+LAUNCH_COMMANDS: dict[str, str] = {
+    # Overlap: the driver may itself run in a step of the job. The agents of a failed step end by themselves.
+    "srun": "srun --nodes {count} --ntasks {count} --ntasks-per-node 1 --nodelist {hosts} "
+    "--overlap --cpu-bind=none --mpi=none --kill-on-bad-exit=1",
+    "mpiexec": "mpiexec -n {count} -ppn 1 -hosts {hosts}",
+    "mpirun": "mpirun -np {count} --map-by ppr:1:node --bind-to none --host {hosts}",
+    "flux": "flux run -N {count} -n {count} --requires=hosts:{hosts} -o cpu-affinity=off",
+}
+"""How each launcher starts one process per node. None binds it to a part of its node, which all ranks share."""
 WORKER_POOL = "process_worker_pool.py"
 HEARTBEAT_S = 5
 SILENCE_S = 30
@@ -53,6 +65,28 @@ export PBS_NODEFILE="$FRONTRUNNER_NODES\""""
 
 _SLURM_TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 """days-hours:minutes:seconds, as squeue abbreviates it."""
+
+
+def launch_command(launcher: str, options: Sequence[str], nodes: Sequence[str], command: Sequence[str]) -> list[str]:
+    """Return the arguments that start `command` once on each of these nodes; "none" starts it on a single one."""
+    if launcher == "none":
+        if len(nodes) > 1:
+            raise ValueError(f"{len(nodes)} nodes need a launcher")
+        return list(command)
+    start = LAUNCH_COMMANDS[launcher].format(count=len(nodes), hosts=",".join(nodes))
+    return [*start.split(), *options, *command]
+
+
+def run_step(step: str, launcher: str, options: Sequence[str]) -> int:
+    """Run a step's agents to their end and return their launcher's exit status.
+
+    Parsl calls this in one of its workers, on the allocation's first node, with the step's nodes in the environment.
+    The launcher ends with the worker, and the agents with the launcher.
+    """
+    nodes = os.environ[NODE_LIST].split(",")
+    command = launch_command(launcher, options, nodes, [sys.executable, "-P", "-m", AGENT, step])
+    with (Path(step).parent / "launcher.log").open("ab") as log:
+        return start_child(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log).wait()
 
 
 def why_ended(scheduler: str, job_id: str) -> str | None:
@@ -138,36 +172,30 @@ def make_executor(source: NodeSource, name: str, folder: Path) -> MPIExecutor:
 
 def make_provider(source: NodeSource, folder: Path) -> Any:
     """Return the Parsl provider of one allocation; its submit scripts go into a folder of `folder`."""
-    settings = source.settings
-    module = import_module("parsl.providers")  # which has no types
-    before: Sequence[str] = ()
-    after: Sequence[str] = ()
-    specific: dict[str, Any]
+    settings, before, after = source.settings, "", ""
+    name, specific = "LocalProvider", dict[str, Any]()
     if source.held is not None:
         nodes = folder / "nodes"
         nodes.write_text("".join(f"{node}\n" for node in source.held.nodes), encoding="utf-8")
-        before = ("unset SLURM_NODELIST", f"export PBS_NODEFILE={shlex.quote(str(nodes))}")
-        make, specific = module.LocalProvider, {}
-    elif source.scheduler == "slurm":
-        make = module.SlurmProvider
-        specific = {"partition": settings.queue, "account": settings.account, "qos": settings.qos}
-        specific |= {"constraint": settings.constraint, "cores_per_node": settings.processors_per_node}
-        specific |= {"exclusive": True}
-    elif source.scheduler == "pbs":
-        make, after = module.PBSProProvider, (UNIQUE_PBS_NODES,)
-        specific = {"account": settings.account, "queue": settings.queue}
-        specific |= {"cpus_per_node": settings.processors_per_node or 1}
-        specific |= {"select_options": settings.select_options or ""}
+        before = f"unset SLURM_NODELIST\nexport PBS_NODEFILE={shlex.quote(str(nodes))}"
     else:
-        make, after = module.LSFProvider, (LSF_NODES,)
-        specific = {"project": settings.account, "queue": settings.queue}
-    if source.held is None:
-        specific |= {"walltime": settings.walltime, "scheduler_options": "\n".join(settings.scheduler_options)}
-    provider = make(
+        queue, account, processors = settings.queue, settings.account, settings.processors_per_node
+        request: dict[str, Any] = {"account": account, "queue": queue}
+        if source.scheduler == "slurm":
+            name, request = "SlurmProvider", {"account": account, "partition": queue, "exclusive": True}
+            request |= {"qos": settings.qos, "constraint": settings.constraint, "cores_per_node": processors}
+        elif source.scheduler == "pbs":
+            name, after = "PBSProProvider", UNIQUE_PBS_NODES
+            request |= {"cpus_per_node": processors or 1, "select_options": settings.select_options or ""}
+        else:
+            name, after, request = "LSFProvider", LSF_NODES, {"project": account, "queue": queue}
+        options = "\n".join(settings.scheduler_options)
+        specific = request | {"walltime": settings.walltime, "scheduler_options": options}
+    provider = getattr(import_module("parsl.providers"), name)(  # which has no types
         nodes_per_block=source.nodes,
         # Start Parsl's workers once, on the allocation's first node; the steps spread from there.
         launcher=import_module("parsl.launchers").SimpleLauncher(),
-        worker_init="\n".join((*before, *settings.worker_init, *after)),
+        worker_init="\n".join(filter(None, (before, *settings.worker_init, after))),
         cmd_timeout=COMMAND_TIMEOUT_S,
         **specific,
     )

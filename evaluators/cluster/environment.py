@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +33,7 @@ DEVICE_MASKS = {
 """Variables that hide devices from a process: batch systems set them where a task gets devices of its own."""
 DEVICE_COUNTS = ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE")
 """Variables with the devices of a node: `4`, or with their kind, `a100:4`."""
+STEP_NODES = ("SLURM_STEP_NUM_NODES", "FLUX_JOB_NNODES")
 MAX_HOSTS = 1_000_000
 """A host list with more is a mistake."""
 
@@ -52,17 +53,12 @@ class Launcher(NamedTuple):
 
 LAUNCHERS = (
     Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    Launcher("open-mpi", *(f"OMPI_COMM_WORLD_{what}" for what in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
+    # Of LSF machines.
+    Launcher("jsrun", *(f"JSM_NAMESPACE_{what}" for what in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
+    # mpiexec of Cray PALS and of MPICH's Hydra; PALS leaves the world size to PMI.
     Launcher(
-        "open-mpi",  # mpirun of Open MPI, also under a batch system
-        *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-        *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ),
-    Launcher(
-        "jsrun",  # of LSF machines
-        *("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"),
-    ),
-    Launcher(
-        "mpich",  # mpiexec of Cray PALS and of MPICH's Hydra; PALS leaves the world size to PMI
+        "mpich",
         *("PALS_RANKID PMI_RANK", "PMI_SIZE PALS_SIZE", "PALS_LOCAL_RANKID PMI_LOCAL_RANK MPI_LOCALRANKID"),
         "PALS_LOCAL_SIZE PMI_LOCAL_SIZE MPI_LOCALNRANKS",
     ),
@@ -71,6 +67,14 @@ LAUNCHERS = (
     Launcher("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS SLURM_NTASKS", "SLURM_LOCALID"),
 )
 """In order of precedence: torchrun may run under each of the others, and mpirun under srun."""
+
+SCHEDULERS = {
+    "slurm": ("SLURM_JOB_ID", "SLURM_JOB_NODELIST SLURM_NODELIST"),
+    "pbs": ("PBS_JOBID", "PBS_NODEFILE"),
+    "lsf": ("LSB_JOBID", "LSB_MCPU_HOSTS"),
+    "flux": ("FLUX_JOB_ID", "FLUX_JOB_NODELIST"),
+}
+"""For each batch system the variables with the job's id and its nodes: see `_nodes`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,11 +124,6 @@ class JobEnvironment:
     masked_by: str | None
 
     @property
-    def rank(self) -> int:
-        """Return this process's rank; 0 without a launcher."""
-        return self.launched.rank if self.launched else 0
-
-    @property
     def nodes(self) -> tuple[str, ...]:
         """Return the allocation's nodes by name; empty outside one."""
         return self.allocation.nodes if self.allocation else ()
@@ -162,11 +161,23 @@ def allocation(environment: Environment) -> Allocation | None:
 
     Raises `InvalidInput` for an invalid list of nodes.
     """
-    for scheduler, (job_variable, read_nodes) in SCHEDULERS.items():
+    for scheduler, (job_variable, nodes_variables) in SCHEDULERS.items():
         if job_variable in environment:
-            nodes = tuple(dict.fromkeys(read_nodes(environment)))
+            nodes = tuple(dict.fromkeys(_nodes(scheduler, _first(environment, nodes_variables) or "")))
             return Allocation(scheduler=scheduler, job_id=environment[job_variable], nodes=nodes) if nodes else None
     return None
+
+
+def _nodes(scheduler: str, stated: str) -> list[str]:
+    """Return the nodes that a batch system states in its own way."""
+    if scheduler == "pbs":  # a file with one line per slot or node, which begins with the host
+        lines = Path(stated).read_text(encoding="utf-8").split("\n") if Path(stated).is_file() else []
+        return [line.split()[0] for line in lines if line.strip()]
+    if scheduler == "lsf":  # hosts, each with its slots; the host of the batch script, of one slot, computes nothing
+        words = stated.split()
+        pairs = list(zip(words[::2], words[1::2], strict=False))
+        return [host for host, slots in pairs if slots != "1"] or [host for host, _ in pairs]
+    return expand_hosts(stated)
 
 
 def launched_rank(environment: Environment) -> LaunchedRank | None:
@@ -182,12 +193,12 @@ def launched_rank(environment: Environment) -> LaunchedRank | None:
         raise InvalidInput(
             f"RANK is set, but not {', '.join(missing)}", hint="start with torchrun, or unset RANK for this machine"
         )
-    rank, world, local_rank = (
-        next(_number(name, environment[name]) for name in names.split() if name in environment)
-        for names in (launcher.rank, launcher.world_size, launcher.local_rank)
-    )
+    rank, world, local_rank = (_number(environment, names) or 0 for names in launcher[1:4])
     held = allocation(environment)
-    local_world = _local_world_size(launcher, environment, world, held)
+    local_world = _number(environment, launcher.local_world_size)
+    if local_world is None:
+        nodes = _number(environment, " ".join(STEP_NODES)) or (len(held.nodes) if held else 1)
+        local_world = max(1, world // nodes)
     if not (rank < world and local_rank < local_world and world % local_world == 0):
         raise InvalidInput(
             f"{launcher.name} reports rank {rank} of {world}, {local_world} per node, local rank {local_rank}: "
@@ -200,7 +211,7 @@ def launched_rank(environment: Environment) -> LaunchedRank | None:
         local_rank=local_rank,
         local_world_size=local_world,
         master_address=_master_address(launcher, environment, world // local_world, held),
-        master_port=_number("MASTER_PORT", environment.get("MASTER_PORT", str(RENDEZVOUS_PORT))),
+        master_port=_number(environment, "MASTER_PORT") or RENDEZVOUS_PORT,
     )
 
 
@@ -216,19 +227,7 @@ def _started(launcher: Launcher, environment: Environment) -> bool:
     step = environment.get("SLURM_STEP_ID", "")
     if launcher.name == "srun" and not (step.isdecimal() and int(step) < FIRST_SPECIAL_STEP):
         return False  # sbatch or salloc started it: their steps have the numbers of slurm.h
-    required = (launcher.rank, launcher.world_size, launcher.local_rank)
-    return all(any(name in environment for name in names.split()) for names in required)
-
-
-def _local_world_size(launcher: Launcher, environment: Environment, world: int, held: Allocation | None) -> int:
-    """Return the processes per node: the launcher's figure, else the world over the nodes of its step or allocation."""
-    for name in launcher.local_world_size.split():
-        if name in environment:
-            return _number(name, environment[name])
-    for name in ("SLURM_STEP_NUM_NODES", "FLUX_JOB_NNODES"):
-        if name in environment:
-            return max(1, world // max(1, _number(name, environment[name])))
-    return max(1, world // len(held.nodes)) if held else world
+    return all(_first(environment, names) is not None for names in launcher[1:4])
 
 
 def _master_address(launcher: Launcher, environment: Environment, nodes: int, held: Allocation | None) -> str:
@@ -240,54 +239,29 @@ def _master_address(launcher: Launcher, environment: Environment, nodes: int, he
         return environment["MASTER_ADDR"]
     if nodes == 1:
         return "127.0.0.1"
-    first = next(iter(expand_hosts(environment.get("SLURM_STEP_NODELIST", ""))), None) or (held and held.nodes[0])
+    first = [*expand_hosts(environment.get("SLURM_STEP_NODELIST", "")), *(held.nodes if held else ())][:1]
     if not first:
         raise InvalidInput(
             f"{launcher.name} started processes on {nodes} nodes and does not state where rank 0 is",
             hint="set MASTER_ADDR to the host of rank 0",
         )
-    return first
+    return first[0]
 
 
-def _number(name: str, text: str) -> int:
-    if not (text.isdecimal() and text.isascii()):
-        raise bad_value(name, text, "a whole number")
-    return int(text)
+def _first(environment: Environment, names: str) -> str | None:
+    """Return the value of the first of these variables that is set."""
+    return next((environment[name] for name in names.split() if name in environment), None)
 
 
-def _slurm_nodes(environment: Environment) -> list[str]:
-    return expand_hosts(environment.get("SLURM_JOB_NODELIST") or environment.get("SLURM_NODELIST", ""))
+def _number(environment: Environment, names: str) -> int | None:
+    text = _first(environment, names)
+    if text is not None and not (text.isdecimal() and text.isascii()):
+        raise bad_value(names, text, "a whole number")
+    return None if text is None else int(text)
 
 
-def _pbs_nodes(environment: Environment) -> list[str]:
-    """Read a file with one line per slot or node, which begins with the host."""
-    path = Path(environment.get("PBS_NODEFILE", ""))
-    lines = path.read_text(encoding="utf-8").split("\n") if path.is_file() else []
-    return [line.split()[0] for line in lines if line.strip()]
-
-
-def _lsf_nodes(environment: Environment) -> list[str]:
-    """Read LSB_MCPU_HOSTS: hosts, each with its slots; the host of the batch script, of one slot, computes nothing."""
-    words = environment.get("LSB_MCPU_HOSTS", "").split()
-    pairs = list(zip(words[::2], words[1::2], strict=False))
-    computing = [host for host, slots in pairs if slots != "1"]
-    return computing or [host for host, _ in pairs]
-
-
-def _flux_nodes(environment: Environment) -> list[str]:
-    return expand_hosts(environment.get("FLUX_JOB_NODELIST", ""))
-
-
-SCHEDULERS: dict[str, tuple[str, Callable[[Environment], Iterable[str]]]] = {
-    "slurm": ("SLURM_JOB_ID", _slurm_nodes),
-    "pbs": ("PBS_JOBID", _pbs_nodes),
-    "lsf": ("LSB_JOBID", _lsf_nodes),
-    "flux": ("FLUX_JOB_ID", _flux_nodes),
-}
-"""For each batch system the variable with the job's id, and how to read the nodes."""
-
-_HOST = re.compile(r"(?:[^\[\],\s]|\[[^\[\]]*\])+")
-_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
+_RANGE = r"\d{1,9}(?:-\d{1,9})?"
+_HOST = re.compile(rf"(?:[^\[\],\s]|\[{_RANGE}(?:,{_RANGE})*\])+", re.ASCII)
 
 
 def expand_hosts(text: str) -> list[str]:
@@ -298,27 +272,24 @@ def expand_hosts(text: str) -> list[str]:
     list.
     """
     found: list[str] = []
-    place = 0
-    text = text.strip()
-    while place < len(text):
-        name = _HOST.match(text, place)
-        if name is None or (name.end() < len(text) and text[name.end()] != ","):
-            raise bad_value("host list", text, "names with commas between them, as node[1-4],login1")
-        pieces = re.split(r"\[([^\]]*)\]", name[0])
-        choices = [list(_numbers(piece, text)) if odd % 2 else [piece] for odd, piece in enumerate(pieces)]
-        hosts = ("".join(chosen) for chosen in itertools.product(*choices))
-        found += itertools.islice(hosts, MAX_HOSTS + 1 - len(found))
-        place = name.end() + 1
-    if len(found) > MAX_HOSTS or text.endswith(","):
-        raise bad_value("host list", text, f"at most {MAX_HOSTS:,} names with commas between them")
+    for name in re.split(r",(?![^\[]*\])", text.strip()) if text.strip() else ():
+        pieces = re.split(r"\[([^\]]*)\]", name) if _HOST.fullmatch(name) else ["", ""]
+        choices = [_numbers(piece) if odd % 2 else [piece] for odd, piece in enumerate(pieces)]
+        hosts = ["".join(chosen) for chosen in itertools.islice(itertools.product(*choices), MAX_HOSTS + 1)]
+        found += hosts
+        if not hosts or len(found) > MAX_HOSTS:
+            expected = f"at most {MAX_HOSTS:,} names with commas between them, as node[1-4],login1"
+            raise bad_value("host list", text, expected)
     return found
 
 
-def _numbers(ranges: str, text: str) -> Iterator[str]:
-    for part in ranges.split(","):
-        found = _RANGE.fullmatch(part)
-        first, last = (found[1], found[2] or found[1]) if found else ("1", "0")
-        if not 0 <= int(last) - int(first) < MAX_HOSTS:
-            raise bad_value("host list", text, f"ranges such as 1-4 in brackets, not {part!r}")
-        for number in range(int(first), int(last) + 1):
-            yield f"{number:0{len(first)}d}"
+def _numbers(ranges: str) -> list[str]:
+    """Return the numbers of ranges; none of a range that runs backward or has more than `MAX_HOSTS`."""
+    found: list[str] = []
+    for part in ranges.split(",") if ranges else ():
+        first, _, last = part.partition("-")
+        numbers = range(int(first), int(last or first) + 1)
+        if not 0 < len(numbers) <= MAX_HOSTS:
+            return []
+        found += (f"{number:0{len(first)}d}" for number in numbers)
+    return found

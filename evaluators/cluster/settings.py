@@ -18,7 +18,7 @@ BACKENDS = ("local", "allocation", "parsl")
 
 LAUNCHERS = ("srun", "mpiexec", "mpirun", "flux", "none")
 """Programs that start one process per node: Slurm's; MPICH's Hydra and Cray PALS; Open MPI's; Flux's; none for one
-node. See `agent.launch_command`."""
+node. See `batch.launch_command`."""
 
 SCHEDULER_LAUNCHERS = {"slurm": "srun", "pbs": "mpiexec", "lsf": "mpirun", "flux": "flux"}
 """Default launcher of each batch system."""
@@ -30,14 +30,12 @@ UNSUITED_SCHEDULERS = {
     "flux": 'Parsl has no MPI executor over Flux: start within a Flux job, with backend = "allocation"',
     "kubernetes": "Parsl's MPI executor reads its nodes from a batch system, and pods have none",
 }
-
 REQUEST_KEYS = {
     "slurm": ("account", "queue", "qos", "constraint", "scheduler_options", "processors_per_node"),
     "pbs": ("account", "queue", "scheduler_options", "select_options", "processors_per_node"),
     "lsf": ("account", "queue", "scheduler_options"),
 }
 """Keys of a request for nodes that each batch system understands."""
-
 OPTION_PREFIXES = {"slurm": "#SBATCH", "pbs": "#PBS", "lsf": "#BSUB"}
 
 SPARE_WALLTIME_S = 120.0
@@ -46,12 +44,15 @@ SPARE_WALLTIME_S = 120.0
 THIS_MACHINE = "this-machine"
 """Scheduler of an allocation that is this machine alone, without any job."""
 
-_REQUEST_KEYS = ("account", "queue", "qos", "constraint", "scheduler_options", "select_options", "processors_per_node")
+_REQUEST_KEYS = tuple(dict.fromkeys(key for keys in REQUEST_KEYS.values() for key in keys))
 _PARSL_KEYS = (
-    "scheduler", *_REQUEST_KEYS, "walltime", "nodes_per_allocation", "allocations", "queue_limit_minutes",
+    *("scheduler", *_REQUEST_KEYS, "walltime", "nodes_per_allocation", "allocations", "queue_limit_minutes"),
     "driver_address",
-)  # fmt: skip
+)
 _STEP_KEYS = ("launcher", "launcher_options", "worker_init", "network_interface", "lifeline_s")
+_WORDS = ("account", "queue", "qos", "constraint", "select_options", "driver_address", "network_interface")
+_LINES = ("scheduler_options", "launcher_options", "worker_init")
+_LEAST = {"nodes_per_allocation": 1, "allocations": 1, "processors_per_node": 1, "lifeline_s": 10}
 _WALLTIME = re.compile(r"(\d{1,3}):([0-5]\d):00")
 """Whole minutes: Slurm and LSF count in them."""
 
@@ -109,60 +110,48 @@ class DispatchSettings:
     """The nodes of a probe end it when the driver has been silent for this long; at least 10, by default 60."""
 
     def __post_init__(self) -> None:
-        if self.backend is not None:
-            require_one_of("dispatch", "backend", self.backend, BACKENDS)
-        self._refuse_foreign_keys()
-        self._check_words()
-        self._check_numbers()
-        if self.launcher is not None:
-            require_one_of("dispatch", "launcher", self.launcher, LAUNCHERS)
+        for key, known in (("backend", BACKENDS), ("launcher", LAUNCHERS)):
+            if getattr(self, key) is not None:
+                require_one_of("dispatch", key, getattr(self, key), known)
+        for key in filter(self._is_given, (*_PARSL_KEYS, *_STEP_KEYS)):  # none is ignored
+            if self.backend != "parsl" and key in _PARSL_KEYS:
+                raise self._bad(key, 'no such key unless dispatch.backend = "parsl"')
+            if self.backend == "local":
+                raise self._bad(key, 'no such key with dispatch.backend = "local"')
+        self._check_text()
+        for key in filter(self._is_given, _LEAST):
+            require_at_least("dispatch", _LEAST[key], **{key: getattr(self, key)})
+        require_above_zero("dispatch.queue_limit_minutes", self.queue_limit_minutes, "minutes above 0, or no entry")
         if self.backend == "parsl":
             self._check_request()
 
-    def _given(self, key: str) -> bool:
+    def _check_text(self) -> None:
+        for key in filter(self._is_given, _WORDS):
+            if not _WORD.fullmatch(getattr(self, key)):
+                raise self._bad(key, "one word, without blanks, quotes or signs of a shell")
+        for key in _LINES:
+            if not all(line.strip() and line.isprintable() for line in getattr(self, key)):
+                raise self._bad(key, "a list of lines of printable text, none of them empty")
+
+    def _is_given(self, key: str) -> bool:
         return getattr(self, key) not in (None, ())
 
-    def _refuse_foreign_keys(self) -> None:
-        """Reject keys that the chosen backend does not read, rather than ignore them."""
-        needs = "dispatch.backend = "
-        foreign = () if self.backend == "parsl" else _PARSL_KEYS
-        for key in (*foreign, *(_STEP_KEYS if self.backend == "local" else ())):
-            if self._given(key):
-                where = f'unless {needs}"parsl"' if key in _PARSL_KEYS else f'with {needs}"local"'
-                raise bad_value(f"dispatch.{key}", getattr(self, key), f"no such key {where}")
-
-    def _check_words(self) -> None:
-        for key in ("account", "queue", "qos", "constraint", "select_options", "driver_address", "network_interface"):
-            value = getattr(self, key)
-            if value is not None and not _WORD.fullmatch(value):
-                raise bad_value(f"dispatch.{key}", value, "one word, without blanks, quotes or signs of a shell")
-        for key in ("scheduler_options", "launcher_options", "worker_init"):
-            for line in getattr(self, key):
-                if not line.strip() or not line.isprintable():
-                    raise bad_value(f"dispatch.{key}", line, "a list of lines of printable text, none of them empty")
-
-    def _check_numbers(self) -> None:
-        for key in ("nodes_per_allocation", "allocations", "processors_per_node"):
-            value = getattr(self, key)
-            if value is not None:
-                require_at_least("dispatch", 1, **{key: value})
-        require_above_zero("dispatch.queue_limit_minutes", self.queue_limit_minutes, "minutes above 0, or no entry")
-        if self.lifeline_s is not None:
-            require_at_least("dispatch", 10, lifeline_s=self.lifeline_s)
+    def _bad(self, key: str, expected: str) -> InvalidInput:
+        return bad_value(f"dispatch.{key}", getattr(self, key), expected)
 
     def _check_request(self) -> None:
         """Check what Parsl needs to request nodes from a batch system."""
         if self.scheduler is None:
-            raise bad_value("dispatch.scheduler", None, f"one of {', '.join(SCHEDULERS)}")
+            raise self._bad("scheduler", f"one of {', '.join(SCHEDULERS)}")
         if self.scheduler in UNSUITED_SCHEDULERS:
             raise InvalidInput(f'dispatch.scheduler = "{self.scheduler}": {UNSUITED_SCHEDULERS[self.scheduler]}')
         require_one_of("dispatch", "scheduler", self.scheduler, SCHEDULERS)
-        if self.walltime is None or not _WALLTIME.fullmatch(self.walltime) or self.walltime_s < 60:
-            raise bad_value("dispatch.walltime", self.walltime, '"HH:MM:00", whole minutes: how long to hold nodes')
+        if self.walltime_s < 60:
+            raise self._bad("walltime", '"HH:MM:00", whole minutes: how long to hold nodes')
+        known = REQUEST_KEYS[self.scheduler]
         for key in _REQUEST_KEYS:
-            if self._given(key) and key not in REQUEST_KEYS[self.scheduler]:
-                known = ", ".join(REQUEST_KEYS[self.scheduler])
-                raise bad_value(f"dispatch.{key}", getattr(self, key), f"a key for {self.scheduler}: {known}")
+            if self._is_given(key) and key not in known:
+                raise self._bad(key, f"a key for {self.scheduler}: {', '.join(known)}")
         prefix = OPTION_PREFIXES[self.scheduler]
         for line in self.scheduler_options:
             if not line.startswith(f"{prefix} "):
@@ -170,14 +159,9 @@ class DispatchSettings:
 
     @property
     def walltime_s(self) -> float:
-        """Return `walltime` in seconds; 0 if missing."""
+        """Return `walltime` in seconds; 0 if missing or invalid."""
         found = _WALLTIME.fullmatch(self.walltime or "")
         return 0.0 if found is None else 3600.0 * int(found[1]) + 60.0 * int(found[2])
-
-    @property
-    def most_allocations(self) -> int:
-        """Return the maximum of allocations at a time: `allocations`, by default 1."""
-        return self.allocations or 1
 
     @property
     def silence_s(self) -> float:
@@ -189,9 +173,8 @@ class DispatchSettings:
 class NodeSource:
     """How nodes are obtained: up to `allocations` at a time, of `nodes` each.
 
-    `held` is the job that the driver runs in; None where allocations of `walltime_s` are requested from a batch system.
-    `seconds_left` is the time left in the held job; None if unknown. `launcher` starts a process on each node of a
-    step.
+    `held` is the job that the driver runs in, with `seconds_left` if that is known; None where allocations of
+    `walltime_s` are requested from a batch system. `launcher` starts a process on each node of a step.
     """
 
     scheduler: str
@@ -200,7 +183,7 @@ class NodeSource:
     launcher: str
     settings: DispatchSettings
     held: Allocation | None = None
-    walltime_s: float | None = None
+    walltime_s: float = 0.0
     seconds_left: float | None = None
 
 
@@ -213,7 +196,16 @@ def node_source(
     and not installed.
     """
     environment = os.environ if environment is None else environment
-    backend = settings.backend or _default_backend(cluster, environment)
+    backend, held = settings.backend, allocation(environment)
+    if backend is None and cluster.nodes > 1 and (held is None or len(held.nodes) == 1):
+        raise bad_value(
+            "cluster.nodes",
+            cluster.nodes,
+            "1: probes run on the machine that the driver is on",
+            hint='dispatch.backend = "parsl" requests nodes from a batch system; within a job of several (salloc, '
+            "qsub -I) they are found; `frontrunner space` works for any cluster",
+        )
+    backend = backend or ("allocation" if cluster.nodes > 1 else "local")
     if backend == "local":
         if cluster.nodes > 1:
             raise bad_value("dispatch.backend", "local", f"allocation or parsl for cluster.nodes = {cluster.nodes}")
@@ -222,44 +214,27 @@ def node_source(
         install = "pip install 'frontrunner[hpc]'"
         raise bad_value("dispatch.backend", backend, "local: Parsl is not installed", hint=install)
     if backend == "allocation":
-        return _held(settings, cluster, environment)
+        return _held(settings, cluster, held)
     scheduler = settings.scheduler or ""
     return NodeSource(
         scheduler=scheduler,
         nodes=settings.nodes_per_allocation or cluster.nodes,
-        allocations=settings.most_allocations,
+        allocations=settings.allocations or 1,
         launcher=settings.launcher or SCHEDULER_LAUNCHERS[scheduler],
         settings=settings,
         walltime_s=settings.walltime_s,
     )
 
 
-def _default_backend(cluster: Cluster, environment: Mapping[str, str]) -> str:
-    if cluster.nodes == 1:
-        return "local"
-    held = allocation(environment)
-    if held is not None and len(held.nodes) > 1:
-        return "allocation"
-    raise bad_value(
-        "cluster.nodes",
-        cluster.nodes,
-        "1: probes run on the machine that the driver is on",
-        hint='dispatch.backend = "parsl" requests nodes from a batch system; within a job of several (salloc, qsub -I) '
-        "they are found; `frontrunner space` works for any cluster",
-    )
-
-
-def _held(settings: DispatchSettings, cluster: Cluster, environment: Mapping[str, str]) -> NodeSource:
+def _held(settings: DispatchSettings, cluster: Cluster, held: Allocation | None) -> NodeSource:
     from frontrunner.evaluators.cluster.batch import seconds_left
 
-    held = allocation(environment)
     if held is None and cluster.nodes > 1:
         raise InvalidInput(
             'dispatch.backend = "allocation": this process is in no job whose nodes are known',
             hint="start it within salloc, qsub -I or a batch script",
         )
-    if held is None:
-        held = Allocation(scheduler=THIS_MACHINE, job_id=str(os.getpid()), nodes=(socket.gethostname(),))
+    held = held or Allocation(scheduler=THIS_MACHINE, job_id=str(os.getpid()), nodes=(socket.gethostname(),))
     if len(held.nodes) < cluster.nodes:
         expected = f"at most the {len(held.nodes)} of {held.scheduler} job {held.job_id}"
         raise bad_value("cluster.nodes", cluster.nodes, expected)

@@ -4,12 +4,10 @@ All files are in the attempt's run folder, on a file system that all nodes and t
 `probe/run_folder.py`:
 
 step.json            what each node's agent has to do
-meeting.json         where rank 0 can be reached, once it can
 node-K.json          how the ranks of node K are, by its agent
 node-K.log           the agent's own output
 launcher.log         the output of what started the agents
-peer-failed          a flag: a rank on some node has failed
-cancel               a flag: the driver wants the ranks to end
+cancel               not empty: the driver wants the ranks to end
 
 Files that somebody waits for exist from the beginning, empty: a network file system may cache for a minute that a file
 was missing, but checks again for one that it opens.
@@ -17,7 +15,7 @@ was missing, but checks again for one that it opens.
 
 from __future__ import annotations
 
-import json
+import contextlib
 import threading
 import time
 from collections.abc import Iterable
@@ -26,11 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from frontrunner.evaluators.probe.files import read_json, write_json
-from frontrunner.evaluators.probe.run_folder import CANCEL, RunFolder
+from frontrunner.evaluators.probe.run_folder import CANCEL, MEETING, RunFolder
 
 VERSION = 1
-MEETING_FILE = "meeting.json"
-"""As in `evaluators/trainer/rendezvous.py`."""
 BEAT_S = 3.0
 LOOK_S = 1.0
 """Between two reads of a file that another node writes."""
@@ -44,8 +40,8 @@ CLOCK_SKEW_S = 3600.0
 class Step:
     """The agents' order: `ranks_per_node` ranks per node, the last node what is left of `world_size`.
 
-    `lifeline` is the driver's heartbeat file; ranks end when it has not changed for `silence_s`, or when they have run
-    for `deadline_s`. `scratch` is a folder on a node's own disk to be removed in the end.
+    `lifeline` is the driver's heartbeat file; ranks end when it has not changed for `silence_s`. Their driver lets them
+    run for `deadline_s`. `scratch` is a folder on a node's own disk to be removed in the end.
     """
 
     token: str
@@ -61,25 +57,19 @@ class Step:
     scratch: str | None = None
     version: int = VERSION
 
-    @property
-    def path(self) -> Path:
-        """Return the path of the step's file."""
-        return Path(self.run_folder) / "step.json"
-
-    def write(self) -> None:
-        """Write the step to its run folder."""
-        write_json(self.path, asdict(self))
+    def write(self) -> Path:
+        """Write the step to its run folder; return its path."""
+        path = Path(self.run_folder) / "step.json"
+        write_json(path, asdict(self))
+        return path
 
     @classmethod
     def read(cls, path: Path) -> Step:
-        """Return the step of a file; raise ValueError for one of another version, or an invalid one."""
+        """Return the step of a file; raise ValueError if it is not one of this version."""
         table = read_json(path)
         if not isinstance(table, dict) or table.get("version") != VERSION:
             raise ValueError(f"{path} is not a step of version {VERSION}")
-        try:
-            return cls(**table | {"engines": tuple(table["engines"])})
-        except (TypeError, KeyError) as error:
-            raise ValueError(f"{path} is not a step: {error}") from error
+        return cls(**table | {"engines": tuple(table["engines"])})
 
     def ranks_of(self, node: int) -> range:
         """Return the ranks of one node."""
@@ -111,28 +101,25 @@ class StepFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.cancel = path / CANCEL
-        self.peer_failed = path / "peer-failed"
+        self._cancel = path / CANCEL
         self.launcher_log = path / "launcher.log"
 
     def prepare(self, nodes: int) -> None:
         """Create the files that are waited for, empty."""
         reports = [self.path / f"node-{node}.json" for node in range(nodes)]
-        for file in (self.cancel, self.peer_failed, self.path / MEETING_FILE, *reports):
+        for file in (self._cancel, self.path / MEETING, *reports):
             file.touch()
 
-    @staticmethod
-    def raise_flag(flag: Path) -> None:
-        """Raise `cancel` or `peer_failed`."""
-        flag.write_text("1", encoding="ascii")
+    def cancel(self) -> None:
+        """Have every node end its ranks."""
+        self._cancel.write_text("1", encoding="ascii")
 
-    @staticmethod
-    def is_raised(flag: Path) -> bool:
-        """Return whether a flag is raised; False if the file system does not respond, since it is read again."""
-        try:
-            return bool(flag.read_bytes())
-        except OSError:
-            return False
+    @property
+    def is_cancelled(self) -> bool:
+        """Return whether the ranks are to end; False if the file system does not respond, since it is read again."""
+        with contextlib.suppress(OSError):
+            return bool(self._cancel.read_bytes())
+        return False
 
     def node_log(self, node: int) -> Path:
         """Return the path of the output of one node's agent and fork server."""
@@ -143,30 +130,29 @@ class StepFolder:
         write_json(self.path / f"node-{report.node}.json", asdict(report))
 
     def report(self, node: int) -> NodeReport | None:
-        """Return a node's last report; None before the first, and for a file that cannot be read."""
+        """Return a node's last report; None before the first, and where a network file system shows half of one."""
         try:
-            table: dict[str, Any] | None = read_json(self.path / f"node-{node}.json")
-            if table is None:
-                return None
-            statuses = {int(rank): int(status) for rank, status in table["statuses"].items()}
+            table: Any = read_json(self.path / f"node-{node}.json")
+            statuses = {int(rank): status for rank, status in table["statuses"].items()}
             return NodeReport(**table | {"statuses": statuses, "killed": tuple(table["killed"])})
-        except (json.JSONDecodeError, OSError, KeyError, TypeError, ValueError, AttributeError):
-            return None  # a network file system may show a file that is being replaced
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def reports(self, step: Step | None) -> list[NodeReport | None]:
+        """Return the last report of each of a step's nodes."""
+        return [self.report(node) for node in range(step.nodes if step else 0)]
 
     def step(self) -> Step | None:
         """Return the folder's step; None if there is none, or it is damaged or of another version."""
-        path = self.path / "step.json"
-        try:
-            return Step.read(path) if path.exists() else None
-        except (OSError, ValueError):
-            return None
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            return Step.read(self.path / "step.json")
+        return None
 
 
 def was_interrupted(folder: Path) -> bool:
     """Return whether a signal has ended an agent of a folder's step, as when a batch system takes its nodes away."""
-    step = StepFolder(folder).step()
-    reports = [StepFolder(folder).report(node) for node in range(step.nodes if step else 0)]
-    return any(report is not None and report.interrupted is not None for report in reports)
+    files = StepFolder(folder)
+    return any(report is not None and report.interrupted is not None for report in files.reports(files.step()))
 
 
 class OrphanedSteps:
@@ -177,10 +163,15 @@ class OrphanedSteps:
 
     def __init__(self, folders: Iterable[Path]) -> None:
         """Cancel the steps of run folders without an outcome."""
-        self._steps = [(StepFolder(folder), step) for folder in folders if (step := _open_step(folder)) is not None]
-        for folder, _ in self._steps:
-            folder.raise_flag(folder.cancel)
         self._began_s = time.monotonic()
+        self._steps: list[tuple[StepFolder, Step]] = []
+        for folder in map(StepFolder, folders):
+            step = folder.step()
+            if step is None or RunFolder(folder.path).outcome() is not None:
+                continue
+            if time.time() - (folder.path / "step.json").stat().st_mtime <= step.deadline_s + CLOCK_SKEW_S:
+                folder.cancel()
+                self._steps.append((folder, step))
 
     def have_ended(self) -> bool:
         """Return whether every node has reported its end, or has had the time after which nothing can run there."""
@@ -188,22 +179,10 @@ class OrphanedSteps:
         self._steps = [
             (folder, step)
             for folder, step in self._steps
-            if waited_s < step.silence_s + ORPHAN_END_S and not _every_node_has_ended(folder, step)
+            if waited_s < step.silence_s + ORPHAN_END_S
+            and not all(report is not None and report.ended for report in folder.reports(step))
         ]
         return not self._steps
-
-
-def _open_step(folder: Path) -> Step | None:
-    step = StepFolder(folder).step()
-    if step is None or RunFolder(folder).outcome() is not None:
-        return None
-    age_s = time.time() - (folder / "step.json").stat().st_mtime
-    return None if age_s > step.deadline_s + CLOCK_SKEW_S else step
-
-
-def _every_node_has_ended(folder: StepFolder, step: Step) -> bool:
-    reports = [folder.report(node) for node in range(step.nodes)]
-    return all(report is not None and report.ended for report in reports)
 
 
 class Heartbeat:
@@ -226,10 +205,8 @@ class Heartbeat:
         count = 0
         while not self._stopped.wait(BEAT_S):
             count += 1
-            try:
+            with contextlib.suppress(OSError):  # a full disk is handled where outcomes are written
                 self._file.write_text(str(count), encoding="ascii")
-            except OSError:
-                continue  # a full disk is handled where outcomes are written; the next beat follows
 
     def stop(self) -> None:
         """Stop, and remove the file: nodes that still monitor it end."""
@@ -244,7 +221,7 @@ class HeartbeatMonitor:
     def __init__(self, file: Path, *, silence_s: float) -> None:
         self._file = file
         self._silence_s = silence_s
-        self._last: str | None = None
+        self._last = b""
         self._changed_s = self._looked_s = time.monotonic()
 
     def is_silent(self) -> bool:
@@ -252,13 +229,8 @@ class HeartbeatMonitor:
         now = time.monotonic()
         if now - self._looked_s >= LOOK_S:
             self._looked_s = now
-            beat = self._read()
-            if beat is not None and beat != self._last:
-                self._last, self._changed_s = beat, now
+            with contextlib.suppress(OSError):
+                beat = self._file.read_bytes()
+                if beat != self._last:
+                    self._last, self._changed_s = beat, now
         return now - self._changed_s > self._silence_s
-
-    def _read(self) -> str | None:
-        try:
-            return self._file.read_text(encoding="ascii")
-        except (OSError, UnicodeDecodeError):
-            return None

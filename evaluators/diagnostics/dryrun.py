@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import subprocess
-import sys
+import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from frontrunner.evaluators.diagnostics.ranks import Rank, await_ranks
 from frontrunner.evaluators.probe.job import dry_run_job
-from frontrunner.evaluators.probe.processes import start_child
 from frontrunner.evaluators.probe.settings import ProbeSettings
-from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, bad_value
+from frontrunner.spaces.errors import InvalidInput, bad_value
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.recipe import INTERLEAVED_SCHEDULES, Recipe
 from frontrunner.spaces.stages import even_layers, rank_of_stage
 
+CHILD = "frontrunner.evaluators.trainer.dry_run"
+DEADLINE_S = 600.0
+"""Of all traces together; on an idle machine they are done within two minutes."""
 ENOUGH_WITHOUT_PIPELINE = 2
 """Micro-batches: one that makes the gradients, and the last, which adds to them and reduces them."""
 
 MOST_LAYER_PASSES = 256
 """Layers x micro-batches of one trace; each takes about 0.1 s."""
 
-INTERLEAVED_SCHEDULES = ("interleaved-1f1b", "interleaved-zero-bubble")
-"""Schedules that go in rounds of as many micro-batches as the pipeline has ranks."""
-
 ALL_IN_FLIGHT = ("gpipe", "looped-bfs")
 """Schedules that run every forward pass of a step before the first backward pass."""
+
+Seen = dict[str, Any]
+"""What a trace prints: rank, memory_bytes by category, flops by phase, trace_time_s."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,13 +68,14 @@ def plan(
     layers = max(layers_of_pipeline_ranks(recipe, problem))
     is_long = needed * layers > MOST_LAYER_PASSES and needed > 2 * recipe.stages
     extrapolated = recipe.schedule in ALL_IN_FLIGHT and is_long
+    few = min(recipe.stages, 4) if recipe.schedule == "gpipe" else recipe.stages  # GPipe's all cost the same
     return DryRunPlan(
         recipe_id=recipe_id,
         recipe=recipe,
         problem=problem,
         probe=probe,
         ranks=worst_ranks(recipe, problem) if rank is None else (rank,),
-        micro_batches=_few_micro_batches(recipe) if extrapolated else needed,
+        micro_batches=few if extrapolated else needed,
         extrapolated=extrapolated,
     )
 
@@ -103,11 +105,6 @@ def needed_micro_batches(recipe: Recipe) -> int:
     if recipe.schedule in ALL_IN_FLIGHT or uneven_rounds:
         return accumulation
     return min(accumulation, recipe.stages + (ranks if recipe.schedule in INTERLEAVED_SCHEDULES else 1))
-
-
-def _few_micro_batches(recipe: Recipe) -> int:
-    """Return how many micro-batches to extrapolate from: fewer for GPipe, whose micro-batches all cost the same."""
-    return min(recipe.stages, 4) if recipe.schedule == "gpipe" else recipe.stages
 
 
 def layers_of_pipeline_ranks(recipe: Recipe, problem: Problem) -> list[int]:
@@ -204,30 +201,25 @@ class DryRun:
         return self.device_memory_bytes - self.peak_bytes
 
 
-CHILD = "frontrunner.evaluators.trainer.dry_run"
-DEADLINE_S = 600.0
-"""Of all traces together; on an idle machine they are done within two minutes."""
-TAIL_LINES = 15
-
-Seen = dict[str, Any]
-"""What a trace prints: rank, memory_bytes by category, flops by phase, trace_time_s."""
-
-
 def run(chosen: DryRunPlan) -> DryRun:
-    """Run a dry run, tracing all its ranks at the same time.
+    """Run a dry run, tracing all its ranks at the same time; none is left running, however this ends.
 
     Raises `FrontrunnerError` with the end of its output if a trace fails.
     """
-    start = time.monotonic()
-    few, many = chosen.micro_batches, 2 * chosen.micro_batches
-    traces = [(rank, few) for rank in chosen.ranks]
-    if chosen.extrapolated:
-        traces += [(rank, many) for rank in chosen.ranks]
-    seen = _trace(json.dumps(dry_run_job(chosen.problem, chosen.probe, chosen.recipe)), traces)
-    if chosen.extrapolated:
-        pairs = zip(seen, seen[len(chosen.ranks) :], strict=False)
-        seen = [_extrapolated(first, second, chosen) for first, second in pairs]
-    ranks = [_traced_rank(found, chosen) for found in seen]
+    start, few = time.monotonic(), chosen.micro_batches
+    job = dry_run_job(chosen.problem, chosen.probe, chosen.recipe)
+    traces: dict[tuple[int, int], Rank] = {}
+    with tempfile.TemporaryDirectory(prefix="frontrunner-") as name, ExitStack() as stack:
+        for times in (1, 2) if chosen.extrapolated else (1,):
+            folder = Path(name, str(times))
+            folder.mkdir()
+            for rank in chosen.ranks:
+                command = (CHILD, str(rank), str(times * few))
+                traces[times, rank] = Rank(rank, command, job, {"OMP_NUM_THREADS": "1"}, folder)
+                stack.callback(traces[times, rank].end)
+        await_ranks(list(traces.values()), what="the trace of rank", limit_s=DEADLINE_S)
+        seen = {key: _last_table(trace.log_tail) for key, trace in traces.items()}
+    ranks = [_traced_rank(chosen, seen[1, rank], seen.get((2, rank))) for rank in chosen.ranks]
     return DryRun(
         recipe_id=chosen.recipe_id,
         recipe=chosen.recipe,
@@ -240,87 +232,34 @@ def run(chosen: DryRunPlan) -> DryRun:
     )
 
 
-def _trace(job: str, traces: Sequence[tuple[int, int]]) -> list[Seen]:
-    """Return the output of each trace of (rank, micro-batches); none is left running, whatever happens."""
-    deadline = time.monotonic() + DEADLINE_S
-    with contextlib.ExitStack() as stack:
-        children = [stack.enter_context(_child(job, rank, micro_batches)) for rank, micro_batches in traces]
-        return [
-            _answer(child, rank, deadline - time.monotonic()) for child, (rank, _) in zip(children, traces, strict=True)
-        ]
+def _last_table(output: str) -> Seen:
+    found: Seen = json.loads(next(line for line in reversed(output.splitlines()) if line.startswith("{")))
+    return found
 
 
-@contextmanager
-def _child(job: str, rank: int, micro_batches: int) -> Iterator[subprocess.Popen[str]]:
-    process = start_child(
-        [sys.executable, "-P", "-m", CHILD, str(rank), str(micro_batches)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    with process:
-        try:
-            _hand_over(job, process)
-            yield process
-        finally:
-            process.kill()
-
-
-def _hand_over(job: str, child: subprocess.Popen[str]) -> None:
-    """Write the job to the child's input and close it, so that all children start at once."""
-    if child.stdin is not None:
-        with contextlib.suppress(BrokenPipeError):  # it ended at once; why is in its other pipes
-            child.stdin.write(job)
-            child.stdin.close()
-    child.stdin = None  # so that `communicate` leaves it alone
-
-
-def _answer(child: subprocess.Popen[str], rank: int, timeout_s: float) -> Seen:
-    try:
-        output, errors = child.communicate(timeout=max(0.0, timeout_s))
-    except subprocess.TimeoutExpired:
-        raise FrontrunnerError(f"the trace of rank {rank} was not done within {DEADLINE_S:.0f} s") from None
-    if child.returncode != 0:
-        tail = "\n".join(errors.splitlines()[-TAIL_LINES:])
-        raise FrontrunnerError(f"the trace of rank {rank} ended with status {child.returncode}:\n{tail}")
-    seen: Seen = json.loads(output)
-    return seen
-
-
-def _extrapolated(few: Seen, many: Seen, chosen: DryRunPlan) -> Seen:
-    """Extrapolate the memory of all micro-batches from traces of some and of twice as many."""
-    steps = chosen.recipe.accumulation / chosen.micro_batches - 1
-    sizes = {
-        category: max(0, round(size + steps * (many["memory_bytes"][category] - size)))
-        for category, size in few["memory_bytes"].items()
-    }
-    return {**few, "memory_bytes": sizes, "trace_time_s": few["trace_time_s"] + many["trace_time_s"]}
-
-
-def _traced_rank(seen: Seen, chosen: DryRunPlan) -> TracedRank:
-    recipe, flops = chosen.recipe, seen["flops"]
-    place = recipe.pipeline_rank(seen["rank"])
-    layers = layers_of_pipeline_ranks(recipe, chosen.problem)[place]
+def _traced_rank(chosen: DryRunPlan, few: Seen, many: Seen | None) -> TracedRank:
+    """Return what a trace shows; with a second one of twice as many micro-batches, the memory of all of them."""
+    recipe, problem, model = chosen.recipe, chosen.problem, chosen.problem.model
+    place = recipe.pipeline_rank(few["rank"])
+    layers = layers_of_pipeline_ranks(recipe, problem)[place]
+    sizes, trace_time_s = few["memory_bytes"], few["trace_time_s"]
+    if many is not None:
+        steps = recipe.accumulation / chosen.micro_batches - 1
+        sizes = {what: max(0, round(n + steps * (many["memory_bytes"][what] - n))) for what, n in sizes.items()}
+        trace_time_s += many["trace_time_s"]
+    # By formula: 3 x tokens of a rank x (layers x FLOPs of a layer + FLOPs of the head where it is) / tensor_parallel.
+    forward = layers * model.layer_flops_per_token(problem.sequence_length)
+    if rank_of_stage(recipe, recipe.stages - 1) == place:
+        forward += model.head_flops_per_token()
+    tokens = recipe.micro_batch_seqs * recipe.accumulation * problem.sequence_length / recipe.context_parallel
     return TracedRank(
-        rank=seen["rank"],
+        rank=few["rank"],
         pipeline_rank=place,
         layers=layers,
-        memory_bytes=seen["memory_bytes"],
-        forward_flops=flops["forward"],
-        backward_flops=flops["backward"],
-        recomputed_flops=flops["recompute"],
-        model_flops_by_formula=_by_formula(chosen, place, layers),
-        trace_time_s=seen["trace_time_s"],
+        memory_bytes=sizes,
+        forward_flops=few["flops"]["forward"],
+        backward_flops=few["flops"]["backward"],
+        recomputed_flops=few["flops"]["recompute"],
+        model_flops_by_formula=3.0 * tokens * forward / recipe.tensor_parallel,
+        trace_time_s=trace_time_s,
     )
-
-
-def _by_formula(chosen: DryRunPlan, place: int, layers: int) -> float:
-    """Return 3 x tokens of a rank x (layers x FLOPs of a layer + FLOPs of the head where it is) / tensor_parallel."""
-    recipe, problem = chosen.recipe, chosen.problem
-    forward = layers * problem.model.layer_flops_per_token(problem.sequence_length)
-    if rank_of_stage(recipe, recipe.stages - 1) == place:
-        forward += problem.model.head_flops_per_token()
-    tokens = recipe.micro_batch_seqs * recipe.accumulation * problem.sequence_length / recipe.context_parallel
-    return 3.0 * tokens * forward / recipe.tensor_parallel

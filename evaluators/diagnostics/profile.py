@@ -12,8 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from frontrunner.evaluators.diagnostics.step_breakdown import Breakdown, break_down, mean
-from frontrunner.evaluators.diagnostics.trace_events import read_events, read_trace, timeline
+from frontrunner.evaluators.diagnostics.step_breakdown import Breakdown, break_down, events_of, mean, read_trace
 from frontrunner.evaluators.probe.job import Corpus, profile_job
 from frontrunner.evaluators.probe.preflight import prepare_recipe_here
 from frontrunner.evaluators.probe.training_probe import TrainingProbe
@@ -24,11 +23,17 @@ from frontrunner.spaces.recipe import Recipe
 
 PATIENCE = 4.0
 """Times a probe's deadlines that a profile may take: tracing and writing traces cost time."""
-
 UNTRACED_STEPS = 5
 """Measured before the profiler starts, if the campaign's probes are adaptive: enough to show the usual step."""
 MOST_STEPS = 50
 """Traced steps: a trace takes megabytes per step and rank."""
+FAST = 1
+"""gzip's level: the highest takes minutes over large traces and saves little."""
+POLL_S = 1.0
+TOKEN = "profile"  # noqa: S105 - it names the one order
+
+OnProgress = Callable[[Progress], None]
+"""Called every second with the progress of the ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,102 +68,6 @@ class ProfilePlan:
     samples_host: bool
     measured_step_time_s: float | None
     differences: tuple[str, ...]
-
-
-def plan(
-    *,
-    recipe_id: str,
-    recipe: Recipe,
-    setup: ProbeSetup,
-    measured_step_time_s: float | None,
-    settings: ProfileSettings,
-    anyway: bool,
-) -> ProfilePlan:
-    """Check a profile against this machine; nothing is written.
-
-    Raises `InvalidInput` if this machine differs from the recipe's, unless `anyway`, if the recipe needs more than
-    one node, if its engine is not installed, and if the folder is there already.
-    """
-    differences = prepare_recipe_here(recipe_id, recipe, setup.problem.cluster, doing="profile", anyway=anyway)
-    return ProfilePlan(
-        recipe_id=recipe_id,
-        recipe=recipe,
-        setup=_patient(setup, recipe),
-        folder=_folder(settings.folder, setup.work_folder.parent / "profiles" / recipe_id),
-        steps=settings.steps,
-        samples_host=find_spec("pyinstrument") is not None,
-        measured_step_time_s=measured_step_time_s,
-        differences=differences,
-    )
-
-
-def _patient(setup: ProbeSetup, recipe: Recipe) -> ProbeSetup:
-    """Return the campaign's setup with longer deadlines, only for this recipe's engine."""
-    probe = setup.probe
-    patient = replace(
-        probe,
-        measured_steps=probe.measured_steps or UNTRACED_STEPS,
-        deadline_s=PATIENCE * probe.deadline_s,
-        step_deadline_s=PATIENCE * probe.step_deadline_s,
-    )
-    return replace(setup, probe=patient, engines=(recipe.engine,))
-
-
-def _folder(named: Path | None, usual: Path) -> Path:
-    """Return the named folder, or the first of usual/1, usual/2, ... that is free."""
-    if named is not None:
-        if named.exists() and (not named.is_dir() or any(named.iterdir())):
-            raise InvalidInput(f"{named} is there already and not an empty folder", hint="choose another --folder")
-        return named.resolve()
-    return next(path for path in _numbered(usual) if not path.exists()).resolve()
-
-
-def _numbered(usual: Path) -> Iterator[Path]:
-    return (usual / str(number) for number in count(1))
-
-
-FAST = 1
-"""gzip's level: the highest takes minutes over large traces and saves little."""
-
-
-def join_traces(traces: Sequence[Path], joined: Path) -> None:
-    """Write the spans of the ranks' traces, given in rank order, to one gzipped Chrome trace.
-
-    Its processes are named by rank. Arrows between spans are left out: their numbers mean something within one rank
-    only. Raises as `read_trace` does.
-    """
-    processes: dict[tuple[int, int], int] = {}
-    events: list[dict[str, Any]] = []
-    first_base_ns: int | None = None
-    for rank, path in enumerate(traces):
-        trace = read_trace(path)
-        base_ns = int(trace.get("baseTimeNanoseconds", 0))
-        first_base_ns = base_ns if first_base_ns is None else first_base_ns
-        for event in _spans_and_names(trace):
-            number = processes.setdefault((rank, event["pid"]), len(processes) + 1)
-            start_us = event.get("ts", 0) + (base_ns - first_base_ns) / 1000
-            events.append(event | {"pid": number, "ts": start_us} | _told(event, rank))
-    with gzip.open(joined, "wt", encoding="utf-8", compresslevel=FAST) as file:
-        json.dump({"displayTimeUnit": "ms", "traceEvents": events}, file)
-
-
-def _spans_and_names(trace: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Return whether an event is of a real process or device; the profiler's own marks have text as process ids."""
-    return (event for event in trace["traceEvents"] if event.get("ph") in ("X", "M") and isinstance(event["pid"], int))
-
-
-def _told(event: dict[str, Any], rank: int) -> dict[str, Any]:
-    """Return the fields of an event that name its rank."""
-    if event["name"] == "process_name":
-        return {"args": {"name": f"rank {rank}: {event['args']['name']}"}}
-    return {"args": {"sort_index": rank}} if event["name"] == "process_sort_index" else {}
-
-
-POLL_S = 1.0
-ORDER = "profile"
-
-OnProgress = Callable[[Progress], None]
-"""Called every second with the progress of the ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,13 +116,55 @@ class ProfileReport:
         return self.mean.step_time_s / self.step_time_s_untraced
 
 
+def plan(
+    *,
+    recipe_id: str,
+    recipe: Recipe,
+    setup: ProbeSetup,
+    measured_step_time_s: float | None,
+    settings: ProfileSettings,
+    anyway: bool,
+) -> ProfilePlan:
+    """Check a profile against this machine; nothing is written.
+
+    Raises `InvalidInput` if this machine differs from the recipe's, unless `anyway`, if the recipe needs more than
+    one node, if its engine is not installed, and if the folder is there already.
+    """
+    differences = prepare_recipe_here(recipe_id, recipe, setup.problem.cluster, doing="profile", anyway=anyway)
+    named, usual = settings.folder, setup.work_folder.parent / "profiles" / recipe_id
+    if named is not None and named.exists() and (not named.is_dir() or any(named.iterdir())):
+        raise InvalidInput(f"{named} is there already and not an empty folder", hint="choose another --folder")
+    probe = replace(
+        setup.probe,
+        measured_steps=setup.probe.measured_steps or UNTRACED_STEPS,
+        deadline_s=PATIENCE * setup.probe.deadline_s,
+        step_deadline_s=PATIENCE * setup.probe.step_deadline_s,
+    )
+    free = (path for number in count(1) if not (path := usual / str(number)).exists())
+    return ProfilePlan(
+        recipe_id=recipe_id,
+        recipe=recipe,
+        setup=replace(setup, probe=probe, engines=(recipe.engine,)),
+        folder=(named or next(free)).resolve(),
+        steps=settings.steps,
+        samples_host=find_spec("pyinstrument") is not None,
+        measured_step_time_s=measured_step_time_s,
+        differences=differences,
+    )
+
+
 def run(chosen: ProfilePlan, on_progress: OnProgress | None = None) -> ProfileReport:
     """Run a profile to its end.
 
     Raises `InvalidInput` if another profile has taken its folder, and `FrontrunnerError`, with the kind of failure
     and the log's end, if the run fails.
     """
-    _take(chosen.folder)
+    folder = chosen.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        (folder / "job.json").touch(exist_ok=False)  # of two that start at once only one creates it
+    except FileExistsError:
+        raise InvalidInput(f"{folder} holds a profile", hint="run it again, or choose another --folder") from None
     outcome = _outcome(chosen, on_progress)
     if isinstance(outcome, Failure):
         raise FrontrunnerError(
@@ -221,55 +172,74 @@ def run(chosen: ProfilePlan, on_progress: OnProgress | None = None) -> ProfileRe
             hint=f"the whole log: {outcome.log_path}",
         )
     ranks = range(chosen.recipe.devices)
-    traces = tuple(chosen.folder / f"rank-{rank}.trace.json.gz" for rank in ranks)
-    breakdowns = tuple(_breakdown(trace) for trace in traces)
-    joined = chosen.folder / "trace.json.gz"
-    join_traces(traces, joined)
+    traces = tuple(folder / f"rank-{rank}.trace.json.gz" for rank in ranks)
+    breakdowns = join_traces(traces, folder / "trace.json.gz")
     return ProfileReport(
         recipe_id=chosen.recipe_id,
         recipe=chosen.recipe,
-        folder=chosen.folder,
+        folder=folder,
         steps=chosen.steps,
         ranks=breakdowns,
         step_time_s_untraced=statistics.median(outcome.step_times_s),
         measured_step_time_s=chosen.measured_step_time_s,
         traces=traces,
-        joined_trace=joined,
+        joined_trace=folder / "trace.json.gz",
         on_cpu=chosen.setup.problem.cluster.backend == "cpu",
-        host_trees=tuple(chosen.folder / f"rank-{rank}.host.txt" for rank in ranks) if chosen.samples_host else (),
+        host_trees=tuple(folder / f"rank-{rank}.host.txt" for rank in ranks) if chosen.samples_host else (),
     )
 
 
-def _take(folder: Path) -> None:
-    """Claim the folder for this run: of two that start at once only one creates the job file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        (folder / "job.json").touch(exist_ok=False)
-    except FileExistsError:
-        raise InvalidInput(f"{folder} holds a profile", hint="run it again, or choose another --folder") from None
-
-
 def _outcome(chosen: ProfilePlan, on_progress: OnProgress | None) -> Measurement | Failure:
-    order = ProbeOrder(token=ORDER, recipe=chosen.recipe, run_folder=chosen.folder)
-
     def job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Corpus) -> dict[str, object]:
         return profile_job(setup, recipe, run_folder, tokens, steps=chosen.steps, samples_host=chosen.samples_host)
 
     probe = TrainingProbe(chosen.setup, make_job=job)
     try:
-        probe.start(order)
+        probe.start(ProbeOrder(token=TOKEN, recipe=chosen.recipe, run_folder=chosen.folder))
         while True:
             for finished in probe.finished(POLL_S):
                 return finished.outcome
-            progress = probe.progress(ORDER)
+            progress = probe.progress(TOKEN)
             if on_progress is not None and progress is not None:
                 on_progress(progress)
     finally:
         probe.close()
 
 
-def _breakdown(trace: Path) -> Breakdown:
-    try:
-        return break_down(timeline(read_events(trace)))
-    except (OSError, ValueError, KeyError) as error:
-        raise FrontrunnerError(f"{trace} cannot be read as a trace: {error}") from error
+def join_traces(traces: Sequence[Path], joined: Path) -> tuple[Breakdown, ...]:
+    """Write the spans of the ranks' traces, given in rank order, to one gzipped Chrome trace; break each down.
+
+    Its processes are named by rank. Arrows between spans are left out: their numbers mean something within one rank
+    only. Raises `FrontrunnerError` for a trace that cannot be read.
+    """
+    processes: dict[tuple[int, int], int] = {}
+    events: list[dict[str, Any]] = []
+    breakdowns = []
+    first_base_ns: int | None = None
+    for rank, path in enumerate(traces):
+        try:
+            trace = read_trace(path)
+            breakdowns.append(break_down(events_of(trace)))
+        except (OSError, ValueError, KeyError) as error:
+            raise FrontrunnerError(f"{path} cannot be read as a trace: {error}") from error
+        base_ns = int(trace.get("baseTimeNanoseconds", 0))
+        first_base_ns = base_ns if first_base_ns is None else first_base_ns
+        for event in _of_rank(rank, trace):
+            number = processes.setdefault((rank, event["pid"]), len(processes) + 1)
+            start_us = event.get("ts", 0) + (base_ns - first_base_ns) / 1000
+            events.append(event | {"pid": number, "ts": start_us})
+    with gzip.open(joined, "wt", encoding="utf-8", compresslevel=FAST) as file:
+        json.dump({"displayTimeUnit": "ms", "traceEvents": events}, file)
+    return tuple(breakdowns)
+
+
+def _of_rank(rank: int, trace: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield spans and names of processes and devices; the profiler's own marks have text as process ids."""
+    for event in trace["traceEvents"]:
+        if event.get("ph") in ("X", "M") and isinstance(event["pid"], int):
+            if event["name"] == "process_name":
+                yield event | {"args": {"name": f"rank {rank}: {event['args']['name']}"}}
+            elif event["name"] == "process_sort_index":
+                yield event | {"args": {"sort_index": rank}}
+            else:
+                yield event

@@ -1,15 +1,23 @@
-"""Breakdown of a rank's step time into parts.
+"""Breakdown of a rank's step time into parts, from a Chrome trace of torch's profiler.
 
 At each moment of a step exactly one thing counts: what the rank's device computes; else what it waits for; else what
 the host is known to do; else it is idle. The parts therefore sum to the step's time. Communication that runs while
-something is computed costs nothing and is counted apart, as hidden."""
+something is computed costs nothing and is counted apart, as hidden.
+"""
 
 from __future__ import annotations
 
+import bisect
+import gzip
+import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from frontrunner.evaluators.trainer.job import DATA_RANGE, STEP_RANGE, WAIT_RANGE
 
 Span = tuple[float, float]
 """Start and end, in any one unit."""
@@ -81,35 +89,6 @@ class Part(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Activity:
-    """Span of time, in microseconds, of one part."""
-
-    part: Part
-    start_us: float
-    end_us: float
-
-    @property
-    def span(self) -> Span:
-        """Start and end."""
-        return (self.start_us, self.end_us)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timeline:
-    """Activities of one rank in the steps of its trace.
-
-    `busy` is what its device computed, `moving` the communication that was in flight, `waiting` the part of it that
-    the rank waited for (on an accelerator all of it), and `hosting` what its host did.
-    """
-
-    steps: tuple[Span, ...]
-    busy: tuple[Activity, ...]
-    moving: tuple[Activity, ...]
-    waiting: tuple[Activity, ...]
-    hosting: tuple[Activity, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Breakdown:
     """Seconds of a step by part, mean over the steps of a trace; `seconds` sums to `step_time_s`.
 
@@ -126,41 +105,279 @@ class Breakdown:
         return sum(seconds for part, seconds in self.seconds.items() if part.moves_data)
 
 
-def break_down(timeline: Timeline) -> Breakdown:
-    """Assign each moment of the steps to one part."""
-    steps = merged(timeline.steps)
-    layers = [_by_part(activities) for activities in (timeline.busy, timeline.waiting, timeline.hosting)]
-    unit_us = 1e6 * len(timeline.steps)
-    left = steps
-    seconds = dict.fromkeys(Part, 0.0)
-    for layer in layers:
-        for part, spans in layer.items():
-            seconds[part] += total(intersection(left, spans)) / unit_us
-            left = difference(left, spans)
-    seconds[Part.IDLE] = total(left) / unit_us
-    busy = intersection(steps, merged(activity.span for activity in timeline.busy))
-    hidden = {part: total(intersection(busy, spans)) / unit_us for part, spans in _by_part(timeline.moving).items()}
-    return Breakdown(step_time_s=total(steps) / unit_us, seconds=seconds, hidden=hidden)
-
-
-def mean(breakdowns: Iterable[Breakdown]) -> Breakdown:
+def mean(breakdowns: Sequence[Breakdown]) -> Breakdown:
     """Return the mean over ranks; parts still sum to the step's time."""
-    every = tuple(breakdowns)
 
-    def over(tables: Iterable[Mapping[Part, float]]) -> dict[Part, float]:
-        kept = tuple(tables)
-        return {part: sum(table.get(part, 0.0) for table in kept) / len(kept) for part in Part}
+    def over(tables: Sequence[Mapping[Part, float]]) -> dict[Part, float]:
+        return {part: sum(table.get(part, 0.0) for table in tables) / len(tables) for part in Part}
 
     return Breakdown(
-        step_time_s=sum(breakdown.step_time_s for breakdown in every) / len(every),
-        seconds=over(breakdown.seconds for breakdown in every),
-        hidden=over(breakdown.hidden for breakdown in every),
+        step_time_s=sum(each.step_time_s for each in breakdowns) / len(breakdowns),
+        seconds=over([each.seconds for each in breakdowns]),
+        hidden=over([each.hidden for each in breakdowns]),
     )
+
+
+class Activity(NamedTuple):
+    """Span of time, in microseconds, of one part."""
+
+    part: Part
+    span: Span
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Span of a trace. `correlation` links what a device did to the host's call that launched it."""
+
+    name: str
+    category: str
+    thread: str
+    start_us: float
+    end_us: float
+    correlation: int | None = None
+    collective: str = ""
+
+    @property
+    def span(self) -> Span:
+        """Start and end."""
+        return (self.start_us, self.end_us)
+
+    @property
+    def is_step(self) -> bool:
+        """Whether this is a step, on the thread that ran it."""
+        return self.category == ANNOTATION and self.name == STEP_RANGE
+
+
+ANNOTATION, OPERATOR = "user_annotation", "cpu_op"
+DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
+LAUNCH_CATEGORIES = ("_runtime", "_driver")
+"""Suffixes of the categories of host calls that launch work on a device (`cuda_runtime`)."""
+COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+COLLECTIVE_LIBRARIES = ("nccl", "rccl", "oneccl")
+IN_FLIGHT_ON_CPU = "gloo:"
+WAIT_OPERATOR = "wait_tensor"
+UNSEEN_WAITS = "DistributedDataParallel.forward"
+"""A trace with this has waits in C++ that are not recorded."""
+WORDS = {
+    # Longer words first: a reduce-scatter is no scatter.
+    "reducescatter": Part.REDUCE_SCATTER,
+    "allreduce": Part.ALL_REDUCE,
+    "allgather": Part.ALL_GATHER,
+    "alltoall": Part.ALL_TO_ALL,
+    "broadcast": Part.BROADCAST,
+    "send": Part.SEND_RECV,
+    "recv": Part.SEND_RECV,
+}
+
+
+def read_trace(path: Path) -> dict[str, Any]:
+    """Read a gzipped Chrome trace; raise `ValueError` for another file and `OSError` where it cannot be read."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        document = json.load(file)
+    if not (isinstance(document, dict) and isinstance(document.get("traceEvents"), list)):
+        raise ValueError(f"{path} is not a Chrome trace: it has no traceEvents")  # noqa: TRY004 - a file, not a caller
+    return document
+
+
+def events_of(trace: Mapping[str, Any]) -> list[Event]:
+    """Return the spans of a Chrome trace."""
+    return [
+        Event(
+            name=str(table["name"]),
+            category=str(table.get("cat", "")),
+            thread=f"{table['pid']}/{table['tid']}",
+            start_us=float(table["ts"]),
+            end_us=float(table["ts"]) + float(table["dur"]),
+            correlation=table.get("args", {}).get("correlation"),
+            collective=str(table.get("args", {}).get("Collective name", "")),
+        )
+        for table in trace["traceEvents"]
+        if table.get("ph") == "X" and "dur" in table
+    ]
+
+
+def break_down(events: Sequence[Event]) -> Breakdown:
+    """Assign each moment of a rank's steps to one part; raise `ValueError` for a trace without a step.
+
+    `busy` is what its device computed, `moving` the communication that was in flight, `waiting` the part of it that the
+    rank waited for (on an accelerator all of it), and `hosting` what its host did.
+    """
+    if not any(event.is_step for event in events):
+        raise ValueError(f"the trace contains no step: no range {STEP_RANGE}")
+    on_device = any(event.category in DEVICE_CATEGORIES for event in events)
+    spans = [event.span for event in events if event.is_step]
+    busy, moving, waiting, hosting = (_on_device if on_device else _on_host)(events)
+    steps, unit_us = merged(spans), 1e6 * len(spans)
+    left = steps
+    seconds = dict.fromkeys(Part, 0.0)
+    for layer in (busy, waiting, hosting):
+        for part, parts in _by_part(layer).items():
+            seconds[part] += total(intersection(left, parts)) / unit_us
+            left = difference(left, parts)
+    seconds[Part.IDLE] = total(left) / unit_us
+    computing = intersection(steps, merged(each.span for each in busy))
+    hidden = {part: total(intersection(computing, parts)) / unit_us for part, parts in _by_part(moving).items()}
+    return Breakdown(step_time_s=total(steps) / unit_us, seconds=seconds, hidden=hidden)
 
 
 def _by_part(activities: Iterable[Activity]) -> dict[Part, list[Span]]:
     """Return the merged spans of each part, in order of precedence."""
     found: dict[Part, list[Span]] = {part: [] for part in Part}
-    for activity in activities:
-        found[activity.part].append(activity.span)
+    for part, span in activities:
+        found[part].append(span)
     return {part: merged(spans) for part, spans in found.items() if spans}
+
+
+Activities = tuple[list[Activity], list[Activity], list[Activity], list[Activity]]
+
+
+def _on_device(events: Sequence[Event]) -> Activities:
+    launched_us = {event.correlation: event.start_us for event in events if event.category.endswith(LAUNCH_CATEGORIES)}
+    ranges = _host_ranges(events)
+    busy, moving = [], []
+    for event in events:
+        if event.category not in DEVICE_CATEGORIES:
+            continue
+        asked_us = launched_us.get(event.correlation) if event.correlation is not None else None
+        part = Part.COMPUTE if asked_us is None else _part_at(asked_us, ranges)
+        with_host = event.category == "gpu_memcpy" and ("HtoD" in event.name or "DtoH" in event.name)
+        if any(library in event.name.lower() for library in COLLECTIVE_LIBRARIES):
+            named = collective_part(event.name)  # or by torch's label: ROCm's kernels share one name
+            named = collective_part(event.collective) if named == Part.OTHER_COLLECTIVE else named
+            moving.append(Activity(named, event.span))
+        elif part == Part.COMPUTE and with_host:
+            moving.append(Activity(Part.HOST_COPY, event.span))
+        else:
+            busy.append(Activity(part, event.span))
+    return busy, moving, moving, [each for each in ranges if each.part == Part.DATA]
+
+
+def _on_host(events: Sequence[Event]) -> Activities:
+    """Return the activities of a rank whose device is a CPU."""
+    thread = next(event.thread for event in events if event.is_step)
+    own = [event for event in events if event.thread == thread]
+    ranges, moving = _host_ranges(own), _in_flight(events)
+    # A wait or a compiled region takes time from the operators around it.
+    nested = [e for e in own if e.category == OPERATOR or e.name == WAIT_RANGE or _is_compiled(e)]
+    busy = [
+        Activity(_part_at(event.start_us, ranges), span)
+        for event, spans in self_times(nested)
+        if _is_computing(event)
+        for span in spans
+    ]
+    return busy, moving, list(_waiting(own, moving)), ranges
+
+
+def _host_ranges(events: Iterable[Event]) -> list[Activity]:
+    """Return the optimizer's steps, which torch marks, and the trainer's reading of data on the host."""
+    found = []
+    for event in events:
+        is_optimizer = event.name.startswith("Optimizer.")
+        if event.category == ANNOTATION and (is_optimizer or event.name == DATA_RANGE):
+            found.append(Activity(Part.OPTIMIZER if is_optimizer else Part.DATA, event.span))
+    return found
+
+
+def _part_at(time_us: float, ranges: Iterable[Activity]) -> Part:
+    """Return the part of the host's range that contains a moment; outside of all ranges, the model."""
+    return next((part for part, (start, end) in ranges if start <= time_us < end), Part.COMPUTE)
+
+
+def collective_part(name: str) -> Part:
+    """Return the kind of a collective from the name of a call (`c10d::allreduce_`), an event in flight, or a kernel."""
+    letters = "".join(character for character in name.lower() if character.isalpha())
+    return next((part for word, part in WORDS.items() if word in letters), Part.OTHER_COLLECTIVE)
+
+
+def _is_compiled(event: Event) -> bool:
+    return event.category in (ANNOTATION, OPERATOR) and "Compiled" in event.name
+
+
+def _is_computing(event: Event) -> bool:
+    """Return whether the self time of a host's event is computing.
+
+    It is that of the operators of torch and its extensions (`aten::mm`) and of compiled regions. Nodes of autograd,
+    functions written in Python and collectives hold others' time and their own waiting.
+    """
+    namespace, colons, _ = event.name.partition("::")
+    is_operator = bool(colons) and namespace not in (*COLLECTIVE_NAMESPACES, "autograd", "frontrunner")
+    return is_operator or _is_compiled(event)
+
+
+def _in_flight(events: Iterable[Event]) -> list[Activity]:
+    """Return the collectives of gloo, each of the kind that was called.
+
+    An all-reduce of gloo's may be torch's reduce-scatter. Each is taken for the first call, not yet taken, that may
+    have asked for it.
+    """
+    ordered = sorted(events, key=lambda event: event.start_us)
+    calls = [event for event in ordered if event.category == OPERATOR and event.name.startswith("c10d::")]
+    asked = [call for call in calls if collective_part(call.name) in (Part.ALL_REDUCE, Part.REDUCE_SCATTER)]
+    found = []
+    for event in ordered:
+        if event.name.startswith(IN_FLIGHT_ON_CPU):
+            part = collective_part(event.name)
+            if part == Part.ALL_REDUCE and asked and asked[0].start_us <= event.start_us:
+                part = collective_part(asked.pop(0).name)
+            found.append(Activity(part, event.span))
+    return found
+
+
+def _waiting(own: Sequence[Event], moving: Sequence[Activity]) -> Iterator[Activity]:
+    """Yield the time in which the thread called a collective or waited for one."""
+    if any(event.name == UNSEEN_WAITS for event in own):
+        yield from moving
+    calls, awaited = [], []
+    for event in own:
+        namespace, _, rest = event.name.partition("::")
+        is_operator = event.category == OPERATOR
+        if event.name == WAIT_RANGE or (is_operator and rest == WAIT_OPERATOR):
+            awaited.append(event.span)
+        elif is_operator and namespace in COLLECTIVE_NAMESPACES and "wrap_tensor" not in rest:
+            calls.append(Activity(collective_part(event.name), event.span))
+    yield from calls
+    waits = merged(awaited)
+    for part, spans in _by_part(moving).items():
+        yield from (Activity(part, span) for span in intersection(waits, spans))
+    # What is left is the way of a call to gloo's thread, or of its end back to this one: it goes to the last begun.
+    begun = sorted([*moving, *calls], key=lambda each: each.span[0])
+    starts = [each.span[0] for each in begun]
+    for span in difference(waits, merged(each.span for each in moving)):
+        before = bisect.bisect_left(starts, span[1])
+        yield Activity(begun[before - 1].part if before else Part.OTHER_COLLECTIVE, span)
+
+
+@dataclass(kw_only=True)
+class _Open:
+    """Open event: its own time so far, and where that continues."""
+
+    event: Event
+    goes_on_us: float
+    spans: list[Span] = field(default_factory=list)
+    wraps: bool = False
+
+
+def self_times(events: Iterable[Event]) -> Iterator[tuple[Event, list[Span]]]:
+    """Yield each of one thread's nested events with the time in which none of the events inside it ran.
+
+    One that holds another of the same name is left out: it is the dispatch, in Python, of an operator on a tensor
+    that is spread over ranks.
+    """
+    nest: list[_Open] = []
+
+    def closed(until_us: float) -> Iterator[tuple[Event, list[Span]]]:
+        while nest and nest[-1].event.end_us <= until_us:
+            ended = nest.pop()
+            if not ended.wraps:
+                yield ended.event, [*ended.spans, *merged([(ended.goes_on_us, ended.event.end_us)])]
+
+    for event in sorted(events, key=lambda event: (event.start_us, -event.end_us)):
+        yield from closed(event.start_us)
+        if nest:
+            outer = nest[-1]
+            outer.spans += merged([(outer.goes_on_us, event.start_us)])
+            outer.goes_on_us = max(outer.goes_on_us, event.end_us)
+        for outer in nest:
+            outer.wraps = outer.wraps or outer.event.name == event.name
+        nest.append(_Open(event=event, goes_on_us=event.start_us))
+    yield from closed(math.inf)

@@ -8,19 +8,20 @@ replicas are DistributedDataParallel's. Ranks are numbered tp-cp-dp.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from frontrunner.evaluators.export.base import Export, Tool, launch_of, yaml_text
+from frontrunner.evaluators.export.base import Export, Tool, fsdp_degrees, launch_of, nested, words, yaml_text
 from frontrunner.evaluators.export.deepspeed import OFFLOADS, zero_sharding
 from frontrunner.evaluators.export.reading import (
     Given,
     Options,
-    Section,
-    embedded_files,
+    Table,
     read_options,
     recipe_of,
     refuse_other_problem,
-    yaml_section,
+    split_files,
+    yaml_table,
 )
 from frontrunner.spaces.errors import InvalidInput, bad_value
 from frontrunner.spaces.legality import Reason
@@ -29,7 +30,9 @@ from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
 
 FILE = "accelerate.yaml"
-SIZE = "parallelism_config_{}_size"
+MESH = "parallelism_config.parallelism_config_{}_size"
+CHECKPOINTING = "--gradient_checkpointing"
+BATCH = ("micro_batch_seqs", "accumulation")
 
 
 class Accelerate(Tool):
@@ -38,56 +41,120 @@ class Accelerate(Tool):
     name = "accelerate"
     title = "Accelerate"
     usage = f'accelerate launch --config_file {FILE} YOUR_SCRIPT "${{RECIPE_ARGS[@]}}"'
-    dimensions = frozenset({"tensor_parallel", "context_parallel", "sharding", "recompute", "compile", "offload"})
+    expressed = frozenset({"sharding", "recompute", "compile", "offload"})
 
-    def why_unsupported(self, problem: Problem, recipe: Recipe) -> Reason | None:
-        """Return what of the recipe neither FSDP2, DeepSpeed nor DistributedDataParallel runs."""
+    def refusals(self, problem: Problem, recipe: Recipe) -> Iterator[Reason]:
+        """Yield what of the recipe neither FSDP2, DeepSpeed nor DistributedDataParallel runs."""
         del problem
+        tool, name, (p, g, o) = self.title, recipe.sharding_name, recipe.sharding.degrees
+        cp, copies = recipe.context_parallel, recipe.copies
         if recipe.pipeline_parallel > 1:
-            return Reason("pipeline-unsaid", f"{self.title} runs pipelines only by Megatron-LM: export megatron-lm")
+            yield Reason("pipeline-unsaid", f"{tool} runs pipelines only by Megatron-LM: export megatron-lm")
         if recipe.recompute == "selective":
-            return Reason("recompute-unsaid", f"{self.title} recomputes whole layers or none")
-        return self._why_no_fsdp(recipe) if _kind(recipe) == "fsdp" else self._why_not_plain(recipe)
-
-    def _why_not_plain(self, recipe: Recipe) -> Reason | None:
-        if recipe.tensor_parallel > 1 or recipe.context_parallel > 1:
-            reason = f"{self.title} has tensor and context parallelism only with FSDP, not {recipe.sharding_name}"
-            return Reason("sharding-unsaid", reason)
-        return None if recipe.offload == "none" else Reason("offload-unsaid", f"{self.title} offloads only with FSDP")
-
-    def _why_no_fsdp(self, recipe: Recipe) -> Reason | None:
-        name, (p, g, o) = recipe.sharding_name, recipe.sharding.degrees
+            yield Reason("recompute-unsaid", f"{tool} recomputes whole layers or none")
+        if _kind(recipe) != "fsdp":
+            if recipe.tensor_parallel > 1 or cp > 1:
+                reason = f"{tool} has tensor and context parallelism only with FSDP, not {name}"
+                yield Reason("sharding-unsaid", reason)
+            if recipe.offload != "none":
+                yield Reason("offload-unsaid", f"{tool} offloads only with FSDP")
+            return
         if recipe.offload not in ("none", "optimizer+parameters"):
-            reason = f"{self.title}'s FSDP offloads optimizer+parameters or none, not {recipe.offload}"
-            return Reason("offload-unsaid", reason)
-        if not (p == g == o or (p, g, o) == (1, recipe.copies, recipe.copies)):
-            return Reason("sharding-unsaid", f"{self.title}'s FSDP has zero-2, zero-3 and hybrid-K, not {name}")
-        if o % recipe.context_parallel or (recipe.copies > 1 and o < 2):
-            return Reason(
-                "sharding-unsaid", f"{self.title}'s FSDP shards over replicas and context ranks, not as {name}"
-            )
-        return None
+            reason = f"{tool}'s FSDP offloads optimizer+parameters or none, not {recipe.offload}"
+            yield Reason("offload-unsaid", reason)
+        if not (p == g == o or (p, g, o) == (1, copies, copies)):
+            yield Reason("sharding-unsaid", f"{tool}'s FSDP has zero-2, zero-3 and hybrid-K, not {name}")
+        if o % cp or (copies > 1 and o < 2):
+            yield Reason("sharding-unsaid", f"{tool}'s FSDP shards over replicas and context ranks, not as {name}")
 
     def arguments_and_files(self, problem: Problem, recipe: Recipe) -> Export:
         """Return the Trainer's arguments, and the file that `accelerate launch --config_file` takes."""
-        words = ["--per_device_train_batch_size", str(recipe.micro_batch_seqs)]
-        words += ["--gradient_accumulation_steps", str(recipe.accumulation)]
+        arguments: dict[str, Any] = {self.names[number]: getattr(recipe, number) for number in BATCH}
         if recipe.recompute == "full" and _kind(recipe) != "fsdp":
-            words += ["--gradient_checkpointing", "true"]
-        return Export(arguments=tuple(words), files={FILE: yaml_text(settings(problem, recipe))})
+            arguments[CHECKPOINTING] = "true"
+        files = {FILE: yaml_text(nested(self._settings(problem, recipe)))}
+        return Export(arguments=words(arguments), files=files)
+
+    def _settings(self, problem: Problem, recipe: Recipe) -> dict[str, Any]:
+        """Return the configuration."""
+        launch, kind = launch_of(problem, recipe), _kind(recipe)
+        on_cpu = problem.cluster.backend == "cpu"
+        plain = "NO" if recipe.devices == 1 else "MULTI_CPU" if on_cpu else "MULTI_GPU"
+        found: dict[str, Any] = {
+            "compute_environment": "LOCAL_MACHINE",
+            "distributed_type": {"deepspeed": "DEEPSPEED", "fsdp": "FSDP"}.get(kind, plain),
+            "mixed_precision": "no" if problem.precision == "fp32" else problem.precision,
+            "num_machines": launch.nodes if launch else 1,
+            "num_processes": recipe.devices,
+            "use_cpu": on_cpu,
+        }
+        if recipe.compile:
+            found["dynamo_config"] = {"dynamo_backend": "INDUCTOR", "dynamo_use_regional_compilation": True}
+        if kind == "deepspeed":
+            found |= {
+                "deepspeed_config.zero_stage": 1,
+                "deepspeed_config.gradient_accumulation_steps": recipe.accumulation,
+                "deepspeed_config.zero3_init_flag": False,
+            }
+        if kind == "fsdp":
+            replicate, shard = fsdp_degrees(recipe)
+            found |= {
+                "fsdp_config.fsdp_version": 2,
+                "fsdp_config.fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+                "fsdp_config.fsdp_reshard_after_forward": recipe.sharding.parameters == recipe.sharding.optimizer,
+                "fsdp_config.fsdp_activation_checkpointing": recipe.recompute == "full",
+                "fsdp_config.fsdp_offload_params": recipe.offload != "none",
+                MESH.format("dp_replicate"): replicate,
+                MESH.format("dp_shard"): shard,
+                **self.numbers(recipe, *BATCH),
+            }
+        return found
 
     def read(self, problem: Problem, given: Given) -> Recipe:
         """Return the recipe of a script of `render`'s form, or of a configuration alone with the batch stated."""
-        inside = embedded_files(given.text).get(FILE)
+        inside = split_files(given.text)[1].get(FILE)
         said = Options() if inside is None else read_options(given.text)
-        found = _configured(problem, yaml_section(given.text if inside is None else inside))
-        found["micro_batch_seqs"] = said.number("--per-device-train-batch-size")
-        accumulation = said.number("--gradient-accumulation-steps")
+        root = yaml_table(given.text if inside is None else inside)
+        kind, precision = root.get("distributed_type"), root.get("mixed_precision", "no")
+        refuse_other_problem({"mixed_precision": ("fp32" if precision == "no" else precision, problem.precision)})
+        found: dict[str, Any] = {
+            "devices": root.number("num_processes"),
+            "compile": str(root.get("dynamo_config.dynamo_backend", "NO")).upper() != "NO",
+        }
+        if kind == "DEEPSPEED":
+            found |= _deepspeed(root)
+        elif kind == "FSDP":
+            found |= self._sharded(root, found["devices"] or problem.cluster.devices)
+        elif kind not in ("NO", "MULTI_GPU", "MULTI_CPU", "MULTI_XPU"):
+            raise bad_value("distributed_type", kind, "NO, MULTI_GPU, MULTI_CPU, MULTI_XPU, FSDP or DEEPSPEED")
+        found["micro_batch_seqs"] = said.number(self.names["micro_batch_seqs"])
+        accumulation = said.number(self.names["accumulation"])
         if accumulation is not None and found.setdefault("accumulation", accumulation) != accumulation:
             raise InvalidInput(f"gradient_accumulation_steps is {found['accumulation']} and {accumulation}")
-        if said.text("--gradient-checkpointing", "false") != "false":
+        if said.text(CHECKPOINTING, "false") != "false":
             found["recompute"] = "full"
-        return recipe_of(problem, found | {"engine": given.stated.get("engine", found["engine"])}, given)
+        return recipe_of(problem, found, given, engine="deepspeed" if kind == "DEEPSPEED" else "torch")
+
+    def _sharded(self, root: Table, devices: int) -> dict[str, Any]:
+        """Return what FSDP2 says: sizes of the mesh, and whether parameters are gathered again for backward."""
+        version = root.get("fsdp_config.fsdp_version", 1)
+        if version != 2:
+            raise bad_value("fsdp_config.fsdp_version", version, "2", hint="accelerate to-fsdp2 converts it")
+        root.refuse({MESH.format("sp"): "DeepSpeed's sequence parallelism"})
+        mesh = {number: root.number(name) or 1 for number, name in self.names.items() if number not in BATCH}
+        tp, cp = mesh.values()
+        replicate = root.number(MESH.format("dp_replicate")) or 1
+        shard = root.number(MESH.format("dp_shard")) or max(1, devices // (replicate * tp * cp))
+        spread = shard * cp
+        key = "fsdp_config.fsdp_reshard_after_forward"
+        reshards = root.get(key, default=True) in (True, "true", "FULL_SHARD")
+        if not reshards and replicate > 1:
+            raise bad_value(key, reshards, "true, with replicated shards")
+        return mesh | {
+            "sharding": Sharding(parameters=spread if reshards else 1, gradients=spread, optimizer=spread),
+            "recompute": "full" if root.flag("fsdp_config.fsdp_activation_checkpointing") else "none",
+            "offload": "optimizer+parameters" if root.flag("fsdp_config.fsdp_offload_params") else "none",
+        }
 
 
 def _kind(recipe: Recipe) -> str:
@@ -98,96 +165,14 @@ def _kind(recipe: Recipe) -> str:
     return "fsdp" if alone else "none"
 
 
-def settings(problem: Problem, recipe: Recipe) -> dict[str, Any]:
-    """Return the configuration."""
-    launch, kind = launch_of(problem, recipe), _kind(recipe)
-    on_cpu = problem.cluster.backend == "cpu"
-    plain = "NO" if recipe.devices == 1 else "MULTI_CPU" if on_cpu else "MULTI_GPU"
-    found: dict[str, Any] = {
-        "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": {"deepspeed": "DEEPSPEED", "fsdp": "FSDP"}.get(kind, plain),
-        "mixed_precision": "no" if problem.precision == "fp32" else problem.precision,
-        "num_machines": launch.nodes if launch else 1,
-        "num_processes": recipe.devices,
-        "use_cpu": on_cpu,
-    }
-    if recipe.compile:
-        found["dynamo_config"] = {"dynamo_backend": "INDUCTOR", "dynamo_use_regional_compilation": True}
-    if kind == "deepspeed":
-        found["deepspeed_config"] = {
-            "zero_stage": 1,
-            "gradient_accumulation_steps": recipe.accumulation,
-            "zero3_init_flag": False,
-        }
-    elif kind == "fsdp":
-        found |= _fsdp(recipe)
-    return found
-
-
-def _fsdp(recipe: Recipe) -> dict[str, Any]:
-    shard = max(1, recipe.sharding.optimizer // recipe.context_parallel)
-    sizes = {
-        "dp_replicate": recipe.data_parallel // shard,
-        "dp_shard": shard,
-        "tp": recipe.tensor_parallel,
-        "cp": recipe.context_parallel,
-    }
-    fsdp = {
-        "fsdp_version": 2,
-        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "fsdp_reshard_after_forward": recipe.sharding.parameters == recipe.sharding.optimizer,
-        "fsdp_activation_checkpointing": recipe.recompute == "full",
-        "fsdp_offload_params": recipe.offload != "none",
-    }
-    return {"fsdp_config": fsdp, "parallelism_config": {SIZE.format(key): value for key, value in sizes.items()}}
-
-
-def _configured(problem: Problem, root: Section) -> dict[str, Any]:
-    kind, precision = root.get("distributed_type"), root.get("mixed_precision", "no")
-    refuse_other_problem({"mixed_precision": ("fp32" if precision == "no" else precision, problem.precision)})
-    found: dict[str, Any] = {
-        "devices": root.number("num_processes"),
-        "compile": str(root.table("dynamo_config").get("dynamo_backend", "NO")).upper() != "NO",
-        "engine": "deepspeed" if kind == "DEEPSPEED" else "torch",
-    }
-    if kind == "DEEPSPEED":
-        return found | _deepspeed(root.table("deepspeed_config"))
-    if kind == "FSDP":
-        return found | _sharded(root, found["devices"] or problem.cluster.devices)
-    if kind not in ("NO", "MULTI_GPU", "MULTI_CPU", "MULTI_XPU"):
-        raise bad_value("distributed_type", kind, "NO, MULTI_GPU, MULTI_CPU, MULTI_XPU, FSDP or DEEPSPEED")
-    return found
-
-
-def _deepspeed(plugin: Section) -> dict[str, Any]:
-    if plugin.get("deepspeed_config_file") is not None:
+def _deepspeed(root: Table) -> dict[str, Any]:
+    if root.get("deepspeed_config.deepspeed_config_file") is not None:
         raise InvalidInput("deepspeed_config.deepspeed_config_file: give that file with --from deepspeed")
-    where = tuple(str(plugin.get(f"offload_{what}_device", "none")) for what in ("optimizer", "param"))
+    keys = [f"deepspeed_config.offload_{what}_device" for what in ("optimizer", "param")]
+    where = tuple(str(root.get(key, "none")) for key in keys)
     if where not in OFFLOADS:
         raise bad_value("deepspeed_config.offload_optimizer_device, offload_param_device", list(where), "none or cpu")
-    key = "gradient_accumulation_steps"
-    accumulation = None if plugin.get(key) == "auto" else plugin.number(key)
-    found = {"sharding": zero_sharding(plugin, "zero_stage", 2), "offload": OFFLOADS[where]}
+    key = "deepspeed_config.gradient_accumulation_steps"
+    accumulation = None if root.get(key) == "auto" else root.number(key)
+    found = {"sharding": zero_sharding(root, "deepspeed_config.zero_stage", 2), "offload": OFFLOADS[where]}
     return found | ({"accumulation": accumulation} if accumulation else {})
-
-
-def _sharded(root: Section, devices: int) -> dict[str, Any]:
-    """Return what FSDP2 says: sizes of the mesh, and whether parameters are gathered again for the backward pass."""
-    fsdp, mesh = root.table("fsdp_config"), root.table("parallelism_config")
-    version = fsdp.get("fsdp_version", 1)
-    if version != 2:
-        raise bad_value("fsdp_config.fsdp_version", version, "2", hint="accelerate to-fsdp2 converts it")
-    mesh.refuse({SIZE.format("sp"): "DeepSpeed's sequence parallelism"})
-    replicate, tp, cp = (mesh.number(SIZE.format(key)) or 1 for key in ("dp_replicate", "tp", "cp"))
-    shard = mesh.number(SIZE.format("dp_shard")) or max(1, devices // (replicate * tp * cp))
-    spread = shard * cp
-    reshards = fsdp.get("fsdp_reshard_after_forward", True) in (True, "true", "FULL_SHARD")
-    if not reshards and replicate > 1:
-        raise bad_value("fsdp_config.fsdp_reshard_after_forward", reshards, "true, with replicated shards")
-    return {
-        "tensor_parallel": tp,
-        "context_parallel": cp,
-        "sharding": Sharding(parameters=spread if reshards else 1, gradients=spread, optimizer=spread),
-        "recompute": "full" if fsdp.flag("fsdp_activation_checkpointing") else "none",
-        "offload": "optimizer+parameters" if fsdp.flag("fsdp_offload_params") else "none",
-    }

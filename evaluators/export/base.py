@@ -1,4 +1,4 @@
-"""Base class of the tools that recipes are exported to, and the text of their files.
+"""Base class of the tools that recipes are exported to, what each calls a recipe's numbers, and the text of files.
 
 Two choices of a recipe are never exported: `engine` and `replication` name whose code trains and which wrapper keeps
 replicas equal, and another tool has its own of both. Every other choice is expressed, or refused with a reason.
@@ -8,20 +8,71 @@ from __future__ import annotations
 
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from frontrunner.spaces.errors import InvalidInput, shown
 from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.sharding import Sharding
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.export.reading import Given
 
 NEVER_EXPORTED = ("engine", "replication")
 END_OF_FILE = "END_OF_FILE"
+NAMES: Mapping[str, Mapping[str, str]] = {
+    "tensor_parallel": {
+        "megatron-lm": "--tensor-model-parallel-size",
+        "megatron-deepspeed": "--tensor-model-parallel-size",
+        "deepspeed": "tensor_parallel.autotp_size",
+        "nemo": "model.tensor_model_parallel_size",
+        "torchtitan": "--parallelism.tensor_parallel_degree",
+        "nanotron": "parallelism.tp",
+        "accelerate": "parallelism_config.parallelism_config_tp_size",
+    },
+    "pipeline_parallel": {
+        "megatron-lm": "--pipeline-model-parallel-size",
+        "megatron-deepspeed": "--pipeline-model-parallel-size",
+        "nemo": "model.pipeline_model_parallel_size",
+        "torchtitan": "--parallelism.pipeline_parallel_degree",
+        "nanotron": "parallelism.pp",
+    },
+    "context_parallel": {
+        "megatron-lm": "--context-parallel-size",
+        "nemo": "model.context_parallel_size",
+        "torchtitan": "--parallelism.context_parallel_degree",
+        "accelerate": "parallelism_config.parallelism_config_cp_size",
+    },
+    "virtual_stages": {"nemo": "model.virtual_pipeline_model_parallel_size"},
+    "micro_batch_seqs": {
+        "megatron-lm": "--micro-batch-size",
+        "megatron-deepspeed": "--micro-batch-size",
+        "deepspeed": "train_micro_batch_size_per_gpu",
+        "nemo": "train.micro_batch_size",
+        "nanotron": "tokens.micro_batch_size",
+        "accelerate": "--per_device_train_batch_size",
+    },
+    "accumulation": {
+        "deepspeed": "gradient_accumulation_steps",
+        "nanotron": "tokens.batch_accumulation_per_replica",
+        "accelerate": "--gradient_accumulation_steps",
+    },
+    "global_batch_seqs": {
+        "megatron-lm": "--global-batch-size",
+        "megatron-deepspeed": "--global-batch-size",
+        "deepspeed": "train_batch_size",
+        "nemo": "train.global_batch_size",
+        "torchtitan": "--training.global_batch_size",
+    },
+    "secondary_partition": {"deepspeed": "zero_optimization.zero_hpz_partition_size"},
+}
+"""Of each number of a recipe, what the tools call it: an option (`--name`) or the path of a key in a file.
+
+What a tool expresses in another way than by the same number is in its class.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,25 +88,19 @@ class Export:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Launch:
+class Launch(NamedTuple):
     """Processes that a launcher starts: `per_node` on each of `nodes` equal nodes."""
 
     nodes: int
     per_node: int
-
-    @property
-    def torchrun_arguments(self) -> tuple[str, ...]:
-        """Options of torchrun."""
-        return "--nnodes", str(self.nodes), "--nproc-per-node", str(self.per_node)
 
 
 def launch_of(problem: Problem, recipe: Recipe) -> Launch | None:
     """Return the nodes that a recipe's devices fill, or None if they do not fill nodes equally."""
     per_node = problem.cluster.devices_per_node
     if recipe.devices <= per_node:
-        return Launch(nodes=1, per_node=recipe.devices)
-    return None if recipe.devices % per_node else Launch(nodes=recipe.devices // per_node, per_node=per_node)
+        return Launch(1, recipe.devices)
+    return None if recipe.devices % per_node else Launch(recipe.devices // per_node, per_node)
 
 
 def why_no_launch(problem: Problem, recipe: Recipe) -> Reason | None:
@@ -69,19 +114,20 @@ def why_no_launch(problem: Problem, recipe: Recipe) -> Reason | None:
 class Tool(ABC):
     """A tool that trains by its own code, configured by arguments or files.
 
-    `dimensions` are those of a recipe that the tool has a setting for; a recipe with any other off its default is
-    refused. `usage` is the command of a script to be sourced that sets TORCHRUN_ARGS and RECIPE_ARGS.
+    `expressed` are dimensions of a recipe that the tool has settings for besides the numbers in `NAMES`; a recipe with
+    any other off its default is refused. `usage` is the command of a script to be sourced that sets TORCHRUN_ARGS and
+    RECIPE_ARGS.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
-    dimensions: ClassVar[frozenset[str]]
+    expressed: ClassVar[frozenset[str]]
     has_launcher: ClassVar[bool] = True
     usage: ClassVar[str] = ""
 
     @abstractmethod
-    def why_unsupported(self, problem: Problem, recipe: Recipe) -> Reason | None:
-        """Return what of the recipe's choices the tool does not run in this combination."""
+    def refusals(self, problem: Problem, recipe: Recipe) -> Iterator[Reason]:
+        """Yield what of the recipe's choices the tool does not run in this combination."""
 
     @abstractmethod
     def arguments_and_files(self, problem: Problem, recipe: Recipe) -> Export:
@@ -91,13 +137,19 @@ class Tool(ABC):
     def read(self, problem: Problem, given: Given) -> Recipe:
         """Return the recipe that a configuration of the tool describes; raise `InvalidInput` if there is none."""
 
+    @property
+    def names(self) -> dict[str, str]:
+        """What the tool calls a recipe's numbers."""
+        return {number: names[self.name] for number, names in NAMES.items() if self.name in names}
+
+    def numbers(self, recipe: Recipe, *but: str) -> dict[str, Any]:
+        """Return the tool's options for a recipe's numbers `but` some, with their values."""
+        return {name: getattr(recipe, number) for number, name in self.names.items() if number not in but}
+
     def why_not(self, problem: Problem, recipe: Recipe) -> Reason | None:
         """Return why the tool cannot express this recipe, or None if it can."""
-        return (
-            self.why_unsupported(problem, recipe)
-            or self._why_no_setting(recipe)
-            or (why_no_launch(problem, recipe) if self.has_launcher else None)
-        )
+        unsaid = next(self.refusals(problem, recipe), None) or self._why_no_setting(recipe)
+        return unsaid or (why_no_launch(problem, recipe) if self.has_launcher else None)
 
     def export(self, problem: Problem, recipe: Recipe) -> Export:
         """Return the recipe in the tool's terms; raise `InvalidInput` with the reason if it has none for it."""
@@ -120,20 +172,48 @@ class Tool(ABC):
             f"cat > {shlex.quote(name)} <<'{END_OF_FILE}'\n{text}{END_OF_FILE}\n" for name, text in found.files.items()
         ]
         if launch is not None and "TORCHRUN_ARGS" in self.usage:
-            parts.append(_bash_array("TORCHRUN_ARGS", launch.torchrun_arguments))
+            started = ("--nnodes", str(launch.nodes), "--nproc-per-node", str(launch.per_node))
+            parts.append(_bash_array("TORCHRUN_ARGS", started))
         return "\n".join([*parts, _bash_array("RECIPE_ARGS", found.arguments)])
 
     def _why_no_setting(self, recipe: Recipe) -> Reason | None:
+        known = {*NEVER_EXPORTED, *self.names, *self.expressed}
         for choice in fields(Recipe):
-            if choice.default is MISSING or choice.name in (*NEVER_EXPORTED, *self.dimensions):
-                continue
             value = getattr(recipe, choice.name)
-            if value == choice.default or (choice.name == "sharding" and value.degrees == (1, 1, 1)):
+            is_default = value == choice.default or value == Sharding()
+            if choice.default is MISSING or choice.name in known or is_default:
                 continue
             value = recipe.sharding_name if choice.name == "sharding" else value
             reason = f"{self.title} has no setting for {choice.name} = {shown(value)}"
             return Reason(f"{choice.name.replace('_', '-')}-unsaid", reason)
         return None
+
+
+def fsdp_degrees(recipe: Recipe) -> tuple[int, int]:
+    """Return over how many replicas FSDP copies, and over how many it shards; context ranks are sharded over too."""
+    shard = max(1, recipe.sharding.optimizer // recipe.context_parallel)
+    return recipe.data_parallel // shard, shard
+
+
+def words(settings: Mapping[str, object]) -> tuple[str, ...]:
+    """Return options with their values as words; one that is True stands alone, one that is False or None goes."""
+    found: list[str] = []
+    for name, value in settings.items():
+        if value is not None and value is not False:
+            found += [name] if value is True else [name, str(value)]
+    return tuple(found)
+
+
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by path (`section.key`) as tables in tables."""
+    root: dict[str, Any] = {}
+    for path, value in settings.items():
+        *parents, key = path.split(".")
+        table = root
+        for parent in parents:
+            table = table.setdefault(parent, {})
+        table[key] = value
+    return root
 
 
 def comments(lines: Iterable[str]) -> str:

@@ -7,14 +7,14 @@ compilation. DeepSpeed ignores the key "frontrunner", which holds the provenance
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from frontrunner.evaluators.export.base import Export, Tool
+from frontrunner.evaluators.export.base import NAMES, Export, Tool
 from frontrunner.evaluators.export.reading import (
     Given,
-    Section,
-    json_section,
+    Table,
+    json_table,
     recipe_of,
     refuse_other_default,
     refuse_other_problem,
@@ -28,16 +28,13 @@ from frontrunner.spaces.sharding import SHARDING_NAMES
 FILE = "ds_config.json"
 PROVENANCE = "frontrunner"
 REFUSED = {
-    "zero_quantized_weights": "quantized weights",
-    "zero_quantized_gradients": "quantized gradients",
-    "mics_shard_size": "MiCS, which DeepSpeed has removed",
+    "zero_optimization.zero_quantized_weights": "quantized weights",
+    "zero_optimization.zero_quantized_gradients": "quantized gradients",
+    "zero_optimization.mics_shard_size": "MiCS, which DeepSpeed has removed",
 }
 OFFLOADS = {("none", "none"): "none", ("cpu", "none"): "optimizer", ("cpu", "cpu"): "optimizer+parameters"}
-BATCH = {
-    "global_batch_seqs": "train_batch_size",
-    "micro_batch_seqs": "train_micro_batch_size_per_gpu",
-    "accumulation": "gradient_accumulation_steps",
-}
+BATCH = {key: NAMES[key]["deepspeed"] for key in ("global_batch_seqs", "micro_batch_seqs", "accumulation")}
+AUTO_TP = NAMES["tensor_parallel"]["deepspeed"]
 
 
 class DeepSpeed(Tool):
@@ -46,17 +43,17 @@ class DeepSpeed(Tool):
     name = "deepspeed"
     title = "DeepSpeed's configuration"
     has_launcher = False
-    dimensions = frozenset({"tensor_parallel", "sharding", "offload", "secondary_partition"})
+    expressed = frozenset({"sharding", "offload"})
 
-    def why_unsupported(self, problem: Problem, recipe: Recipe) -> Reason | None:
-        """Return what the configuration does not hold."""
+    def refusals(self, problem: Problem, recipe: Recipe) -> Iterator[Reason]:
+        """Yield what the configuration does not hold."""
         if recipe.pipeline_parallel > 1:
-            return Reason(
-                "pipeline-unsaid", f"{self.title} does not say the stages of a pipeline: the training script does"
-            )
+            why = f"{self.title} does not say the stages of a pipeline: the training script does"
+            yield Reason("pipeline-unsaid", why)
         if recipe.recompute != "none":
-            return Reason("recompute-unsaid", f"{self.title} does not turn recompute on: the training script does")
-        return why_no_zero(problem, recipe)
+            why = f"{self.title} does not turn recompute on: the training script does"
+            yield Reason("recompute-unsaid", why)
+        yield from zero_refusals(problem, recipe)
 
     def arguments_and_files(self, problem: Problem, recipe: Recipe) -> Export:
         """Return the configuration and the option that names it."""
@@ -70,9 +67,9 @@ class DeepSpeed(Tool):
 
     def read(self, problem: Problem, given: Given) -> Recipe:
         """Return the recipe of a configuration; numbers that it leaves to the script ("auto") have to be stated."""
-        section = json_section(given.text)
-        found = choices(problem, section) | {"engine": given.stated.get("engine", "deepspeed")}
-        stages = section.table("pipeline").get("stages", "auto")
+        root = json_table(given.text)
+        found = choices(problem, root)
+        stages = root.get("pipeline.stages", "auto")
         if stages not in ("auto", 1):
             raise bad_value("pipeline.stages", stages, "no pipeline: give Megatron-DeepSpeed's arguments")
         batch, micro, accumulation = (found.get(key) for key in BATCH)
@@ -81,17 +78,17 @@ class DeepSpeed(Tool):
             if rest:
                 raise bad_value("train_batch_size", batch, f"a multiple of {micro} x {accumulation}")
             found["devices"] = replicas * found["tensor_parallel"]
-        return recipe_of(problem, found, given)
+        return recipe_of(problem, found, given, engine="deepspeed")
 
 
-def why_no_zero(problem: Problem, recipe: Recipe) -> Reason | None:
-    """Refuse what is not ZeRO 0 to 3 over all replicas, and an offload to a disk that the cluster does not name."""
+def zero_refusals(problem: Problem, recipe: Recipe) -> Iterator[Reason]:
+    """Yield what is not ZeRO 0 to 3 over all replicas, and an offload to a disk that the cluster does not name."""
     name = recipe.sharding_name
     if name not in SHARDING_NAMES:
-        return Reason("sharding-unsaid", f"DeepSpeed has ZeRO 0 to 3 over all replicas, not {name}")
+        yield Reason("sharding-unsaid", f"DeepSpeed has ZeRO 0 to 3 over all replicas, not {name}")
     if recipe.offload == "nvme" and problem.cluster.nvme_path is None:
-        return Reason("offload-nvme", "offload nvme needs a folder on each node's own fast disk: set cluster.nvme_path")
-    return None
+        why = "offload nvme needs a folder on each node's own fast disk: set cluster.nvme_path"
+        yield Reason("offload-nvme", why)
 
 
 def zero_stage(recipe: Recipe) -> int | None:
@@ -128,46 +125,45 @@ def json_text(settings: Mapping[str, Any]) -> str:
     return json.dumps(settings, indent=2) + "\n"
 
 
-def choices(problem: Problem, section: Section) -> dict[str, Any]:
+def choices(problem: Problem, root: Table) -> dict[str, Any]:
     """Return what a configuration says of a recipe."""
-    zero, parallel = section.table("zero_optimization"), section.table("tensor_parallel")
-    zero.refuse(REFUSED)
-    _refuse_other_precision(problem, section)
+    root.refuse(REFUSED)
+    _refuse_other_precision(problem, root)
     return {
-        **{key: section.number(name) for key, name in BATCH.items() if section.get(name) != "auto"},
-        "tensor_parallel": parallel.number("autotp_size") if parallel.get("autotp_size") else 1,
-        "sharding": zero_sharding(zero, "stage", 0),
-        "offload": _offload(zero),
-        "secondary_partition": zero.number("zero_hpz_partition_size") or 1,
+        **{key: root.number(name) for key, name in BATCH.items() if root.get(name) != "auto"},
+        "tensor_parallel": root.number(AUTO_TP) if root.get(AUTO_TP) else 1,
+        "sharding": zero_sharding(root, "zero_optimization.stage", 0),
+        "offload": _offload(root),
+        "secondary_partition": root.number(NAMES["secondary_partition"]["deepspeed"]) or 1,
     }
 
 
-def zero_sharding(section: Section, key: str, default: int) -> str:
+def zero_sharding(root: Table, key: str, default: int) -> str:
     """Return the sharding of a ZeRO stage."""
-    return section.choice(key, default, dict(enumerate(SHARDING_NAMES)))
+    return root.choice(key, default, dict(enumerate(SHARDING_NAMES)))
 
 
-def _refuse_other_precision(problem: Problem, section: Section) -> None:
+def _refuse_other_precision(problem: Problem, root: Table) -> None:
     """Raise `InvalidInput` for another precision; DeepSpeed trains in fp32 where none is enabled.
 
     "auto" leaves it to the script that fills the configuration in.
     """
-    if section.table("torch_autocast").flag("enabled"):
+    if root.flag("torch_autocast.enabled"):
         raise InvalidInput("torch_autocast: no recipe of ours computes by autocast")
     is_open, enabled = False, False
     for key in ("bf16", "bfloat16", "fp16"):
-        table = section.table(key)
-        if table.get("enabled") == "auto":
+        if root.get(f"{key}.enabled") == "auto":
             is_open = True
-        elif table.flag("enabled"):
+        elif root.flag(f"{key}.enabled"):
             enabled = True
             refuse_other_problem({f"{key}.enabled": ("bf16" if key == "bfloat16" else key, problem.precision)})
     if not enabled and not is_open:
         refuse_other_default("neither bf16.enabled nor fp16.enabled is there", "fp32", problem.precision)
 
 
-def _offload(zero: Section) -> str:
-    found = tuple(str(zero.table(key).get("device", "none")) for key in ("offload_optimizer", "offload_param"))
+def _offload(root: Table) -> str:
+    keys = ("offload_optimizer", "offload_param")
+    found = tuple(str(root.get(f"zero_optimization.{key}.device", "none")) for key in keys)
     names = OFFLOADS | {("nvme", "nvme"): "nvme"}
     if found not in names:
         expected = "the optimizer on cpu, or optimizer and parameters both on cpu or both on nvme"

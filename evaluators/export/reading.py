@@ -54,80 +54,99 @@ class Given:
 class Options(dict[str, tuple[str, ...]]):
     """Command-line options, `--name` -> the word that follows it; names have dashes for underscores."""
 
-    def text(self, name: str, default: str) -> str:
+    def text(self, name: str, default: str = "") -> str:
         """Return an option's word, or the default without the option."""
-        return " ".join(self.get(name, (default,)))
+        return " ".join(self.get(name.replace("_", "-"), (default,)))
 
     def number(self, name: str) -> int | None:
         """Return an option's whole number of at least 1, None without the option; raise `InvalidInput`."""
-        if name not in self:
+        if name.replace("_", "-") not in self:
             return None
-        text = self.text(name, "")
+        text = self.text(name)
         if not (text.isdecimal() and text.isascii() and len(text) <= 10 and 1 <= int(text) <= LARGEST):
             raise bad_value(name, text, "a whole number of at least 1", hint="write the number in place of a variable")
         return int(text)
 
+    def flag(self, name: str) -> bool:
+        """Return whether an option is there."""
+        return name in self
+
     @property
     def launch(self) -> dict[str, Any]:
         """`devices`, where the launcher's numbers of nodes and of processes per node can be read."""
-        words = [self.text(name, "") for name in ("--nnodes", "--nproc-per-node")]
-        if not all(word.isdecimal() for word in words):
+        names = ("--nnodes", "--nproc-per-node")
+        if not all(self.text(name).isdecimal() for name in names):
             return {}
-        return {"devices": (self.number("--nnodes") or 1) * (self.number("--nproc-per-node") or 1)}
+        nodes, per_node = (self.number(name) or 1 for name in names)
+        return {"devices": nodes * per_node}
+
+    def refuse(self, refused: Mapping[str, str]) -> None:
+        """Raise `InvalidInput` for the first option in use that no recipe of ours describes."""
+        for name, why in refused.items():
+            if name in self and self[name] not in (("1",), ("0",), ("none",)):
+                value = self.text(name)
+                raise InvalidInput(
+                    f"{name} {shown_key(value) if value else ''}".strip() + f": no recipe of ours has {why}"
+                )
 
 
 @dataclass(frozen=True)
-class Section:
-    """A table of a parsed file with its path, so that errors name the whole key."""
+class Table:
+    """A parsed file, whose entries are named by their whole path, `section.key`."""
 
     values: Mapping[str, Any]
-    path: str = ""
 
-    def key(self, name: str) -> str:
-        """Return the whole key of an entry."""
-        return f"{self.path}.{name}" if self.path else name
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return an entry's value; the default where it, or a table that it is in, is missing or null."""
+        found: Any = self.values
+        path = key.split(".")
+        for depth, name in enumerate(path):
+            if not isinstance(found, Mapping):
+                raise bad_value(".".join(path[:depth]), found, "a table of keys and values")
+            found = found.get(name)
+            if found is None:
+                return default
+        return found
 
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return an entry's value; the default where it is missing or null."""
-        value = self.values.get(name)
-        return default if value is None else value
-
-    def table(self, name: str) -> Section:
-        """Return the table under a key, empty where it is missing or null."""
-        value = self.get(name, {})
-        if not isinstance(value, Mapping):
-            raise bad_value(self.key(name), value, "a table of keys and values")
-        return Section(value, self.key(name))
-
-    def number(self, name: str) -> int | None:
+    def number(self, key: str) -> int | None:
         """Return the whole number of at least 1 under a key, None where it is missing or null."""
-        value = self.get(name)
+        value = self.get(key)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST):
-            raise bad_value(self.key(name), value, "a whole number of at least 1")
+            raise bad_value(key, value, "a whole number of at least 1")
         return value
 
-    def flag(self, name: str) -> bool:
+    def text(self, key: str, default: str = "") -> str:
+        """Return the word or number under a key as text, the default where it is missing or null."""
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            raise bad_value(key, value, "text")
+        return str(value)
+
+    def flag(self, key: str) -> bool:
         """Return the true or false under a key, False where it is missing or null."""
-        value = self.get(name, False)
+        value = self.get(key, default=False)
         if not isinstance(value, bool):
-            raise bad_value(self.key(name), value, "true or false")
+            raise bad_value(key, value, "true or false")
         return value
 
-    def choice(self, name: str, default: object, choices: Mapping[Any, str]) -> str:
+    def choice(
+        self, key: str, default: object, choices: Mapping[Any, str], spelled: Callable[[str], str] | None = None
+    ) -> str:
         """Return what the value under a key is here; raise `InvalidInput` for one that is not among the choices."""
-        value = self.get(name, default)
+        value = self.get(key, default)
+        value = spelled(str(value)) if spelled else value
         if isinstance(value, bool) or not isinstance(value, str | int) or value not in choices:
-            raise bad_value(self.key(name), value, f"one of {', '.join(map(str, choices))}")
+            raise bad_value(key, value, f"one of {', '.join(map(str, choices))}")
         return choices[value]
 
     def refuse(self, refused: Mapping[str, str]) -> None:
         """Raise `InvalidInput` for the first key in use that no recipe of ours describes."""
-        for name, what in refused.items():
-            if self.get(name, False) not in (False, 1, -1):
-                raise InvalidInput(f"{self.key(name)} = {shown(self.get(name))}: no recipe of ours has {what}")
+        for key, what in refused.items():
+            if self.get(key, default=False) not in (False, 1, -1):
+                raise InvalidInput(f"{key} = {shown(self.get(key))}: no recipe of ours has {what}")
 
 
-def json_section(text: str) -> Section:
+def json_table(text: str) -> Table:
     """Return the object in a JSON text; raise `InvalidInput` for any other text and for a key given twice."""
 
     def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -142,16 +161,14 @@ def json_section(text: str) -> Section:
         raise
     except json.JSONDecodeError as error:
         raise InvalidInput(f"not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
-    except RecursionError:
-        raise InvalidInput("not usable JSON: nested too deeply") from None
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise InvalidInput(f"not usable JSON: {error}") from None
     if not isinstance(found, dict):
         raise InvalidInput("not usable JSON: expected a table of keys and values")
-    return Section(found)
+    return Table(found)
 
 
-def yaml_section(text: str) -> Section:
+def yaml_table(text: str) -> Table:
     """Return the mapping in a YAML text of plain values; raise `InvalidInput` for any other text."""
     import yaml
 
@@ -165,16 +182,11 @@ def yaml_section(text: str) -> Section:
         raise InvalidInput(f"not usable YAML: {error}") from None
     if not isinstance(found, dict):
         raise InvalidInput("not usable YAML: expected a mapping")
-    return Section(found)
+    return Table(found)
 
 
-def embedded_files(text: str) -> dict[str, str]:
-    """Return the files that a script writes by `cat > NAME <<WORD`, by name."""
-    return _split_files(text)[1]
-
-
-def _split_files(text: str) -> tuple[list[str], dict[str, str]]:
-    """Return the lines of a script apart from the files that it writes, and these files."""
+def split_files(text: str) -> tuple[list[str], dict[str, str]]:
+    """Return the lines of a script apart from the files that it writes by `cat > NAME <<WORD`, and these by name."""
     lines: list[str] = []
     files: dict[str, list[str]] = {}
     name, end = "", ""
@@ -200,8 +212,13 @@ def read_options(text: str) -> Options:
     variables: dict[str, str] = {}
     found = Options()
     name: str | None = None
-    for written in "\n".join(_split_files(text)[0]).replace("\\\n", " ").split("\n"):
-        line = _VARIABLE.sub(lambda match: _substitute(match, variables), written)
+
+    def value_of(match: re.Match[str]) -> str:
+        known = variables.get(match[1] or match[3])
+        return match[0] if known is None and match[2] is None else (known or match[2] or "")
+
+    for written in "\n".join(split_files(text)[0]).replace("\\\n", " ").split("\n"):
+        line = _VARIABLE.sub(value_of, written)
         if assignment := _ASSIGNMENT.fullmatch(line):
             value = assignment[2].strip("\"'")
             variables.pop(assignment[1], None)
@@ -215,11 +232,6 @@ def read_options(text: str) -> Options:
             elif name is not None and not found[name]:
                 found[name] = (word,)
     return found
-
-
-def _substitute(match: re.Match[str], variables: Mapping[str, str]) -> str:
-    known = variables.get(match[1] or match[3])
-    return match[0] if known is None and match[2] is None else (known or match[2] or "")
 
 
 def _words(line: str) -> list[str]:
@@ -236,14 +248,6 @@ def _words(line: str) -> list[str]:
         part for word in words for part in (_OPTIONS.sub("", word, count=1).split() if _OPTIONS.match(word) else [word])
     )
     return [part for part in (part.removeprefix("(").removesuffix(")") for part in parts) if part]
-
-
-def refuse_options(options: Options, refused: Mapping[str, str]) -> None:
-    """Raise `InvalidInput` for the first option in use that no recipe of ours describes."""
-    for name, why in refused.items():
-        if name in options and options[name][:1] not in (("1",), ("0",), ("none",)):
-            value = " ".join(options[name])
-            raise InvalidInput(f"{name} {shown_key(value) if value else ''}".strip() + f": no recipe of ours has {why}")
 
 
 def refuse_other_problem(said: Mapping[str, tuple[object, object]]) -> None:
@@ -272,17 +276,17 @@ def refuse_other_vocabulary(problem: Problem, key: str, found: int | None) -> No
         refuse_other_problem({key: (found, problem.model.vocabulary)})
 
 
-def recipe_of(problem: Problem, found: Mapping[str, Any], given: Given) -> Recipe:
+def recipe_of(problem: Problem, found: Mapping[str, Any], given: Given, *, engine: str = "torch") -> Recipe:
     """Return the recipe of what was found and stated, on all of the cluster's devices where neither says otherwise.
 
-    `found` may hold `sharding` as a name and, where accumulation is not known, `global_batch_seqs`. Raises
-    `InvalidInput` for what is missing, and for what is both found and stated and differs.
+    `found` may hold `sharding` as a name and, where accumulation is not known, `global_batch_seqs`. `engine` is ours
+    where none is stated. Raises `InvalidInput` for what is missing, and for what is both found and stated and differs.
     """
     choices = {key: value for key, value in found.items() if value is not None}
     for key, value in given.stated.items():
         if choices.setdefault(key, value) != value:
             raise InvalidInput(f"{key} = {shown(value)} was given, but the configuration says {shown(choices[key])}")
-    choices.setdefault("devices", problem.cluster.devices)
+    choices = {"engine": engine, "devices": problem.cluster.devices, **choices}
     sharding, batch = choices.pop("sharding", "none"), choices.pop("global_batch_seqs", None)
     for key in ("micro_batch_seqs", "accumulation"):
         if key not in choices and not (key == "accumulation" and batch is not None):

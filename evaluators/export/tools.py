@@ -5,25 +5,15 @@ from __future__ import annotations
 from frontrunner.evaluators.export.accelerate import Accelerate
 from frontrunner.evaluators.export.base import Tool
 from frontrunner.evaluators.export.deepspeed import DeepSpeed
-from frontrunner.evaluators.export.megatron_deepspeed import MegatronDeepSpeed
-from frontrunner.evaluators.export.megatron_lm import MegatronLM
+from frontrunner.evaluators.export.megatron import MegatronBridge, MegatronDeepSpeed, MegatronLM
 from frontrunner.evaluators.export.nanotron import Nanotron
-from frontrunner.evaluators.export.nemo import MegatronBridge
 from frontrunner.evaluators.export.torchtitan import Torchtitan
 from frontrunner.spaces.errors import bad_value, did_you_mean
 
-TOOLS: dict[str, Tool] = {
-    tool.name: tool
-    for tool in (
-        MegatronLM(),
-        MegatronDeepSpeed(),
-        DeepSpeed(),
-        MegatronBridge(),
-        Torchtitan(),
-        Nanotron(),
-        Accelerate(),
-    )
-}
+KINDS: tuple[type[Tool], ...] = (
+    MegatronLM, MegatronDeepSpeed, DeepSpeed, MegatronBridge, Torchtitan, Nanotron, Accelerate,
+)  # fmt: skip
+TOOLS: dict[str, Tool] = {kind.name: kind() for kind in KINDS}
 
 
 def tool_named(name: str) -> Tool:

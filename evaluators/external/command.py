@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -126,30 +126,18 @@ def _text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-@dataclass(frozen=True)
-class Template:
-    """An argument list with fields."""
-
-    arguments: tuple[str, ...]
-
-    @property
-    def splices(self) -> bool:
-        """Return whether it includes a ready-made trainer's arguments."""
-        return f"{{{SPLICED}}}" in self.arguments
-
-    def filled(self, values: Mapping[str, str], spliced: Sequence[str] = ()) -> tuple[str, ...]:
-        """Return the arguments of one recipe; raise `InvalidInput` for an unknown field, with the nearest name."""
-        return tuple(item for text in self.arguments for item in _filled(text, values, spliced))
-
-
-def _filled(text: str, values: Mapping[str, str], spliced: Sequence[str]) -> Iterator[str]:
-    condition = CONDITION.fullmatch(text)
-    if text == f"{{{SPLICED}}}":
-        yield from spliced
-    elif condition is None:
-        yield filled_text(text, values)
-    elif _value(condition[1], text, values) == ("true" if condition[2] is None else condition[2]):
-        yield condition[3].replace("{{", "{").replace("}}", "}")
+def filled(arguments: Sequence[str], values: Mapping[str, str], spliced: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return an argument list with its fields filled in; raise `InvalidInput` for an unknown field."""
+    found: list[str] = []
+    for text in arguments:
+        condition = CONDITION.fullmatch(text)
+        if text == f"{{{SPLICED}}}":
+            found += spliced
+        elif condition is None:
+            found.append(filled_text(text, values))
+        elif _value(condition[1], text, values) == ("true" if condition[2] is None else condition[2]):
+            found.append(condition[3].replace("{{", "{").replace("}}", "}"))
+    return tuple(found)
 
 
 def filled_text(text: str, values: Mapping[str, str]) -> str:

@@ -5,16 +5,15 @@ The names of a pattern's groups give the figure and its unit: see `GROUPS`.
 
 from __future__ import annotations
 
-import math
 import re
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from frontrunner.evaluators.external.supervisor import ARRIVALS, LOG
+from frontrunner.evaluators.external.supervisor import LOG
 from frontrunner.evaluators.probe.files import LineReader
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
+from frontrunner.spaces.recipe import DIMENSIONS
 
 TIMES = {"step_time_s": 1.0, "step_time_ms": 1e-3, "step_time_us": 1e-6}
 PEAKS = {
@@ -27,16 +26,8 @@ PEAKS = {
 RATES = ("tokens_per_s", "tokens_per_s_per_device", "samples_per_s")
 COUNTS = ("skipped_steps", "nan_steps")
 STATEMENTS = (
-    "micro_batch_seqs",
-    "accumulation",
-    "global_batch_seqs",
-    "sequence_length",
-    "devices",
-    "tensor_parallel",
-    "pipeline_parallel",
-    "context_parallel",
-    "data_parallel",
-    "zero_stage",
+    *("micro_batch_seqs", "accumulation", "global_batch_seqs", "sequence_length", "data_parallel", "zero_stage"),
+    *(name for name, dimension in DIMENSIONS.items() if dimension.group == "degrees"),
 )
 """Statements of a trainer about its configuration, which must be the recipe's and the problem's."""
 GROUPS = ("step", "loss", *TIMES, *PEAKS, *RATES, *COUNTS, *STATEMENTS)
@@ -46,13 +37,14 @@ STEP_GROUPS = frozenset(("step", *TIMES, *RATES))
 MAX_FIGURE = 2.0**62
 """No step, time or memory is larger; a database holds it as an integer."""
 THOUSANDS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
-NUMBER = re.compile(r"([-+]?[0-9][0-9,_]*(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?|[-+]?\.[0-9]+)\s?([KMGBT]?)", re.ASCII)
-NOT_FINITE = {"nan": math.nan, "inf": math.inf, "infinity": math.inf}
+NUMBER = re.compile(
+    r"(?P<digits>[-+]?[0-9][0-9,_]*(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?|[-+]?\.[0-9]+)\s?(?P<unit>[KMGBT]?)"
+    r"|(?P<word>[-+]?(?i:nan|inf|infinity))",
+    re.ASCII,
+)
 MAX_SEARCHED_CHARACTERS = 4000
 """Of a line; a longer one is not meant for people to read."""
 COLORS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-CHUNK_BYTES = 2**20
-"""Read at a time; a longer line counts as several."""
 MAX_LINE_BYTES = 8_000
 """Of a line that are decoded: twice what patterns search, since color codes are removed first."""
 
@@ -82,7 +74,7 @@ class Pattern:
     @property
     def marks_a_step(self) -> bool:
         """Return whether it finds finished steps."""
-        return any(name in STEP_GROUPS for name in self.expression.groupindex)
+        return not STEP_GROUPS.isdisjoint(self.expression.groupindex)
 
     def found(self, line: str) -> dict[str, float] | None:
         """Return the figures of one line, in the units of their names; None if the pattern does not match.
@@ -111,14 +103,12 @@ def patterns_of(texts: Iterable[str]) -> tuple[Pattern, ...]:
 
 def number(text: str) -> float | None:
     """Parse a number as trainers print it: 1,234 and 7.03e3, 11.5K and 85.8G, nan and inf; None for others."""
-    cleaned = text.strip().strip("'\"")
-    lowered = cleaned.lower().lstrip("+-")
-    if lowered in NOT_FINITE:
-        return -NOT_FINITE[lowered] if cleaned.startswith("-") else NOT_FINITE[lowered]
-    match = NUMBER.fullmatch(cleaned)
+    match = NUMBER.fullmatch(text.strip().strip("'\""))
     if match is None:
         return None
-    return float(match[1].replace(",", "").replace("_", "")) * THOUSANDS[match[2]]
+    if match["word"]:
+        return float(match["word"])
+    return float(match["digits"].replace(",", "").replace("_", "")) * THOUSANDS[match["unit"]]
 
 
 def in_base_units(figures: Mapping[str, float], units: Mapping[str, float]) -> Iterator[float]:
@@ -142,15 +132,15 @@ class LoggedStep:
     skipped_steps: int = 0
     nan_steps: int = 0
 
-    def add(self, figures: dict[str, float]) -> None:
+    def add(self, figures: Mapping[str, float]) -> None:
         """Add the figures of a line that were not known."""
         if self.time_s is None:
             self.time_s = next(in_base_units(figures, TIMES), None)
         if self.loss is None:
             self.loss = figures.get("loss")
         self.rates = {name: figures[name] for name in RATES if name in figures} | self.rates
-        self.skipped_steps = max(self.skipped_steps, int(figures.get(COUNTS[0], 0)))
-        self.nan_steps = max(self.nan_steps, int(figures.get(COUNTS[1], 0)))
+        for name in COUNTS:
+            setattr(self, name, max(getattr(self, name), int(figures.get(name, 0))))
 
 
 @dataclass(frozen=True)
@@ -163,21 +153,18 @@ class Statement:
 
 
 class LogReader:
-    """Follows `command.log` of a run folder. `steps` are in the order of their arrival."""
+    """Follows `command.log` of a run folder."""
 
     def __init__(self, folder: Path, patterns: tuple[Pattern, ...]) -> None:
-        self._log = folder / LOG
-        self._arrivals = Arrivals(folder / ARRIVALS)
+        self._lines = LineReader(folder / LOG)
         self._patterns = patterns
-        self._unread = b""
-        self._offset = 0
         self._by_number: dict[int, LoggedStep] = {}
         self._stated: dict[tuple[str, float], Statement] = {}
         self.peak_memory_bytes = 0
 
     @property
     def steps(self) -> list[LoggedStep]:
-        """Return the steps logged so far."""
+        """Return the steps logged so far, in the order of their arrival."""
         return list(self._by_number.values())
 
     @property
@@ -185,85 +172,23 @@ class LogReader:
         """Return each value that the log states about the configuration, once."""
         return tuple(self._stated.values())
 
-    def advance(self, *, to_the_end: bool = False) -> bool:
-        """Read what is new, `to_the_end` also an unfinished last line, and return whether there was anything."""
-        self._arrivals.advance()
-        anything = False
-        while new := self._next():
-            anything = True
-            self._unread += new
-            self._take(self._last_end() or (len(self._unread) if len(self._unread) >= CHUNK_BYTES else 0))
-        if to_the_end:
-            self._take(len(self._unread))
-        return anything
+    def advance(self) -> bool:
+        """Read what is new, and return whether there was anything."""
+        lines = self._lines.new_lines()
+        for line in lines:
+            arrival, _, raw = line[:MAX_LINE_BYTES].partition(b" ")
+            text = COLORS.sub("", raw.decode("utf-8", errors="replace"))
+            for pattern in self._patterns:
+                self._add(pattern.found(text) or {}, text, float(arrival), marks=pattern.marks_a_step)
+        return bool(lines)
 
-    def _next(self) -> bytes:
-        """Return what has arrived and was not read yet, at most a chunk; later parts have no arrival time yet."""
-        read = self._offset + len(self._unread)
-        try:
-            with self._log.open("rb") as file:
-                file.seek(read)
-                return file.read(max(0, min(CHUNK_BYTES, self._arrivals.end - read)))
-        except FileNotFoundError:
-            return b""
-
-    def _take(self, size: int) -> None:
-        """Read the lines in the first `size` bytes."""
-        for line in self._unread[:size].replace(b"\r", b"\n").splitlines(keepends=True):  # progress bars
-            self._offset += len(line)
-            self._read(COLORS.sub("", line[:MAX_LINE_BYTES].decode("utf-8", errors="replace").rstrip("\n")))
-        self._unread = self._unread[size:]
-
-    def _last_end(self) -> int:
-        return max(self._unread.rfind(b"\n"), self._unread.rfind(b"\r")) + 1
-
-    def _read(self, line: str) -> None:
-        for pattern in self._patterns:
-            figures = pattern.found(line)
-            if figures is not None:
-                self._take_in(figures, line, marks=pattern.marks_a_step)
-
-    def _take_in(self, figures: dict[str, float], line: str, *, marks: bool) -> None:
+    def _add(self, figures: Mapping[str, float], line: str, arrival_s: float, *, marks: bool) -> None:
         self.peak_memory_bytes = max([self.peak_memory_bytes, *map(int, in_base_units(figures, PEAKS))])
         for name in STATEMENTS:
             if name in figures:
                 self._stated.setdefault((name, figures[name]), Statement(name, figures[name], line.strip()))
         if marks and figures:
             number = int(figures.get("step", max(self._by_number, default=0) + 1))
-            step = self._by_number.get(number)
-            if step is None:
-                step = LoggedStep(number=number, arrival_s=self._arrivals.of(self._offset))
-                self._by_number[number] = step
-            step.add(figures)
+            self._by_number.setdefault(number, LoggedStep(number=number, arrival_s=arrival_s)).add(figures)
         elif self._by_number:  # a loss, say, on a line of its own: of the step logged last
             next(reversed(self._by_number.values())).add(figures)
-
-
-class Arrivals:
-    """When each part of a log arrived, in seconds since the trainer was started."""
-
-    def __init__(self, path: Path) -> None:
-        self._lines = LineReader(path)
-        self._ends: list[int] = []
-        self._seconds: list[float] = []
-
-    def advance(self) -> None:
-        """Read what is new."""
-        for line in self._lines.new_lines():
-            try:
-                end, seconds = line.split(b" ")
-                at = int(end), float(seconds)
-            except ValueError:
-                continue  # cut short by a full disk: the next line covers its part of the log
-            if at[0] >= self.end:  # offsets never decrease
-                self._ends.append(at[0])
-                self._seconds.append(at[1])
-
-    @property
-    def end(self) -> int:
-        """Return how much of the log has arrived, in bytes."""
-        return self._ends[-1] if self._ends else 0
-
-    def of(self, offset: int) -> float:
-        """Return when the log's byte before `offset` arrived; `offset` is at most `end`."""
-        return self._seconds[bisect_left(self._ends, offset)]

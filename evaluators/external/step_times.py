@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from frontrunner.evaluators.external.logs import LoggedStep
+from frontrunner.evaluators.probe.job import DEADLINE_SHARE
 from frontrunner.evaluators.probe.measure import tokens_per_step
 from frontrunner.evaluators.probe.settings import ProbeSettings
 from frontrunner.evaluators.trainer.step_time_stats import ending, settled
@@ -14,8 +15,6 @@ from frontrunner.results.outcome import ProbeEnding
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 
-STOP_SHARE = 0.8
-"""Assumed, as for our own probes: after this share of the deadline no optional step is awaited."""
 RATE_TOLERANCE = 0.1
 """How far a rate in the log may differ from the one that follows from tokens and step time: trainers round, and may
 exclude the reading of data or the optimizer."""
@@ -38,6 +37,12 @@ class TimedStep:
     before: int
     is_claimed: bool
 
+    @property
+    def is_finite(self) -> bool:
+        """Return whether the loss is finite, as far as the log states it."""
+        loss = self.logged.loss
+        return not self.logged.nan_steps and (loss is None or abs(loss) < float("inf"))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
@@ -45,12 +50,6 @@ class Verdict:
 
     times_s: tuple[float, ...]
     ended: ProbeEnding | None
-
-
-def is_finite(step: TimedStep) -> bool:
-    """Return whether a logged step's loss is finite, as far as the log states it."""
-    loss = step.logged.loss
-    return not step.logged.nan_steps and (loss is None or abs(loss) < float("inf"))
 
 
 def timed(steps: Sequence[LoggedStep], recipe: Recipe, problem: Problem) -> list[TimedStep]:
@@ -67,69 +66,46 @@ def timed(steps: Sequence[LoggedStep], recipe: Recipe, problem: Problem) -> list
         if step.number == 0 and step.time_s is None and not step.rates:
             continue
         covers = max(1, step.number - previous.number) if previous else 1
-        claimed = step.time_s if step.time_s is not None else _from_rate(step, recipe, problem)
-        by_clock = (step.arrival_s - previous.arrival_s) / covers if previous else None
-        found.append(
-            TimedStep(
-                logged=step,
-                time_s=by_clock if claimed is None else claimed,
-                covers=covers,
-                before=done,
-                is_claimed=claimed is not None,
-            )
-        )
+        claimed, rate = step.time_s, tokens_per_s_of(step, recipe, problem)
+        if claimed is None and rate:
+            claimed = tokens_per_step(recipe, problem) / rate
+        time_s = (step.arrival_s - previous.arrival_s) / covers if claimed is None and previous else claimed
+        is_claimed = claimed is not None
+        found.append(TimedStep(logged=step, time_s=time_s, covers=covers, before=done, is_claimed=is_claimed))
         done += covers
     return found
 
 
 def tokens_per_s_of(step: LoggedStep, recipe: Recipe, problem: Problem) -> float | None:
     """Return the rate that the log states, as tokens/s of the whole job; None if it states none."""
-    rates = step.rates
-    if "tokens_per_s" in rates:
-        return rates["tokens_per_s"]
-    if "tokens_per_s_per_device" in rates:
-        return rates["tokens_per_s_per_device"] * recipe.devices
-    return rates["samples_per_s"] * problem.sequence_length if "samples_per_s" in rates else None
+    tokens = {"tokens_per_s": 1, "tokens_per_s_per_device": recipe.devices, "samples_per_s": problem.sequence_length}
+    return next((step.rates[name] * factor for name, factor in tokens.items() if name in step.rates), None)
 
 
-def _from_rate(step: LoggedStep, recipe: Recipe, problem: Problem) -> float | None:
-    rate = tokens_per_s_of(step, recipe, problem)
-    return tokens_per_step(recipe, problem) / rate if rate else None
-
-
-def measured(steps: Sequence[TimedStep], warm_up_steps: int) -> list[TimedStep]:
-    """Return the steps that count: after the warm-up, with a time, and without gradients that overflowed."""
-    return [
-        step
-        for step in steps
-        if step.before >= warm_up_steps and step.time_s is not None and not step.logged.skipped_steps
-    ]
+def measured(steps: Sequence[TimedStep], warm_up_steps: int) -> list[float]:
+    """Return the times that count: after the warm-up, and of steps without gradients that overflowed."""
+    counting = (step for step in steps if step.before >= warm_up_steps and not step.logged.skipped_steps)
+    return [step.time_s for step in counting if step.time_s is not None]
 
 
 def verdict(
     steps: Sequence[TimedStep], settings: ProbeSettings, *, best_step_time_s: float | None, spent_s: float
 ) -> Verdict:
-    """Return the verdict on the steps so far, by the rules of our own probes (`trainer/steady.py`)."""
-    times = [step.time_s for step in measured(steps, settings.warm_up_steps) if step.time_s is not None]
+    """Return the verdict on the steps so far, by the rules of our own probes (`trainer/probe_loop.py`)."""
+    times = measured(steps, settings.warm_up_steps)
     if not settings.is_adaptive:
         enough = len(times) >= (settings.measured_steps or 1)
         return Verdict(times_s=tuple(times[: settings.measured_steps]), ended=ProbeEnding.FIXED if enough else None)
     most_dropped = max(0, settings.most_steps // 2 - settings.warm_up_steps)
     times = settled(times, most_dropped=most_dropped, tolerance=settings.precision / 2)
-    return Verdict(times_s=tuple(times), ended=_ended(times, settings, best_step_time_s, spent_s))
-
-
-def _ended(
-    times: Sequence[float], settings: ProbeSettings, best_step_time_s: float | None, spent_s: float
-) -> ProbeEnding | None:
-    if len(times) < settings.min_measured_steps:
-        return None
     most = settings.most_steps - settings.warm_up_steps
-    found = ending(times, precision=settings.precision, best_step_time_s=best_step_time_s, most=most)
-    if found is not None:
-        return ProbeEnding(found)
-    late = spent_s + times[-1] > STOP_SHARE * settings.deadline_s
-    return ProbeEnding.LIMIT if late or len(times) >= most else None
+    ended = None
+    if len(times) >= settings.min_measured_steps:
+        found = ending(times, precision=settings.precision, best_step_time_s=best_step_time_s, most=most)
+        late = spent_s + times[-1] > DEADLINE_SHARE * settings.deadline_s
+        limit = ProbeEnding.LIMIT if late or len(times) >= most else None
+        ended = limit if found is None else ProbeEnding(found)
+    return Verdict(times_s=tuple(times), ended=ended)
 
 
 def why_inconsistent(steps: Sequence[TimedStep], recipe: Recipe, problem: Problem) -> str | None:
@@ -137,28 +113,19 @@ def why_inconsistent(steps: Sequence[TimedStep], recipe: Recipe, problem: Proble
 
     Compare the log's rate with the one that follows from its step time, and its step times with our own clock.
     """
-    return _why_rate_differs(steps, recipe, problem) or _why_pace_differs(steps)
-
-
-def _why_rate_differs(steps: Sequence[TimedStep], recipe: Recipe, problem: Problem) -> str | None:
     tokens = tokens_per_step(recipe, problem)
     pairs = [
         (rate, tokens / step.logged.time_s)
         for step in steps
         if step.logged.time_s and (rate := tokens_per_s_of(step.logged, recipe, problem))
     ]
-    if not pairs:
-        return None
-    stated, ours = (statistics.median(values) for values in zip(*pairs, strict=True))
-    if abs(stated / ours - 1) <= RATE_TOLERANCE:
-        return None
-    return (
-        f"the log says {stated:.6g} tokens/s, and its step time gives {ours:.6g} tokens/s with the recipe's "
-        f"{tokens} tokens per step"
-    )
-
-
-def _why_pace_differs(steps: Sequence[TimedStep]) -> str | None:
+    if pairs:
+        stated, ours = (statistics.median(values) for values in zip(*pairs, strict=True))
+        if abs(stated / ours - 1) > RATE_TOLERANCE:
+            return (
+                f"the log says {stated:.6g} tokens/s, and its step time gives {ours:.6g} tokens/s with the recipe's "
+                f"{tokens} tokens per step"
+            )
     claimed = [(step, step.time_s) for step in steps if step.is_claimed and step.time_s is not None]
     if len(claimed) < 2:
         return None

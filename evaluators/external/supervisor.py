@@ -6,14 +6,12 @@ since launchers put ranks into sessions of their own, which no signal to a proce
 descendant. The command dies with it. In the run folder:
 
     command.json     in: {"arguments": [...], "passed": [names], "environment": {...}, "folder": path}
-    command.log      out: what the command printed, stdout and stderr together
-    arrivals.txt     out: one line per part that arrived: bytes of the log so far, seconds since the start
+    command.log      out: the lines that it printed to stdout and stderr, each after the second of its arrival
     ended.json       out: {"status": exit code or minus the signal, "seconds": s, "peak_resident_bytes": of one process}
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import resource
@@ -23,13 +21,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any
 
 from frontrunner.evaluators.probe.files import write_json
-from frontrunner.evaluators.probe.processes import adopt_orphans, kill_descendants, start_child
+from frontrunner.evaluators.probe.processes import adopt_orphans, end_child, kill_descendants, start_child
 
 LOG = "command.log"
-ARRIVALS = "arrivals.txt"
 ORDER = "command.json"
 ENDED = "ended.json"
 UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
@@ -41,73 +38,75 @@ GRACE_S = 5.0
 DRAIN_S = 1.0
 """How long output is still read after the command has ended, from processes that it left behind."""
 KILL_S = 10.0
+MAX_LINE_BYTES = 2**20
+"""A longer line counts as several."""
 NOT_STARTED = 127
 """Status of a command that could not be started, as a shell reports it."""
 
 
-class Supervisor:
-    """One command under way."""
+class Log:
+    """The log of a command; a line ends with a newline, or with the carriage return of a progress bar."""
 
-    def __init__(self, folder: Path, log: BinaryIO, arrivals: TextIO) -> None:
-        self._folder = folder
-        self._log = log
-        self._arrivals = arrivals
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb", buffering=0)
         self._began_s = time.monotonic()
-        self._bytes = 0
+        self._unfinished = b""
 
-    def run(self, order: dict[str, Any]) -> None:
-        """Run the command to its end, and leave no process of it."""
-        try:
-            process = start_child(
-                order["arguments"],
-                parent_death=signal.SIGKILL,
-                cwd=order["folder"],
-                env=UNBUFFERED | {name: os.environ[name] for name in order["passed"]} | order["environment"],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except OSError as error:
-            self._write_output(f"{order['arguments'][0]}: {error.strerror}\n".encode())
-            self._write_end(NOT_STARTED)
-            return
-        self._follow(process)
-        kill_descendants(process, timeout_s=KILL_S)
-        self._write_end(process.returncode)
+    @property
+    def seconds(self) -> float:
+        """Return the time since the start."""
+        return time.monotonic() - self._began_s
 
-    def _follow(self, process: subprocess.Popen[bytes]) -> None:
-        """Read output until the command has ended, or was told to."""
-        output = process.stdout.fileno() if process.stdout else -1
-        waiting, ended_s = [output, sys.stdin.fileno()], None
-        while output in waiting or process.poll() is None:
-            ready, _, _ = select.select(waiting, [], [], POLL_S)
-            if output in ready:
-                data = os.read(output, 1 << 16)
-                self._write_output(data)
-                if not data:
-                    waiting.remove(output)
-            if sys.stdin.fileno() in ready:  # a request to end, or the driver's end
-                waiting.remove(sys.stdin.fileno())
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGTERM)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(GRACE_S)
-                kill_descendants(process, timeout_s=KILL_S)
-            if process.poll() is not None:
-                ended_s = ended_s or time.monotonic()
-                if output not in ready or time.monotonic() - ended_s > DRAIN_S:
-                    return
+    def write(self, data: bytes) -> None:
+        """Write the lines that these bytes complete."""
+        if len(self._unfinished) > MAX_LINE_BYTES:
+            data = b"\n" + data
+        *lines, self._unfinished = (self._unfinished + data).replace(b"\r", b"\n").split(b"\n")
+        self._file.write(b"".join(b"%.6f %b\n" % (self.seconds, line) for line in lines))
 
-    def _write_output(self, data: bytes) -> None:
-        self._log.write(data)
-        self._bytes += len(data)
-        self._arrivals.write(f"{self._bytes} {time.monotonic() - self._began_s:.6f}\n")
+    def close(self) -> None:
+        """Write what is left."""
+        if self._unfinished:
+            self.write(b"\n")
+        self._file.close()
 
-    def _write_end(self, status: int) -> None:
-        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-        seconds = time.monotonic() - self._began_s
-        write_json(self._folder / ENDED, {"status": status, "seconds": seconds, "peak_resident_bytes": peak})
+
+def run(order: dict[str, Any], log: Log) -> int:
+    """Run a command to its end, and leave no process of it; return its exit status."""
+    try:
+        process = start_child(
+            order["arguments"],
+            parent_death=signal.SIGKILL,
+            cwd=order["folder"],
+            env=UNBUFFERED | {name: os.environ[name] for name in order["passed"]} | order["environment"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        log.write(f"{order['arguments'][0]}: {error.strerror}\n".encode())
+        return NOT_STARTED
+    output: int = process.stdout.fileno()  # type: ignore[union-attr]
+    request = sys.stdin.fileno()
+    waiting, ended_s = [output, request], 0.0
+    while output in waiting or process.poll() is None:
+        ready, _, _ = select.select(waiting, [], [], POLL_S)
+        if output in ready:
+            data = os.read(output, 1 << 16)
+            log.write(data)
+            if not data:
+                waiting.remove(output)
+        if request in ready:  # a request to end, or the driver's end
+            waiting.remove(request)
+            end_child(process, grace_s=GRACE_S, group=True)
+            kill_descendants(process, timeout_s=KILL_S)
+        if process.poll() is not None:
+            ended_s = ended_s or log.seconds
+            if output not in ready or log.seconds - ended_s > DRAIN_S:
+                break
+    kill_descendants(process, timeout_s=KILL_S)
+    return int(process.returncode)
 
 
 def main() -> None:
@@ -115,9 +114,11 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles interrupts
     adopt_orphans()
     folder = Path(sys.argv[1])
-    order = json.loads((folder / ORDER).read_text(encoding="utf-8"))
-    with (folder / LOG).open("wb", buffering=0) as log, (folder / ARRIVALS).open("w", buffering=1) as arrivals:
-        Supervisor(folder, log, arrivals).run(order)
+    log = Log(folder / LOG)
+    status = run(json.loads((folder / ORDER).read_text(encoding="utf-8")), log)
+    log.close()
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    write_json(folder / ENDED, {"status": status, "seconds": log.seconds, "peak_resident_bytes": peak})
 
 
 if __name__ == "__main__":

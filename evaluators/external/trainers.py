@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 
 from frontrunner.evaluators.export.base import yaml_text
-from frontrunner.evaluators.export.reading import yaml_section
+from frontrunner.evaluators.export.reading import yaml_table
 from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.evaluators.external.command import (
+    SPLICED,
     Command,
     CommandRequest,
     MakeCommand,
-    Template,
     field_values,
+    filled,
     filled_text,
 )
 from frontrunner.evaluators.external.logs import patterns_of
@@ -109,9 +110,10 @@ LOG_PATTERNS: dict[str, tuple[str, ...]] = {
 }
 """Log patterns of each trainer, by the name of its export format."""
 
+_MEGATRON_STEPS = ("--train-iters", "{steps}", "--log-interval", "1", "--eval-iters", "0")
 STEPS: dict[str, tuple[str, ...]] = {
-    "megatron-lm": ("--train-iters", "{steps}", "--log-interval", "1", "--eval-iters", "0"),
-    "megatron-deepspeed": ("--train-iters", "{steps}", "--log-interval", "1", "--eval-iters", "0"),
+    "megatron-lm": _MEGATRON_STEPS,
+    "megatron-deepspeed": _MEGATRON_STEPS,
     "deepspeed": (),
     "nemo": ("train.train_iters={steps}", "logger.log_interval=1"),
     "torchtitan": ("--training.steps", "{steps}", "--metrics.log_freq", "1"),
@@ -123,40 +125,34 @@ STEPS: dict[str, tuple[str, ...]] = {
 
 def configured(settings: CommandSettings) -> MakeCommand:
     """Return the function of a campaign's [command]; raise `InvalidInput` for settings that cannot make commands."""
-    for key, name in (("trainer", settings.trainer), ("log", settings.log)):
+    arguments, trainer = settings.arguments, settings.trainer
+    for key, name in (("trainer", trainer), ("log", settings.log)):
         if name is not None:
             require_one_of("command", key, name, LOG_PATTERNS)
-    template = Template(settings.arguments)
-    if not settings.arguments:
+    if not arguments:
         raise bad_value("command.arguments", None, 'a list of arguments, for evaluator = "command"')
-    if (settings.trainer is not None) != template.splices:
+    if (trainer is not None) != (f"{{{SPLICED}}}" in arguments):
         expected = "the argument {trainer_arguments} where command.trainer is set, and nowhere else"
-        raise bad_value("command.arguments", list(settings.arguments), expected)
-    known = settings.log or settings.trainer
+        raise bad_value("command.arguments", list(arguments), expected)
+    known = settings.log or trainer
     patterns = (*settings.log_patterns, *(LOG_PATTERNS[known] if known else ()))
     patterns_of(patterns)
 
     def make(request: CommandRequest) -> Command | Reason:
-        if settings.trainer is not None:
-            return _ready_made(settings.trainer, template, patterns, request)
-        return Command(arguments=template.filled(field_values(request)), log_patterns=patterns)
+        fields = field_values(request)
+        if trainer is None:
+            return Command(arguments=filled(arguments, fields), log_patterns=patterns)
+        reason = TOOLS[trainer].why_not(request.problem, request.recipe)
+        if reason is not None:
+            return reason
+        found = TOOLS[trainer].export(request.problem, request.recipe)
+        # Files that the arguments of `frontrunner export` name are in the run folder.
+        own = (str(request.run_folder / one) if one in found.files else one for one in found.arguments)
+        spliced = (*own, *(filled_text(text, fields) for text in STEPS[trainer]))
+        files = {name: _for_a_probe(trainer, text, request.probe.most_steps) for name, text in found.files.items()}
+        return Command(arguments=filled(arguments, fields, spliced), log_patterns=patterns, files=files)
 
     return make
-
-
-def _ready_made(
-    trainer: str, template: Template, patterns: tuple[str, ...], request: CommandRequest
-) -> Command | Reason:
-    """Return the command with the arguments of `frontrunner export`; files that they name are in the run folder."""
-    reason = TOOLS[trainer].why_not(request.problem, request.recipe)
-    if reason is not None:
-        return reason
-    fields = field_values(request)
-    found = TOOLS[trainer].export(request.problem, request.recipe)
-    own = tuple(str(request.run_folder / one) if one in found.files else one for one in found.arguments)
-    spliced = (*own, *(filled_text(text, fields) for text in STEPS[trainer]))
-    files = {name: _for_a_probe(trainer, text, request.probe.most_steps) for name, text in found.files.items()}
-    return Command(arguments=template.filled(fields, spliced), log_patterns=patterns, files=files)
 
 
 def _for_a_probe(trainer: str, text: str, steps: int) -> str:
@@ -164,7 +160,7 @@ def _for_a_probe(trainer: str, text: str, steps: int) -> str:
     if trainer == "deepspeed":
         return json.dumps(json.loads(text) | {"steps_per_print": 1}, indent=2)
     if trainer == "nanotron":
-        table = yaml_section(text).values
+        table = yaml_table(text).values
         logged = {"log_level": "info", "log_level_replica": "info", "iteration_step_info_interval": 1}
         return yaml_text({**table, "tokens": {**table["tokens"], "train_steps": steps}, "logging": logged})
     return text

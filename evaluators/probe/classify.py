@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from frontrunner.evaluators.probe.files import DISK_FULL_SIGNS
@@ -14,13 +15,11 @@ OUT_OF_MEMORY_SIGNS = re.compile(
     re.IGNORECASE,
 )
 """Messages of torch, glibc, the C++ runtime and DeepSpeed for a refused allocation, on CPU and on accelerators."""
-
 SHORT_FILE_SIGN = "buffer nbytes > file bytes"
 """Message of DeepSpeed's async_io, before it aborts, about a file shorter than what it had written there."""
-
 ILLEGAL_TYPES = ("ValueError", "NotImplementedError")
 """Exceptions of the trainer and torch for a recipe that they reject, before the first step."""
-
+PEER_SIGNS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
 SIGNALS_FROM_OUTSIDE = {9: "SIGKILL", 15: "SIGTERM"}
 """Sent by a person, a batch system or a memory guard; a process does not send them to itself."""
 
@@ -33,6 +32,11 @@ class RankError:
     type: str
     message: str
     phase: str
+
+    @property
+    def is_about_a_peer(self) -> bool:
+        """Return whether it only reports that another rank has gone."""
+        return self.type == "DistNetworkError" or any(sign in self.message for sign in PEER_SIGNS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,14 +60,26 @@ class Evidence:
     lost: str | None = None
     disk_full: str | None = None
 
+    @property
+    def killed_by_others(self) -> list[int]:
+        """Return the ranks that a signal from outside ended, which was not ours."""
+        killed = {rank for rank, status in self.statuses.items() if -status in SIGNALS_FROM_OUTSIDE}
+        return sorted(killed - self.killed_by_us)
 
-@dataclass(frozen=True, kw_only=True)
+    @property
+    def silent(self) -> list[int]:
+        """Return the ranks that failed, were not killed by us, and left no exception."""
+        failed = {rank for rank, status in self.statuses.items() if status != 0}
+        return sorted(failed - self.killed_by_us - {error.rank for error in self.errors})
+
+
+@dataclass(frozen=True)
 class Verdict:
     """Kind of failure, one sentence, and the rank whose log explains it best."""
 
     kind: FailureKind
     message: str
-    rank: int
+    rank: int = 0
 
 
 def classify(evidence: Evidence) -> Verdict:
@@ -72,103 +88,59 @@ def classify(evidence: Evidence) -> Verdict:
     Memory comes first: one rank that could not allocate makes its peers fail in ways that look like
     crashes of the network. A rank's own error outweighs its peers' complaints about a lost connection.
     """
-    for find in (_out_of_memory, _overdue, _own_error, _disk_full, _killed, _crashed):
-        verdict = find(evidence)
-        if verdict is not None:
-            return verdict
-    return Verdict(kind=FailureKind.LOST, message="the ranks ended without a result or an error", rank=0)
+    return next(_verdicts(evidence), Verdict(FailureKind.LOST, "the ranks ended without a result or an error"))
 
 
-def _out_of_memory(evidence: Evidence) -> Verdict | None:
+def _verdicts(evidence: Evidence) -> Iterator[Verdict]:
+    """Yield what can be said, the most telling first."""
+    yield from _out_of_memory(evidence)
+    if evidence.overdue is not None:
+        yield Verdict(*evidence.overdue)
+    yield from _own_error(evidence)
+    silent = evidence.silent
+    if evidence.disk_full is not None and silent and evidence.statuses[silent[0]] >= 0:
+        yield Verdict(FailureKind.LOST, evidence.disk_full, silent[0])
+    if evidence.lost is not None:
+        yield Verdict(FailureKind.LOST, evidence.lost)
+    for rank in evidence.killed_by_others:
+        name = SIGNALS_FROM_OUTSIDE[-evidence.statuses[rank]]
+        yield Verdict(FailureKind.LOST, f"rank {rank} was killed from outside ({name})", rank)
+    for rank in silent:
+        status = evidence.statuses[rank]
+        how = f"rank {rank} ended with " + (f"signal {-status}" if status < 0 else f"exit status {status}")
+        if SHORT_FILE_SIGN in evidence.log_tails.get(rank, ""):
+            how = f"rank {rank}: the disk is full: offload wrote a file that came out short"
+        yield Verdict(FailureKind.CRASHED, how, rank)
+
+
+def _out_of_memory(evidence: Evidence) -> Iterator[Verdict]:
+    kind = FailureKind.OUT_OF_MEMORY
     for error in evidence.errors:
         if OUT_OF_MEMORY_SIGNS.search(f"{error.type}: {error.message}"):
-            message = f"rank {error.rank} while {error.phase}: {first_line(error.message)}"
-            return Verdict(kind=FailureKind.OUT_OF_MEMORY, message=message, rank=error.rank)
-    for rank, tail in sorted(evidence.log_tails.items()):
-        if evidence.statuses.get(rank, 0) != 0 and OUT_OF_MEMORY_SIGNS.search(tail):
-            return Verdict(kind=FailureKind.OUT_OF_MEMORY, message=f"rank {rank}: {_line_with_sign(tail)}", rank=rank)
-    for rank in _killed_by_others(evidence):
-        if evidence.kernel_oom_kills:
-            message = f"rank {rank} was killed by the kernel, which was out of memory"
-            return Verdict(kind=FailureKind.OUT_OF_MEMORY, message=message, rank=rank)
-    return None
+            yield Verdict(kind, f"rank {error.rank} while {error.phase}: {first_line(error.message)}", error.rank)
+    for rank, text in sorted(evidence.log_tails.items()):
+        lines = [line.strip() for line in text.splitlines() if OUT_OF_MEMORY_SIGNS.search(line)]
+        if evidence.statuses.get(rank, 0) != 0 and lines:
+            yield Verdict(kind, f"rank {rank}: {lines[-1][:300]}", rank)
+    for rank in evidence.killed_by_others if evidence.kernel_oom_kills else ():
+        yield Verdict(kind, f"rank {rank} was killed by the kernel, which was out of memory", rank)
 
 
-def _overdue(evidence: Evidence) -> Verdict | None:
-    if evidence.overdue is None:
-        return None
-    kind, message = evidence.overdue
-    return Verdict(kind=kind, message=message, rank=0)
-
-
-def _own_error(evidence: Evidence) -> Verdict | None:
+def _own_error(evidence: Evidence) -> Iterator[Verdict]:
     if not evidence.errors:
-        return None
-    culprit = min(evidence.errors, key=lambda error: (is_about_a_peer(error), error.rank))
-    if is_about_a_peer(culprit) and (evidence.lost is not None or _silent(evidence)):
-        return None  # the peers complain about a rank that was killed, or that crashed without an exception
+        return
+    culprit = min(evidence.errors, key=lambda error: (error.is_about_a_peer, error.rank))
+    if culprit.is_about_a_peer and (evidence.lost is not None or evidence.silent):
+        return  # the peers complain about a rank that was killed, or that crashed without an exception
+    message = first_line(culprit.message)
     if culprit.type == "OSError" and any(sign in culprit.message for sign in DISK_FULL_SIGNS):
-        message = f"rank {culprit.rank} could not write: {first_line(culprit.message)}"
-        return Verdict(kind=FailureKind.LOST, message=message, rank=culprit.rank)
+        yield Verdict(FailureKind.LOST, f"rank {culprit.rank} could not write: {message}", culprit.rank)
     illegal = culprit.type in ILLEGAL_TYPES and culprit.phase != "stepping"
-    return Verdict(
-        kind=FailureKind.ILLEGAL_FOR_ENGINE if illegal else FailureKind.CRASHED,
-        message=f"rank {culprit.rank} while {culprit.phase}: {culprit.type}: {first_line(culprit.message)}",
-        rank=culprit.rank,
-    )
-
-
-def _disk_full(evidence: Evidence) -> Verdict | None:
-    """Blame a full disk where a rank that was not killed left no other reason."""
-    silent = _silent(evidence)
-    if evidence.disk_full is None or not silent or evidence.statuses[silent[0]] < 0:
-        return None
-    return Verdict(kind=FailureKind.LOST, message=evidence.disk_full, rank=silent[0])
-
-
-def _killed(evidence: Evidence) -> Verdict | None:
-    if evidence.lost is not None:
-        return Verdict(kind=FailureKind.LOST, message=evidence.lost, rank=0)
-    for rank in _killed_by_others(evidence):
-        name = SIGNALS_FROM_OUTSIDE[-evidence.statuses[rank]]
-        return Verdict(kind=FailureKind.LOST, message=f"rank {rank} was killed from outside ({name})", rank=rank)
-    return None
-
-
-def _crashed(evidence: Evidence) -> Verdict | None:
-    for rank in _silent(evidence):
-        if SHORT_FILE_SIGN in evidence.log_tails.get(rank, ""):
-            message = f"rank {rank}: the disk is full: offload wrote a file that came out short"
-            return Verdict(kind=FailureKind.CRASHED, message=message, rank=rank)
-        status = evidence.statuses[rank]
-        how = f"signal {-status}" if status < 0 else f"exit status {status}"
-        return Verdict(kind=FailureKind.CRASHED, message=f"rank {rank} ended with {how}", rank=rank)
-    return None
-
-
-def _silent(evidence: Evidence) -> list[int]:
-    """Return the ranks that failed, were not killed by us, and left no exception."""
-    failed = {rank for rank, status in evidence.statuses.items() if status != 0}
-    return sorted(failed - evidence.killed_by_us - {error.rank for error in evidence.errors})
-
-
-def _killed_by_others(evidence: Evidence) -> list[int]:
-    killed = {rank for rank, status in evidence.statuses.items() if -status in SIGNALS_FROM_OUTSIDE}
-    return sorted(killed - evidence.killed_by_us)
-
-
-def is_about_a_peer(error: RankError) -> bool:
-    """Return whether an error only reports that another rank has gone."""
-    signs = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
-    return error.type == "DistNetworkError" or any(sign in error.message for sign in signs)
+    kind = FailureKind.ILLEGAL_FOR_ENGINE if illegal else FailureKind.CRASHED
+    yield Verdict(kind, f"rank {culprit.rank} while {culprit.phase}: {culprit.type}: {message}", culprit.rank)
 
 
 def first_line(text: str) -> str:
     """Return the first line that is not blank, at most 300 characters of it."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[0][:300] if lines else "no message"
-
-
-def _line_with_sign(tail: str) -> str:
-    lines = [line.strip() for line in tail.splitlines() if OUT_OF_MEMORY_SIGNS.search(line)]
-    return lines[-1][:300]

@@ -11,9 +11,6 @@ from typing import Any
 
 from frontrunner.results.redaction import without_secrets
 
-MAX_JSON_BYTES = 64 * 2**20
-"""More than what the ranks of the largest probes write."""
-
 MIN_FREE_BYTES = 8 * 2**20
 """Room that a probe needs for its job, logs and results. Assumed: they take less than 1 MiB."""
 
@@ -50,29 +47,17 @@ def write_bytes(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the rename itself
-    finally:
-        os.close(folder)
+    os.fsync(folder)  # the rename itself
+    os.close(folder)
 
 
 def read_json(path: Path) -> Any | None:
-    """Return the content of a JSON file, or None if there is no file.
-
-    Raises ValueError for a file that is not JSON, is too long, or is nested too deeply.
-    """
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_JSON_BYTES + 1)
-    except FileNotFoundError:
-        return None
-    if len(content) > MAX_JSON_BYTES:
-        raise ValueError(f"{path} has more than {MAX_JSON_BYTES:,} bytes")
-    return parse_json(content)
+    """Return the content of a JSON file, or None if there is no file; raise ValueError for a file that is not JSON."""
+    return parse_json(path.read_bytes()) if path.exists() else None
 
 
 def parse_json(content: bytes) -> Any:
-    """Parse JSON; raise ValueError for invalid content, including content that is nested too deeply."""
+    """Parse JSON; raise ValueError for invalid content, including what is nested too deeply."""
     try:
         return json.loads(content.decode())
     except RecursionError:

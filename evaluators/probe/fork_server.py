@@ -1,15 +1,14 @@
-"""Fork server: a process that has imported torch once and forks the ranks of each probe.
+"""Fork server: a process that has imported torch once and forks the ranks of each probe, and the driver's side of it.
 
 A probe's ranks start warm and start clean: whatever they break ends with them. The server is single-threaded, holds no
 process group and never touches an accelerator, so that forking it is safe. Its protocol is JSON lines:
 
-    in    {"start": token, "job": path, "world_size": n, "ranks": [first, count], "logs": folder,
-           "scratch": folder, if any, "meeting": folder, if other nodes have more of the ranks}
+    in    {"start": token, "job": path, "world_size": n, "ranks": [first, count], "scratch": path or null}
     out   {"ready": pid}   {"started": token, "pids": [...]}   {"exited": token, "rank": r, "status": s}
 
-`status` is as in `subprocess`: the exit code, or minus the signal. Ranks die with the server, and the server ends,
-killing them and removing their scratch folders, when its input closes: when its driver is gone. Its arguments are a
-folder of its own for rendezvous, which it removes in the end, and the engines to import.
+`status` is as in `subprocess`: the exit code, or minus the signal. Ranks write their logs next to the job, and
+find each other by a file there. They die with the server, and the server ends, killing them and removing their scratch
+folders, when its input closes: when its driver is gone. Its arguments are the engines to import.
 """
 
 from __future__ import annotations
@@ -17,33 +16,158 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import selectors
 import shutil
 import signal
+import subprocess
 import sys
+import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NamedTuple, NoReturn
 
-from frontrunner.evaluators.probe.processes import die_with_parent, kill_group, kill_rank
+from frontrunner.evaluators.probe.files import tail
+from frontrunner.evaluators.probe.processes import (
+    die_with_parent,
+    driver_tags,
+    kill_group,
+    kill_rank,
+    outlive_parent,
+    start_child,
+)
+from frontrunner.spaces.errors import FrontrunnerError
 
+PROGRAM = "frontrunner.evaluators.probe.fork_server"
 START_FAILED = 120
 """Exit status of a rank that could not even read its job."""
-POLL_S = 1.0
-"""Between two checks for the driver while engines are imported."""
+START_TIMEOUT_S = 120.0
+REPLY_TIMEOUT_S = 60.0
+"""How long a server that is ready may take to fork a probe's ranks; one that was stopped never does."""
+CLOSE_TIMEOUT_S = 10.0
+
+
+class RankExited(NamedTuple):
+    """One rank's end: exit code, or minus the signal that killed it."""
+
+    token: str
+    rank: int
+    status: int
+
+
+class RanksStarted(NamedTuple):
+    """Process ids of a probe's ranks, in rank order."""
+
+    token: str
+    pids: tuple[int, ...]
+
+
+class ServerLost(NamedTuple):
+    """The fork server was killed, and every rank with it."""
+
+
+Report = RankExited | RanksStarted | ServerLost
+
+
+class ForkClient:
+    """One fork server process, from the side of its driver. Used by one thread."""
+
+    def __init__(self, log: Path, environment: Mapping[str, str], engines: Sequence[str] = ("torch",)) -> None:
+        """Start the server, which imports the `engines` meanwhile; `log`, in the folder of runs, gets its output."""
+        self._log = log
+        with log.open("ab") as stderr:
+            self._process = start_child(
+                [sys.executable, "-P", "-m", PROGRAM, *engines],
+                parent_death=signal.SIGKILL,  # while it imports and reads no input
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env={**os.environ, **environment, **driver_tags(log.parent)},
+                bufsize=0,
+                start_new_session=True,  # signals of the terminal are for the driver to handle
+            )
+        self._requests: IO[bytes] = self._process.stdin  # type: ignore[assignment]
+        self._reports: IO[bytes] = self._process.stdout  # type: ignore[assignment]
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._reports, selectors.EVENT_READ)
+        self._unread = b""
+        self._is_ready = False
+        self._started_s = time.monotonic()
+        self._sent_s: dict[str, float] = {}  # requests that were not confirmed, by token
+
+    def start(
+        self, token: str, *, job: Path, world_size: int, ranks: range | None = None, scratch: Path | None = None
+    ) -> None:
+        """Request ranks of a probe, by default all; return at once, and the server forks them when it is ready.
+
+        `scratch` is a folder that the server removes if this process ends before the ranks do.
+        """
+        ranks = range(world_size) if ranks is None else ranks
+        request = {"start": token, "job": str(job), "world_size": world_size, "ranks": [ranks.start, len(ranks)]}
+        request["scratch"] = None if scratch is None else str(scratch)
+        self._sent_s[token] = time.monotonic()
+        with contextlib.suppress(BrokenPipeError):  # the server has ended: the next reports say so
+            self._requests.write(json.dumps(request).encode() + b"\n")
+
+    def reports(self, timeout_s: float) -> list[Report]:
+        """Return what the server has reported, waiting up to `timeout_s` for a first report.
+
+        Kill a server that does not reply; it is reported as lost by the next call. Raises `FrontrunnerError` if the
+        server exited by itself before it was ready, or is not ready in time.
+        """
+        found: list[Report] = []
+        for message in self._messages(timeout_s):
+            if "exited" in message:
+                found.append(RankExited(message["exited"], message["rank"], message["status"]))
+            elif "started" in message:
+                del self._sent_s[message["started"]]
+                found.append(RanksStarted(message["started"], tuple(message["pids"])))
+            elif "ready" in message:
+                self._is_ready = True
+                self._sent_s = dict.fromkeys(self._sent_s, time.monotonic())
+            elif self._is_ready or message["lost"] < 0:
+                found.append(ServerLost())
+            else:
+                raise self._never_ready("ended before it was ready")
+        now = time.monotonic()
+        if not self._is_ready and now - self._started_s > START_TIMEOUT_S:
+            raise self._never_ready(f"was not ready within {START_TIMEOUT_S:.0f} s")
+        if self._is_ready and any(now - sent > REPLY_TIMEOUT_S for sent in self._sent_s.values()):
+            self._process.kill()
+        return found
+
+    def _messages(self, timeout_s: float) -> list[dict[str, Any]]:
+        if not self._selector.select(timeout_s):
+            return []
+        data = self._reports.read(1 << 16)
+        if not data:
+            return [{"lost": self._process.wait()}]
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def _never_ready(self, what: str) -> FrontrunnerError:
+        output = tail(self._log, 1) or "no output"
+        return FrontrunnerError(f"the fork server {what}: {output}", hint=f"see {self._log}")
+
+    def close(self) -> None:
+        """Close the server's input, on which it ends and its ranks with it; kill it if it does not."""
+        self._requests.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=CLOSE_TIMEOUT_S if self._is_ready else 0)
+        self._process.kill()
+        self._process.wait()
+        self._selector.close()
+        self._reports.close()
 
 
 class ForkServer:
     """Server that reads requests from `requests_fd`, writes reports to `reports_fd`, and owns the ranks it forked."""
 
-    def __init__(self, requests_fd: int, reports_fd: int, rendezvous: Path) -> None:
+    def __init__(self, requests_fd: int, reports_fd: int) -> None:
         self.requests_fd = requests_fd
         self.reports_fd = reports_fd
-        self.rendezvous = rendezvous
         self.ranks: dict[int, tuple[str, int]] = {}
-        self.scratch: dict[str, Path] = {}
+        self.scratch: dict[str, str] = {}
         self.pid = os.getpid()
         self._unread = b""
 
@@ -56,7 +180,7 @@ class ForkServer:
         selector = selectors.DefaultSelector()
         selector.register(self.requests_fd, selectors.EVENT_READ)
         selector.register(wake_read, selectors.EVENT_READ)
-        self._report({"ready": os.getpid()})
+        self._report({"ready": self.pid})
         is_open = True
         while is_open:
             for key, _ in selector.select():
@@ -81,17 +205,17 @@ class ForkServer:
         return bool(data)
 
     def _start(self, request: dict[str, Any]) -> None:
-        if "scratch" in request:
-            self.scratch[request["start"]] = Path(request["scratch"])
+        token, (first, count) = request["start"], request["ranks"]
+        if request["scratch"] is not None:
+            self.scratch[token] = request["scratch"]
         pids = []
-        first, count = request["ranks"]
         for rank in range(first, first + count):
             pid = os.fork()
             if pid == 0:
                 self._become_rank(request, rank)
-            self.ranks[pid] = (request["start"], rank)
+            self.ranks[pid] = (token, rank)
             pids.append(pid)
-        self._report({"started": request["start"], "pids": pids})
+        self._report({"started": token, "pids": pids})
 
     def _reap(self) -> None:
         while self.ranks:
@@ -116,10 +240,13 @@ class ForkServer:
             os.setsid()  # a group of its own, so that whatever it starts can be killed with it
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _redirect_output(Path(request["logs"]) / f"rank-{rank}.log")
+            log_path = Path(request["job"]).with_name(f"rank-{rank}.log")
+            log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            for target, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
+                os.dup2(source, target)
             os.close(self.requests_fd)
             os.close(self.reports_fd)
-            status = _run(request, rank, self.rendezvous)
+            status = _run(request, rank)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -129,18 +256,22 @@ class ForkServer:
             os._exit(status)
 
 
-def _run(request: dict[str, Any], rank: int, rendezvous: Path) -> int:
+def _run(request: dict[str, Any], rank: int) -> int:
     from frontrunner.evaluators.trainer.entry import run_rank
     from frontrunner.evaluators.trainer.job import Job
     from frontrunner.evaluators.trainer.rendezvous import rendezvous_url, set_local_rank_env
 
-    job = Job.from_json(Path(request["job"]).read_text(encoding="utf-8"))
-    is_alone = "meeting" not in request
-    init_method = f"file://{rendezvous / request['start']}" if is_alone else rendezvous_url(Path(request["meeting"]))
+    job = Job.read(Path(request["job"]))
     first, count = request["ranks"]
     set_local_rank_env(rank - first, count)
     try:
-        run_rank(job, rank=rank, world_size=request["world_size"], init_method=init_method, local_rank=rank - first)
+        run_rank(
+            job,
+            rank=rank,
+            world_size=request["world_size"],
+            init_method=rendezvous_url(Path(request["job"]).parent),
+            local_rank=rank - first,
+        )
     except SystemExit as ending:
         return ending.code if isinstance(ending.code, int) else 1
     except BaseException:
@@ -149,59 +280,18 @@ def _run(request: dict[str, Any], rank: int, rendezvous: Path) -> int:
     return 0
 
 
-def _redirect_output(log: Path) -> None:
-    """Send stdout and stderr to the rank's log, and read stdin from /dev/null."""
-    log_fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(log_fd, 1)
-    os.dup2(log_fd, 2)
-    os.close(log_fd)
-    null_fd = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null_fd, 0)
-    os.close(null_fd)
-
-
-@contextlib.contextmanager
-def _ended_with_driver(requests_fd: int, rendezvous: Path) -> Iterator[None]:
-    """End this process when its driver ends meanwhile: imports take seconds, in which nobody reads requests.
-
-    Use a timer's signal: a thread would have to be gone before ranks are forked, and `die_with_parent` would leave the
-    folder behind.
-    """
-    requests = select.poll()
-    requests.register(requests_fd, 0)  # a hang-up is always reported
-
-    def look(*_: object) -> None:
-        if requests.poll(0):
-            shutil.rmtree(rendezvous, ignore_errors=True)
-            os._exit(0)
-
-    signal.signal(signal.SIGALRM, look)
-    signal.siginterrupt(signal.SIGALRM, False)  # noqa: FBT003 - no system call of a library is to fail for it
-    signal.setitimer(signal.ITIMER_REAL, POLL_S, POLL_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-
-
 def main() -> None:
     """Serve the driver that started this process over duplicates of stdin and stdout.
 
-    The originals are pointed at /dev/null and stderr, so that a library that prints cannot garble a report.
+    stdout itself is pointed at stderr, so that a library that prints cannot garble a report.
     """
     requests_fd, reports_fd = os.dup(0), os.dup(1)
     os.dup2(2, 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles interrupts
-    rendezvous, engines = Path(sys.argv[1]), sys.argv[2:]
-    try:
-        with _ended_with_driver(requests_fd, rendezvous):
-            from frontrunner.evaluators.trainer.entry import preload
+    from frontrunner.evaluators.trainer.entry import preload
 
-            preload(engines)
-        ForkServer(requests_fd, reports_fd, rendezvous).serve()
-    finally:
-        shutil.rmtree(rendezvous, ignore_errors=True)
+    preload(sys.argv[1:])
+    outlive_parent()  # the end of the input is noticed from here on
+    ForkServer(requests_fd, reports_fd).serve()
     os._exit(0)  # an orderly shutdown of torch takes a second, and nothing is left to do
 
 

@@ -6,10 +6,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
-import shutil
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,7 @@ import numpy as np
 
 from frontrunner.evaluators.probe.settings import TORCH_DEVICES, DataSettings, ProbeSettings
 from frontrunner.evaluators.protocol import ProbeSetup
-from frontrunner.evaluators.trainer.corpus import BYTE_VOCABULARY, builtin_text, write_token_file
+from frontrunner.evaluators.trainer.data import BYTE_VOCABULARY, builtin_text, write_token_file
 from frontrunner.spaces.errors import bad_value
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
@@ -78,17 +75,17 @@ def common_job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Corp
 def probe_job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Corpus) -> dict[str, Any]:
     """Return the job of a short measuring run."""
     settings = setup.probe
-    probe: dict[str, Any] = {
+    adaptive = {
+        "min_measured_steps": settings.min_measured_steps,
+        "precision": settings.precision,
+        "stop_after_s": DEADLINE_SHARE * settings.deadline_s,
+        "best_step_time_s": None,
+    }
+    probe = {
         "warm_up_steps": settings.warm_up_steps,
         "measured_steps": settings.most_steps - settings.warm_up_steps,
+        "adaptive": adaptive if settings.is_adaptive else None,
     }
-    if settings.is_adaptive:
-        probe["adaptive"] = {
-            "min_measured_steps": settings.min_measured_steps,
-            "precision": settings.precision,
-            "stop_after_s": DEADLINE_SHARE * settings.deadline_s,
-            "best_step_time_s": None,
-        }
     return common_job(setup, recipe, run_folder, tokens) | {"mode": "probe", "probe": probe, "train": None}
 
 
@@ -140,12 +137,6 @@ def disk_table(setup: ProbeSetup, recipe: Recipe, run_folder: Path) -> dict[str,
     return {"folder": str(folder), "needed_bytes": held * bytes_per_parameter}
 
 
-def remove_disk_folder(job: Mapping[str, Any]) -> None:
-    """Remove the offload folder that a job names, if any."""
-    if job.get("disk"):
-        shutil.rmtree(job["disk"]["folder"], ignore_errors=True)
-
-
 def corpus(data: DataSettings, work_folder: Path, problem: Problem) -> Corpus:
     """Return the token file of a campaign, created in `work_folder` where the data is text.
 
@@ -153,83 +144,61 @@ def corpus(data: DataSettings, work_folder: Path, problem: Problem) -> Corpus:
     one token per byte. Raises `InvalidInput` if a token is outside the model's vocabulary, or if there are too few
     tokens for the sequence length.
     """
-    found = _token_file(data, problem)
-    if found is None:
-        found = Corpus(_byte_tokens(data, work_folder, problem), "uint16")
-    _check(found, data, problem)
-    return found
-
-
-def check_data(data: DataSettings, problem: Problem) -> None:
-    """Raise what `corpus` would raise for unusable data; write nothing."""
-    tokens = _token_file(data, problem)
-    if tokens is not None:
-        _check(tokens, data, problem)
-        return
-    _check_vocabulary(problem)
-    size_bytes = len(builtin_text().encode()) if data.path is None else _size_bytes(Path(data.path))
-    _check_length(size_bytes + 1, data, problem)  # one token per byte, and the end of the document
-
-
-def _token_file(data: DataSettings, problem: Problem) -> Corpus | None:
-    if data.path is None or not data.path.endswith(".bin"):
-        return None
-    return Corpus(Path(data.path), "uint16" if problem.model.vocabulary <= UINT16_VOCABULARY else "uint32")
-
-
-def _size_bytes(path: Path) -> int:
-    try:
-        with path.open("rb") as file:
-            return file.seek(0, os.SEEK_END)
-    except OSError as error:
-        raise _unreadable(path, error) from None
-
-
-def _unreadable(path: Path | str, error: OSError) -> Exception:
-    return bad_value("data.path", str(path), f"a file that can be read: {error.strerror}")
-
-
-def _check_vocabulary(problem: Problem) -> None:
-    if problem.model.vocabulary < BYTE_VOCABULARY:
-        expected = f"at least {BYTE_VOCABULARY}: text is read as one token per byte"
-        raise bad_value("model.vocabulary", problem.model.vocabulary, expected)
-
-
-def _byte_tokens(data: DataSettings, work_folder: Path, problem: Problem) -> Path:
-    _check_vocabulary(problem)
-    text: str | bytes
-    if data.path is None:
-        text, name = builtin_text(), f"builtin-{platform.python_version()}"
-    else:
-        try:
-            text = Path(data.path).read_bytes()
-        except OSError as error:
-            raise _unreadable(data.path, error) from None
-        if not text:
-            raise bad_value("data.path", data.path, "a file that is not empty")
+    check_data(data, problem)
+    if _is_tokens(data):
+        return _token_file(data, problem)
+    text = builtin_text() if data.path is None else Path(data.path).read_bytes()
+    name = f"builtin-{platform.python_version()}"
+    if isinstance(text, bytes):
         name = f"text-{hashlib.sha256(text).hexdigest()[:12]}"
     path = work_folder / f"{name}.bin"
     if not path.exists():
         write_token_file(text, path)
-    return path
+    return Corpus(path, "uint16")
 
 
-def _check(found: Corpus, data: DataSettings, problem: Problem) -> None:
-    size_bytes, width = _size_bytes(found.path), np.dtype(found.dtype).itemsize
-    if size_bytes % width:
-        raise bad_value("data.path", data.path, f"tokens of {width} bytes each; the file has {size_bytes:,} bytes")
-    _check_length(size_bytes // width, data, problem)
-    highest = int(np.memmap(found.path, dtype=found.dtype, mode="r").max())
-    if highest >= problem.model.vocabulary:
-        expected = f"tokens below model.vocabulary = {problem.model.vocabulary}; it has {highest}"
-        raise bad_value("data.path", data.path, expected)
-
-
-def _check_length(count: int, data: DataSettings, problem: Problem) -> None:
+def check_data(data: DataSettings, problem: Problem) -> None:
+    """Raise what `corpus` raises for unusable data; write nothing."""
+    vocabulary = problem.model.vocabulary
+    try:
+        if _is_tokens(data):
+            count = _checked_tokens(_token_file(data, problem), vocabulary)
+        elif vocabulary < BYTE_VOCABULARY:
+            expected = f"at least {BYTE_VOCABULARY}: text is read as one token per byte"
+            raise bad_value("model.vocabulary", vocabulary, expected)
+        else:  # one token per byte, and the end of the document
+            size_bytes = len(builtin_text().encode()) if data.path is None else _size_bytes(Path(data.path))
+            count = size_bytes + 1
+    except OSError as error:
+        raise bad_value("data.path", data.path, f"a file that can be read: {error.strerror}") from None
     fewest = MIN_SEQUENCES * (problem.sequence_length + 1)
-    if count >= fewest:
-        return
-    needed = f"at least {fewest:,} tokens, {MIN_SEQUENCES} sequences of {problem.sequence_length}"
-    if data.path is None:
-        raise bad_value("data.path", None, f"a text of {needed}; the built-in one has {count:,}")
-    raise bad_value("data.path", data.path, f"{needed}; it has {count:,}")
+    if count < fewest:
+        expected = f"at least {fewest:,} tokens, {MIN_SEQUENCES} sequences of {problem.sequence_length}"
+        expected = f"a text of {expected}; the built-in one" if data.path is None else f"{expected}; it"
+        raise bad_value("data.path", data.path, f"{expected} has {count:,}")
+
+
+def _is_tokens(data: DataSettings) -> bool:
+    return data.path is not None and data.path.endswith(".bin")
+
+
+def _token_file(data: DataSettings, problem: Problem) -> Corpus:
+    return Corpus(Path(data.path or ""), "uint16" if problem.model.vocabulary <= UINT16_VOCABULARY else "uint32")
+
+
+def _size_bytes(path: Path) -> int:
+    with path.open("rb"):  # or the file cannot be read
+        return path.stat().st_size
+
+
+def _checked_tokens(file: Corpus, vocabulary: int) -> int:
+    """Return how many tokens a file has; raise `InvalidInput` for parts of tokens, and for those out of range."""
+    size_bytes, width = _size_bytes(file.path), np.dtype(file.dtype).itemsize
+    if size_bytes % width:
+        expected = f"tokens of {width} bytes each; the file has {size_bytes:,} bytes"
+        raise bad_value("data.path", str(file.path), expected)
+    highest = int(np.memmap(file.path, dtype=file.dtype, mode="r").max()) if size_bytes else 0
+    if highest >= vocabulary:
+        expected = f"tokens below model.vocabulary = {vocabulary}; it has {highest}"
+        raise bad_value("data.path", str(file.path), expected)
+    return size_bytes // width

@@ -96,7 +96,9 @@ def measurement(
         first_step_time_s=float(result["first_step_time_s"]),
         ended=ProbeEnding(result["ended"]) if "ended" in result else None,
     )
-    from frontrunner.evaluators.analytic.plausibility import why_too_fast  # numpy, which counting alone does not need
+    from frontrunner.evaluators.analytic.accuracy_bounds import (
+        why_too_fast,  # numpy, which counting alone does not need
+    )
 
     peak_flops = problem.cluster.peak_flops(problem.precision)
     doubt = implausibility(measured, peak_flops, memory_is_known=memory_is_known)

@@ -5,7 +5,6 @@ DeepSpeed's async_io operator, which offload to a disk needs, is compiled here, 
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import logging
 import os
@@ -13,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +22,7 @@ from frontrunner.evaluators.probe.files import tail
 from frontrunner.evaluators.probe.processes import end_child
 from frontrunner.evaluators.probe.settings import TORCH_DEVICES
 from frontrunner.evaluators.probe.this_machine import detect
-from frontrunner.evaluators.trainer.deepspeed_engine.operators import built_folder, is_built, is_installed
+from frontrunner.evaluators.trainer.deepspeed_disk import built_folder, is_built, is_installed
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, bad_value
 from frontrunner.spaces.problem import Problem
@@ -35,7 +34,7 @@ Doing = Literal["replay", "profile", "launch"]
 
 BUILD_TIMEOUT_S = 1800.0
 """Compiling took seven minutes on a busy machine of 2 cores."""
-BUILD_PROGRAM = "frontrunner.evaluators.trainer.deepspeed_engine.operators"
+BUILD_PROGRAM = "frontrunner.evaluators.trainer.deepspeed_disk"
 LIBAIO_PROGRAM = "#include <libaio.h>\nint main() { return io_submit(nullptr, 0, nullptr); }\n"
 ON_ROCM = "build it with DeepSpeed: DS_BUILD_AIO=1 pip install --no-build-isolation --no-cache-dir deepspeed"
 BUILD_TOOLS = "install what DeepSpeed compiles it with; on Debian: apt-get install libaio-dev ninja-build g++"
@@ -49,12 +48,18 @@ def prepare_here(
     `dispatch` may send them to other nodes, which cannot be checked yet. Compiling the operator for offload to a disk
     takes minutes, the first time.
     """
-    if node_source(dispatch, problem.cluster) is not None:
-        refuse_missing_engines(engines)
-        return
-    _refuse_other_devices(problem.cluster)
-    refuse_missing_engines(engines)
-    prepare_disk(problem.cluster, offloads)
+    cluster, is_here = problem.cluster, node_source(dispatch, problem.cluster) is None
+    if is_here and cluster.backend != "cpu":  # a CPU cluster's devices are processes
+        here = detect()
+        if here["backend"] != cluster.backend:
+            expected = f"{here['backend']}, which is what this machine has ({here['device']})"
+            raise bad_value("cluster.backend", cluster.backend, expected)
+        if here["devices_per_node"] < cluster.devices_per_node:
+            expected = f"at most the {here['devices_per_node']} found here"
+            raise bad_value("cluster.devices_per_node", cluster.devices_per_node, expected)
+    _refuse_missing_engines(engines)
+    if is_here:
+        prepare_disk(cluster, offloads)
 
 
 def prepare_recipe_here(
@@ -77,7 +82,7 @@ def prepare_recipe_here(
             f"`{doing}` does not run on several nodes yet",
             hint=f"{doing} a recipe of one node",
         )
-    refuse_missing_engines((recipe.engine,))
+    _refuse_missing_engines((recipe.engine,))
     prepare_disk(measured, (recipe.offload,))
     return differences
 
@@ -95,24 +100,9 @@ def _differences(measured: Cluster, recipe: Recipe, here: Mapping[str, Any], *, 
     return tuple(found)
 
 
-def refuse_missing_engines(engines: Sequence[str]) -> None:
-    """Raise `InvalidInput` if an engine is an optional package that is not installed."""
-    for engine in engines:
-        if engine == "deepspeed" and find_spec(engine) is None:
-            raise bad_value("space.engine", engine, "an engine that is installed", hint="pip install deepspeed")
-
-
-def _refuse_other_devices(cluster: Cluster) -> None:
-    """Raise `InvalidInput` if this machine has other or fewer devices; a CPU cluster's are processes."""
-    if cluster.backend == "cpu":
-        return
-    here = detect()
-    if here["backend"] != cluster.backend:
-        expected = f"{here['backend']}, which is what this machine has ({here['device']})"
-        raise bad_value("cluster.backend", cluster.backend, expected)
-    if here["devices_per_node"] < cluster.devices_per_node:
-        expected = f"at most the {here['devices_per_node']} found here"
-        raise bad_value("cluster.devices_per_node", cluster.devices_per_node, expected)
+def _refuse_missing_engines(engines: Sequence[str]) -> None:
+    if "deepspeed" in engines and find_spec("deepspeed") is None:
+        raise bad_value("space.engine", "deepspeed", "an engine that is installed", hint="pip install deepspeed")
 
 
 def prepare_disk(cluster: Cluster, offloads: Sequence[str]) -> None:
@@ -123,41 +113,32 @@ def prepare_disk(cluster: Cluster, offloads: Sequence[str]) -> None:
     """
     if "nvme" not in offloads or cluster.nvme_path is None:
         return
-    _check_direct_writes(Path(cluster.nvme_path))
+    try:  # what the operator does: write past the system's cache
+        with tempfile.TemporaryDirectory(prefix="frontrunner-", dir=cluster.nvme_path) as tried:
+            os.close(os.open(Path(tried, "direct"), os.O_WRONLY | os.O_CREAT | os.O_DIRECT, 0o600))
+    except OSError as error:
+        expected = f"a folder on a disk that takes direct writes; here: {error.strerror}"
+        raise bad_value("cluster.nvme_path", cluster.nvme_path, expected) from None
     device = TORCH_DEVICES[cluster.backend]
     if is_installed() or is_built(device):
         return
-    if cluster.backend == "rocm":
-        raise _missing("DeepSpeed does not compile it on ROCm", ON_ROCM)
-    _check_build_tools()
+    missing = _missing_tool() if cluster.backend != "rocm" else "DeepSpeed does not compile it on ROCm"
+    if missing is not None:
+        remedy = BUILD_TOOLS if cluster.backend != "rocm" else ON_ROCM
+        raise InvalidInput(f'space.offload = "nvme" needs DeepSpeed\'s async_io operator: {missing}', hint=remedy)
     _build(device)
 
 
-def _check_direct_writes(folder: Path) -> None:
-    """Do what the operator does: write to the folder past the system's cache."""
-    what = "a folder on a disk that takes direct writes"
-    if not folder.is_dir():
-        raise bad_value("cluster.nvme_path", str(folder), f"{what}; there is no such folder")
-    try:
-        with tempfile.TemporaryDirectory(prefix="frontrunner-", dir=folder) as tried:
-            os.close(os.open(Path(tried, "direct"), os.O_WRONLY | os.O_CREAT | os.O_DIRECT, 0o600))
-    except OSError as error:
-        raise bad_value("cluster.nvme_path", str(folder), f"{what}; here: {error.strerror}") from None
-
-
-def _check_build_tools() -> None:
+def _missing_tool() -> str | None:
+    """Return which of the tools that compile the operator is not installed, or None."""
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler) is None:
-        raise _missing(f"there is no C++ compiler ({compiler})", BUILD_TOOLS)
+        return f"there is no C++ compiler ({compiler})"
     if shutil.which("ninja", path=_search_path()) is None:
-        raise _missing("there is no ninja", BUILD_TOOLS)
+        return "there is no ninja"
     command = [compiler, "-x", "c++", "-", "-laio", "-o", os.devnull]
-    if subprocess.run(command, input=LIBAIO_PROGRAM, text=True, capture_output=True, check=False).returncode != 0:
-        raise _missing("there is no libaio to compile against", BUILD_TOOLS)
-
-
-def _missing(what: str, remedy: str) -> InvalidInput:
-    return InvalidInput(f'space.offload = "nvme" needs DeepSpeed\'s async_io operator: {what}', hint=remedy)
+    compiled = subprocess.run(command, input=LIBAIO_PROGRAM, text=True, capture_output=True, check=False)
+    return None if compiled.returncode == 0 else "there is no libaio to compile against"
 
 
 def _search_path() -> str:
@@ -166,38 +147,36 @@ def _search_path() -> str:
 
 
 def _build(device: str) -> None:
-    """Compile the operator into a temporary folder, which is then renamed: no half-built one is ever found."""
+    """Compile the operator into a temporary folder, which is then renamed: no half-built one is ever found.
+
+    The lock makes other processes of this user wait; it ends with the process that holds it.
+    """
     folder = built_folder(device)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder), tempfile.TemporaryDirectory(prefix=".building-", dir=folder.parent) as temporary:
+    log = folder.with_name(f"{folder.name}.log")
+    with (
+        folder.with_name(f"{folder.name}.lock").open("w") as lock,
+        tempfile.TemporaryDirectory(prefix=".building-", dir=folder.parent) as temporary,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if is_built(device):  # by another process, while this one waited
             return
-        log = folder.with_name(f"{folder.name}.log")
         LOGGER.warning("compiling DeepSpeed's async_io operator, once on this machine: minutes; %s", log)
         environment = {"TORCH_EXTENSIONS_DIR": temporary, "DS_ACCELERATOR": device, "PATH": _search_path()}
-        wrong = _run([sys.executable, "-P", "-m", BUILD_PROGRAM], {**os.environ, **environment}, log)
-        if wrong is not None:
+        with log.open("wb") as output:
+            command = [sys.executable, "-P", "-m", BUILD_PROGRAM]
+            process = subprocess.Popen(
+                command, env={**os.environ, **environment}, stdout=output, stderr=output, start_new_session=True
+            )
+        status: int | None
+        try:
+            status = process.wait(timeout=BUILD_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            end_child(process, grace_s=0, group=True)
+        if status != 0:
+            wrong = f"it took more than {BUILD_TIMEOUT_S:.0f} s" if status is None else tail(log, 1)
             raise FrontrunnerError(f"DeepSpeed's async_io operator was not compiled: {wrong}", hint=f"see {log}")
         shutil.rmtree(folder, ignore_errors=True)  # half a one, since it is not built
         Path(temporary).rename(folder)
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Wait until no other process of this user builds the folder; the lock ends with the process that holds it."""
-    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _run(command: Sequence[str], environment: dict[str, str], log: Path) -> str | None:
-    """Run a command and whatever it starts, all ended when this returns; return what went wrong, or None."""
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
-    try:
-        status = process.wait(timeout=BUILD_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        return f"it took more than {BUILD_TIMEOUT_S:.0f} s"
-    finally:
-        end_child(process, grace_s=0, group=True)
-    return None if status == 0 else tail(log, 1) or f"it ended with status {status}"

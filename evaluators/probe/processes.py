@@ -1,7 +1,7 @@
-"""Supervisor of child processes: starts them, tags them, and ends them with everything they started.
+"""Supervisor of child processes: starts them, tags them, ends them with everything they started, and finds orphans.
 
 A child dies with its parent (`start_child`), is ended by SIGTERM and then SIGKILL (`end_child`), and carries tags in
-its environment by which whatever it left behind is found again (`kill_tagged`, `orphans.py`). Launchers give ranks
+its environment by which whatever it left behind is found again (`kill_tagged`, `Orphans`). Launchers give ranks
 sessions of their own, so a process group does not reach them, but tags do.
 """
 
@@ -15,13 +15,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from frontrunner.results.process_identity import machine_id, pid_namespace
+from frontrunner.results.process_identity import machine_id, pid_namespace, proc_is_ours, process_stat
 
 DRIVER_TAG = "FRONTRUNNER_DRIVER"
 """Environment variable with the process id of the driver that a process works for."""
@@ -29,12 +30,18 @@ HOST_TAG = "FRONTRUNNER_DRIVER_HOST"
 """The driver's host: environments travel to other nodes, where process ids mean other processes."""
 FOLDER_TAG = "FRONTRUNNER_DRIVER_FOLDER"
 """The folder of the campaign's runs: a driver process may have several campaigns."""
-RENDEZVOUS_PREFIX = "frontrunner-ranks-"
-"""Names of rendezvous folders go on with host, process namespace and process id of their driver."""
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.05
+PEER_GRACE_S = 2.0
+"""How long the other ranks may go on after one has failed, to write what they know."""
+KILL_GRACE_S = 15.0
+"""How long killed ranks may take to end; one that waits for its device or disk may never do so."""
+GRACE_S = 5.0
+"""How long orphans may take to end by themselves: a fork server cleans up first."""
+END_S = 20.0
+"""How long they may take to end after they were killed."""
 
 
 def start_child(
@@ -47,11 +54,14 @@ def start_child(
 
 def die_with_parent(parent: int, number: signal.Signals = signal.SIGTERM) -> None:
     """In a new process: have the kernel send it this signal when its parent ends, however that ends."""
-    if sys.platform != "linux":
-        return
     _prctl(PR_SET_PDEATHSIG, number)
-    if os.getppid() != parent:  # it ended before the request took effect
+    if sys.platform == "linux" and os.getppid() != parent:  # it ended before the request took effect
         os._exit(1)
+
+
+def outlive_parent() -> None:
+    """Take back `die_with_parent`."""
+    _prctl(PR_SET_PDEATHSIG, 0)
 
 
 def end_child(process: subprocess.Popen[Any], *, grace_s: float, group: bool = False) -> None:
@@ -85,19 +95,16 @@ def kill_rank(pid: int) -> None:
 
 def kill_tagged(variable: str, value: str, *, wait_s: float = 0.0) -> None:
     """Kill every process of this user whose environment has this tag, and wait up to `wait_s` for their end."""
-    killed = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):  # gone, or another user's
-            if process.pid != os.getpid() and process.environ().get(variable) == value:
-                process.kill()
-                killed.append(process)
+    killed = [process for process, environment in _own_processes() if environment.get(variable) == value]
+    for process in killed:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
     psutil.wait_procs(killed, timeout=wait_s)
 
 
 def adopt_orphans() -> None:
     """Become the parent of descendants whose own parent ends (Linux), so that `kill_descendants` finds them."""
-    if sys.platform == "linux":
-        _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def kill_descendants(first: subprocess.Popen[Any], *, timeout_s: float) -> None:
@@ -132,11 +139,6 @@ def driver_tags(folder: Path) -> dict[str, str]:
     return {DRIVER_TAG: str(os.getpid()), HOST_TAG: machine_id(), FOLDER_TAG: str(folder.resolve())}
 
 
-def rendezvous_prefix() -> str:
-    """Return how the names of rendezvous folders of this host and process namespace begin."""
-    return f"{RENDEZVOUS_PREFIX}{machine_id()}-{pid_namespace()}-"
-
-
 def kernel_oom_kills() -> int:
     """Return how many processes the kernel's out-of-memory killer ended since boot; 0 where it is unknown."""
     try:
@@ -146,5 +148,91 @@ def kernel_oom_kills() -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Fenced:
+    """A driver of this host, by its process id, that has lost the campaign whose runs are in `folder`."""
+
+    pid: int
+    folder: Path
+
+
+class Orphans:
+    """The processes of drivers that are gone, of any campaign, and of one that has lost its campaign.
+
+    Ranks die with their fork server, and it with its driver. That fails where the server was stopped when its driver
+    was killed, or where a rank waits in the kernel for a device or a disk: such a rank still holds its device, and
+    whatever is measured next to it is wrong. Call `have_ended` until it returns True.
+    """
+
+    def __init__(self, fenced: Fenced | None = None) -> None:
+        self._fenced = fenced
+        self._left: list[psutil.Process] = []
+        self._began_s = time.monotonic()
+
+    def have_ended(self) -> bool:
+        """Return whether all have ended; kill them after `GRACE_S`, and raise `NodesUnavailable` if that fails."""
+        # Look again once none is left: one that was killed may have started others meanwhile.
+        self._left = running(self._left) or list(find_orphans(self._fenced))
+        waited_s = time.monotonic() - self._began_s
+        if self._left and waited_s > GRACE_S + END_S:
+            raise cannot_be_ended(self._left)
+        if waited_s > GRACE_S:
+            for process in self._left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        return not self._left
+
+
+def find_orphans(fenced: Fenced | None = None) -> Iterator[psutil.Process]:
+    """Yield processes of this user that carry the tag of a driver of this host that is gone, or is fenced.
+
+    Leave processes of other process namespaces alone: there, their driver's id is another process's.
+    """
+    for process, environment in _own_processes() if sys.platform != "linux" or proc_is_ours() else ():
+        with contextlib.suppress(psutil.Error, OSError):
+            driver = environment.get(DRIVER_TAG, "")
+            is_ours = driver.isdecimal() and environment.get(HOST_TAG) == machine_id()
+            if is_ours and pid_namespace(process.pid) == pid_namespace():
+                lost = fenced and (str(fenced.pid), str(fenced.folder.resolve()))
+                if lost == (driver, environment.get(FOLDER_TAG)) or _is_gone(int(driver), before=process):
+                    yield process
+
+
+def cannot_be_ended(processes: Sequence[psutil.Process]) -> Exception:
+    """Return the error for processes of ours that were killed and still exist."""
+    from frontrunner.evaluators.protocol import NodesUnavailable  # which a fork server does not need
+
+    named = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            named.append(f"{process.pid} ({process.status()})")
+    return NodesUnavailable(
+        f"killed ranks have not ended and may still hold their devices: process {', '.join(named)}",
+        hint="the kernel ends them once what they wait for responds: a device, a disk or a file server",
+    )
+
+
+def _own_processes() -> Iterator[tuple[psutil.Process, dict[str, str]]]:
+    """Yield the processes of this user, without this one, and their environments."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):  # gone, or another user's
+            if process.pid != os.getpid() and process.uids().real == os.getuid():
+                yield process, process.environ()
+
+
+def _is_gone(driver: int, *, before: psutil.Process) -> bool:
+    """Return whether a driver has ended; a process with its id that began after `before` is another one."""
+    try:
+        return not running([psutil.Process(driver)]) or _start_time(driver) > _start_time(before.pid)
+    except (psutil.NoSuchProcess, FileNotFoundError):
+        return True
+
+
+def _start_time(pid: int) -> float:
+    """Return when a process began: in ticks since boot on Linux, which no change of the clock moves, else in s."""
+    return process_stat(pid).started_ticks if sys.platform == "linux" else psutil.Process(pid).create_time()
+
+
 def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)

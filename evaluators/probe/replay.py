@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import math
 import os
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from frontrunner.evaluators.probe.files import LineReader, read_json, tail, write_json
-from frontrunner.evaluators.probe.job import common_job, corpus, remove_disk_folder
+from frontrunner.evaluators.probe.job import common_job, corpus
 from frontrunner.evaluators.probe.measure import tokens_per_step
 from frontrunner.evaluators.probe.preflight import Doing, prepare_recipe_here
 from frontrunner.evaluators.probe.processes import end_child, kill_tagged, start_child
@@ -64,9 +64,8 @@ class ReplaySettings:
     launched: bool = False
 
     def __post_init__(self) -> None:
-        require_at_least("replay", 1, steps=self.steps, evaluation_batches=self.evaluation_batches)
-        require_at_least("replay", 1, evaluation_every_steps=self.evaluation_every_steps)
-        require_at_least("replay", 1, keep_checkpoints=self.keep_checkpoints)
+        for key in ("steps", "evaluation_batches", "evaluation_every_steps", "keep_checkpoints"):
+            require_at_least("replay", 1, **{key: getattr(self, key)})
         require_at_least("replay", 0, warm_up_steps=self.warm_up_steps)
         if self.checkpoint_every_steps is not None:
             require_at_least("replay", 1, checkpoint_every_steps=self.checkpoint_every_steps)
@@ -76,9 +75,8 @@ class ReplaySettings:
 
     def train_table(self) -> dict[str, Any]:
         """Return the job's `train`."""
-        table = asdict(self)
-        for key in ("folder", "learning_rate", "launched"):
-            del table[key]
+        own = ("folder", "learning_rate", "launched")
+        table = {key: value for key, value in asdict(self).items() if key not in own}
         return table | {"checkpoint_every_steps": self.checkpoint_every_steps or max(10, self.steps // 10)}
 
 
@@ -105,6 +103,11 @@ class ReplayPlan:
         """Return the command as one line for a shell."""
         variables = " ".join(f"{key}={shlex.quote(value)}" for key, value in self.environment.items())
         return f"env {variables} {shlex.join(self.argv)}"
+
+    @property
+    def log(self) -> Path:
+        """Return the path of the output."""
+        return self.folder / "replay.log"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,14 +185,13 @@ def prepare(chosen: ReplayPlan) -> None:
     """Write the job file that the plan's command reads; raise `InvalidInput` if its folder holds another run."""
     chosen.folder.mkdir(parents=True, exist_ok=True)
     job_path = chosen.folder / "job.json"
-    earlier = read_json(job_path)
-    if earlier is not None:
-        changed = sorted(key for key in earlier if earlier[key] != chosen.job.get(key) and key != "train")
-        if changed:
-            raise InvalidInput(
-                f"{chosen.folder} holds a run that differs in {', '.join(changed)}",
-                hint="choose another folder with --folder",
-            )
+    earlier = read_json(job_path) or {}
+    changed = sorted(key for key in earlier if earlier[key] != chosen.job.get(key) and key != "train")
+    if changed:
+        raise InvalidInput(
+            f"{chosen.folder} holds a run that differs in {', '.join(changed)}",
+            hint="choose another folder with --folder",
+        )
     write_json(job_path, dict(chosen.job))
 
 
@@ -207,13 +209,22 @@ def run(chosen: ReplayPlan, on_step: OnStep | None = None) -> ReplayResult:
         provenance |= {"differences": list(chosen.differences), "recipe_id": chosen.recipe_id}
         write_json(chosen.folder / "provenance.json", provenance)
         status = _train(chosen, on_step)
-    log = chosen.folder / "replay.log"
-    if status != 0:
+    result = read_json(chosen.folder / "result.json") or {}
+    if status != 0 or result.get("status") != "trained":
         raise FrontrunnerError(
-            f"the replay ended with status {status}:\n{tail(log)}",
-            hint=f"the whole log: {log}; the same command goes on from the newest checkpoint",
+            f"the replay ended with status {status}:\n{tail(chosen.log)}",
+            hint=f"the whole log: {chosen.log}; the same command goes on from the newest checkpoint",
         )
-    return _result(chosen)
+    times = result["step_times_s"]
+    return ReplayResult(
+        recipe_id=chosen.recipe_id,
+        folder=chosen.folder,
+        final_step=result["final_step"],
+        tokens_per_s=chosen.tokens_per_step / statistics.median(times) if times else None,
+        measured_tokens_per_s=chosen.measured_tokens_per_s,
+        final_loss=result.get("final_loss"),
+        evaluation_losses=dict(result.get("evaluation_losses", [])),
+    )
 
 
 @contextmanager
@@ -232,12 +243,15 @@ def _locked(folder: Path) -> Iterator[None]:
 def _remove_leftovers(chosen: ReplayPlan) -> None:
     """Kill ranks that are left, as of a torchrun that was killed with its parent, and remove what they offloaded."""
     kill_tagged(REPLAY_TAG, str(chosen.folder), wait_s=STOP_GRACE_S)
-    remove_disk_folder(chosen.job)
+    if chosen.job["disk"] is not None:
+        shutil.rmtree(chosen.job["disk"]["folder"], ignore_errors=True)
 
 
 def _train(chosen: ReplayPlan, on_step: OnStep | None) -> int:
-    """Run torchrun to its end and return its exit status; on an exception end it and its ranks first."""
-    with (chosen.folder / "replay.log").open("ab") as output:
+    """Run torchrun to its end, pass on its events, and return its exit status; on an exception end its ranks first."""
+    progress = chosen.folder / "progress.jsonl"
+    events = LineReader(progress, offset=progress.stat().st_size if progress.exists() else 0)
+    with chosen.log.open("ab") as output:
         process = start_child(
             chosen.argv,
             stdin=subprocess.DEVNULL,
@@ -245,43 +259,17 @@ def _train(chosen: ReplayPlan, on_step: OnStep | None) -> int:
             stderr=subprocess.STDOUT,
             env={**os.environ, **chosen.environment, REPLAY_TAG: str(chosen.folder)},
         )
+    has_ended = False
     try:
-        _follow(process, chosen.folder / "progress.jsonl", on_step)
+        while not has_ended:
+            time.sleep(POLL_S)
+            has_ended = process.poll() is not None
+            for line in events.new_lines():
+                with suppress(ValueError):  # a line that a kill has cut short is no event
+                    event = json.loads(line)
+                    if on_step is not None:
+                        on_step(event)
     finally:
         end_child(process, grace_s=STOP_GRACE_S)
         _remove_leftovers(chosen)
     return int(process.returncode)
-
-
-def _follow(process: subprocess.Popen[bytes], progress: Path, on_step: OnStep | None) -> None:
-    """Pass on the events that are written from now on, until the process has ended."""
-    events = LineReader(progress, offset=progress.stat().st_size if progress.exists() else 0)
-    while True:
-        ended = process.poll() is not None
-        for line in events.new_lines():
-            with contextlib.suppress(ValueError):  # a line that a kill has cut short is no event
-                event = json.loads(line)
-                if on_step is not None:
-                    on_step(event)
-        if ended:
-            return
-        time.sleep(POLL_S)
-
-
-def _result(chosen: ReplayPlan) -> ReplayResult:
-    result = read_json(chosen.folder / "result.json")
-    if not isinstance(result, dict) or result.get("status") != "trained":
-        raise FrontrunnerError(
-            f"the replay's result is not that of a finished run: {result!r}"[:500],
-            hint=f"see {chosen.folder / 'replay.log'}",
-        )
-    times = result["step_times_s"]
-    return ReplayResult(
-        recipe_id=chosen.recipe_id,
-        folder=chosen.folder,
-        final_step=result["final_step"],
-        tokens_per_s=chosen.tokens_per_step / statistics.median(times) if times else None,
-        measured_tokens_per_s=chosen.measured_tokens_per_s,
-        final_loss=result.get("final_loss"),
-        evaluation_losses=dict(result.get("evaluation_losses", [])),
-    )

@@ -1,6 +1,7 @@
 """Files of one attempt.
 
 job.json             what the ranks have to do
+meeting.json         where rank 0 can be reached, once it can
 progress.jsonl       one line per step, by rank 0
 rank-N.log           the rank's output
 rank-N.error.json    the exception that ended the rank
@@ -8,7 +9,7 @@ result.json          what the ranks measured, by rank 0
 outcome.json         the outcome, as returned to the driver
 
 `job.json`, `result.json` and `outcome.json` name the folder that they were written for. A file that names another was
-copied here, and belongs to another attempt.
+copied here, and belongs to another attempt. `cluster/step.py` lists what steps on other nodes add.
 """
 
 from __future__ import annotations
@@ -16,13 +17,12 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from frontrunner.evaluators.probe.classify import RankError
-from frontrunner.evaluators.probe.files import LineReader, parse_json, read_json, tail, write_json
+from frontrunner.evaluators.probe.files import LineReader, parse_json, read_json, write_json
 from frontrunner.results.outcome import Failure, Measurement, Outcome, refuse_unstorable
 
 if TYPE_CHECKING:
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 UNFINISHED = re.compile(r"\..+\.json\.\d+")
 """Name of a JSON file before it is whole: `files.write_bytes` and the trainer's `files.py`."""
 CANCEL = "cancel"
-"""A flag next to those files, where ranks are on other nodes: see `cluster/step.py`."""
+"""A flag next to those files, where ranks are on other nodes."""
+MEETING = "meeting.json"
+"""As in `evaluators/trainer/rendezvous.py`."""
 
 
 @dataclass(frozen=True)
@@ -50,16 +52,18 @@ class RunFolder:
         return self.path / f"rank-{rank}.log"
 
     def result(self) -> dict[str, Any] | None:
-        """Return what the ranks measured, or None; raise ValueError for a damaged file."""
-        found = read_json(self.path / "result.json")
-        if found is not None and not isinstance(found, dict):
-            raise ValueError(f"{self.path / 'result.json'} holds no table")
-        return found
+        """Return what the ranks measured, or None; raise ValueError or TypeError for a damaged file."""
+        return self._own("result.json")
 
-    def owns(self, found: Mapping[str, Any]) -> bool:
-        """Return whether a result or an outcome is for this folder; those of earlier versions name none."""
-        named = found.get("run_folder")
-        return named is None or (isinstance(named, str) and Path(named).absolute() == self.path.absolute())
+    def _own(self, name: str) -> dict[str, Any] | None:
+        """Return a file's table; None if it is for another folder. Those of earlier versions name none."""
+        found = read_json(self.path / name)
+        if found is None:
+            return None
+        if not isinstance(found, dict):
+            raise TypeError(f"{self.path / name} holds no table")
+        named = found.get("run_folder", str(self.path))
+        return found if isinstance(named, str) and Path(named).absolute() == self.path.absolute() else None
 
     def busy_seconds(self) -> float:
         """Return wall seconds from the order to the newest file: the time of an attempt whose driver died.
@@ -68,13 +72,7 @@ class RunFolder:
         the folder holds no order.
         """
         written = [path.stat().st_mtime for path in self.path.glob("*") if path.is_file() and path.name != CANCEL]
-        if not written or not self.job.exists():
-            return 0.0
-        return max(0.0, max(written) - self.job.stat().st_mtime)
-
-    def log_tails(self, world_size: int) -> dict[int, str]:
-        """Return the end of each rank's log."""
-        return {rank: tail(self.log(rank)) for rank in range(world_size)}
+        return max(0.0, max(written) - self.job.stat().st_mtime) if self.job.exists() else 0.0
 
     def errors(self, world_size: int) -> tuple[RankError, ...]:
         """Return the exceptions that ended ranks, in rank order; skip files that cannot be read."""
@@ -83,7 +81,7 @@ class RunFolder:
             try:
                 table = read_json(self.path / f"rank-{rank}.error.json")
                 if table is not None:
-                    texts = {key: _text(table[key]) for key in ("type", "message", "phase")}
+                    texts = {key: str(table[key]) for key in ("type", "message", "phase")}
                     found.append(RankError(rank=rank, **texts))
             except (ValueError, KeyError, TypeError):
                 continue  # written while the disk was full: the log and the exit status remain
@@ -104,10 +102,10 @@ class RunFolder:
     def outcome(self) -> Outcome | None:
         """Return the outcome that `write_outcome` left; None where there is none, or none that a store can hold."""
         try:
-            found = read_json(self.path / "outcome.json")
-            if not isinstance(found, dict) or not self.owns(found):
+            found = self._own("outcome.json")
+            if found is None:
                 return None
-            adapter = _adapter(str(found["kind"]))
+            adapter = _adapter(found["kind"] == "failure")
             outcome: Outcome = adapter.validate_json(json.dumps(found["outcome"]), strict=True)
             refuse_unstorable(outcome)
         except (ValueError, KeyError, TypeError):
@@ -116,16 +114,10 @@ class RunFolder:
 
 
 @functools.cache
-def _adapter(kind: str) -> TypeAdapter[Any]:
+def _adapter(is_failure: bool) -> TypeAdapter[Any]:  # noqa: FBT001
     from pydantic import TypeAdapter  # an agent on a node does not need it
 
-    return TypeAdapter(Failure if kind == "failure" else Measurement)
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"expected text, not {type(value).__name__}")
-    return value
+    return TypeAdapter(Failure if is_failure else Measurement)
 
 
 class StepCounter:
@@ -140,15 +132,10 @@ class StepCounter:
         """Read what is new, and return whether there was anything."""
         lines = self._lines.new_lines()
         for line in lines:
-            event = _event(line)
+            try:
+                event = parse_json(line)["event"]
+            except (ValueError, KeyError, TypeError):
+                continue  # cut short by a full disk or a kill
             self.steps_done += event == "step"
             self.is_built = self.is_built or event == "built"
         return bool(lines)
-
-
-def _event(line: bytes) -> str | None:
-    """Return a line's event; None for a line that a full disk or a kill has cut short."""
-    try:
-        return str(parse_json(line)["event"])
-    except (ValueError, KeyError, TypeError):
-        return None

@@ -18,10 +18,8 @@ from frontrunner.spaces.presets import known_device
 
 ACCELERATOR_NODES = ("/dev/nvidia0", "/dev/kfd", "/dev/dri", "/dev/dxg")
 """Device files whose absence shows, without importing torch, that there is no accelerator."""
-
 CPU_MEMORY_SHARE = 0.8
 """Share of the memory that is free now that the ranks of a probe may use together."""
-
 MIN_MEMORY_GIB = 0.01
 """The smallest share that is not rounded to 0."""
 
@@ -43,23 +41,15 @@ def detect() -> dict[str, Any]:
     On a machine without accelerators a device is a process on its cores: `devices_per_node` is then the number of
     cores, which may be overridden, and `memory_gib_per_device` an equal share of the free memory.
     """
-    if any(Path(node).exists() for node in ACCELERATOR_NODES):
-        found = _seen_by_torch()
-        if found["backend"] != "cpu":
-            return _accelerators(found)
-    return processors()
-
-
-def _seen_by_torch() -> dict[str, Any]:
-    """Return what torch sees, in a child process so that this one never holds a device."""
-    done = subprocess.run(
-        [sys.executable, "-c", _TORCH_PROGRAM], capture_output=True, text=True, timeout=120, check=False
-    )
+    if not any(Path(node).exists() for node in ACCELERATOR_NODES):
+        return processors()
+    # In a child process, so that this one never holds a device.
+    program = [sys.executable, "-c", _TORCH_PROGRAM]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
     lines = done.stdout.strip().splitlines()
-    return json.loads(lines[-1]) if done.returncode == 0 and lines else {"backend": "cpu"}
-
-
-def _accelerators(found: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(lines[-1]) if done.returncode == 0 and lines else {"backend": "cpu"}
+    if found["backend"] == "cpu":
+        return processors()
     known = known_device(found["name"]) or {"device": found["name"], "backend": found["backend"]}
     return known | {
         "name": "this-machine",
@@ -73,7 +63,8 @@ def _accelerators(found: dict[str, Any]) -> dict[str, Any]:
 def processors() -> dict[str, Any]:
     """Return the fields of [cluster] for this machine's processors, whatever else it has: see `detect`."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    table: dict[str, Any] = {
+    peak = peak_tflops(1, _clock_mhz(), cpu_fields(_cpuinfo()))
+    return {
         "name": "this-machine",
         "device": cpu_name(),
         "backend": "cpu",
@@ -81,9 +72,7 @@ def processors() -> dict[str, Any]:
         "devices_per_node": cores,
         "memory_gib_per_device": round(psutil.virtual_memory().available * CPU_MEMORY_SHARE / cores / GIB, 2),
         "source": "detected",
-    }
-    peak = cpu_peak_tflops(1)
-    return table | ({"peak_tflops": {"fp32": peak}} if peak else {})
+    } | ({"peak_tflops": {"fp32": peak}} if peak else {})
 
 
 def share_processors(table: dict[str, Any], devices_per_node: int) -> dict[str, Any]:
@@ -92,16 +81,11 @@ def share_processors(table: dict[str, Any], devices_per_node: int) -> dict[str, 
     Raises `InvalidInput` if they would have less than 0.01 GiB each.
     """
     factor = table["devices_per_node"] / devices_per_node
-    if table["memory_gib_per_device"] * factor < MIN_MEMORY_GIB:
-        raise bad_value(
-            "cluster.devices_per_node",
-            devices_per_node,
-            f"so few processes that each has {MIN_MEMORY_GIB} GiB of this machine's free memory",
-        )
-    shared = table | {
-        "devices_per_node": devices_per_node,
-        "memory_gib_per_device": round(table["memory_gib_per_device"] * factor, 2),
-    }
+    memory_gib = table["memory_gib_per_device"] * factor
+    if memory_gib < MIN_MEMORY_GIB:
+        expected = f"so few processes that each has {MIN_MEMORY_GIB} GiB of this machine's free memory"
+        raise bad_value("cluster.devices_per_node", devices_per_node, expected)
+    shared = table | {"devices_per_node": devices_per_node, "memory_gib_per_device": round(memory_gib, 2)}
     if "peak_tflops" in table:
         shared["peak_tflops"] = {name: round(rate * factor, 4) for name, rate in table["peak_tflops"].items()}
     return shared
@@ -110,11 +94,6 @@ def share_processors(table: dict[str, Any], devices_per_node: int) -> dict[str, 
 def cpu_name() -> str:
     """Return the processor's model name, or the architecture where that is unknown."""
     return cpu_fields(_cpuinfo()).get("model name") or platform.processor() or platform.machine()
-
-
-def cpu_peak_tflops(cores: int) -> float | None:
-    """Return the fp32 peak of `cores` of this machine's cores in TFLOP/s, or None where it is unknown."""
-    return peak_tflops(cores, _clock_mhz(), cpu_fields(_cpuinfo()))
 
 
 def peak_tflops(cores: int, clock_mhz: float, fields: dict[str, str]) -> float | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from frontrunner.evaluators.analytic.plausibility import why_too_fast
+from frontrunner.evaluators.analytic.accuracy_bounds import why_too_fast
 from frontrunner.evaluators.probe.measure import rates
 from frontrunner.evaluators.tables.rows import TableProblem, TableRow, is_elsewhere, problems_of
 from frontrunner.evaluators.tables.schema import (
@@ -58,10 +58,10 @@ class TableForm:
 
 
 class Source(NamedTuple):
-    """The table's own name of a column of the schema, and its unit, None where it was not given."""
+    """The table's own name of a column of the schema, and its unit, empty where it was not given."""
 
     theirs: str
-    unit: str | None
+    unit: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ def read(path: Path, form: TableForm, cluster: Cluster | None = None) -> Reading
     table, left_out = read_csv(path), Refusals()
     if not table.cells:
         raise InvalidInput(f"{path} has no rows under its header")
-    rows = _rows(table, form, sources, default_hardware="" if cluster is None else cluster.device, left_out=left_out)
+    rows = _rows(table, form, sources, "" if cluster is None else cluster.device, left_out)
     problems = problems_of(rows, left_out)
     if cluster is not None:
         problems = list(_on_cluster(cluster, problems, left_out))
@@ -130,21 +130,23 @@ def _sources(form: TableForm) -> dict[str, Source]:
             units = UNITS.get(name, {})
             if colon and units and unit not in units:
                 raise bad_value(flag, text, f"a unit of {', '.join(units)}", hint=did_you_mean(unit, units))
-            found[name] = Source(theirs, unit) if colon and units else Source(value, None)
+            found[name] = Source(theirs, unit) if colon and units else Source(value)
     return found
 
 
 def _rows(
-    table: CsvTable,
-    form: TableForm,
-    sources: Mapping[str, Source],
-    *,
-    default_hardware: str,
-    left_out: Refusals,
+    table: CsvTable, form: TableForm, sources: Mapping[str, Source], default_hardware: str, left_out: Refusals
 ) -> list[Row]:
     """Return the rows whose cells can be used, in the schema's units."""
     places = _places(table.columns, form, sources)
-    _require_columns({*places, *form.constants}, needs_hardware=not default_hardware)
+    names = {*places, *form.constants}
+    for wanted in NEEDED:
+        if names.isdisjoint(wanted):
+            constant = f", or --set {wanted[0]}=NUMBER" if len(wanted) == 1 else ""
+            message = f"the table has no column {' or '.join(wanted)}"
+            raise InvalidInput(message, hint=f"name yours: --column {wanted[0]}=THEIRS{constant}")
+    if not default_hardware and "hardware" not in names:
+        raise InvalidInput("the table has no column hardware", hint="--set hardware=h100, or --cluster NAME or FILE")
     rows = []
     for number, cells in enumerate(table.cells):
         given = {name: cells[place] for name, place in places.items()} | dict(form.constants)
@@ -199,18 +201,6 @@ def _places(theirs: Sequence[str], form: TableForm, sources: Mapping[str, Source
     return {name: theirs.index(their) for name, their in found.items() if name not in NOT_READ}
 
 
-def _require_columns(names: set[str], *, needs_hardware: bool) -> None:
-    for wanted in NEEDED:
-        if names.isdisjoint(wanted):
-            constant = f", or --set {wanted[0]}=NUMBER" if len(wanted) == 1 else ""
-            raise InvalidInput(
-                f"the table has no column {' or '.join(wanted)}",
-                hint=f"name yours: --column {wanted[0]}=THEIRS{constant}",
-            )
-    if needs_hardware and "hardware" not in names:
-        raise InvalidInput("the table has no column hardware", hint="--set hardware=h100, or --cluster NAME or FILE")
-
-
 def _on_cluster(cluster: Cluster, problems: Sequence[TableProblem], left_out: Refusals) -> Iterator[TableProblem]:
     """Yield the problems on as many whole nodes of this cluster as their devices need; leave out other devices'."""
     for table in problems:
@@ -244,7 +234,7 @@ def _refuse_wrong_units(problems: Sequence[TableProblem], sources: Mapping[str, 
     if 2 * above > len(shares):
         found = f"{above} of {len(shares)} timed rows are above their device's peak, by up to {max(shares):,.3g} times"
         raise _wrong_unit("step_time_s", found, max(shares), sources)
-    if shares and max(shares) < LOWEST_MFU and sources.get("step_time_s", Source("", None)).unit is None:
+    if shares and max(shares) < LOWEST_MFU and not sources.get("step_time_s", Source("")).unit:
         found = f"the fastest of {len(shares)} timed rows reaches {100 * max(shares):.2g} % of its device's peak"
         raise _wrong_unit("step_time_s", found, max(shares), sources, or_else="s")
     memories = [
@@ -261,7 +251,7 @@ def _wrong_unit(
     name: str, found: str, highest: float, sources: Mapping[str, Source], *, or_else: str | None = None
 ) -> InvalidInput:
     """Return the refusal of a unit, with the first other in which the highest share of peak or memory is likely."""
-    theirs, given = sources.get(name, Source(name, None))
+    theirs, given = sources.get(name, Source(name))
     units = UNITS[name]
     assumed, flag = given or next(iter(units)), f"--column {name}={theirs}:"
     hint = f"say its unit: {flag}UNIT, of {', '.join(units)}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -135,13 +136,13 @@ def problems_of(rows: Iterable[Row], left_out: Refusals) -> list[TableProblem]:
         row.fill(mbs=over(row.gbs, row.dp * row.gas))
         row.fill(gas=over(row.gbs, row.mbs * row.dp), vocab=GPT2_VOCABULARY)
         groups.setdefault(tuple(str(getattr(row, column)) for column in PROBLEM_COLUMNS), []).append(row)
-    found = [made for group in groups.values() if (made := _problem(group, left_out))]
-    short = [" ".join(problem.name.split(" | ")[:5]) for problem in found]
+    found = [(made, group[0]) for group in groups.values() if (made := _problem(group, left_out))]
+    alike = Counter(one.name for one, _ in found)
     # The kernel and the precision are in the name only where problems differ in nothing else.
-    names = [
-        name if short.count(name) == 1 else one.name.replace(" | ", " ") for one, name in zip(found, short, strict=True)
+    return [
+        replace(one, name=f"{one.name} {row.attention_kernel} {row.precision}") if alike[one.name] > 1 else one
+        for one, row in found
     ]
-    return [replace(problem, name=name) for problem, name in zip(found, names, strict=True)]
 
 
 def _problem(rows: list[Row], left_out: Refusals) -> TableProblem | None:
@@ -167,9 +168,7 @@ def _problem(rows: list[Row], left_out: Refusals) -> TableProblem | None:
             left_out.add(str(error), row.number)
     if problem is None or not made:
         return None
-    words = (getattr(first, column) for column in PROBLEM_COLUMNS)
-    name = " | ".join(f"{word:g}" if isinstance(word, float) else word for word in words)
-    return TableProblem(name=name, problem=problem, software=software_of(first), rows=tuple(made))
+    return TableProblem(name=first.problem, problem=problem, software=software_of(first), rows=tuple(made))
 
 
 def _problem_of(row: Row) -> Problem:

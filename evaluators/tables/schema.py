@@ -11,13 +11,15 @@ import math
 import re
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 from frontrunner.spaces.errors import InvalidInput, NotFound, shown_key
-from frontrunner.spaces.recipe import RECOMPUTES
+from frontrunner.spaces.recipe import DIMENSIONS, RECOMPUTES
+from frontrunner.spaces.space import DEGREES
 
 NAN = math.nan
 NEEDED = ("layers", "hidden", "heads", "seq", "gpus", "tp", "pp", "dp", "mbs", "gas", "vocab")
@@ -27,9 +29,8 @@ MACHINE_NUMBERS = (
     "node_gb_per_s", "nic_gb_per_s", "nics_per_node",
 )  # fmt: skip
 """A row's own figures of its machine, which replace those of a preset."""
-OF_RECIPES = {
-    "tensor_parallel": "tp", "pipeline_parallel": "pp", "context_parallel": "cp", "virtual_stages": "vpp",
-    "micro_batch_seqs": "mbs", "accumulation": "gas",
+OF_RECIPES = {name: DIMENSIONS[name].label.lower() for name in DEGREES} | {
+    "virtual_stages": "vpp", "micro_batch_seqs": "mbs", "accumulation": "gas",
 }  # fmt: skip
 """The counts of a recipe that have a column of their own."""
 NOT_READ = ("tflops_per_gpu", "mfu")
@@ -63,50 +64,24 @@ BATCH_TOLERANCE = 0.01
 MOST_BYTES = 200_000_000
 
 
-@dataclass(kw_only=True)
-class Row:
-    """One row: a number that the table does not state is NaN, a word empty; `number` is its place, from 1."""
+NUMBERS = (
+    *NEEDED, "cp", "vpp", "kv_heads", "gbs", "n_params_b", "ffn_hidden", "zero", "seq_parallel", *UNITS,
+    *MACHINE_NUMBERS,
+)  # fmt: skip
+WORDS = ("status", "attention_kernel", "recompute", "source", "table", "hardware", "model", "precision", "note")
+COLUMNS = (*NUMBERS, *WORDS, *NOT_READ)
+"""Every column of the schema; docs/warm-starts.md says what each holds."""
 
-    number: int
-    layers: float = NAN
-    hidden: float = NAN
-    heads: float = NAN
-    seq: float = NAN
-    gpus: float = NAN
-    tp: float = NAN
-    pp: float = NAN
-    dp: float = NAN
-    mbs: float = NAN
-    gas: float = NAN
-    vocab: float = NAN
-    cp: float = NAN
-    vpp: float = NAN
-    kv_heads: float = NAN
-    gbs: float = NAN
-    n_params_b: float = NAN
-    ffn_hidden: float = NAN
-    zero: float = NAN
-    seq_parallel: float = NAN
-    step_time_s: float = NAN
-    peak_mem_gb: float = NAN
-    gpus_per_node: float = NAN
-    peak_tflops: float = NAN
-    matmul_share: float = NAN
-    memory_gb_per_s: float = NAN
-    memory_gib_per_device: float = NAN
-    compute_units: float = NAN
-    node_gb_per_s: float = NAN
-    nic_gb_per_s: float = NAN
-    nics_per_node: float = NAN
-    status: str = ""
-    attention_kernel: str = ""
-    recompute: str = "none"
-    source: str = ""
-    table: str = ""
-    hardware: str = ""
-    model: str = ""
-    precision: str = ""
-    note: str = ""
+
+class Row(SimpleNamespace):
+    """One row, with an attribute for each of `NUMBERS` and `WORDS`; `number` is its place, from 1.
+
+    A number that the table does not state is NaN, a word empty; without a word for recompute there is none.
+    """
+
+    def __init__(self, number: int) -> None:
+        unknown = dict.fromkeys(NUMBERS, NAN) | dict.fromkeys(WORDS, "") | {"recompute": "none"}
+        super().__init__(number=number, **unknown)
 
     @property
     def problem(self) -> str:
@@ -116,8 +91,8 @@ class Row:
     @property
     def two_matrices(self) -> bool:
         """Whether the feed-forward part is GPT's, of two matrices, rather than Llama's of three."""
-        plain = self.ffn_hidden == 4 * self.hidden and self.kv_heads == self.heads
-        return plain or GPT_NAMES.match(self.model.lower()) is not None
+        is_plain: bool = self.ffn_hidden == 4 * self.hidden and self.kv_heads == self.heads
+        return is_plain or GPT_NAMES.match(self.model.lower()) is not None
 
     def fill(self, **values: float) -> None:
         """Set the numbers that are not stated."""
@@ -126,16 +101,9 @@ class Row:
                 setattr(self, name, value)
 
 
-NUMBERS = tuple(field.name for field in fields(Row) if field.type == "float")
-WORDS = tuple(field.name for field in fields(Row) if field.type == "str")
-COLUMNS = (*NUMBERS, *WORDS, *NOT_READ)
-"""Every column of the schema."""
-
-
 class CsvTable(NamedTuple):
     """A CSV file's cells, as text; `sha256` is of its bytes."""
 
-    path: Path
     sha256: str
     columns: tuple[str, ...]
     cells: list[list[str]]
@@ -187,7 +155,7 @@ def read_csv(path: Path) -> CsvTable:
     if twice:
         raise InvalidInput(f"{path} has two columns {shown_key(twice)}", hint="give each column its own name")
     padded = [row + [""] * (len(header) - len(row)) for row in cells]
-    return CsvTable(path, hashlib.sha256(content).hexdigest(), columns, padded)
+    return CsvTable(hashlib.sha256(content).hexdigest(), columns, padded)
 
 
 def _content(path: Path) -> bytes:
@@ -209,7 +177,7 @@ def _content(path: Path) -> bytes:
 
 def row_of(place: int, cells: Mapping[str, str]) -> Row:
     """Return the row of cells by column, from its place counted from 0; cells that are not numbers become NaN."""
-    found = Row(number=place + 1)
+    found = Row(place + 1)
     for name, cell in cells.items():
         text = cell.strip()
         if text in EMPTY:

@@ -22,10 +22,10 @@ from frontrunner.spaces.errors import InvalidInput, bad_value
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.analytic.fit import Samples, StepFit
-    from frontrunner.evaluators.diagnostics.calibration.measured_cluster import Calibration
-    from frontrunner.evaluators.diagnostics.calibration.ranks import Place
+    from frontrunner.evaluators.diagnostics.calibration import Calibration
     from frontrunner.evaluators.diagnostics.doctor.check import Check, Needs
     from frontrunner.evaluators.diagnostics.doctor.collective_test import TestResult
+    from frontrunner.evaluators.diagnostics.ranks import Place
 
 SHORTEST_S = 5.0
 LONGEST_S = 3600.0
@@ -51,15 +51,15 @@ def calibrate(
     not measured. `device` is torch's name of the device type. In an allocation every process calls this; rank 0 writes,
     and the others return None. Raises `InvalidInput` for what cannot be measured here.
     """
-    from frontrunner.evaluators.diagnostics.calibration.cluster_file import write_measured
-    from frontrunner.evaluators.diagnostics.calibration.measured_cluster import calibration
-    from frontrunner.evaluators.diagnostics.calibration.ranks import allocated, measure, this_machine
+    from frontrunner.evaluators.diagnostics.calibration import calibration, measure, write_measured
+    from frontrunner.evaluators.diagnostics.ranks import Place, allocated
 
     path = _writable(out)
     _check_limits("--seconds", seconds, ranks)
     where = allocated(ranks)
     base = _base(cluster, where.ranks_per_node if where else ranks, device)
-    where = where or this_machine(ranks or base.devices_per_node)
+    per_node = ranks or base.devices_per_node
+    where = where or Place(ranks=per_node, ranks_per_node=per_node)
     _refuse_elsewhere(base.backend, where)
     taken_at, load_before = datetime.now(UTC), os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     if on_start is not None:
@@ -131,7 +131,7 @@ def fit_campaign(
 
 def _fitted(measured: Samples, path: Path | None, base: Cluster | None, origin: str) -> StepFit:
     from frontrunner.evaluators.analytic.fit import fit_steps
-    from frontrunner.evaluators.diagnostics.calibration.cluster_file import write_fit
+    from frontrunner.evaluators.diagnostics.calibration import write_fit
 
     found = fit_steps(measured)
     if path is not None and base is not None:
@@ -205,7 +205,7 @@ def doctor(campaign: str | Path | None = None, *, store: str | None = None) -> t
 
     `store` overrides the file's. Raises `InvalidInput` or `NotFound` for an unusable file.
     """
-    from frontrunner.evaluators.diagnostics.doctor.examine import examine
+    from frontrunner.evaluators.diagnostics.doctor.machine import examine
 
     return examine(_needs(campaign, store))
 
@@ -223,15 +223,16 @@ def call_ranks(
     every process calls this, rank 0 gets the result, and the others None. `deadline_s` is how long a rank may take to
     join or to make progress. Raises `InvalidInput` for what this machine cannot do.
     """
-    from frontrunner.evaluators.diagnostics.calibration.ranks import allocated, this_machine
     from frontrunner.evaluators.diagnostics.doctor.collective_test import run_collective_test
+    from frontrunner.evaluators.diagnostics.ranks import Place, allocated
 
     _check_limits("--deadline", deadline_s, ranks)
     cluster = read_campaign_file(Path(campaign)).spec.problem.cluster if campaign is not None else None
     where = allocated(ranks)
     job = this_job()
     backend = cluster.backend if cluster is not None else job.backend
-    where = where or this_machine(ranks or job.devices_per_node)
+    per_node = ranks or job.devices_per_node
+    where = where or Place(ranks=per_node, ranks_per_node=per_node)
     _refuse_elsewhere(backend, where)
     if on_start is not None:
         on_start(where)

@@ -13,10 +13,9 @@ from frontrunner.spaces.validation import load_json
 from frontrunner.store import opened
 
 if TYPE_CHECKING:
-    from frontrunner.results.archive import Archived, Unarchived
     from frontrunner.results.check import Check
     from frontrunner.results.pruning import Prunable
-    from frontrunner.results.transfer import Copied
+    from frontrunner.results.transfer import Archived, Copied, Unarchived
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,38 +52,32 @@ def upgrade_store(store: str | None = None) -> Upgraded:
 
     Raises `AlreadyDriven` while a driver holds one of its campaigns, and `StoreUnusable` for a later version's.
     """
+    from frontrunner.results.database import revision_of
     from frontrunner.results.lease import refuse_driven
-    from frontrunner.results.opening import migrate, open_to_upgrade, revision_of
     from frontrunner.results.schema import REVISION
+    from frontrunner.results.store import open_store
     from frontrunner.results.transfer import backup
 
-    with open_to_upgrade(store_url(store)) as database:
-        now = database.clock()
-        with database.read() as connection:
+    with opened(store) as found:
+        with found.database.read() as connection:
             before = revision_of(connection)
             if before >= REVISION:
-                return Upgraded(store=str(database.address), before=before, now=before, backup=None)
-            refuse_driven(connection, database, now)
-        made = backup(database, None)
-        migrate(database)
-        return Upgraded(store=str(database.address), before=before, now=REVISION, backup=made)
+                return Upgraded(store=found.url, before=before, now=before, backup=None)
+            refuse_driven(found.database, connection)
+        made = backup(found.database, None)
+    open_store(store_url(store), create=False).close()
+    return Upgraded(store=found.url, before=before, now=REVISION, backup=made)
 
 
 def copy_store(source: str, target: str) -> Copied:
     """Copy every campaign of a store into a new one, which may be in another kind of database.
 
-    A copy that fails leaves neither a file nor tables behind.
+    A copy that fails leaves no file behind.
     """
-    from frontrunner.results.lease import refuse_driven
-    from frontrunner.results.opening import open_to_fill
     from frontrunner.results.transfer import copy
 
     with opened(source) as reading:
-        now = reading.now()
-        with reading.database.read() as connection:
-            refuse_driven(connection, reading.database, now)  # before a store is made to copy to
-        with open_to_fill(store_url(target)) as writing:
-            return copy(reading.database, writing)
+        return copy(reading, store_url(target))
 
 
 def prunable(campaign: str | None = None, *, store: str | None = None) -> tuple[Prunable, ...]:
@@ -106,7 +99,7 @@ def prune_store(campaign: str | None = None, *, store: str | None = None) -> tup
 
 def archive(campaign: str | None, file: str | Path, *, store: str | None = None) -> Archived:
     """Write a campaign (None: the newest) to one portable file, for `unarchive` elsewhere."""
-    from frontrunner.results.archive import archive as write
+    from frontrunner.results.transfer import archive as write
 
     with opened(store) as found:
         return write(found, campaign, Path(file))
@@ -117,13 +110,13 @@ def unarchive(file: str | Path, *, name: str | None = None, store: str | None = 
 
     Raises `InvalidInput` for a file that is damaged or not an archive; nothing is written then.
     """
-    from frontrunner.results import archive as archives
+    from frontrunner.results import transfer
 
     if name is not None:
         require_campaign_name("--name", name)
-    with archives.open_archive(
+    with transfer.open_archive(
         Path(file), check_spec=lambda text: load_json(CampaignSpec, text, what="its spec")
     ) as found:
         require_campaign_name("--name", name or found.campaign)
         with opened(store, create=True) as target:
-            return archives.unarchive(target, found, name=name)
+            return transfer.unarchive(target, found, name=name)

@@ -11,7 +11,7 @@ from frontrunner.search.campaign_setup import nothing_legal
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.analytic.advice import Advice
-    from frontrunner.evaluators.analytic.estimates import Plan, ShownPlan
+    from frontrunner.evaluators.analytic.estimates import Plan
     from frontrunner.evaluators.analytic.scaling import Scaling
     from frontrunner.search.spec import CampaignSpec
 
@@ -32,23 +32,6 @@ def plan_of(spec: CampaignSpec) -> Plan:
     if not surveyed.recipes:
         raise nothing_legal(surveyed)
     return estimates.plan(surveyed.recipes, surveyed.problem)
-
-
-def shown_plan(found: Plan, top: int) -> ShownPlan:
-    """Return a plan for programs, with its `top` fastest estimates."""
-    from frontrunner.evaluators.analytic.estimates import ShownPlan as Shown
-
-    return Shown(
-        legal=found.legal,
-        fitting=found.table.fitting,
-        not_modelled=found.not_modelled,
-        memory_limit_bytes=found.memory_limit_bytes,
-        assumed=found.trust.assumed,
-        expected_error=found.trust.expected_error,
-        remarks=found.trust.remarks,
-        estimates=found.fastest(top),
-        front=found.front,
-    )
 
 
 def scaling(campaign_file: str | Path, nodes: Sequence[int]) -> Scaling:

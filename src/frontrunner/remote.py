@@ -28,7 +28,6 @@ from frontrunner.events import StreamEvent
 from frontrunner.results.pages import CampaignPage, RecipePage
 from frontrunner.results.records import CampaignList
 from frontrunner.results.status import FailedTrial, FailureList
-from frontrunner.search.campaign_setup import free_among
 from frontrunner.server.auth import TOKEN_VARIABLE, default_token_file, read_tokens
 from frontrunner.server.errors import from_table
 from frontrunner.server.questions import API, QUESTIONS, FrameAnswer, Question
@@ -42,6 +41,7 @@ from frontrunner.spaces.errors import (
     ServiceUnreachable,
     bad_value,
     campaign_name_from,
+    free_among,
     shown,
     writing,
 )

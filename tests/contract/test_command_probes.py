@@ -113,7 +113,7 @@ def test_a_trainer_gets_the_variables_it_was_given_and_no_others(
     setup = setup_with(tmp_path, "steps")
     ended(setup)
     folder = order(setup).run_folder
-    given = (folder / "command.log").read_text().splitlines()[0].split()[1:]
+    given = (folder / "command.log").read_text().splitlines()[0].split()[2:]
     marked = {RUN_TAG, *driver_tags(tmp_path)}
     assert set(given) - {"LC_CTYPE"} == {"PATH", "PYTHONUNBUFFERED", "RECIPE"} | marked
     written = json.loads((folder / "command.json").read_text())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from frontrunner.evaluators.probe.processes import RENDEZVOUS_PREFIX
 from frontrunner.evaluators.probe.watch import Watch
 from support.benches import Bench
 from support.campaigns import (
@@ -45,13 +43,12 @@ class Holdings:
 
     @classmethod
     def of(cls, processes: list[psutil.Process]) -> Holdings:
-        places = (str(SHARED_MEMORY), tempfile.gettempdir() + "/" + RENDEZVOUS_PREFIX)
         ports, files = set(), set()
         for process in processes:
             ports |= {one.laddr.port for one in process.net_connections("inet") if one.status == psutil.CONN_LISTEN}
             mapped = (region.path for region in process.memory_maps())
             opened = (file.path for file in process.open_files())
-            files |= {Path(path) for path in (*mapped, *opened) if path.startswith(places)}
+            files |= {Path(path) for path in (*mapped, *opened) if path.startswith(str(SHARED_MEMORY))}
         return cls(tuple(processes), frozenset(ports), frozenset(files))
 
     def left(self) -> list[str]:
@@ -71,11 +68,11 @@ def check_gone(held: Holdings, began_s: float) -> None:
 
 
 def by_its_deadline(probe: Watch) -> None:
-    probe._deadlines._settings = replace(probe._deadlines._settings, deadline_s=0.5)
+    probe.setup = replace(probe.setup, probe=replace(probe.setup.probe, deadline_s=0.5))
 
 
 def by_a_stopped_rank(probe: Watch) -> None:
-    probe._deadlines._settings = replace(probe._deadlines._settings, step_deadline_s=2.0)
+    probe.setup = replace(probe.setup, probe=replace(probe.setup.probe, step_deadline_s=2.0))
     ranks_of(ME)[0].suspend()
 
 

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ from frontrunner.evaluators.external.command import Command
 from frontrunner.evaluators.external.evaluator import RUN_TAG, CommandRun, write_run
 from frontrunner.evaluators.external.settings import CommandSettings
 from frontrunner.evaluators.probe import processes
-from frontrunner.evaluators.probe.orphans import Fenced, Orphans, find_orphans
+from frontrunner.evaluators.probe.processes import Fenced, Orphans, find_orphans
 from frontrunner.results.process_identity import machine_id
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
@@ -95,7 +94,7 @@ def test_a_rank_of_a_command_is_found_when_its_supervisor_ends_nothing(tmp_path:
         wait_for(lambda: sum(map(is_alive, family)) == 1)  # the launcher goes with its supervisor
         assert {process.pid for process in family if is_alive(process)} <= found(me)
     finally:
-        run.request_end()
+        run.end()
         run.wait()
 
 
@@ -157,18 +156,6 @@ def test_only_another_process_of_this_host_is_fenced(tmp_path: Path) -> None:
     assert fenced_here(None, tmp_path) is None
 
 
-def test_meeting_places_of_other_hosts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str) -> None:
-    """Hosts may share a file system for temporary files, and have like numbers for their processes."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    own = tmp_path / f"{processes.rendezvous_prefix()}{gone}-x"
-    others = tmp_path / own.name.replace(machine_id(), "0" * 32)
-    running = tmp_path / f"{processes.rendezvous_prefix()}{os.getpid()}-x"
-    for folder in (own, others, running):
-        folder.mkdir()
-    wait_for(Orphans().have_ended)
-    assert sorted(tmp_path.iterdir()) == sorted([others, running])
-
-
 def test_processes_under_other_numbers_are_left_alone(gone: str) -> None:
     """In a namespace of its own, with the /proc of another, a process reads numbers that mean others to it."""
     inside = ["unshare", "--pid", "--fork"]
@@ -179,7 +166,7 @@ def test_processes_under_other_numbers_are_left_alone(gone: str) -> None:
         processes.DRIVER_TAG: gone,
         processes.HOST_TAG: machine_id(),
     }
-    count = "from frontrunner.evaluators.probe.orphans import find_orphans; print(len(list(find_orphans())))"
+    count = "from frontrunner.evaluators.probe.processes import find_orphans; print(len(list(find_orphans())))"
     done = subprocess.run(
         [*inside, sys.executable, "-P", "-c", count],
         env={**os.environ, **environment},  # it has the mark itself

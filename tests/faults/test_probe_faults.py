@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from frontrunner.evaluators.probe.files import write_json
-from frontrunner.evaluators.probe.fork_client import Ranks
 from frontrunner.evaluators.probe.job import disk_folder, probe_job
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.probe.training_probe import TrainingProbe
@@ -138,7 +137,7 @@ def test_the_fork_server_dies_and_the_next_probe_has_a_new_one(bench: Bench) -> 
 
 def test_a_slow_start_of_the_server_is_not_held_against_a_probe(tmp_path: Path) -> None:
     evaluator = TrainingProbe(setup_of(tmp_path, probe={"step_deadline_s": 3.0}))
-    (server,) = processes_of(ME)[-1:]
+    (server,) = _server(tmp_path)
     server.send_signal(signal.SIGSTOP)
     one = order(setup_of(tmp_path))
     evaluator.start(one)  # returns at once
@@ -155,7 +154,7 @@ def test_a_slow_start_of_the_server_is_not_held_against_a_probe(tmp_path: Path) 
 def test_a_server_that_is_stopped_is_replaced(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.start(setup_of(bench.folder))
     assert isinstance(bench.outcome(), Measurement)
-    monkeypatch.setattr("frontrunner.evaluators.probe.fork_client.REPLY_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("frontrunner.evaluators.probe.fork_server.REPLY_TIMEOUT_S", 1.0)
     (server,) = [p for p in processes_of(ME) if str(bench.folder) in _log_of(p)]
     server.send_signal(signal.SIGSTOP)
     bench.start(setup_of(bench.folder))
@@ -171,46 +170,48 @@ def _server(folder: Path) -> list[psutil.Process]:
     return [process for process in processes_of(ME) if str(folder) in _log_of(process)]
 
 
-def test_a_server_killed_while_it_warms_up_costs_nothing(tmp_path: Path) -> None:
+def test_a_server_killed_while_it_warms_up_costs_one_attempt(tmp_path: Path) -> None:
     evaluator = TrainingProbe(setup_of(tmp_path))
     evaluator.start(order(setup_of(tmp_path)))
     _server(tmp_path)[0].send_signal(signal.SIGKILL)
+    (finished,) = wait_for(lambda: evaluator.finished(0.2))
+    assert isinstance(finished.outcome, Failure)
+    assert (finished.outcome.kind, finished.outcome.node_seconds) == (FailureKind.LOST, 0.0)
+    evaluator.start(order(setup_of(tmp_path), token="00001.2"))
     (finished,) = wait_for(lambda: evaluator.finished(0.2))
     evaluator.close()
     assert isinstance(finished.outcome, Measurement)
 
 
-def test_a_server_whose_driver_is_gone_ends_while_it_warms_up(tmp_path: Path) -> None:
-    (tmp_path / "modules" / "torch").mkdir(parents=True)
-    (tmp_path / "modules" / "torch" / "__init__.py").write_text(
-        "import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(600)\n"  # as long as imports take at most
-    )
-    own = tmp_path / "rendezvous"
-    own.mkdir()
-    command = [sys.executable, "-P", "-m", "frontrunner.evaluators.probe.fork_server", str(own), "torch"]
-    path = os.pathsep.join([str(tmp_path / "modules"), os.environ.get("PYTHONPATH", "")])
-    server = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path, env=os.environ | {"PYTHONPATH": path}
-    )
-    with server:
-        wait_for((tmp_path / "begun").exists)
-        assert server.stdin is not None
-        server.stdin.close()  # as when the driver is killed
-        assert server.wait(timeout=60) == 0
-    assert not own.exists()
+def broken_torch(folder: Path, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put another module in the place of torch, for children."""
+    (folder / "modules" / "torch").mkdir(parents=True)
+    (folder / "modules" / "torch" / "__init__.py").write_text(code)
+    path = os.pathsep.join([str(folder / "modules"), os.environ.get("PYTHONPATH", "")])
+    monkeypatch.setenv("PYTHONPATH", path)
 
 
-def test_a_server_that_never_comes_up_is_an_error_with_its_log(tmp_path: Path) -> None:
+def test_a_server_whose_driver_is_gone_ends_while_it_warms_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = tmp_path / "begun"  # imports may take long
+    code = f"import pathlib, time\npathlib.Path({str(begun)!r}).touch()\ntime.sleep(600)\n"
+    broken_torch(tmp_path, code, monkeypatch)
+    program = (
+        "import pathlib, sys, time; from frontrunner.evaluators.probe.fork_server import ForkClient\n"
+        "client = ForkClient(pathlib.Path(sys.argv[1]), {}); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-P", "-c", program, str(tmp_path / "log")]) as driver:
+        wait_for(begun.exists)
+        (server,) = psutil.Process(driver.pid).children()
+        driver.kill()
+    wait_for(lambda: not is_alive(server), 5)
+
+
+def test_a_server_that_never_comes_up_is_an_error_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken_torch(tmp_path, "raise SystemExit('torch is broken')", monkeypatch)
     evaluator = TrainingProbe(setup_of(tmp_path))
     evaluator.start(order(setup_of(tmp_path)))
-
-    def killed_again() -> bool:
-        for server in _server(tmp_path):
-            server.send_signal(signal.SIGKILL)
-        return bool(evaluator.finished(0.0))
-
-    with pytest.raises(FrontrunnerError, match="ended before it was ready"):
-        wait_for(killed_again)
+    with pytest.raises(FrontrunnerError, match="ended before it was ready: torch is broken"):
+        wait_for(lambda: evaluator.finished(0.2))
     evaluator.close()
 
 
@@ -233,12 +234,10 @@ def test_the_fork_server_removes_what_was_offloaded_when_its_driver_is_gone(tmp_
     one.run_folder.mkdir()
     scratch.mkdir()
     write_json(RunFolder(one.run_folder).job, probe_job(setup, one.recipe, one.run_folder, evaluator.tokens))
-    evaluator._client.start(
-        "1", job=RunFolder(one.run_folder).job, ranks=Ranks.all_of(2), logs=one.run_folder, scratch=scratch
-    )
-    wait_for(lambda: (evaluator._client.reports(0.02), steps_written(one.run_folder) >= 2)[1])
+    evaluator._server.start("1", job=RunFolder(one.run_folder).job, world_size=2, scratch=scratch)
+    wait_for(lambda: (evaluator._server.reports(0.02), steps_written(one.run_folder) >= 2)[1])
     assert scratch.is_dir()
-    evaluator._client.close()  # its end of the pipe, as when it is killed
+    evaluator._server.close()  # its end of the pipe, as when it is killed
     assert not scratch.exists()
 
 

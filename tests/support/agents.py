@@ -39,7 +39,7 @@ def step_of(one: ProbeOrder, setup: ProbeSetup, *, nodes: int, lifeline: Path, *
 
 def command_of(step: Step) -> list[str]:
     """What a launcher starts on each node."""
-    return [sys.executable, "-P", "-m", "frontrunner.evaluators.cluster.agent", str(step.path)]
+    return [sys.executable, "-P", "-m", "frontrunner.evaluators.cluster.agent", f"{step.run_folder}/step.json"]
 
 
 def start_agents(step: Step) -> list[subprocess.Popen[bytes]]:

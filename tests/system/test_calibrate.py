@@ -15,8 +15,9 @@ import pytest
 
 import frontrunner
 from frontrunner.config.cluster import read_cluster_file
-from frontrunner.evaluators.diagnostics.calibration.ranks import CHILD, allocated, measure, this_machine
-from frontrunner.evaluators.trainer.calibration.collectives import COLLECTIVES
+from frontrunner.evaluators.diagnostics.calibration import CHILD, measure
+from frontrunner.evaluators.diagnostics.ranks import Place, allocated
+from frontrunner.evaluators.trainer.calibration import COLLECTIVES
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 from support.campaigns import command, environment, tiny, write_toml
 
@@ -129,8 +130,9 @@ def test_an_interrupted_calibration_leaves_no_file_and_no_rank(how: signal.Signa
 def test_a_rank_that_is_killed_is_told_and_the_others_are_ended() -> None:
     """Real ranks over gloo, of which one goes: an error with its rank, within seconds."""
     program = (
-        "import sys; from frontrunner.evaluators.diagnostics.calibration.ranks import measure, this_machine\n"
-        "try: measure(this_machine(2), device='cpu', seconds=60)\n"
+        "import sys; from frontrunner.evaluators.diagnostics.calibration import measure\n"
+        "from frontrunner.evaluators.diagnostics.ranks import Place\n"
+        "try: measure(Place(ranks=2, ranks_per_node=2), device='cpu', seconds=60)\n"
         "except Exception as error: print(error); sys.exit(3)\n"
     )
     process = subprocess.Popen(
@@ -154,14 +156,14 @@ def test_a_device_that_is_not_there_ends_with_the_rank_s_own_words() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has such a device")
     with pytest.raises(FrontrunnerError, match=r"(?s)measuring rank 0 ended with status 1:.*(CUDA|NVIDIA|accelerator)"):
-        measure(this_machine(1), device="cuda", seconds=5)
+        measure(Place(ranks=1, ranks_per_node=1), device="cuda", seconds=5)
 
 
 @pytest.mark.system
 def test_calibrating_rank_imports_only_torch_trainer_and_spaces() -> None:
     program = f"""
 import sys, importlib
-importlib.import_module("{CHILD}.__main__")
+importlib.import_module("{CHILD}")
 heavy = {{"deepspeed", "optuna", "pandas", "sqlalchemy", "deephyper", "scipy"}}
 floors = ("frontrunner.results", "frontrunner.search")
 print(sorted(name for name in sys.modules if name in heavy or name.startswith(floors)))

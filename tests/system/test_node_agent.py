@@ -96,7 +96,7 @@ def test_a_cancelled_step_ends_on_every_node(start: Callable[..., Nodes]) -> Non
     nodes = start()
     processes = nodes.processes()
     assert len(processes) == 4, "a fork server and a rank for each node"
-    nodes.folder.raise_flag(nodes.folder.cancel)
+    nodes.folder.cancel()
     nodes.wait_until_ended()
     assert not any(map(is_alive, processes))
     told = reports(nodes.step)
@@ -140,12 +140,6 @@ def test_ranks_go_with_an_agent_that_is_killed(start: Callable[..., Nodes]) -> N
     for agent in nodes.agents:
         agent.kill()
     wait_for(lambda: not any(map(is_alive, processes)), 10)
-
-
-def test_a_step_has_a_deadline_of_its_own(start: Callable[..., Nodes]) -> None:
-    nodes = start(deadline_s=5.0, until_stepping=False)
-    nodes.wait_until_ended(60)
-    assert all(report.ended and 0 not in report.statuses.values() for report in reports(nodes.step))
 
 
 def test_an_agent_without_its_place_says_what_to_set(tmp_path: Path) -> None:

@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, inspect, select
+from sqlalchemy import select
 
 from frontrunner import archive, backup_store, check_store, copy_store, prunable, prune_store, unarchive
-from frontrunner.results.address import parse_address
-from frontrunner.results.archive import END, Chain
 from frontrunner.results.columns import recipe_to_json
 from frontrunner.results.records import Campaign, Trial
 from frontrunner.results.schema import Base
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store, open_store
+from frontrunner.results.transfer import END, Chain
 from frontrunner.results.writer import CampaignWriter
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import canonical_json, recipe_id
@@ -207,11 +206,10 @@ class TestCopy:
             copy_store(source, target)
         assert f"frontrunner store check --store {source}" in str(refused.value.hint)
         assert set(tmp_path.iterdir()) == beside
-        assert table_names(target) == set()
         with closing(sqlite3.connect(source)) as connection, connection:
             connection.execute("UPDATE failures SET kind = 'crashed'")
         copy_store(source, target)
-        assert content(target) == expected
+        assert without_ids(content(target)) == without_ids(expected)
 
     def test_a_target_on_a_full_disk_is_not_left_there(self, tmp_path: Path) -> None:
         source = made(str(tmp_path / "source.db"))
@@ -232,18 +230,6 @@ class TestCopy:
         with pytest.raises(StoreUnusable, match=r"source\.db is damaged"):
             copy_store(source, str(target))
         assert not target.exists()
-
-
-def table_names(url: str) -> set[str]:
-    """The tables at an address; none where there is no file."""
-    address = parse_address(url)
-    if address.path is not None and not address.path.exists():
-        return set()
-    engine = create_engine(address.url)
-    try:
-        return set(inspect(engine).get_table_names())
-    finally:
-        engine.dispose()
 
 
 def test_an_archive_on_a_full_disk_is_told_with_its_name(tmp_path: Path) -> None:

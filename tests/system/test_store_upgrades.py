@@ -12,17 +12,16 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import insert, inspect, text
+from sqlalchemy import inspect, text
 
 from frontrunner.maintenance import upgrade_store
 from frontrunner.results.active_drivers import active_drivers
 from frontrunner.results.check import check
-from frontrunner.results.database import Database
-from frontrunner.results.opening import MIGRATIONS, _run_revisions, open_to_upgrade, revision_of
+from frontrunner.results.database import MIGRATIONS, Database, revision_of
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.process_identity import this_host
 from frontrunner.results.ranking import best
-from frontrunner.results.schema import FIRST_REVISION, REVISION, SCHEMA_VERSION, Base, StoreRow
+from frontrunner.results.schema import FIRST_REVISION, REVISION, SCHEMA_VERSION, Base
 from frontrunner.results.store import Store, open_store
 from frontrunner.spaces.errors import StoreUnusable
 from support.store_contract import KINDS, begin, measurement
@@ -89,7 +88,7 @@ def test_an_earlier_store_is_upgraded_after_a_backup(form: str, tmp_path: Path) 
     assert (done.before, done.now) == (FORMS[form], REVISION)
     assert done.backup is not None
     assert done.backup.name.startswith(f"{path.name}.backup-2")
-    with open_to_upgrade(str(done.backup)) as database, database.read() as connection:
+    with open_store(str(done.backup), read_only=True) as kept, kept.database.read() as connection:
         assert revision_of(connection) == FORMS[form]
     with open_store(str(path)) as store:
         what_it_holds(store, form)
@@ -135,18 +134,16 @@ def test_a_store_of_a_later_schema_is_not_upgraded(tmp_path: Path) -> None:
 
 @pytest.fixture(params=KINDS)
 def migrated(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
-    """An empty database that went through every revision."""
-    url = f"sqlite:///{tmp_path / 'm.db'}"
-    if request.param == "postgresql":
+    """A store of an early revision that was upgraded: in SQLite the first, in PostgreSQL the one without holders."""
+    if request.param == "sqlite":
+        url = str(store_of("first", tmp_path))
+    else:
         url = request.getfixturevalue("postgresql_server").new_store()
-    open_store(url).close()
-    with open_to_upgrade(url) as database:
-        with database.write(whole_store=True) as connection:
-            Base.metadata.drop_all(connection)
-            connection.exec_driver_sql("DROP TABLE alembic_version")
-            _run_revisions(connection, FIRST_REVISION)
-            connection.execute(insert(StoreRow).values(id=1, schema_version=SCHEMA_VERSION, created_at=""))
-        yield database
+        with open_store(url) as store, store.database.write() as connection:
+            connection.exec_driver_sql("DROP TABLE holders")
+            connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0003'")
+    with open_store(url) as store:
+        yield store.database
 
 
 def differences(database: Database) -> list[object]:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from frontrunner.config.campaign import parse_campaign
+from frontrunner.evaluators.analytic.accuracy_bounds import why_too_fast
 from frontrunner.evaluators.analytic.estimates import estimate_many
-from frontrunner.evaluators.analytic.plausibility import why_too_fast
 from frontrunner.evaluators.probe.measure import measurement
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.spaces.problem import Problem

@@ -9,7 +9,7 @@ import pytest
 from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining.schedules import _ComputationType as Kind
 
-from frontrunner.evaluators.analytic.schedules import dual, interleaved, share_left, v_shaped
+from frontrunner.evaluators.analytic.step import dual, interleaved, share_left, v_shaped
 
 TIMES = [(10, 13, 9), (10, 23, 9), (10, 11, 11), (10, 13, 5), (7, 19, 9)]
 """Seconds of a chunk's forward pass, its input's gradients and its weights' gradients."""

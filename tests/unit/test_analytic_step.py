@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontrunner.evaluators.analytic.communication import point_to_point_s, replicas_s, ring_s
-from frontrunner.evaluators.analytic.schedules import bubble_s
-from frontrunner.evaluators.analytic.step import step_time
+from frontrunner.evaluators.analytic.step import bubble_s, step_time
 from frontrunner.spaces.sharding import Sharding
 from support.analytic import A100, PROBLEM, gpipe, machine, makespan, one_f_one_b, recipe, without_latency, work
 

@@ -15,10 +15,11 @@ import pytest
 
 from frontrunner.config.toml_file import parse_toml
 from frontrunner.evaluators.analytic.simulated import simulate
-from frontrunner.evaluators.export.reading import Given, json_section
+from frontrunner.evaluators.export.reading import Given, json_table
 from frontrunner.evaluators.export.tools import TOOLS
-from frontrunner.evaluators.external.logs import Arrivals, LogReader, patterns_of
-from frontrunner.evaluators.external.outcome import read_end
+from frontrunner.evaluators.external.evaluator import read_end
+from frontrunner.evaluators.external.logs import LogReader, patterns_of
+from frontrunner.evaluators.external.supervisor import LOG, Log
 from frontrunner.evaluators.external.trainers import LOG_PATTERNS
 from frontrunner.evaluators.probe.run_folder import RunFolder, StepCounter
 from frontrunner.evaluators.probe.watch import harvest
@@ -149,7 +150,7 @@ class TestOtherTools:
         keys = ", ".join(f'"k{number}": 1' for number in [*range(20_000), 19_999])
         begin = time.process_time()
         with pytest.raises(InvalidInput, match="the key k19999 is given twice"):
-            json_section("{" + keys + "}")
+            json_table("{" + keys + "}")
         assert quickly(begin)
 
 
@@ -223,8 +224,9 @@ class TestRunFolders:
 
 class TestLogs:
     def reader(self, folder: Path, text: bytes) -> LogReader:
-        (folder / "command.log").write_bytes(text)
-        (folder / "arrivals.txt").write_bytes(b"%d 1.0\n" % len(text))
+        log = Log(folder / LOG)
+        log.write(text)
+        log.close()
         return LogReader(folder, patterns_of(LOG_PATTERNS["megatron-lm"]))
 
     def test_a_step_of_400_digits_is_none(self, tmp_path: Path) -> None:
@@ -247,9 +249,3 @@ class TestLogs:
         assert log.advance()
         assert [step.number for step in log.steps] == [7]
         assert quickly(begin)
-
-    def test_an_arrival_that_a_full_disk_cut_short_is_left_out(self, tmp_path: Path) -> None:
-        (tmp_path / "arrivals.txt").write_bytes(b"10 1.0\n20 1.20 1.5\nxx\n30 2.0\n")
-        arrivals = Arrivals(tmp_path / "arrivals.txt")
-        arrivals.advance()
-        assert (arrivals.end, arrivals.of(15)) == (30, 2.0)

@@ -14,10 +14,16 @@ from frontrunner.evaluators.analytic.communication import ring_s
 from frontrunner.evaluators.analytic.compute import matmul_s
 from frontrunner.evaluators.analytic.machine import Machine, assumptions
 from frontrunner.evaluators.analytic.software import FRONTRUNNER
-from frontrunner.evaluators.diagnostics.calibration.cluster_file import table_path, write_measured
-from frontrunner.evaluators.diagnostics.calibration.measured_cluster import Calibration, calibration
-from frontrunner.evaluators.diagnostics.calibration.timing_fits import lines, link_bytes, ring
-from frontrunner.evaluators.trainer.calibration.clock import expected
+from frontrunner.evaluators.diagnostics.calibration import (
+    Calibration,
+    calibration,
+    lines,
+    link_bytes,
+    ring,
+    table_path,
+    write_measured,
+)
+from frontrunner.evaluators.trainer.calibration import expected
 from frontrunner.spaces.cluster import Cluster, Links, PeakTflops
 from support.calibrations import (
     BYTES_PER_S,
@@ -94,7 +100,7 @@ def test_a_level_is_the_hop_and_the_link_that_made_it(level: str) -> None:
     fitted = ring(seen(), level)
 
     assert fitted is not None
-    assert fitted.hop_latency_s == pytest.approx(LATENCY_S[level])
+    assert fitted.latency_s == pytest.approx(LATENCY_S[level])
     assert fitted.bytes_per_s == pytest.approx(BYTES_PER_S[level])
     assert ring(seen(), "pair") is None
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from frontrunner.evaluators.cluster.agent import launch_command, node_of
-from frontrunner.evaluators.cluster.batch import seconds_left, why_ended
+from frontrunner.evaluators.cluster.agent import node_of
+from frontrunner.evaluators.cluster.batch import launch_command, seconds_left, why_ended
 from frontrunner.evaluators.cluster.settings import node_source
 from frontrunner.evaluators.cluster.step import Step
 from frontrunner.spaces.errors import InvalidInput

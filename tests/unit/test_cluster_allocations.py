@@ -193,7 +193,7 @@ def test_nodes_that_nothing_waits_for_any_more_are_not_asked_for(pool: Pool, ask
 
 def test_a_held_job_is_not_replaced(tmp_path: Path, asked: list[Imagined]) -> None:
     job = Allocation(scheduler="slurm", job_id="12", nodes=("n1", "n2"))
-    held = Pool(replace(SOURCE, held=job, walltime_s=None, allocations=1), tmp_path / "held")
+    held = Pool(replace(SOURCE, held=job, walltime_s=0.0, allocations=1), tmp_path / "held")
     placed(held, waiting(1))
     asked[0].begin(end_s=40.0)
     with pytest.raises(NodesUnavailable, match="too little is left of the job's time"):

@@ -89,7 +89,7 @@ MISTAKES = {
     ),
     "a share above 1": (
         CLUSTER.replace("node_links = 1", "node_links = 1.5"),
-        r"node_links = 1\.5: expected a share of",
+        r"node_links = 1\.5: expected a share above 0",
     ),
     "a share of nothing": (CLUSTER.replace("memory = 1.0", "memory = 0"), "memory = 0.0: expected a share above 0"),
     "a time below nothing": (

@@ -17,8 +17,7 @@ from types import MappingProxyType
 import pytest
 
 from frontrunner.config.campaign import CampaignFile, read_campaign_file
-from frontrunner.evaluators.cluster.agent import launch_command
-from frontrunner.evaluators.cluster.batch import make_provider
+from frontrunner.evaluators.cluster.batch import launch_command, make_provider
 from frontrunner.evaluators.cluster.settings import node_source
 
 ROOT = Path(__file__).parents[2]

@@ -24,7 +24,6 @@ from frontrunner.evaluators.cluster.step import (
     was_interrupted,
 )
 from frontrunner.evaluators.probe.run_folder import RunFolder
-from frontrunner.evaluators.probe.watch import conclude
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.records import Attempt
@@ -55,15 +54,15 @@ class Seen:
         self.held = Held()
         self.future: Future[int] = Future()
         placed = Placed(allocation=cast("Any", self.held), nodes=2, expected_end_s=0.0, future=self.future)
-        self.watch = StepWatch(self.one, setup.probe, placed, 2)
+        self.watch = StepWatch(self.one, setup, placed)
 
     def tell(self, node: int, **values: Any) -> None:
         self.folder.write_report(NodeReport(node=node, **RUNNING | values))
-        self.watch.follow()
+        self.watch.look()
 
     def failure(self) -> Failure:
         assert self.watch.has_ended
-        outcome = conclude(self.watch, self.setup).outcome
+        outcome = self.watch.outcome()
         assert isinstance(outcome, Failure)
         return outcome
 
@@ -90,7 +89,7 @@ def test_a_cancelled_allocation_is_named_and_is_a_cut(seen: Seen) -> None:
     seen.tell(1, statuses={1: 1}, interrupted="SIGTERM", ended=True)
     assert not seen.watch.has_ended, "the batch system may yet say why"
     seen.held.why, seen.held.ended_s = "allocation 7 has ended: Slurm: CANCELLED", time.monotonic()
-    seen.watch.follow()
+    seen.watch.look()
     failure = seen.failure()
     assert (failure.kind, failure.message) == (FailureKind.LOST, "allocation 7 has ended: Slurm: CANCELLED")
     assert seen.watch.is_cut
@@ -113,7 +112,7 @@ def test_a_launcher_that_fails_is_told_by_its_last_words(seen: Seen, monkeypatch
     monkeypatch.setattr(probe, "LAST_FILES_S", -1.0)
     seen.folder.launcher_log.write_text("srun: error: Unable to create step\n")
     seen.future.set_result(1)
-    seen.watch.follow()
+    seen.watch.look()
     failure = seen.failure()
     assert failure.kind is FailureKind.LOST
     assert failure.message == "the launcher ended with status 1: srun: error: Unable to create step"
@@ -124,7 +123,7 @@ def test_an_agent_s_trouble_is_told(seen: Seen, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(probe, "LAST_FILES_S", -1.0)
     seen.tell(1, trouble="the fork server was not ready within 120 s", running=False, ended=True)
     seen.future.set_result(0)
-    seen.watch.follow()
+    seen.watch.look()
     assert seen.failure().message == "node n: the fork server was not ready within 120 s"
 
 
@@ -132,7 +131,7 @@ def test_nodes_that_never_begin_are_given_up(seen: Seen, monkeypatch: pytest.Mon
     monkeypatch.setattr(probe, "START_TIMEOUT_S", -1.0)
     seen.tell(0)
     assert "had not all begun" in seen.failure().message
-    assert seen.folder.is_raised(seen.folder.cancel)
+    assert seen.folder.is_cancelled
 
 
 def test_out_of_memory_on_one_node_is_told_apart_from_a_kill(seen: Seen) -> None:
@@ -145,7 +144,7 @@ def test_a_deadline_cancels_the_step(tmp_path: Path) -> None:
     seen = Seen(setup_of(tmp_path, cluster={"nodes": 2, "devices_per_node": 1}, probe={"step_deadline_s": 0.01}))
     seen.tell(0)
     seen.tell(1)
-    wait_for(lambda: (seen.watch.follow(), seen.folder.is_raised(seen.folder.cancel))[1], 5)
+    wait_for(lambda: (seen.watch.look(), seen.folder.is_cancelled)[1], 5)
     seen.tell(0, statuses={0: -9}, killed=(0,), ended=True)
     seen.tell(1, statuses={1: -9}, killed=(1,), ended=True)
     assert seen.failure().kind is FailureKind.HUNG
@@ -153,7 +152,7 @@ def test_a_deadline_cancels_the_step(tmp_path: Path) -> None:
 
 def test_a_report_that_is_half_written_is_not_read(seen: Seen) -> None:
     (seen.one.run_folder / "node-0.json").write_text('{"node": 0, "host"')
-    seen.watch.follow()
+    seen.watch.look()
     assert seen.watch.seconds == 0.0
 
 
@@ -222,7 +221,7 @@ def test_ranks_without_a_driver_are_ended_and_waited_for(left: StepFolder) -> No
     for file in left.path.iterdir():
         os.utime(file, (time.time() - 1000, time.time() - 1000))
     steps = OrphanedSteps([left.path])
-    assert left.is_raised(left.cancel)
+    assert left.is_cancelled
     assert RunFolder(left.path).busy_seconds() < 1, "the flag is no work of the ranks"
     assert not steps.have_ended()
     left.write_report(NodeReport(node=0, host="n1", ended=True))

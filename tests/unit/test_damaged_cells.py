@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.results import active_drivers, pages, ranking, status, trial_history
+from frontrunner.results import active_drivers, pages, ranking, status
 from frontrunner.results.explain import explain
 from frontrunner.results.frames import frame
 from frontrunner.results.predictions import (
@@ -51,14 +51,14 @@ QUESTIONS: dict[str, Callable[[Store], object]] = {
     "show": lambda store: explain(store, RECIPE_ID),
     "dataframe": lambda store: frame(store, "kept"),
     "told": lambda store: (store.final_outcomes(1), store.trials(1), store.events(1), store.open_attempts(1)),
-    "histories": lambda store: trial_history.trial_histories(store, 1),
-    "probed": lambda store: trial_history.probed(store, "kept"),
+    "histories": lambda store: pages.trial_histories(store, 1),
+    "probed": lambda store: pages.probed(store, "kept"),
     "spans": lambda store: pages.newest_spans(store, 1, 50),
     "recipes": lambda store: pages.recipe_page(store, "kept", filters={"tensor_parallel": 2}),
     "trials": lambda store: (pages.trial_page(store, "kept"), pages.outcomes_after(store, 1, 0, 50)),
     "compare": lambda store: pages.compare(store, "kept", "kept"),
     "known": lambda store: (campaign_results(store, 1), probes_made(store, store.campaign("kept"))),
-    "drivers": lambda store: (active_drivers.active_drivers(store), active_drivers.stamp(store, ["kept"])),
+    "drivers": lambda store: (active_drivers.active_drivers(store), active_drivers.version_of(store, "kept")),
     "predictions": lambda store: (predicted_ids(store), small_scale(store, store.campaign("kept"))),
     "outlooks": outlooks,
     "specification": lambda store: stored_spec(store.campaign("kept")),
@@ -170,7 +170,7 @@ DAMAGES = [
     ("endings", "ended", "'knowo'", 'it holds "knowo"'),
     ("failures", "kind", "'crasxed'", 'it holds "crasxed"'),
     ("standings", "tokens_per_s", "0.0", "it holds 0.0, expected greater than 0"),
-    ("events", "data_json", "'{}'", "recipe_id"),
+    ("events", "data_json", "'{}'", "tokens_per_s"),
 ]
 """Table, column, what it is made to hold, and what is said of it."""
 

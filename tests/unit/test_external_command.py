@@ -13,8 +13,8 @@ from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.evaluators.external.command import (
     Command,
     CommandRequest,
-    Template,
     field_values,
+    filled,
     filled_text,
     request_of,
 )
@@ -45,11 +45,11 @@ def command(settings: CommandSettings, asked: CommandRequest) -> Command:
 
 
 def test_fields_conditions_and_braces() -> None:
-    template = Template((
+    arguments = (
         "--tp={tensor_parallel}", "{sequence_parallel?--sequence-parallel}", "{compile?--compile}",
         "{recompute=full?--recompute}", "{recompute=selective?--selective}", "{{}} $HOME *",
-    ))  # fmt: skip
-    assert template.filled(FIELDS) == ("--tp=2", "--sequence-parallel", "--recompute", "{} $HOME *")
+    )  # fmt: skip
+    assert filled(arguments, FIELDS) == ("--tp=2", "--sequence-parallel", "--recompute", "{} $HOME *")
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_fields_conditions_and_braces() -> None:
 )
 def test_what_cannot_be_filled_is_named(text: str, message: str, hint: str | None) -> None:
     with pytest.raises(InvalidInput) as caught:
-        Template((text,)).filled(FIELDS)
+        filled((text,), FIELDS)
     assert message in caught.value.message
     assert caught.value.hint == hint
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.evaluators.external.logs import CHUNK_BYTES, LogReader, Pattern, number, patterns_of
-from frontrunner.evaluators.external.supervisor import ARRIVALS, LOG
+from frontrunner.evaluators.external.logs import LogReader, Pattern, number, patterns_of
+from frontrunner.evaluators.external.supervisor import LOG, Log
 from frontrunner.evaluators.external.trainers import LOG_PATTERNS
 from frontrunner.spaces.errors import InvalidInput
 
@@ -102,12 +102,12 @@ TRANSFORMERS = (
 
 
 def read(folder: Path, text: str, trainer: str) -> LogReader:
-    """The log as it would be read after all of it came at once, a second after the start."""
-    data = text.encode()
-    (folder / LOG).write_bytes(data)
-    (folder / ARRIVALS).write_text(f"{len(data)} 1.0\n")
+    """The log as it would be read after all of it came at once."""
+    log = Log(folder / LOG)
+    log.write(text.encode())
+    log.close()
     reader = LogReader(folder, patterns_of(LOG_PATTERNS[trainer]))
-    assert reader.advance(to_the_end=True)
+    assert reader.advance()
     return reader
 
 
@@ -211,27 +211,16 @@ def test_patterns_without_a_step_are_refused() -> None:
 
 
 def test_a_line_that_is_still_being_written_waits(tmp_path: Path) -> None:
-    reader = LogReader(tmp_path, patterns_of([r"step (?P<step>\d+) took (?P<step_time_s>\S+) s"]))
+    reader = LogReader(tmp_path, patterns_of([r"^step (?P<step>\d+) took (?P<step_time_s>\S+) s"]))
     assert not reader.advance()
-    (tmp_path / LOG).write_bytes(b"step 1 took 0.5 s\nstep 2 took 0.")
-    (tmp_path / ARRIVALS).write_text("18 1.5\n32 2.0\n")
+    log = Log(tmp_path / LOG)
+    log.write(b"step 1 took 0.5 s\nstep 2 took 0.")
     assert reader.advance()
-    assert [(step.time_s, step.arrival_s) for step in reader.steps] == [(0.5, 1.5)]
-    with (tmp_path / LOG).open("ab") as file:
-        file.write(b"25 s\n")
-    assert not reader.advance()  # not before it is known when that came
-    with (tmp_path / ARRIVALS).open("a") as file:
-        file.write("37 2.5\n")
+    assert [step.time_s for step in reader.steps] == [0.5]
+    assert not reader.advance()
+    log.write(b"25 s\rstep 3 took 0.75 s")
+    log.close()
     assert reader.advance()
-    assert [(step.number, step.time_s, step.arrival_s) for step in reader.steps] == [(1, 0.5, 1.5), (2, 0.25, 2.5)]
-
-
-@pytest.mark.parametrize("cut", range(1, 18))
-def test_a_line_is_whole_wherever_what_is_read_at_once_ends(tmp_path: Path, cut: int) -> None:
-    line = b"step 7 took 1234.5 s\n"
-    before = b"." * (CHUNK_BYTES - cut - 1) + b"\n"
-    (tmp_path / LOG).write_bytes(before + line)
-    (tmp_path / ARRIVALS).write_text(f"{len(before) + len(line)} 1.0\n")
-    reader = LogReader(tmp_path, patterns_of([r"step (?P<step>\d+) took (?P<step_time_s>\d+(\.\d+)?)"]))
-    reader.advance(to_the_end=True)
-    assert [(step.number, step.time_s) for step in reader.steps] == [(7, 1234.5)]
+    assert [(step.number, step.time_s) for step in reader.steps] == [(1, 0.5), (2, 0.25), (3, 0.75)]
+    arrivals = [step.arrival_s for step in reader.steps]
+    assert arrivals == sorted(arrivals)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from frontrunner.evaluators.external.evaluator import exceptions
 from frontrunner.evaluators.external.logs import LoggedStep
-from frontrunner.evaluators.external.outcome import exceptions
 from frontrunner.evaluators.external.step_times import measured, timed, verdict, why_inconsistent
 from frontrunner.evaluators.probe.settings import ProbeSettings
 from frontrunner.results.outcome import ProbeEnding
@@ -50,14 +50,14 @@ def test_a_progress_bar_s_step_0_is_where_the_clock_starts() -> None:
 
 def test_warm_up_counts_steps_and_not_lines() -> None:
     every_ten = timed(lines(9.0, 1.0, 1.0, every=10), RECIPE, PROBLEM)
-    assert [step.time_s for step in measured(every_ten, 1)] == [1.0, 1.0]
-    assert [step.time_s for step in measured(every_ten, 11)] == [1.0]
+    assert measured(every_ten, 1) == [1.0, 1.0]
+    assert measured(every_ten, 11) == [1.0]
 
 
 def test_steps_whose_gradients_overflowed_do_not_count() -> None:
     steps = lines(9.0, 0.1, 1.0)
     steps[1].skipped_steps = 1
-    assert [step.time_s for step in measured(timed(steps, RECIPE, PROBLEM), 1)] == [1.0]
+    assert measured(timed(steps, RECIPE, PROBLEM), 1) == [1.0]
 
 
 def ended(settings: ProbeSettings, steps: list[LoggedStep], **more: float | None) -> ProbeEnding | None:

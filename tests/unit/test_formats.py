@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from frontrunner.evaluators.export.megatron_core import layers_of_layout, layout
+from frontrunner.evaluators.export.megatron import layers_of_layout, layout
 from frontrunner.evaluators.export.reading import Given
 from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.spaces.errors import InvalidInput
@@ -200,8 +200,8 @@ OTHERS = {
         ("model:", "model:\n  vocab_size: 99", "vocab_size = 99"),
     ),
     "torchtitan": (
-        ("mixed_precision_param bfloat16", "mixed_precision_param float32", "mixed-precision-param"),
-        ("local_batch_size 2", "local_batch_size 512", "local-batch-size = 512: expected at most 128 sequences"),
+        ("mixed_precision_param bfloat16", "mixed_precision_param float32", "mixed_precision_param"),
+        ("local_batch_size 2", "local_batch_size 512", "local_batch_size = 512: expected at most 128 sequences"),
         ("--training.seq_len 256", "--training.seq_len 256 --training.dtype bfloat16", "--training.dtype"),
         ("--training.seq_len 256", "--training.seq_len 256 --quantize.linear.float8.enable", "8-bit arithmetic"),
     ),

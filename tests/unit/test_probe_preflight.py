@@ -9,7 +9,7 @@ import pytest
 
 from frontrunner.evaluators.probe.job import disk_table
 from frontrunner.evaluators.probe.preflight import prepare_disk
-from frontrunner.evaluators.trainer.deepspeed_engine.operators import OPERATORS, built_folder
+from frontrunner.evaluators.trainer.deepspeed_disk import OPERATORS, built_folder
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 from support.campaigns import setup_of, tiny_recipe
@@ -46,7 +46,7 @@ def test_nothing_is_asked_where_no_recipe_can_use_a_disk(tmp_path: Path) -> None
 
 
 def test_a_folder_that_is_not_there_or_not_to_be_written_is_named() -> None:
-    with pytest.raises(InvalidInput, match=r'^cluster\.nvme_path = "/missing": .*; there is no such folder$'):
+    with pytest.raises(InvalidInput, match=r'^cluster\.nvme_path = "/missing": .*; here: No such file or directory$'):
         prepare_disk(cluster(Path("/missing")), ("nvme",))
     with pytest.raises(InvalidInput, match=r'^cluster\.nvme_path = "/proc": expected a folder on a disk .*; here: '):
         prepare_disk(cluster(Path("/proc")), ("nvme",))

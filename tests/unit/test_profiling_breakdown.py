@@ -11,16 +11,17 @@ from hypothesis import strategies as st
 
 from frontrunner.evaluators.diagnostics.step_breakdown import (
     Breakdown,
+    Event,
     Part,
     Span,
     break_down,
+    collective_part,
     difference,
     intersection,
     mean,
     merged,
     total,
 )
-from frontrunner.evaluators.diagnostics.trace_events import Event, collective_part, timeline
 
 SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=12)
 
@@ -52,7 +53,7 @@ def note(name: str, start_ms: float, end_ms: float, **more: Any) -> Event:
 
 def parts(*events: Event) -> Breakdown:
     """The breakdown, whose parts are checked to sum to the step's time, with times in milliseconds."""
-    found = break_down(timeline(events))
+    found = break_down(events)
     assert sum(found.seconds.values()) == pytest.approx(found.step_time_s, rel=1e-9)
     return Breakdown(
         step_time_s=1000 * found.step_time_s,
@@ -188,11 +189,11 @@ def test_steps_are_averaged_and_what_lies_between_them_is_left_out() -> None:
 
 def test_a_trace_without_steps_is_refused() -> None:
     with pytest.raises(ValueError, match="contains no step"):
-        timeline([event("aten::mm", 0, 1)])
+        break_down([event("aten::mm", 0, 1)])
 
 
 def test_the_mean_over_ranks_sums_to_the_mean_step() -> None:
-    one, other = (break_down(timeline([note("frontrunner::step", 0, end), event("aten::mm", 0, 5)])) for end in (9, 20))
+    one, other = (break_down([note("frontrunner::step", 0, end), event("aten::mm", 0, 5)]) for end in (9, 20))
     found = mean((one, other))
     assert found.seconds[Part.COMPUTE] == pytest.approx(0.005)
     assert sum(found.seconds.values()) == pytest.approx(found.step_time_s) == pytest.approx(0.0145)

@@ -53,7 +53,7 @@ def test_recipe_formulas_and_trainer_agree_on_how_far_apart_ranks_are(order):
     assert {name: set(steps.ravel().tolist()) for name, steps in apart.items()} == {
         name: {stride} for name, stride in found.rank_strides.items()
     }
-    strides = (rows.tensor_stride[0], rows.copy_stride[0], rows.pipeline_stride[0])
+    strides = tuple(rows.strides[name][0] for name in ("tp", "dp", "pp"))
     assert strides == tuple(found.rank_strides[name] for name in ("tp", "dp", "pp"))
     assert worst_ranks(found, PROBLEM)[-1] == grid[-1, 0, 0]
     assert all(found.pipeline_rank(int(rank)) == stage for stage in range(2) for rank in grid[stage].ravel())

@@ -114,13 +114,6 @@ def test_built_in_evaluators_are_where_the_registry_says(path: str) -> None:
     assert callable(getattr(import_module(module), name))
 
 
-def test_a_name_that_is_built_in_is_refused(install: Install) -> None:
-    require_evaluator("probe")
-    install("acme-probe", A_CLASS, probe="Never")
-    with pytest.raises(InvalidInput, match="'probe' is built in, and acme-probe installs a plug-in of that name"):
-        require_evaluator("probe")
-
-
 def test_a_name_of_two_plug_ins_is_refused(install: Install) -> None:
     install("acme-one", A_CLASS, twice="Never")
     install("acme-two", A_CLASS, twice="Never")

@@ -98,7 +98,7 @@ def test_a_campaign_file_is_planned_as_here(client: RemoteStore, tmp_path: Path)
     own = frontrunner.plan(file)
     for given in (file, str(file), tiny()):
         told = client.plan(given, top=3)
-        assert told.estimates == told.fastest(3) == own.fastest(3)
+        assert told.estimates == own.fastest(3)
         assert (told.front, told.legal, told.remarks) == (own.front, own.legal, own.trust.remarks)
     assert client.plan(file, top=1).estimates == own.fastest(1)
 

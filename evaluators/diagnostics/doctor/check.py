@@ -6,7 +6,7 @@ Each check function judges facts that are passed in, so that every judgment can 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -20,38 +20,23 @@ class Status(Enum):
     PROBLEM = "problem"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """One thing that was examined. `remedy` is the next step, None where none is needed."""
-
-    section: str
-    name: str
-    status: Status
-    found: str
-    remedy: str | None = None
+OK, NOTE, WARNING, PROBLEM = Status
 
 
 @dataclass(frozen=True)
-class Section:
-    """Maker of the checks of one section."""
+class Check:
+    """One thing that was examined. `remedy` is the next step, None where none is needed."""
 
-    title: str
+    name: str
+    found: str
+    status: Status = OK
+    remedy: str | None = None
+    section: str = ""
 
-    def ok(self, name: str, found: str) -> Check:
-        """Return a check that found nothing wrong."""
-        return Check(section=self.title, name=name, status=Status.OK, found=found)
 
-    def note(self, name: str, found: str, remedy: str | None = None) -> Check:
-        """Return a check that found something worth knowing."""
-        return Check(section=self.title, name=name, status=Status.NOTE, found=found, remedy=remedy)
-
-    def warning(self, name: str, found: str, remedy: str | None = None) -> Check:
-        """Return a check that found what costs speed or may fail."""
-        return Check(section=self.title, name=name, status=Status.WARNING, found=found, remedy=remedy)
-
-    def problem(self, name: str, found: str, remedy: str) -> Check:
-        """Return a check that found what will fail."""
-        return Check(section=self.title, name=name, status=Status.PROBLEM, found=found, remedy=remedy)
+def judge(name: str, found: str, *, fine: bool, otherwise: Status, remedy: str) -> Check:
+    """Return a check that is ok where it is `fine`, and has the remedy where it is not."""
+    return Check(name, found) if fine else Check(name, found, otherwise, remedy)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +59,7 @@ class Needs:
     disk_folder: Path | None = None
 
 
-Examination = tuple[Section, str, Callable[[], Iterable[Check]]]
+Examination = tuple[str, str, Callable[[], Iterable[Check]]]
 """A section, the name of the check, and the function that gathers facts and judges them."""
 
 
@@ -83,14 +68,15 @@ def run_checks(examinations: Iterable[Examination]) -> tuple[Check, ...]:
     found: list[Check] = []
     for section, name, examine in examinations:
         try:
-            found += examine()
+            checks = list(examine())
         except Exception as error:  # whatever it is: the other checks must still be made, and this one says so
             why = str(error).strip().split("\n", maxsplit=1)[0]
             words = f"could not be checked: {type(error).__name__}" + (f": {why}" if why else "")
-            found.append(section.warning(name, words))
+            checks = [Check(name, words, WARNING)]
+        found += [replace(check, section=section) for check in checks]
     return tuple(found)
 
 
 def has_problem(checks: Iterable[Check]) -> bool:
     """Return whether any check is a problem."""
-    return any(check.status is Status.PROBLEM for check in checks)
+    return any(check.status is PROBLEM for check in checks)

@@ -13,21 +13,17 @@ from __future__ import annotations
 import datetime as dt
 import json
 import os
-import signal
-import subprocess
-import sys
+import statistics
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field
-from enum import Enum
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-from frontrunner.evaluators.diagnostics.calibration.ranks import Place
-from frontrunner.evaluators.probe.files import tail
-from frontrunner.evaluators.probe.processes import start_child
+from frontrunner.evaluators.diagnostics.doctor.check import PROBLEM, WARNING, Check
+from frontrunner.evaluators.diagnostics.ranks import OWN, Place, Rank, ending
 from frontrunner.evaluators.trainer.collective_test import (
     ALL_ARRIVED,
     ARRIVED,
@@ -41,9 +37,6 @@ from frontrunner.evaluators.trainer.collective_test import (
 )
 from frontrunner.spaces.errors import FrontrunnerError
 
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import PrefixStore, TCPStore
-
 RANK_MODULE = "frontrunner.evaluators.trainer.collective_test"
 ENDED, OVER = "ended", "over"
 POLL_S = 0.2
@@ -55,59 +48,31 @@ SETTLE_S = 1.0
 """After one rank ended, for others that end with it: the first to be seen need not be the first to end."""
 MAX_NAMED = 8
 LOOPBACK = "127.0.0.1"
+SLOW = {"cpu": 3.0, "other": 1.5}
+"""Assumed: times the median from which on a rank lags. Processes that share cores differ by more than devices do."""
+LATE = 0.5
+"""Assumed: a share of the time of their own work for which the others must wait until a rank counts as late."""
+CLOCK_SKEW_S = 2.0
+"""More than passes between a rank's arrival and its being seen."""
+MOST_HOSTS = 4
+
+Reports = Mapping[int, Mapping[str, Any]]
+"""What each rank writes: see `frontrunner.evaluators.trainer.collective_test`."""
 
 
-class Over(Enum):
-    """State of a test: GONE if nobody holds the store any more, which happens after all other ends too."""
-
-    RUNNING = "running"
-    PASSED = "passed"
-    FAILED = "failed"
-    GONE = "gone"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Arrival:
-    """What a rank writes when it arrives; `wall_s` is its wall clock then."""
-
-    host: str
-    pid: int
-    wall_s: float
-    python: str
-    torch: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Heartbeat:
-    """A rank's latest heartbeat: its number, and how far the rank is."""
-
-    count: int
-    stage: str
-    step: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ending:
-    """How a rank ended before it was done: its exit status, below 0 for a signal, and the end of its output."""
-
-    status: int
-    tail: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fault:
+class Fault(NamedTuple):
     """Why a test failed: the ranks at fault (none where nobody is), in a sentence, with the next step."""
 
-    ranks: tuple[int, ...]
+    ranks: Sequence[int]
     found: str
     remedy: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TestResult:
     """Outcome of a test: `fault` is None where it passed, and `reports` then hold what each rank measured.
 
-    `seen_wall_s` is this machine's wall clock when each rank was seen to have arrived.
+    `arrivals` are what each rank wrote when it arrived, and `seen_wall_s` this machine's wall clock when that was seen.
     """
 
     __test__ = False  # not a test of pytest's
@@ -115,9 +80,9 @@ class TestResult:
     device: str
     ranks: int
     fault: Fault | None
-    arrivals: Mapping[int, Arrival]
+    arrivals: Reports
     seen_wall_s: Mapping[int, float]
-    reports: Mapping[int, Mapping[str, Any]]
+    reports: Reports
 
 
 class TestStore:
@@ -135,61 +100,28 @@ class TestStore:
 
         wait = dt.timedelta(seconds=wait_s)
         try:
-            self._server: TCPStore = TCPStore(host, port, is_master=holds, wait_for_workers=False, timeout=wait)
+            server = TCPStore(host, port, is_master=holds, wait_for_workers=False, timeout=wait)
         except (DistNetworkError, DistStoreError) as error:
             what = "cannot be listened on" if holds else f"gives no answer within {wait_s:g} s"
             raise FrontrunnerError(
                 f"port {port} of {host}, the rendezvous of the ranks, {what}: {str(error).splitlines()[0]}",
                 hint="set MASTER_ADDR and MASTER_PORT to a host that all ranks reach and a free port of it",
             ) from None
-        self.port: int = self._server.port
-        self._store: PrefixStore = PrefixStore(PREFIX, self._server)
+        self.port: int = server.port
+        self._store = PrefixStore(PREFIX, server)
 
-    def _read(self, word: str) -> Any | None:
+    def read(self, word: str) -> Any:
+        """Return what is under a key; None where nothing is."""
         return json.loads(self._store.get(word)) if self._store.check([word]) else None
 
-    def _read_ranks(self, word: str, ranks: Iterable[int]) -> dict[int, Any]:
-        found = {rank: self._read(key(word, rank)) for rank in ranks}
+    def read_ranks(self, word: str, ranks: Iterable[int]) -> dict[int, Any]:
+        """Return what the ranks that have written have under their key."""
+        found = {rank: self.read(key(word, rank)) for rank in ranks}
         return {rank: value for rank, value in found.items() if value is not None}
 
-    def arrivals(self, ranks: range, known: Mapping[int, Arrival]) -> dict[int, Arrival]:
-        """Return the ranks that have arrived, reading only those that are not known yet."""
-        new = self._read_ranks(ARRIVED, [rank for rank in ranks if rank not in known])
-        return {**known, **{rank: Arrival(**value) for rank, value in new.items()}}
-
-    def start(self) -> None:
-        """Let the ranks begin."""
-        self._store.set(ALL_ARRIVED, "1")
-
-    def heartbeats(self, ranks: range) -> dict[int, Heartbeat]:
-        """Return each rank's latest heartbeat."""
-        return {rank: Heartbeat(**value) for rank, value in self._read_ranks(HEARTBEAT, ranks).items()}
-
-    def write_ending(self, rank: int, ending: Ending) -> None:
-        """Write how a rank ended."""
-        self._store.set(key(ENDED, rank), json.dumps(asdict(ending)))
-
-    def endings(self, ranks: range) -> dict[int, Ending]:
-        """Return the ranks that ended before they were done."""
-        return {rank: Ending(**value) for rank, value in self._read_ranks(ENDED, ranks).items()}
-
-    def reports(self, ranks: range) -> dict[int, dict[str, Any]]:
-        """Return what each rank measured, once all are done."""
-        return {rank: self._read(key(REPORT, rank)) or {} for rank in ranks}
-
-    def close(self, *, ok: bool) -> None:
-        """Write that the test is over."""
-        self._store.set(OVER, json.dumps(ok))
-
-    def over(self) -> Over:
-        """Return the state of the test, for those who do not hold the store."""
-        from torch.distributed import DistNetworkError
-
-        try:
-            found = self._read(OVER)
-        except DistNetworkError:
-            return Over.GONE
-        return Over.RUNNING if found is None else Over.PASSED if found else Over.FAILED
+    def write(self, word: str, value: object) -> None:
+        """Set a key."""
+        self._store.set(word, json.dumps(value))
 
 
 @dataclass(kw_only=True)
@@ -204,8 +136,8 @@ class Watch:
     nodes: tuple[str, ...]
     deadline_s: float
     began_s: float
-    arrivals: dict[int, Arrival] = field(default_factory=dict)
-    _heartbeats: dict[int, Heartbeat] = field(default_factory=dict)
+    arrivals: dict[int, Any] = field(default_factory=dict)
+    _heartbeats: dict[int, Any] = field(default_factory=dict)
     _heard_s: dict[int, float] = field(default_factory=dict)
     _advanced_s: float | None = None
     _ended_s: float | None = None
@@ -219,15 +151,15 @@ class Watch:
     def all_done(self) -> bool:
         """Whether every rank has reported."""
         beats = self._heartbeats.values()
-        return len(beats) == len(self.ranks) and all(beat.stage == DONE for beat in beats)
+        return len(beats) == len(self.ranks) and all(beat["stage"] == DONE for beat in beats)
 
-    def fault(self, now_s: float, heartbeats: Mapping[int, Heartbeat], endings: Mapping[int, Ending]) -> Fault | None:
+    def fault(self, now_s: float, heartbeats: Reports, endings: Reports) -> Fault | None:
         """Judge what is in the store now; return None while the test may still pass."""
         for rank, beat in heartbeats.items():
-            before = self._heartbeats.get(rank)
-            if before is None or before.count != beat.count:
+            before = self._heartbeats.get(rank, {})
+            if before.get("count") != beat["count"]:
                 self._heard_s[rank] = now_s
-            if before is None or before.step != beat.step:
+            if before.get("step") != beat["step"]:
                 self._advanced_s = now_s
             self._heartbeats[rank] = beat
         if endings and self._ended_s is None:
@@ -238,112 +170,60 @@ class Watch:
 
     def _name(self, rank: int) -> str:
         """Return a rank with its node, and its process there where it has arrived."""
-        arrival = self.arrivals.get(rank)
+        arrival, node = self.arrivals.get(rank), rank // self.ranks_per_node
         if arrival is not None:
-            return f"rank {rank} on {arrival.host} (process {arrival.pid})"
-        node = rank // self.ranks_per_node
+            return f"rank {rank} on {arrival['host']} (process {arrival['pid']})"
         return f"rank {rank}" + (f" on {self.nodes[node]}" if node < len(self.nodes) else "")
 
-    def _names(self, ranks: tuple[int, ...]) -> str:
+    def _names(self, ranks: Sequence[int]) -> str:
         more = f" and {len(ranks) - MAX_NAMED} more" if len(ranks) > MAX_NAMED else ""
         return ", ".join(map(self._name, ranks[:MAX_NAMED])) + more
 
-    def _ended(self, endings: Mapping[int, Ending]) -> Fault:
+    def _ended(self, endings: Reports) -> Fault:
         """Name those that a signal ended first: the others lost them."""
-        by_signal = [rank for rank, ending in endings.items() if ending.status < 0]
-        guilty = tuple(sorted(by_signal or endings))
-        found = "; ".join(f"{self._name(rank)} {_how(endings[rank])}" for rank in guilty[:MAX_NAMED])
+        by_signal = [rank for rank, each in endings.items() if each["status"] < 0]
+        guilty = sorted(by_signal or endings)
+        found = []
+        for rank in guilty[:MAX_NAMED]:
+            status, said = endings[rank]["status"], endings[rank]["tail"].split("\n")
+            last = next((line.strip() for line in reversed(said) if line.strip()), "")
+            found.append(f"{self._name(rank)} {ending(status)}" + (f": {last}" if last and status > 0 else ""))
         remedy = "its own output is above; frontrunner doctor on that node checks the rest"
         if by_signal:
             remedy = "look at that node's log: memory, a device that failed, an administrator"
-        return Fault(ranks=guilty, found=found, remedy=remedy)
+        return Fault(guilty, "; ".join(found), remedy)
 
     def _absent(self, now_s: float) -> Fault | None:
         if self.all_arrived or now_s - self.began_s < self.deadline_s:
             return None
-        absent = tuple(rank for rank in self.ranks if rank not in self.arrivals)
+        absent = [rank for rank in self.ranks if rank not in self.arrivals]
         arrived = f"{len(self.arrivals)} of {len(self.ranks)} did"
-        return Fault(
-            ranks=absent,
-            found=f"{self._names(absent)} never arrived within {self.deadline_s:g} s; {arrived}",
-            remedy="check whether that node is up, reaches the node of rank 0, and has torch",
-        )
+        found = f"{self._names(absent)} never arrived within {self.deadline_s:g} s; {arrived}"
+        return Fault(absent, found, "check whether that node is up, reaches the node of rank 0, and has torch")
 
     def _silent(self, now_s: float) -> Fault | None:
         """Name ranks that have arrived, are not done, and give no heartbeat."""
-        owing = (rank for rank in self.arrivals if rank in self._heartbeats and self._heartbeats[rank].stage != DONE)
-        silent = tuple(rank for rank in owing if now_s - self._heard_s[rank] >= SILENT_S)
+        stages = {rank: self._heartbeats[rank]["stage"] for rank in self.arrivals if rank in self._heartbeats}
+        silent = [r for r, stage in stages.items() if stage != DONE and now_s - self._heard_s[r] >= SILENT_S]
         if not silent:
             return None
-        stage = self._heartbeats[silent[0]].stage
-        return Fault(
-            ranks=silent,
-            found=f"{self._names(silent)} stands still: no heartbeat for {SILENT_S:g} s, last seen {stage}",
-            remedy="check whether that process is stopped or the node is swapping, frozen or unreachable",
-        )
+        found = f"{self._names(silent)} stands still: no heartbeat for {SILENT_S:g} s, last seen {stages[silent[0]]}"
+        remedy = "check whether that process is stopped or the node is swapping, frozen or unreachable"
+        return Fault(silent, found, remedy)
 
     def _stuck(self, now_s: float) -> Fault | None:
         if not self.all_arrived or self._advanced_s is None or now_s - self._advanced_s < self.deadline_s:
             return None
-        least = min(beat.step for beat in self._heartbeats.values())
-        behind = tuple(rank for rank, beat in self._heartbeats.items() if beat.step == least)
-        stage = self._heartbeats[behind[0]].stage
-        if len(behind) == len(self._heartbeats):
-            return Fault(
-                ranks=(),
-                found=f"all ranks are alive, and none comes out of {stage} in {self.deadline_s:g} s",
-                remedy="the collective library cannot get through: check its network interface "
-                "(NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME), firewalls, and NCCL_DEBUG=INFO",
-            )
-        return Fault(
-            ranks=behind,
-            found=f"{self._names(behind)} is alive, but does not advance from {stage}; the others wait",
-            remedy="check that node's device: frontrunner doctor there",
-        )
-
-
-def _how(ending: Ending) -> str:
-    if ending.status < 0:
-        return f"was killed by {signal.Signals(-ending.status).name}"
-    lines = [line for line in ending.tail.splitlines() if line.strip()]
-    return f"ended with status {ending.status}" + (f": {lines[-1].strip()}" if lines else "")
-
-
-class _Child:
-    """A rank that this process started, with its log."""
-
-    def __init__(self, order: Order, environment: Mapping[str, str], folder: Path) -> None:
-        self.rank = order.rank
-        self.is_reported = False
-        self._log = folder / f"rank-{order.rank}.log"
-        with self._log.open("wb") as log:
-            self._process = start_child(
-                [sys.executable, "-P", "-m", RANK_MODULE],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **environment},
-            )
-        if self._process.stdin is not None:
-            with suppress(BrokenPipeError):  # it was killed before it could read: its exit status is reported
-                self._process.stdin.write(json.dumps(asdict(order)).encode())
-                self._process.stdin.close()
-
-    @property
-    def status(self) -> int | None:
-        """Its exit status; None while it runs."""
-        return self._process.poll()
-
-    @property
-    def ending(self) -> Ending:
-        """How it ended."""
-        return Ending(status=self._process.wait(), tail=tail(self._log))
-
-    def end(self) -> None:
-        """End it now, unless it has ended."""
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
+        steps = {rank: beat["step"] for rank, beat in self._heartbeats.items()}
+        behind = [rank for rank, step in steps.items() if step == min(steps.values())]
+        stage = self._heartbeats[behind[0]]["stage"]
+        if len(behind) == len(steps):
+            found = f"all ranks are alive, and none comes out of {stage} in {self.deadline_s:g} s"
+            remedy = "the collective library cannot get through: check its network interface "
+            remedy += "(NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME), firewalls, and NCCL_DEBUG=INFO"
+            return Fault((), found, remedy)
+        found = f"{self._names(behind)} is alive, but does not advance from {stage}; the others wait"
+        return Fault(behind, found, "check that node's device: frontrunner doctor there")
 
 
 def run_collective_test(
@@ -356,100 +236,229 @@ def run_collective_test(
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="frontrunner-")))
-        host, store = _open_store(where, deadline_s)
-        children: list[_Child] = []
-        for rank in range(where.ranks) if where.rank is None else [where.rank]:
-            order = _order(where, rank, (host, store.port), device, deadline_s)
-            alone = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} if where.rank is None else {}
-            children.append(_Child(order, alone, folder))
-            stack.callback(children[-1].end)
+        host, port, holds = LOOPBACK, 0, True
+        if where.rank is not None:
+            host, port = where.environment["MASTER_ADDR"], int(where.environment["MASTER_PORT"])
+            # torchrun's agent may already hold a store at MASTER_PORT, which its ranks then share.
+            holds = where.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        store = TestStore(host, port, holds=holds, wait_s=deadline_s)
+        ranks: list[Rank] = []
+        for rank, local_rank in where.own:
+            order = Order(
+                device=device,
+                rank=rank,
+                world_size=where.ranks,
+                local_rank=local_rank,
+                local_world_size=where.ranks_per_node,
+                host=host,
+                port=store.port,
+                deadline_s=deadline_s,
+            )
+            ranks.append(Rank(rank, [RANK_MODULE], asdict(order), OWN if where.rank is None else {}, folder))
+            stack.callback(ranks[-1].end)
         if not where.writes:
-            _follow(store, children)
+            _follow(store, ranks)
             return None
         watch = Watch(ranks=range(where.ranks), ranks_per_node=where.ranks_per_node, nodes=nodes,
                       deadline_s=deadline_s, began_s=time.monotonic())  # fmt: skip
-        result = _lead(store, children, watch, device)
-        _await_exit(children if result.fault is None else [])
+        result = _lead(store, ranks, watch, device)
+        if result.fault is None:
+            _await_exit(ranks)
         return result
 
 
-def _open_store(where: Place, deadline_s: float) -> tuple[str, TestStore]:
-    if where.rank is None:
-        return LOOPBACK, TestStore(LOOPBACK, 0, holds=True, wait_s=deadline_s)
-    host, port = where.environment["MASTER_ADDR"], int(where.environment["MASTER_PORT"])
-    # torchrun's agent may already hold a store at MASTER_PORT, which its ranks then share.
-    holds = where.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    return host, TestStore(host, port, holds=holds, wait_s=deadline_s)
-
-
-def _order(where: Place, rank: int, address: tuple[str, int], device: str, deadline_s: float) -> Order:
-    local_rank = rank % where.ranks_per_node if where.rank is None else int(where.environment["LOCAL_RANK"])
-    return Order(
-        device=device,
-        rank=rank,
-        world_size=where.ranks,
-        local_rank=local_rank,
-        local_world_size=where.ranks_per_node,
-        host=address[0],
-        port=address[1],
-        deadline_s=deadline_s,
-    )
-
-
-def _report_endings(store: TestStore, children: list[_Child]) -> None:
+def _report_endings(store: TestStore, ranks: list[Rank]) -> None:
     """Write to the store which of this process's ranks ended before they were done."""
-    for child in children:
-        if child.status not in (None, 0) and not child.is_reported:
-            child.is_reported = True
-            store.write_ending(child.rank, child.ending)
+    for rank in ranks:
+        if rank.status not in (None, 0):
+            store.write(key(ENDED, rank.number), {"status": rank.status, "tail": rank.log_tail})
 
 
-def _lead(store: TestStore, children: list[_Child], watch: Watch, device: str) -> TestResult:
+def _lead(store: TestStore, ranks: list[Rank], watch: Watch, device: str) -> TestResult:
     """Watch the store until all are done or one is at fault, and write the result for the others."""
     fault: Fault | None = None
-    begun, seen_wall_s = False, dict[int, float]()
+    seen_wall_s: dict[int, float] = {}
     while fault is None and not watch.all_done:
         time.sleep(POLL_S)
-        _report_endings(store, children)
-        watch.arrivals = store.arrivals(watch.ranks, watch.arrivals)
-        for rank in watch.arrivals:
-            seen_wall_s.setdefault(rank, time.time())
-        if watch.all_arrived and not begun:
-            store.start()
-            begun = True
-        fault = watch.fault(time.monotonic(), store.heartbeats(watch.ranks), store.endings(watch.ranks))
-    reports = {} if fault else store.reports(watch.ranks)
-    store.close(ok=fault is None)
-    return TestResult(
-        device=device,
-        ranks=len(watch.ranks),
-        fault=fault,
-        arrivals=watch.arrivals,
-        seen_wall_s=seen_wall_s,
-        reports=reports,
-    )
+        _report_endings(store, ranks)
+        if not watch.all_arrived:
+            watch.arrivals = store.read_ranks(ARRIVED, watch.ranks)
+            seen_wall_s = dict.fromkeys(watch.arrivals, time.time()) | seen_wall_s
+            if watch.all_arrived:
+                store.write(ALL_ARRIVED, value=True)
+        beats, endings = (store.read_ranks(word, watch.ranks) for word in (HEARTBEAT, ENDED))
+        fault = watch.fault(time.monotonic(), beats, endings)
+    reports = {} if fault else store.read_ranks(REPORT, watch.ranks)
+    store.write(OVER, fault is None)
+    return TestResult(device, len(watch.ranks), fault, watch.arrivals, seen_wall_s, reports)
 
 
-def _follow(store: TestStore, children: list[_Child]) -> None:
+def _follow(store: TestStore, ranks: list[Rank]) -> None:
     """Wait for local ranks to exit, or for rank 0's process, which reports the result, to finish.
 
     A failed test is no error here: a launcher that sees one would end rank 0's process before it has reported.
     """
-    while any(child.status != 0 for child in children):
-        _report_endings(store, children)
-        over = store.over()
-        if over is Over.FAILED:
+    from torch.distributed import DistNetworkError
+
+    while any(rank.status != 0 for rank in ranks):
+        try:
+            _report_endings(store, ranks)
+            passed = store.read(OVER)
+        except DistNetworkError:  # nobody holds the store any more, which happens after all other ends too
+            _await_exit(ranks)
+            if any(rank.status != 0 for rank in ranks):
+                raise FrontrunnerError("the process of rank 0, which runs the test, has gone") from None
             return
-        if over is not Over.RUNNING:
-            _await_exit(children)
-            if over is Over.GONE and any(child.status != 0 for child in children):
-                raise FrontrunnerError("the process of rank 0, which runs the test, has gone")
+        if passed is not None:
+            _await_exit(ranks if passed else [])
             return
         time.sleep(POLL_S)
 
 
-def _await_exit(children: list[_Child]) -> None:
+def _await_exit(ranks: list[Rank]) -> None:
     """Give ranks that have reported the time to end by themselves."""
     latest_s = time.monotonic() + EXIT_TIMEOUT_S
-    while any(child.status is None for child in children) and time.monotonic() < latest_s:
+    while any(rank.status is None for rank in ranks) and time.monotonic() < latest_s:
         time.sleep(POLL_S)
+
+
+# The report
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bandwidth:
+    """One size of the all-reduce over all ranks, with bandwidths as NCCL's tests define them."""
+
+    bytes: int
+    time_s: float
+    ranks: int
+
+    @property
+    def algorithm_bytes_per_s(self) -> float:
+        """Bytes / time."""
+        return self.bytes / self.time_s
+
+    @property
+    def bus_bytes_per_s(self) -> float:
+        """Bytes / time * 2 (n - 1) / n, which is what each link of a ring carries."""
+        return self.algorithm_bytes_per_s * 2 * (self.ranks - 1) / self.ranks
+
+
+class Laggard(NamedTuple):
+    """A rank, or all ranks of a node, that keep the others waiting: in what, and how many times the median."""
+
+    ranks: tuple[int, ...]
+    host: str
+    is_node: bool
+    what: str
+    times_median: float
+
+
+def bandwidths(reports: Reports) -> tuple[Bandwidth, ...]:
+    """Return the rows of rank 0; all ranks agree on them."""
+    return tuple(Bandwidth(ranks=len(reports), **row) for row in reports[0]["all_reduce"])
+
+
+def collective_checks(result: TestResult) -> tuple[Check, ...]:
+    """Check that all ranks arrived and summed correctly, and name those that lag or differ."""
+    return tuple(replace(check, section="ranks") for check in _checks(result))
+
+
+def _checks(result: TestResult) -> Iterator[Check]:
+    if result.fault is not None:
+        yield Check("all-reduce", result.fault.found, PROBLEM, result.fault.remedy)
+        return
+    hosts = {rank: arrival["host"] for rank, arrival in result.arrivals.items()}
+    count = len(set(hosts.values()))
+    where = "" if count == 1 else f" on {count} hosts"
+    wrong = wrong_sums(result.reports)
+    if wrong:
+        remedy = "train nothing here: try without GPU-direct (NCCL_NET_GDR_LEVEL=LOC), then inform the administrator"
+        named = ", ".join(f"{rank} ({hosts[rank]})" for rank in wrong)
+        yield Check("all-reduce", f"wrong sums on ranks {named}", PROBLEM, remedy)
+    else:
+        yield Check("all-reduce", f"{result.ranks} ranks{where}, {result.device}: all arrived, all sums are right")
+    late = laggards(result.reports, hosts, device=result.device)
+    for each in late:
+        who = f"rank {each.ranks[0]} on {each.host}"
+        if each.is_node:
+            who = f"node {each.host} (ranks {', '.join(map(str, each.ranks))})"
+        found = f"{who} lags in {each.what}: {each.times_median:.1f} times the median"
+        remedy = "look there for other work, heat, a slow device or link; leave that node out if it stays so"
+        yield Check("laggard", found, WARNING, remedy)
+    if not late and result.ranks > 1:
+        yield Check("pace", "no rank keeps the others waiting")
+    for found, remedy in differences(result.arrivals, result.seen_wall_s):
+        yield Check("nodes", found, WARNING, remedy)
+
+
+def wrong_sums(reports: Reports) -> tuple[int, ...]:
+    """Return the ranks that received wrong sums."""
+    return tuple(rank for rank, report in sorted(reports.items()) if report["wrong_sums"])
+
+
+def laggards(reports: Reports, hosts: Mapping[int, str], *, device: str) -> tuple[Laggard, ...]:
+    """Return the ranks that are slow at their work, late to collectives, or slow in every pair, worst first.
+
+    Where all ranks of a host lag in the same way, and other hosts do not, the host is named.
+    """
+    slow = SLOW["cpu" if device == "cpu" else "other"]
+    work = {rank: statistics.fmean(report["work_s"]) for rank, report in reports.items()}
+    scores = {
+        "its own work": work,
+        "arriving at collectives": _lateness(reports, statistics.median(work.values())),
+        "pairs in its node": _pairs(reports, "node"),
+        "pairs with other nodes": _pairs(reports, "network"),
+    }
+    found: list[Laggard] = []
+    for what, score in scores.items():
+        middle = statistics.median(score.values()) if len(score) > 1 else 0.0
+        ratios = {rank: value / middle for rank, value in score.items() if middle > 0 and value >= slow * middle}
+        for host in dict.fromkeys(hosts[rank] for rank in ratios):
+            own = [rank for rank in sorted(ratios) if hosts[rank] == host]
+            is_node = len(own) == list(hosts.values()).count(host) < len(hosts)
+            for group in [own] if is_node else [[rank] for rank in own]:
+                found.append(Laggard(tuple(group), host, is_node, what, max(ratios[rank] for rank in group)))
+    return tuple(sorted(found, key=lambda each: -each.times_median))
+
+
+def _lateness(reports: Reports, work_s: float) -> dict[int, float]:
+    """Return 1 + how long the others wait for each rank, in units of the median rank's work; 1 for those in time.
+
+    The last to arrive at an all-reduce waits least in it: a round's longest wait less the own one is how late it came.
+    """
+    rounds = list(zip(*(report["wait_s"] for report in reports.values()), strict=True))
+    longest = [max(waits) for waits in rounds]
+    late = {
+        rank: statistics.median(most - own for most, own in zip(longest, report["wait_s"], strict=True))
+        for rank, report in reports.items()
+    }
+    earliest = min(late.values())
+    return {rank: 1 + (s - earliest) / work_s if s - earliest > LATE * work_s else 1.0 for rank, s in late.items()}
+
+
+def _pairs(reports: Reports, level: str) -> dict[int, float]:
+    """Return each rank's fastest message, which a slow rank does not have; only of ranks that met several."""
+    times = {
+        rank: [pair["time_s"] for pair in report["pairs"] if pair["level"] == level] for rank, report in reports.items()
+    }
+    return {rank: min(taken) for rank, taken in times.items() if len(taken) > 1}
+
+
+def differences(arrivals: Reports, seen_wall_s: Mapping[int, float]) -> Iterator[tuple[str, str]]:
+    """Yield versions that are not the same everywhere, and clocks far from rank 0's machine's, each with a remedy."""
+    for name in ("python", "torch"):
+        versions: dict[str, dict[str, None]] = {}
+        for arrival in arrivals.values():
+            versions.setdefault(arrival[name], {})[arrival["host"]] = None
+        if len(versions) > 1:
+            words = "; ".join(f"{version} on {_names(list(hosts))}" for version, hosts in versions.items())
+            yield f"{name} differs: {words}", "use one environment on all nodes"
+    for host, skew in {arrivals[r]["host"]: arrivals[r]["wall_s"] - seen for r, seen in seen_wall_s.items()}.items():
+        if abs(skew) > CLOCK_SKEW_S:
+            words = f"the clock of {host} is {abs(skew):.1f} s {'ahead' if skew > 0 else 'behind'}"
+            yield words, "let NTP set it: timestamps of that node mislead"
+
+
+def _names(hosts: list[str]) -> str:
+    return ", ".join(hosts[:MOST_HOSTS]) + (f" and {len(hosts) - MOST_HOSTS} more" if len(hosts) > MOST_HOSTS else "")

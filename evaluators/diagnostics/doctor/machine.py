@@ -1,58 +1,68 @@
-"""Checks of one machine: installed software, accelerators, limits and clocks."""
+"""Checks of one machine: installed software, accelerators, limits and clock; and the table of all checks."""
 
 from __future__ import annotations
 
 import ctypes
 import json
+import os
 import platform
 import resource
 import shutil
+import sqlite3
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import psutil
 from packaging.requirements import Requirement
 
-from frontrunner.evaluators.cluster.environment import COLLECTIVES
-from frontrunner.evaluators.diagnostics.doctor.check import Check, Needs, Section
-from frontrunner.evaluators.probe.this_machine import cpu_name, processors
+from frontrunner.evaluators.cluster.environment import COLLECTIVES, job_environment
+from frontrunner.evaluators.diagnostics.doctor import site
+from frontrunner.evaluators.diagnostics.doctor.check import (
+    NOTE,
+    PROBLEM,
+    WARNING,
+    Check,
+    Needs,
+    judge,
+    run_checks,
+)
+from frontrunner.evaluators.probe.this_machine import cpu_name, detect, processors
 
-SOFTWARE, DEVICES, LIMITS = Section("software"), Section("devices"), Section("limits")
 GIB = 2**30
-MIN_PYTHON = (3, 11)
 MIN_SQLITE = (3, 35, 0)
 """The first with RETURNING, by which rows are claimed (https://www.sqlite.org/lang_returning.html)."""
 COMPILERS = ("c++", "g++", "clang++", "icpx", "hipcc")
-DEVICE_FILES = {"cuda": ("/dev/nvidia[0-9]*",), "rocm": ("/dev/kfd",), "xpu": ("/dev/dri/renderD*",)}
-"""Files by which the system shows accelerators. A render node alone may be any graphics card: see `_is_shown`."""
-DRIVERS = {
-    "cuda": ("/proc/driver/nvidia/version",),
-    "rocm": ("/sys/module/amdgpu/version",),
-    "xpu": ("/sys/module/i915/version", "/sys/module/xe/version"),
+
+
+class Platform(NamedTuple):
+    """A kind of accelerators: the maker, a build of torch for it, device files, and files of the driver's version."""
+
+    maker: str
+    build: str
+    devices: str
+    drivers: tuple[str, ...]
+
+
+PLATFORMS = {
+    "cuda": Platform("NVIDIA", "a CUDA", "dev/nvidia[0-9]*", ("proc/driver/nvidia/version",)),
+    "rocm": Platform("AMD", "a ROCm", "dev/kfd", ("sys/module/amdgpu/version",)),
+    "xpu": Platform("Intel", "an XPU", "dev/dri/renderD*", ("sys/module/i915/version", "sys/module/xe/version")),
 }
-MAKERS = {"cuda": "NVIDIA", "rocm": "AMD", "xpu": "Intel"}
-WHEELS = {"cuda": "a CUDA", "rocm": "a ROCm", "xpu": "an XPU"}
 INTEL = "0x8086"
+"""Vendor of Intel's render nodes: a render node alone may be any graphics card."""
 TORCH_TIMEOUT_S = 180.0
 """Assumed: importing torch from a cold network file system, and a driver that wakes its devices."""
 MIN_OPEN_FILES = 4096
 """Assumed: a rank of a full mesh of sockets holds one for each of its peers, for each group that it is in."""
-MIN_SHARED_BYTES = GIB
-"""NCCL's troubleshooting guide asks containers for --shm-size=1g, whose default is 64 MiB."""
 TIME_ERROR = 5
 """Of adjtimex(2): the clock is not synchronized."""
-DRIFT_S = 0.5
-"""More than a busy machine lets pass between the reading of one clock and of the other."""
-CLOCK_S = 0.05
-NO_LIMIT = 2**60
-"""Cgroups of version 1 have a larger value for no limit."""
 
 TORCH_PROGRAM = """
 import json, torch
@@ -79,14 +89,12 @@ print(json.dumps(words))
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Package:
-    """A package: the required range, the installed version (None: not installed), and the extra that requires it."""
+class Package(NamedTuple):
+    """A required package, its installed version (None: not installed), and the extra that requires it."""
 
-    name: str
     required: Requirement
     installed: str | None
-    extra: str | None
+    extra: str | None = None
 
     @property
     def fits(self) -> bool:
@@ -95,73 +103,64 @@ class Package:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tools:
-    """Paths of programs; None for those that are not on PATH."""
-
-    compiler: str | None
-    ninja: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Device:
-    """One device as torch names it."""
-
-    name: str
-    memory_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Torch:
-    """Torch's version, the platform it is built for, and the devices it sees.
-
-    `built_for` is cpu, cuda, rocm or xpu. `error` is why torch could not be imported, `device_error` why it sees none.
-    """
+    """What `TORCH_PROGRAM` prints; `error` is why torch could not be imported, `device_error` why it sees no device."""
 
     version: str = ""
-    built_for: str = "cpu"
-    platform_version: str | None = None
-    devices: tuple[Device, ...] = ()
+    cuda: str | None = None
+    hip: str | None = None
+    xpu: str | None = None
+    devices: Sequence[Mapping[str, Any]] = ()
     device_error: str | None = None
-    collectives: tuple[str, ...] = ()
+    collectives: Sequence[str] = ()
     nccl: str | None = None
     error: str | None = None
 
+    @property
+    def platform(self) -> tuple[str, str]:
+        """The backend that it is built for, with the version of the platform."""
+        found = {"xpu": self.xpu, "rocm": self.hip, "cuda": self.cuda}
+        return next(((backend, version) for backend, version in found.items() if version), ("cpu", ""))
 
-@dataclass(frozen=True, kw_only=True)
-class Accelerators:
+    @property
+    def backend(self) -> str:
+        """The backend of the devices that it sees."""
+        return self.platform[0] if self.devices else "cpu"
+
+
+class Accelerators(NamedTuple):
     """Backend of the accelerators that the system shows (None: none), and the first line of the driver's version."""
 
     backend: str | None
     driver: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Memory:
-    """Bytes of the machine, of those free, and the lowest limit that this process is under; None for no limit."""
-
-    total_bytes: int
-    available_bytes: int
-    limit_bytes: int | None
-    limited_by: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Soft limits of this process (None for none), the hard one of open files, and the size of /dev/shm."""
-
-    open_files: int | None
-    max_open_files: int | None
-    locked_bytes: int | None
-    shared_bytes: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Clocks:
-    """Seconds that passed by the monotonic and by the wall clock; whether NTP keeps the wall clock synchronized."""
-
-    monotonic_s: float
-    wall_s: float
-    synchronized: bool | None
+def examine(needs: Needs) -> tuple[Check, ...]:
+    """Check this machine, this job and this installation. Takes as long as importing torch does."""
+    torch, system, fabric = torch_facts(), gather_accelerators(), site.gather_fabric()
+    has_fabric = bool(fabric.kinds)
+    return run_checks([
+        ("software", "python", lambda: check_python(sys.version_info[:3])),
+        ("software", "packages", lambda: check_packages(gather_packages(), needs.packages)),
+        ("software", "sqlite", lambda: check_sqlite(sqlite3.sqlite_version_info)),
+        ("software", "compiler", lambda: check_tools(_compiler(), shutil.which("ninja"), needs)),
+        ("devices", "torch", lambda: check_torch(torch, system)),
+        ("devices", "devices", lambda: check_devices(torch, system)),
+        ("devices", "driver", lambda: check_driver(system)),
+        ("devices", "collectives", lambda: check_collectives(torch)),
+        ("devices", "campaign", lambda: check_needed_devices(torch, needs)),
+        ("job", "scheduler", lambda: site.check_schedulers(site.gather_schedulers(), needs.scheduler)),
+        ("job", "allocation", lambda: site.check_job(job_environment(os.environ, detect()), needs)),
+        ("network", "host name", lambda: site.check_host(*site.gather_host())),
+        ("network", "loopback", lambda: site.check_loopback(*site.gather_loopback())),
+        ("network", "fabric", lambda: site.check_fabric(fabric, torch.backend)),
+        *site.storage_checks(needs),
+        ("limits", "memory", lambda: check_memory(*gather_memory())),
+        ("limits", "open files", lambda: check_open_files(*_limits(resource.RLIMIT_NOFILE))),
+        ("limits", "locked memory", lambda: check_locked(_limits(resource.RLIMIT_MEMLOCK)[0], has_fabric=has_fabric)),
+        ("limits", "shared memory", lambda: check_shared(_shared_bytes(), has_devices=bool(torch.devices))),
+        ("limits", "clock", lambda: check_clock(_is_synchronized())),
+    ])  # fmt: skip
 
 
 # Software
@@ -169,11 +168,9 @@ class Clocks:
 
 def check_python(version: tuple[int, ...]) -> Iterator[Check]:
     """Require Python 3.11 or later."""
-    words = ".".join(map(str, version))
-    if version[:2] >= MIN_PYTHON:
-        yield SOFTWARE.ok("python", f"{words}, {platform.machine()}")
-    else:
-        yield SOFTWARE.problem("python", words, "install Python 3.11 or later, and frontrunner with it")
+    found = f"{'.'.join(map(str, version))}, {platform.machine()}"
+    remedy = "install Python 3.11 or later, and frontrunner with it"
+    yield judge("python", found, fine=version >= (3, 11), otherwise=PROBLEM, remedy=remedy)
 
 
 def gather_packages() -> tuple[Package, ...]:
@@ -185,7 +182,7 @@ def gather_packages() -> tuple[Package, ...]:
         extra = str(required.marker or "").partition('extra == "')[2].partition('"')[0] or None
         applies = required.marker is None or required.marker.evaluate({"extra": extra or ""})
         if extra != "dev" and applies:
-            found.append(Package(name=required.name, required=required, installed=_version(required.name), extra=extra))
+            found.append(Package(required, _version(required.name), extra))
     return tuple(found)
 
 
@@ -198,52 +195,45 @@ def _version(package: str) -> str | None:
 
 def check_packages(packages: Sequence[Package], needed: Sequence[str]) -> Iterator[Check]:
     """Require default packages and those that the campaign needs; extras that are not installed are one note."""
-    required = [package for package in packages if package.extra is None or package.name in needed]
+    required = [package for package in packages if package.extra is None or package.required.name in needed]
     for package in required:
         if not package.fits:
-            range_ = f"{package.name}{package.required.specifier}"
+            name = package.required.name
+            range_ = f"{name}{package.required.specifier}"
             how = "is not installed" if package.installed is None else f"is {package.installed}"
             what = f"frontrunner[{package.extra}]" if package.extra else range_
-            yield SOFTWARE.problem(
-                package.name, f"{package.name} {how}: expected {range_}", remedy=f"pip install '{what}'"
-            )
+            yield Check(name, f"{name} {how}: expected {range_}", PROBLEM, f"pip install '{what}'")
     if all(package.fits for package in required):
-        yield SOFTWARE.ok("packages", ", ".join(f"{package.name} {package.installed}" for package in required))
+        yield Check("packages", ", ".join(f"{package.required.name} {package.installed}" for package in required))
     missing = sorted({str(each.extra) for each in packages if each not in required and not each.fits})
     if missing:
         remedy = "pip install 'frontrunner[NAME]' for what they add"
-        yield SOFTWARE.note("extras", f"extras not installed: {', '.join(missing)}", remedy)
+        yield Check("extras", f"extras not installed: {', '.join(missing)}", NOTE, remedy)
 
 
 def check_sqlite(version: tuple[int, ...]) -> Iterator[Check]:
     """Require the SQLite that stores in files need; Python brings it."""
-    words = ".".join(map(str, version))
-    if version >= MIN_SQLITE:
-        yield SOFTWARE.ok("sqlite", words)
-    else:
-        yield SOFTWARE.problem(
-            "sqlite", words, f"use a Python that brings SQLite {'.'.join(map(str, MIN_SQLITE))} or later"
-        )
+    found, least = (".".join(map(str, each)) for each in (version, MIN_SQLITE))
+    remedy = f"use a Python that brings SQLite {least} or later"
+    yield judge("sqlite", found, fine=version >= MIN_SQLITE, otherwise=PROBLEM, remedy=remedy)
 
 
-def gather_tools() -> Tools:
-    """Return the first C++ compiler on PATH, and ninja."""
-    return Tools(compiler=next(filter(None, map(shutil.which, COMPILERS)), None), ninja=shutil.which("ninja"))
+def _compiler() -> str | None:
+    return next(filter(None, map(shutil.which, COMPILERS)), None)
 
 
-def check_tools(tools: Tools, needs: Needs) -> Iterator[Check]:
+def check_tools(compiler: str | None, ninja: str | None, needs: Needs) -> Iterator[Check]:
     """Require a compiler for torch.compile and ninja for DeepSpeed's operators, where a campaign uses them."""
     offloads = needs.disk_folder is not None
-    if tools.compiler is None:
-        make = SOFTWARE.problem if needs.compiles or offloads else SOFTWARE.note
+    if compiler is None:
         found = "a C++ compiler is not on PATH: torch.compile cannot be used"
-        yield make("compiler", found, "install g++ or load a compiler's module")
-    if tools.ninja is None:
-        make = SOFTWARE.problem if offloads else SOFTWARE.note
+        status = PROBLEM if needs.compiles or offloads else NOTE
+        yield Check("compiler", found, status, "install g++ or load a compiler's module")
+    if ninja is None:
         found = "ninja is not on PATH: DeepSpeed's operators for offload to a disk cannot be used"
-        yield make("compiler", found, "pip install ninja")
-    if there := [path for path in (tools.compiler, tools.ninja) if path]:
-        yield SOFTWARE.ok("compiler", ", ".join(there))
+        yield Check("compiler", found, PROBLEM if offloads else NOTE, "pip install ninja")
+    if there := [path for path in (compiler, ninja) if path]:
+        yield Check("compiler", ", ".join(there))
 
 
 # Accelerators
@@ -261,139 +251,105 @@ def torch_facts() -> Torch:
     if done.returncode != 0 or not lines:
         last = done.stderr.strip().splitlines()
         return Torch(error=last[-1] if last else f"it ended with status {done.returncode}")
-    return parse_torch_facts(json.loads(lines[-1]))
-
-
-def parse_torch_facts(words: Mapping[str, object]) -> Torch:
-    """Return the output of `TORCH_PROGRAM` as a value."""
-    platforms = {"xpu": words["xpu"], "rocm": words["hip"], "cuda": words["cuda"]}
-    built_for = next((name for name, version in platforms.items() if version), "cpu")
-    devices, collectives, version = words["devices"], words["collectives"], platforms.get(built_for)
-    return Torch(
-        version=str(words["version"]),
-        built_for=built_for,
-        platform_version=str(version) if version else None,
-        devices=tuple(Device(**each) for each in devices) if isinstance(devices, list) else (),
-        device_error=str(words["device_error"]) if words["device_error"] else None,
-        collectives=tuple(map(str, collectives)) if isinstance(collectives, list) else (),
-        nccl=str(words["nccl"]) if words["nccl"] else None,
-    )
+    return Torch(**json.loads(lines[-1]))
 
 
 def gather_accelerators(root: Path = Path("/")) -> Accelerators:
     """Return the device files and driver versions under `root`."""
-    backend = next((name for name in DEVICE_FILES if _is_shown(name, root)), None)
-    lines = (root / path.lstrip("/") for path in DRIVERS.get(backend or "", ()))
-    versions = [path.read_text(encoding="utf-8").split("\n", maxsplit=1)[0].strip() for path in lines if path.is_file()]
-    return Accelerators(backend=backend, driver=next(iter(versions), None))
 
+    def is_shown(backend: str) -> bool:
+        files = any(root.glob(PLATFORMS[backend].devices))
+        makers = root.glob("sys/class/drm/renderD*/device/vendor")
+        return files and (backend != "xpu" or any(path.read_text("utf-8").strip() == INTEL for path in makers))
 
-def _is_shown(backend: str, root: Path) -> bool:
-    """Return whether the system shows such devices; render nodes count as Intel's where a card says so."""
-    files = [path for pattern in DEVICE_FILES[backend] for path in root.glob(pattern.lstrip("/"))]
-    if backend != "xpu" or not files:
-        return bool(files)
-    makers = (path / "device" / "vendor" for path in root.glob("sys/class/drm/renderD*"))
-    return any(path.read_text(encoding="utf-8").strip() == INTEL for path in makers if path.is_file())
+    backend = next(filter(is_shown, PLATFORMS), None)
+    drivers = [root / path for path in (PLATFORMS[backend].drivers if backend else ()) if (root / path).is_file()]
+    return Accelerators(backend, drivers[0].read_text("utf-8").split("\n")[0].strip() if drivers else None)
 
 
 def check_torch(torch: Torch, system: Accelerators) -> Iterator[Check]:
     """Compare torch's build with the devices that the system shows."""
     if torch.error is not None:
         remedy = "run: python -c 'import torch', and reinstall torch if it fails"
-        yield DEVICES.problem("torch", torch.error, remedy)
+        yield Check("torch", torch.error, PROBLEM, remedy)
         return
-    build = f"{torch.version}, built for {torch.built_for}"
-    build += f" {torch.platform_version}" if torch.platform_version else ""
-    if system.backend is not None and system.backend != torch.built_for and not torch.devices:
-        found = f"{build}: it cannot use the {MAKERS[system.backend]} devices of this machine"
-        remedy = f"install {WHEELS[system.backend]} build of torch: https://pytorch.org/get-started/locally/"
-        yield DEVICES.problem("torch", found, remedy)
+    build = f"{torch.version}, built for {' '.join(torch.platform)}".rstrip()
+    if system.backend is not None and system.backend != torch.platform[0] and not torch.devices:
+        needed = PLATFORMS[system.backend]
+        found = f"{build}: it cannot use the {needed.maker} devices of this machine"
+        remedy = f"install {needed.build} build of torch: https://pytorch.org/get-started/locally/"
+        yield Check("torch", found, PROBLEM, remedy)
     else:
-        yield DEVICES.ok("torch", build)
+        yield Check("torch", build)
 
 
 def check_devices(torch: Torch, system: Accelerators) -> Iterator[Check]:
     """List the devices that torch sees; on a machine without accelerators its processors, as a note."""
     if torch.devices:
-        counts = Counter(f"{device.name}, {device.memory_bytes / GIB:.1f} GiB" for device in torch.devices)
+        counts = Counter(f"{device['name']}, {device['memory_bytes'] / GIB:.1f} GiB" for device in torch.devices)
         found = "; ".join(f"{count} x {name}" for name, count in counts.items())
-        if len(counts) == 1:
-            yield DEVICES.ok("devices", found)
-        else:
-            yield DEVICES.warning("devices", found, "probe on devices of one kind: the slowest sets the pace of all")
-    elif system.backend is not None and system.backend == torch.built_for:
-        found = f"torch sees none of this machine's {MAKERS[system.backend]} devices"
+        remedy = "probe on devices of one kind: the slowest sets the pace of all"
+        yield judge("devices", found, fine=len(counts) == 1, otherwise=WARNING, remedy=remedy)
+    elif system.backend is not None and system.backend == torch.platform[0]:
+        found = f"torch sees none of this machine's {PLATFORMS[system.backend].maker} devices"
         found += f": {torch.device_error}" if torch.device_error else ""
         remedy = "check the driver, the permissions of the device files, and variables that hide devices"
-        yield DEVICES.problem("devices", found, remedy)
+        yield Check("devices", found, PROBLEM, remedy)
     else:
         found = f"no accelerator; {processors()['devices_per_node']} processors, {cpu_name()}"
-        yield DEVICES.note("devices", found, "cpu clusters run here; on a login node, run this inside a job instead")
+        yield Check("devices", found, NOTE, "cpu clusters run here; on a login node, run this inside a job instead")
 
 
 def check_driver(system: Accelerators) -> Iterator[Check]:
     """Report the driver's version, where there are devices."""
-    if system.driver is not None:
-        yield DEVICES.ok("driver", system.driver)
-    elif system.backend is not None:
-        found = f"{MAKERS[system.backend]} devices are shown, but no version of their driver"
-        yield DEVICES.note("driver", found, "in a container the driver is the host's: check there")
+    if system.backend is not None:
+        missing = f"{PLATFORMS[system.backend].maker} devices are shown, but no version of their driver"
+        remedy = "in a container the driver is the host's: check there"
+        yield judge("driver", system.driver or missing, fine=bool(system.driver), otherwise=NOTE, remedy=remedy)
 
 
 def check_collectives(torch: Torch) -> Iterator[Check]:
     """Require the communication backend for the devices that torch is built for."""
     if torch.error is not None:
         return
-    backend, library = COLLECTIVES[torch.built_for]
+    backend, library = COLLECTIVES[torch.platform[0]]
     missing = [name for name in dict.fromkeys((backend, "gloo")) if name not in torch.collectives]
     if missing:
         found = f"torch was built without {' and '.join(missing)}"
-        yield DEVICES.problem("collectives", found, "install a build of torch with it: several ranks need it")
+        yield Check("collectives", found, PROBLEM, "install a build of torch with it: several ranks need it")
         return
     version = f" {torch.nccl}" if torch.nccl and backend == "nccl" else ""
-    yield DEVICES.ok("collectives", library if library == backend else f"{library}{version}, by torch's {backend}")
+    yield Check("collectives", library if library == backend else f"{library}{version}, by torch's {backend}")
 
 
 def check_needed_devices(torch: Torch, needs: Needs) -> Iterator[Check]:
     """Check whether probes of the campaign's cluster can run on this machine's devices."""
     if needs.backend is None or torch.error is not None:
         return
-    here = torch.built_for if torch.devices else "cpu"
-    found = None
-    if needs.backend not in ("cpu", here):
-        found = f"its cluster has {needs.backend} devices, this machine {here}"
-    elif needs.backend != "cpu" and len(torch.devices) < (needs.devices_per_node or 0):
+    found = f"its cluster's {needs.backend} devices are of this machine's kind"
+    is_ours, is_enough = needs.backend in ("cpu", torch.backend), len(torch.devices) >= (needs.devices_per_node or 0)
+    if not is_ours:
+        found = f"its cluster has {needs.backend} devices, this machine {torch.backend}"
+    elif needs.backend != "cpu" and not is_enough:
         found = f"its cluster has {needs.devices_per_node} devices per node, this machine shows {len(torch.devices)}"
-    if found is None:
-        yield DEVICES.ok("campaign", f"its cluster's {needs.backend} devices are of this machine's kind")
-    else:
-        make = DEVICES.problem if needs.scheduler is None else DEVICES.note  # a batch system may run probes elsewhere
-        yield make("campaign", found, "run this on a node of that cluster, inside a job")
-
-
-# Limits and clocks
-
-
-def gather_memory() -> Memory:
-    """Return the machine's memory, and the lowest limit of this process's cgroups and of ulimit."""
-    machine = psutil.virtual_memory()
-    limits = {name: value for name, value in _memory_limits().items() if value < min(NO_LIMIT, machine.total)}
-    lowest = min(limits, key=lambda name: limits[name], default=None)
-    return Memory(
-        total_bytes=machine.total,
-        available_bytes=machine.available,
-        limit_bytes=limits[lowest] if lowest else None,
-        limited_by=lowest,
+    yield judge(
+        "campaign",
+        found,
+        fine=is_ours and (needs.backend == "cpu" or is_enough),
+        otherwise=PROBLEM if needs.scheduler is None else NOTE,  # a batch system may run probes elsewhere
+        remedy="run this on a node of that cluster, inside a job",
     )
 
 
-def _memory_limits() -> dict[str, int]:
-    """Return limits in bytes by what sets them: cgroups of this process up to the root, and the address space."""
+# Limits and clock
+
+
+def gather_memory() -> tuple[int, int, dict[str, int]]:
+    """Return the machine's memory, what is free, and limits by what sets them: cgroups and the address space."""
     found = {}
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if soft != resource.RLIM_INFINITY:
-        found["ulimit -v"] = soft
+    address_space, _ = _limits(resource.RLIMIT_AS)
+    if address_space is not None:
+        found["ulimit -v"] = address_space
     groups = Path("/proc/self/cgroup")
     for line in groups.read_text(encoding="utf-8").splitlines() if groups.is_file() else []:
         _, kinds, folder = line.split(":", 2)
@@ -405,79 +361,59 @@ def _memory_limits() -> dict[str, int]:
             text = path.read_text(encoding="utf-8").strip() if path.is_file() else "max"
             if text.isdecimal():
                 found[str(path)] = int(text)
-    return found
+    memory = psutil.virtual_memory()
+    return memory.total, memory.available, found
 
 
-def check_memory(memory: Memory) -> Iterator[Check]:
+def check_memory(total_bytes: int, free_bytes: int, limits: Mapping[str, int]) -> Iterator[Check]:
     """Report the memory, with a note where a limit leaves a process less than the machine has."""
-    found = f"{memory.total_bytes / GIB:,.1f} GiB, {memory.available_bytes / GIB:,.1f} GiB free"
-    if memory.limit_bytes is None:
-        yield LIMITS.ok("memory", found)
-    else:
-        found += f"; at most {memory.limit_bytes / GIB:,.1f} GiB by {memory.limited_by}"
-        yield LIMITS.note("memory", found, "request all memory of a node (Slurm: --mem=0) if probes should have it")
+    found = f"{total_bytes / GIB:,.1f} GiB, {free_bytes / GIB:,.1f} GiB free"
+    limit, by = min(((limit, by) for by, limit in limits.items()), default=(total_bytes, ""))
+    is_less = limit < total_bytes  # cgroups of version 1 have a huge value for no limit
+    found += f"; at most {limit / GIB:,.1f} GiB by {by}" if is_less else ""
+    remedy = "request all memory of a node (Slurm: --mem=0) if probes should have it"
+    yield judge("memory", found, fine=not is_less, otherwise=NOTE, remedy=remedy)
 
 
-def gather_limits() -> Limits:
-    """Return the limits of this process, which its children inherit."""
-
-    def finite(limit: int) -> int | None:
-        return None if limit == resource.RLIM_INFINITY else limit
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    shared = Path("/dev/shm")  # noqa: S108 - read, not written to
-    return Limits(
-        open_files=finite(soft),
-        max_open_files=finite(hard),
-        locked_bytes=finite(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]),
-        shared_bytes=shutil.disk_usage(shared).total if shared.is_dir() else None,
-    )
+def _limits(kind: int) -> tuple[int | None, int | None]:
+    """Return the soft and the hard limit of this process, which its children inherit; None for no limit."""
+    soft, hard = (None if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(kind))
+    return soft, hard
 
 
-def check_open_files(limits: Limits) -> Iterator[Check]:
+def check_open_files(soft: int | None, hard: int | None) -> Iterator[Check]:
     """Require enough open files for the sockets of many ranks."""
-    soft, hard = limits.open_files, limits.max_open_files
     if soft is None or soft >= MIN_OPEN_FILES:
-        yield LIMITS.ok("open files", "no limit" if soft is None else f"{soft:,}")
+        yield Check("open files", "no limit" if soft is None else f"{soft:,}")
         return
     can_raise = hard is None or hard >= MIN_OPEN_FILES
     remedy = f"ulimit -n {MIN_OPEN_FILES}" if can_raise else "ask the administrator for a higher hard limit (nofile)"
-    yield LIMITS.warning("open files", f"{soft:,}: expected {MIN_OPEN_FILES:,} for the sockets of many ranks", remedy)
+    found = f"{soft:,}: expected {MIN_OPEN_FILES:,} for the sockets of many ranks"
+    yield Check("open files", found, WARNING, remedy)
 
 
-def check_locked(limits: Limits, *, has_fabric: bool) -> Iterator[Check]:
+def check_locked(soft: int | None, *, has_fabric: bool) -> Iterator[Check]:
     """Require lockable memory for network cards that move memory themselves (RDMA)."""
-    if limits.locked_bytes is None:
-        yield LIMITS.ok("locked memory", "no limit")
-        return
-    found = f"at most {limits.locked_bytes / 2**20:,.1f} MiB"
-    if has_fabric:
-        remedy = "ulimit -l unlimited, or ask the administrator (memlock): the network registers its buffers"
-        yield LIMITS.warning("locked memory", found, remedy)
-    else:
-        yield LIMITS.ok("locked memory", f"{found}; nothing here needs more")
+    found = "no limit" if soft is None else f"at most {soft / 2**20:,.1f} MiB"
+    found += "; nothing here needs more" if soft is not None and not has_fabric else ""
+    remedy = "ulimit -l unlimited, or ask the administrator (memlock): the network registers its buffers"
+    yield judge("locked memory", found, fine=soft is None or not has_fabric, otherwise=WARNING, remedy=remedy)
 
 
-def check_shared(limits: Limits, *, has_devices: bool) -> Iterator[Check]:
-    """Require room in /dev/shm, through which ranks of a node exchange buffers."""
-    size = limits.shared_bytes
-    if size is None:
-        yield LIMITS.warning(
-            "shared memory", "there is no /dev/shm", "mount one: ranks of a node exchange buffers in it"
-        )
-    elif size < MIN_SHARED_BYTES and has_devices:
-        yield LIMITS.warning(
-            "shared memory", f"{size / 2**20:,.0f} MiB", "start the container with --shm-size=1g or more"
-        )
-    else:
-        yield LIMITS.ok("shared memory", f"{size / GIB:,.1f} GiB")
+def _shared_bytes() -> int:
+    shared = Path("/dev/shm")  # noqa: S108 - read, not written to
+    return shutil.disk_usage(shared).total if shared.is_dir() else 0
 
 
-def gather_clocks() -> Clocks:
-    """Read both clocks over the same moment, and whether the kernel considers the wall clock synchronized."""
-    monotonic, wall = time.monotonic(), time.time()
-    time.sleep(CLOCK_S)
-    return Clocks(monotonic_s=time.monotonic() - monotonic, wall_s=time.time() - wall, synchronized=_is_synchronized())
+def check_shared(size_bytes: int, *, has_devices: bool) -> Iterator[Check]:
+    """Require room in /dev/shm, through which ranks of a node exchange buffers.
+
+    NCCL's troubleshooting guide asks containers, whose default is 64 MiB, for --shm-size=1g.
+    """
+    found = f"{size_bytes / GIB:,.1f} GiB" if size_bytes >= GIB else f"{size_bytes / 2**20:,.0f} MiB"
+    fine = size_bytes >= GIB or (size_bytes > 0 and not has_devices)
+    remedy = "mount a /dev/shm, or start the container with --shm-size=1g or more: ranks of a node exchange buffers"
+    yield judge("shared memory", found, fine=fine, otherwise=WARNING, remedy=remedy)
 
 
 def _is_synchronized() -> bool | None:
@@ -489,14 +425,8 @@ def _is_synchronized() -> bool | None:
     return None if state < 0 else state != TIME_ERROR
 
 
-def check_clocks(clocks: Clocks) -> Iterator[Check]:
+def check_clock(synchronized: bool | None) -> Iterator[Check]:  # noqa: FBT001
     """Check the wall clock, by which timestamps are taken; step times are by the monotonic clock."""
-    if abs(clocks.wall_s - clocks.monotonic_s) > DRIFT_S:
-        found = f"the wall clock moved {clocks.wall_s:.3f} s while {clocks.monotonic_s:.3f} s passed"
-        yield LIMITS.warning(
-            "clock", found, "something sets this machine's time: step times are safe, timestamps are not"
-        )
-    elif clocks.synchronized is False:
-        yield LIMITS.note("clock", "not synchronized by NTP", "start chronyd or ntpd, or do not compare timestamps")
-    else:
-        yield LIMITS.ok("clock", "synchronized" if clocks.synchronized else "steady; synchronization is unknown")
+    found = {True: "synchronized", False: "not synchronized by NTP", None: "synchronization is unknown"}[synchronized]
+    remedy = "start chronyd or ntpd, or do not compare timestamps"
+    yield judge("clock", found, fine=synchronized is not False, otherwise=NOTE, remedy=remedy)

@@ -15,7 +15,7 @@ from frontrunner.text import counted
 from frontrunner.views.diagnostics import print_calibration, print_doctor, print_fit, print_profile
 
 if TYPE_CHECKING:
-    from frontrunner.evaluators.diagnostics.calibration.ranks import Place
+    from frontrunner.evaluators.diagnostics.ranks import Place
     from frontrunner.evaluators.protocol import Progress
     from frontrunner.spaces.cluster import Cluster
 
@@ -49,16 +49,17 @@ def doctor(campaign_file: Path | None, store: str | None, *, run: bool, as_json:
         raise InvalidInput("--ranks and --deadline are for --run", hint="frontrunner doctor --run")
     from frontrunner import machine
     from frontrunner.evaluators.diagnostics.doctor.check import has_problem
-    from frontrunner.evaluators.diagnostics.doctor.collective_report import bandwidths, collective_checks
+    from frontrunner.evaluators.diagnostics.doctor.collective_test import bandwidths, collective_checks
 
-    if not run and machine.this_job().rank != 0:
+    launched = machine.this_job().launched
+    if not run and launched is not None and launched.rank != 0:
         return  # rank 0 of the job reports
     result = None
     if run:
         result = machine.call_ranks(campaign_file, **given, on_start=_announce_ranks)
         if result is None:
             return
-    checks = machine.doctor(campaign_file, store=store) + (tuple(collective_checks(result)) if result else ())
+    checks = machine.doctor(campaign_file, store=store) + (collective_checks(result) if result else ())
     rows = bandwidths(result.reports) if result is not None and result.reports else ()
     if as_json:
         print_json({"checks": checks, "all_reduce": rows})

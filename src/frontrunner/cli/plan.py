@@ -52,7 +52,7 @@ def plan(file: Path, top: int | None, nodes: str | None, *, as_json: bool) -> No
         _scaling(file, nodes, as_json=as_json)
         return
     found = planning.plan(file)
-    shown = planning.shown_plan(found, TOP if top is None else top)
+    shown = found.shown(TOP if top is None else top)
     show(shown, lambda shown: print_plan(shown, file=str(file)), as_json=as_json)
     if found.legal == sum(found.not_modelled.values()):
         raise NothingLegal(

@@ -14,8 +14,7 @@ from frontrunner.text import plain
 from frontrunner.views.campaigns import print_check, print_prunable
 
 if TYPE_CHECKING:
-    from frontrunner.results.archive import Archived, Unarchived
-    from frontrunner.results.transfer import Copied
+    from frontrunner.results.transfer import Archived, Copied, Unarchived
 
 
 @click.group(cls=SuggestingGroup)

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from frontrunner.config.toml_file import holds, why_no_file
-from frontrunner.evaluators.export.reading import json_section
+from frontrunner.evaluators.export.reading import json_table
 from frontrunner.evaluators.probe.settings import OPTIMIZERS
 from frontrunner.results.outcome import RecipeStats
 from frontrunner.spaces.document import canonical_json, recipe_id
@@ -144,7 +144,7 @@ def from_bytes(content: bytes) -> RecipeFile:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidInput(f"not text in UTF-8: byte {error.start + 1} does not fit") from None
-    return _from_document(json_section(text).values)
+    return _from_document(json_table(text).values)
 
 
 def _from_document(document: Mapping[str, Any]) -> RecipeFile:

@@ -15,7 +15,7 @@ from fastapi.responses import StreamingResponse
 from frontrunner.evaluators.analytic.estimates import ShownPlan
 from frontrunner.events import POLL_S, Follower, parse_cursor
 from frontrunner.plain_json import to_json
-from frontrunner.planning import plan_of, shown_plan
+from frontrunner.planning import plan_of
 from frontrunner.reporting import Reported, not_drawn, report_text, reported
 from frontrunner.reporting import figure as draw_figure
 from frontrunner.results import frames
@@ -234,7 +234,7 @@ async def plan(service: ServiceOf, body: PlanBody) -> Response:
 
     def planned() -> ShownPlan:
         with campaign_from(body, settings.registered, most_points=settings.limits.plan_points) as file:
-            return shown_plan(plan_of(file.spec), body.top)
+            return plan_of(file.spec).shown(body.top)
 
     return answer(await service.slowly(planned))
 

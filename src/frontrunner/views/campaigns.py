@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from frontrunner.results.outcome import FailureKind
-from frontrunner.results.predictions import outlook_shares
+from frontrunner.results.predictions import outlook_of
 from frontrunner.results.records import IMPORTED, Campaign, CampaignSummary
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.status import FailedTrial, Status
 from frontrunner.search.budget import outlook_in_words
 from frontrunner.search.driver import Conclusion
-from frontrunner.search.strategy import Outlook
 from frontrunner.spaces.legality import marks
 from frontrunner.spaces.space import Survey
 from frontrunner.text import counted, node_time, plain, seconds, thousands
@@ -109,7 +108,7 @@ def print_status(status: Status) -> None:
         speed = thousands(status.best.standing.tokens_per_s)
         out.say(f"best      {status.best.recipe_id}  {speed} tokens/s  {status.best.recipe.describe()}")
     if status.outlook is not None:
-        out.say(f"outlook   {outlook_in_words(Outlook(**outlook_shares(status.outlook)))}")
+        out.say(f"outlook   {outlook_in_words(outlook_of(status.outlook)[0])}")
     for event in status.last_events:
         data = " ".join(f"{key}={value}" for key, value in event.data.items())
         out.say(f"{event.at[:19].replace('T', ' ')}  {event.kind}  {data}", style="dim")

@@ -18,10 +18,9 @@ from frontrunner.views.terminal import Terminal, console, ruled_table
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.analytic.fit import StepFit
-    from frontrunner.evaluators.diagnostics.calibration.measured_cluster import Calibration
-    from frontrunner.evaluators.diagnostics.calibration.timing_fits import Line
+    from frontrunner.evaluators.diagnostics.calibration import Calibration, Line
     from frontrunner.evaluators.diagnostics.doctor.check import Check
-    from frontrunner.evaluators.diagnostics.doctor.collective_report import Bandwidth
+    from frontrunner.evaluators.diagnostics.doctor.collective_test import Bandwidth
     from frontrunner.evaluators.diagnostics.dryrun import DryRun, TracedRank
     from frontrunner.evaluators.diagnostics.profile import ProfileReport
 
@@ -64,8 +63,6 @@ def print_doctor(checks: Sequence[Check], rows: Sequence[Bandwidth]) -> None:
 
 def print_calibration(found: Calibration, out_file: Path) -> None:
     """Print the measured figures of a cluster, then a row per collective."""
-    from frontrunner.evaluators.diagnostics.calibration.measured_cluster import busy
-
     out, cluster = console(), found.cluster
     out.say(f"{cluster.nodes} x {cluster.devices_per_node} {cluster.device}", style="bold")
     out.print(_calibrated(found))
@@ -73,8 +70,7 @@ def print_calibration(found: Calibration, out_file: Path) -> None:
         out.print(_collectives(found.lines))
     if any(line.residual > NOISY for line in found.lines):
         out.say(f"! timings lie more than {percent(NOISY, 0)} off the line: other work, or no line", style="dim")
-    disturbed = busy(found)
-    for warning in (*(f"not written: {missing}" for missing in found.untold), *([disturbed] if disturbed else [])):
+    for warning in (*(f"not written: {missing}" for missing in found.untold), *filter(None, [found.busy])):
         out.say(f"! {warning}", style="yellow")
     if found.left_out:
         lacking = "measurements were left out for lack of time; raise --seconds to include them"

@@ -20,12 +20,11 @@ from typing import Any
 
 from frontrunner import __version__
 from frontrunner.results.outcome import Measurement, ProbeEnding
-from frontrunner.results.predictions import outlook_shares
+from frontrunner.results.predictions import outlook_of
 from frontrunner.results.ranking import RankedRecipe
 from frontrunner.results.records import IMPORTED, Campaign
 from frontrunner.search.budget import outlook_in_words
 from frontrunner.search.spec import CampaignSpec
-from frontrunner.search.strategy import Outlook
 from frontrunner.text import count, counted, minute, node_time, percent, plain, seconds, thousands
 from frontrunner.views.charts import FIGURES
 from frontrunner.views.charts.data import Chart, Collected, Missing, Table
@@ -160,7 +159,7 @@ def facts_of(collected: Collected, spec: CampaignSpec) -> dict[str, str]:
         "dates": f"begun {minute(campaign.created_at)} UTC, last changed {minute(campaign.updated_at)} UTC",
     }
     if collected.outlook is not None:
-        facts["left to gain"] = outlook_in_words(Outlook(**outlook_shares(collected.outlook)))
+        facts["left to gain"] = outlook_in_words(outlook_of(collected.outlook)[0])
     return facts
 
 

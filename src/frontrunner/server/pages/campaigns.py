@@ -18,19 +18,19 @@ from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
 from frontrunner.plain_json import to_json
-from frontrunner.results.active_drivers import active_drivers, stamp
-from frontrunner.results.pages import AttemptSpan, TrialPage, campaign_page, newest_spans, trial_page
-from frontrunner.results.predictions import outlook_shares
+from frontrunner.results.active_drivers import active_drivers, version_of
+from frontrunner.results.outcome import Failure
+from frontrunner.results.pages import TrialPage, campaign_page, newest_spans, trial_page
+from frontrunner.results.predictions import outlook_of
 from frontrunner.results.prior_results import probes_made
 from frontrunner.results.ranking import RankedRecipe, pareto, rank
-from frontrunner.results.records import IMPORTED
+from frontrunner.results.records import IMPORTED, AttemptOutcome
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.status import FailedTrial, Status, failures, status
 from frontrunner.results.store import Store
 from frontrunner.search.budget import STOPPING, Limit, Spent, limits, outlook_in_words
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.spec import CampaignSpec
-from frontrunner.search.strategy import Outlook
 from frontrunner.server.auth import Role
 from frontrunner.server.drivers import Word
 from frontrunner.server.pages.rendering import page, render
@@ -131,7 +131,7 @@ def _outlook(found: Status) -> str:
     """Return what is left to gain; empty if unknown, or if the reason for which the campaign ended states it."""
     if found.outlook is None:
         return ""
-    words = outlook_in_words(Outlook(**outlook_shares(found.outlook)))
+    words = outlook_in_words(outlook_of(found.outlook)[0])
     return "" if found.campaign.state_reason.startswith(words.partition("; ")[0]) else words
 
 
@@ -146,7 +146,7 @@ def _ending(store: Store, found: Status) -> str:
     return f"{word}, {left} probe{'s' if left > 1 else ''} to finish" if left else word
 
 
-def _timeline(store: Store, found: Status, attempts: Sequence[AttemptSpan]) -> dict[str, Any] | None:
+def _timeline(store: Store, found: Status, attempts: Sequence[AttemptOutcome]) -> dict[str, Any] | None:
     """Draw the newest attempts; running ones reach up to now, those whose driver is gone have no length.
 
     None where none has begun, and for an imported table, whose rows have the time of the import.
@@ -155,18 +155,20 @@ def _timeline(store: Store, found: Status, attempts: Sequence[AttemptSpan]) -> d
         return None
     now = store.now() if found.driver_is_live else None
     spans = []
-    for row in attempts:
-        begun = datetime.fromisoformat(row.started_at)
-        ended = datetime.fromisoformat(row.finished_at) if row.finished_at else max(begun, now or begun)
-        words = f"{row.trial_number}.{row.number} {row.recipe.describe()}"
-        spans.append(Span(started_at=begun, ended_at=ended, outcome=row.ended, words=words, recipe_id=row.recipe_id))
+    for one in attempts:
+        trial, attempt = one.trial, one.attempt
+        begun = datetime.fromisoformat(attempt.started_at)
+        ended = datetime.fromisoformat(attempt.finished_at) if attempt.finished_at else max(begun, now or begun)
+        outcome = one.outcome.kind if isinstance(one.outcome, Failure) else attempt.state
+        words = f"{trial.number}.{attempt.number} {trial.recipe.describe()}"
+        spans.append(Span(started_at=begun, ended_at=ended, outcome=outcome, words=words, recipe_id=trial.recipe_id))
     return timeline(spans)
 
 
 def version(store: Store, name: str) -> str:
     """Return a campaign's version: cheap, and changed by every write and by the end of its driver's lease."""
-    (now,) = stamp(store, (name,))
-    return f"{now.version} {'driven' if now.is_driven else 'left'}"
+    version, is_driven = version_of(store, name)
+    return f"{version} {'driven' if is_driven else 'left'}"
 
 
 def digest(text: str) -> str:

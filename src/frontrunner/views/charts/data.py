@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from frontrunner.results.outcome import Failure
+from frontrunner.results.pages import probed
 from frontrunner.results.prior_results import reused_trials
 from frontrunner.results.ranking import RankedRecipe, best, pareto
-from frontrunner.results.records import Campaign, Event
+from frontrunner.results.records import Campaign, Event, Probed
 from frontrunner.results.status import FailedTrial, failures, status
 from frontrunner.results.store import Store
-from frontrunner.results.trial_history import Probed, probed
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import DIMENSIONS, Choice, Recipe
 from frontrunner.spaces.space import Survey

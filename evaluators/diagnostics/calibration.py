@@ -1,0 +1,441 @@
+"""Calibration: measuring a machine by real ranks, and the cluster file with what that, or a fit to steps, found.
+
+The steps: `measure` has ranks time products, memory, collectives and transfers; `ring` and `fit_products` fit the
+formulas to these timings; `calibration` sets the figures of a cluster; `write_measured` writes them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from frontrunner.evaluators.analytic.compute import matmul_s
+from frontrunner.evaluators.analytic.fit import StepFit
+from frontrunner.evaluators.analytic.machine import FITTED, Machine
+from frontrunner.evaluators.analytic.software import FRONTRUNNER
+from frontrunner.evaluators.analytic.workload import BYTES_PER_VALUE, Rows
+from frontrunner.evaluators.diagnostics.ranks import OWN, Place, Rank, await_ranks
+from frontrunner.evaluators.probe.files import read_json, write_json, write_text
+from frontrunner.spaces.cluster import PRECISIONS, Cluster, MatmulTflops, PeakTflops
+from frontrunner.spaces.errors import FrontrunnerError
+
+CHILD = "frontrunner.evaluators.trainer.calibration"
+START_S = 180.0
+"""For importing torch and meeting; more than minutes only where something is wrong."""
+LONGEST = 3.0
+"""Times the budget after which ranks are given up: each section may overrun by its last cell."""
+
+PASSES = {"all-reduce": 2, "reduce-scatter": 1, "all-gather": 1, "all-to-all": 1, "scatter": 1}
+"""Times that (g - 1) / g of the message goes over each link of a ring of g ranks (NCCL's "bus bandwidth"); the whole
+message goes once for those that are not here."""
+RINGS = ("all-reduce", "reduce-scatter", "all-gather")
+"""The collectives of the step-time formulas."""
+FEWEST_POINTS = 2
+LARGE_BYTES = 2**19
+"""From this size on a message shows bandwidth; smaller ones differ by latency's noise."""
+FELT = 1e-3
+"""A largest message that takes less of the time than this share shows no bandwidth."""
+PRODUCT_BOUNDS = {
+    "matmul": (0.5, 1.0),
+    "tile_waves": (0.0, 3.0),
+    "reduction_depth": (0.0, 600.0),
+    "kernel_s": (1e-7, 1e-3),
+}
+"""The range in which each efficiency of matrix products is searched."""
+FEWEST_PRODUCTS = 2 * len(PRODUCT_BOUNDS)
+PLACES = 6
+"""Digits after the point of a value's place between its bounds; a solver's 1e-13 means 0."""
+
+GIGA = 1e9
+BUSY_SHARE = 0.1
+DIGITS = 4
+"""Significant digits that are kept; none of these figures is known better."""
+FAR_OFF = 0.5
+"""From this relative error of a fit on, its results are not written: the timings follow no such line."""
+LARGE_SHARE = 1 / 16
+"""A precision whose largest timed product has less than this share of the largest work timed shows no rate."""
+WRITTEN_DIGITS = 6
+
+Seen = dict[str, Any]
+"""What rank 0 writes: see `frontrunner.evaluators.trainer.calibration`."""
+Row = Mapping[str, Any]
+
+
+def measure(where: Place, *, device: str, seconds: float) -> Seen | None:
+    """Run the measuring ranks that this process starts; return their measurements, or None where another has them.
+
+    Raises `FrontrunnerError` with the end of a rank's output if one fails or they take far too long. No rank is left
+    running, however this ends.
+    """
+    with tempfile.TemporaryDirectory(prefix="frontrunner-") as name, ExitStack() as stack:
+        folder = Path(name)
+        out = folder / "measured.json"
+        ranks: list[Rank] = []
+        for number, _ in where.own:
+            places = {"RANK": number, "WORLD_SIZE": where.ranks, "LOCAL_RANK": number, "LOCAL_WORLD_SIZE": where.ranks}
+            meeting = {"FRONTRUNNER_RENDEZVOUS": f"file://{folder / 'rendezvous'}"}
+            alone = OWN | meeting | {key: str(place) for key, place in places.items()}
+            order = {"device": device, "seconds": seconds, "out": str(out)}
+            ranks.append(Rank(number, [CHILD], order, where.environment or alone, folder))
+            stack.callback(ranks[-1].end)
+        await_ranks(ranks, what="measuring rank", limit_s=START_S + LONGEST * seconds, hint="give more --seconds")
+        if not where.writes:
+            return None
+        seen = read_json(out)
+        if not isinstance(seen, dict):
+            raise FrontrunnerError(f"the ranks wrote no measurements:\n{ranks[0].log_tail}")
+        return seen
+
+
+# Fits to timings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """time = latency_s + bytes over a link / bytes_per_s, of one collective, or of all `RINGS`, in groups of one level.
+
+    Of all rings the latency is that of a hop. `bytes_per_s` is None where no time grew with the message, or no large
+    message was measured. `residual` is the root mean square of the fit's relative errors over its `points`.
+    """
+
+    collective: str
+    level: str
+    ranks: int
+    latency_s: float
+    bytes_per_s: float | None
+    residual: float
+    points: int
+
+
+def link_bytes(collective: str, ranks: int, message_bytes: float) -> float:
+    """Return the bytes of a message that go over one rank's link."""
+    if collective not in PASSES:
+        return message_bytes
+    return PASSES[collective] * message_bytes * (ranks - 1) / ranks
+
+
+def lines(seen: Seen) -> tuple[Line, ...]:
+    """Return a line for each collective and level of which two sizes or more were measured."""
+    groups: dict[tuple[str, str, int], list[Row]] = {}
+    for row in seen["collectives"]:
+        groups.setdefault((row["collective"], row["level"], row["ranks"]), []).append(row)
+    fitted = (_line(key[0], rows, [1.0] * len(rows)) for key, rows in groups.items())
+    return tuple(line for line in fitted if line)
+
+
+def ring(seen: Seen, level: str) -> Line | None:
+    """Return the level's line of all rings; None where too little of it was measured.
+
+    Its steps are the messages in sequence of a ring, or twice a tree's depth where that is less, as `ring_s` counts.
+    """
+    rows = [row for row in seen["collectives"] if row["level"] == level and row["collective"] in RINGS]
+    ranks = [row["ranks"] for row in rows]
+    steps = [PASSES[row["collective"]] * min(g - 1, 2 * np.log2(g)) for row, g in zip(rows, ranks, strict=True)]
+    return _line("ring", rows, [float(step) for step in steps])
+
+
+def _line(collective: str, rows: Sequence[Row], steps: Sequence[float]) -> Line | None:
+    """Fit seconds per step and bytes/s, at least 0, with the least relative errors."""
+    from scipy.optimize import nnls
+
+    if len(rows) < FEWEST_POINTS:
+        return None
+    times: Rows = np.array([row["time_s"] for row in rows])
+    moved = [link_bytes(row["collective"], row["ranks"], row["bytes"]) for row in rows]
+    # Bytes are a million times steps: columns of like size keep the solver's tolerance out of it.
+    scale = np.array([1.0, max(moved)])
+    design = np.column_stack([steps, moved]) / scale / times[:, None]
+    found, error = nnls(design, np.ones(len(times)))
+    latency_s, per_byte = (found / scale).tolist()
+    is_felt = found[1] > FELT * times.min() and max(row["bytes"] for row in rows) >= LARGE_BYTES
+    return Line(
+        collective=collective,
+        level=rows[0]["level"],
+        ranks=rows[0]["ranks"],
+        latency_s=latency_s,
+        bytes_per_s=1 / per_byte if is_felt else None,
+        residual=float(error / np.sqrt(len(times))),
+        points=len(rows),
+    )
+
+
+def _rate(row: Row) -> float:
+    """Return 2 m n k / time, TFLOP/s."""
+    return float(2e-12 * row["m"] * row["n"] * row["k"] / row["time_s"])
+
+
+class Products(NamedTuple):
+    """The efficiencies that predict the measured products best, and the root mean square of the relative errors."""
+
+    efficiencies: Mapping[str, float]
+    residual: float
+
+
+def fit_products(cluster: Cluster, rows: Sequence[Row]) -> Products | None:
+    """Return the efficiencies of `matmul_s` on this cluster, which states its measured rates and bandwidth.
+
+    None for fewer than `FEWEST_PRODUCTS` rows.
+    """
+    from scipy.optimize import least_squares
+
+    if len(rows) < FEWEST_PRODUCTS:
+        return None
+    names = [name for name in PRODUCT_BOUNDS if name != "kernel_s" or cluster.backend == "cpu"]
+    # An accelerator's small products, one after another, show how fast the host issues them, not the device's start.
+    low, high = (np.array([PRODUCT_BOUNDS[name][side] for name in names]) for side in (0, 1))
+    measured = np.array([row["time_s"] for row in rows])
+
+    def errors(place: Rows) -> Rows:
+        values = (low + place * (high - low)).tolist()
+        ratios: Rows = np.log(_times(cluster, rows, dict(zip(names, values, strict=True))) / measured)
+        return ratios
+
+    start = np.clip(([getattr(FITTED, name) for name in names] - low) / (high - low), 0.01, 0.99)
+    best = least_squares(errors, start, bounds=(0, 1), loss="soft_l1", f_scale=0.1)
+    found = dict(zip(names, (low + np.round(best.x, PLACES) * (high - low)).tolist(), strict=True))
+    return Products(found, float(np.sqrt(np.mean(errors(best.x) ** 2))))
+
+
+def _times(cluster: Cluster, rows: Sequence[Row], efficiencies: Mapping[str, float]) -> Rows:
+    times = np.empty(len(rows))
+    for precision in {row["precision"] for row in rows}:
+        index = [number for number, row in enumerate(rows) if row["precision"] == precision]
+        m, n, k = (np.array([float(rows[number][side]) for number in index]) for side in "mnk")
+        machine = Machine.of(cluster, precision, FRONTRUNNER, replace(FITTED, **efficiencies))
+        times[index] = matmul_s(machine, m, n, k, np.full(len(index), BYTES_PER_VALUE[precision]))
+    return times
+
+
+# Figures of a cluster
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """A measured cluster. `notes` states by dotted key what a figure rests on; `lines` holds all collectives' fits.
+
+    `load_before` is the load average of the minute before, of processes that wanted a processor; None where unknown.
+    `untold` states why figures that were measured too badly to be written stay as they were.
+    """
+
+    cluster: Cluster
+    notes: Mapping[str, str]
+    lines: tuple[Line, ...]
+    seen: Seen
+    taken_at: datetime
+    load_before: float | None
+    untold: tuple[str, ...]
+
+    @property
+    def left_out(self) -> int:
+        """The number of measurements that the budget had no room for."""
+        return len(self.seen["left_out"])
+
+    @property
+    def busy(self) -> str | None:
+        """A sentence where other work kept a tenth of the processors or more busy."""
+        processors, load = os.cpu_count() or 1, self.load_before
+        if load is None or load < BUSY_SHARE * processors:
+            return None
+        return f"other work ran on this machine: load average {load:.1f} before, on {processors} processors"
+
+
+@dataclass
+class _Figures:
+    """The fields of the cluster that were measured, by table, with their notes."""
+
+    fields: dict[str, Any] = field(default_factory=dict)
+    links: dict[str, Any] = field(default_factory=dict)
+    efficiencies: dict[str, float] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+    untold: list[str] = field(default_factory=list)
+
+    def put(self, key: str, value: float, note: str) -> None:
+        """Set a figure by its dotted key."""
+        table, _, name = key.rpartition(".")
+        getattr(self, table or "fields")[name] = float(f"{value:.{DIGITS}g}")
+        self.notes[key] = note
+
+    def is_usable(self, what: str, residual: float) -> bool:
+        """Return whether timings follow the line that was fitted to them; note it where they do not."""
+        if residual > FAR_OFF:
+            self.untold.append(f"{what}: the fit is {100 * residual:.0f} % off")
+        return residual <= FAR_OFF
+
+    def cluster(self, base: Cluster) -> Cluster:
+        """Return the base with what was measured in place of what it states."""
+        links, own = replace(base.links, **self.links), {**base.efficiencies, **self.efficiencies}
+        return replace(base, **self.fields, links=links, efficiencies=own)
+
+
+def calibration(base: Cluster, seen: Seen, taken_at: datetime, load_before: float | None = None) -> Calibration:
+    """Return the base cluster with what was measured on it; other figures stay as the base has them."""
+    found, per_node = _Figures(), seen["ranks_per_node"]
+    day, torch = taken_at.strftime("%Y-%m-%d %H:%M UTC"), seen["versions"]["torch"]
+    found.fields |= {
+        "nodes": seen["ranks"] // per_node,
+        "devices_per_node": per_node,
+        "source": f"frontrunner calibrate, {day}: {seen['ranks']} ranks, {seen['device_name']}, torch {torch}",
+    }
+    _arithmetic(found, base, seen["matmul"])
+    _memory(found, seen["memory"])
+    _links(found, base, seen)
+    _host(found, seen)
+    products = fit_products(found.cluster(base), seen["matmul"])
+    if products and found.is_usable("efficiencies of matrix products", products.residual):
+        note = f"fitted to {len(seen['matmul'])} matrix products, {100 * products.residual:.0f} % off"
+        for name, value in products.efficiencies.items():
+            found.put(f"efficiencies.{name}", value, note)
+    return Calibration(
+        cluster=found.cluster(base),
+        notes=found.notes,
+        lines=lines(seen),
+        seen=seen,
+        taken_at=taken_at,
+        load_before=load_before,
+        untold=tuple(found.untold),
+    )
+
+
+def _arithmetic(found: _Figures, base: Cluster, rows: Sequence[Row]) -> None:
+    """Set the fastest rate of each precision of which large products were timed."""
+
+    def largest(of: Iterable[Row]) -> float:
+        return max((row["m"] * row["n"] * row["k"] for row in of), default=0.0)
+
+    rates: dict[str, float] = {}
+    for precision in dict.fromkeys(row["precision"] for row in rows):
+        own = [row for row in rows if row["precision"] == precision]
+        if largest(own) < LARGE_SHARE * largest(rows):
+            found.untold.append(f"matmul_tflops.{precision}: only small products were timed")
+            continue
+        rates[precision] = max(map(_rate, own))
+        found.notes[f"matmul_tflops.{precision}"] = f"the fastest of {len(own)} shapes"
+    found.fields["matmul_tflops"] = MatmulTflops(**{name: float(f"{x:.{DIGITS}g}") for name, x in rates.items()})
+    stated = {name: getattr(base.peak_tflops, name) for name in PRECISIONS}
+    kept = {name: peak for name, peak in stated.items() if peak is None or peak >= rates.get(name, 0.0)}
+    found.fields["peak_tflops"] = PeakTflops(**kept)  # a peak below what was measured is wrong
+
+
+def _memory(found: _Figures, rows: Sequence[Row]) -> None:
+    def array_bytes(row: Row) -> float:
+        return float(row["bytes"]) / (2 if row["kernel"] == "copy" else 3)
+
+    if not rows:
+        return
+    largest = max(map(array_bytes, rows))
+    best = max((row for row in rows if array_bytes(row) == largest), key=lambda row: row["bytes"] / row["time_s"])
+    note = f"{best['kernel']} of arrays of {largest / 2**20:.0f} MiB"
+    found.put("memory_gb_per_s", best["bytes"] / best["time_s"] / GIGA, note)
+    found.put("efficiencies.memory", 1.0, "the bandwidth above is measured")
+
+
+def _links(found: _Figures, base: Cluster, seen: Seen) -> None:
+    """Set bandwidths and hop latencies of the levels that were there."""
+    ports = base.links.nics_per_node or 1
+    rates: dict[str, float] = {}
+    for level in ("node", "network", "pair"):
+        line = ring(seen, level)
+        if not line or not found.is_usable(f"links of a {level}", line.residual) or not line.bytes_per_s:
+            continue
+        rates[level] = line.bytes_per_s
+        # The groups of a node's ranks share its ports, and were all measured at once.
+        share = seen["ranks_per_node"] / ports if level == "network" else 1
+        if level == "pair" and line.bytes_per_s <= rates.get("node", line.bytes_per_s):
+            continue
+        note = f"rings of {line.ranks}, {line.points} timings, {100 * line.residual:.0f} % off"
+        key = {"network": "nic"}.get(level, level)
+        found.put(f"links.{key}_gb_per_s", line.bytes_per_s * share / GIGA, note)
+        if level == "network":
+            found.links["nics_per_node"] = ports
+        if level != "pair":
+            found.put(f"efficiencies.{level}_links", 1.0, "the bandwidth above is measured")
+            found.put(f"efficiencies.{level}_latency_s", line.latency_s, "a hop, from the same fit")
+
+
+def _host(found: _Figures, seen: Seen) -> None:
+    """Set the slower direction of the largest pinned transfers, and the host's time per layer."""
+    pinned = [row for row in seen["transfers"] if row["pinned"]]
+    largest = [row for row in pinned if row["bytes"] == max(row["bytes"] for row in pinned)]
+    if largest:
+        slower = max(largest, key=lambda row: row["time_s"])
+        note = f"{slower['direction']}, {slower['bytes'] / 2**20:.0f} MiB pinned"
+        found.put("links.host_gb_per_s", slower["bytes"] / slower["time_s"] / GIGA, note)
+    if seen["layer"]:
+        row = seen["layer"][0]
+        note = "a pass of one of the trainer's layers with next to nothing to compute"
+        found.put("efficiencies.host_layer_s", row["time_s"] / row["passes"], note)
+
+
+# The cluster file
+
+
+def write_measured(out: Path, found: Calibration) -> None:
+    """Write the raw measurements and then the cluster file, each whole or not at all."""
+    table = table_path(out)
+    about = {"taken_at": found.taken_at.isoformat(), "load_before": found.load_before}
+    write_json(table, about | {"lines": [asdict(line) for line in found.lines]} | found.seen)
+    heading = [
+        f"Measured by frontrunner calibrate, all ranks at once; every timing is in {table.name}.",
+        _usage(out),
+        *([found.busy] if found.busy else []),
+        *(f"not written: {reason}" for reason in found.untold),
+    ]
+    write_text(out, cluster_toml(found.cluster, found.notes, heading))
+
+
+def table_path(out: Path) -> Path:
+    """Return the path of the raw measurements, next to the cluster file."""
+    return out.with_name(f"{out.stem}.measured.json")
+
+
+def write_fit(out: Path, base: Cluster, fit: StepFit, *, origin: str, taken_at: datetime) -> None:
+    """Write the base cluster with the fitted constants in it, and the error on rows held back."""
+    day = taken_at.strftime("%Y-%m-%d %H:%M UTC")
+    cluster = replace(
+        base,
+        efficiencies={**base.efficiencies, **fit.efficiencies},
+        expected_error=fit.expected_error,
+        source=f"{base.source}; constants fitted {day} to {fit.rows} rows of {origin}",
+    )
+    notes = {
+        f"efficiencies.{constant.name}": f"fitted to {constant.rows} rows; was {constant.before:.4g}"
+        for constant in fit.constants
+        if not constant.held
+    }
+    held_back = f"on rows held back, {'whole problems' if fit.by_problem else 'every fifth row'} at a time"
+    notes |= {f"expected_error.{precision}": held_back for precision in PRECISIONS}
+    write_text(out, cluster_toml(cluster, notes, ["Constants fitted by frontrunner calibrate.", _usage(out)]))
+
+
+def _usage(out: Path) -> str:
+    return f"A campaign file uses it by  [cluster] file = {json.dumps(out.name)}"
+
+
+def cluster_toml(cluster: Cluster, notes: Mapping[str, str], heading: Sequence[str]) -> str:
+    """Return the file's text. `notes` follow their keys, dotted where they are in a table; None is left out."""
+    plain, tables = [], []
+    for name, value in ((f.name, getattr(cluster, f.name)) for f in fields(cluster)):
+        table = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+        if not isinstance(table, Mapping):
+            plain += [] if value is None else [_entry(name, value, notes.get(name))]
+        elif entries := {key: entry for key, entry in table.items() if entry is not None}:
+            tables += ["", f"[cluster.{name}]"]
+            tables += [_entry(key, entry, notes.get(f"{name}.{key}")) for key, entry in entries.items()]
+    return "\n".join([*(f"# {line}" for line in heading), "", "[cluster]", *plain, *tables]) + "\n"
+
+
+def _entry(key: str, value: Any, note: str | None) -> str:
+    """Return one entry; TOML's basic strings escape as JSON's do, and `repr` writes floats as TOML reads them."""
+    if isinstance(value, float):
+        value = float(f"{value:.{WRITTEN_DIGITS}g}")
+    text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if isinstance(value, str) else repr(value)
+    return f"{key} = {text}" + (f"  # {note}" if note else "")

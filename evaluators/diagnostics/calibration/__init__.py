@@ -1,1 +1,0 @@
-"""Calibration: measuring a machine into a cluster file, and fitting the formulas to measured step times."""

@@ -1,0 +1,522 @@
+"""Recipes as Megatron-LM's arguments, and those of the trainers built from it.
+
+Megatron-LM: names and checks are those of `megatron/training/arguments.py` of NVIDIA/Megatron-LM (commit 000c4ac2, core
+0.16); layouts of uneven stages those of `pipeline_parallel_layer_layout.py` of megatron-core 0.16.1. The distributed
+optimizer is ZeRO-1 over replicas and context ranks; ZeRO-2 and 3 are Megatron FSDP's. Ranks are numbered
+tp-cp-dp-pp, with --use-tp-pp-dp-mapping tp-cp-pp-dp.
+
+Megatron-DeepSpeed: arguments with the DeepSpeed configuration that they name; names are those of
+`megatron/arguments.py` of deepspeedai/Megatron-DeepSpeed (commit 207b2d5a), the trainer of the Frontier study (arXiv
+2312.12705). The ZeRO stage and the batch are in both, and have to be equal. Its pipeline is DeepSpeed's, which runs
+1F1B and keeps whole gradients, with equally many layers per stage.
+
+NeMo's Megatron-Bridge: YAML for --config-file, or overrides such as `train.micro_batch_size=2`; names are those of
+`ConfigContainer` in `megatron/bridge/training/config.py` of megatron-bridge 0.3.1, whose `model` is Megatron core's
+`TransformerConfig`. The model itself, its sequence length and precision are those of the Bridge recipe that the file is
+merged into.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from frontrunner.evaluators.export import deepspeed
+from frontrunner.evaluators.export.base import Export, Tool, comments, nested, words, yaml_text
+from frontrunner.evaluators.export.reading import (
+    Given,
+    Options,
+    Table,
+    json_table,
+    read_options,
+    recipe_of,
+    refuse_other_default,
+    refuse_other_problem,
+    refuse_other_vocabulary,
+    split_files,
+    yaml_table,
+)
+from frontrunner.spaces.errors import InvalidInput, bad_value, shown_key
+from frontrunner.spaces.legality import Reason
+from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.sharding import SHARDING_NAMES
+from frontrunner.spaces.stages import even_layers
+
+PRETRAIN = 'torchrun "${TORCHRUN_ARGS[@]}" pretrain_gpt.py "${RECIPE_ARGS[@]}" and your data'
+MAX_STAGES = 100_000
+QUERY_GROUPS = "num-query-groups"
+"""Megatron-LM's number of key and value heads, which it ignores without --group-query-attention."""
+KEY_VALUE_HEADS = "num-key-value-heads"
+LAYOUT = "pipeline-model-parallel-layout"
+LAYERS_PER_STAGE = "num-layers-per-virtual-pipeline-stage"
+VIRTUAL_STAGES = "num-virtual-stages-per-pipeline-rank"
+STRATEGY = "data-parallel-sharding-strategy"
+BRIDGE_SECTIONS = {
+    "micro-batch-size": "train",
+    "global-batch-size": "train",
+    "use-distributed-optimizer": "ddp",
+    "use-megatron-fsdp": "ddp",
+    STRATEGY: "ddp",
+    "use-tp-pp-dp-mapping": "dist",
+}
+"""Of Megatron-LM's options that Megatron-Bridge has outside of its section `model`."""
+FSDP = {"zero-2": "optim_grads", "zero-3": "optim_grads_params"}
+SHARDING_OF_STRATEGY = {"no_shard": "none", "optim": "zero-1"} | {theirs: ours for ours, theirs in FSDP.items()}
+REFUSED = {
+    "--expert-model-parallel-size": "experts",
+    "--num-experts": "experts",
+    "--use-torch-fsdp2": "Megatron-LM's wrapper of FSDP2: give --use-megatron-fsdp",
+    "--use-custom-fsdp": "this older name: give --use-megatron-fsdp",
+    "--fp8-format": "8-bit arithmetic",
+    "--fp8-hybrid": "8-bit arithmetic",
+    "--fp8-e4m3": "8-bit arithmetic",
+    "--fp4-format": "4-bit arithmetic",
+    "--cpu-offloading": "activations offloaded by whole layers",
+    "--optimizer-cpu-offload": "a part of the optimizer offloaded",
+    "--num-distributed-optimizer-instances": "optimizer states sharded over a part of the replicas",
+    "--rampup-batch-size": "a batch that grows",
+    "--decoder-first-pipeline-num-layers": f"this option: give --{LAYOUT}",
+    "--decoder-last-pipeline-num-layers": f"this option: give --{LAYOUT}",
+    "--account-for-embedding-in-pipeline-split": f"this option: give --{LAYOUT}",
+    "--account-for-loss-in-pipeline-split": f"this option: give --{LAYOUT}",
+    "--microbatch-group-size-per-virtual-pipeline-stage": "groups of micro-batches",
+}
+"""Options of Megatron-LM that change the run in ways that no recipe has, and what they do."""
+REFUSED_WITH_DEEPSPEED = {
+    "--ds-sequence-parallel-size": "DeepSpeed's sequence parallelism over ranks of their own",
+    "--moe-expert-parallel-size": "experts",
+    "--enable-zbh1-pipeline": "this zero-bubble schedule",
+    "--fp8-e4m3": "8-bit arithmetic",
+    "--fp8-hybrid": "8-bit arithmetic",
+    "--rampup-batch-size": "a batch that grows",
+    "--checkpoint-in-cpu": "checkpointed activations in the host's memory",
+    "--partition-activations": "checkpointed activations sharded over ranks",
+    "--memory-centric-tiled-linear": "tiled products",
+}
+REFUSED_BY_BRIDGE = {
+    "model.expert_model_parallel_size": "experts",
+    "model.num_moe_experts": "experts",
+    "model.cpu_offloading": "activations offloaded by whole layers",
+}
+MODEL_NOTE = (
+    "note: the model, its sequence length and precision are those of the Bridge recipe that this is merged into"
+)
+Key = Callable[[str], str]
+_REPEATED_GROUP = re.compile(r"\(([^()]*)\)\*([0-9]{1,5})")
+_REPEATED = re.compile(r"(.)\*([0-9]{1,5})")
+
+
+def _stage_layers(problem: Problem, recipe: Recipe) -> tuple[int, ...]:
+    return recipe.layers_per_stage or even_layers(problem.model.layers, recipe.stages)
+
+
+def _notes(recipe: Recipe, tool: str) -> tuple[str, ...]:
+    if recipe.recompute != "selective":
+        return ()
+    return (f"note: recompute selective is {tool}'s own, which repeats attention's core; the probed one repeats less",)
+
+
+class MegatronLM(Tool):
+    """Megatron-LM: a bash file of arguments for pretrain_gpt.py."""
+
+    name = "megatron-lm"
+    title = "Megatron-LM"
+    usage = PRETRAIN
+    expressed = frozenset({
+        "virtual_stages", "schedule", "sharding", "recompute", "sequence_parallel", "optimizer_state",
+        "layers_per_stage", "rank_order",
+    })  # fmt: skip
+
+    def refusals(self, problem: Problem, recipe: Recipe) -> Iterator[Reason]:
+        """Yield what Megatron core does not run.
+
+        Its interleaved schedules go in rounds of all ranks. It shards by its distributed optimizer (ZeRO-1, alone with
+        bf16 states) or Megatron FSDP, puts context ranks before stages, and cuts sequences into a front and a back
+        slice per rank, which balance causal attention.
+        """
+        tool, name = self.title, recipe.sharding_name
+        pp, cp = recipe.pipeline_parallel, recipe.context_parallel
+        if recipe.schedule not in ("none", "1f1b", "interleaved-1f1b"):
+            yield Reason("schedule-unsaid", f"{tool} runs 1f1b and interleaved-1f1b, not {recipe.schedule}")
+        if recipe.virtual_stages > 1 and recipe.accumulation % pp:
+            rounds = f"rounds of pipeline_parallel {pp}, which does not divide {recipe.accumulation}"
+            yield Reason("interleaved-rounds", f"{tool} runs interleaved micro-batches in {rounds}")
+        if name not in SHARDING_OF_STRATEGY.values():
+            yield Reason("sharding-unsaid", f"{tool} shards over all copies of the model, not as {name}")
+        if name in FSDP and pp > 1:
+            why = f"{name} is Megatron FSDP's, which is not exported together with pipelines"
+            yield Reason("sharding-pipeline", why)
+        if recipe.optimizer_state == "bf16" and name == "none" and recipe.copies > 1:
+            why = f"{tool} keeps bf16 optimizer states only in its distributed optimizer"
+            yield Reason("states-sharding", why)
+        if recipe.rank_order not in ("tp-dp-pp", "tp-pp-dp"):
+            why = f"{tool} numbers ranks as tp-dp-pp or tp-pp-dp, not {recipe.rank_order}"
+            yield Reason("rank-order-unsaid", why)
+        if recipe.rank_order == "tp-pp-dp" and min(cp, pp) > 1:
+            why = f"{tool}'s tp-pp-dp has context ranks before stages; ours come after them"
+            yield Reason("rank-order-context", why)
+        if cp > 1 and problem.sequence_length % (2 * cp):
+            cut = f"{problem.sequence_length} positions into 2 x context_parallel {cp} equal slices"
+            yield Reason("context-halves", f"{tool} cuts {cut}")
+
+    def arguments_and_files(self, problem: Problem, recipe: Recipe) -> Export:
+        """Return what follows pretrain_gpt.py, except data, steps and learning rate."""
+        model, layers = problem.model, _stage_layers(problem, recipe)
+        has_gqa, is_even = model.kv_heads != model.heads, len(set(layers)) == 1
+        fsdp, bf16_states = FSDP.get(recipe.sharding_name), recipe.optimizer_state == "bf16"
+        settings = _sizes(problem, recipe) | {
+            "--attention-backend": {"flash": "flash", "math": "unfused"}[model.attention],
+            "--group-query-attention": has_gqa,
+            f"--{QUERY_GROUPS}": model.kv_heads if has_gqa else None,
+            "--position-embedding-type": {"rotary": "rope", "learned": "learned_absolute"}[model.positions],
+            "--normalization": {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}[model.norm],
+            **_forms(problem),
+            f"--{problem.precision}": problem.precision != "fp32",
+            **self.numbers(recipe),
+            f"--{LAYOUT}": None if is_even else layout(layers),
+            f"--{LAYERS_PER_STAGE}": layers[0] if is_even and recipe.virtual_stages > 1 else None,
+            "--use-tp-pp-dp-mapping": recipe.rank_order == "tp-pp-dp",
+            "--sequence-parallel": recipe.sequence_parallel,
+            "--use-distributed-optimizer": recipe.sharding_name != "none" or bf16_states,
+            "--use-megatron-fsdp": fsdp is not None,
+            f"--{STRATEGY}": fsdp,
+            "--ckpt-format": "fsdp_dtensor" if fsdp else None,
+            "--use-precision-aware-optimizer": bf16_states,
+            "--exp-avg-dtype": "bf16" if bf16_states else None,
+            "--exp-avg-sq-dtype": "bf16" if bf16_states else None,
+            **_recomputing(recipe),
+        }
+        return Export(arguments=words(settings), notes=_notes(recipe, self.title))
+
+    def key(self, name: str) -> str:
+        """Return the whole name of an option."""
+        return f"--{name}"
+
+    def read(self, problem: Problem, given: Given) -> Recipe:
+        """Return the recipe of a launch script or an argument file."""
+        said = read_options(given.text)
+        said.refuse(REFUSED)
+        _refuse_other_model(problem, said, kv_heads=QUERY_GROUPS)
+        found = _choices(problem, said, self.key, self.names)
+        types = {said.text(name, "fp32") for name in ("--exp-avg-dtype", "--exp-avg-sq-dtype")}
+        if types not in ({"fp32"}, {"bf16"}):
+            raise bad_value("--exp-avg-dtype, --exp-avg-sq-dtype", sorted(types), "fp32 or bf16, the same for both")
+        found["optimizer_state"] = types.pop()
+        return recipe_of(problem, found | said.launch, given)
+
+
+class MegatronDeepSpeed(Tool):
+    """Megatron-DeepSpeed: a bash file that writes the DeepSpeed configuration and sets the arguments."""
+
+    name = "megatron-deepspeed"
+    title = "Megatron-DeepSpeed"
+    usage = PRETRAIN
+    expressed = frozenset({
+        "schedule", "sharding", "recompute", "sequence_parallel", "offload", "secondary_partition",
+    })  # fmt: skip
+
+    def refusals(self, problem: Problem, recipe: Recipe) -> Iterator[Reason]:
+        """Yield what of pipeline and ZeRO Megatron-DeepSpeed does not run."""
+        tool, layers = self.title, _stage_layers(problem, recipe)
+        if recipe.pipeline_parallel > 1:
+            if recipe.schedule != "1f1b":
+                yield Reason("schedule-unsaid", f"{tool}'s pipeline runs 1f1b, not {recipe.schedule}")
+            if recipe.sharding.gradients > 1:
+                why = f"{tool}'s pipeline takes ZeRO 0 and 1, not {recipe.sharding_name}"
+                yield Reason("sharding-pipeline", why)
+            if len(set(layers)) > 1:
+                why = f"{tool} gives every stage as many layers; {recipe.stages} stages have {layers}"
+                yield Reason("stages-unsaid", why)
+        yield from deepspeed.zero_refusals(problem, recipe)
+
+    def arguments_and_files(self, problem: Problem, recipe: Recipe) -> Export:
+        """Return what follows pretrain_gpt.py, except data, steps and learning rate."""
+        model = problem.model
+        settings = _sizes(problem, recipe, kv_heads=f"--{KEY_VALUE_HEADS}") | {
+            "--normalization": model.norm,
+            "--use-rotary-position-embeddings": model.positions == "rotary",
+            **_forms(problem),
+            "--use-flash-attn-v2": model.attention == "flash",
+            f"--{problem.precision}": problem.precision != "fp32",
+            **self.numbers(recipe),
+            "--sequence-parallel": recipe.sequence_parallel,
+            "--no-pipeline-parallel": recipe.pipeline_parallel == 1,
+            **_recomputing(recipe),
+            "--deepspeed-activation-checkpointing": recipe.recompute == "full",
+            "--deepspeed": True,
+            "--deepspeed_config": deepspeed.FILE,
+            "--zero-stage": deepspeed.zero_stage(recipe),
+        }
+        # Tensor parallelism is Megatron's: DeepSpeed is configured without it, so that AutoTP stays off.
+        seen_by_deepspeed = replace(
+            recipe, tensor_parallel=1, devices=recipe.devices // recipe.tensor_parallel, sequence_parallel=False
+        )
+        files = {deepspeed.FILE: deepspeed.json_text(deepspeed.configuration(problem, seen_by_deepspeed))}
+        return Export(arguments=words(settings), files=files, notes=_notes(recipe, self.title))
+
+    def read(self, problem: Problem, given: Given) -> Recipe:
+        """Return the recipe of a launch script and the DeepSpeed configuration that it names, inside or beside it.
+
+        Raises `InvalidInput` where the two disagree: DeepSpeed would follow one and Megatron the other.
+        """
+        said = read_options(given.text)
+        said.refuse(REFUSED_WITH_DEEPSPEED)
+        _refuse_other_model(problem, said, kv_heads=KEY_VALUE_HEADS)
+        lm = MegatronLM()
+        found = _choices(problem, said, lm.key, lm.names) | {"rank_order": "tp-dp-pp"} | said.launch
+        if "--checkpoint-activations" in said:
+            found["recompute"] = "full"
+        configured = deepspeed.choices(problem, json_table(_deepspeed_file(said, given)))
+        for key in ("micro_batch_seqs", "global_batch_seqs"):
+            if found.setdefault(key, configured.get(key)) != (configured.get(key) or found[key]):
+                raise InvalidInput(
+                    f"{key} is {found[key]} in the arguments and {configured[key]} in DeepSpeed's configuration"
+                )
+        stage, word = SHARDING_NAMES.index(configured["sharding"]), said.text("--zero-stage", "1")
+        if word != str(stage):
+            raise InvalidInput(f"--zero-stage {shown_key(word)}: DeepSpeed's configuration has stage {stage}")
+        found |= {key: configured[key] for key in ("sharding", "offload", "secondary_partition", "accumulation")}
+        return recipe_of(problem, found, given, engine="deepspeed")
+
+
+class MegatronBridge(MegatronLM):
+    """NeMo's Megatron-Bridge: YAML to be merged into one of its own recipes."""
+
+    name = "nemo"
+    title = "Megatron-Bridge"
+    usage = ""
+    has_launcher = False
+    expressed = MegatronLM.expressed - {"optimizer_state"}
+
+    def arguments_and_files(self, problem: Problem, recipe: Recipe) -> Export:
+        """Return the recipe as overrides, `section.key=value`."""
+        settings = self._settings(problem, recipe)
+        arguments = tuple(f"{key}={v if isinstance(v, str) else json.dumps(v)}" for key, v in settings.items())
+        return Export(arguments=arguments, notes=(MODEL_NOTE, *_notes(recipe, self.title)))
+
+    def render(self, problem: Problem, recipe: Recipe, header: Sequence[str]) -> str:
+        """Return the recipe as YAML, for --config-file."""
+        lines = (*header, f"devices: {recipe.devices}", *self.export(problem, recipe).notes)
+        return comments(lines) + "\n" + yaml_text(nested(self._settings(problem, recipe)))
+
+    def key(self, name: str) -> str:
+        """Return the path of an entry that has Megatron-LM's name."""
+        return f"{BRIDGE_SECTIONS.get(name, 'model')}.{name.replace('-', '_')}"
+
+    def _settings(self, problem: Problem, recipe: Recipe) -> dict[str, Any]:
+        """Return the entries of a `ConfigContainer` that hold the recipe."""
+        layers, fsdp = _stage_layers(problem, recipe), FSDP.get(recipe.sharding_name)
+        full, is_sharded = recipe.recompute == "full", recipe.sharding_name != "none"
+        found = self.numbers(recipe, "micro_batch_seqs", "global_batch_seqs")
+        if recipe.virtual_stages == 1:
+            found[self.names["virtual_stages"]] = None
+        found |= {
+            self.key(LAYOUT): layout(layers) if len(set(layers)) > 1 else None,
+            "model.sequence_parallel": recipe.sequence_parallel,
+            "model.recompute_granularity": None if recipe.recompute == "none" else recipe.recompute,
+            "model.recompute_method": "uniform" if full else None,
+            "model.recompute_num_layers": 1 if full else None,
+            **{self.names[key]: getattr(recipe, key) for key in ("micro_batch_seqs", "global_batch_seqs")},
+            "ddp.use_distributed_optimizer": is_sharded,
+        }
+        if fsdp:
+            found |= {"ddp.use_megatron_fsdp": True, "ddp.data_parallel_sharding_strategy": fsdp}
+        found["optimizer.use_distributed_optimizer"] = is_sharded
+        found["dist.use_tp_pp_dp_mapping"] = recipe.rank_order == "tp-pp-dp"
+        return found | ({"dist.use_megatron_fsdp": True, "checkpoint.ckpt_format": "fsdp_dtensor"} if fsdp else {})
+
+    def read(self, problem: Problem, given: Given) -> Recipe:
+        """Return the recipe of a YAML file; its devices are the launcher's, so they are stated, or the cluster's."""
+        root = yaml_table(given.text)
+        root.refuse(REFUSED_BY_BRIDGE)
+        _refuse_other_precision(problem, root)
+        _refuse_other_sizes(problem, root, self.key)
+        found = _choices(problem, root, self.key, self.names)
+        if root.flag("optimizer.use_distributed_optimizer") and not root.flag(self.key("use-megatron-fsdp")):
+            found["sharding"] = "zero-1"
+        return recipe_of(problem, found, given)
+
+
+def _sizes(problem: Problem, recipe: Recipe, *, kv_heads: str = "") -> dict[str, object]:
+    """Return the first options of the model; `kv_heads` is the option of that number.
+
+    Megatron pads the vocabulary to a multiple of its divisor times tensor_parallel: the divisor is chosen so that it
+    pads as we do.
+    """
+    model = problem.model
+    return {
+        "--num-layers": model.layers,
+        "--hidden-size": model.hidden,
+        "--ffn-hidden-size": model.ffn_hidden,
+        "--num-attention-heads": model.heads,
+        **({kv_heads: model.kv_heads} if kv_heads else {}),
+        "--seq-length": problem.sequence_length,
+        "--max-position-embeddings": max(model.max_positions or 0, problem.sequence_length),
+        "--make-vocab-size-divisible-by": model.padded_vocabulary // recipe.tensor_parallel,
+        "--disable-bias-linear": True,
+    }
+
+
+def _forms(problem: Problem) -> dict[str, object]:
+    model = problem.model
+    return {
+        "--swiglu": model.activation == "swiglu",
+        "--untie-embeddings-and-output-weights": not model.tied_embeddings,
+    }
+
+
+def _recomputing(recipe: Recipe) -> dict[str, object]:
+    """Return the options of recompute: full keeps each layer's input, selective repeats attention's core."""
+    full = recipe.recompute == "full"
+    return {
+        "--recompute-granularity": None if recipe.recompute == "none" else recipe.recompute,
+        "--recompute-method": "uniform" if full else None,
+        "--recompute-num-layers": 1 if full else None,
+    }
+
+
+def layout(layers: Sequence[int]) -> str:
+    """Return stages as --pipeline-model-parallel-layout has them: `Ett|tt|tL`, embedding first and loss last."""
+    return "E" + "|".join("t" * count for count in layers) + "L"
+
+
+def layers_of_layout(text: str, key: str) -> tuple[int, ...]:
+    """Return the layers of each stage of a layout; raise `InvalidInput` without embedding and loss at its ends.
+
+    `(tt|)*3` and `t*4` repeat, as Megatron core's `PipelineParallelLayerLayout` reads them.
+    """
+    plain = text.replace(",", "")
+    for pattern in (_REPEATED_GROUP, _REPEATED):
+        if sum(len(found[1]) * int(found[2]) for found in pattern.finditer(plain)) > MAX_STAGES:
+            raise bad_value(key, text, f"at most {MAX_STAGES:,} stages and layers")
+        plain = pattern.sub(lambda found: found[1] * int(found[2]), plain)
+    if not (plain.startswith("E") and plain.endswith("L")):
+        raise bad_value(key, text, "the embedding E in the first stage and the loss L in the last")
+    stages = plain[1:-1].split("|")
+    if any(set(stage) != {"t"} for stage in stages):
+        raise bad_value(key, text, "only transformer layers t between them, at least one per stage")
+    return tuple(len(stage) for stage in stages)
+
+
+def _stages_of_layout(problem: Problem, text: str, key: str, pipeline_parallel: int) -> dict[str, Any]:
+    """Return `virtual_stages` and `layers_per_stage` of a layout; the latter is empty for an even one."""
+    layers = layers_of_layout(text, key)
+    if len(layers) % pipeline_parallel:
+        raise bad_value(key, text, f"a multiple of {pipeline_parallel} stages")
+    if sum(layers) != problem.model.layers:
+        raise bad_value(key, text, f"the model's {problem.model.layers} layers")
+    even = layers == even_layers(problem.model.layers, len(layers))
+    return {"virtual_stages": len(layers) // pipeline_parallel, "layers_per_stage": () if even else layers}
+
+
+def _choices(problem: Problem, said: Options | Table, key: Key, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return what all of Megatron's trainers say in the same words; `key` gives the whole name of such a word."""
+    found: dict[str, Any] = {number: value for number, name in names.items() if (value := said.number(name))}
+    pp, layers = found.setdefault("pipeline_parallel", 1), problem.model.layers
+    per_stage, per_rank = said.number(key(LAYERS_PER_STAGE)), said.number(key(VIRTUAL_STAGES))
+    if text := said.text(key(LAYOUT)):
+        found |= _stages_of_layout(problem, text, key(LAYOUT), pp)
+    elif per_stage is not None:
+        if layers % (pp * per_stage):
+            raise bad_value(key(LAYERS_PER_STAGE), per_stage, f"a divisor of the {layers} layers over {pp} ranks")
+        found["virtual_stages"] = layers // (pp * per_stage)
+    elif per_rank is not None:
+        found["virtual_stages"] = per_rank
+    virtual, strategy, sharding = found.get("virtual_stages", 1), said.text(key(STRATEGY), "no_shard"), "none"
+    if said.flag(key("use-megatron-fsdp")):
+        if strategy not in SHARDING_OF_STRATEGY:
+            raise bad_value(key(STRATEGY), strategy, f"one of {', '.join(SHARDING_OF_STRATEGY)}")
+        sharding = SHARDING_OF_STRATEGY[strategy]
+    elif said.flag(key("use-distributed-optimizer")):
+        sharding = "zero-1"
+    granularity = said.text(key("recompute-granularity"), "none")
+    if granularity not in ("none", "full", "selective"):
+        raise bad_value(key("recompute-granularity"), granularity, "none, full or selective")
+    how = [said.text(key("recompute-method"), "uniform"), said.text(key("recompute-num-layers"), "1")]
+    if granularity == "full" and how != ["uniform", "1"]:
+        name = f"{key('recompute-method')}, {key('recompute-num-layers')}"
+        raise bad_value(name, " ".join(how), "uniform 1: every layer on its own")
+    return found | {
+        "schedule": "none" if pp == 1 else "1f1b" if virtual == 1 else "interleaved-1f1b",
+        # Megatron turns sequence parallelism off without tensor parallelism.
+        "sequence_parallel": said.flag(key("sequence-parallel")) and found.get("tensor_parallel", 1) > 1,
+        "sharding": sharding,
+        "recompute": "selective" if said.flag(key("recompute-activations")) else granularity,
+        "rank_order": "tp-pp-dp" if said.flag(key("use-tp-pp-dp-mapping")) else "tp-dp-pp",
+    }
+
+
+def _deepspeed_file(said: Options, given: Given) -> str:
+    name = said.text("--deepspeed-config")
+    if not name:
+        raise InvalidInput("--deepspeed_config is missing: it names the JSON that holds the ZeRO stage and the batch")
+    text = split_files(given.text)[1].get(name)
+    text = given.beside(name) if text is None else text
+    if text is None:
+        raise InvalidInput(
+            f"--deepspeed_config {shown_key(name)}: no such file beside the configuration", hint="copy it there"
+        )
+    return text
+
+
+def _refuse_other_model(problem: Problem, options: Options, *, kv_heads: str) -> None:
+    """Raise `InvalidInput` where the options describe another model, sequence length or precision than the problem's.
+
+    `kv_heads` is the option of that number. Where the options give a hidden size they describe a model, so that those
+    that are missing have their defaults; a model that comes from elsewhere is not compared.
+    """
+    model = problem.model
+    _refuse_other_sizes(problem, options, MegatronLM().key, kv_heads)
+    precisions = {f"--{name}": name for name in ("bf16", "fp16") if f"--{name}" in options}
+    refuse_other_problem({key: (precision, problem.precision) for key, precision in precisions.items()})
+    if not precisions:
+        refuse_other_default("neither --bf16 nor --fp16 is there", "fp32", problem.precision)
+    if "--hidden-size" not in options:
+        return
+    swiglu = "--swiglu" in options
+    what = f"--swiglu is {'' if swiglu else 'not '}there"
+    refuse_other_default(what, "swiglu" if swiglu else "gelu", model.activation)
+    if "--ffn-hidden-size" not in options:
+        width = int(4 * model.hidden * 2 / 3) // 64 * 64 if swiglu else 4 * model.hidden
+        refuse_other_default("--ffn-hidden-size is not there", width, model.ffn_hidden)
+    switch = f"--{'group-query-attention' if kv_heads == QUERY_GROUPS else kv_heads}"
+    if "--num-attention-heads" in options and not {"--group-query-attention", switch} & options.keys():
+        refuse_other_default(f"{switch} is not there", model.heads, model.kv_heads)
+
+
+def _refuse_other_sizes(problem: Problem, said: Options | Table, key: Key, kv_heads: str = QUERY_GROUPS) -> None:
+    model = problem.model
+    sizes = {
+        "num-layers": model.layers,
+        "hidden-size": model.hidden,
+        "num-attention-heads": model.heads,
+        "kv-channels": model.head_dim,
+        "ffn-hidden-size": model.ffn_hidden,
+        kv_heads: model.kv_heads,
+        "seq-length": problem.sequence_length,
+    }
+    refuse_other_problem({key(name): (said.number(key(name)), value) for name, value in sizes.items()})
+    for name in ("vocab-size", "padded-vocab-size"):
+        refuse_other_vocabulary(problem, key(name), said.number(key(name)))
+
+
+def _refuse_other_precision(problem: Problem, root: Table) -> None:
+    """Raise `InvalidInput` for another precision; where the file says none it is the Bridge recipe's.
+
+    `mixed_precision` is the name of a set of settings (`bf16_mixed`), or these settings.
+    """
+    sections = ["model", "mixed_precision"]
+    if isinstance(root.get("mixed_precision"), str):
+        names = {"bf16_mixed": "bf16", "fp16_mixed": "fp16"}
+        named = root.choice("mixed_precision", "", names, spelled=lambda name: name.replace("-", "_"))
+        refuse_other_problem({"mixed_precision": (named, problem.precision)})
+        sections.remove("mixed_precision")
+    for section in sections:
+        root.refuse({f"{section}.fp8": "8-bit arithmetic", f"{section}.fp4": "4-bit arithmetic"})
+        for precision in ("bf16", "fp16"):
+            if root.flag(f"{section}.{precision}"):
+                refuse_other_problem({f"{section}.{precision}": (precision, problem.precision)})
