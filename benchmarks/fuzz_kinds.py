@@ -17,9 +17,8 @@ from typing import Any
 
 from fuzz_damage import damaged, tree_damaged
 
-from frontrunner.config.campaign import parse_campaign, read_campaign_file
-from frontrunner.config.cluster import read_cluster_file
-from frontrunner.config.recipe_file import Origin, RecipeFile, Training, content_hash, from_bytes, to_text
+from frontrunner.config.campaign import parse_campaign, read_campaign_file, read_cluster_file
+from frontrunner.config.recipe_file import Origin, RecipeFile, Training, content_hash, from_text, to_text
 from frontrunner.config.recipe_file import read as read_recipe_file
 from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.evaluators.export.tools import TOOLS
@@ -229,7 +228,7 @@ def content_hash_or_none(content: dict[str, Any]) -> str | None:
 
 def read_a_recipe(path: Path) -> None:
     found = read_recipe_file(path)
-    _same(found, from_bytes(to_text(found).encode()))
+    _same(found, from_text(to_text(found)))
 
 
 # Tables.
@@ -277,7 +276,7 @@ def _importing(tool: str, campaign: Path) -> Callable[[Path], None]:
     def read(path: Path) -> None:
         found = import_config(path, tool=tool, campaign=campaign)
         if found.file is not None:
-            _same(found.file, from_bytes(to_text(found.file).encode()))
+            _same(found.file, from_text(to_text(found.file)))
 
     return read
 

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from frontrunner.results.outcome import Outcome
-from frontrunner.results.predictions import Outlook as Outlook  # noqa: PLC0414 - part of this interface
+from frontrunner.results.records import Outlook as Outlook  # noqa: PLC0414 - part of this interface
 from frontrunner.spaces.errors import bad_value, did_you_mean
 from frontrunner.spaces.pareto import OBJECTIVES
 from frontrunner.spaces.problem import Problem
@@ -78,11 +78,6 @@ class Forecaster(Strategy, Protocol):
         Called before each probe. The driver follows unless such a measurement is under way, the recipe has five, or the
         machine lost it each time it was tried.
         """
-
-
-@runtime_checkable
-class Predictor(Forecaster, Protocol):
-    """A forecaster that predicts single recipes."""
 
     def forecasts(self, count: int) -> list[Predicted]:
         """Predict the `count` recipes of the highest expected tokens/s; none before the first outcome."""

@@ -19,11 +19,10 @@ from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.store import opened
+from frontrunner.store import LocalStore, opened
 from frontrunner.text import thousands
 
 if TYPE_CHECKING:
-    from frontrunner.recipe_actions import Backend
     from frontrunner.results.explain import Appearance, Explanation
     from frontrunner.search.optuna_export import Mirrored
     from frontrunner.search.spec import CampaignSpec
@@ -43,7 +42,7 @@ class ImportedRecipe:
     file: RecipeFile | None
 
 
-def exported(store: Backend, recipe: str, *, to: str) -> str:
+def exported(store: LocalStore, recipe: str, *, to: str) -> str:
     """Return a recipe, stored or of a recipe file, as a configuration of the tool `to`, one of `TARGETS`."""
     if to not in TARGETS:
         raise bad_value("--to", to, f"one of {', '.join(TARGETS)}, optuna", hint=did_you_mean(to, (*TARGETS, "optuna")))
