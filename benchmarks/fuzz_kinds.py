@@ -328,13 +328,15 @@ def _rank_files() -> bytes:
 
 def read_a_rank(path: Path) -> None:
     """The same bytes as the error of a rank, its progress and its log."""
+    from frontrunner.evaluators.probe.files import tail
+
     folder = RunFolder(path.parent)
     for name in ("progress.jsonl", "rank-0.log"):
         (path.parent / name).write_bytes(path.read_bytes())
     for error in folder.errors(1):
         if not all(isinstance(text, str) for text in (error.type, error.message, error.phase)):
             raise NotTheSame(f"an error of other types: {error!r}"[:200])
-    folder.log_tails(1)
+    tail(folder.log(0))
     StepCounter(path.parent).advance()
 
 
@@ -360,10 +362,9 @@ ValueError: tensor parallel size 2 does not divide 3 heads
 
 
 def read_a_log(path: Path) -> None:
-    from frontrunner.evaluators.external.config_check import why_disagreeing
+    from frontrunner.evaluators.external.command import why_disagreeing
     from frontrunner.evaluators.external.evaluator import exceptions
-    from frontrunner.evaluators.external.logs import LogReader, patterns_of
-    from frontrunner.evaluators.external.step_times import timed, verdict, why_inconsistent
+    from frontrunner.evaluators.external.logs import LogReader, patterns_of, timed, verdict, why_inconsistent
     from frontrunner.evaluators.external.supervisor import Log
     from frontrunner.evaluators.external.trainers import LOG_PATTERNS
     from frontrunner.evaluators.probe.files import tail

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from frontrunner.evaluators.cluster.settings import SPARE_WALLTIME_S, DispatchSettings
-from frontrunner.evaluators.external.settings import CommandSettings
-from frontrunner.evaluators.probe.settings import DataSettings, ProbeSettings
+from frontrunner.evaluators.external import CommandSettings
+from frontrunner.evaluators.probe import DataSettings, ProbeSettings
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.evaluators.registry import COMMAND, EVALUATORS, commands_of, require_evaluator_name
 from frontrunner.evaluators.tables import TableSettings
@@ -178,7 +178,7 @@ class CampaignSpec:
         found = self.space.survey(self.problem)
         make = commands_of(self.evaluator, self.command)
         if make is not None:
-            from frontrunner.evaluators.external.config_check import expressible
+            from frontrunner.evaluators.external.command import expressible
 
             return expressible(found, replace(self, run_root="").probe_setup(), make)
         if self.evaluator != "table":
@@ -191,7 +191,7 @@ class CampaignSpec:
         """Raise `InvalidInput` where the campaign runs another trainer whose program is missing."""
         make = commands_of(self.evaluator, self.command)
         if make is not None:
-            from frontrunner.evaluators.external.config_check import check_program
+            from frontrunner.evaluators.external.command import check_program
 
             check_program(replace(self, run_root="").probe_setup(), make, recipe)
 

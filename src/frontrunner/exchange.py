@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.config.recipe_file import FIGURES, Measured, Origin, RecipeFile, Training, read, to_text
 from frontrunner.config.toml_file import holds, read_text
-from frontrunner.evaluators.export.batch import SCHEDULERS, batch_script
 from frontrunner.evaluators.export.reading import Given
-from frontrunner.evaluators.export.tools import TOOLS, tool_named
+from frontrunner.evaluators.export.tools import SCHEDULERS, TOOLS, batch_script, tool_named
 from frontrunner.recipe_actions import names_a_file, refuse_file_of_others
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.spaces.document import recipe_id

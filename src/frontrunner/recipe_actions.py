@@ -211,8 +211,8 @@ def plan_replay(
     recipe of several nodes is planned too.
     """
     from frontrunner.config.recipe_file import read
+    from frontrunner.evaluators.probe import DataSettings, ProbeSettings
     from frontrunner.evaluators.probe.replay import plan
-    from frontrunner.evaluators.probe.settings import DataSettings, ProbeSettings
     from frontrunner.evaluators.protocol import ProbeSetup
 
     found: Explanation | RecipeFile

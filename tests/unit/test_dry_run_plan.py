@@ -17,7 +17,7 @@ from frontrunner.evaluators.diagnostics.dryrun import (
     why_untraceable,
     worst_ranks,
 )
-from frontrunner.evaluators.probe.settings import ProbeSettings
+from frontrunner.evaluators.probe import ProbeSettings
 from frontrunner.recipe_actions import one_recipe
 from frontrunner.spaces.errors import InvalidInput, NothingLegal
 from frontrunner.spaces.recipe import Recipe

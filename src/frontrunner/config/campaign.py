@@ -12,8 +12,8 @@ from pydantic import AfterValidator, BeforeValidator, ValidationInfo, WithJsonSc
 
 from frontrunner.config.toml_file import Table, holds, read_toml
 from frontrunner.evaluators.cluster.settings import DispatchSettings
-from frontrunner.evaluators.external.settings import CommandSettings
-from frontrunner.evaluators.probe.settings import DataSettings, ProbeSettings
+from frontrunner.evaluators.external import CommandSettings
+from frontrunner.evaluators.probe import DataSettings, ProbeSettings
 from frontrunner.evaluators.registry import require_evaluator
 from frontrunner.evaluators.tables import TableSettings
 from frontrunner.results.redaction import looks_secret

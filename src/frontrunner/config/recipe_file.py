@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from frontrunner.config.toml_file import read_text
 from frontrunner.evaluators.export.reading import json_table
-from frontrunner.evaluators.probe.settings import OPTIMIZERS
+from frontrunner.evaluators.probe import OPTIMIZERS
 from frontrunner.results.outcome import RecipeStats
 from frontrunner.spaces.document import canonical_json, recipe_id
 from frontrunner.spaces.errors import (
