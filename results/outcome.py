@@ -45,34 +45,17 @@ class FailurePolicy:
 
 
 POLICIES: dict[FailureKind, FailurePolicy] = {
-    FailureKind.OUT_OF_MEMORY: FailurePolicy(
-        max_attempts=1, counts_against_recipe=True, meaning="a rank asked for more memory than its device has"
-    ),
-    FailureKind.NOT_FINITE: FailurePolicy(
-        max_attempts=1, counts_against_recipe=True, meaning="the loss or the gradient became infinite or NaN"
-    ),
-    FailureKind.HUNG: FailurePolicy(
-        max_attempts=2,
-        counts_against_recipe=True,
-        meaning="the ranks stopped stepping, and were killed",
-    ),
-    FailureKind.TOO_SLOW: FailurePolicy(
-        max_attempts=1, counts_against_recipe=True, meaning="the ranks went on stepping past the probe's deadline"
-    ),
-    FailureKind.CRASHED: FailurePolicy(
-        max_attempts=2, counts_against_recipe=True, meaning="a rank ended with an error"
-    ),
-    FailureKind.LOST: FailurePolicy(
-        max_attempts=4,
-        counts_against_recipe=False,
-        meaning="the ranks vanished without a word: a killed driver, node or allocation",
-    ),
-    FailureKind.IMPLAUSIBLE: FailurePolicy(
-        max_attempts=1, counts_against_recipe=True, meaning="the numbers cannot be true; kept as evidence, never ranked"
-    ),
-    FailureKind.ILLEGAL_FOR_ENGINE: FailurePolicy(
-        max_attempts=1, counts_against_recipe=True, meaning="the engine refused the recipe before the first step"
-    ),
+    kind: FailurePolicy(max_attempts=most, counts_against_recipe=kind is not FailureKind.LOST, meaning=meaning)
+    for kind, most, meaning in (
+        (FailureKind.OUT_OF_MEMORY, 1, "a rank asked for more memory than its device has"),
+        (FailureKind.NOT_FINITE, 1, "the loss or the gradient became infinite or NaN"),
+        (FailureKind.HUNG, 2, "the ranks stopped stepping, and were killed"),
+        (FailureKind.TOO_SLOW, 1, "the ranks went on stepping past the probe's deadline"),
+        (FailureKind.CRASHED, 2, "a rank ended with an error"),
+        (FailureKind.LOST, 4, "the ranks vanished without a word: a killed driver, node or allocation"),
+        (FailureKind.IMPLAUSIBLE, 1, "the numbers cannot be true; kept as evidence, never ranked"),
+        (FailureKind.ILLEGAL_FOR_ENGINE, 1, "the engine refused the recipe before the first step"),
+    )
 }
 
 
@@ -221,15 +204,16 @@ def pool(measurements: Sequence[Measurement]) -> RecipeStats:
 
 def refuse_unrankable(outcome: Outcome) -> None:
     """Raise ValueError where a number that the store ranks or charges by is missing or not finite."""
+    values = [("node_seconds", outcome.node_seconds)]
     if isinstance(outcome, Measurement):
         if not outcome.peak_memory_bytes or not outcome.step_times_s or min(outcome.step_times_s) <= 0:
             raise ValueError(f"expected positive step times and the memory of at least one rank, not {outcome}")
+        values += [("step_times_s", time) for time in outcome.step_times_s]
         rates = ("tokens_per_s", "model_tflops_per_device", "hardware_tflops_per_device")
-        for name, value in [("step_times_s", t) for t in outcome.step_times_s] + [
-            (name, getattr(outcome, name)) for name in rates
-        ]:
-            _require_finite(name, value)
-    _require_finite("node_seconds", outcome.node_seconds)
+        values += [(name, getattr(outcome, name)) for name in rates]
+    for name, value in values:
+        if not math.isfinite(value):
+            raise ValueError(f"{name} = {value!r}: expected a finite number")
 
 
 def refuse_unstorable(outcome: Outcome) -> None:
@@ -242,8 +226,3 @@ def refuse_unstorable(outcome: Outcome) -> None:
         raise ValueError("a loss, a time or the MFU is not finite")
     if max(outcome.tokens_per_step, *outcome.peak_memory_bytes) > LARGEST or min(outcome.peak_memory_bytes) < 0:
         raise ValueError(f"tokens of a step or a rank's memory are not in 0..{LARGEST}")
-
-
-def _require_finite(name: str, value: float) -> None:
-    if not math.isfinite(value):
-        raise ValueError(f"{name} = {value!r}: expected a finite number")
