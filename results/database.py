@@ -80,29 +80,18 @@ NO_ROOM_FOR_LOG = ("SQLITE_IOERR_SHM", "SQLITE_FULL", "SQLITE_CANTOPEN", "SQLITE
 """SQLite's errors where it cannot create the file that readers share a log by."""
 DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 DAMAGED_WORDS = ("no such table", "no such column", "malformed JSON")
+LOCKED = "{store}: another program held the write lock for more than {timeout:g} s"
+FULL = "{store} cannot be written ({said}); what was stored before is safe"
 FREE_SPACE = "free some space, then run the command again; for a campaign that it stopped: frontrunner resume"
+NOT_OPENED = "{store} cannot be opened: {said}"
+REACH = "check host, port, user and database, and that the server runs"
 ERRORS: dict[tuple[str, ...], tuple[str, str]] = {
-    ("SQLITE_BUSY",): (
-        "{store}: another program held the write lock for more than {timeout:g} s",
-        "close the program that has the file open",
-    ),
-    ("55P03",): (
-        "{store}: another program held the write lock for more than {timeout:g} s",
-        "end the session that holds it: see pg_stat_activity",
-    ),
-    ("SQLITE_FULL", "SQLITE_IOERR", "53"): (
-        "{store} cannot be written ({said}); what was stored before is safe",
-        FREE_SPACE,
-    ),
-    ("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM"): (
-        "{store} cannot be opened: {said}",
-        "check the permissions of file and folder",
-    ),
+    ("SQLITE_BUSY",): (LOCKED, "close the program that has the file open"),
+    ("55P03",): (LOCKED, "end the session that holds it: see pg_stat_activity"),
+    ("SQLITE_FULL", "SQLITE_IOERR", "53"): (FULL, FREE_SPACE),
+    ("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM"): (NOT_OPENED, "check the permissions of file and folder"),
     ("25006", "42501"): ("{store} cannot be written: {said}", "use a role that may write to this database"),
-    ("unreachable",): (
-        "{store} cannot be reached: {said}",
-        "check host, port, user and database, and that the server runs",
-    ),
+    ("unreachable",): ("{store} cannot be reached: {said}", REACH),
 }
 """Beginnings of SQLite's and PostgreSQL's error codes, the message about them, and the hint."""
 MIGRATIONS = Path(__file__).parent / "migrations"

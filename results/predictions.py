@@ -12,11 +12,10 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select
 
-from frontrunner.results.columns import recipe_from_json, recipe_to_json
 from frontrunner.results.outcome import RecipeStats
 from frontrunner.results.records import Campaign, Event, Figures
 from frontrunner.results.rows import interpreted, value_of
-from frontrunner.results.schema import CampaignRow, EventRow, StandingRow, TrialRow
+from frontrunner.results.schema import CampaignRow, EventRow, StandingRow, TrialRow, recipe_from_json, recipe_to_json
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import Store
 from frontrunner.spaces.recipe import Recipe

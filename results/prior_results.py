@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 from sqlalchemy import select
 
-from frontrunner.results.columns import LaterVersion
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.records import Campaign, Event, Probed
 from frontrunner.results.rows import DamagedCell, cell, finished_attempts, interpreted, value_of
-from frontrunner.results.schema import AttemptRow, EventRow, ProvenanceRow, TrialRow
+from frontrunner.results.schema import AttemptRow, EventRow, LaterVersion, ProvenanceRow, TrialRow
 from frontrunner.results.states import AttemptState, TrialState
 from frontrunner.results.store import Store
 from frontrunner.spaces.recipe import Recipe

@@ -18,7 +18,6 @@ from sqlalchemy import Column, ColumnElement, Connection, Select, func, inspect,
 from sqlalchemy.orm import InstrumentedAttribute
 from typing_extensions import TypedDict
 
-from frontrunner.results.columns import LaterVersion
 from frontrunner.results.outcome import (
     Failure,
     Measurement,
@@ -36,6 +35,7 @@ from frontrunner.results.schema import (
     EndingRow,
     EventRow,
     FailureRow,
+    LaterVersion,
     MeasurementRow,
     StandingRow,
     TrialRow,

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,8 @@ WRONG_TYPE = "42804"
 OF_THE_COPY = ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_FSYNC", "SQLITE_CANTOPEN", "SQLITE_READONLY")
 """Prefixes of SQLite's errors that are about the file written to."""
 
+Line = tuple[int, str, Columns]
+"""A verified line of an archive: its number, the table it is of, and its content."""
 CheckSpec = Callable[[str], object]
 """Reads a campaign's specification; raises `InvalidInput` where this version cannot."""
 
@@ -300,15 +303,6 @@ def archive(store: Store, campaign: str | None, path: Path) -> Archived:
     return Archived(campaign=found.name, file=str(path), rows=rows, sha256=chain.sha256)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """One verified line: its number, the table it is of, and its content."""
-
-    number: int
-    kind: str
-    content: Columns
-
-
 def read_lines(path: Path, chain: Chain) -> Iterator[Line]:
     """Yield the lines of an archive, the header first and the end last, each verified before it is handed out.
 
@@ -324,22 +318,17 @@ def read_lines(path: Path, chain: Chain) -> Iterator[Line]:
                 number += 1
                 if kind == END:
                     raise _broken(path, number, "it comes after the end of the archive")
-                line = _verified(path, number, raw, chain)
-                kind = line.kind
+                kind, content = _verified(path, number, raw, chain)
                 if (kind == HEADER) != (number == 1):
                     raise _broken(path, number, "it is out of place" if number > 1 else "this is not an archive")
-                yield line
+                yield number, kind, content
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}", hint="nothing was written") from None
     if kind != END:
         raise _broken(path, number + 1, "the file ends before its end: it was cut short")
 
 
-def _broken(path: Path, number: int, why: str) -> InvalidInput:
-    return InvalidInput(f"{path}, line {number}: {why}", hint="nothing was written; get the archive again")
-
-
-def _verified(path: Path, number: int, raw: bytes, chain: Chain) -> Line:
+def _verified(path: Path, number: int, raw: bytes, chain: Chain) -> tuple[str, Columns]:
     if len(raw) > MAX_LINE_BYTES:
         raise _broken(path, number, f"it is longer than {MAX_LINE_BYTES:,} bytes")
     if not raw.endswith(b"\n"):
@@ -354,7 +343,11 @@ def _verified(path: Path, number: int, raw: bytes, chain: Chain) -> Line:
         raise _broken(path, number, f"this is not a line of a frontrunner archive: {str(error)[:80]}") from error
     if not is_next:
         raise _broken(path, number, "it, or a line before it, was changed: its hash is another")
-    return Line(number=number, kind=kind, content=content)
+    return kind, content
+
+
+def _broken(path: Path, number: int, why: str) -> InvalidInput:
+    return InvalidInput(f"{path}, line {number}: {why}", hint="nothing was written; get the archive again")
 
 
 def unarchive(path: Path, target: str, *, name: str | None, check_spec: CheckSpec) -> Unarchived:
@@ -398,35 +391,34 @@ def unarchive(path: Path, target: str, *, name: str | None, check_spec: CheckSpe
 
 def _fill(connection: Connection, path: Path, lines: Iterator[Line]) -> None:
     """Insert the rows of an archive into an empty store."""
-    header = next(lines).content
+    _, _, header = next(lines)
     if header.get("format") != FORMAT:
         raise _broken(path, 1, "this is not a frontrunner archive")
     if header.get("version") != VERSION or str(header.get("revision", "")) > REVISION:
         versions = f"version {shown(header.get('version'))}, revision {shown(header.get('revision'))}"
         raise StoreUnusable(f"{path} was written by a later frontrunner: {versions}", hint="upgrade frontrunner")
     counts: Counter[str] = Counter()
-    for kind, group in groupby(lines, key=lambda line: line.kind):
-        of_kind = list(group)
+    for kind, group in groupby(lines, key=itemgetter(1)):
+        of_kind = [(number, content) for number, _, content in group]
+        first = of_kind[0][0]
         if kind == END:
-            if of_kind[0].content.get("rows") != counts.total() or counts["campaigns"] != 1:
-                why = "the archive does not hold one campaign and the rows that it counts"
-                raise _broken(path, of_kind[0].number, why)
-            continue
-        if kind not in TABLES or kind == HOLDERS:
-            raise _broken(path, of_kind[0].number, f"{kind!r} is not part of a campaign")
-        table = Base.metadata.tables[kind]
-        for begin in range(0, len(of_kind), BATCH):
-            _insert_lines(connection, path, table, of_kind[begin : begin + BATCH])
-        counts[kind] += len(of_kind)
+            if of_kind[0][1].get("rows") != counts.total() or counts["campaigns"] != 1:
+                raise _broken(path, first, "the archive does not hold one campaign and the rows that it counts")
+        elif kind not in TABLES or kind == HOLDERS:
+            raise _broken(path, first, f"{kind!r} is not part of a campaign")
+        else:
+            for begin in range(0, len(of_kind), BATCH):
+                _insert_lines(connection, path, Base.metadata.tables[kind], of_kind[begin : begin + BATCH])
+            counts[kind] += len(of_kind)
 
 
-def _insert_lines(connection: Connection, path: Path, table: Table, lines: list[Line]) -> None:
-    for line in lines:
-        if set(line.content) != set(table.columns.keys()):
-            raise _broken(path, line.number, f"its columns are not those of {table.name}")
+def _insert_lines(connection: Connection, path: Path, table: Table, lines: list[tuple[int, Columns]]) -> None:
+    for number, content in lines:
+        if set(content) != set(table.columns.keys()):
+            raise _broken(path, number, f"its columns are not those of {table.name}")
     try:
-        connection.execute(insert(table), [line.content for line in lines])
+        connection.execute(insert(table), [content for _, content in lines])
     except (DBAPIError, ValueError, OverflowError) as error:
         why = _first_line(error) if isinstance(error, DBAPIError) else str(error)
-        last = f"to {lines[-1].number} " if len(lines) > 1 else ""
-        raise _broken(path, lines[0].number, f"{last}cannot be rows of {table.name}: {why[:200]}") from error
+        last = f"to {lines[-1][0]} " if len(lines) > 1 else ""
+        raise _broken(path, lines[0][0], f"{last}cannot be rows of {table.name}: {why[:200]}") from error

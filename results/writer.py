@@ -18,7 +18,6 @@ from typing import Any, TypeVar, cast
 
 from sqlalchemy import Connection, delete, func, insert, select, update
 
-from frontrunner.results.columns import recipe_to_json
 from frontrunner.results.database import RECONNECT_S, ConnectionLost, Database
 from frontrunner.results.lease import RELEASED, until
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome, pool
@@ -34,6 +33,7 @@ from frontrunner.results.schema import (
     ProvenanceRow,
     StandingRow,
     TrialRow,
+    recipe_to_json,
 )
 from frontrunner.results.states import AttemptState, CampaignState, IllegalTransition, TrialState, may_follow
 from frontrunner.spaces.document import canonical_json

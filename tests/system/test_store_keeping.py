@@ -16,9 +16,8 @@ import pytest
 from sqlalchemy import select
 
 from frontrunner import archive, backup_store, check_store, copy_store, prunable, prune_store, unarchive
-from frontrunner.results.columns import recipe_to_json
 from frontrunner.results.records import Campaign, Trial
-from frontrunner.results.schema import Base
+from frontrunner.results.schema import Base, recipe_to_json
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store, open_store
 from frontrunner.results.transfer import END, Chain
