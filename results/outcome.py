@@ -112,11 +112,6 @@ class Measurement:
         return statistics.stdev(self.step_times_s) / self.step_time_s_median
 
     @property
-    def is_noisy(self) -> bool:
-        """Whether the spread is above `STABLE_SPREAD`."""
-        return self.step_time_spread > STABLE_SPREAD
-
-    @property
     def peak_memory_bytes_max_rank(self) -> int:
         """The peak of the rank that needs most."""
         return max(self.peak_memory_bytes)
