@@ -31,12 +31,12 @@ from sqlalchemy import (
     NullPool,
     QueuePool,
     create_engine,
+    delete,
     event,
     insert,
     inspect,
     select,
     text,
-    update,
 )
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, OperationalError
 
@@ -50,6 +50,7 @@ from frontrunner.results.schema import (
     REVISIONS,
     SCHEMA_VERSION,
     Base,
+    StandingRow,
     StoreRow,
 )
 from frontrunner.spaces.errors import StoreUnusable, bad_value
@@ -94,7 +95,6 @@ ERRORS: dict[tuple[str, ...], tuple[str, str]] = {
     ("unreachable",): ("{store} cannot be reached: {said}", REACH),
 }
 """Beginnings of SQLite's and PostgreSQL's error codes, the message about them, and the hint."""
-MIGRATIONS = Path(__file__).parent / "migrations"
 
 
 class ConnectionLost(StoreUnusable):
@@ -354,15 +354,7 @@ def _prepare(database: Database, *, create: bool) -> None:
         is_older = revision_of(connection) < REVISION
     if is_empty or is_older:
         with database.write(whole_store=True) as connection:
-            # Unless another process did so while this one waited for the lock.
-            if not inspect(connection).get_table_names():
-                Base.metadata.create_all(connection)
-                REVISIONS.create(connection)
-                connection.execute(insert(REVISIONS).values(version_num=REVISION))
-                made_at = timestamp(database.now(connection))
-                connection.execute(insert(StoreRow).values(id=1, schema_version=SCHEMA_VERSION, created_at=made_at))
-            elif (before := revision_of(connection)) < REVISION:
-                _migrate(connection, before)
+            _make_tables(connection, timestamp(database.now(connection)))
     if not database.is_server:
         database.use_log()  # only now is the file known to be a store, and ours to change
 
@@ -374,18 +366,23 @@ def revision_of(connection: Connection) -> str:
     return connection.execute(select(REVISIONS.c.version_num)).scalar() or FIRST_REVISION
 
 
-def _migrate(connection: Connection, before: str) -> None:
-    """Make every change that the store lacks."""
-    from alembic import command
-    from alembic.config import Config
-
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-    config.attributes["connection"] = connection
-    if not inspect(connection).has_table(REVISIONS.name):
-        command.stamp(config, before)
-    command.upgrade(config, REVISION)
-    connection.execute(update(StoreRow).values(schema_version=SCHEMA_VERSION))
+def _make_tables(connection: Connection, now: str) -> None:
+    """Make every change of the revisions that the store lacks, unless another process just did."""
+    is_new = not inspect(connection).get_table_names()
+    before = revision_of(connection)
+    if not is_new and before >= REVISION:
+        return
+    if not is_new and before < "0002":
+        indexes = Base.metadata.tables[StandingRow.__tablename__].indexes
+        by_tokens = next(index for index in indexes if index.name == "standings_by_tokens")
+        by_tokens.drop(connection)
+        by_tokens.create(connection)
+    Base.metadata.create_all(connection)  # what is missing: revisions 0003 and 0004 added a table each
+    REVISIONS.create(connection, checkfirst=True)
+    connection.execute(delete(REVISIONS))
+    connection.execute(insert(REVISIONS).values(version_num=REVISION))
+    if is_new:
+        connection.execute(insert(StoreRow).values(id=1, schema_version=SCHEMA_VERSION, created_at=now))
 
 
 def _refuse_other_versions(connection: Connection, address: StoreAddress, *, oldest: int) -> None:

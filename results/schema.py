@@ -42,7 +42,7 @@ from frontrunner.spaces.recipe import Recipe, current_names, stored_recipe
 SCHEMA_VERSION = 1
 """Incremented by a change that earlier versions of frontrunner cannot work with."""
 REVISION = "0004"
-"""Incremented by every change; each has a module in `migrations/versions`."""
+"""Incremented by every change; `frontrunner.results.database` makes the changes that a store lacks."""
 FIRST_REVISION = "0001"
 OLDEST_READABLE_SCHEMA = 1
 """Oldest schema version of which this version can read every table that it knows."""
@@ -166,7 +166,7 @@ class Base(DeclarativeBase):
 
 
 REVISIONS = Table("alembic_version", MetaData(), Column("version_num", String(32), primary_key=True))
-"""Alembic's own table, with the revision of the others; apart from them, since it is not ours to change."""
+"""The table with the revision of the others, named as by Alembic, which made the revisions of earlier versions."""
 
 
 class StoreRow(Base):
