@@ -4,13 +4,12 @@ SQLite runs with a write-ahead log, so that readers never wait for the writer; w
 cut loses nothing acknowledged; and with `BEGIN IMMEDIATE` for each write, since a transaction that first reads and then
 writes fails at once when two do it together, whatever the busy timeout.
 
-In PostgreSQL a write transaction runs at READ COMMITTED and locks rows: a driver's begins by updating its campaign's
-row under its lease's epoch, and holds that row to its end. Everything else it writes belongs to that campaign, so
-campaigns of other drivers are not waited for. SERIALIZABLE would promise the same, at the price of transactions that
-fail at their commit. Reads run at REPEATABLE READ: they see one state.
+In PostgreSQL a write runs at READ COMMITTED and locks rows: a driver's begins by updating its campaign's row under its
+lease's epoch. Everything else it writes belongs to that campaign, so other drivers are not waited for. SERIALIZABLE
+would promise the same, at the price of transactions that fail at their commit. Reads run at REPEATABLE READ.
 
-A store has two numbers. Its revision counts every change of its tables, which are made when a store is opened for
-writing. Its schema version counts those that an earlier frontrunner could not work with.
+A store has a revision, which counts every change of its tables, and a schema version, which counts those that an earlier
+frontrunner could not work with. Missing revisions are made when a store is opened for writing.
 """
 
 from __future__ import annotations
@@ -164,9 +163,8 @@ class Database:
     def write(self, *, whole_store: bool = False) -> Iterator[Connection]:
         """Open a transaction that commits at the end.
 
-        In SQLite it holds the store's only write lock from its start. In PostgreSQL it holds the rows that it locks:
-        a driver's transactions begin with their campaign's row, and thus wait only for one another. A transaction that
-        writes more than one campaign's rows sets `whole_store`, and then waits for others that did.
+        One that writes more than one campaign's rows sets `whole_store`, and then waits for others that did. In SQLite
+        every write waits for all others.
         """
         if self.read_only:
             raise StoreUnusable(f"{self.address} was opened read-only")

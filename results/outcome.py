@@ -78,12 +78,11 @@ class ProbeEnding(StrEnum):
 class Measurement:
     """Measurement of one probe, warm-up excluded.
 
-    Rates follow from the median step. TFLOPS are 1e12 floating-point operations a second and device; model
-    FLOPs leave recompute out, hardware FLOPs count it (formulas in `frontrunner.spaces.model`). `mfu` is
-    model FLOPs over the device's peak, None where the cluster states no peak. `peak_memory_bytes` has one
-    entry a rank: the allocator's peak on accelerators, the resident set's on CPU; of a row of an imported table, and of
-    another trainer's log, one in all, 0 where it states no peak. `losses` has one entry a step, warm-up included.
-    `ended` is None where it is not known: measurements of earlier versions, and simulated and imported ones.
+    Rates follow from the median step. TFLOPS are 1e12 floating-point operations per second and device; model FLOPs
+    leave recompute out, hardware FLOPs count it (formulas in `frontrunner.spaces.model`). `mfu` is model FLOPs over the
+    device's peak, None without a stated peak. `peak_memory_bytes` has one entry per rank: the allocator's peak on
+    accelerators, the resident set's on CPU; of tables and logs of others one in all, 0 if not stated. `losses` has one
+    entry per step, warm-up included. `ended` is None where it is not known.
     """
 
     step_times_s: tuple[float, ...]
@@ -142,11 +141,7 @@ Outcome = Measurement | Failure
 def implausibility(
     measurement: Measurement, peak_flops_per_device: float | None, *, memory_is_known: bool = True
 ) -> str | None:
-    """Why the numbers of a measurement cannot be true, or None where they can.
-
-    A step takes a positive, finite time, a rank holds some memory, and no device computes above its peak.
-    `memory_is_known` False leaves memory out.
-    """
+    """Return why a measurement's numbers cannot be true, None if they can; `memory_is_known` False leaves memory out."""
     if not measurement.step_times_s or not all(math.isfinite(t) and t > 0 for t in measurement.step_times_s):
         return f"step times {list(measurement.step_times_s)} s are not all positive"
     if memory_is_known and (not measurement.peak_memory_bytes or min(measurement.peak_memory_bytes) <= 0):

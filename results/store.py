@@ -207,9 +207,8 @@ class Store:
     ) -> Lease:
         """Become the campaign's one driver; a previous holder is fenced: its next write is refused.
 
-        A lease is free when it was released, when its time is over, or when its holder ran on this host and
-        is gone. An SQLite store's time is this host's, so there a holder on this host that still runs keeps its lease
-        beyond that time. Raises `AlreadyDriven` where another holds it, unless `take_over` is set.
+        A lease is free when it was released, when its holder ran on this host and is gone, or when its time is over
+        (`lease.is_held`). Raises `AlreadyDriven` where another holds it, unless `take_over` is set.
         """
         return acquire(self.database, campaign_id, take_over=take_over, host=host, pid=pid, duration_s=duration_s)
 
