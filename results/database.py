@@ -8,8 +8,8 @@ In PostgreSQL a write runs at READ COMMITTED and locks rows: a driver's begins b
 lease's epoch. Everything else it writes belongs to that campaign, so other drivers are not waited for. SERIALIZABLE
 would promise the same, at the price of transactions that fail at their commit. Reads run at REPEATABLE READ.
 
-A store has a revision, which counts every change of its tables, and a schema version, which counts those that an earlier
-frontrunner could not work with. Missing revisions are made when a store is opened for writing.
+A store has a revision, which counts every change of its tables, and a schema version, which counts those that an
+earlier frontrunner could not work with. Missing revisions are made when a store is opened for writing.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ Outcome = Measurement | Failure
 def implausibility(
     measurement: Measurement, peak_flops_per_device: float | None, *, memory_is_known: bool = True
 ) -> str | None:
-    """Return why a measurement's numbers cannot be true, None if they can; `memory_is_known` False leaves memory out."""
+    """Return why the numbers cannot be true, None if they can; `memory_is_known` False leaves memory out."""
     if not measurement.step_times_s or not all(math.isfinite(t) and t > 0 for t in measurement.step_times_s):
         return f"step times {list(measurement.step_times_s)} s are not all positive"
     if memory_is_known and (not measurement.peak_memory_bytes or min(measurement.peak_memory_bytes) <= 0):
