@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import platform
 import shutil
 import subprocess
@@ -64,9 +63,9 @@ class Device:
 
     def peak(self) -> dict[str, Any]:
         """Since `forget_peak`, as the trainer tells it; None on a CPU, where only the process's own peak is known."""
-        from frontrunner.evaluators.trainer.memory import peak_memory
+        from frontrunner.evaluators.trainer.run import peak_memory
 
-        found = dataclasses.asdict(peak_memory(self.device))
+        found = peak_memory(self.device)
         return dict.fromkeys(found) if self._module is None else found
 
     def retries(self) -> int:

@@ -40,7 +40,7 @@ def step(draw: random.Random, variation: float, *, interrupted: bool) -> float:
 
 
 def probe(draw: random.Random, variation: float, *, interrupted: bool) -> Simulated:
-    """A probe as `evaluators/trainer/probe_loop.py` runs it."""
+    """A probe as `evaluators/trainer/probe_run.py` runs it."""
     times = [4.0, 1.5]
     most_dropped = SETTINGS.max_steps // 2 - SETTINGS.warm_up_steps
     while True:

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from frontrunner.evaluators.trainer.model import Gpt
-from frontrunner.evaluators.trainer.parallel.tensor import apply_tensor_parallel
+from frontrunner.evaluators.trainer.tensor_parallel import apply_tensor_parallel
 from frontrunner.spaces.model import Model
 
 TOKENS = 16

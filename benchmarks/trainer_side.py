@@ -64,15 +64,11 @@ class Trainer:
     def __init__(
         self, device: torch.device, folder: Path, *, model: dict[str, Any], recipe: dict[str, Any], **settings: Any
     ) -> None:
-        from frontrunner.evaluators.trainer.checks import check_job
         from frontrunner.evaluators.trainer.data import TokenFile
-        from frontrunner.evaluators.trainer.files import ProgressLog
-        from frontrunner.evaluators.trainer.job import Job
+        from frontrunner.evaluators.trainer.job import Job, check_job
         from frontrunner.evaluators.trainer.layout import make_layout
-        from frontrunner.evaluators.trainer.precision import LossScale
-        from frontrunner.evaluators.trainer.run_context import RunContext
-        from frontrunner.evaluators.trainer.torch_engine import build_engine
-        from frontrunner.evaluators.trainer.train_step import TorchStepper
+        from frontrunner.evaluators.trainer.run import ProgressLog, RunContext
+        from frontrunner.evaluators.trainer.torch_engine import make_stepper
 
         # Through JSON, so that a job here is checked as one from a file is.
         table = job_table(device, folder) | settings
@@ -81,10 +77,9 @@ class Trainer:
         check_job(job, world_size=1)
         layout = make_layout(job.recipe, device_type=job.device)
         data = TokenFile(job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed)
-        scale = LossScale(job.precision, device)
-        self.stepper = TorchStepper(job, layout, build_engine(job, layout, device, scale), data, scale)
+        self.stepper = make_stepper(job, layout, data, device)
         log = ProgressLog(folder / "progress.jsonl", append=False)
-        self._context = RunContext(job=job, rank=0, device=device, stepper=self.stepper, log=log, build_time_s=0.0)
+        self._context = RunContext(job=job, rank=0, stepper=self.stepper, log=log, build_time_s=0.0)
         self._steps_done = 0
 
     def run(self, steps: int) -> float:

@@ -175,3 +175,30 @@ def timestamp(moment: datetime) -> str:
     if moment.tzinfo is None:
         raise ValueError(f"{moment!r} has no time zone")
     return moment.astimezone(UTC).isoformat(timespec="microseconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """What a strategy expects of going on, in shares of the best measured tokens/s.
+
+    `expected_improvement` is the mean gain of the most promising next probe. `gap` is the estimated distance to the
+    best recipe of the whole legal space, at least 0, and `gap_at_most` its 95th percentile: 1 for twice the tokens/s.
+
+    Where `of_front`, several objectives are sought and the three are shares of what the measured front is worth: the
+    best tokens/s within an allowance of memory and nodes, as a mean over all allowances.
+    """
+
+    expected_improvement: float
+    gap: float
+    gap_at_most: float
+    of_front: bool = False
+
+    @property
+    def share_below(self) -> float:
+        """`gap` as a share of the whole space's best, as a ranking's gap is one of its best: gap / (1 + gap)."""
+        return 1 - 1 / (1 + self.gap)
+
+    @property
+    def share_below_at_most(self) -> float:
+        """`gap_at_most` as a share of the whole space's best."""
+        return 1 - 1 / (1 + self.gap_at_most)

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from frontrunner.results.outcome import Outcome
-from frontrunner.results.predictions import Outlook as Outlook  # noqa: PLC0414 - part of this interface
+from frontrunner.results.records import Outlook as Outlook  # noqa: PLC0414 - part of this interface
 from frontrunner.spaces.errors import bad_value, did_you_mean
 from frontrunner.spaces.pareto import OBJECTIVES
 from frontrunner.spaces.problem import Problem

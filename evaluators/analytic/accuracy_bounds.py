@@ -31,7 +31,7 @@ VALIDATED = (
     "tensor_parallel", "pipeline_parallel", "micro_batch_seqs", "accumulation", "devices", "virtual_stages",
     "schedule", "sharding", "recompute", "sequence_parallel", "replication", "layer_split",
 )  # fmt: skip
-"""The dimensions whose formulas measurements of step times have validated, two of them in these values only."""
+"""The dimensions whose formulas measurements have validated; of schedules and shardings only those of `unvalidated`."""
 VALIDATED_SCHEDULES = ("none", "1f1b", "interleaved-1f1b")
 _UNVALIDATED = tuple((one.name, one.field, one.neutral) for one in DIMENSIONS.values() if one.name not in VALIDATED)
 

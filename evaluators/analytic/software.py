@@ -96,7 +96,7 @@ DEEPSPEED = Software(
     message_elements=5e8,
     overlaps_unsharded=False,
 )
-"""The project's model under DeepSpeed, read off its settings (`deepspeed_engine/configuration.py`): fp32 sums, buckets
+"""The project's model under DeepSpeed, read off its settings (`deepspeed_engine.py`): fp32 sums, buckets
 of 5e8 elements, ZeRO-3 with one layer at work and one prefetched, no overlap_comm below ZeRO-3, and AutoTP, which
 leaves embedding and head whole. No measurement or trace has validated it."""
 

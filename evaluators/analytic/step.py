@@ -49,7 +49,7 @@ TRAFFIC = ("tensor_parallel", "context_parallel", "pipeline_transfer", "data_par
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Layer:
+class _Layer(Parts):
     """Seconds of one micro-batch in one layer of a rank."""
 
     forward: Rows
@@ -57,10 +57,6 @@ class _Layer:
     recompute: Rows
     traffic: Rows
     exchanges: Rows
-
-    @property
-    def total(self) -> Rows:
-        return self.forward + self.backward + self.recompute + self.traffic + self.exchanges
 
 
 def step_time(machine: Machine, work: Workload) -> StepTime:

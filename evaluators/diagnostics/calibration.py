@@ -66,7 +66,7 @@ LARGE_SHARE = 1 / 16
 WRITTEN_DIGITS = 6
 
 Seen = dict[str, Any]
-"""What rank 0 writes: see `frontrunner.evaluators.trainer.calibration.measure`."""
+"""What rank 0 writes: see `frontrunner.evaluators.trainer.calibration`."""
 Row = Mapping[str, Any]
 
 

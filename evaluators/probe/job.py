@@ -15,7 +15,7 @@ import numpy as np
 
 from frontrunner.evaluators.probe.settings import TORCH_DEVICES, DataSettings, ProbeSettings
 from frontrunner.evaluators.protocol import ProbeSetup
-from frontrunner.evaluators.trainer.corpus import BYTE_VOCABULARY, builtin_text, write_token_file
+from frontrunner.evaluators.trainer.data import BYTE_VOCABULARY, builtin_text, write_token_file
 from frontrunner.spaces.errors import bad_value
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe

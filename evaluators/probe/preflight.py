@@ -22,7 +22,7 @@ from frontrunner.evaluators.probe.files import tail
 from frontrunner.evaluators.probe.processes import end_child
 from frontrunner.evaluators.probe.settings import TORCH_DEVICES
 from frontrunner.evaluators.probe.this_machine import detect
-from frontrunner.evaluators.trainer.deepspeed_engine.operators import built_folder, is_built, is_installed
+from frontrunner.evaluators.trainer.deepspeed_disk import built_folder, is_built, is_installed
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, bad_value
 from frontrunner.spaces.problem import Problem
@@ -34,7 +34,7 @@ Doing = Literal["replay", "profile", "launch"]
 
 BUILD_TIMEOUT_S = 1800.0
 """Compiling took seven minutes on a busy machine of 2 cores."""
-BUILD_PROGRAM = "frontrunner.evaluators.trainer.deepspeed_engine.operators"
+BUILD_PROGRAM = "frontrunner.evaluators.trainer.deepspeed_disk"
 LIBAIO_PROGRAM = "#include <libaio.h>\nint main() { return io_submit(nullptr, 0, nullptr); }\n"
 ON_ROCM = "build it with DeepSpeed: DS_BUILD_AIO=1 pip install --no-build-isolation --no-cache-dir deepspeed"
 BUILD_TOOLS = "install what DeepSpeed compiles it with; on Debian: apt-get install libaio-dev ninja-build g++"

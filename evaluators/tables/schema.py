@@ -18,7 +18,8 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 from frontrunner.spaces.errors import InvalidInput, NotFound, shown_key
-from frontrunner.spaces.recipe import RECOMPUTES
+from frontrunner.spaces.recipe import DIMENSIONS, RECOMPUTES
+from frontrunner.spaces.space import DEGREES
 
 NAN = math.nan
 NEEDED = ("layers", "hidden", "heads", "seq", "gpus", "tp", "pp", "dp", "mbs", "gas", "vocab")
@@ -28,9 +29,8 @@ MACHINE_NUMBERS = (
     "node_gb_per_s", "nic_gb_per_s", "nics_per_node",
 )  # fmt: skip
 """A row's own figures of its machine, which replace those of a preset."""
-OF_RECIPES = {
-    "tensor_parallel": "tp", "pipeline_parallel": "pp", "context_parallel": "cp", "virtual_stages": "vpp",
-    "micro_batch_seqs": "mbs", "accumulation": "gas",
+OF_RECIPES = {name: DIMENSIONS[name].label.lower() for name in DEGREES} | {
+    "virtual_stages": "vpp", "micro_batch_seqs": "mbs", "accumulation": "gas",
 }  # fmt: skip
 """The counts of a recipe that have a column of their own."""
 NOT_READ = ("tflops_per_gpu", "mfu")

@@ -1,8 +1,7 @@
 """One rank of a collective test: `python -P -m frontrunner.evaluators.trainer.collective_test`, its order on stdin.
 
 Ranks do sums that are checked, rounds of work, all-reduces by size, and messages in pairs. Each writes its progress to
-a TCPStore held by the process that started rank 0, which
-`frontrunner.evaluators.diagnostics.doctor.collective_test` reads.
+a TCPStore held by the process that started rank 0, which the doctor reads.
 """
 
 import datetime as dt
@@ -23,9 +22,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.distributed_c10d import _get_default_group
 
-from frontrunner.evaluators.trainer.calibration.clock import Cell, Clock, Operation
-from frontrunner.evaluators.trainer.calibration.collectives import BACKENDS, Level, collective_cells
-from frontrunner.evaluators.trainer.rendezvous import set_local_rank_env, use_one_thread_per_group
+from frontrunner.evaluators.trainer.calibration import BACKENDS, Clock, Level, collective_cells, rank_device
+from frontrunner.evaluators.trainer.run import synchronize
 
 PREFIX = "frontrunner-doctor"
 """Of every key: under torchrun the store is torchrun's own."""
@@ -36,10 +34,10 @@ DONE = "done"
 """The stage of a rank that has reported."""
 SUM_VALUES = (1, 1000, 2**18)
 ROUNDS = 40
-WORK_WIDTH = {"cpu": 384, "other": 4096}
+CPU_WIDTH, ACCELERATOR_WIDTH = 384, 4096
 """Of the matrix product between two collectives: some milliseconds on a core, or on an accelerator."""
 SWEEP_S = 4.0
-PAIR_BYTES = {"cpu": 2**22, "other": 2**25}
+CPU_PAIR_BYTES, ACCELERATOR_PAIR_BYTES = 2**22, 2**25
 PAIR_REPEATS = 11
 MAX_PARTNERS = 8
 
@@ -131,11 +129,6 @@ def run_rounds(order: Order, device: torch.device, progress: Progress) -> dict[s
     }
 
 
-def _wait_for(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize()
-
-
 def _wrong_sums(order: Order, device: torch.device, progress: Progress) -> int:
     """Return how many values of sums over all ranks are wrong: rank r adds r + 1, so n ranks make n (n + 1) / 2."""
     wrong = 0
@@ -149,7 +142,7 @@ def _wrong_sums(order: Order, device: torch.device, progress: Progress) -> int:
 
 def _rounds_of_work(device: torch.device, progress: Progress) -> dict[str, list[float]]:
     """Return seconds of the same work, and of the all-reduce after it, per round: a slow rank waits little."""
-    width = WORK_WIDTH["cpu" if device.type == "cpu" else "other"]
+    width = CPU_WIDTH if device.type == "cpu" else ACCELERATOR_WIDTH
     left, token = torch.ones(width, width, device=device), torch.zeros(1, device=device)
     right, out = torch.ones_like(left), torch.empty_like(left)
     work_s, wait_s = [], []
@@ -157,10 +150,10 @@ def _rounds_of_work(device: torch.device, progress: Progress) -> dict[str, list[
         progress.step("working in turns")
         start = time.perf_counter()
         torch.mm(left, right, out=out)
-        _wait_for(device)
+        synchronize(device)
         worked = time.perf_counter()
         dist.all_reduce(token)
-        _wait_for(device)
+        synchronize(device)
         if number:  # the first pays for first uses
             work_s.append(worked - start)
             wait_s.append(time.perf_counter() - worked)
@@ -172,24 +165,9 @@ def _bandwidths(order: Order, device: torch.device, progress: Progress) -> list[
     if order.world_size == 1:
         return []
     level = Level(name="all", group=_get_default_group(), ranks=order.world_size)
-    cells = [_counted(cell, progress) for cell in collective_cells(level, "all-reduce", device)]
-    rows = Clock(device).sweep(cells, SWEEP_S).rows
+    clock = Clock(device, lambda: progress.step("timing all-reduces"))
+    rows = clock.sweep("all-reduce", collective_cells(level, "all-reduce", device), SWEEP_S)
     return sorted(({"bytes": row["bytes"], "time_s": row["time_s"]} for row in rows), key=lambda row: row["bytes"])
-
-
-def _counted(cell: Cell, progress: Progress) -> Cell:
-    """Return the cell, each run of which counts as a step."""
-
-    def prepare() -> Operation:
-        run = cell.prepare()
-
-        def counted() -> None:
-            progress.step("timing all-reduces")
-            run()
-
-        return counted
-
-    return Cell(key=cell.key, work=cell.work, prepare=prepare)
 
 
 def partners(places: int, own: int) -> Iterator[int | None]:
@@ -213,7 +191,8 @@ def _pairs(order: Order, device: torch.device, progress: Progress) -> Iterator[d
     """Time a message and its reply with some ranks of the same node, then with the same place of some other nodes."""
     per_node, nodes = order.local_world_size, order.world_size // order.local_world_size
     node, place = divmod(order.rank, per_node)
-    values = torch.zeros(PAIR_BYTES["cpu" if device.type == "cpu" else "other"] // 4, device=device)
+    size = CPU_PAIR_BYTES if device.type == "cpu" else ACCELERATOR_PAIR_BYTES
+    values = torch.zeros(size // 4, device=device)
     levels: tuple[tuple[str, int, int, Callable[[int], int]], ...] = (
         ("node", per_node, place, lambda met: node * per_node + met),
         ("network", nodes, node, lambda met: met * per_node + place),
@@ -239,7 +218,7 @@ def _round_trip(own: int, partner: int, values: torch.Tensor, device: torch.devi
         else:
             dist.recv(values, partner)
             dist.send(values, partner)
-        _wait_for(device)
+        synchronize(device)
         taken.append(time.perf_counter() - start)
     return statistics.median(taken[1:]) / 2
 
@@ -247,9 +226,7 @@ def _round_trip(own: int, partner: int, values: torch.Tensor, device: torch.devi
 def main() -> None:
     """Wait for the others, run the rounds with them, and report."""
     order = Order(**json.loads(sys.stdin.read()))
-    use_one_thread_per_group()
-    set_local_rank_env(order.local_rank, order.local_world_size)
-    device = _device(order)
+    device = rank_device(order.device, order.local_rank, order.local_world_size)
     progress = Progress(order)
     progress.arrive()
     progress.step("connecting")
@@ -263,16 +240,6 @@ def main() -> None:
     progress.done(run_rounds(order, device, progress))
     sys.stderr.flush()
     os._exit(0)  # an orderly exit at times aborts in threads of torch's own, after all has been reported
-
-
-def _device(order: Order) -> torch.device:
-    """Return this rank's device: its place in the node, among those that it sees."""
-    if order.device == "cpu":
-        torch.set_num_threads(1)
-        return torch.device("cpu")
-    number = order.local_rank % torch.accelerator.device_count()
-    torch.accelerator.set_device_index(number)
-    return torch.device(order.device, number)
 
 
 if __name__ == "__main__":

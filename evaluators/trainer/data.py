@@ -1,13 +1,68 @@
-"""Batches from a memory-mapped token file, each a pure function of the seed and the step."""
+"""Token files: written from text, and read as batches, each a pure function of the seed and the step.
 
+A token file is a flat array of token ids. Of text each byte of UTF-8 is its own token (0-255), and `END_OF_DOCUMENT`
+ends a document. Importing this module imports no torch.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pydoc_data.topics
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
+if TYPE_CHECKING:
+    import torch
+
+END_OF_DOCUMENT = 256
+BYTE_VOCABULARY = 257
 HELD_OUT_FRACTION = 0.05
+
+# Pure-Python modules of the standard library with much prose in them, by name so that the order never changes.
+_MODULES = (
+    "argparse", "ast", "bdb", "calendar", "cmd", "codecs", "collections", "configparser", "contextlib", "csv",
+    "dataclasses", "datetime", "decimal", "difflib", "doctest", "email.message", "enum", "fractions", "functools",
+    "gettext", "heapq", "http.client", "inspect", "ipaddress", "locale", "logging", "mailbox", "optparse", "pathlib",
+    "pickle", "random", "shutil", "smtplib", "socket", "statistics", "string", "subprocess", "tarfile", "textwrap",
+    "threading", "tokenize", "traceback", "typing", "unittest.case", "unittest.mock", "urllib.request", "uuid",
+    "zipfile",
+)  # fmt: skip
+
+
+def builtin_text() -> str:
+    """Return text that comes with every Python: the language reference, then sources of the standard library.
+
+    Documents are joined by NUL characters, in an order that is the same on every run of one Python version.
+    """
+    topics = [topic for _, topic in sorted(pydoc_data.topics.topics.items())]
+    return "\0".join([*topics, *(inspect.getsource(import_module(name)) for name in _MODULES)])
+
+
+def write_token_file(text: str | bytes, path: Path) -> int:
+    """Write `text` as a uint16 token file and return its number of tokens.
+
+    NUL characters end a document, as the end of the text does. The file appears at `path` whole or not at all. Raises
+    ValueError for an empty text.
+    """
+    raw = text.encode("utf-8") if isinstance(text, str) else text
+    if not raw:
+        raise ValueError(f"no text to write to {path}")
+    tokens = np.frombuffer(raw, dtype=np.uint8).astype(np.uint16)
+    tokens[tokens == 0] = END_OF_DOCUMENT
+    tokens = np.append(tokens, np.uint16(END_OF_DOCUMENT))
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("wb") as file:
+        file.write(tokens.astype("<u2").tobytes())
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    return len(tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +72,7 @@ class Batch:
     inputs: torch.Tensor
     targets: torch.Tensor
 
-    def to(self, device: torch.device) -> "Batch":
+    def to(self, device: torch.device) -> Batch:
         """Return the same batch on `device`; an accelerator's copy goes on while this process does."""
         if device.type == "cpu":
             return self
@@ -25,32 +80,30 @@ class Batch:
         inputs, targets = (tensor.to(device, non_blocking=True) for tensor in pinned)
         return Batch(inputs=inputs, targets=targets)
 
-    def at(self, positions: slice) -> "Batch":
+    def at(self, positions: slice) -> Batch:
         """Return those positions of every sequence, contiguous in memory."""
         return Batch(inputs=self.inputs[:, positions].contiguous(), targets=self.targets[:, positions].contiguous())
 
-    def split(self, sequences: int) -> Iterator["Batch"]:
+    def split(self, sequences: int) -> Iterator[Batch]:
         """Return the batch in micro-batches of `sequences`."""
-        parts = torch.split(self.inputs, sequences), torch.split(self.targets, sequences)
-        for inputs, targets in zip(*parts, strict=True):
-            yield Batch(inputs=inputs, targets=targets)
+        for start in range(0, len(self.inputs), sequences):
+            part = slice(start, start + sequences)
+            yield Batch(inputs=self.inputs[part], targets=self.targets[part])
 
 
 class TokenFile:
     """A token file, split into a part for training and its last 5 % for evaluation.
 
-    The file is mapped, not read: only the pages that batches touch are ever resident.
-
-    Raises:
-        ValueError: the file is too short to hold a sequence in each part.
+    The file is mapped, not read: only the pages that batches touch are ever resident. Raises ValueError where it is too
+    short to hold a sequence in each part.
     """
 
     def __init__(self, path: Path, *, dtype: str, sequence_length: int, seed: int) -> None:
         self._tokens = np.memmap(path, dtype=np.dtype(dtype).newbyteorder("<"), mode="r")
         self._sequence_length = sequence_length
         self._seed = seed
-        self._held_out_start = len(self._tokens) - int(len(self._tokens) * HELD_OUT_FRACTION)
-        shortest = len(self._tokens) - self._held_out_start
+        shortest = int(len(self._tokens) * HELD_OUT_FRACTION)
+        self._held_out_start = len(self._tokens) - shortest
         if shortest < sequence_length + 1:
             raise ValueError(
                 f"{path} has {len(self._tokens)} tokens, of which {shortest} are held out for evaluation; "
@@ -59,20 +112,18 @@ class TokenFile:
 
     def training_batch(self, step: int, *, sequences: slice, global_batch_seqs: int) -> Batch:
         """Return the part `sequences` of the global batch of `step`: each sequence starts at a seeded random place."""
-        starts = self._draw(step, 0, self._held_out_start, global_batch_seqs)
-        return self._batch(starts[sequences])
+        return self._batch(step, (0, self._held_out_start), sequences, global_batch_seqs)
 
     def evaluation_batch(self, number: int, *, sequences: slice, global_batch_seqs: int) -> Batch:
         """Return the part `sequences` of a held-out batch; the same `number` is the same batch at every evaluation."""
-        starts = self._draw(number, self._held_out_start, len(self._tokens), global_batch_seqs)
-        return self._batch(starts[sequences])
+        return self._batch(number, (self._held_out_start, len(self._tokens)), sequences, global_batch_seqs)
 
-    def _draw(self, number: int, first: int, end: int, count: int) -> np.ndarray:
+    def _batch(self, number: int, between: tuple[int, int], sequences: slice, count: int) -> Batch:
+        import torch
+
+        first, end = between
         generator = np.random.Generator(np.random.PCG64([self._seed, number, first]))
-        return generator.integers(first, end - self._sequence_length, size=count)
-
-    def _batch(self, starts: np.ndarray) -> Batch:
-        width = self._sequence_length + 1
-        rows = np.stack([self._tokens[start : start + width] for start in starts]).astype(np.int64)
-        tokens = torch.from_numpy(rows)
+        starts = generator.integers(first, end - self._sequence_length, size=count)[sequences]
+        rows = np.stack([self._tokens[start : start + self._sequence_length + 1] for start in starts])
+        tokens = torch.from_numpy(rows.astype(np.int64))
         return Batch(inputs=tokens[:, :-1].contiguous(), targets=tokens[:, 1:].contiguous())

@@ -8,43 +8,51 @@ import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Literal
 
 import torch
 import torch.distributed as dist
 
-from frontrunner.evaluators.trainer.checks import check_job
 from frontrunner.evaluators.trainer.data import TokenFile
-from frontrunner.evaluators.trainer.files import ProgressLog, write_json
-from frontrunner.evaluators.trainer.job import Job
-from frontrunner.evaluators.trainer.layout import Layout, make_layout
-from frontrunner.evaluators.trainer.memory import as_memory_error, limit_memory
-from frontrunner.evaluators.trainer.precision import LossScale
-from frontrunner.evaluators.trainer.probe_loop import run_probe, run_profile
+from frontrunner.evaluators.trainer.job import Job, check_job
+from frontrunner.evaluators.trainer.layout import make_layout
+from frontrunner.evaluators.trainer.probe_run import run_probe, run_profile
 from frontrunner.evaluators.trainer.rendezvous import use_one_thread_per_group
-from frontrunner.evaluators.trainer.run_context import RunContext
-from frontrunner.evaluators.trainer.torch_engine import build_engine
-from frontrunner.evaluators.trainer.train_step import Stepper, TorchStepper
-from frontrunner.evaluators.trainer.training_loop import run_training
+from frontrunner.evaluators.trainer.run import (
+    ProgressLog,
+    RunContext,
+    Stepper,
+    as_memory_error,
+    limit_memory,
+    write_json,
+)
+from frontrunner.evaluators.trainer.training_run import run_training
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
-# What torch imports only at first use, inside the first probe's build and first step.
-_LATE_IMPORTS = ("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.tensor.experimental")
-
-Phase = Literal["starting", "building", "stepping"]
+_LATE_IMPORTS = {
+    "torch": ("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.tensor.experimental"),
+    "deepspeed": (
+        "deepspeed",
+        "deepspeed.pipe",
+        "deepspeed.runtime.bf16_optimizer",
+        "deepspeed.runtime.pipe.engine",
+        "deepspeed.runtime.zero.stage3",
+        "deepspeed.runtime.zero.stage_1_and_2",
+        "torch._dynamo.aot_compile",
+        "torch._inductor.compile_fx",
+    ),
+}
+"""What is imported only at first use, inside the first probe's build and first step: seconds of a cold start."""
 
 
 def preload(engines: Sequence[str] = ("torch",)) -> None:
     """Import every heavy module that a rank of these engines uses, so that a fork server pays for it once.
 
-    Starts no thread and no process group, and touches no accelerator.
+    Starts no thread and no process group, and touches no accelerator; for DeepSpeed, where DS_ACCELERATOR names one, so
+    that it need not look.
     """
-    if "deepspeed" in engines:
-        from frontrunner.evaluators.trainer.deepspeed_engine import stepper as environment
-
-        environment.preload()
-    for name in _LATE_IMPORTS:
-        import_module(name)
+    for engine in dict.fromkeys(("torch", *engines)):
+        for name in _LATE_IMPORTS[engine]:
+            import_module(name)
     # The first optimizer ever built pays for imports of its own.
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.0)
 
@@ -56,9 +64,9 @@ def run_rank(job: Job, *, rank: int, world_size: int, init_method: str, local_ra
     and ends the process with status 1 at once: waiting for peers, as an orderly exit does, could take until their
     collectives time out.
     """
-    runner = _Runner(job, rank=rank, local_rank=local_rank)
+    runner = _Runner(job, rank, torch.device(job.device, local_rank) if job.device != "cpu" else torch.device("cpu"))
     try:
-        runner.run(world_size=world_size, init_method=init_method)
+        runner.run(world_size, init_method)
     except Exception as error:
         try:
             traceback.print_exc()
@@ -72,40 +80,40 @@ def run_rank(job: Job, *, rank: int, world_size: int, init_method: str, local_ra
 class _Runner:
     """One rank, and how far it has come."""
 
-    def __init__(self, job: Job, *, rank: int, local_rank: int) -> None:
-        self._job = job
-        self._rank = rank
-        self._folder = Path(job.run_folder)
-        self._device = torch.device(job.device) if job.device == "cpu" else torch.device(job.device, local_rank)
-        self._phase: Phase = "starting"
+    def __init__(self, job: Job, rank: int, device: torch.device) -> None:
+        self._job, self._rank, self._device = job, rank, device
+        self._error_path = Path(job.run_folder) / f"rank-{rank}.error.json"
+        self._phase = "starting"
 
-    @property
-    def _error_path(self) -> Path:
-        return self._folder / f"rank-{self._rank}.error.json"
-
-    def run(self, *, world_size: int, init_method: str) -> None:
-        start = time.monotonic()
-        self._remove_old_outcome()
-        check_job(self._job, world_size=world_size)
+    def run(self, world_size: int, init_method: str) -> None:
+        start, job = time.monotonic(), self._job
+        folder = Path(job.run_folder)
+        self._error_path.unlink(missing_ok=True)  # of an earlier start in the same folder
+        if self._rank == 0:
+            (folder / "result.json").unlink(missing_ok=True)
+        check_job(job, world_size=world_size)
         self._prepare_process()
         dist.init_process_group(
-            _BACKENDS[self._job.device],
+            _BACKENDS[job.device],
             init_method=init_method,
             rank=self._rank,
             world_size=world_size,
-            timeout=dt.timedelta(seconds=self._job.collective_timeout_s),
+            timeout=dt.timedelta(seconds=job.collective_timeout_s),
         )
         self._phase = "building"
-        with self._open_log() as log:
-            context = self._build(log, start)
-            log.write("built", time_s=context.build_time_s)
+        # A probe is always a new run; a training run may be the continuation of one.
+        with ProgressLog(folder / "progress.jsonl" if self._rank == 0 else None, append=job.mode == "train") as log:
+            stepper = self._build()
+            build_time_s = time.monotonic() - start
+            context = RunContext(job=job, rank=self._rank, stepper=stepper, log=log, build_time_s=build_time_s)
+            log.write("built", time_s=build_time_s)
             self._phase = "stepping"
-            if self._job.mode == "train" and self._job.train is not None:
-                run_training(context, self._job.train)
-            elif self._job.probe is not None:
-                steps_done = run_probe(context, self._job.probe)
-                if self._job.profile is not None:
-                    run_profile(context, self._job.profile, steps_done=steps_done)
+            if job.mode == "train" and job.train is not None:
+                run_training(context, job.train)
+            elif job.probe is not None:
+                steps_done = run_probe(context, job.probe)
+                if job.profile is not None:
+                    run_profile(context, job.profile, steps_done=steps_done)
         dist.destroy_process_group()
 
     def write_error(self, error: Exception) -> None:
@@ -119,17 +127,6 @@ class _Runner:
         }
         write_json(self._error_path, document)
 
-    def _remove_old_outcome(self) -> None:
-        """Remove the outcome of an earlier start in the same folder."""
-        self._error_path.unlink(missing_ok=True)
-        if self._rank == 0:
-            (self._folder / "result.json").unlink(missing_ok=True)
-
-    def _open_log(self) -> ProgressLog:
-        # A probe is always a new run; a training run may be the continuation of one.
-        path = self._folder / "progress.jsonl" if self._rank == 0 else None
-        return ProgressLog(path, append=self._job.mode == "train")
-
     def _prepare_process(self) -> None:
         if self._job.device == "cpu":
             use_one_thread_per_group()
@@ -139,28 +136,39 @@ class _Runner:
         if self._job.memory_limit_bytes_per_rank is not None:
             limit_memory(self._device, self._job.memory_limit_bytes_per_rank)
 
-    def _build(self, log: ProgressLog, start: float) -> RunContext:
+    def _build(self) -> Stepper:
+        """Return the recipe's engine over this rank's part of the model, once every rank has built its own.
+
+        So no step's time holds another rank's build.
+        """
         job = self._job
+        engine = "deepspeed_engine" if job.recipe.engine == "deepspeed" else "torch_engine"
+        make = import_module(f"frontrunner.evaluators.trainer.{engine}").make_stepper
         layout = make_layout(job.recipe, device_type=job.device)
         data = TokenFile(job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed)
-        stepper = _build_stepper(job, layout, data, self._device)
-        # All ranks begin the first step together, so that its time is not another rank's build.
+        stepper: Stepper = make(job, layout, data, self._device)
         dist.all_reduce(torch.zeros(1, device=self._device))
-        return RunContext(
-            job=job,
-            rank=self._rank,
-            device=self._device,
-            stepper=stepper,
-            log=log,
-            build_time_s=time.monotonic() - start,
-        )
+        return stepper
 
 
-def _build_stepper(job: Job, layout: Layout, data: TokenFile, device: torch.device) -> Stepper:
-    """Return the recipe's engine over this rank's part of the model."""
-    if job.recipe.engine == "deepspeed":
-        from frontrunner.evaluators.trainer.deepspeed_engine.stepper import DeepSpeedStepper
-
-        return DeepSpeedStepper(job, layout, data, device)
-    scale = LossScale(job.precision, device)
-    return TorchStepper(job, layout, build_engine(job, layout, device, scale), data, scale)
+def main() -> None:
+    """Run the job file named on the command line; rank and world size come from torchrun's environment."""
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -P -m frontrunner.evaluators.trainer JOB.json")
+    try:
+        job = Job.read(Path(sys.argv[1]))
+    except (OSError, ValueError) as error:
+        sys.exit(f"{sys.argv[1]}: {error}")
+    rendezvous = Path(job.run_folder) / f"rendezvous-{os.getpid()}"
+    run_rank(
+        job,
+        rank=int(os.environ.get("RANK", "0")),
+        world_size=int(os.environ.get("WORLD_SIZE", "1")),
+        init_method="env://" if "MASTER_ADDR" in os.environ else f"file://{rendezvous}",
+        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+    )
+    # The run is complete and on disk. An orderly exit would tear down the interpreter under threads of torch's
+    # own, which at times ends a finished rank with an abort.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

@@ -2,18 +2,22 @@
 
 A job travels as JSON from the process that starts the ranks to each rank. Reading is strict: an unknown key, a missing
 key or a value of another type raises ValueError with the key's full name, so a job written by another version is
-refused. Only a key with a default may be missing. This module imports neither torch nor numpy.
+refused. Only a key with a default may be missing. Importing this module imports neither torch nor numpy.
 """
 
 import dataclasses
 import json
 import typing
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, Self
 
+from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.document import read_plain
+from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.model import Model
+from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import Recipe
 
 VERSION = 2
@@ -57,7 +61,7 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptive:
-    """When a probe ends before it has taken all its steps; see `evaluators/trainer/steady.py`.
+    """When a probe ends before it has taken all its steps; see `step_time_stats.py`.
 
     It ends once at least `min_measured_steps` give the step time to `precision`, half the width of its 95 % interval
     over the median, lie clearly above `best_step_time_s`, the best recipe's at the same number of tokens per step, or
@@ -133,20 +137,15 @@ class Job:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Parse a job file's text.
-
-        Raises:
-            ValueError: the text is not JSON, a key is unknown or missing, a value has another type, the version is
-                another one, or the section that the mode needs is null.
-        """
+        """Parse a job file's text; raise ValueError for what cannot be a job of this version."""
         table = json.loads(text)
         version = table.get("version") if isinstance(table, dict) else None
         if version != VERSION:
             raise ValueError(f"job.version is {version}, this trainer reads version {VERSION}")
-        job = read_plain(cls, table, "job")
+        job = typing.cast("Self", read_plain(cls, table, "job"))
         if getattr(job, job.mode) is None:
             raise ValueError(f"job.mode is {job.mode!r}, so job.{job.mode} must not be null")
-        return typing.cast("Self", job)
+        return job
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -161,3 +160,57 @@ class Job:
     def data_path(self) -> Path:
         """The token file's path, resolved against the run folder."""
         return Path(self.run_folder) / self.data.path
+
+
+def check_job(job: Job, *, world_size: int) -> None:
+    """Raise ValueError, with the numbers, where the job asks for what its engine or this machine cannot do correctly.
+
+    Of the cluster legality is shown what it looks at. A CPU is a fair stand-in for a device with memory of its own: its
+    copies are real.
+    """
+    recipe, batch = job.recipe, job.recipe.global_batch_seqs
+    if recipe.devices != world_size:
+        raise ValueError(f"the recipe needs {recipe.devices} ranks, but {world_size} were started")
+    problem = Problem(
+        model=job.model,
+        cluster=Cluster(
+            name="job",
+            device=job.device,
+            backend="cuda",
+            nodes=1,
+            devices_per_node=recipe.devices,
+            memory_gib_per_device=1.0,
+            nvme_path=job.disk.folder if job.disk is not None else None,
+        ),
+        sequence_length=job.sequence_length,
+        global_batch=GlobalBatch(minimum=batch, maximum=batch),
+        precision=job.precision,
+    )
+    reason = why_illegal(recipe, problem)
+    if reason is not None:
+        raise ValueError(f"{recipe.describe()}: {reason}")
+    if recipe.compile:
+        check_compiler(job.device)
+    if recipe.engine == "deepspeed" and find_spec("deepspeed") is None:
+        raise ValueError("deepspeed is not installed; run: pip install deepspeed")
+    if recipe.offload == "nvme":
+        from frontrunner.evaluators.trainer.deepspeed_disk import check_disk
+
+        check_disk(job)
+
+
+def check_compiler(device: str) -> None:
+    """Raise ValueError where torch.compile has no compiler for `device`: C++ for a CPU, Triton for an accelerator."""
+    if device != "cpu":
+        from torch.utils._triton import has_triton
+
+        if not has_triton():
+            raise ValueError(f"compile needs Triton on device {device!r}, and there is none that works")
+        return
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler as error:
+        raise ValueError("compile needs a C++ compiler on a CPU, and there is none (g++, or what CXX names)") from error

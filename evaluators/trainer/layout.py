@@ -1,13 +1,15 @@
-"""Where each rank stands in the grid of parallelism, and with which ranks it shares states and sequences."""
+"""Where each rank stands in the grid of parallelism, and the ranks with which it shares states and sequences."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
+from torch.distributed._functional_collectives import AsyncCollectiveTensor, all_to_all_single
 from torch.distributed.device_mesh import DeviceMesh
 
-from frontrunner.evaluators.trainer.parallel.context import ContextRanks
 from frontrunner.spaces.recipe import Recipe
 
 ShardingKind = Literal["replicate", "zero-1", "zero-2", "zero-3", "hybrid", "levels"]
@@ -17,6 +19,79 @@ _DIMENSIONS = ("pipeline", "replicate", "shard", "tensor")
 _SEQUENCES = ("pipeline", "replica", "context", "tensor")
 # In the order in which a parameter is cut: what one dimension leaves to a rank, the next one cuts further.
 _LEVELS = ("pipeline", "tensor", "parameters", "gradients", "optimizer")
+
+
+class ContextRanks:
+    """Context parallelism: the ranks of one replica each hold S / c neighboring positions of its sequences.
+
+    Everything but attention looks at one position at a time and runs on the slice. For attention an all-to-all gives
+    each rank whole sequences of a share of the heads, and another brings the outcome back to the slices, as in
+    DeepSpeed-Ulysses (arXiv 2309.14509). Query, key and value travel in one message, so a layer has two all-to-alls
+    forward and two backward; with fewer key-value heads than ranks each head is sent to several.
+
+    Shapes below: B sequences, S tokens of a whole sequence, c context ranks, H heads of this tensor-parallel rank, d
+    the head's width.
+    """
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        """Take the ranks of the 1-D `mesh`, in the order of their positions."""
+        self._group = mesh.get_group()
+        self._number = int(mesh.get_local_rank())
+        self._size = mesh.size()
+
+    def positions(self, sequence_length: int) -> slice:
+        """Return the positions of a whole sequence that this rank holds; its ranks must divide the length."""
+        held = sequence_length // self._size
+        return slice(self._number * held, (self._number + 1) * held)
+
+    def whole_sequences(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return this rank's heads over all positions: [B, S / c, H, d] each -> [B, S, max(H, c) / c, d] each.
+
+        The ranks must divide the query's heads, and divide or be a multiple of those of key and value.
+        """
+        parts = [self._by_heads(heads) for heads in (query, key, value)]
+        received = self._exchange(torch.cat(parts, dim=3))
+        whole = received.transpose(0, 1).flatten(1, 2)  # part i holds the positions of rank i
+        query, key, value = torch.split_with_sizes(whole, [part.shape[3] for part in parts], dim=2)
+        return query, key, value
+
+    def own_positions(self, mixed: Tensor) -> Tensor:
+        """Return all heads over this rank's positions: [B, S, H / c, d] -> [B, S / c, H, d]."""
+        received = self._exchange(torch.unflatten(mixed, 1, (self._size, -1)).transpose(0, 1))
+        return received.permute(1, 2, 0, 3, 4).flatten(2, 3)  # part i holds the heads of rank i
+
+    def _by_heads(self, heads: Tensor) -> Tensor:
+        """[B, S / c, H, d] -> [c, B, S / c, max(H, c) / c, d]: for each rank the heads that it works on."""
+        if heads.shape[2] < self._size:
+            heads = heads.repeat_interleave(self._size // heads.shape[2], dim=2)
+        return torch.unflatten(heads, 2, (self._size, -1)).permute(2, 0, 1, 3, 4)
+
+    def _exchange(self, parts: Tensor) -> Tensor:
+        """Send part i of [c, ...] to rank i; part i of the outcome is what rank i sent here."""
+        return cast("Tensor", _AllToAll.apply(parts, self._group))  # type: ignore[no-untyped-call]
+
+
+class _AllToAll(torch.autograd.Function):
+    """An all-to-all whose gradient is the all-to-all back.
+
+    torch's own collective with a gradient is named and built differently from torch 2.11 to 2.13.
+    """
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
+        """Exchange the parts along the first dimension over `group`."""
+        ctx.group = group  # type: ignore[attr-defined]
+        return _all_to_all(parts, group)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *gradients: Any) -> tuple[Tensor, None]:
+        """Send each part's gradient to where the part came from."""
+        return _all_to_all(gradients[0], ctx.group), None  # type: ignore[attr-defined]
+
+
+def _all_to_all(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
+    received = all_to_all_single(parts.contiguous(), None, None, group)
+    return received.wait() if isinstance(received, AsyncCollectiveTensor) else received
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,22 +112,12 @@ class Layout:
     context: ContextRanks | None = None
 
     @property
-    def tensor_mesh(self) -> DeviceMesh:
-        """The ranks that share each layer with this one."""
-        return self.mesh["tensor"]
-
-    @property
     def data_mesh(self) -> DeviceMesh:
         """The ranks that hold the same part of the model: 2-D [replicate, shard] for hybrid sharding, else 1-D."""
         kind = sharding_kind(self.recipe)
         if kind == "hybrid":
             return self.mesh["replicate", "shard"]
         return self.mesh["replicate"] if kind == "replicate" else self.mesh["shard"]
-
-    @property
-    def pipeline_mesh(self) -> DeviceMesh:
-        """The ranks that hold the other stages of this replica."""
-        return self.mesh["pipeline"]
 
     @property
     def pipeline_rank(self) -> int:
@@ -75,19 +140,20 @@ class Layout:
 
 def make_layout(recipe: Recipe, *, device_type: str) -> Layout:
     """Return the grid over all ranks of the default process group, which must have recipe.devices ranks."""
-    kind = sharding_kind(recipe)
-    # Of the levels FSDP2 sees the innermost only, the groups over which parameters are spread.
-    shard_ranks = recipe.sharding.parameters if kind == "levels" else recipe.sharding.optimizer
-    copies = (recipe.copies // shard_ranks, shard_ranks)
-    mesh = DeviceMesh(device_type, rank_grid(recipe, copies), mesh_dim_names=_DIMENSIONS)
-    levels = _levels(recipe, device_type) if kind == "levels" else None
-    context = _context_ranks(recipe, device_type) if recipe.context_parallel > 1 else None
+    has_levels = sharding_kind(recipe) == "levels"
+    p, g, o = recipe.sharding.parameters, recipe.sharding.gradients, recipe.sharding.optimizer
+    shard_ranks = p if has_levels else o  # of the levels FSDP2 sees the innermost only
+    levels = context = None
+    if has_levels:
+        # Copies that share parameters are neighbors, and so are those that share gradients.
+        grid = rank_grid(recipe, (o // g, g // p, p)).permute(0, 4, 3, 2, 1).contiguous()
+        levels = DeviceMesh(device_type, grid, mesh_dim_names=_LEVELS)
+    if recipe.context_parallel > 1:
+        grid = rank_grid(recipe, (recipe.data_parallel, recipe.context_parallel))
+        context = ContextRanks(DeviceMesh(device_type, grid, mesh_dim_names=_SEQUENCES)["context"])
+    grid = rank_grid(recipe, (recipe.copies // shard_ranks, shard_ranks))
+    mesh = DeviceMesh(device_type, grid, mesh_dim_names=_DIMENSIONS)
     return Layout(mesh=mesh, recipe=recipe, levels=levels, context=context)
-
-
-def _context_ranks(recipe: Recipe, device_type: str) -> ContextRanks:
-    grid = rank_grid(recipe, (recipe.data_parallel, recipe.context_parallel))
-    return ContextRanks(DeviceMesh(device_type, grid, mesh_dim_names=_SEQUENCES)["context"])
 
 
 def rank_grid(recipe: Recipe, copies: tuple[int, ...]) -> Tensor:
@@ -98,17 +164,10 @@ def rank_grid(recipe: Recipe, copies: tuple[int, ...]) -> Tensor:
     """
     sizes = {"pp": (recipe.pipeline_parallel,), "dp": copies, "tp": (recipe.tensor_parallel,)}
     outermost_first = recipe.rank_order.split("-")[::-1]
-    shape = [size for name in outermost_first for size in sizes[name]]
-    place = {name: sum(len(sizes[outer]) for outer in outermost_first[:n]) for n, name in enumerate(outermost_first)}
-    wanted = [place[name] + part for name in ("pp", "dp", "tp") for part in range(len(sizes[name]))]
+    axes = [(name, part) for name in outermost_first for part in range(len(sizes[name]))]
+    wanted = [axes.index((name, part)) for name in sizes for part in range(len(sizes[name]))]
+    shape = [sizes[name][part] for name, part in axes]
     return torch.arange(recipe.devices, device="cpu").view(shape).permute(wanted).contiguous()
-
-
-def _levels(recipe: Recipe, device_type: str) -> DeviceMesh:
-    """Return the ranks by level; copies that share parameters are neighbors, and so are those that share gradients."""
-    p, g, o = recipe.sharding.parameters, recipe.sharding.gradients, recipe.sharding.optimizer
-    ranks = rank_grid(recipe, (o // g, g // p, p))
-    return DeviceMesh(device_type, ranks.permute(0, 4, 3, 2, 1).contiguous(), mesh_dim_names=_LEVELS)
 
 
 def sharding_kind(recipe: Recipe) -> ShardingKind:

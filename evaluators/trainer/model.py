@@ -12,21 +12,88 @@ and the parameter's name in the whole model, and a rank keeps its shard of the d
 
 import hashlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Placement
+from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from frontrunner.evaluators.trainer.activations import Checkpointed, activations_on_host, recomputed
-from frontrunner.evaluators.trainer.loss import mean_cross_entropy
-from frontrunner.evaluators.trainer.parallel.context import ContextRanks
+from frontrunner.evaluators.trainer.layout import ContextRanks
 from frontrunner.spaces.model import Model
+from frontrunner.spaces.recipe import Recipe
 
 ROTARY_BASE = 10_000.0
+NORM_EPSILON = 1e-5
+DEVIATION = 0.02
+NEUTRAL = Recipe(micro_batch_seqs=1, accumulation=1, devices=1)
+_RESIDUAL_PROJECTIONS = ("attention.output.weight", "feed_forward.down.weight")
+# Matrix products and attention are the costly ones; the collectives are kept because recomputing is communication.
+# Names, because a build of torch has only the attention kernels of its devices.
+_KEPT_BY_SELECTIVE_RECOMPUTE = (
+    ("aten", "mm"),
+    ("aten", "_scaled_dot_product_flash_attention"),
+    ("aten", "_scaled_dot_product_flash_attention_for_cpu"),
+    ("aten", "_scaled_dot_product_efficient_attention"),
+    ("aten", "_scaled_dot_product_cudnn_attention"),
+    ("aten", "_scaled_dot_product_fused_attention_overrideable"),
+    ("_c10d_functional", "reduce_scatter_tensor"),
+    ("_c10d_functional", "all_to_all_single"),
+)
+
+Transform = Callable[[Tensor], Tensor]
+
+
+def recomputed(function: Callable[..., Tensor], *inputs: Tensor, **options: Any) -> Tensor:
+    """Return `function(*inputs)`, of which only the inputs are kept: the backward pass calls the function again."""
+    return cast("Tensor", checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False, **options))
+
+
+def _recomputing(recompute: str) -> Callable[[Transform, Tensor], Tensor] | None:
+    """Return how a block is to be run so that it keeps only what `recompute` says; None keeps everything."""
+    if recompute != "selective":
+        return None if recompute == "none" else recomputed
+    packets = [getattr(getattr(torch.ops, space), name, None) for space, name in _KEPT_BY_SELECTIVE_RECOMPUTE]
+    kept = [packet.default for packet in packets if packet is not None]
+    return partial(recomputed, context_fn=partial(create_selective_checkpoint_contexts, kept))
+
+
+def activations_on_host(parameters: Iterable[nn.Parameter]) -> saved_tensors_hooks:
+    """Return where a forward pass must run so that what it keeps for the backward pass lies in the host's memory.
+
+    The `parameters` that the forward pass uses, and views of them, stay where they are: they need no second copy.
+    Under FSDP2 they must be the gathered ones, as they are inside a module's forward.
+    """
+
+    def storage(tensor: Tensor) -> int:
+        return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).untyped_storage().data_ptr()
+
+    weights = {storage(parameter) for parameter in parameters}
+
+    def to_host(tensor: Tensor) -> tuple[Tensor, torch.device | None]:
+        if storage(tensor) in weights:
+            return tensor, None
+        host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.device.type != "cpu")
+        return host.copy_(tensor, non_blocking=True), tensor.device
+
+    def to_device(kept: tuple[Tensor, torch.device | None]) -> Any:
+        tensor, device = kept
+        return tensor if device is None else tensor.to(device, non_blocking=True)
+
+    return saved_tensors_hooks(to_host, to_device)
+
+
+def mean_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean over all tokens, in fp32, of logits [B, S, V] against token ids [B, S]; a scalar plain tensor.
+
+    Logits that are split over the vocabulary must be given, and the result's backward run, under `loss_parallel`.
+    """
+    loss = functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(0, 1))
+    return loss.full_tensor() if isinstance(loss, DTensor) else loss
 
 
 class RotaryTable:
@@ -50,41 +117,11 @@ class RotaryTable:
     def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Cosines and sines [S, head width / 2] on `device`, built at the first call."""
         if self._table is None or self._table[0].device != device:
-            self._table = self._build(device)
+            pairs = torch.arange(0, self._head_width, 2, device=device, dtype=torch.float32)
+            positions = torch.arange(self._sequence_length, device=device, dtype=torch.float32)
+            angles = positions[:, None] * (ROTARY_BASE ** (-pairs / self._head_width))[None, :]
+            self._table = angles.cos(), angles.sin()
         return self._table
-
-    def _build(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        pairs = torch.arange(0, self._head_width, 2, device=device, dtype=torch.float32)
-        frequencies = ROTARY_BASE ** (-pairs / self._head_width)
-        positions = torch.arange(self._sequence_length, device=device, dtype=torch.float32)
-        angles = positions[:, None] * frequencies[None, :]
-        return angles.cos(), angles.sin()
-
-
-NORM_EPSILON = 1e-5
-
-Transform = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Levers:
-    """How a model of one shape runs: in pieces, and with what kept for the backward pass.
-
-    `checkpointed` runs a block so that it keeps only a part; None keeps all. `feed_forward_tiles` and `loss_chunks`
-    are the pieces of the sequence; `sequence_shards` are the ranks over which activations between blocks are split
-    along the sequence. `activation_offload` moves what blocks keep into the host's memory. `context` are the ranks that
-    share the sequences; None where the model is given whole ones.
-    """
-
-    checkpointed: Checkpointed | None = None
-    feed_forward_tiles: int = 1
-    loss_chunks: int = 1
-    activation_offload: bool = False
-    sequence_shards: int = 1
-    context: ContextRanks | None = None
-
-
-NEUTRAL = Levers()
 
 
 class Attention(nn.Module):
@@ -99,7 +136,7 @@ class Attention(nn.Module):
         self._head_width = shape.head_dim
         self._rotary = rotary
         self._context = context
-        self._backends = [SDPBackend.MATH] if shape.attention == "math" else None
+        self._only_math = shape.attention == "math"
         key_value_width = shape.kv_heads * shape.head_dim
         self.query = nn.Linear(shape.hidden, shape.hidden, bias=False)
         self.key = nn.Linear(shape.hidden, key_value_width, bias=False)
@@ -108,7 +145,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, D] -> [B, S, D]."""
-        query, key, value = (self._split_heads(project(x)) for project in (self.query, self.key, self.value))
+        projected = (project(x) for project in (self.query, self.key, self.value))
+        query, key, value = (heads.view(x.shape[0], heads.shape[1], -1, self._head_width) for heads in projected)
         if self._context is not None:
             query, key, value = self._context.whole_sequences(query, key, value)
         query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))
@@ -119,57 +157,45 @@ class Attention(nn.Module):
             mixed = self._context.own_positions(mixed)
         return cast("Tensor", self.output(mixed.flatten(2)))
 
-    def _split_heads(self, x: Tensor) -> Tensor:
-        return x.view(x.shape[0], x.shape[1], -1, self._head_width)
-
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        attend = partial(functional.scaled_dot_product_attention, is_causal=True)
         grouped = query.shape[1] != key.shape[1]
-        if self._backends is None:
-            return functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
-        with sdpa_kernel(self._backends):
-            return functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+        if self._only_math:
+            with sdpa_kernel(SDPBackend.MATH):
+                return attend(query, key, value, enable_gqa=grouped)
+        return attend(query, key, value, enable_gqa=grouped)
 
 
-class GeluFeedForward(nn.Module):
-    """D -> ffn -> GELU -> D."""
+class FeedForward(nn.Module):
+    """D -> ffn -> GELU -> D; or D -> ffn, twice, one gating the other through SiLU -> D (SwiGLU, arXiv 2002.05202)."""
 
     def __init__(self, shape: Model) -> None:
         super().__init__()
+        self._is_gated = shape.activation == "swiglu"
+        if self._is_gated:
+            self.gate = nn.Linear(shape.hidden, shape.ffn_hidden, bias=False)
         self.up = nn.Linear(shape.hidden, shape.ffn_hidden, bias=False)
         self.down = nn.Linear(shape.ffn_hidden, shape.hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, D] -> [B, S, D]."""
-        return cast("Tensor", self.down(functional.gelu(self.up(x))))
-
-
-class SwigluFeedForward(nn.Module):
-    """D -> ffn, twice, one gating the other through SiLU -> D (arXiv 2002.05202)."""
-
-    def __init__(self, shape: Model) -> None:
-        super().__init__()
-        self.gate = nn.Linear(shape.hidden, shape.ffn_hidden, bias=False)
-        self.up = nn.Linear(shape.hidden, shape.ffn_hidden, bias=False)
-        self.down = nn.Linear(shape.ffn_hidden, shape.hidden, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, S, D] -> [B, S, D]."""
-        return cast("Tensor", self.down(functional.silu(self.gate(x)) * self.up(x)))
+        inner = functional.silu(self.gate(x)) * self.up(x) if self._is_gated else functional.gelu(self.up(x))
+        return cast("Tensor", self.down(inner))
 
 
 class Block(nn.Module):
     """Attention and feed-forward, each behind a norm and added to its input."""
 
-    def __init__(self, shape: Model, rotary: RotaryTable | None, levers: Levers) -> None:
+    def __init__(self, shape: Model, rotary: RotaryTable | None, recipe: Recipe, context: ContextRanks | None) -> None:
         super().__init__()
-        self._checkpointed = levers.checkpointed
-        self._on_host = levers.activation_offload
-        self._tiles = levers.feed_forward_tiles
+        self._recomputing = _recomputing(recipe.recompute)
+        self._on_host = recipe.activation_offload
+        self._tiles = recipe.feed_forward_tiles
         self._run: Transform = self._keep_as_told
         self.attention_norm = make_norm(shape)
-        self.attention = Attention(shape, rotary, levers.context)
+        self.attention = Attention(shape, rotary, context)
         self.feed_forward_norm = make_norm(shape)
-        self.feed_forward = SwigluFeedForward(shape) if shape.activation == "swiglu" else GeluFeedForward(shape)
+        self.feed_forward = FeedForward(shape)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, D] -> [B, S, D], recomputing in the backward pass what the recipe says."""
@@ -184,8 +210,8 @@ class Block(nn.Module):
         self._run = compiled(self._keep_as_told)
 
     def _keep_as_told(self, x: Tensor) -> Tensor:
-        if self._checkpointed is not None and torch.is_grad_enabled():
-            return self._checkpointed(self._transform, x)
+        if self._recomputing is not None and torch.is_grad_enabled():
+            return self._recomputing(self._transform, x)
         return self._transform(x)
 
     def _transform(self, x: Tensor) -> Tensor:
@@ -209,7 +235,7 @@ def make_norm(shape: Model) -> nn.Module:
 class Embedding(nn.Module):
     """Token embedding, plus learned positions where the model has them; the tokens given start at `first_position`."""
 
-    def __init__(self, shape: Model, *, sequence_length: int, first_position: int = 0) -> None:
+    def __init__(self, shape: Model, *, sequence_length: int, first_position: int) -> None:
         super().__init__()
         self._first_position = first_position
         self.tokens = nn.Embedding(shape.padded_vocabulary, shape.hidden)
@@ -242,25 +268,38 @@ class TiedHead(nn.Module):
 class Gpt(nn.Module):
     """The blocks `layers`, with the embedding before them where `first` and the norm and head after them where `last`.
 
-    Raises:
-        ValueError: the embeddings are tied and the model is only one of several stages.
+    Of the `recipe` it follows what says how a model of one shape runs: in pieces, and with what kept for the backward
+    pass. `context` are the ranks that share the sequences; None where the model is given whole ones. Raises ValueError
+    for tied embeddings in one of several stages.
     """
 
-    def __init__(self, shape: Model, *, sequence_length: int, layers: range, levers: Levers = NEUTRAL) -> None:
+    def __init__(
+        self,
+        shape: Model,
+        *,
+        sequence_length: int,
+        layers: range,
+        recipe: Recipe = NEUTRAL,
+        context: ContextRanks | None = None,
+    ) -> None:
         super().__init__()
-        self._levers = levers
+        self._loss_chunks = recipe.loss_chunks
+        self._sequence_shards = recipe.tensor_parallel if recipe.sequence_parallel else 1
         first, last = layers.start == 0, layers.stop == shape.layers
         if shape.tied_embeddings and not (first and last):
             raise ValueError("tied embeddings need the first and the last layer in the same pipeline stage")
-        rotary = None
+        self._rotary = None
         if shape.positions == "rotary":
-            rotary = RotaryTable(sequence_length=sequence_length, head_width=shape.head_dim)
-        self._rotary = rotary
-        held = levers.context.positions(sequence_length) if levers.context is not None else slice(0, sequence_length)
-        self.embedding = Embedding(shape, sequence_length=sequence_length, first_position=held.start) if first else None
-        self.blocks = nn.ModuleDict({str(layer): Block(shape, rotary, levers) for layer in layers})
+            self._rotary = RotaryTable(sequence_length=sequence_length, head_width=shape.head_dim)
+        start = 0 if context is None else context.positions(sequence_length).start
+        self.embedding = Embedding(shape, sequence_length=sequence_length, first_position=start) if first else None
+        self.blocks = nn.ModuleDict({str(layer): Block(shape, self._rotary, recipe, context) for layer in layers})
         self.norm = make_norm(shape) if last else None
-        self.head = _head(shape, self.embedding) if last else None
+        self.head: nn.Module | None = None
+        if shape.tied_embeddings and self.embedding is not None:
+            self.head = TiedHead(self.embedding)
+        elif last:
+            self.head = nn.Linear(shape.hidden, shape.padded_vocabulary, bias=False)
 
     def compile_blocks(self, compiled: Callable[[Transform], Transform], device: torch.device) -> None:
         """Run each block as `compiled` makes it from now on, on `device`."""
@@ -284,33 +323,20 @@ class Gpt(nn.Module):
         return self._logits(x) if targets is None else self._chunked_loss(x, targets)
 
     def _logits(self, x: Tensor) -> Tensor:
-        if self.norm is None or self.head is None:
-            raise RuntimeError("only the last stage computes logits")
-        return cast("Tensor", self.head(self.norm(x)))
+        return cast("Tensor", cast("nn.Module", self.head)(cast("nn.Module", self.norm)(x)))
 
     def _chunked_loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """Return the mean over equal pieces of x [B, S / shards, D], each run again in the backward pass."""
-        chunks = self._levers.loss_chunks
         # Gathering piece i of every shard puts those pieces side by side, which are apart in the sequence.
-        pieces = targets.view(targets.shape[0], self._levers.sequence_shards, chunks, -1)
+        pieces = targets.view(targets.shape[0], self._sequence_shards, self._loss_chunks, -1)
         losses = [
             recomputed(self._piece_loss, part, pieces[:, :, number].flatten(1))
-            for number, part in enumerate(x.chunk(chunks, dim=1))
+            for number, part in enumerate(x.chunk(self._loss_chunks, dim=1))
         ]
         return torch.stack(losses).mean()
 
     def _piece_loss(self, x: Tensor, targets: Tensor) -> Tensor:
         return mean_cross_entropy(self._logits(x), targets)
-
-
-def _head(shape: Model, embedding: Embedding | None) -> nn.Module:
-    if shape.tied_embeddings and embedding is not None:
-        return TiedHead(embedding)
-    return nn.Linear(shape.hidden, shape.padded_vocabulary, bias=False)
-
-
-DEVIATION = 0.02
-_RESIDUAL_PROJECTIONS = ("attention.output.weight", "feed_forward.down.weight")
 
 
 @torch.no_grad()
@@ -320,42 +346,28 @@ def initialize(parameters: Iterable[tuple[str, nn.Parameter]], *, seed: int, lay
         if "norm" in name.rsplit(".", 2)[-2]:
             parameter.fill_(1.0)
             continue
-        deviation = DEVIATION
-        if name.endswith(_RESIDUAL_PROJECTIONS):
-            deviation /= (2 * layers) ** 0.5
-        generator = torch.Generator(parameter.device).manual_seed(_seed_of(seed, name))
+        deviation = DEVIATION / (2 * layers) ** 0.5 if name.endswith(_RESIDUAL_PROJECTIONS) else DEVIATION
+        digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+        generator = torch.Generator(parameter.device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)
         whole = torch.empty(parameter.shape, device=parameter.device)
         whole.normal_(0.0, deviation, generator=generator)
         if isinstance(parameter, DTensor):
-            parameter.to_local().copy_(local_part(whole, parameter))
+            parameter.to_local().copy_(_local_part(whole, parameter))
         else:
             parameter.copy_(whole)
 
 
-def local_part(whole: Tensor, like: DTensor) -> Tensor:
+def _local_part(whole: Tensor, like: DTensor) -> Tensor:
     """Return the part of `whole` that this rank holds of a DTensor `like` of the same shape.
 
     Mesh dimensions split from the outermost to the innermost, but for strided ones, which split what those have left:
     tensor parallelism is applied before FSDP2 shards, and stands further in.
     """
-    part = whole
-    coordinate = like.device_mesh.get_coordinate()
-    if coordinate is None:
-        raise RuntimeError("this rank holds no part of the tensor: it is not in the tensor's mesh")
-    for dimension in sorted(range(like.device_mesh.ndim), key=lambda number: _is_strided(like.placements[number])):
-        split_along = getattr(like.placements[dimension], "dim", None)
-        if split_along is None:
-            continue
-        chunks = part.chunk(like.device_mesh.size(dimension), dim=split_along)
-        index = coordinate[dimension]
-        part = chunks[index] if index < len(chunks) else chunks[0].narrow(split_along, 0, 0)
+    mesh, placements, part = like.device_mesh, like.placements, whole
+    for dimension in sorted(range(mesh.ndim), key=lambda number: hasattr(placements[number], "split_factor")):
+        along = getattr(placements[dimension], "dim", None)
+        if along is not None:
+            chunks = part.chunk(mesh.size(dimension), dim=along)
+            index = mesh.get_local_rank(dimension)
+            part = chunks[index] if index < len(chunks) else chunks[0].narrow(along, 0, 0)
     return part
-
-
-def _is_strided(placement: Placement) -> bool:
-    return hasattr(placement, "split_factor")
-
-
-def _seed_of(seed: int, name: str) -> int:
-    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1

@@ -1,4 +1,9 @@
-"""Gradients' global norm and clipping, and optimizers, for parameters that may live on different meshes."""
+"""Gradients' scale, global norm and clipping, and optimizers, for parameters that may live on different meshes.
+
+fp16 keeps magnitudes down to 6e-8 only, so small gradients would become zero. The loss is multiplied by a factor
+before the backward pass and gradients are divided by it afterwards (arXiv 1710.03740). A step in which any gradient
+of any rank is not finite changes no weight and halves the factor; a long run without one doubles it.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -7,8 +12,64 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
 from frontrunner.evaluators.trainer import job
+
+COMPUTE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""In what type each precision computes and passes activations between stages; master weights are fp32 in all."""
+FIRST_FACTOR = 2.0**16
+STEPS_BEFORE_GROWTH = 2000
+"""As in torch.amp.GradScaler."""
+ADAM_EPSILON = 1e-8
+"""The default of torch.optim.AdamW."""
+PART_ELEMENTS = 2**22
+"""How many elements' states `NarrowStateOptimizer` widens at a time: 16 MiB for each state in fp32."""
+
+
+class LossScale:
+    """The loss's factor, the same on every rank as long as every rank updates it alike; 1 for other precisions."""
+
+    def __init__(self, precision: job.Precision, device: torch.device) -> None:
+        self.is_active = precision == "fp16"
+        self._factor = torch.tensor([FIRST_FACTOR if self.is_active else 1.0], device=device)
+        self._steps_since_change = torch.zeros(1, dtype=torch.int64, device=device)
+
+    @property
+    def factor(self) -> float:
+        """What the loss is multiplied by: a power of two, so that scaling rounds nothing."""
+        return float(self._factor.item())
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """Return the scalar to run the backward pass from."""
+        return loss * self._factor.squeeze() if self.is_active else loss
+
+    def unscaled(self, loss: Tensor) -> Tensor:
+        """Return the loss that `scaled` was given."""
+        return loss / self._factor.squeeze() if self.is_active else loss
+
+    @torch.no_grad()
+    def unscale_gradients(self, gradients: list[Tensor]) -> Tensor:
+        """Divide this rank's local `gradients` by the factor, in place; returns 1 where one is not finite, else 0."""
+        found = torch.zeros(1, device=gradients[0].device)
+        inverse = self._factor.reciprocal().to(gradients[0].device)
+        torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, inverse)
+        return found.squeeze()
+
+    @torch.no_grad()
+    def update(self, *, overflowed: bool) -> None:
+        """Set the factor of the next step. Every rank must pass the same."""
+        self._steps_since_change += 1
+        if overflowed or self._steps_since_change.item() >= STEPS_BEFORE_GROWTH:
+            self._factor *= 0.5 if overflowed else 2.0
+            self._steps_since_change.zero_()
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the tensors that a continued run must find again; empty where there is no scaling."""
+        if not self.is_active:
+            return {}
+        return {"factor": self._factor, "steps_since_change": self._steps_since_change}
 
 
 @torch.no_grad()
@@ -69,12 +130,6 @@ def _distinct_shards(parameter: nn.Parameter) -> int:
     return math.prod(parameter.device_mesh.size(dim) for dim, place in placements if hasattr(place, "dim"))
 
 
-ADAM_EPSILON = 1e-8
-"""The default of torch.optim.AdamW."""
-PART_ELEMENTS = 2**22
-"""How many elements' states `NarrowStateOptimizer` widens at a time: 16 MiB for each state in fp32."""
-
-
 def build_optimizer(
     options: job.Optimizer, parameters: Sequence[nn.Parameter], *, state: str = "fp32"
 ) -> torch.optim.Optimizer:
@@ -127,58 +182,46 @@ class NarrowStateOptimizer(torch.optim.Optimizer):
     """AdamW or SGD with momentum whose states are kept in bf16, half of fp32's bytes; a step computes in fp32.
 
     The states of a few parameters at a time are widened, so that a step needs no second copy of them all. The update
-    is that of `torch.optim.AdamW` (arXiv 1711.05101) and `torch.optim.SGD`, but for the rounding of what is kept.
+    is torch's own, but for the rounding of what is kept.
     """
 
     def __init__(self, groups: list[dict[str, Any]], options: job.Optimizer) -> None:
         super().__init__(groups, {"lr": options.learning_rate})
         self._options = options
+        self._kept = ("exp_avg", "exp_avg_sq") if options.name == "adamw" else ("momentum_buffer",)
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002 - torch's signature
         """Update every parameter that has a gradient; a closure is not taken."""
-        if closure is not None:
-            raise ValueError("this optimizer takes no closure")
-        update = self._adamw if self._options.name == "adamw" else self._sgd
         for group in self.param_groups:
             for parameters in _parts([parameter for parameter in group["params"] if parameter.grad is not None]):
-                update(parameters, group["lr"])
+                self._update(parameters, group["lr"])
 
-    def _adamw(self, parameters: list[nn.Parameter], rate: float) -> None:
+    def _update(self, parameters: list[nn.Parameter], rate: float) -> None:
+        states = [self._state_of(parameter) for parameter in parameters]
+        weights, gradients = [local(parameter) for parameter in parameters], local_gradients(parameters)
+        steps: list[Tensor] = [state["step"] for state in states]
+        narrow = [[local(state[name]) for state in states] for name in self._kept]
+        wide = [[torch.empty_like(tensor, dtype=torch.float32) for tensor in tensors] for tensors in narrow]
+        for target, source in zip(wide, narrow, strict=True):
+            torch._foreach_copy_(target, source)
         options = self._options
-        states = [self._state_of(parameter, "exp_avg", "exp_avg_sq") for parameter in parameters]
-        weights, gradients = _local(parameters), local_gradients(parameters)
-        steps = [int(state["step"].add_(1).item()) for state in states]
-        kept_means, kept_squares = (_local([state[name] for state in states]) for name in ("exp_avg", "exp_avg_sq"))
-        means, squares = _widened(kept_means), _widened(kept_squares)
-        torch._foreach_lerp_(means, gradients, 1 - options.beta1)
-        torch._foreach_mul_(squares, options.beta2)
-        torch._foreach_addcmul_(squares, gradients, gradients, 1 - options.beta2)
-        torch._foreach_mul_(weights, 1 - rate * options.weight_decay)
-        torch._foreach_copy_(kept_squares, squares)
-        torch._foreach_div_(squares, [1 - options.beta2**step for step in steps])
-        torch._foreach_sqrt_(squares)
-        torch._foreach_add_(squares, ADAM_EPSILON)
-        torch._foreach_addcdiv_(weights, means, squares, [-rate / (1 - options.beta1**step) for step in steps])
-        torch._foreach_copy_(kept_means, means)
+        common: dict[str, Any] = {"lr": rate, "weight_decay": options.weight_decay, "maximize": False, "foreach": True}
+        if options.name == "adamw":
+            common |= {"beta1": options.beta1, "beta2": options.beta2, "eps": ADAM_EPSILON, "amsgrad": False}
+            adamw(weights, gradients, wide[0], wide[1], [], steps, **common)
+        else:
+            common |= {"momentum": options.momentum, "dampening": 0.0, "nesterov": False}
+            sgd(weights, gradients, list[Tensor | None](wide[0]), **common)
+        for target, source in zip(narrow, wide, strict=True):
+            torch._foreach_copy_(target, source)
 
-    def _sgd(self, parameters: list[nn.Parameter], rate: float) -> None:
-        options = self._options
-        states = [self._state_of(parameter, "momentum_buffer") for parameter in parameters]
-        weights, kept = _local(parameters), _local([state["momentum_buffer"] for state in states])
-        gradients = torch._foreach_add(local_gradients(parameters), weights, alpha=options.weight_decay)
-        momenta = _widened(kept)
-        torch._foreach_mul_(momenta, options.momentum)
-        torch._foreach_add_(momenta, gradients)
-        torch._foreach_add_(weights, momenta, alpha=-rate)
-        torch._foreach_copy_(kept, momenta)
-
-    def _state_of(self, parameter: nn.Parameter, *names: str) -> dict[str, Tensor]:
+    def _state_of(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         """Return the parameter's states, zero before its first step."""
         state: dict[str, Tensor] = self.state[parameter]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32)
-            state |= {name: torch.zeros_like(parameter, dtype=torch.bfloat16) for name in names}
+            state |= {name: torch.zeros_like(parameter, dtype=torch.bfloat16) for name in self._kept}
         return state
 
 
@@ -195,14 +238,3 @@ def _parts(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
         elements += size
     if part:
         yield part
-
-
-def _local(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [local(tensor) for tensor in tensors]
-
-
-def _widened(tensors: list[Tensor]) -> list[Tensor]:
-    """fp32 copies."""
-    wide = [torch.empty_like(tensor, dtype=torch.float32) for tensor in tensors]
-    torch._foreach_copy_(wide, tensors)
-    return wide

@@ -5,7 +5,6 @@ that all nodes see; the others wait for that file. So no port is chosen before i
 Importing this module registers the scheme `frontrunner-rendezvous://` in torch; its path is the folder.
 """
 
-import datetime as dt
 import fcntl
 import json
 import os
@@ -21,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed import Store, TCPStore, default_pg_timeout, distributed_c10d  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import register_rendezvous_handler
 
-from frontrunner.evaluators.trainer.files import write_json
+from frontrunner.evaluators.trainer.run import write_json
 
 SCHEME = "frontrunner-rendezvous"
 FILE = "meeting.json"
@@ -57,12 +56,12 @@ def _join(file: Path, world_size: int, timeout: timedelta) -> TCPStore:
     """Connect another rank to the first of rank 0's addresses that responds."""
     end_s = time.monotonic() + timeout.total_seconds()
     poll_s = POLL_S / 16
-    while not (written := _read(file)):
+    while not file.exists():  # it is there whole or not at all
         if time.monotonic() > end_s:
             raise TimeoutError(f"rank 0 did not open the rendezvous within {timeout}")
         time.sleep(poll_s)
         poll_s = min(POLL_S, 2 * poll_s)
-    found = json.loads(written)
+    found = json.loads(file.read_text(encoding="utf-8"))
     port = int(found["port"])
     complaints = []
     for host in found["hosts"]:
@@ -75,18 +74,12 @@ def _join(file: Path, world_size: int, timeout: timedelta) -> TCPStore:
     raise ConnectionError(f"rank 0 cannot be reached on port {port}: {'; '.join(complaints)}")
 
 
-def _read(file: Path) -> str:
-    """Return the rendezvous file; empty as long as rank 0 has not written it."""
-    try:
-        return file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return ""
-
-
 def _own_hosts(interface: str | None) -> list[str]:
     """Return where this host may be reached: at the named interface, else by its name and its own addresses."""
-    if interface is not None:
-        return [_address_of(interface)]
+    if interface is not None:  # an OSError where there is no such interface, or it has no IPv4 address
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            request = struct.pack("256s", interface.encode()[:15])
+            return [socket.inet_ntoa(fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)[20:24])]
     name = socket.gethostname()
     try:
         found = [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)]
@@ -96,13 +89,6 @@ def _own_hosts(interface: str | None) -> list[str]:
     # of a host whose name nothing resolves.
     addresses = [address for address in found if not address.startswith("127.")]
     return list(dict.fromkeys([name, *addresses, "127.0.0.1"]))
-
-
-def _address_of(interface: str) -> str:
-    """Return the interface's IPv4 address; raises OSError where there is no such interface, or it has none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        request = struct.pack("256s", interface.encode()[:15])
-        return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)[20:24])
 
 
 register_rendezvous_handler(SCHEME, _rendezvous)  # type: ignore[no-untyped-call]
@@ -118,8 +104,7 @@ class OneThreadGloo(dist.ProcessGroupGloo):
     probes. Sends and receives do not use these threads.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, timeout: dt.timedelta) -> None:
-        """The arguments by which torch makes its own: see `torch.distributed.ProcessGroupGloo`."""
+    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch's stub has another name
         options._threads = 1
         options._timeout = timeout

@@ -1,262 +1,283 @@
-"""The torch engine: one rank's part of the model, ready to run forward and backward over its replica's batch.
+"""The torch engine: steps of training over one rank's part of the model.
 
-`build_engine` makes it in the order that keeps memory low and weights independent of the parallel form: modules on
-the meta device, tensor parallelism, data parallelism, then storage for the local shards only, then seeded values.
+A part is made in the order that keeps memory low and weights independent of the parallel form: modules on the meta
+device, tensor parallelism, data parallelism, then storage for the local shards only, then seeded values.
 """
 
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, ParamSpec, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
+from torch.distributed.tensor.parallel import loss_parallel
 
-from frontrunner.evaluators.trainer.activations import checkpointed
-from frontrunner.evaluators.trainer.data import Batch
+from frontrunner.evaluators.trainer.data import Batch, TokenFile
+from frontrunner.evaluators.trainer.data_parallel import Replicas, spread
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import Layout
-from frontrunner.evaluators.trainer.loss import LossFunction, compiled, loss_context, micro_batch_loss, training_loss
-from frontrunner.evaluators.trainer.model import Gpt, Levers, initialize
-from frontrunner.evaluators.trainer.parallel.data import (
-    DdpReplicas,
-    LeveledReplicas,
-    Replicas,
-    apply_data_parallel,
-    publish_trained,
-    trained_parameters,
+from frontrunner.evaluators.trainer.model import Gpt, initialize, mean_cross_entropy
+from frontrunner.evaluators.trainer.optimizer import (
+    COMPUTE_TYPES,
+    LossScale,
+    build_optimizer,
+    clip,
+    local_gradients,
+    make_states,
+    settle,
+    squared_norm_share,
 )
-from frontrunner.evaluators.trainer.parallel.pipeline import build_schedule, stage_layers, stages_of_rank
-from frontrunner.evaluators.trainer.parallel.tensor import apply_tensor_parallel
-from frontrunner.evaluators.trainer.precision import COMPUTE_TYPES, LossScale, MasterWeights, has_master_weights
+from frontrunner.evaluators.trainer.pipeline import build_schedule, stage_layers, stages_of_rank
+from frontrunner.evaluators.trainer.run import StepOutcome, Stepper, synchronize
+from frontrunner.evaluators.trainer.tensor_parallel import apply_tensor_parallel
 from frontrunner.spaces.stages import rank_of_stage
 
-
-class AccumulatingEngine:
-    """The whole model on each tensor-parallel group: micro-batches run one after another."""
-
-    def __init__(
-        self, job: Job, model: Gpt, replicas: Replicas | DdpReplicas | None, scale: LossScale, *, forward: nn.Module
-    ) -> None:
-        """`forward` is the model, or what it is wrapped in: what micro-batches are run through."""
-        self._recipe = job.recipe
-        self._model = model
-        self._forward = forward
-        self._replicas = replicas
-        self._scale = scale
-        self._loss_of = training_loss(job)
-        self._masters = MasterWeights(model, job.precision) if has_master_weights(job.recipe, job.precision) else None
-
-    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """See Engine."""
-        if self._masters is not None:
-            return self._masters.named_parameters()
-        return trained_parameters(self._model, self._replicas)
-
-    def publish(self) -> None:
-        """See Engine."""
-        if self._masters is not None:
-            self._masters.publish()
-        publish_trained(self._replicas)
-
-    def forward_backward(self, batch: Batch) -> Tensor:
-        """See Engine."""
-        total = torch.zeros((), device=batch.inputs.device)
-        last = self._recipe.accumulation - 1
-        with loss_context(tensor_parallel=self._recipe.tensor_parallel):
-            for number, micro_batch in enumerate(batch.split(self._recipe.micro_batch_seqs)):
-                if self._replicas is not None:
-                    self._replicas.before_backward(last=number == last)
-                loss = self._loss(self._forward, micro_batch, self._loss_of)
-                torch.autograd.backward(self._scale.scaled(loss))
-                total += loss.detach()
-                if self._masters is not None:
-                    self._masters.collect_gradients()
-        return total
-
-    @torch.no_grad()
-    def evaluate(self, batch: Batch) -> Tensor:
-        """See Engine."""
-        total = torch.zeros((), device=batch.inputs.device)
-        with loss_context(tensor_parallel=self._recipe.tensor_parallel):
-            for micro_batch in batch.split(self._recipe.micro_batch_seqs):
-                total += self._loss(self._model, micro_batch, micro_batch_loss)
-        if self._replicas is not None:
-            self._replicas.reshard()
-        return total
-
-    def _loss(self, forward: nn.Module, micro_batch: Batch, loss_of: LossFunction) -> Tensor:
-        """Return the micro-batch's part of the batch's mean loss."""
-        chunked = {"targets": micro_batch.targets} if self._recipe.loss_chunks > 1 else {}
-        output = forward(micro_batch.inputs, **chunked)
-        return loss_of(output, micro_batch.targets) / self._recipe.accumulation
+Inputs = ParamSpec("Inputs")
+LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
-class PipelineEngine:
-    """Some stages of the model: a schedule runs the micro-batches through the ranks of the pipeline."""
+def compiled(function: Callable[Inputs, Tensor], device_type: str) -> Callable[Inputs, Tensor]:
+    """`function`, compiled at its first call for each kind of input; what cannot be compiled whole raises then."""
+    if device_type == "cpu":
+        from torch._inductor import config
 
-    def __init__(
-        self,
-        job: Job,
-        layout: Layout,
-        modules: list[Gpt],
-        replicas: list[Replicas | None],
-        scale: LossScale,
-    ) -> None:
-        self._job = job
-        self._layout = layout
-        self._device = scale.device
-        self._scale = scale
-        self._modules = dict(zip(stages_of_rank(job.recipe, layout.pipeline_rank), modules, strict=True))
-        self._replicas = replicas
-        self._loss_of = training_loss(job)
-        self._kept = torch.empty(0)
-        self._schedule: PipelineScheduleSingle | PipelineScheduleMulti = build_schedule(
-            modules, replicas, layout, self._scaled_loss, self._device
-        )
-
-    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """See Engine."""
-        parts = zip(self._modules.values(), self._replicas, strict=True)
-        return [named for module, replicas in parts for named in trained_parameters(module, replicas)]
-
-    def publish(self) -> None:
-        """See Engine."""
-        for replicas in self._replicas:
-            publish_trained(replicas)
-
-    def forward_backward(self, batch: Batch) -> Tensor | None:
-        """See Engine."""
-        losses: list[Tensor] = []
-        inputs = (batch.inputs,) if 0 in self._modules else ()
-        targets: dict[str, Any] = {"target": batch.targets, "losses": losses} if self._holds_last_stage else {}
-        targets |= self._for_chunks(batch)
-        with loss_context(tensor_parallel=self._job.recipe.tensor_parallel):
-            self._schedule.step(*inputs, return_outputs=False, **targets)
-        return self._scale.unscaled(torch.stack(losses).sum().detach()) if self._holds_last_stage else None
-
-    @torch.no_grad()
-    def evaluate(self, batch: Batch) -> Tensor | None:
-        """See Engine. The micro-batches go through the stages one after another, outside the training schedule."""
-        total = torch.zeros((), device=self._device)
-        with loss_context(tensor_parallel=self._job.recipe.tensor_parallel):
-            for micro_batch in batch.split(self._job.recipe.micro_batch_seqs):
-                for stage in self._modules:
-                    output = self._run_stage(stage, micro_batch)
-                    if stage == self._job.recipe.stages - 1:
-                        total += micro_batch_loss(output, micro_batch.targets) / self._job.recipe.accumulation
-        for replicas in self._replicas:
-            if replicas is not None:
-                replicas.reshard()
-        return total if self._holds_last_stage else None
-
-    def _scaled_loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        return self._scale.scaled(self._loss_of(output, targets) / self._job.recipe.accumulation)
-
-    def _for_chunks(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the targets with which the last stage computes a chunked loss; other stages ignore them."""
-        return {"targets": batch.targets} if self._holds_last_stage and self._job.recipe.loss_chunks > 1 else {}
-
-    @property
-    def _holds_last_stage(self) -> bool:
-        return self._job.recipe.stages - 1 in self._modules
-
-    def _run_stage(self, stage: int, batch: Batch) -> Tensor:
-        """Take the stage's input from the stage before it, run it, hand its output to the stage after it."""
-        x = batch.inputs if stage == 0 else self._receive(stage - 1, batch.inputs)
-        output = cast("Tensor", self._modules[stage](x, **self._for_chunks(batch)))
-        if stage < self._job.recipe.stages - 1:
-            self._send(stage + 1, output)
-        return output
-
-    def _receive(self, source_stage: int, tokens: Tensor) -> Tensor:
-        source = rank_of_stage(self._job.recipe, source_stage)
-        if source == self._layout.pipeline_rank:
-            return self._kept
-        sequence = tokens.shape[1]
-        if self._job.recipe.sequence_parallel:
-            sequence //= self._job.recipe.tensor_parallel
-        dtype = COMPUTE_TYPES[self._job.precision]
-        x = torch.empty(tokens.shape[0], sequence, self._job.model.hidden, dtype=dtype, device=self._device)
-        dist.recv(x, group=self._layout.pipeline_mesh.get_group(), group_src=source)
-        return x
-
-    def _send(self, target_stage: int, output: Tensor) -> None:
-        target = rank_of_stage(self._job.recipe, target_stage)
-        if target == self._layout.pipeline_rank:
-            self._kept = output
-            return
-        dist.send(output.contiguous(), group=self._layout.pipeline_mesh.get_group(), group_dst=target)
+        # Ranks share the machine's cores, and a pool of compiling processes would outlive a rank that is killed.
+        config.compile_threads = 1
+    return cast("Callable[Inputs, Tensor]", torch.compile(function, fullgraph=True))
 
 
-class Engine(Protocol):
-    """One rank's part of the model. Batches are those of the rank's replica, or a context rank's slice of them."""
+def compiled_graphs() -> int:
+    """Return how many graphs this process has compiled so far."""
+    from torch._dynamo.utils import counters
 
-    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Return what the optimizer trains on this rank, with its names in the whole model."""
-        ...
-
-    def publish(self) -> None:
-        """Have the next forward pass see what was written into `named_parameters`. All ranks call it together."""
-        ...
-
-    def forward_backward(self, batch: Batch) -> Tensor | None:
-        """Accumulate gradients of the batch's mean loss, averaged over the copies of the model.
-
-        Returns the loss where the last layer is.
-        """
-        ...
-
-    def evaluate(self, batch: Batch) -> Tensor | None:
-        """Return the batch's mean loss, where the last layer is; no gradients."""
-        ...
+    return int(counters["stats"]["unique_graphs"])
 
 
-def build_engine(job: Job, layout: Layout, device: torch.device, scale: LossScale) -> Engine:
-    """Build, materialize and initialize this rank's part of the model; gradients come out multiplied by `scale`."""
+def micro_batch_loss(output: Tensor, targets: Tensor) -> Tensor:
+    """Return the loss of one micro-batch from the last stage's output: logits, or the loss where it was chunked."""
+    return mean_cross_entropy(output, targets) if output.dim() > 0 else output
+
+
+def _build_part(job: Job, layout: Layout, layers: range, device: torch.device) -> Replicas:
+    """Build, materialize and initialize one stage of the model, as this rank holds it."""
     recipe = job.recipe
-    ranges = stage_layers(job.model.layers, recipe)
-    modules = []
-    replicas = []
-    for stage in stages_of_rank(recipe, layout.pipeline_rank):
-        module = _build_stage(job, layout, ranges[stage])
-        replicas.append(apply_data_parallel(module, layout, job.precision))
-        if recipe.compile:
-            module.compile_blocks(partial(compiled, device_type=job.device), device)
-        module.to_empty(device=device if recipe.offload == "none" else "cpu")
-        if isinstance(replicas[-1], LeveledReplicas):
-            replicas[-1].make_masters()
-        initialize(trained_parameters(module, replicas[-1]), seed=job.seed, layers=job.model.layers)
-        publish_trained(replicas[-1])
-        modules.append(module)
-    if recipe.replication == "ddp":
-        ddp = DdpReplicas(modules[0], layout)
-        return AccumulatingEngine(job, modules[0], ddp, scale, forward=ddp.wrapped)
-    if recipe.pipeline_parallel == 1:
-        return AccumulatingEngine(job, modules[0], replicas[0], scale, forward=modules[0])
-    return PipelineEngine(job, layout, modules, replicas, scale)
-
-
-def _build_stage(job: Job, layout: Layout, layers: range) -> Gpt:
     with torch.device("meta"):
         module = Gpt(
             job.model,
             sequence_length=job.sequence_length,
             layers=layers,
-            levers=_levers(layout),
+            recipe=recipe,
+            context=layout.context,
         )
-    if job.recipe.tensor_parallel > 1:
-        apply_tensor_parallel(module, job.model, layout.tensor_mesh, sequence_parallel=job.recipe.sequence_parallel)
-    return module
+    if recipe.tensor_parallel > 1:
+        apply_tensor_parallel(module, job.model, layout.mesh["tensor"], sequence_parallel=recipe.sequence_parallel)
+    part = spread(module, layout, job.precision, device)
+    if recipe.compile:
+        module.compile_blocks(partial(compiled, device_type=job.device), device)
+    initialize(part.named_parameters(), seed=job.seed, layers=job.model.layers)
+    part.publish()
+    return part
 
 
-def _levers(layout: Layout) -> Levers:
-    recipe = layout.recipe
-    return Levers(
-        checkpointed=checkpointed(recipe.recompute),
-        feed_forward_tiles=recipe.feed_forward_tiles,
-        loss_chunks=recipe.loss_chunks,
-        activation_offload=recipe.activation_offload,
-        sequence_shards=recipe.tensor_parallel if recipe.sequence_parallel else 1,
-        context=layout.context,
-    )
+class TorchStepper(Stepper):
+    """Steps of the torch engine; gradients come out multiplied by `scale`."""
+
+    def __init__(self, job: Job, layout: Layout, data: TokenFile, device: torch.device) -> None:
+        super().__init__(job, layout, data, device)
+        self.scale = LossScale(job.precision, device)
+        recipe, ranges = job.recipe, stage_layers(job.model.layers, job.recipe)
+        self._parts = {
+            stage: _build_part(job, layout, ranges[stage], device)
+            for stage in stages_of_rank(recipe, layout.pipeline_rank)
+        }
+        self._named = [named for part in self._parts.values() for named in part.named_parameters()]
+        self._parameters = [parameter for _, parameter in self._named]
+        self.optimizer = build_optimizer(job.optimizer, self._parameters, state=recipe.optimizer_state)
+        self._holders = recipe.copies * recipe.tensor_parallel  # the ranks that hold the same pipeline stage
+        self._ahead: tuple[int, Batch] | None = None
+        self._loss_of: LossFunction = micro_batch_loss
+        # Compiled, the loss's fp32 copies of the logits are never written to memory. Not where the logits are split
+        # over the vocabulary: that loss is torch's own for DTensors.
+        if recipe.compile and recipe.loss_chunks == 1 and recipe.tensor_parallel == 1:
+            self._loss_of = compiled(micro_batch_loss, device_type=job.device)
+
+    @abstractmethod
+    def _forward_backward(self, batch: Batch) -> Tensor:
+        """Accumulate gradients of the batch's mean loss, averaged over the copies of the model.
+
+        Batches are those of the rank's replica, or a context rank's slice of them. Returns the loss where the last
+        layer is, 0 elsewhere.
+        """
+
+    @abstractmethod
+    def _forward(self, batch: Batch) -> Tensor:
+        """Return the batch's mean loss where the last layer is, 0 elsewhere."""
+
+    def step(self, number: int) -> StepOutcome:
+        """See Stepper."""
+        ahead, self._ahead = self._ahead, None
+        batch = ahead[1] if ahead is not None and ahead[0] == number else self.training_batch(number)
+        totals = self._totals(self._forward_backward(batch))
+        clips_at = self.job.optimizer.gradient_clip_norm
+        overflowed = False
+        if self.scale.is_active:
+            overflowed = bool(totals[2].item())
+            self.scale.update(overflowed=overflowed)
+        if not overflowed:
+            if clips_at is not None:
+                clip(self._parameters, norm=totals[1].sqrt(), largest=clips_at)
+            self.optimizer.step()
+            self._publish()
+        self.optimizer.zero_grad()
+        if self.device.type != "cpu":
+            self._ahead = number + 1, self.training_batch(number + 1)  # while the device is busy with this step
+        synchronize(self.device)
+        mean_loss, squared_norm, _ = totals.tolist()
+        norm = None if clips_at is None or overflowed else math.sqrt(squared_norm)
+        factor = self.scale.factor if self.scale.is_active else None
+        return StepOutcome(loss=mean_loss, gradient_norm=norm, overflowed=overflowed, loss_scale=factor)
+
+    def _totals(self, loss: Tensor) -> Tensor:
+        """Settle the gradients and take their scale off; sum loss, squared norm and overflows over all ranks."""
+        settle(self._parameters)
+        totals = torch.zeros(3, device=self.device)
+        totals[0] = loss / self._holders
+        if self.scale.is_active:
+            totals[2] = self.scale.unscale_gradients(local_gradients(self._parameters))
+        if self.job.optimizer.gradient_clip_norm is not None:
+            totals[1] = squared_norm_share(self._parameters, holders=self._holders)
+        dist.all_reduce(totals)
+        return totals
+
+    @torch.no_grad()
+    def loss_share(self, batch: Batch) -> Tensor:
+        """See Stepper."""
+        with self._loss_context():
+            loss = self._forward(batch)
+        for part in self._parts.values():
+            part.reshard()
+        return loss / self._holders
+
+    def state(self) -> dict[str, Tensor]:
+        """See Stepper. Names are those of the whole model, with the optimizer's states next to each parameter."""
+        state = {f"loss_scale.{key}": value for key, value in self.scale.state().items()}
+        for name, parameter in self._named:
+            state[f"model.{name}"] = parameter.detach()
+            for key, value in self.optimizer.state[parameter].items():
+                if isinstance(value, Tensor):
+                    state[f"optimizer.{name}.{key}"] = value
+        return state
+
+    def restore(self, load: Callable[[dict[str, Tensor]], None]) -> None:
+        """See Stepper."""
+        make_states(self.optimizer)
+        load(self.state())
+        self._publish()
+
+    def _publish(self) -> None:
+        for part in self._parts.values():
+            part.publish()
+
+    def _loss_context(self) -> AbstractContextManager[Any]:
+        """Return where the loss and every backward pass must run."""
+        split = self.recipe.tensor_parallel > 1
+        return cast("AbstractContextManager[Any]", loss_parallel()) if split else nullcontext()
+
+    def _for_chunks(self, batch: Batch) -> dict[str, Tensor]:
+        """Return the targets with which the last stage computes a chunked loss; other stages ignore them."""
+        return {"targets": batch.targets} if self.recipe.loss_chunks > 1 else {}
+
+
+class WholeStepper(TorchStepper):
+    """The whole model on each tensor-parallel group: micro-batches run one after another."""
+
+    def _forward_backward(self, batch: Batch) -> Tensor:
+        (part,) = self._parts.values()
+        total = torch.zeros((), device=self.device)
+        with self._loss_context():
+            for number, micro_batch in enumerate(batch.split(self.recipe.micro_batch_seqs), start=1):
+                part.before_backward(last=number == self.recipe.accumulation)
+                loss = self._loss(part.forward, micro_batch, self._loss_of)
+                torch.autograd.backward(self.scale.scaled(loss))
+                total += loss.detach()
+                part.after_backward()
+        return total
+
+    def _forward(self, batch: Batch) -> Tensor:
+        (part,) = self._parts.values()
+        micro_batches = batch.split(self.recipe.micro_batch_seqs)
+        return torch.stack([self._loss(part.model, one, micro_batch_loss) for one in micro_batches]).sum()
+
+    def _loss(self, forward: nn.Module, micro_batch: Batch, loss_of: LossFunction) -> Tensor:
+        """Return the micro-batch's part of the batch's mean loss."""
+        output = forward(micro_batch.inputs, **self._for_chunks(micro_batch))
+        return loss_of(output, micro_batch.targets) / self.recipe.accumulation
+
+
+class PipelineStepper(TorchStepper):
+    """Some stages of the model: a schedule runs the micro-batches through the ranks of the pipeline."""
+
+    def __init__(self, job: Job, layout: Layout, data: TokenFile, device: torch.device) -> None:
+        super().__init__(job, layout, data, device)
+        self._holds_last_stage = self.recipe.stages - 1 in self._parts
+        self._kept = torch.empty(0)
+        self._pipeline = layout.mesh["pipeline"].get_group()
+        self._schedule = build_schedule(self._parts, layout, self._scaled_loss, device)
+
+    def _scaled_loss(self, output: Tensor, targets: Tensor) -> Tensor:
+        return self.scale.scaled(self._loss_of(output, targets) / self.recipe.accumulation)
+
+    def _forward_backward(self, batch: Batch) -> Tensor:
+        losses: list[Tensor] = []
+        inputs = (batch.inputs,) if 0 in self._parts else ()
+        targets: dict[str, Any] = {}
+        if self._holds_last_stage:
+            targets = {"target": batch.targets, "losses": losses, **self._for_chunks(batch)}
+        with self._loss_context():
+            self._schedule.step(*inputs, return_outputs=False, **targets)
+        if not losses:
+            return torch.zeros((), device=self.device)
+        return self.scale.unscaled(torch.stack(losses).sum().detach())
+
+    def _forward(self, batch: Batch) -> Tensor:
+        """See TorchStepper. The micro-batches go through the stages one after another, outside the schedule."""
+        total = torch.zeros((), device=self.device)
+        for micro_batch in batch.split(self.recipe.micro_batch_seqs):
+            for stage, part in self._parts.items():
+                x = micro_batch.inputs if stage == 0 else self._receive(stage - 1, micro_batch.inputs)
+                options = self._for_chunks(micro_batch) if self._holds_last_stage else {}
+                output = cast("Tensor", part.model(x, **options))
+                if stage < self.recipe.stages - 1:
+                    self._send(stage + 1, output)
+                else:
+                    total += micro_batch_loss(output, micro_batch.targets) / self.recipe.accumulation
+        return total
+
+    def _receive(self, source_stage: int, tokens: Tensor) -> Tensor:
+        source = rank_of_stage(self.recipe, source_stage)
+        if source == self.layout.pipeline_rank:
+            return self._kept
+        sequence = tokens.shape[1]
+        if self.recipe.sequence_parallel:
+            sequence //= self.recipe.tensor_parallel
+        dtype = COMPUTE_TYPES[self.job.precision]
+        x = torch.empty(tokens.shape[0], sequence, self.job.model.hidden, dtype=dtype, device=self.device)
+        dist.recv(x, group=self._pipeline, group_src=source)
+        return x
+
+    def _send(self, target_stage: int, output: Tensor) -> None:
+        target = rank_of_stage(self.recipe, target_stage)
+        if target == self.layout.pipeline_rank:
+            self._kept = output
+            return
+        dist.send(output.contiguous(), group=self._pipeline, group_dst=target)
+
+
+def make_stepper(job: Job, layout: Layout, data: TokenFile, device: torch.device) -> TorchStepper:
+    """Return the steps of this rank."""
+    kind = WholeStepper if job.recipe.pipeline_parallel == 1 else PipelineStepper
+    return kind(job, layout, data, device)

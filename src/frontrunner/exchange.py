@@ -14,13 +14,13 @@ from frontrunner.evaluators.export.batch import SCHEDULERS, batch_script
 from frontrunner.evaluators.export.reading import Given
 from frontrunner.evaluators.export.tools import TOOLS, tool_named
 from frontrunner.foreign_recipes import refuse_file_of_others
-from frontrunner.recipe_actions import ShowsRecipes, names_a_file
+from frontrunner.recipe_actions import names_a_file
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput, NotFound, bad_value, did_you_mean
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.store import opened
+from frontrunner.store import LocalStore, opened
 from frontrunner.text import thousands
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class ImportedRecipe:
     file: RecipeFile | None
 
 
-def exported(store: ShowsRecipes, recipe: str, *, to: str) -> str:
+def exported(store: LocalStore, recipe: str, *, to: str) -> str:
     """Return a recipe, stored or of a recipe file, as a configuration of the tool `to`, one of `TARGETS`."""
     if to not in TARGETS:
         raise bad_value("--to", to, f"one of {', '.join(TARGETS)}, optuna", hint=did_you_mean(to, (*TARGETS, "optuna")))

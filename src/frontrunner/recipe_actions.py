@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.config.settings import run_root, store_url
@@ -25,22 +25,13 @@ if TYPE_CHECKING:
     from frontrunner.results.explain import Explanation
 
 
-class ShowsRecipes(Protocol):
-    """A local or remote store."""
-
-    url: str
-
-    def show(self, recipe_id: str) -> Explanation:
-        """Return everything that the store knows of a recipe."""
-
-
 def names_a_file(recipe: str) -> bool:
     """Return whether a recipe is given as the path of a recipe file: it ends with .json, or has a slash."""
     return recipe.endswith(".json") or "/" in recipe
 
 
 def find_recipe(
-    store: ShowsRecipes, recipe: str | Mapping[str, object], campaign: str | Path | None
+    store: LocalStore, recipe: str | Mapping[str, object], campaign: str | Path | None
 ) -> tuple[CampaignSpec, Recipe]:
     """Return a recipe and its campaign: a stored one by its id, or by id or choices one of a campaign file's space."""
     from frontrunner.config.recipe_lookup import one_recipe, recipe_by_id
@@ -54,7 +45,7 @@ def find_recipe(
     return stored_spec(explanation.appearances[0].campaign), explanation.recipe
 
 
-def breakdown_of(store: ShowsRecipes, recipe: str | Mapping[str, object], campaign: str | Path | None) -> Breakdown:
+def breakdown_of(store: LocalStore, recipe: str | Mapping[str, object], campaign: str | Path | None) -> Breakdown:
     """Break a recipe's estimate down, with its newest measurement in a store; see `LocalStore.explain`."""
     from frontrunner.evaluators.analytic.breakdown import breakdown
 

@@ -8,42 +8,47 @@ same results. The functions of `frontrunner`, the command line and the service's
 from __future__ import annotations
 
 import inspect
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from frontrunner.config.settings import DEFAULT_STORE, store_url
-from frontrunner.spaces.errors import NotFound
+from frontrunner.events import POLL_S, Follower, StreamEvent, parse_cursor
+from frontrunner.results import active_drivers, explain, pages, predictions, ranking, status
+from frontrunner.results.active_drivers import ActiveDriver
+from frontrunner.results.explain import Explanation
+from frontrunner.results.pages import Comparison, RecipePage, TrialPage
+from frontrunner.results.predictions import SmallScale
+from frontrunner.results.ranking import RankBy, Ranking
+from frontrunner.results.records import CampaignList
+from frontrunner.results.redaction import without_secrets
+from frontrunner.results.states import TrialState
+from frontrunner.results.status import FailureList, Status
+from frontrunner.results.store import Store, open_store
+from frontrunner.search.campaign_setup import stored_spec
+from frontrunner.spaces.errors import FrontrunnerError, NotFound
 from frontrunner.spaces.pareto import OBJECTIVES
+from frontrunner.standings import Baseline, Front, baseline_of, checked_objectives, front
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from frontrunner.evaluators.analytic.breakdown import Breakdown
-    from frontrunner.events import StreamEvent
     from frontrunner.reporting import NotDrawn
-    from frontrunner.results.active_drivers import ActiveDriver
-    from frontrunner.results.explain import Explanation
-    from frontrunner.results.pages import Comparison, RecipePage, TrialPage
-    from frontrunner.results.predictions import SmallScale
-    from frontrunner.results.ranking import Ranking
-    from frontrunner.results.records import CampaignList
-    from frontrunner.results.status import FailureList, Status
-    from frontrunner.results.store import Store as OpenStore
-    from frontrunner.standings import Baseline, Front
 
 T = TypeVar("T")
-LEAST_PREFIX = 4
+
 LOG_BYTES = 65_536
+LOG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\.log")
 
 
 @contextmanager
-def opened(store: str | None, *, create: bool = False, from_file: str | None = None) -> Iterator[OpenStore]:
+def opened(store: str | None, *, create: bool = False, from_file: str | None = None) -> Iterator[Store]:
     """Open the store at a path or URL, read-only unless `create` is set, and close it at the end."""
-    from frontrunner.results.store import open_store
 
     with open_store(store_url(store, from_file=from_file), create=create, read_only=not create) as found:
         yield found
@@ -52,45 +57,37 @@ def opened(store: str | None, *, create: bool = False, from_file: str | None = N
 class LocalStore:
     """A store in a database at a path or URL, which is opened read-only for each question."""
 
-    def __init__(self, url: str | None = None, *, is_open: OpenStore | None = None) -> None:
+    def __init__(self, url: str | None = None, *, is_open: Store | None = None) -> None:
         """Name the store at `url` (default: $FRONTRUNNER_STORE, else frontrunner.db), or wrap one that `is_open`."""
         self.url = is_open.url if is_open is not None else store_url(url)
         self._open = is_open
         self._is_named = url is not None
 
     @contextmanager
-    def opened(self) -> Iterator[OpenStore]:
+    def opened(self) -> Iterator[Store]:
         """Open the database for reading."""
         with nullcontext(self._open) if self._open is not None else opened(self.url) as found:
             yield found
 
     def campaigns(self) -> CampaignList:
         """Return every campaign, the newest first."""
-        from frontrunner.results.records import CampaignList
-
         with self.opened() as store:
             return CampaignList(store.campaigns())
 
     def drivers(self) -> list[ActiveDriver]:
         """Return the drivers that hold a campaign."""
-        from frontrunner.results.active_drivers import active_drivers
-
         with self.opened() as store:
-            return active_drivers(store)
+            return active_drivers.active_drivers(store)
 
     def status(self, campaign: str | None = None) -> Status:
         """Return the state of a campaign: trials by state, failures by kind, the best recipe, the last events."""
-        from frontrunner.results.status import status
-
         with self.opened() as store:
-            return status(store, campaign)
+            return status.status(store, campaign)
 
     def failures(self, campaign: str | None = None) -> FailureList:
         """Return a campaign's failed trials with their log tails."""
-        from frontrunner.results.status import FailureList, failures
-
         with self.opened() as store:
-            return FailureList(failures(store, campaign))
+            return FailureList(status.failures(store, campaign))
 
     def best(
         self,
@@ -101,17 +98,13 @@ class LocalStore:
         max_memory_gb: float | None = None,
     ) -> Ranking:
         """Return a campaign's recipes, best first by tokens, tflops, memory or step-time; `top` None returns all."""
-        from frontrunner.results.ranking import Ranking, best
-
         with self.opened() as store:
-            return Ranking(best(store, campaign, top=top, by=by, max_memory_gb=max_memory_gb))
+            return Ranking(ranking.best(store, campaign, top=top, by=by, max_memory_gb=max_memory_gb))
 
     def pareto(self, campaign: str | None = None) -> Ranking:
         """Return the recipes that no other beats in both tokens/s and peak memory."""
-        from frontrunner.results.ranking import Ranking, pareto
-
         with self.opened() as store:
-            return Ranking(pareto(store, campaign))
+            return Ranking(ranking.pareto(store, campaign))
 
     def front(self, campaign: str | None = None, *, objectives: Sequence[str] = OBJECTIVES) -> Front:
         """Return the recipes that no other beats in all objectives at once, fastest first.
@@ -119,14 +112,10 @@ class LocalStore:
         Objectives are two or more of tokens (tokens/s), memory (free memory of the fullest device) and nodes (fewer is
         better). Raises `InvalidInput` for others.
         """
-        from frontrunner.results.ranking import best
-        from frontrunner.search.campaign_setup import stored_spec
-        from frontrunner.standings import checked_objectives, front
-
         wanted = checked_objectives(objectives)
         with self.opened() as store:
             record = store.campaign(campaign)
-            return front(best(store, record, top=None), stored_spec(record).problem, wanted)
+            return front(ranking.best(store, record, top=None), stored_spec(record).problem, wanted)
 
     def recipes(
         self,
@@ -139,11 +128,8 @@ class LocalStore:
         **filters: Any,
     ) -> RecipePage:
         """Return one page of a campaign's measured recipes, best first; `filters` are values of a recipe's fields."""
-        from frontrunner.results.pages import recipe_page
-        from frontrunner.results.ranking import RankBy
-
         with self.opened() as store:
-            return recipe_page(
+            return pages.recipe_page(
                 store,
                 campaign,
                 by=RankBy(by),
@@ -157,31 +143,38 @@ class LocalStore:
         self, campaign: str | None = None, *, state: str | None = None, page: int = 1, page_size: int = 50
     ) -> TrialPage:
         """Return one page of a campaign's trials in the order of their numbers, with their outcomes."""
-        from frontrunner.results.pages import trial_page
-        from frontrunner.results.states import TrialState
-
         wanted = None if state is None else TrialState(state)
         with self.opened() as store:
-            return trial_page(store, campaign, state=wanted, page=page, page_size=page_size)
+            return pages.trial_page(store, campaign, state=wanted, page=page, page_size=page_size)
 
     def compare(self, first: str, second: str, *, page: int = 1, page_size: int = 50) -> Comparison:
         """Return two campaigns side by side, and one page of the recipes that both have measured."""
-        from frontrunner.results.pages import compare
-
         with self.opened() as store:
-            return compare(store, first, second, page=page, page_size=page_size)
+            return pages.compare(store, first, second, page=page, page_size=page_size)
 
     def log(self, campaign: str | None, trial_number: int, *, most_bytes: int = LOG_BYTES) -> str:
-        """Return the end of the log of a failed trial; `most_bytes` 0 returns only what the store kept of it."""
-        from frontrunner.probe_logs import log_tail
+        """Return the end of the log of a failed trial's last attempt; where it is gone, what the store kept.
 
+        `most_bytes` 0 means what the store kept: the driver, which knows the trainer's secrets, removed them from that.
+        From the file only the secrets in this process's own environment are removed. Raises `NotFound` where the trial
+        has not failed or left no log.
+        """
         with self.opened() as store:
-            return log_tail(store, store.campaign(campaign).name, trial_number, most_bytes=most_bytes)
+            record = store.campaign(campaign)
+            failure = status.last_failure(store, record.name, trial_number)
+        if failure is None:
+            raise NotFound(f"trial {trial_number} of campaign {record.name} has no failure to read the log of")
+        found = None
+        if most_bytes and failure.log_path is not None:
+            with suppress(FrontrunnerError):  # an imported table has no folder, another version's may not be readable
+                root = stored_spec(record).run_folder
+                found = read_end(root, Path(failure.log_path), most_bytes=most_bytes)
+        if found is None and not failure.log_tail:
+            raise NotFound(f"trial {trial_number} of campaign {record.name} left no log")
+        return failure.log_tail if found is None else without_secrets(found)
 
     def events(self, campaign: str, *, after: str | None = None) -> Iterator[StreamEvent]:
         """Yield a campaign's events as they are recorded, from its beginning or after the event of this id; endless."""
-        from frontrunner.events import POLL_S, Follower, parse_cursor
-
         with self.opened() as store:
             follower = Follower(store, campaign, parse_cursor(after))
             while True:
@@ -192,10 +185,8 @@ class LocalStore:
 
     def show(self, recipe_id: str) -> Explanation:
         """Return everything that the store knows of a recipe, and why it ranks where it does."""
-        from frontrunner.results.explain import explain
-
         with self.opened() as store:
-            return explain(store, recipe_id)
+            return explain.explain(store, recipe_id)
 
     def explain(self, recipe: str | Mapping[str, object], *, campaign: str | Path | None = None) -> Breakdown:
         """Break a recipe's estimated step time and memory down, with its newest measurement.
@@ -225,30 +216,24 @@ class LocalStore:
 
     def baseline(self, campaign: str | None = None) -> Baseline | None:
         """Return the campaign's baseline and its best recipe; None without a measured baseline."""
-        from frontrunner.standings import baseline_of
-
         with self.opened() as store:
             return baseline_of(store, campaign)
 
     def predictions(self, campaign: str | None = None) -> SmallScale | None:
         """Return what a campaign with `search.probe_nodes` predicts for its cluster; None for others."""
-        from frontrunner.results.predictions import small_scale
-
         with self.opened() as store:
-            return small_scale(store, store.campaign(campaign))
+            return predictions.small_scale(store, store.campaign(campaign))
 
     def predictions_of(self, recipe_id: str) -> tuple[SmallScale, ...]:
         """Return the campaigns that predict a recipe, each with that prediction only.
 
         Raises `NotFound` unless exactly one predicted recipe has this id or prefix.
         """
-        from frontrunner.results.predictions import predicted_ids, scales_that_predict
-
         with self.opened() as store:
-            alike = [known for known in predicted_ids(store) if known.startswith(recipe_id.strip().lower())]
-            if len(alike) != 1 or len(recipe_id) < LEAST_PREFIX:
+            alike = [known for known in predictions.predicted_ids(store) if known.startswith(recipe_id.strip().lower())]
+            if len(alike) != 1 or len(recipe_id) < explain.MIN_PREFIX:
                 raise NotFound(f"{len(alike) or 'no'} predicted recipe ids begin with {recipe_id!r}")
-            return scales_that_predict(store, alike[0])
+            return predictions.scales_that_predict(store, alike[0])
 
     def dataframe(self, campaign: str | None = None) -> pd.DataFrame:
         """Return a table with one row per finished attempt."""
@@ -317,3 +302,17 @@ def as_function(method: Callable[..., T]) -> Callable[..., T]:
     parameters = [p for p in list(own.parameters.values())[1:] if p.kind is not inspect.Parameter.VAR_KEYWORD]
     vars(function)["__signature__"] = own.replace(parameters=[*parameters, named])
     return function
+
+
+def read_end(root: Path, path: Path, *, most_bytes: int) -> str | None:
+    """Return the last bytes of `root`/FOLDER/NAME.log as text; None for another path, a link, or a missing file."""
+    try:
+        found = path.resolve(strict=True)
+        own = root.resolve() / path.parent.name / path.name
+        if found != own or not LOG_NAME.fullmatch(path.name) or not found.is_file():
+            return None
+        with found.open("rb") as file:
+            file.seek(max(0, found.stat().st_size - most_bytes))
+            return file.read(most_bytes).decode("utf-8", errors="replace")
+    except OSError:
+        return None

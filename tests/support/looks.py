@@ -12,12 +12,10 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed._tools.mod_tracker import ModTracker
 
 from frontrunner.evaluators.trainer.data import TokenFile
-from frontrunner.evaluators.trainer.dry_run.trace import trace
+from frontrunner.evaluators.trainer.dry_run import trace
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import make_layout
-from frontrunner.evaluators.trainer.precision import LossScale
-from frontrunner.evaluators.trainer.torch_engine import build_engine
-from frontrunner.evaluators.trainer.train_step import TorchStepper
+from frontrunner.evaluators.trainer.torch_engine import make_stepper
 
 _CPU = torch.device("cpu")
 _LOOKED_AT_STEPS = 4
@@ -59,9 +57,8 @@ def peak_of_real_step(job: Job, rank: int, init_method: str) -> int:
     dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=job.recipe.devices)
     layout = make_layout(job.recipe, device_type="cpu")
     data = TokenFile(job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed)
-    scale = LossScale(job.precision, _CPU)
     with _Totals() as tracker:
-        stepper = TorchStepper(job, layout, build_engine(job, layout, _CPU, scale), data, scale)
+        stepper = make_stepper(job, layout, data, _CPU)
         stepper.step(1)
         peaks = []
         for step in range(2, 2 + _LOOKED_AT_STEPS):

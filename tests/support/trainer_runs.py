@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from frontrunner.evaluators.trainer.corpus import write_token_file
-from frontrunner.evaluators.trainer.data import TokenFile
+from frontrunner.evaluators.trainer.data import TokenFile, write_token_file
 from frontrunner.evaluators.trainer.job import Data, Job, Optimizer, Probe
 from frontrunner.evaluators.trainer.model import Gpt, initialize
 from frontrunner.spaces.model import Model

@@ -17,7 +17,7 @@ import frontrunner
 from frontrunner.config.cluster import read_cluster_file
 from frontrunner.evaluators.diagnostics.calibration import CHILD, measure
 from frontrunner.evaluators.diagnostics.ranks import Place, allocated
-from frontrunner.evaluators.trainer.calibration.collectives import COLLECTIVES
+from frontrunner.evaluators.trainer.calibration import COLLECTIVES
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 from support.campaigns import command, environment, tiny, write_toml
 
@@ -163,7 +163,7 @@ def test_a_device_that_is_not_there_ends_with_the_rank_s_own_words() -> None:
 def test_calibrating_rank_imports_only_torch_trainer_and_spaces() -> None:
     program = f"""
 import sys, importlib
-importlib.import_module("{CHILD}.__main__")
+importlib.import_module("{CHILD}")
 heavy = {{"deepspeed", "optuna", "pandas", "sqlalchemy", "deephyper", "scipy"}}
 floors = ("frontrunner.results", "frontrunner.search")
 print(sorted(name for name in sys.modules if name in heavy or name.startswith(floors)))

@@ -17,7 +17,7 @@ import pytest
 from frontrunner.evaluators.probe.preflight import prepare_disk
 from frontrunner.evaluators.probe.training_probe import TrainingProbe
 from frontrunner.evaluators.protocol import ProbeOrder
-from frontrunner.evaluators.trainer.deepspeed_engine.disk import check_written
+from frontrunner.evaluators.trainer.deepspeed_disk import check_written
 from frontrunner.evaluators.trainer.job import Disk, Job, Train
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.spaces.cluster import Cluster

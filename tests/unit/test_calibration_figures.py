@@ -23,7 +23,7 @@ from frontrunner.evaluators.diagnostics.calibration import (
     table_path,
     write_measured,
 )
-from frontrunner.evaluators.trainer.calibration.clock import expected
+from frontrunner.evaluators.trainer.calibration import expected
 from frontrunner.spaces.cluster import Cluster, Links, PeakTflops
 from support.calibrations import (
     BYTES_PER_S,

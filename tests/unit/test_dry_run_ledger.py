@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from frontrunner.evaluators.trainer.dry_run.ledger import Category, Ledger, Phase
+from frontrunner.evaluators.trainer.dry_run import Category, Ledger, Phase
 
 KIB = 1024
 

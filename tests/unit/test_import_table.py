@@ -165,7 +165,13 @@ def test_a_slow_table_is_taken_where_its_unit_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"", "is not a CSV table"), (b"seq,tp\n", "no rows"), (b'a,b\n1,"2\n', "CSV"), (b"\xff\xfe\x00", "CSV")],
+    [
+        (b"", "is not a CSV table: it is empty"),
+        (b"a\n1\n1,2\n", "row 2 has more cells"),
+        (b"seq,tp\n", "no rows"),
+        (b'a,b\n1,"2\n', "CSV"),
+        (b"\xff\xfe\x00", "CSV"),
+    ],
 )
 def test_files_that_are_no_tables(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_bytes(content)

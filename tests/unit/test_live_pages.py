@@ -21,27 +21,27 @@ from support.page_stores import page_store
 def test_campaign_view_shows_what_a_pausing_driver_waits_for(tmp_path: Path) -> None:
     page_store(tmp_path)
     with open_store(str(tmp_path / "store.db")) as store:
-        campaign, spec = store.campaign("first"), campaign_view(store, "first").spec
+        campaign, spec = store.campaign("first"), campaign_view(store, "first")["spec"]
         writer = store.drive(store.acquire_lease(campaign.id, host="h", pid=1))
         writer.set_state(CampaignState.RUNNING, reason="")
-        assert campaign_view(store, "first").ending == ""
+        assert campaign_view(store, "first")["ending"] == ""
         recipe = spec.survey().recipes[5]
         writer.start_attempt(writer.propose(recipe_id(spec.problem, recipe), recipe), run_folder="/runs/1")
         writer.event(STOPPING, leaves="paused", probes_to_finish=1)
-        assert campaign_view(store, "first").ending == "pausing, 1 probe to finish"
+        assert campaign_view(store, "first")["ending"] == "pausing, 1 probe to finish"
         writer.release(CampaignState.PAUSED, reason="")
-        assert campaign_view(store, "first").ending == ""
+        assert campaign_view(store, "first")["ending"] == ""
         store.acquire_lease(campaign.id, host="h", pid=1)
-        assert campaign_view(store, "first").ending == "", "another driver was told nothing"
+        assert campaign_view(store, "first")["ending"] == "", "another driver was told nothing"
 
 
 def test_campaign_view_reserves_rows_while_driven(tmp_path: Path) -> None:
     page_store(tmp_path)
     with open_store(str(tmp_path / "store.db")) as store:
-        assert campaign_view(store, "first").rows_ahead == 0
+        assert campaign_view(store, "first")["rows_ahead"] == 0
         store.acquire_lease(store.campaign("first").id, host="h", pid=1)
         view = campaign_view(store, "first")
-        assert (len(view.ranking), view.rows_ahead) == (3, 7)
+        assert (len(view["ranking"]), view["rows_ahead"]) == (3, 7)
 
 
 def test_campaign_view_shows_the_outlook_once(tmp_path: Path) -> None:
@@ -50,12 +50,12 @@ def test_campaign_view_shows_the_outlook_once(tmp_path: Path) -> None:
         writer = store.drive(store.acquire_lease(store.campaign("first").id, host="h", pid=1))
         writer.set_state(CampaignState.RUNNING, reason="")
         writer.event(OUTLOOK, expected_improvement=0.004, gap=0.0, gap_at_most=0.1, of_front=False, measured=3)
-        assert campaign_view(store, "first").outlook.startswith("the next probe is expected to gain 0.4 %")
+        assert campaign_view(store, "first")["outlook"].startswith("the next probe is expected to gain 0.4 %")
         rule = StopRule(0.01)
         for _ in range(IN_A_ROW):
             rule.hear(Outlook(expected_improvement=0.004, gap=0.0, gap_at_most=0.1), measured=3)
         writer.release(CampaignState.FINISHED, reason=rule.why_stop(()) or "")
-        assert campaign_view(store, "first").outlook == ""
+        assert campaign_view(store, "first")["outlook"] == ""
 
 
 def test_charts_version_changes_per_outcome_and_later_per_interval(

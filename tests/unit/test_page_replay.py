@@ -15,8 +15,8 @@ from fastapi.testclient import TestClient
 from frontrunner.config.settings import run_root
 from frontrunner.evaluators.probe.files import write_json
 from frontrunner.server.app import create_app
-from frontrunner.server.pages.recipes import ReplayForm
 from frontrunner.server.replays import STARTED, Replay, Replays, recording_end
+from frontrunner.server.requests import ReplayBody
 from frontrunner.spaces.errors import FrontrunnerError
 from support.page_stores import page_store
 from support.services import ORIGIN, bearer, settings, tokens_of
@@ -146,5 +146,6 @@ def test_replay_form_offers_remaining_steps_and_the_checkpoint(folder: Path, cli
 
 def test_replay_form_allows_other_hardware(folder: Path, client: TestClient) -> None:
     assert '<input type="checkbox" name="anyway">' in client.get(f"/recipes/{folder.name}/replay").text
-    assert ReplayForm.model_validate({"steps": 5, "anyway": True}).anyway is True
-    assert ReplayForm.model_validate({"steps": 5}).anyway is False
+    sent = {"recipe_id": folder.name, "steps": 5}
+    assert ReplayBody.model_validate(sent | {"anyway": True}).anyway is True
+    assert ReplayBody.model_validate(sent).anyway is False

@@ -125,12 +125,12 @@ def test_version_changes_when_a_lease_runs_out(tmp_path: Path) -> None:
         name = store.campaigns()[-1].name
         store.acquire_lease(store.campaign(name).id, host="gone", pid=1, duration_s=30)
         driven = version(store, name)
-        assert campaign_view(store, name).status.driver_is_live
+        assert campaign_view(store, name)["status"].driver_is_live
         assert version(store, name) == driven
     with open_store(str(tmp_path / "store.db"), clock=lambda: start + timedelta(seconds=31)) as store:
         assert version(store, name) != driven
         view = campaign_view(store, name)
-        assert (view.status.driver_is_live, view.can_be_driven) == (False, True)
+        assert (view["status"].driver_is_live, view["can_be_driven"]) == (False, True)
 
 
 def test_campaign_without_its_driver_is_called_cut_off_everywhere(tmp_path: Path) -> None:
@@ -193,11 +193,11 @@ def test_budget_meter_counts_as_the_driver_does(tmp_path: Path) -> None:
     page_store(tmp_path)
     with open_store(str(tmp_path / "store.db")) as store:
         campaign = store.campaign("first")
-        assert [limit.used for limit in campaign_view(store, "first").limits] == [4]
+        assert [limit.used for limit in campaign_view(store, "first")["limits"]] == [4]
         writer = store.drive(store.acquire_lease(campaign.id, host="h", pid=1))
         writer.event(REUSED, trial=2, recipe="", campaign="second")
         writer.release(CampaignState.FINISHED, reason="")
-        assert [limit.used for limit in campaign_view(store, "first").limits] == [3]
+        assert [limit.used for limit in campaign_view(store, "first")["limits"]] == [3]
         assert probes_made(store, store.campaign("first")) == 3
 
 
@@ -308,9 +308,9 @@ def test_launch_check_of_extreme_toml_is_one_message(client: TestClient, value: 
 
 
 WRONG = [
-    ("layers=5000", "layers", "a whole number from 1 to 1,000"),
-    ("layers=%E0%A5%A9", "layers", "a whole number from 1 to 1,000"),
-    ("nic_gb_per_s=nan", "nic_gb_per_s", "a number from 0.001 to"),
+    ("layers=0", "layers", "at least 1"),
+    ("layers=%E0%A5%A9", "layers", "a whole number"),
+    ("nic_gb_per_s=nan", "nic_gb_per_s", "a finite number"),
     ("heads=7", "heads", "a divisor of hidden = 6144"),
     ("kv_heads=5", "kv_heads", "a divisor of heads = 48"),
     ("model=gpt2-small&sequence_length=99999", "sequence_length", "at most max_positions"),

@@ -9,7 +9,7 @@ import pytest
 
 from frontrunner.evaluators.probe.job import disk_table
 from frontrunner.evaluators.probe.preflight import prepare_disk
-from frontrunner.evaluators.trainer.deepspeed_engine.operators import OPERATORS, built_folder
+from frontrunner.evaluators.trainer.deepspeed_disk import OPERATORS, built_folder
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 from support.campaigns import setup_of, tiny_recipe

@@ -16,15 +16,15 @@ from frontrunner import api
 from frontrunner.config.campaign import keys_of
 from frontrunner.events import Cursor, Follower, parse_cursor
 from frontrunner.plain_json import as_plain
-from frontrunner.probe_logs import read_end
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
 from frontrunner.server.app import metrics
-from frontrunner.server.errors import response_of
 from frontrunner.server.requests import FORBIDDEN_KEYS, SECTIONS
+from frontrunner.server.service import response_of
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.validation import dump_json
+from frontrunner.store import read_end
 from support.campaigns import spec_of, tiny
 from support.rankings import measurement, record, start
 from support.services import BODY, bearer, browser, filled, settings, tokens_of

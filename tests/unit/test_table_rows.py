@@ -10,7 +10,6 @@ from search_runs import survey_of
 
 from frontrunner.evaluators.tables.rows import TableProblems, read_problems
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
-from frontrunner.spaces.errors import InvalidInput
 from support.tables import row, write_table
 
 
@@ -111,11 +110,3 @@ def test_the_survey_of_a_table_holds_its_recipes_alone(tmp_path: Path) -> None:
     survey = survey_of(problem.outcomes(), problem.problem)
     assert set(survey.recipes) == set(problem.outcomes())
     assert len(survey.recipes) == 4 < survey.points
-
-
-@pytest.mark.parametrize("content", [b"\xff\xfe\x00nonsense", b""])
-def test_what_is_no_table_is_refused(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "rows.csv"
-    path.write_bytes(content)
-    with pytest.raises(InvalidInput, match=r"rows\.csv is not a CSV table"):
-        read_problems(path)

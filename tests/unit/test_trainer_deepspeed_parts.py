@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from frontrunner.evaluators.probe import preflight
-from frontrunner.evaluators.trainer.checks import check_job
-from frontrunner.evaluators.trainer.deepspeed_engine import disk, operators
-from frontrunner.evaluators.trainer.deepspeed_engine.configuration import configuration, zero_stage
-from frontrunner.evaluators.trainer.job import Disk, Job
+from frontrunner.evaluators.trainer import deepspeed_disk
+from frontrunner.evaluators.trainer.deepspeed_engine import configuration, zero_stage
+from frontrunner.evaluators.trainer.job import Disk, Job, check_job
 from frontrunner.spaces.errors import InvalidInput
 from support.trainer_runs import small_job, small_model, small_recipe
 
@@ -85,11 +84,11 @@ def test_a_disk_without_the_operator_is_refused_with_the_remedy(
 @needs_deepspeed
 def test_a_disk_needs_room_and_memory_to_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for name in operators.OPERATORS:
-        built = operators.built_folder("cpu") / name / f"{name}.so"
+    for name in deepspeed_disk.OPERATORS:
+        built = deepspeed_disk.built_folder("cpu") / name / f"{name}.so"
         built.parent.mkdir(parents=True)
         built.touch()
-    monkeypatch.setattr(disk, "_lockable_bytes", lambda: 2**20)
+    monkeypatch.setattr(deepspeed_disk, "_lockable_bytes", lambda: 2**20)
 
     with pytest.raises(ValueError, match=rf"needs 1073741824\.00 GiB on {tmp_path}, which has .* GiB free"):
         check_job(_on_disk(tmp_path / "disk", needed_bytes=2**60), world_size=2)

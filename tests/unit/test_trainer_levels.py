@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from frontrunner.evaluators.trainer.data_parallel import LeveledReplicas, spread
 from frontrunner.evaluators.trainer.layout import make_layout
 from frontrunner.evaluators.trainer.model import Gpt
-from frontrunner.evaluators.trainer.parallel.data import LeveledReplicas, apply_data_parallel
 from support.trainer_runs import SEQUENCE_LENGTH, small_model, small_recipe
 
 RANKS = 8
@@ -42,10 +42,8 @@ def _built(degrees: tuple[int, int, int]) -> tuple[Gpt, LeveledReplicas]:
     recipe = small_recipe(data_parallel=RANKS, sharding=degrees, micro_batch_seqs=1, accumulation=2)
     with torch.device("meta"):
         model = Gpt(small_model(), sequence_length=SEQUENCE_LENGTH, layers=range(small_model().layers))
-    replicas = apply_data_parallel(model, make_layout(recipe, device_type="cpu"), "bf16")
+    replicas = spread(model, make_layout(recipe, device_type="cpu"), "bf16", torch.device("cpu"))
     assert isinstance(replicas, LeveledReplicas)
-    model.to_empty(device="cpu")
-    replicas.make_masters()
     return model, replicas
 
 
@@ -56,7 +54,7 @@ def _run_first_micro_batch(model: Gpt, replicas: LeveledReplicas) -> None:
 
 
 def _elements(replicas: LeveledReplicas) -> int:
-    return sum(master.numel() for _, master in replicas.masters)
+    return sum(master.numel() for _, master in replicas.named_parameters())
 
 
 @pytest.mark.parametrize("degrees", [(1, 2, 8), (2, 4, 8), (2, 8, 8), (4, 4, 8)])
@@ -74,7 +72,9 @@ def test_masters_have_no_dimension_of_one_rank(degrees: tuple[int, int, int], si
     """Each dimension multiplies by about eight what DTensor weighs up at the first step."""
     _, replicas = _built(degrees)
 
-    assert {master.device_mesh.shape for _, master in replicas.masters if isinstance(master, DTensor)} == {sizes}
+    assert {master.device_mesh.shape for _, master in replicas.named_parameters() if isinstance(master, DTensor)} == {
+        sizes
+    }
 
 
 def test_a_rank_holds_a_part_of_the_gradients_between_micro_batches() -> None:
@@ -94,7 +94,7 @@ def test_a_rank_holds_a_part_of_the_gradients_between_micro_batches() -> None:
 
 def test_masters_have_gradients_after_the_last_micro_batch_only() -> None:
     model, replicas = _built((2, 4, 8))
-    masters = [master for _, master in replicas.masters]
+    masters = [master for _, master in replicas.named_parameters()]
     _run_first_micro_batch(model, replicas)
     assert all(master.grad is None for master in masters)
 

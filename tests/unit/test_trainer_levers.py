@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from frontrunner.evaluators.trainer.activations import activations_on_host
 from frontrunner.evaluators.trainer.job import Optimizer
+from frontrunner.evaluators.trainer.model import activations_on_host
 from frontrunner.evaluators.trainer.optimizer import NarrowStateOptimizer, build_optimizer
 from support.trainer_runs import small_job
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from frontrunner.evaluators.trainer.precision import MasterWeights
+from frontrunner.evaluators.trainer.data_parallel import MasterWeights
 
 
 def one_weight(value: float) -> tuple[nn.Linear, MasterWeights]:
@@ -39,7 +39,7 @@ def test_gradients_of_micro_batches_are_summed_in_fp32() -> None:
 
     for value in (256.0, 1.0, 1.0):
         model(torch.full((1, 1), value, dtype=torch.bfloat16)).sum().backward()
-        masters.collect_gradients()
+        masters.after_backward()
 
     assert master.grad is not None
     assert master.grad.item() == 258.0  # bf16 has nothing between 256 and 258: 256 + 1 + 1 would stay 256

@@ -8,14 +8,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontrunner.evaluators.trainer.corpus import BYTE_VOCABULARY, END_OF_DOCUMENT, builtin_text, write_token_file
-from frontrunner.evaluators.trainer.data import TokenFile
+from frontrunner.evaluators.trainer.data import (
+    BYTE_VOCABULARY,
+    END_OF_DOCUMENT,
+    TokenFile,
+    builtin_text,
+    write_token_file,
+)
 from frontrunner.evaluators.trainer.job import Train
-from frontrunner.evaluators.trainer.memory import limit_memory
 from frontrunner.evaluators.trainer.model import Gpt, RotaryTable, initialize
-from frontrunner.evaluators.trainer.parallel.pipeline import stage_layers, stages_of_rank
-from frontrunner.evaluators.trainer.precision import FIRST_FACTOR, STEPS_BEFORE_GROWTH, LossScale
-from frontrunner.evaluators.trainer.training_loop import COLUMNS, learning_rate_at, open_metrics
+from frontrunner.evaluators.trainer.optimizer import FIRST_FACTOR, STEPS_BEFORE_GROWTH, LossScale
+from frontrunner.evaluators.trainer.pipeline import stage_layers, stages_of_rank
+from frontrunner.evaluators.trainer.run import limit_memory
+from frontrunner.evaluators.trainer.training_run import COLUMNS, learning_rate_at, open_metrics
 from frontrunner.spaces.stages import rank_of_stage
 from support.trainer_runs import small_model, small_recipe
 

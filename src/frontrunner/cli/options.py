@@ -12,10 +12,10 @@ import click
 
 from frontrunner.plain_json import to_json
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
-from frontrunner.store import LocalStore
 
 if TYPE_CHECKING:
     from frontrunner.remote import RemoteStore
+    from frontrunner.store import LocalStore
 
     Backend = LocalStore | RemoteStore
 
@@ -71,6 +71,8 @@ def backend_options(function: F) -> F:
 def open_backend(store: str | None, server: str | None) -> LocalStore | RemoteStore:
     """Return the store that --store and --server choose; raise `InvalidInput` where both are given."""
     if server is None:
+        from frontrunner.store import LocalStore
+
         return LocalStore(store)
     if store is not None:
         raise InvalidInput(f"--store {store} and --server {server} are both given: expected one of them")

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import anyio
 import anyio.to_thread
 import uvicorn
-from cachetools import TTLCache
 from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse
@@ -26,22 +25,27 @@ from frontrunner.results.pages import any_campaign, campaign_page
 from frontrunner.results.records import CUT_OFF
 from frontrunner.results.rows import DamagedCell
 from frontrunner.results.states import CampaignState, TrialState
-from frontrunner.results.store import Store, open_store
-from frontrunner.server import pages, routes
-from frontrunner.server.auth import SESSION_S, LoginLinks, make_tokens
-from frontrunner.server.drivers import Drivers
-from frontrunner.server.errors import Forbidden, answer, error_response, from_validation, response_of
+from frontrunner.results.store import Store
+from frontrunner.server import routes
+from frontrunner.server.auth import SESSION_S
+from frontrunner.server.errors import Forbidden
 from frontrunner.server.middleware import COOKIE, middleware
+from frontrunner.server.pages import campaigns, planning, recipes, rendering
 from frontrunner.server.questions import API
 from frontrunner.server.registered import KINDS
-from frontrunner.server.replays import Replays
 from frontrunner.server.requests import ErrorAnswer
-from frontrunner.server.service import Cache, CachedRoute, Service, ServiceOf, StoreOf
+from frontrunner.server.service import (
+    CachedRoute,
+    Service,
+    ServiceOf,
+    answer,
+    error_response,
+    from_validation,
+    response_of,
+)
 from frontrunner.server.settings import ServiceSettings
 from frontrunner.spaces.errors import FrontrunnerError
 
-SLOW_THREADS = 2
-"""How many launches and plans are worked on at a time."""
 BACKLOG = 128
 GRACE_S = 3
 MOST_CAMPAIGNS = 200
@@ -72,27 +76,14 @@ LOGGED_IN = """<!doctype html>
 <meta http-equiv="refresh" content="0; url=/"></head><body><p><a href="/">Continue</a></p></body></html>
 """
 Samples = Iterable[tuple[Mapping[str, str], float]]
-outside = APIRouter(include_in_schema=False)
-scraped = APIRouter(include_in_schema=False, route_class=CachedRoute)
+outside = APIRouter()
+scraped = APIRouter(route_class=CachedRoute)
 logger = logging.getLogger("frontrunner.server")
 
 
 def create_app(settings: ServiceSettings) -> FastAPI:
     """Return the service over one store, which is created if missing. Raises as `open_store` and `make_tokens` do."""
-    tokens = make_tokens(settings.token_file)
-    store = open_store(settings.store, create=True)
-    limits = settings.limits
-    service = Service(
-        settings=settings,
-        tokens=tokens,
-        links=LoginLinks(),
-        store=store,
-        drivers=Drivers(store, settings),
-        replays=Replays(settings),
-        slow_work=anyio.CapacityLimiter(SLOW_THREADS),
-        streams=anyio.CapacityLimiter(limits.streams),
-        cache=Cache(limits.cache_s, limits.cache_bytes),
-    )
+    service = Service(settings)
     app = FastAPI(
         title="frontrunner",
         version=__version__,
@@ -101,15 +92,14 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         docs_url=None,  # both load scripts from elsewhere
         redoc_url=None,
         lifespan=_lifespan,
-        middleware=middleware(settings, tokens),
+        middleware=middleware(settings, service.tokens),
         redirect_slashes=False,
     )
     app.state.service = service
-    app.state.reported = TTLCache(routes.MOST_REPORTED, min(routes.REPORT_TTL_S, 10 * limits.cache_s))
     for router in (routes.api, routes.uncached):
         app.include_router(router, prefix=API, responses=ERRORS)
-    for router in (pages.router, scraped, outside):
-        app.include_router(router)
+    for router in (campaigns.router, recipes.router, planning.router, rendering.router, scraped, outside):
+        app.include_router(router, include_in_schema=False)
     _handle_errors(app, service)
     _describe(app, service)
     return app
@@ -165,10 +155,10 @@ def _describe(app: FastAPI, service: Service) -> None:
 
 
 @outside.get("/healthz")
-def health(store: StoreOf) -> Response:
+def health(service: ServiceOf) -> Response:
     """Report whether the service can read its store; open to all, and silent about everything else."""
     try:
-        any_campaign(store)
+        any_campaign(service.store)
     except FrontrunnerError as error:  # names the store's path, or the database's host and user
         logger.warning("/healthz: %s", error.message)
         return answer({"status": "store not readable"}, status=503)
@@ -198,9 +188,9 @@ def login(service: ServiceOf, code: Annotated[str, Query(max_length=128)] = "") 
 
 
 @scraped.get("/metrics")
-def prometheus(store: StoreOf) -> Response:
+def prometheus(service: ServiceOf) -> Response:
     """Return the store's figures for Prometheus, which sends a token by its `authorization` setting."""
-    return Response(metrics(store), media_type=CONTENT_TYPE_LATEST)
+    return Response(metrics(service.store), media_type=CONTENT_TYPE_LATEST)
 
 
 def metrics(store: Store) -> bytes:
@@ -212,20 +202,20 @@ def metrics(store: Store) -> bytes:
         for values, value in samples:
             (family.labels(**values) if values else family).set(value)
 
-    campaigns, held = campaign_page(store, page_size=MOST_CAMPAIGNS).items, active_drivers(store)
+    known, held = campaign_page(store, page_size=MOST_CAMPAIGNS).items, active_drivers(store)
     # `figures` is a label so that simulated figures cannot be taken for measured ones in a graph.
-    of = {one.name: {"campaign": one.name, "figures": one.figures} for one in campaigns}
+    of = {one.name: {"campaign": one.name, "figures": one.figures} for one in known}
     per_campaign = ("campaign", "figures")
-    in_state = Counter(one.state_in_words for one in campaigns)
+    in_state = Counter(one.state_in_words for one in known)
     states = (*CampaignState, CUT_OFF)  # a campaign that is cut off counts as that only, not as running
     gauge("campaigns", "Campaigns by state.", ("state",), [({"state": str(one)}, in_state[one]) for one in states])
-    trials = [(of[one.name] | {"state": state.value}, n) for one in campaigns for state, n in one.probes.items()]
+    trials = [(of[one.name] | {"state": state.value}, n) for one in known for state, n in one.probes.items()]
     gauge("trials", "Trials of a campaign by state.", (*per_campaign, "state"), trials)
-    queued = sum(one.probes[TrialState.QUEUED] for one in campaigns)
+    queued = sum(one.probes[TrialState.QUEUED] for one in known)
     gauge("queue_trials", "Trials that wait for a probe.", (), [({}, queued)])
-    spent = [(of[one.name], one.node_seconds_spent) for one in campaigns]
+    spent = [(of[one.name], one.node_seconds_spent) for one in known]
     gauge("node_seconds", "Node-seconds spent.", per_campaign, spent)
-    best = [(of[one.name], one.best_tokens_per_s) for one in campaigns if one.best_tokens_per_s is not None]
+    best = [(of[one.name], one.best_tokens_per_s) for one in known if one.best_tokens_per_s is not None]
     gauge("best_tokens_per_second", "Tokens/s of the best recipe.", per_campaign, best)
     up = [({"campaign": one.campaign}, float(one.is_live)) for one in held]
     gauge("driver_up", "Whether a campaign's driver runs.", ("campaign",), up)

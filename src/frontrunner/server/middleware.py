@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from frontrunner.server.auth import ROLE, Role, Tokens
-from frontrunner.server.errors import error_response
+from frontrunner.server.service import error_response
 from frontrunner.server.settings import ServiceSettings
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})

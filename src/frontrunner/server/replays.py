@@ -23,13 +23,13 @@ import psutil
 
 from frontrunner.config.settings import run_root
 from frontrunner.evaluators.probe.files import read_json, write_json
-from frontrunner.probe_logs import read_end
 from frontrunner.results.records import timestamp, utc_now
 from frontrunner.results.redaction import without_secrets
 from frontrunner.server.drivers import Starter, our_process
 from frontrunner.server.errors import Conflict, TooMany
 from frontrunner.server.settings import ServiceSettings
 from frontrunner.spaces.errors import FrontrunnerError, NotFound
+from frontrunner.store import read_end
 
 STARTED = "service.json"
 MOST_PROGRESS_BYTES = 65_536

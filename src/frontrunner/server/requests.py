@@ -39,6 +39,7 @@ from frontrunner.spaces.validation import invalid_input, refuse_unusable_values
 
 logger = logging.getLogger("frontrunner.server")
 T = TypeVar("T")
+Section = dict[str, JsonValue]
 RegisteredName = Annotated[str | None, Field(max_length=64)]
 Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
@@ -59,7 +60,7 @@ ABOUT = {"trainer": "command", "data": "data.", "table": "table."}
 """Kind of a registered name -> first words of messages about its content, which may name a path or command."""
 HIDDEN_LINES = ("worker_init", "scheduler_options", "launcher_options")
 """Keys of [dispatch] with lines for shells and batch systems, which no response carries."""
-LAPTOP: dict[str, JsonValue] = {
+LAPTOP: Section = {
     "name": "first-try",
     "evaluator": "simulated",
     "model": {"layers": 4, "hidden": 128, "heads": 8, "vocabulary": 257},
@@ -85,22 +86,17 @@ class Body(BaseModel):
             raise invalid_input(error.errors(), given, cls) from None
 
 
-def _section(name: str) -> Any:
-    """Return the type of a section: any table, since it is validated with what the registered names add to it."""
+def _described(name: str) -> WithJsonSchema:
+    """Return the JSON Schema of a section, which is validated with what the registered names add to it."""
     schema = section_schema(name)
     keys = {key: value for key, value in schema["properties"].items() if key not in FORBIDDEN_KEYS.get(name, ())}
     schema = {"title": f"{name.capitalize()}Section", **schema, "properties": keys}
     if name == "cluster":  # a registered site may provide all that is needed
         del schema["anyOf"]
-    return Annotated[dict[str, JsonValue], WithJsonSchema(schema)]
+    return WithJsonSchema(schema)
 
 
-_REQUIRED = ("model", "problem", "space")
-_SECTION_FIELDS: Any = {name: (_section(name), ... if name in _REQUIRED else {}) for name in SECTIONS}
-_Sections: Any = create_model("_Sections", __base__=Body, **_SECTION_FIELDS)
-
-
-class CampaignBody(_Sections):  # type: ignore[misc]
+class CampaignBody(Body):
     """A campaign file (docs/campaign-file.md) as JSON, without the sections and keys that name files or commands.
 
     Names that the operator of the service has registered replace them; `GET /registered` lists them: `site` for
@@ -116,6 +112,13 @@ class CampaignBody(_Sections):  # type: ignore[misc]
     trainer: RegisteredName = None
     data: RegisteredName = None
     table: RegisteredName = None
+    model: Annotated[Section, _described("model")]
+    cluster: Annotated[Section, _described("cluster")] = {}
+    problem: Annotated[Section, _described("problem")]
+    space: Annotated[Section, _described("space")]
+    search: Annotated[Section, _described("search")] = {}
+    budget: Annotated[Section, _described("budget")] = {}
+    probe: Annotated[Section, _described("probe")] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -150,16 +153,13 @@ class ReplayBody(Body):
     steps: Steps
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 3e-4
     warm_up_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 10
-    evaluate_every: Steps = 50
-    checkpoint_every: Steps | None = None
+    evaluate_every: Annotated[Steps, Field(serialization_alias="evaluation_every_steps")] = 50
+    checkpoint_every: Annotated[Steps | None, Field(serialization_alias="checkpoint_every_steps")] = None
     anyway: bool = False
 
     def settings(self) -> dict[str, object]:
         """Return the recipe, `anyway`, and the fields of `ReplaySettings`."""
-        table = self.model_dump()
-        table["evaluation_every_steps"] = table.pop("evaluate_every")
-        table["checkpoint_every_steps"] = table.pop("checkpoint_every")
-        return table
+        return self.model_dump(by_alias=True)
 
 
 class ErrorText(BaseModel):

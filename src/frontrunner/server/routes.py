@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 import anyio
 import anyio.to_thread
-from cachetools import TTLCache
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
@@ -16,14 +15,14 @@ from frontrunner.evaluators.analytic.estimates import ShownPlan
 from frontrunner.events import POLL_S, Follower, parse_cursor
 from frontrunner.plain_json import to_json
 from frontrunner.planning import plan_of
-from frontrunner.reporting import Reported, not_drawn, report_text, reported
 from frontrunner.reporting import figure as draw_figure
+from frontrunner.reporting import not_drawn, report_text
 from frontrunner.results import frames
 from frontrunner.results.pages import CampaignPage, RecipePage, campaign_page
 from frontrunner.results.status import FailedTrial, failures
 from frontrunner.server.auth import Role
 from frontrunner.server.drivers import Word
-from frontrunner.server.errors import TooMany, answer
+from frontrunner.server.errors import TooMany
 from frontrunner.server.questions import QUESTIONS, FrameAnswer, Page, PageSize, Question, RecipeQuestion
 from frontrunner.server.replays import Replay
 from frontrunner.server.requests import (
@@ -38,7 +37,7 @@ from frontrunner.server.requests import (
     campaign_table,
     redacted,
 )
-from frontrunner.server.service import OPERATOR, CachedRoute, LocalOf, RoleOf, Service, ServiceOf, StoreOf
+from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf, answer
 from frontrunner.spaces.errors import CAMPAIGN_NAME, InvalidInput, NothingLegal
 from frontrunner.standings import OnFront
 from frontrunner.store import LOG_BYTES
@@ -50,9 +49,6 @@ api = APIRouter(route_class=CachedRoute)
 uncached = APIRouter()
 """Routes whose responses change while nothing is written, and those that write nothing."""
 
-REPORT_TTL_S = 10.0
-"""How long what was read for a report serves its figures too: a client asks for each of them by itself."""
-MOST_REPORTED = 2
 QUIET_POLLS = 15
 """After this many polls without news a comment keeps proxies from closing the connection."""
 MEDIA = {"svg": "image/svg+xml", "png": "image/png"}
@@ -75,15 +71,15 @@ def _add(question: Question) -> None:
     """Add the route of a question, which calls the method of `LocalStore`."""
     subjects = [name for name in SUBJECTS if f"{{{name}}}" in question.path]
 
-    def route(store: LocalOf, **given: Any) -> Response:
+    def route(service: Service, **given: Any) -> Response:
         of = [given.pop(name) for name in subjects]
-        found = getattr(store, question.method)(*of, **given)
+        found = getattr(service.local, question.method)(*of, **given)
         return Response(found, media_type=TEXT) if question.result is str else answer(redacted(found))
 
     of_path = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=SUBJECTS[name]) for name in subjects]
-    store = inspect.Parameter("store", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=LocalOf)
+    service = inspect.Parameter("service", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=ServiceOf)
     of_query = [question.parameter(name) for name in question.query]
-    vars(route)["__signature__"] = inspect.Signature([store, *of_path, *of_query])
+    vars(route)["__signature__"] = inspect.Signature([service, *of_path, *of_query])
     described: Any = {"name": question.method, "description": inspect.getdoc(question.local), "tags": [question.tag]}
     described |= _content("text/plain") if question.result is str else {"response_model": question.result}
     api.get(question.path, **described)(route)
@@ -94,20 +90,20 @@ for _question in QUESTIONS:
 
 
 @api.get("/campaigns", response_model=CampaignPage, tags=["campaigns"])
-def all_campaigns(store: StoreOf, page: Page = 1, page_size: PageSize = 50) -> Response:
+def all_campaigns(service: ServiceOf, page: Page = 1, page_size: PageSize = 50) -> Response:
     """Return the store's campaigns, the newest first."""
-    return answer(campaign_page(store, page=page, page_size=page_size))
+    return answer(campaign_page(service.store, page=page, page_size=page_size))
 
 
 @api.get("/campaigns/{name}/failures", response_model=list[FailedTrial], tags=["campaigns"])
-def failed(store: StoreOf, name: CampaignName, page: Page = 1, page_size: PageSize = 50) -> Response:
+def failed(service: ServiceOf, name: CampaignName, page: Page = 1, page_size: PageSize = 50) -> Response:
     """Return a campaign's failed trials with their log tails."""
-    return answer(failures(store, name, limit=page_size, offset=(page - 1) * page_size))
+    return answer(failures(service.store, name, limit=page_size, offset=(page - 1) * page_size))
 
 
 @api.get("/campaigns/{name}/trials/{number}/log", tags=["campaigns"], **_content("text/plain"))
 def log(
-    store: LocalOf,
+    service: ServiceOf,
     role: RoleOf,
     name: CampaignName,
     number: Annotated[int, Path(ge=1, le=2**31)],
@@ -117,24 +113,24 @@ def log(
 
     An operator gets the end of the file, a reader the lines that the driver stored without its secrets.
     """
-    text = store.log(name, number, most_bytes=most_bytes if role is Role.OPERATOR else 0)
+    text = service.local.log(name, number, most_bytes=most_bytes if role is Role.OPERATOR else 0)
     return Response(text, media_type=TEXT)
 
 
 @api.get("/campaigns/{name}/front", response_model=list[OnFront], tags=["recipes"])
 def front(
-    store: LocalOf,
+    service: ServiceOf,
     name: CampaignName,
     objective: Annotated[list[str], Query(min_length=2, max_length=3, examples=[["tokens", "nodes"]])],
 ) -> Response:
     """Return the recipes that no other beats in all the objectives: tokens, memory (headroom), nodes."""
-    return answer(store.front(name, objectives=objective))
+    return answer(service.local.front(name, objectives=objective))
 
 
 @api.get("/campaigns/{name}/recipes", response_model=RecipePage, tags=["recipes"])
-def filtered(store: LocalOf, name: CampaignName, asked: Annotated[RecipeQuestion, Query()]) -> Response:
+def filtered(service: ServiceOf, name: CampaignName, asked: Annotated[RecipeQuestion, Query()]) -> Response:
     """Return a campaign's measured recipes that pass the filters, best first, with their ranks among all."""
-    return answer(store.recipes(name, **asked.model_dump(exclude_none=True)))
+    return answer(service.local.recipes(name, **asked.model_dump(exclude_none=True)))
 
 
 @api.get("/campaigns/{name}/report", tags=["reports"], **_content("text/html"))
@@ -142,33 +138,23 @@ async def report(request: Request, service: ServiceOf, name: CampaignName) -> Re
     """Return a campaign as one self-contained HTML page."""
     scheme = "https" if service.settings.behind_tls else "http"
     elsewhere = Elsewhere(server=f"{scheme}://{request.url.netloc}")
-    text = await service.slowly(lambda: report_text(read_report(request, service, name), elsewhere))
+    text = await service.slowly(lambda: report_text(service.report(name), elsewhere))
     headers = {"content-disposition": f'attachment; filename="{name}.html"'}
     return Response(text, media_type="text/html", headers=headers)
 
 
 @api.get("/campaigns/{name}/figures/{figure}", tags=["reports"], **_content(*MEDIA.values()))
 async def figure(
-    request: Request,
     service: ServiceOf,
     name: CampaignName,
     figure: Annotated[str, Path(json_schema_extra={"enum": list(FIGURES)}, max_length=64)],
     format: Literal["svg", "png"] = "svg",  # noqa: A002 - the option's name
 ) -> Response:
     """Return one figure of a campaign's report as a picture; 422 with the reason where it cannot be drawn."""
-    drawn = await service.slowly(lambda: draw_figure(read_report(request, service, name), figure, format))
+    drawn = await service.slowly(lambda: draw_figure(service.report(name), figure, format))
     if isinstance(drawn, Missing):
         raise NothingLegal(not_drawn(figure) + drawn.reason)
     return Response(drawn, media_type=MEDIA[format])
-
-
-def read_report(request: Request, service: Service, name: str, version: str = "") -> Reported:
-    """Read what a campaign's report and figures show, at most once per `REPORT_TTL_S` and version of a page."""
-    kept: TTLCache[tuple[str, str], Reported] = request.app.state.reported
-    found: Reported | None = kept.get((name, version))
-    if found is None:
-        found = kept[name, version] = reported(service.store, name)
-    return found
 
 
 @api.get("/campaigns/{name}/dataframe", response_model=FrameAnswer, tags=["reports"])

@@ -1,13 +1,13 @@
-"""The running service: its store, the processes that it started, its cache; and FastAPI dependencies on them.
+"""The running service: its store, the processes that it started, its cache, and what it responds with.
 
-Dependencies are coroutines, though they wait for nothing: FastAPI would run each plain function on a thread.
+FastAPI's dependencies are coroutines, though they wait for nothing: it would run each plain function on a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Hashable
-from dataclasses import dataclass
+import html
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -16,32 +16,64 @@ import anyio.to_thread
 from cachetools import TTLCache
 from fastapi import Depends, Request, Response
 from fastapi.routing import APIRoute
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import Scope
 
-from frontrunner.results.store import Store
-from frontrunner.server.auth import ROLE, LoginLinks, Role, Tokens
+from frontrunner.plain_json import to_json
+from frontrunner.reporting import Reported, reported
+from frontrunner.results.store import open_store
+from frontrunner.server.auth import ROLE, LoginLinks, Role, make_tokens
 from frontrunner.server.drivers import Drivers
-from frontrunner.server.errors import Forbidden
+from frontrunner.server.errors import STATUS_OF, Forbidden
 from frontrunner.server.replays import Replays
 from frontrunner.server.settings import ServiceSettings
+from frontrunner.spaces.errors import FrontrunnerError
+from frontrunner.spaces.validation import invalid_input
 from frontrunner.store import LocalStore
 
 T = TypeVar("T")
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+SLOW_THREADS = 2
+"""How many launches and plans are worked on at a time."""
+REPORT_TTL_S = 10.0
+"""How long what was read for a report serves its figures too: a client asks for each of them by itself."""
+MOST_REPORTED = 2
+TITLES = {403: "Not allowed", 404: "Not found"}
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="color-scheme" content="light dark">
+<title>{status} - frontrunner</title></head>
+<body><h1>{status}</h1><p>{message}</p><p>{hint}</p><p class="home"><a href="/">All campaigns</a></p></body></html>
+"""
+"""For senders without a token, who may not load the style sheet either, and for fragments of a page."""
+PLACES = ("body", "query", "path", "header")
+"""First part of a validation error's location: where in the request the value is."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Service:
-    """One running service."""
+    """One running service over one store, which is created if missing."""
 
-    settings: ServiceSettings
-    tokens: Tokens
-    links: LoginLinks
-    store: Store
-    drivers: Drivers
-    replays: Replays
-    slow_work: anyio.CapacityLimiter
-    streams: anyio.CapacityLimiter
-    cache: Cache
+    def __init__(self, settings: ServiceSettings) -> None:
+        """Open the store; raise as `open_store` and `make_tokens` do."""
+        limits = settings.limits
+        self.settings = settings
+        self.tokens, self.links = make_tokens(settings.token_file), LoginLinks()
+        self.store = open_store(settings.store, create=True)
+        self.local = LocalStore(is_open=self.store)
+        self.drivers, self.replays = Drivers(self.store, settings), Replays(settings)
+        self.slow_work = anyio.CapacityLimiter(SLOW_THREADS)
+        self.streams = anyio.CapacityLimiter(limits.streams)
+        self.cache = Cache(limits.cache_s, limits.cache_bytes)
+        self._reported: TTLCache[tuple[str, str], Reported] = TTLCache(
+            MOST_REPORTED, min(REPORT_TTL_S, 10 * limits.cache_s)
+        )
+
+    def report(self, campaign: str, version: str = "") -> Reported:
+        """Read what a campaign's report and figures show, at most once per `REPORT_TTL_S` and version of a page."""
+        found: Reported | None = self._reported.get((campaign, version))
+        if found is None:
+            found = self._reported[campaign, version] = reported(self.store, campaign)
+        return found
 
     async def slowly(self, work: Callable[[], T]) -> T:
         """Run work that takes seconds on a thread of its own, so that quick questions do not wait for it."""
@@ -97,16 +129,6 @@ async def the_service(request: Request) -> Service:
     return service
 
 
-async def the_store(request: Request) -> Store:
-    """Return the open store, for the functions of `frontrunner.results`."""
-    return (await the_service(request)).store
-
-
-async def the_local_store(request: Request) -> LocalStore:
-    """Return the questions to the open store."""
-    return LocalStore(is_open=await the_store(request))
-
-
 async def the_role(request: Request) -> Role:
     """Return the role of the request's token."""
     role: Role = request.scope[ROLE]
@@ -120,7 +142,56 @@ async def operator(request: Request) -> None:
 
 
 ServiceOf = Annotated[Service, Depends(the_service)]
-StoreOf = Annotated[Store, Depends(the_store)]
-LocalOf = Annotated[LocalStore, Depends(the_local_store)]
 RoleOf = Annotated[Role, Depends(the_role)]
 OPERATOR = [Depends(operator)]
+
+
+def answer(value: object, *, status: int = 200) -> Response:
+    """Return a value as a JSON response.
+
+    FastAPI's own serialization would validate each value again, and leave out derived figures.
+    """
+    return Response(to_json(value), status_code=status, media_type="application/json")
+
+
+def error_response(
+    scope: Scope,
+    status: int,
+    message: str,
+    *,
+    kind: str = "Refused",
+    hint: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """Return an error as a response, a page where the Accept header names HTML outside the API."""
+    given = Headers(scope=scope)
+    if "text/html" not in given.get("accept", "") or str(scope["path"]).startswith("/api/"):
+        content = {"error": {"kind": kind, "message": message, "hint": hint}}
+        return JSONResponse(content, status_code=status, headers=headers)
+    if ROLE not in scope or "hx-request" in given:
+        page = PAGE.format(status=status, message=html.escape(message), hint=html.escape(hint or ""))
+    else:
+        from frontrunner.server.pages.rendering import render
+
+        title = TITLES.get(status, "This request cannot be served")
+        page = render("refusal.html", here=None, status=status, title=title, message=message, hint=hint)
+    return Response(page, status_code=status, media_type="text/html", headers=headers)
+
+
+def response_of(scope: Scope, error: FrontrunnerError, store: str) -> Response:
+    """Return one of our errors as a response that does not reveal where the store is."""
+    kind = type(error)
+    status = next(STATUS_OF[base] for base in kind.__mro__ if base in STATUS_OF)
+    return error_response(scope, status, message_without_store(error, store), kind=kind.__name__, hint=error.hint)
+
+
+def message_without_store(error: FrontrunnerError, store: str) -> str:
+    """Return an error's message without the address of the store."""
+    return error.message.removesuffix(f" in {store}")
+
+
+def from_validation(complaints: Sequence[Mapping[str, Any]]) -> FrontrunnerError:
+    """Convert FastAPI's validation errors into one of ours."""
+    first = complaints[0]
+    place = first["loc"]
+    return invalid_input([{**first, "loc": place[1:] if place[:1] and place[0] in PLACES else place}])

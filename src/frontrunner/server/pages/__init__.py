@@ -3,13 +3,3 @@
 A page's values are made by a plain function, so that they can be tested without a server; templates only lay them out,
 and escape all text. No page needs anything but this service.
 """
-
-from __future__ import annotations
-
-from fastapi import APIRouter
-
-from frontrunner.server.pages import campaigns, planning, recipes, rendering
-
-router = APIRouter(include_in_schema=False)
-for part in (campaigns, recipes, planning, rendering):
-    router.include_router(part.router)

@@ -8,35 +8,33 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any
 from urllib.parse import quote
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
 from frontrunner.plain_json import to_json
 from frontrunner.results.active_drivers import active_drivers, version_of
 from frontrunner.results.outcome import Failure
-from frontrunner.results.pages import TrialPage, campaign_page, newest_spans, trial_page
+from frontrunner.results.pages import campaign_page, newest_spans, trial_page
 from frontrunner.results.predictions import outlook_of
 from frontrunner.results.prior_results import probes_made
-from frontrunner.results.ranking import RankedRecipe, pareto, rank
+from frontrunner.results.ranking import pareto, rank
 from frontrunner.results.records import IMPORTED, AttemptOutcome
 from frontrunner.results.states import CampaignState, TrialState
-from frontrunner.results.status import FailedTrial, Status, failures, status
+from frontrunner.results.status import Status, failures, status
 from frontrunner.results.store import Store
-from frontrunner.search.budget import STOPPING, Limit, Spent, limits, outlook_in_words
+from frontrunner.search.budget import STOPPING, Spent, limits, outlook_in_words
 from frontrunner.search.campaign_setup import stored_spec
-from frontrunner.search.spec import CampaignSpec
 from frontrunner.server.auth import Role
 from frontrunner.server.drivers import Word
 from frontrunner.server.pages.rendering import page, render
 from frontrunner.server.questions import Page
-from frontrunner.server.routes import CampaignName, read_report
-from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf, StoreOf
+from frontrunner.server.routes import CampaignName
+from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf
 from frontrunner.spaces.errors import bad_value
 from frontrunner.views.charts import FIGURES
 from frontrunner.views.charts.campaign import Span, timeline
@@ -66,35 +64,7 @@ ACCEPTED = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class CampaignView:
-    """One campaign at one moment.
-
-    `ending` describes a requested pause or stop and the probes it waits for, empty without one; `rows_ahead` is how
-    many more rows the ranking may come to have, 0 if nobody drives. `limits` are those of its budget; `front_ids` the
-    ranked recipes that no other beats in both speed and memory; `failed` the newest failures first.
-    """
-
-    status: Status
-    spec: CampaignSpec
-    limits: tuple[Limit, ...]
-    ending: str
-    outlook: str
-    ranking: tuple[RankedRecipe, ...]
-    rows_ahead: int
-    front_ids: frozenset[str]
-    trials: TrialPage
-    failed: tuple[FailedTrial, ...]
-    timeline: dict[str, Any] | None
-    timeline_left_out: int
-
-    @property
-    def can_be_driven(self) -> bool:
-        """Whether a driver could go on with it; a table's rows have none."""
-        return self.status.campaign.figures != IMPORTED and not self.status.driver_is_live
-
-
-def campaign_view(store: Store, name: str) -> CampaignView:
+def campaign_view(store: Store, name: str) -> dict[str, Any]:
     """Return what the page shows, all of it as it was at one moment."""
     with store.database.reading():
         found = status(store, name)
@@ -109,22 +79,31 @@ def campaign_view(store: Store, name: str) -> CampaignView:
             ranking = rank(connection, campaign, top=TOP)
         front = pareto(store, campaign, least_tokens_per_s=ranking[-1].standing.tokens_per_s) if ranking else []
         older_failures = max(0, found.trials[TrialState.FAILED] - MOST_FAILURES)
-        failed = failures(store, campaign, limit=MOST_FAILURES, offset=older_failures)
         most_rows = min(TOP, campaign.legal_recipes, spec.budget.probes or TOP)
-        return CampaignView(
-            status=found,
-            spec=spec,
-            limits=tuple(limits(spec.budget, spent)),
-            ending=_ending(store, found),
-            outlook=_outlook(found),
-            ranking=tuple(ranking),
-            rows_ahead=most_rows - len(ranking) if found.driver_is_live else 0,
-            front_ids=frozenset(row.recipe_id for row in front),
-            trials=trial_page(store, name, newest_first=True, page_size=TRIALS_A_PAGE),
-            failed=tuple(reversed(failed)),
-            timeline=_timeline(store, found, newest.items),
-            timeline_left_out=newest.total - len(newest.items),
-        )
+        return {
+            "status": found,
+            "campaign": campaign,
+            "spec": spec,
+            "problem": spec.problem,
+            "notice": ORIGINS.get(campaign.figures, ""),  # where the figures come from if it did not measure them
+            "can_be_driven": campaign.figures != IMPORTED and not found.driver_is_live,  # a table's rows have no driver
+            "ending": _ending(store, found),
+            "outlook": _outlook(found),
+            "limits": limits(spec.budget, spent),
+            "ranking": ranking,
+            "columns": used(COLUMNS, ranking),
+            "rows_ahead": most_rows - len(ranking) if found.driver_is_live else 0,  # that the ranking may come to have
+            "front_ids": {row.recipe_id for row in front},
+            "failed": failures(store, campaign, limit=MOST_FAILURES, offset=older_failures)[::-1],
+            "timeline": _timeline(store, found, newest.items),
+            "timeline_left_out": newest.total - len(newest.items),
+            **_trials(store, name, 1),
+        }
+
+
+def _trials(store: Store, name: str, number: int) -> dict[str, Any]:
+    found = trial_page(store, name, newest_first=True, page=number, page_size=TRIALS_A_PAGE)
+    return {"name": name, "page": number, "size": TRIALS_A_PAGE, "found": found, "trial_columns": TRIALS}
 
 
 def _outlook(found: Status) -> str:
@@ -200,57 +179,43 @@ def _list(service: Service, role: Role, number: int) -> dict[str, Markup]:
 
 
 @router.get("/campaigns/{name}")
-def one_campaign(store: StoreOf, role: RoleOf, name: CampaignName) -> Response:
+def one_campaign(service: ServiceOf, role: RoleOf, name: CampaignName) -> Response:
     """One campaign, live."""
-    now = version(store, name)
-    view = campaign_view(store, name)
+    now = version(service.store, name)
+    view = campaign_view(service.store, name)
     sections = _sections(view, role)
     figures = {name: FIGURES[name][0] for name in SHOWN}
-    live = _live(view, now, sections)
+    live = _live(view["status"], now, sections)
     return page("campaign.html", here=None, name=name, sections=sections, live=live, figures=figures)
 
 
 @router.get("/campaigns/{name}/live")
-def live(store: StoreOf, role: RoleOf, name: CampaignName, seen: Seen) -> Response:
+def live(service: ServiceOf, role: RoleOf, name: CampaignName, seen: Seen) -> Response:
     """The sections that changed since the page was sent them; nothing (204) if nothing was written."""
     was, charts, *digests = seen.split("~")
-    now = version(store, name)
+    now = version(service.store, name)
     if was == now and now.endswith("left"):  # bars of probes that run reach up to this moment
         return Response(status_code=204)
-    view = campaign_view(store, name)
+    view = campaign_view(service.store, name)
     sections = _sections(view, role)
     old = dict(zip(SECTIONS, digests, strict=False))
     changed = [html for section, html in sections.items() if old.get(section) != digest(html)]
     if was == now and not changed:
         return Response(status_code=204)
-    news = {} if charts == charts_version(view.status) else {"HX-Trigger": "outcomes"}
-    return HTMLResponse("".join([_live(view, now, sections), *changed]), headers=news)
+    news = {} if charts == charts_version(view["status"]) else {"HX-Trigger": "outcomes"}
+    return HTMLResponse("".join([_live(view["status"], now, sections), *changed]), headers=news)
 
 
-def _sections(view: CampaignView, role: Role) -> dict[str, Markup]:
-    campaign = view.status.campaign
-    values: dict[str, Any] = {
-        "view": view,
-        "campaign": campaign,
-        "problem": view.spec.problem,
-        "notice": ORIGINS.get(campaign.figures, ""),  # where the figures come from if it did not measure them
-        "columns": used(COLUMNS, view.ranking),
-        "may_change": role is Role.OPERATOR,
-        "replaces": True,
-        **_trials(campaign.name, 1, view.trials),
-    }
+def _sections(view: Mapping[str, Any], role: Role) -> dict[str, Markup]:
+    values = {**view, "may_change": role is Role.OPERATOR, "replaces": True}
     return {section: render(f"campaign/{section}.html", **values) for section in SECTIONS}
 
 
-def _trials(name: str, number: int, found: TrialPage) -> dict[str, Any]:
-    return {"name": name, "page": number, "size": TRIALS_A_PAGE, "found": found, "trial_columns": TRIALS}
-
-
-def _live(view: CampaignView, now: str, sections: Mapping[str, Markup]) -> Markup:
+def _live(found: Status, now: str, sections: Mapping[str, Markup]) -> Markup:
     """Return the element that polls, with what the page has seen."""
-    seen = "~".join([now, charts_version(view.status), *map(digest, sections.values())])
-    url = f"/campaigns/{view.status.campaign.name}/live?seen={quote(seen)}"
-    return render("live.html", url=url, polls_every_s=POLL_DRIVEN_S if view.status.driver_is_live else POLL_S)
+    seen = "~".join([now, charts_version(found), *map(digest, sections.values())])
+    url = f"/campaigns/{found.campaign.name}/live?seen={quote(seen)}"
+    return render("live.html", url=url, polls_every_s=POLL_DRIVEN_S if found.driver_is_live else POLL_S)
 
 
 def charts_version(found: Status) -> str:
@@ -262,21 +227,20 @@ def charts_version(found: Status) -> str:
 
 
 @router.get("/campaigns/{name}/trials")
-def trials(store: StoreOf, name: CampaignName, number: PageOf = 1) -> Response:
+def trials(service: ServiceOf, name: CampaignName, number: PageOf = 1) -> Response:
     """One page of the table of trials."""
-    found = trial_page(store, name, newest_first=True, page=number, page_size=TRIALS_A_PAGE)
-    return page("campaign/trials.html", replaces=False, **_trials(name, number, found))
+    return page("campaign/trials.html", replaces=False, **_trials(service.store, name, number))
 
 
 @router.get("/campaigns/{name}/figures/{wanted}")
-async def one_figure(request: Request, service: ServiceOf, name: CampaignName, wanted: str) -> Response:
+async def one_figure(service: ServiceOf, name: CampaignName, wanted: str) -> Response:
     """One of the charts for charts.js: what to read in it, and its specification, null if it cannot be drawn."""
     if wanted not in SHOWN:
         raise bad_value("figure", wanted, f"one of {', '.join(SHOWN)}")
 
     def drawn() -> str:
         version = charts_version(status(service.store, name))
-        found = read_report(request, service, name, version).chart(wanted)
+        found = service.report(name, version).chart(wanted)
         if isinstance(found, Missing):
             return to_json({"reading": f"Not drawn: {found.reason}", "spec": None})
         return to_json({"reading": " ".join((found.reading, *found.remarks)), "spec": found.spec})

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request, Response
@@ -21,12 +22,11 @@ from frontrunner.evaluators.analytic.scaling import Scaling, scaling
 from frontrunner.search.campaign_setup import free_name, nothing_legal
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.server.auth import Role
-from frontrunner.server.errors import from_validation
 from frontrunner.server.pages.rendering import macro, page, render, static_file
 from frontrunner.server.registered import KINDS
 from frontrunner.server.requests import CampaignBody, campaign_from, campaign_table, parsed
-from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, ServiceOf
-from frontrunner.spaces.cluster import MOST_DEVICES, MOST_GB_PER_S, MOST_MEMORY_GIB, PRECISIONS
+from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, ServiceOf, from_validation
+from frontrunner.spaces.cluster import MOST_DEVICES, PRECISIONS
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 from frontrunner.spaces.model import ACTIVATIONS, POSITIONS
 from frontrunner.spaces.presets import (
@@ -51,6 +51,7 @@ MOST_STAGES, MOST_STAGE_COUNTS = 64, 8
 MOST_CHARACTERS = 32
 """Of one field: no preset's name and no number within the limits is longer."""
 MOST_CAMPAIGN_CHARACTERS = 100_000
+Name = Annotated[str, Field(max_length=64)]
 MESSAGE = re.compile(r"(?:model|cluster|problem)\.(?:links\.)?(\w+) = .*?: expected (.*)", re.DOTALL)
 """A message about a key of a campaign file, whose last part is the field's name."""
 SECTION = re.compile(r"\b(?:model|cluster|problem)\.(?=[a-z])")
@@ -63,34 +64,16 @@ NO_NAME = {"site": "this machine", "trainer": "frontrunner's own", "data": "the 
 class Entry:
     """One field of the form, which is the key `name` of `section` in a campaign file.
 
-    It takes a number from `least` to `most`, or one of `options`. One with a `default` has to have a value; without,
-    an empty field counts as the preset's.
+    It takes a number, or one of `options`. One with a `default` has to have a value; without, an empty field counts as
+    the preset's.
     """
 
     name: str
     section: str
     label: str
-    least: float = 1
-    most: float = 0
     unit: str = ""
-    whole: bool = True
     options: tuple[str, ...] = ()
     default: str | int = ""
-
-    def read(self, text: str) -> Any:
-        """Return the value that a text states; raises `ValueError` with what was expected."""
-        if self.options:
-            if text not in self.options:
-                raise ValueError(f"one of {', '.join(self.options)}")
-            return text
-        try:
-            value = (int if self.whole else float)(text if text.isascii() else "")
-        except ValueError:
-            value = float("nan")
-        if not self.least <= value <= self.most:
-            kind = "a whole number" if self.whole else "a number"
-            raise ValueError(f"{kind} from {self.least:,} to {self.most:,.0f}")
-        return value
 
 
 @dataclass(frozen=True)
@@ -102,20 +85,16 @@ class Group:
     entries: tuple[Entry, ...]
 
 
-def _amount(name: str, section: str, label: str, unit: str, least: float, most: float) -> Entry:
-    return Entry(name, section, label, least, most, unit, whole=False)
-
-
 MODEL = Group(
     "Model",
     Entry("model", "", "preset", options=model_names(), default="frontier-22b"),
     (
-        Entry("layers", "model", "layers", 1, 1_000),
-        Entry("hidden", "model", "hidden size", 8, 262_144),
-        Entry("heads", "model", "heads", 1, 4_096),
-        Entry("kv_heads", "model", "KV heads", 1, 4_096),
-        Entry("ffn_hidden", "model", "FFN size", 1, 4_194_304),
-        Entry("vocabulary", "model", "vocabulary", 2, 4_194_304),
+        Entry("layers", "model", "layers"),
+        Entry("hidden", "model", "hidden size"),
+        Entry("heads", "model", "heads"),
+        Entry("kv_heads", "model", "KV heads"),
+        Entry("ffn_hidden", "model", "FFN size"),
+        Entry("vocabulary", "model", "vocabulary"),
         Entry("activation", "model", "activation", options=ACTIVATIONS),
         Entry("positions", "model", "positions", options=POSITIONS),
         Entry("tied_embeddings", "model", "tied embedding", options=("yes", "no")),
@@ -125,22 +104,22 @@ CLUSTER = Group(
     "Machine",
     Entry("cluster", "", "preset", options=cluster_names(), default="frontier"),
     (
-        Entry("nodes", "cluster", "nodes", 1, MOST_DEVICES, default=16),
-        Entry("devices_per_node", "cluster", "devices per node", 1, 1_024),
+        Entry("nodes", "cluster", "nodes", default=16),
+        Entry("devices_per_node", "cluster", "devices per node"),
         Entry("device", "", "device", options=device_names()),
-        _amount("memory_gib_per_device", "cluster", "memory", "GiB", 0.1, MOST_MEMORY_GIB),
-        _amount("pair_gb_per_s", "links", "device pair", "GB/s", 0.001, MOST_GB_PER_S),
-        _amount("node_gb_per_s", "links", "within a node", "GB/s", 0.001, MOST_GB_PER_S),
-        _amount("nic_gb_per_s", "links", "network port", "GB/s", 0.001, MOST_GB_PER_S),
-        Entry("nics_per_node", "links", "ports per node", 1, 64),
+        Entry("memory_gib_per_device", "cluster", "memory", "GiB"),
+        Entry("pair_gb_per_s", "links", "device pair", "GB/s"),
+        Entry("node_gb_per_s", "links", "within a node", "GB/s"),
+        Entry("nic_gb_per_s", "links", "network port", "GB/s"),
+        Entry("nics_per_node", "links", "ports per node"),
     ),
 )
 PROBLEM = Group(
     "Training",
     None,
     (
-        Entry("sequence_length", "problem", "sequence", 2, 1_048_576, "tokens", default=2048),
-        Entry("global_batch", "problem", "global batch", 1, 10_000_000, "sequences", default=1024),
+        Entry("sequence_length", "problem", "sequence", "tokens", default=2048),
+        Entry("global_batch", "problem", "global batch", "sequences", default=1024),
         Entry("precision", "problem", "precision", options=PRECISIONS, default="bf16"),
     ),
 )
@@ -153,81 +132,79 @@ DEFAULTS = {name: entry.default for name, entry in ENTRIES.items() if entry.defa
 class PlanForm:
     """What was typed by field, the campaign that it describes, and what is wrong by field ("" for none).
 
-    `spec` is None if there is any error.
+    `spec` is None if there is any error; `placeholders` are what counts if a field is left empty, by the presets.
     """
 
     typed: Mapping[str, str]
     spec: CampaignSpec | None
     errors: Mapping[str, str]
-
-    @property
-    def values(self) -> dict[str, str | int]:
-        """What the fields hold: what was typed, else the default."""
-        return {name: entry.default for name, entry in ENTRIES.items()} | dict(self.typed)
-
-    @property
-    def placeholders(self) -> dict[str, str]:
-        """What counts if a field is left empty, by the chosen presets."""
-        model, cluster = (
-            typed if (typed := self.typed.get(name, "")) in ENTRIES[name].options else str(DEFAULTS[name])
-            for name in ("model", "cluster")
-        )
-        found = {"kv_heads": "as heads", "ffn_hidden": "4 x hidden", "activation": "gelu", "positions": "rotary"}
-        found |= model_preset(model) | cluster_preset(cluster) | cluster_preset(cluster)["links"]
-        found["tied_embeddings"] = "yes" if model_preset(model).get("tied_embeddings") else "no"
-        found["memory_gib_per_device"] = "the device's"
-        return {name: str(found.get(name, "none")) for name in ENTRIES}
+    placeholders: Mapping[str, str]
 
 
 def read_form(given: Mapping[str, str]) -> PlanForm:
     """Read the form as it was sent; a field that needs a value is an error if sent empty, a default if not sent."""
     typed = {name: text.strip()[:MOST_CHARACTERS] for name, text in given.items() if text.strip()}
     errors = {name: "expected a value" for name in DEFAULTS if name in given and name not in typed}
-    values: dict[str, Any] = {}
     for name, text in typed.items():
-        try:
-            values[name] = ENTRIES[name].read(text)
-        except KeyError:
+        if name not in ENTRIES:
             errors[""] = f"there is no field {name[:MOST_CHARACTERS]!r}"
-        except ValueError as error:
-            errors[name] = str(error)
+        elif (options := ENTRIES[name].options) and text not in options:
+            errors[name] = f"one of {', '.join(options)}"
     spec = None
     if not errors:
         try:
-            spec = planned_campaign(values)
+            spec = planned_campaign(typed)
         except FrontrunnerError as error:
             found = MESSAGE.match(error.message)
             is_of_field = found is not None and found[1] in ENTRIES
             errors = {found[1]: SECTION.sub("", found[2])} if found and is_of_field else {"": error.message}
-    return PlanForm(typed=typed, spec=spec, errors=errors)
+    return PlanForm(typed=typed, spec=spec, errors=errors, placeholders=_placeholders(typed))
 
 
-def planned_campaign(values: Mapping[str, Any]) -> CampaignSpec:
+def _placeholders(typed: Mapping[str, str]) -> dict[str, str]:
+    presets = {name: typed.get(name, "") for name in ("model", "cluster")}
+    chosen = {name: text if text in ENTRIES[name].options else str(DEFAULTS[name]) for name, text in presets.items()}
+    model, cluster = model_preset(chosen["model"]), cluster_preset(chosen["cluster"])
+    found = {"kv_heads": "as heads", "ffn_hidden": "4 x hidden", "activation": "gelu", "positions": "rotary"}
+    found |= model | cluster | cluster["links"]
+    found["tied_embeddings"] = "yes" if model.get("tied_embeddings") else "no"
+    found["memory_gib_per_device"] = "the device's"
+    return {name: str(found.get(name, "none")) for name in ENTRIES}
+
+
+def _value(text: str | int) -> Any:
+    """Return the number or flag that a text states, else the text, which its key then refuses."""
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text if str(text).isascii() else "")
+    return {"yes": True, "no": False}.get(str(text), text)
+
+
+def planned_campaign(typed: Mapping[str, str]) -> CampaignSpec:
     """Return the campaign whose space the page plans: the usual choices, as far as model and cluster allow them.
 
     What was typed goes over the presets; another device takes the cluster's nodes and links.
     """
-    typed: dict[str, Table] = {"model": {}, "cluster": {}, "links": {}, "problem": {}, "": {}}
-    for name, value in (DEFAULTS | dict(values)).items():
-        typed[ENTRIES[name].section][name] = value
-    if "tied_embeddings" in typed["model"]:
-        typed["model"]["tied_embeddings"] = typed["model"]["tied_embeddings"] == "yes"
-    model = {**model_preset(typed[""]["model"]), **typed["model"]} | ({"name": "custom"} if typed["model"] else {})
+    of: dict[str, Table] = {"model": {}, "cluster": {}, "links": {}, "problem": {}, "": {}}
+    for name, text in (DEFAULTS | dict(typed)).items():
+        of[ENTRIES[name].section][name] = _value(text)
+    custom = {"name": "custom"}
+    model = {**model_preset(of[""]["model"]), **of["model"]} | (custom if of["model"] else {})
     if model.get("positions", "rotary") == "rotary":
         model.pop("max_positions", None)  # of a preset with learned ones
-    cluster = cluster_preset(typed[""]["cluster"])
-    is_custom = bool(typed["links"]) or len(typed["cluster"]) > 1
-    if typed[""].get("device", cluster["device"]) != cluster["device"]:
-        kept = {key: cluster[key] for key in ("devices_per_node", "links")}
-        cluster, is_custom = {**device_preset(typed[""]["device"]), **kept}, True
-    cluster = {**cluster, **typed["cluster"], "links": {**cluster["links"], **typed["links"]}}
+    cluster = cluster_preset(of[""]["cluster"])
+    device = str(of[""].get("device", cluster["device"]))
+    is_custom = bool(of["links"]) or len(of["cluster"]) > 1 or device != cluster["device"]
+    if device != cluster["device"]:
+        cluster = {**device_preset(device), **{key: cluster[key] for key in ("devices_per_node", "links")}}
+    cluster = {**cluster, **of["cluster"], "links": {**cluster["links"], **of["links"]}}
     table = {
         "model": model,
-        "cluster": cluster | ({"name": "custom"} if is_custom else {}),
-        "problem": typed["problem"],
+        "cluster": cluster | (custom if is_custom else {}),
+        "problem": of["problem"],
         "space": {
             "tensor_parallel": [1, 2, 4, 8],
-            "pipeline_parallel": _stage_counts(int(model["layers"])),
+            "pipeline_parallel": _stage_counts(model["layers"]),
             "micro_batch_seqs": [1, 2, 4],
             "schedule": ["1f1b"],
             "sharding": ["none", "zero-1", "zero-3"],
@@ -238,11 +215,13 @@ def planned_campaign(values: Mapping[str, Any]) -> CampaignSpec:
     return parse_campaign(table, default_name="plan", base=Path.cwd()).spec
 
 
-def _stage_counts(layers: int) -> list[int]:
+def _stage_counts(layers: Any) -> list[int]:
     """Return numbers of stages that share the layers evenly, powers of two first."""
-    even = [stages for stages in range(1, min(layers, MOST_STAGES) + 1) if layers % stages == 0]
+    even = [
+        stages for stages in range(1, MOST_STAGES + 1) if isinstance(layers, int) and layers and layers % stages == 0
+    ]
     even.sort(key=lambda stages: (stages & (stages - 1) != 0, stages))
-    return sorted(even[:MOST_STAGE_COUNTS])
+    return sorted(even[:MOST_STAGE_COUNTS]) or [1]
 
 
 def _answer(spec: CampaignSpec) -> Markup:
@@ -312,10 +291,10 @@ class CampaignText(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     campaign: Annotated[str, Field(max_length=MOST_CAMPAIGN_CHARACTERS)]
-    site: Annotated[str, Field(max_length=64)] = ""
-    trainer: Annotated[str, Field(max_length=64)] = ""
-    data: Annotated[str, Field(max_length=64)] = ""
-    table: Annotated[str, Field(max_length=64)] = ""
+    site: Name = ""
+    trainer: Name = ""
+    data: Name = ""
+    table: Name = ""
 
     def body(self) -> CampaignBody:
         """Return the campaign that the text holds; raises `InvalidInput` for invalid TOML and unknown keys."""
@@ -325,7 +304,7 @@ class CampaignText(BaseModel):
             if chosen and table.setdefault(kind, chosen) != chosen:
                 raise InvalidInput(f"{kind} = {chosen!r} was chosen, and the campaign file names another {kind}")
         try:
-            return cast("CampaignBody", CampaignBody.model_validate(table))
+            return CampaignBody.model_validate(table)
         except ValidationError as error:
             raise from_validation(error.errors()) from None
 

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import HTMLResponse
 from markupsafe import Markup
-from pydantic import BaseModel, ConfigDict
 
 from frontrunner.evaluators.analytic.breakdown import breakdown
 from frontrunner.evaluators.export.tools import TOOLS
@@ -19,12 +18,11 @@ from frontrunner.results.pages import compare, newest_names
 from frontrunner.results.store import Store
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.server.auth import Role
-from frontrunner.server.errors import message_without_store
 from frontrunner.server.pages.rendering import page, render
 from frontrunner.server.replays import Replay, ReplayState
-from frontrunner.server.requests import ReplayBody, Steps
+from frontrunner.server.requests import ReplayBody
 from frontrunner.server.routes import RecipeId
-from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf, StoreOf
+from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf, message_without_store
 from frontrunner.spaces.errors import InvalidInput, NotFound
 from frontrunner.spaces.recipe import DIMENSIONS, Dimension, Recipe
 from frontrunner.views.charts.cut import cut
@@ -98,15 +96,6 @@ def choice(recipe: Recipe, dimension: Dimension) -> str:
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
-class ReplayForm(BaseModel):
-    """What the replay's form sends."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    steps: Steps
-    anyway: bool = False
-
-
 def _replayable(found: Explanation) -> list[Appearance]:
     return [row for row in found.appearances if row.standing is not None and row.campaign.figures != "imported"]
 
@@ -153,9 +142,8 @@ def replay_so_far(service: ServiceOf, role: RoleOf, recipe_id: RecipeId) -> Resp
 
 
 @router.post("/recipes/{recipe_id}/replay", dependencies=OPERATOR)
-async def start_replay(service: ServiceOf, role: RoleOf, recipe_id: RecipeId, form: ReplayForm) -> Response:
+async def start_replay(service: ServiceOf, role: RoleOf, recipe_id: RecipeId, body: ReplayBody) -> Response:
     """Start a replay, or continue one."""
-    body = ReplayBody(recipe_id=recipe_id, steps=form.steps, anyway=form.anyway)
     await service.slowly(lambda: service.replays.start(body.settings()))
     return _replay_card(service, role, recipe_id)
 
@@ -194,11 +182,12 @@ def compare_recipes(store: Store, *recipe_ids: str) -> dict[str, Any]:
 
 @router.get("/compare")
 def compared(
-    store: StoreOf,
+    service: ServiceOf,
     campaign: Two = [],  # noqa: B006 - FastAPI copies it
     recipe: Two = [],  # noqa: B006
 ) -> Response:
     """Two campaigns, or two recipes, side by side; without either, the forms to choose them."""
+    store = service.store
     names = newest_names(store, MOST_NAMES)
     both, pair, problem = None, None, ""
     try:

@@ -13,6 +13,7 @@ computed under `loss_parallel`.
 Shapes below: B sequences, S tokens, D hidden width, t tensor-parallel ranks.
 """
 
+from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
@@ -29,7 +30,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional
 
-from frontrunner.evaluators.trainer.model import Attention, Block, Gpt, TiedHead
+from frontrunner.evaluators.trainer.model import Block, Gpt, TiedHead
 from frontrunner.spaces.model import Model
 
 
@@ -50,11 +51,11 @@ class TensorRanks:
 
     def enter(self, x: Tensor) -> Tensor:
         """[B, S or S / t, D] between parts -> [B, S, D] for a part; backward the sum of the ranks' gradients."""
-        return cast("Tensor", _Enter.apply(x, self))  # type: ignore[no-untyped-call]
+        return cast("Tensor", _Exchange.apply(x, self, "enter"))  # type: ignore[no-untyped-call]
 
     def leave(self, x: Tensor) -> Tensor:
         """[B, S, D], each rank's summand -> their sum, [B, S or S / t, D]."""
-        return cast("Tensor", _Leave.apply(x, self))  # type: ignore[no-untyped-call]
+        return cast("Tensor", _Exchange.apply(x, self, "leave"))  # type: ignore[no-untyped-call]
 
     def whole(self, x: Tensor) -> Tensor:
         """Return what a part works on: all positions, [B, S or S / t, D] -> [B, S, D]."""
@@ -76,33 +77,22 @@ def _waited(tensor: Tensor) -> Tensor:
     return cast("Tensor", torch.ops._c10d_functional.wait_tensor(tensor))
 
 
-class _Enter(torch.autograd.Function):
-    """Each is the other's gradient: what is whole forward is summed backward."""
+class _Exchange(torch.autograd.Function):
+    """What is whole forward is summed backward, and the other way round."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, ranks: TensorRanks) -> Tensor:
-        ctx.ranks = ranks  # type: ignore[attr-defined]
-        return ranks.whole(x)
+    def forward(ctx: FunctionCtx, x: Tensor, ranks: TensorRanks, way: str) -> Tensor:
+        ctx.ranks, ctx.way = ranks, way  # type: ignore[attr-defined]
+        return ranks.whole(x) if way == "enter" else ranks.summed(x)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: Any) -> tuple[Tensor, None]:
-        return ctx.ranks.summed(gradients[0]), None  # type: ignore[attr-defined]
+    def backward(ctx: FunctionCtx, *gradients: Any) -> tuple[Tensor, None, None]:
+        ranks: TensorRanks = ctx.ranks  # type: ignore[attr-defined]
+        back = ranks.summed if ctx.way == "enter" else ranks.whole  # type: ignore[attr-defined]
+        return back(gradients[0]), None, None
 
 
-class _Leave(torch.autograd.Function):
-    """See `_Enter`."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, ranks: TensorRanks) -> Tensor:
-        ctx.ranks = ranks  # type: ignore[attr-defined]
-        return ranks.summed(x)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: Any) -> tuple[Tensor, None]:
-        return ctx.ranks.whole(gradients[0]), None  # type: ignore[attr-defined]
-
-
-class _OnLocalWeight(nn.Module):
+class OnLocalWeight(nn.Module):
     """A module with one weight, of which it computes with this rank's part."""
 
     def __init__(self, whole: nn.Module, ranks: TensorRanks, placement: Placement) -> None:
@@ -112,10 +102,17 @@ class _OnLocalWeight(nn.Module):
 
     def _local_weight(self, *gradients: Placement) -> Tensor:
         """Return this rank's part; `gradients` says what its gradient is, if not a part like the weight's."""
-        return cast("DTensor", self.weight).to_local(grad_placements=gradients or None)
+        if not isinstance(self.weight, DTensor):
+            return self.weight
+        return self.weight.to_local(grad_placements=gradients or None)
+
+    def make_plain(self) -> nn.Parameter:
+        """Hold this rank's part as a plain tensor from now on, and return it."""
+        self.weight = nn.Parameter(cast("DTensor", self.weight).to_local().detach())
+        return self.weight
 
 
-class SplitLinear(_OnLocalWeight):
+class SplitLinear(OnLocalWeight):
     """A linear layer of which this rank has some of the outputs, or of the inputs."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -135,7 +132,7 @@ class SummedLinear(SplitLinear):
         return self._ranks.leave(super().forward(x))
 
 
-class SplitEmbedding(_OnLocalWeight):
+class SplitEmbedding(OnLocalWeight):
     """A table of which this rank has some of the rows."""
 
     def __init__(self, whole: nn.Embedding, ranks: TensorRanks) -> None:
@@ -155,7 +152,7 @@ class SplitEmbedding(_OnLocalWeight):
         return self._ranks.leave(found.masked_fill(elsewhere.unsqueeze(-1), 0.0))
 
 
-class ReplicatedHeads(_OnLocalWeight):
+class ReplicatedHeads(OnLocalWeight):
     """A key or value projection for more tensor-parallel ranks than key-value heads.
 
     Every rank keeps the whole weight and computes the one head that its query heads use. Each rank's gradients, of
@@ -171,7 +168,7 @@ class ReplicatedHeads(_OnLocalWeight):
         return functional.linear(x, self._local_weight(Partial())[self._head_rows])
 
 
-class SequenceNorm(_OnLocalWeight):
+class SequenceNorm(OnLocalWeight):
     """A norm over this rank's positions; its weight's gradient is a part of a sum over the ranks."""
 
     def __init__(self, whole: nn.RMSNorm | nn.LayerNorm, ranks: TensorRanks) -> None:
@@ -190,9 +187,7 @@ class SequenceNorm(_OnLocalWeight):
 
 def apply_tensor_parallel(model: Gpt, shape: Model, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
     """Split `model`, in place, over the ranks of the 1-D `mesh`."""
-    ranks = TensorRanks(mesh, sequence_parallel=sequence_parallel)
-    for block in model.blocks.values():
-        _split_block(cast("Block", block), shape, ranks, sequence_parallel=sequence_parallel)
+    ranks = split_blocks(model, shape, mesh, sequence_parallel=sequence_parallel)
     if model.embedding is not None:
         model.embedding.tokens = cast("Any", SplitEmbedding(model.embedding.tokens, ranks))
         if model.embedding.positions is not None:
@@ -201,40 +196,33 @@ def apply_tensor_parallel(model: Gpt, shape: Model, mesh: DeviceMesh, *, sequenc
         parallelize_module(model, mesh, _head_plan(model, Shard(1) if sequence_parallel else Replicate()))
 
 
-def _split_block(block: Block, shape: Model, ranks: TensorRanks, *, sequence_parallel: bool) -> None:
-    _replace(block.attention, SplitLinear, ranks, Shard(0), names=("query",))
-    if shape.kv_heads < ranks.size:
-        _replicate_key_value(block.attention, shape, ranks)
-    else:
-        _replace(block.attention, SplitLinear, ranks, Shard(0), names=("key", "value"))
-    _replace(block.attention, SummedLinear, ranks, Shard(1), names=("output",))
-    _replace(block.feed_forward, SplitLinear, ranks, Shard(0), names=("gate", "up"))
-    _replace(block.feed_forward, SummedLinear, ranks, Shard(1), names=("down",))
+def split_blocks(model: Gpt, shape: Model, mesh: DeviceMesh, *, sequence_parallel: bool) -> TensorRanks:
+    """Split the blocks of `model`, in place, and leave embedding, last norm and head whole."""
+    ranks = TensorRanks(mesh, sequence_parallel=sequence_parallel)
 
     def enter(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (ranks.enter(inputs[0]),)
 
-    # At the part's input and not in each layer, so that the gradients of its several uses are summed once.
-    block.attention.register_forward_pre_hook(enter)
-    block.feed_forward.register_forward_pre_hook(enter)
-    if sequence_parallel:
-        block.attention_norm = SequenceNorm(cast("Any", block.attention_norm), ranks)
-        block.feed_forward_norm = SequenceNorm(cast("Any", block.feed_forward_norm), ranks)
+    for block in cast("Iterable[Block]", model.blocks.values()):
+        for part in (block.attention, block.feed_forward):
+            for name, whole in list(part.named_children()):
+                setattr(part, name, _split(name, cast("nn.Linear", whole), shape, ranks))
+            # At the part's input and not in each layer, so that the gradients of its several uses are summed once.
+            part.register_forward_pre_hook(enter)
+        if sequence_parallel:
+            block.attention_norm = SequenceNorm(cast("Any", block.attention_norm), ranks)
+            block.feed_forward_norm = SequenceNorm(cast("Any", block.feed_forward_norm), ranks)
+    return ranks
 
 
-def _replace(
-    part: nn.Module, layer: type[SplitLinear], ranks: TensorRanks, placement: Placement, *, names: tuple[str, ...]
-) -> None:
-    for name in names:
-        if hasattr(part, name):
-            setattr(part, name, layer(getattr(part, name), ranks, placement))
-
-
-def _replicate_key_value(attention: Attention, shape: Model, ranks: TensorRanks) -> None:
-    head = ranks.number * shape.kv_heads // ranks.size
-    rows = slice(head * shape.head_dim, (head + 1) * shape.head_dim)
-    for name in ("key", "value"):
-        setattr(attention, name, ReplicatedHeads(getattr(attention, name), ranks, rows))
+def _split(name: str, whole: nn.Linear, shape: Model, ranks: TensorRanks) -> OnLocalWeight:
+    """Return this rank's part of one of the linear layers of a block."""
+    if name in ("output", "down"):
+        return SummedLinear(whole, ranks, Shard(1))
+    if name in ("key", "value") and shape.kv_heads < ranks.size:
+        head = ranks.number * shape.kv_heads // ranks.size
+        return ReplicatedHeads(whole, ranks, slice(head * shape.head_dim, (head + 1) * shape.head_dim))
+    return SplitLinear(whole, ranks, Shard(0))
 
 
 def _head_plan(model: Gpt, between_blocks: Placement) -> dict[str, ParallelStyle]:

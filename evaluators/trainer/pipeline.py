@@ -1,7 +1,7 @@
 """Pipeline parallelism: the stages of a rank, and schedules that reduce gradients when the recipe says."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle, get_schedule_class
 
+from frontrunner.evaluators.trainer.data_parallel import FsdpReplicas, Replicas
 from frontrunner.evaluators.trainer.layout import Layout
-from frontrunner.evaluators.trainer.loss import LossFunction
-from frontrunner.evaluators.trainer.parallel.data import Replicas
 from frontrunner.spaces.recipe import LOOPED_SCHEDULES, SPLIT_BACKWARD_SCHEDULES, Recipe
 from frontrunner.spaces.stages import even_layers, rank_of_stage
 
@@ -57,8 +56,8 @@ class ReplicatedStage(PipelineStage):
     run as they do without pipelining. Only for schedules that compute each backward pass in one piece.
     """
 
-    def __init__(self, module: nn.Module, replicas: Replicas, **options: Any) -> None:
-        super().__init__(_Opaque(module), **options)
+    def __init__(self, replicas: Replicas, **options: Any) -> None:
+        super().__init__(_Opaque(replicas.model), **options)
         self._replicas = replicas
 
     def backward_maybe_with_nosync(
@@ -73,32 +72,26 @@ class ReplicatedStage(PipelineStage):
 
 
 def build_schedule(
-    modules: Sequence[nn.Module],
-    replicas: Sequence[Replicas | None],
-    layout: Layout,
-    loss: LossFunction,
-    device: torch.device,
+    parts: Mapping[int, Replicas], layout: Layout, loss: Any, device: torch.device
 ) -> PipelineScheduleSingle | PipelineScheduleMulti:
-    """Return the recipe's schedule over this rank's stage `modules`, given in ascending order of their numbers.
+    """Return the recipe's schedule over this rank's stages, by number, in ascending order.
 
-    The loss function must already divide by the number of micro-batches: the schedule scales no gradient.
-
-    Raises:
-        ValueError: torch's schedule refuses the number of micro-batches or stages.
+    The loss function must already divide by the number of micro-batches: the schedule scales no gradient. Raises
+    ValueError where torch's schedule refuses the number of micro-batches or stages.
     """
     recipe = layout.recipe
-    stages = []
-    for number, module, group in zip(stages_of_rank(recipe, layout.pipeline_rank), modules, replicas, strict=True):
+    stages: list[PipelineStage] = []
+    for number, replicas in parts.items():
         options: dict[str, Any] = {
             "stage_index": number,
             "num_stages": recipe.stages,
             "device": device,
-            "group": layout.pipeline_mesh.get_group(),
+            "group": layout.mesh["pipeline"].get_group(),
         }
-        if group is None or recipe.schedule in SPLIT_BACKWARD_SCHEDULES:
-            stages.append(PipelineStage(module, **options))
+        if isinstance(replicas, FsdpReplicas) and recipe.schedule not in SPLIT_BACKWARD_SCHEDULES:
+            stages.append(ReplicatedStage(replicas, **options))
         else:
-            stages.append(ReplicatedStage(module, group, **options))
+            stages.append(PipelineStage(replicas.model, **options))
     kind = get_schedule_class(SCHEDULE_CLASSES[recipe.schedule])
     local = stages if recipe.schedule in LOOPED_SCHEDULES else stages[0]
     schedule = kind(local, n_microbatches=recipe.accumulation, loss_fn=loss, scale_grads=False)

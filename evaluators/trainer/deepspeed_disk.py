@@ -1,21 +1,34 @@
-"""Offload to a disk (ZeRO-Infinity, arXiv 2104.07857): DeepSpeed's settings for it, and what it needs of the machine.
+"""Offload to a disk by DeepSpeed (ZeRO-Infinity, arXiv 2104.07857): its settings, its operator, the machine's limits.
 
 Parameters and the optimizer's weights, states and gradients are files; a part of them at a time is in buffers of
 page-locked memory. What is smaller than 1 MiB on a rank stays in the host's memory (DeepSpeed's MIN_AIO_BYTES).
+
+DeepSpeed compiles its async_io operator, which reads and writes the files, at first use, in every rank, behind a lock
+file that a killed rank leaves for good. Here it is compiled once, by this module as a program before any rank starts,
+into a folder that is there whole or not at all; ranks load what they find. An operator that was built with DeepSpeed
+(DS_BUILD_AIO=1) is DeepSpeed's to load. Importing this module imports neither deepspeed nor torch.
 """
 
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import platform
 import resource
 import shutil
-from collections.abc import Iterator
+import sys
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from frontrunner.evaluators.trainer.deepspeed_engine.operators import is_built, is_installed
 from frontrunner.evaluators.trainer.job import Disk, Job
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+OPERATORS = ("pin_memory", "async_io")
+"""In the order of loading: the second uses symbols of the first."""
 LEAST_GROUP = 2**20
 """Elements that a rank's optimizer updates at a time, at the least: 4 MiB, so that small models reach the disk too."""
 
@@ -80,18 +93,15 @@ def tensors_on_disk(optimizer: Any) -> dict[int, Tensor]:
 
     Each is a view of its file: reading it reads the disk, and what is written to it DeepSpeed reads back.
     """
-    return dict(_mapped(optimizer))
+    import torch
 
-
-def _mapped(optimizer: Any) -> Iterator[tuple[int, Tensor]]:
     swapper = getattr(optimizer, "optimizer_swapper", None)
-    if swapper is None:
-        return
-    for info in swapper.swap_params_info.values():
+    found: dict[int, Tensor] = {}
+    for info in swapper.swap_params_info.values() if swapper is not None else ():
         for moved in info.tensors:
-            elements = info.numel()
-            view = torch.from_file(moved.swap_path, shared=True, size=elements, dtype=info.dtype())
-            yield id(moved.compute_tensor), view
+            view = torch.from_file(moved.swap_path, shared=True, size=info.numel(), dtype=info.dtype())
+            found[id(moved.compute_tensor)] = view
+    return found
 
 
 def _disk(job: Job) -> Disk:
@@ -126,11 +136,75 @@ def _locked_bytes(job: Job) -> int:
 def _lockable_bytes() -> int | None:
     """Return what this process may lock; None without a limit."""
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    status = Path("/proc/self/status")
-    lines = status.read_text(encoding="ascii").splitlines() if status.exists() else []
-    capabilities = next((int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")), 0)
+    capabilities = int(_line(Path("/proc/self/status"), "CapEff:").removeprefix("CapEff:").strip() or "0", 16)
     return None if limit == resource.RLIM_INFINITY or capabilities >> _CAP_IPC_LOCK & 1 else limit
 
 
 def _gib(size: int) -> str:
     return f"{size / 2**30:.2f} GiB"
+
+
+def built_folder(device: str) -> Path:
+    """Return the folder of operators compiled for this kind of processor, Python, torch, DeepSpeed and torch device.
+
+    DeepSpeed compiles for the very processor that it runs on.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    features = _line(Path("/proc/cpuinfo"), "flags", "Features")
+    processor = f"{platform.machine()}-{hashlib.sha256(features.encode()).hexdigest()[:8]}"
+    versions = (f"{package}-{version(package)}" for package in ("torch", "deepspeed"))
+    tags = (sys.implementation.cache_tag, *versions, device, processor)
+    return cache / "frontrunner" / "operators" / "-".join(map(str, tags))
+
+
+def _line(path: Path, *starts: str) -> str:
+    """Return the first line of a file that starts so; empty where there is none."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    return next((line for line in lines if line.startswith(starts)), "")
+
+
+def is_installed() -> bool:
+    """Return whether DeepSpeed was installed with the operator built."""
+    package = importlib.util.find_spec("deepspeed")
+    places = [] if package is None else package.submodule_search_locations or []
+    return any(True for place in places for _ in Path(place, "ops", "aio").glob("async_io_op*.so"))
+
+
+def is_built(device: str) -> bool:
+    """Return whether `built_folder` holds the operators."""
+    folder = built_folder(device)
+    return all(_library(folder, name).exists() for name in OPERATORS)
+
+
+def load_operators(device: str) -> None:
+    """Have DeepSpeed use the operators that were compiled before, in this process; installed ones need nothing."""
+    if is_installed():
+        return
+    from deepspeed.ops.op_builder import AsyncIOBuilder, PinMemoryBuilder
+    from deepspeed.ops.op_builder.builder import OpBuilder
+
+    loaded: dict[str, Any] = OpBuilder._loaded_ops
+    for name, builder in zip(OPERATORS, (PinMemoryBuilder, AsyncIOBuilder), strict=True):
+        if name not in loaded:
+            path = _library(built_folder(device), name)
+            spec = importlib.util.spec_from_file_location(name, path)
+            if spec is None or spec.loader is None:
+                raise ImportError(f"{path} is not an extension module")
+            loaded[name] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(loaded[name])
+        builder().load(verbose=False)  # makes the first's symbols visible to the second
+
+
+def build() -> None:
+    """Compile the operators into TORCH_EXTENSIONS_DIR, for the accelerator that DS_ACCELERATOR names: minutes."""
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+
+    AsyncIOBuilder().load(verbose=True)
+
+
+def _library(folder: Path, name: str) -> Path:
+    return folder / name / f"{name}.so"
+
+
+if __name__ == "__main__":
+    build()

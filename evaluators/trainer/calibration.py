@@ -1,0 +1,421 @@
+"""Ranks that measure a machine, all busy at once: `python -P -m frontrunner.evaluators.trainer.calibration`.
+
+An order comes on stdin, places from the environment. Each rank times matrix products, streams through memory, the
+host's part of a layer, collectives and transfers, in the order in which a short budget loses least. Collectives run
+over the groups of each level of the machine, every group of a level at the same time. Their `bytes` is the size of the
+whole message: what an all-reduce, broadcast or reduce works on, what an all-gather results in, what a reduce-scatter,
+scatter or all-to-all begins with, and what a point-to-point transfer sends.
+"""
+
+import datetime as dt
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle, product
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from frontrunner.evaluators.trainer.model import Gpt
+from frontrunner.evaluators.trainer.optimizer import COMPUTE_TYPES
+from frontrunner.evaluators.trainer.rendezvous import set_local_rank_env, use_one_thread_per_group
+from frontrunner.evaluators.trainer.run import describe_software, synchronize, write_json
+from frontrunner.spaces.model import Model
+
+COLLECTIVE_TIMEOUT = dt.timedelta(seconds=120)
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}
+"""By device; ranks agree on times over gloo, so that an accelerator runs nothing but what is measured."""
+UNTIL = {"memory": 0.10, "layer": 0.15, "matmul": 0.50, "collectives": 0.95, "transfers": 1.0}
+"""Share of the budget at which each section is to be done."""
+MIB = 2**20
+WIDTHS = {"cpu": (128, 512, 2048), "other": (512, 2048, 8192)}
+"""Rows, columns and sums of the products: the tokens and widths of models that such a device trains."""
+STREAM_BYTES = {"cpu": (32 * MIB, 4 * MIB, MIB // 2), "other": (512 * MIB, 128 * MIB, 16 * MIB)}
+"""Size of each array: the first is larger than any cache, the last may lie in one."""
+MESSAGE_BYTES = {
+    "cpu": tuple(2**power for power in (10, 22, 16, 19, 13, 24)),
+    "other": tuple(2**power for power in (10, 25, 19, 28, 13, 22, 16)),
+}
+"""A small and a large message first: should time run out, there is a line through them."""
+TRANSFER_BYTES = (1 * MIB, 16 * MIB, 256 * MIB)
+TINY = Model(
+    name="tiny", layers=4, hidden=64, heads=1, kv_heads=1, ffn_hidden=64, vocabulary=64, activation="swiglu",
+    norm="rmsnorm",
+)  # fmt: skip
+"""Blocks with next to nothing to compute, so that their time is what it takes to issue them."""
+TINY_TOKENS = 8
+
+WINDOWS = 3
+"""Each figure is of the fastest of this many windows, as in STREAM: what else runs on the machine only adds to them."""
+MOST_RUNS = 20_000
+FASTEST_GROWTH = 20
+LONGEST_WINDOW_S = 0.25
+MEETINGS = 15
+LEAST_MEETINGS = 8
+"""A window lasts at least half of this many meetings of the ranks. One ends it and is taken off, but no more than an
+eighth: it may have been shorter than usual."""
+ALWAYS = 2
+"""Cells that are measured however little time is left: with fewer there is no line and no figure."""
+UNTIMED_RUNS = 2
+"""One that pays for first uses, and one that shows how many fill a window."""
+
+Operation = Callable[[], object]
+Shape = tuple[int, int, int]
+"""m, n, k of [m, k] x [k, n]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One thing to measure. `key` names it; `work` is what its time grows with; `prepare` makes the operation."""
+
+    key: dict[str, Any]
+    work: float
+    prepare: Callable[[], Operation]
+
+
+def expected(work: float, seen: Sequence[tuple[float, float]]) -> float:
+    """Return the seconds for this much work, on the line through the least and the most (work, seconds)."""
+    if not seen:
+        return 0.0
+    (least, least_s), (most, most_s) = min(seen), max(seen)
+    slope = max(most_s - least_s, 0.0) / (most - least) if most > least else 0.0
+    return least_s + slope * max(work - least, 0.0)
+
+
+class Clock:
+    """Times operations that all ranks run at the same time. Every rank calls the same methods in the same order."""
+
+    def __init__(self, device: torch.device, on_step: Callable[[], None] = lambda: None) -> None:
+        """Start, with a few meetings of all ranks to see how long one takes; `on_step` is called before each run."""
+        self._device = device
+        self._on_step = on_step
+        self.left_out: list[dict[str, Any]] = []
+        self._began_s = time.monotonic()
+        self._meeting_s = statistics.median(self._window_s(lambda: None, 1) for _ in range(MEETINGS))
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the clock's start."""
+        return time.monotonic() - self._began_s
+
+    def sweep(self, of: str, cells: Iterable[Cell], until_s: float) -> list[dict[str, Any]]:
+        """Measure the cells, until about `until_s` seconds after the clock's start, and return a row for each.
+
+        The first two are always measured. Of the others, one that would take more than what is left is left out, and
+        `left_out` says why.
+        """
+        cells, rows, seen = list(cells), list[dict[str, Any]](), list[tuple[float, float]]()
+        for number, cell in enumerate(cells):
+            left_s = -self.largest(self.now_s - until_s)
+            expected_s = expected(cell.work, seen) * (UNTIMED_RUNS + WINDOWS)
+            if number >= ALWAYS and (left_s <= 0 or expected_s > left_s):
+                why = f"would take {expected_s:.2g} s of {max(left_s, 0.0):.2g} s that were left"
+                self.left_out.append({"of": of} | cell.key | {"why": why})
+                continue
+            share_s = left_s / (len(cells) - number)
+            time_s = self.time(cell.prepare(), share_s / (UNTIMED_RUNS + WINDOWS))
+            seen.append((cell.work, time_s))
+            rows.append(cell.key | {"time_s": time_s})
+        return rows
+
+    def time(self, run: Operation, window_s: float) -> float:
+        """Return the seconds of one run, with windows of about `window_s`; the same on every rank."""
+        window_s = max(min(window_s, LONGEST_WINDOW_S), LEAST_MEETINGS * self._meeting_s)
+        self._window_s(run, 1)
+        runs = self._runs(run, window_s)
+        whole_s = min(self._window_s(run, runs) for _ in range(WINDOWS))
+        return max(whole_s - self._meeting_s, (1 - 1 / LEAST_MEETINGS) * whole_s) / runs
+
+    def _runs(self, run: Operation, window_s: float) -> int:
+        """Return how many runs fill a window: tried with one, then with more until half of it is filled."""
+        runs = 1
+        while True:
+            whole_s = self._window_s(run, runs)
+            if whole_s > window_s / 2 or runs == MOST_RUNS:
+                return runs
+            runs = min(int(runs * min(max(window_s / whole_s, 2), FASTEST_GROWTH)), MOST_RUNS)
+
+    def _window_s(self, run: Operation, runs: int) -> float:
+        """Return the seconds from when all ranks begin this many runs to when all have met after the last.
+
+        A rank's own time would not do: of four that share two cores, each may find a core free while it measures.
+        """
+        self.largest(0.0)
+        start = time.perf_counter()
+        for _ in range(runs):
+            self._on_step()
+            run()
+        synchronize(self._device)
+        self.largest(0.0)
+        return self.largest(time.perf_counter() - start)
+
+    def largest(self, value: float) -> float:
+        """Return the largest of the ranks' values, on every rank."""
+        shared = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+        return float(shared.item())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Level:
+    """This rank's group at one level, as torch knows it, and its size."""
+
+    name: str
+    group: dist.ProcessGroup
+    ranks: int
+
+
+def levels(ranks_per_node: int) -> list[Level]:
+    """Return the levels that the ranks span: all of a node, the same place of all nodes, and neighbors in a node."""
+    world = dist.get_world_size()
+    nodes = world // ranks_per_node
+    places: dict[str, list[list[int]]] = {}
+    if ranks_per_node > 1:
+        places["node"] = [[node * ranks_per_node + place for place in range(ranks_per_node)] for node in range(nodes)]
+    if nodes > 1:
+        places["network"] = [list(range(place, world, ranks_per_node)) for place in range(ranks_per_node)]
+    if ranks_per_node > 2 and ranks_per_node % 2 == 0:
+        places["pair"] = [[rank, rank + 1] for rank in range(0, world, 2)]
+    found = []
+    for name, groups in places.items():
+        own, _ = dist.new_subgroups_by_enumeration(groups)  # type: ignore[no-untyped-call]
+        found.append(Level(name=name, group=own, ranks=len(groups[0])))
+    return found
+
+
+def collective_cells(level: Level, collective: str, device: torch.device) -> Iterator[Cell]:
+    """Yield one collective over message sizes."""
+    for size in _of(MESSAGE_BYTES, device):
+        values = -(-size // 4 // level.ranks) * level.ranks
+        key = {"collective": collective, "level": level.name, "ranks": level.ranks, "bytes": values * 4}
+        prepare = partial(COLLECTIVES[collective], level, torch.zeros(values, device=device))
+        yield Cell(key=key, work=float(values), prepare=prepare)
+
+
+def _all_reduce(level: Level, whole: torch.Tensor) -> Operation:
+    return partial(dist.all_reduce, whole, group=level.group)
+
+
+def _reduce_scatter(level: Level, whole: torch.Tensor) -> Operation:
+    part = whole.new_empty(whole.numel() // level.ranks)
+    return partial(dist.reduce_scatter_tensor, part, whole, group=level.group)
+
+
+def _all_gather(level: Level, whole: torch.Tensor) -> Operation:
+    part = whole.new_zeros(whole.numel() // level.ranks)
+    return partial(dist.all_gather_into_tensor, whole, part, group=level.group)
+
+
+def _all_to_all(level: Level, whole: torch.Tensor) -> Operation:
+    return partial(dist.all_to_all_single, torch.empty_like(whole), whole, group=level.group)
+
+
+def _from_each_in_turn(run: Callable[[int], object], ranks: int) -> Operation:
+    """Move the root on with each run, so that no rank can run ahead of the others."""
+    roots = cycle(range(ranks))
+    return lambda: run(next(roots))
+
+
+def _broadcast(level: Level, whole: torch.Tensor) -> Operation:
+    return _from_each_in_turn(lambda root: dist.broadcast(whole, group_src=root, group=level.group), level.ranks)
+
+
+def _reduce(level: Level, whole: torch.Tensor) -> Operation:
+    return _from_each_in_turn(lambda root: dist.reduce(whole, group_dst=root, group=level.group), level.ranks)
+
+
+def _scatter(level: Level, whole: torch.Tensor) -> Operation:
+    own, parts = dist.get_group_rank(level.group, dist.get_rank()), list(whole.chunk(level.ranks))
+    part = torch.empty_like(parts[0])
+
+    def run(root: int) -> None:
+        dist.scatter(part, parts if own == root else None, group_src=root, group=level.group)
+
+    return _from_each_in_turn(run, level.ranks)
+
+
+def _point_to_point(level: Level, whole: torch.Tensor) -> Operation:
+    """Send there and back between neighbors of the group: two messages per run. The last of an odd number idles."""
+    own = dist.get_group_rank(level.group, dist.get_rank())
+    peer = own ^ 1
+
+    def run() -> None:
+        if peer < level.ranks and own < peer:
+            dist.send(whole, group_dst=peer, group=level.group)
+            dist.recv(whole, group_src=peer, group=level.group)
+        elif peer < level.ranks:
+            dist.recv(whole, group_src=peer, group=level.group)
+            dist.send(whole, group_dst=peer, group=level.group)
+
+    return run
+
+
+COLLECTIVES: dict[str, Callable[[Level, torch.Tensor], Operation]] = {
+    "all-reduce": _all_reduce,
+    "reduce-scatter": _reduce_scatter,
+    "all-gather": _all_gather,
+    "all-to-all": _all_to_all,
+    "broadcast": _broadcast,
+    "reduce": _reduce,
+    "scatter": _scatter,
+    "point-to-point": _point_to_point,
+}
+MESSAGES = {"point-to-point": 2}
+"""In one run, where it is not one."""
+
+
+def _of(table: Mapping[str, tuple[int, ...]], device: torch.device) -> tuple[int, ...]:
+    return table.get(device.type, table["other"])
+
+
+def matmul_cells(device: torch.device, precision: str) -> Iterator[Cell]:
+    """Yield [m, k] x [k, n] of one precision: all products of widths in which two of the three are equal."""
+    widths = _of(WIDTHS, device)
+    shapes = [(m, n, k) for m, n, k in product(widths, repeat=3) if len({m, n, k}) < 3]
+    shapes.sort(key=lambda shape: (shape[0] * shape[1] * shape[2], shape))
+    for m, n, k in _spread(shapes):
+        prepare = partial(_matmul, device, COMPUTE_TYPES[precision], (m, n, k))
+        yield Cell(key={"precision": precision, "m": m, "n": n, "k": k}, work=2.0 * m * n * k, prepare=prepare)
+
+
+def _spread(shapes: list[Shape]) -> list[Shape]:
+    """Return the first, the middle, the last, then from both ends inwards: a short budget leaves some of every size."""
+    first = [shapes[0], shapes[len(shapes) // 2], shapes[-1]]
+    inwards = [shapes[place // 2 if place % 2 == 0 else -1 - place // 2] for place in range(len(shapes))]
+    return list(dict.fromkeys(first + inwards))
+
+
+def _matmul(device: torch.device, dtype: torch.dtype, shape: Shape) -> Operation:
+    m, n, k = shape
+    left = torch.randn(m, k, device=device).to(dtype)
+    right = torch.randn(k, n, device=device).to(dtype)
+    return partial(torch.mm, left, right, out=torch.empty(m, n, dtype=dtype, device=device))
+
+
+def memory_cells(device: torch.device) -> Iterator[Cell]:
+    """Yield copy, a = b, and triad, a = b + s c, as in STREAM (McCalpin 1995); `bytes` are those read and written."""
+    for size in _of(STREAM_BYTES, device):
+        for kernel, arrays in (("copy", 2), ("triad", 3)):
+            prepare = partial(_stream, device, kernel, size // 4)
+            yield Cell(key={"kernel": kernel, "bytes": arrays * size}, work=float(arrays * size), prepare=prepare)
+
+
+def _stream(device: torch.device, kernel: str, values: int) -> Operation:
+    result, first, second = (torch.ones(values, device=device) for _ in range(3))
+    if kernel == "copy":
+        return partial(result.copy_, first)
+    return partial(torch.add, first, second, alpha=0.5, out=result)
+
+
+def layer_cells(device: torch.device) -> Iterator[Cell]:
+    """Yield forward and backward passes of the trainer's own blocks over a few tokens; `work` counts layer passes."""
+    yield Cell(key={"passes": 2 * TINY.layers}, work=2.0 * TINY.layers, prepare=partial(_layers, device))
+
+
+def _layers(device: torch.device) -> Operation:
+    blocks = Gpt(TINY, sequence_length=TINY_TOKENS, layers=range(TINY.layers)).to(device).blocks
+    tokens = torch.randn(1, TINY_TOKENS, TINY.hidden, device=device, requires_grad=True)
+
+    def run() -> None:
+        x = tokens
+        for block in blocks.children():
+            x = block(x)
+        x.sum().backward()  # type: ignore[no-untyped-call]
+
+    return run
+
+
+def transfer_cells(device: torch.device) -> Iterator[Cell]:
+    """Yield transfers to the device and back, from pinned memory and pageable; none where the device is the host."""
+    if device.type == "cpu":
+        return
+    for size, direction, pinned in product(TRANSFER_BYTES, ("to-device", "to-host"), (True, False)):
+        key = {"direction": direction, "pinned": pinned, "bytes": size}
+        yield Cell(key=key, work=float(size), prepare=partial(_transfer, device, size, direction, pinned=pinned))
+
+
+def _transfer(device: torch.device, size: int, direction: str, *, pinned: bool) -> Operation:
+    host = torch.zeros(size, dtype=torch.uint8, pin_memory=pinned)
+    there = torch.zeros(size, dtype=torch.uint8, device=device)
+    source, target = (host, there) if direction == "to-device" else (there, host)
+    return partial(target.copy_, source, non_blocking=pinned)
+
+
+def measure(device: torch.device, seconds: float, ranks_per_node: int) -> dict[str, Any]:
+    """Return what this rank and all others measured together: the same on every rank."""
+    reach = levels(ranks_per_node)
+    clock = Clock(device)
+    sections = {
+        "memory": [memory_cells(device)],
+        "layer": [layer_cells(device)],
+        "matmul": [matmul_cells(device, precision) for precision in COMPUTE_TYPES],
+        "collectives": [collective_cells(level, name, device) for level in reach for name in COLLECTIVES],
+        "transfers": [transfer_cells(device)],
+    }
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in sections}
+    from_s = 0.0
+    for name, sweeps in sections.items():
+        until_s = UNTIL[name] * seconds
+        for number, cells in enumerate(sweeps, start=1):
+            rows[name] += clock.sweep(name, cells, from_s + number / len(sweeps) * (until_s - from_s))
+        from_s = until_s
+    for row in rows["collectives"]:
+        row["time_s"] /= MESSAGES.get(row["collective"], 1)
+    return {**rows, "left_out": clock.left_out, "measured_for_s": clock.now_s}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """One calibration. `device` is torch's word for it: cpu, cuda (ROCm too) or xpu.
+
+    `seconds` is the budget of all measurements together; `out` is where rank 0 writes what was measured.
+    """
+
+    device: str
+    seconds: float
+    out: str
+
+
+def rank_device(kind: str, local_rank: int, ranks_per_node: int) -> torch.device:
+    """Prepare this process to be a rank, before its first group, and return its device, of those that it sees."""
+    use_one_thread_per_group()
+    set_local_rank_env(local_rank, ranks_per_node)
+    if kind == "cpu":
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        return torch.device("cpu")
+    number = local_rank % torch.accelerator.device_count()  # 0 where the launcher shows each rank its own device
+    torch.accelerator.set_device_index(number)
+    return torch.device(kind, number)
+
+
+def main() -> None:
+    """Measure with the other ranks; rank 0 writes what was measured."""
+    order = Order(**json.loads(sys.stdin.read()))
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    per_node = int(os.environ["LOCAL_WORLD_SIZE"])
+    device = rank_device(order.device, int(os.environ["LOCAL_RANK"]), per_node)
+    dist.init_process_group(
+        BACKENDS[order.device],
+        init_method=os.environ.get("FRONTRUNNER_RENDEZVOUS", "env://"),
+        rank=rank,
+        world_size=world_size,
+        timeout=COLLECTIVE_TIMEOUT,
+    )
+    found = measure(device, order.seconds, per_node)
+    if rank == 0:
+        places = {"ranks": world_size, "ranks_per_node": per_node, "device": order.device}
+        write_json(Path(order.out), places | describe_software(device) | found)
+    dist.destroy_process_group()
+    sys.stderr.flush()
+    os._exit(0)  # an orderly exit at times aborts in threads of torch's own, after all is on disk
+
+
+if __name__ == "__main__":
+    main()

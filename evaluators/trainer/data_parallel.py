@@ -1,0 +1,359 @@
+"""Data parallelism: how parameters, gradients and optimizer states are spread over the copies of the model.
+
+The copies are the replicas; with context parallelism each of a replica's context ranks is one.
+
+| kind | parameters between uses | gradients | optimizer states |
+|---|---|---|---|
+| replicate | whole | whole, all-reduced at the last micro-batch | whole |
+| replicate, gradient_sync "each" | whole | whole, all-reduced at every micro-batch | whole |
+| zero-1 | gathered once per step | whole, reduce-scattered at the last micro-batch | sharded |
+| zero-2 | gathered once per step | reduce-scattered at every micro-batch | sharded |
+| zero-3 | gathered for each use | reduce-scattered at every micro-batch | sharded |
+| hybrid | as zero-3, in groups | as zero-3, in groups; all-reduced between groups at the last | sharded, in groups |
+| levels | as zero-3, in small groups | reduce-scattered in larger groups at every micro-batch | sharded |
+
+Plain replication is the composable `replicate`; a recipe may ask for DistributedDataParallel instead, where there is
+neither tensor nor pipeline parallelism: under both, the latter's gradients come out too large by the number of
+micro-batches.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from frontrunner.evaluators.trainer.job import Precision
+from frontrunner.evaluators.trainer.layout import Layout, sharding_kind
+from frontrunner.evaluators.trainer.model import Gpt
+from frontrunner.evaluators.trainer.optimizer import COMPUTE_TYPES, local
+
+_GATHERING_FOR_EACH_USE = ("zero-3", "hybrid", "levels")
+# Their names up to torch 2.12 are deprecated in 2.13.
+_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Replicas:
+    """One model (or pipeline stage), what the optimizer trains of it, and when its gradients are reduced: here never.
+
+    `forward` is what micro-batches are run through in training.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.forward: nn.Module = model
+
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Return what the optimizer trains, with its names in the whole model."""
+        return list(self.model.named_parameters())
+
+    def publish(self) -> None:
+        """Bring what is trained to where the next forward pass reads it. All ranks call it together."""
+
+    def before_backward(self, *, last: bool) -> None:
+        """Say, before the forward pass, whether the backward pass that follows is the `last` of the step."""
+
+    def after_backward(self) -> None:
+        """Take over the gradients of a backward pass."""
+
+    def reshard(self) -> None:
+        """Free gathered parameters, as after a forward pass that no backward follows."""
+
+
+class DdpReplicas(Replicas):
+    """One whole model under DistributedDataParallel."""
+
+    def __init__(self, model: nn.Module, layout: Layout) -> None:
+        super().__init__(model)
+        self._reduces_every_micro_batch = layout.recipe.gradient_sync == "each"
+        self._wrapped = DistributedDataParallel(
+            model, process_group=layout.data_mesh.get_group(), gradient_as_bucket_view=True
+        )
+        self.forward = self._wrapped
+
+    def before_backward(self, *, last: bool) -> None:
+        """See Replicas."""
+        self._wrapped.require_backward_grad_sync = last or self._reduces_every_micro_batch
+
+
+class MasterWeights(Replicas):
+    """The one copy of a model on one rank, which computes in less than fp32: its fp32 weights are kept here.
+
+    FSDP2 does so for sharded and replicated models. On one rank its hooks and copies would be most of the trainer's
+    cost.
+    """
+
+    def __init__(self, model: nn.Module, precision: Precision) -> None:
+        """Take over the weights of the materialized `model`."""
+        super().__init__(model)
+        self._named = [(name, nn.Parameter(weight.detach())) for name, weight in model.named_parameters()]
+        model.to(COMPUTE_TYPES[precision])
+        self._masters: list[Tensor] = [master for _, master in self._named]
+        self._weights: list[Tensor] = list(model.parameters())
+
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """See Replicas."""
+        return self._named
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """See Replicas."""
+        torch._foreach_copy_(self._weights, self._masters)
+
+    @torch.no_grad()
+    def after_backward(self) -> None:
+        """Add the gradients of one backward pass to those of the fp32 weights, in fp32."""
+        gradients = [cast("Tensor", weight.grad) for weight in self._weights]
+        if self._masters[0].grad is None:
+            wide = [torch.empty_like(master) for master in self._masters]
+            torch._foreach_copy_(wide, gradients)
+            for master, gradient in zip(self._masters, wide, strict=True):
+                master.grad = gradient
+        else:
+            for master, gradient in zip(self._masters, gradients, strict=True):
+                cast("Tensor", master.grad).add_(gradient)
+        for weight in self._weights:
+            weight.grad = None
+
+
+class FsdpReplicas(Replicas):
+    """A model as FSDP2 holds it."""
+
+    def __init__(self, model: nn.Module, kind: str, layout: Layout) -> None:
+        super().__init__(model)
+        self._module = cast("FSDPModule", model)
+        self._all_reduces_every_micro_batch = layout.recipe.gradient_sync == "each"
+        self._reduces_every_micro_batch = kind not in ("replicate", "zero-1") or self._all_reduces_every_micro_batch
+        self._reshards_every_micro_batch = kind in _GATHERING_FOR_EACH_USE
+
+    def before_backward(self, *, last: bool) -> None:
+        """See Replicas."""
+        self._module.set_is_last_backward(last)
+        self._module.set_requires_gradient_sync(last or self._reduces_every_micro_batch)
+        # Hybrid: partial sums stay in the sharding group until the step's end.
+        self._module.set_requires_all_reduce(last or self._all_reduces_every_micro_batch)
+        self._module.set_reshard_after_backward(last or self._reshards_every_micro_batch)
+
+    def reshard(self) -> None:
+        """See Replicas."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+
+class LeveledReplicas(FsdpReplicas):
+    """A model sharded by levels: parameters, gradients and optimizer states over ever larger groups of replicas.
+
+    The degrees (p, g, o) are those of arXiv 2501.04266: parameters over p neighboring replicas, gradients over g,
+    optimizer states over all o. FSDP2 runs the innermost level as ZeRO-3 over p replicas. The other two are here:
+
+    | when | what | over |
+    |---|---|---|
+    | each use of a parameter | all-gather of the parameters (FSDP2) | p replicas |
+    | each micro-batch | reduce-scatter of its gradients (FSDP2) | p replicas |
+    | each micro-batch | reduce-scatter of the outcome, a p-th of the gradients | g / p replicas |
+    | the last micro-batch | reduce-scatter of the sum, a g-th of the gradients | o / g replicas |
+    | after the optimizer's step | all-gather of the updated parameters, a g-th of them | o / g replicas |
+    | then | all-gather of the outcome, a p-th of the parameters | g / p replicas |
+
+    Between micro-batches a rank holds a p-th of the parameters in the type they are computed in and a g-th of the
+    gradients in fp32; the masters, which the optimizer updates, are an o-th of the parameters in fp32.
+    """
+
+    def __init__(self, model: nn.Module, layout: Layout) -> None:
+        """Make the masters, without values, for the materialized `model`: a unit for each FSDP2 module in it."""
+        super().__init__(model, "levels", layout)
+        levels = cast("DeviceMesh", layout.levels)["tensor", "parameters", "gradients", "optimizer"]
+        left = dict(model.named_parameters())
+        self._units: list[LeveledUnit] = []
+        # The other way round a module comes after those within it, which have taken their parameters by then.
+        for path, module in reversed(list(model.named_modules())):
+            if isinstance(module, FSDPModule):
+                prefix = f"{path}." if path else ""
+                own = {name: left.pop(name) for name in list(left) if name.startswith(prefix)}
+                if own:  # a pipeline stage between the first and the last has parameters in its blocks only
+                    self._units.append(LeveledUnit(module, own, levels))
+
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """See Replicas: the masters."""
+        return [named for unit in self._units for named in unit.masters.items()]
+
+    def before_backward(self, *, last: bool) -> None:
+        """See Replicas."""
+        super().before_backward(last=last)
+        for unit in self._units:
+            unit.is_last_micro_batch = last
+
+    def publish(self) -> None:
+        """See Replicas."""
+        for unit in self._units:
+            unit.publish()
+
+
+class LeveledUnit:
+    """The parameters that FSDP2 gathers and reduces together, and the levels beyond FSDP2's."""
+
+    def __init__(self, module: FSDPModule, parameters: Mapping[str, nn.Parameter], levels: DeviceMesh) -> None:
+        """Take over the gradients of `module`'s own materialized `parameters`, given with their names in the model.
+
+        `module` is what `fully_shard` was called on, over the dimension "parameters" of `levels`, which are [tensor,
+        parameters, gradients, optimizer]; `parameters` are those that no nested FSDP2 module has.
+        """
+        # At a rank's first step DTensor weighs up every placement of an operator's tensors on every dimension. Over
+        # four dimensions that takes seconds, over three a tenth of them: those of one rank are left out.
+        names = levels.mesh_dim_names or ()
+        self._master_mesh = levels[tuple(name for name in names if levels[name].size() > 1)]
+        self._averaged_over = float(levels["gradients"].size() * levels["optimizer"].size())
+        self._parameters = parameters
+        self._gradient_cut = Cut([local(parameter).shape for parameter in parameters.values()], levels["gradients"])
+        self._master_cut = Cut(self._gradient_cut.parts, levels["optimizer"])
+        self.masters = dict(zip(parameters, self._empty_masters(), strict=True))
+        self._reduced = torch.empty(0)
+        self._held: list[Tensor] | None = None
+        self.is_last_micro_batch = True
+        module.set_all_reduce_hook(self._take_reduced)
+        for parameter in parameters.values():
+            parameter.register_post_accumulate_grad_hook(self._take_gradient)  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Bring the masters' values into the parameters."""
+        parameters = [local(parameter) for parameter in self._parameters.values()]
+        parts = [
+            local(master).to(parameter.dtype)
+            for master, parameter in zip(self.masters.values(), parameters, strict=True)
+        ]
+        torch._foreach_copy_(parameters, self._gradient_cut.all_gather(self._master_cut.all_gather(parts)))
+
+    def _take_reduced(self, reduced: Tensor) -> None:
+        """Keep what FSDP2 has reduced over p replicas: one buffer for all gradients, in fp32."""
+        self._reduced = reduced
+        if reduced.device.type != "cpu":
+            # The buffer is another stream's, and is not held until the end of the backward pass as FSDP2 would.
+            reduced.record_stream(torch.get_device_module(reduced.device).current_stream(reduced.device))
+
+    def _take_gradient(self, _: Tensor) -> None:
+        """Reduce further, once FSDP2 has handed out all gradients."""
+        parameters = self._parameters.values()
+        handed_out = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+        if len(handed_out) < len(parameters):
+            return
+        # What is handed out lies where it lay in the buffer, but in the parameters' type.
+        gradients = [
+            self._reduced[gradient.storage_offset() :][: gradient.numel()].view(gradient.shape)
+            for gradient in handed_out
+        ]
+        for parameter in parameters:
+            parameter.grad = None
+        parts = self._gradient_cut.reduce_scatter(gradients)
+        if self._held is None:
+            self._held = parts
+        else:
+            torch._foreach_add_(self._held, parts)
+        if self.is_last_micro_batch:
+            sums = self._master_cut.reduce_scatter(self._held)
+            torch._foreach_div_(sums, self._averaged_over)  # FSDP2 has averaged over the innermost level
+            for master, total in zip(self.masters.values(), sums, strict=True):
+                master.grad = self._as_part(total, like=master)
+            self._held = None
+        self._reduced = torch.empty(0)
+
+    def _empty_masters(self) -> Iterable[nn.Parameter]:
+        for parameter, shape in zip(self._parameters.values(), self._master_cut.parts, strict=True):
+            part = torch.empty(shape, dtype=torch.float32, device=parameter.device)
+            yield nn.Parameter(self._as_part(part, like=parameter))
+
+    def _as_part(self, part: Tensor, *, like: nn.Parameter) -> DTensor:
+        """Return a DTensor of the masters' mesh, placed on the tensor-parallel ranks as `like` is."""
+        on_tensor_ranks: Placement = Replicate()
+        if isinstance(like, DTensor) and "tensor" in (names := like.device_mesh.mesh_dim_names or ()):
+            on_tensor_ranks = like.placements[names.index("tensor")]
+        mesh = self._master_mesh
+        placements = [on_tensor_ranks if name == "tensor" else Shard(0) for name in mesh.mesh_dim_names or ()]
+        return DTensor.from_local(part, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
+
+
+class Cut:
+    """How tensors are cut along their first dimension over the ranks of a group, in equal parts but for the last.
+
+    The parts are those of `torch.chunk`, and so of a DTensor with the placement Shard(0). What travels is padded to
+    equal parts, and all tensors travel together.
+    """
+
+    def __init__(self, shapes: Sequence[torch.Size], mesh: DeviceMesh) -> None:
+        """Cut tensors of `shapes`, the same on all ranks of the 1-D `mesh`; `parts` are those of this rank's parts."""
+        self._shapes = list(shapes)
+        self._group = mesh.get_group()
+        self._ranks, index = mesh.size(), mesh.get_local_rank()
+        self._padded: list[int] = []
+        self.parts: list[torch.Size] = []
+        for shape in shapes:
+            rows = -(-shape[0] // self._ranks)
+            self._padded.append(rows * shape[1:].numel())
+            self.parts.append(torch.Size((max(0, min(shape[0] - index * rows, rows)), *shape[1:])))
+
+    def reduce_scatter(self, wholes: Sequence[Tensor]) -> list[Tensor]:
+        """Return this rank's parts of the sums over the group of tensors of the shapes that are cut."""
+        if self._ranks == 1:
+            return list(wholes)
+        rows = [
+            functional.pad(whole.flatten(), (0, size * self._ranks - whole.numel())).view(self._ranks, size)
+            for whole, size in zip(wholes, self._padded, strict=True)
+        ]
+        sent = torch.cat(rows, dim=1).flatten()
+        received = sent.new_empty(sum(self._padded))
+        _reduce_scatter(received, sent, group=self._group)
+        pieces = torch.split_with_sizes(received, self._padded)
+        return [piece[: shape.numel()].view(shape) for piece, shape in zip(pieces, self.parts, strict=True)]
+
+    def all_gather(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Return the whole tensors, of which each rank of the group gives its parts."""
+        if self._ranks == 1:
+            return list(parts)
+        padded = [
+            functional.pad(part.flatten(), (0, size - part.numel()))
+            for part, size in zip(parts, self._padded, strict=True)
+        ]
+        sent = torch.cat(padded)
+        received = sent.new_empty(self._ranks * sent.numel())
+        _all_gather(received, sent, group=self._group)
+        pieces = torch.split_with_sizes(received.view(self._ranks, -1), self._padded, dim=1)
+        return [piece.flatten()[: shape.numel()].view(shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
+
+
+def spread(model: Gpt, layout: Layout, precision: Precision, device: torch.device) -> Replicas:
+    """Spread `model`, on the meta device, over its copies, in place, and give it storage without values on `device`."""
+    recipe = layout.recipe
+    offloads = recipe.offload != "none"
+    is_alone = recipe.copies == 1 and not offloads
+    has_masters = is_alone and recipe.devices == 1 and precision != "fp32"
+    if has_masters or recipe.replication == "ddp" or (is_alone and precision == "fp32"):
+        model.to_empty(device=device)
+        if recipe.replication == "ddp":
+            return DdpReplicas(model, layout)
+        return MasterWeights(model, precision) if has_masters else Replicas(model)
+    # One copy that offloads is sharded over itself: its parameters too come to the device for each use only.
+    kind = "zero-3" if offloads and recipe.copies == 1 else sharding_kind(recipe)
+    options: dict[str, Any] = {"mesh": layout.data_mesh, "mp_policy": MixedPrecisionPolicy()}
+    if precision != "fp32":  # master parameters and the reduction of gradients stay fp32
+        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=COMPUTE_TYPES[precision], reduce_dtype=torch.float32)
+    if kind != "replicate":
+        options["reshard_after_forward"] = kind in _GATHERING_FOR_EACH_USE
+    if offloads:
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=layout.data_mesh.device_type != "cpu")
+    if kind == "levels":
+        model.to(COMPUTE_TYPES[precision])  # the masters are fp32; what is gathered for each use need not be
+    wrap = replicate if kind == "replicate" else fully_shard
+    for block in model.blocks.values():
+        wrap(block, **options)
+    wrap(model, **options)
+    model.to_empty(device="cpu" if offloads else device)
+    return LeveledReplicas(model, layout) if kind == "levels" else FsdpReplicas(model, kind, layout)

@@ -1,1 +1,0 @@
-"""Forms of parallelism: tensor, context, data with its shardings, and pipeline."""

@@ -1,0 +1,283 @@
+"""What every run has: a folder with a log and a result, a limit and a peak of memory, and the steps of one engine."""
+
+import json
+import math
+import os
+import platform
+import resource
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.profiler import record_function
+
+from frontrunner.evaluators.trainer.data import Batch, TokenFile
+from frontrunner.evaluators.trainer.job import DATA_RANGE, STEP_RANGE, Job
+from frontrunner.evaluators.trainer.layout import Layout
+
+RESULT_VERSION = 1
+_STATUS = Path("/proc/self/status")
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """Write `document` to a temporary name, force it to disk and rename it to `path`.
+
+    Nothing is left under the temporary name if the disk is full. Raises ValueError for a number that is not finite:
+    JSON has no word for it, write null instead.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(document, file, indent=1, allow_nan=False)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+class ProgressLog(AbstractContextManager["ProgressLog"]):
+    """`progress.jsonl`: one event per line, on disk for other processes to read as soon as it is written.
+
+    Ranks other than 0 pass None and write nothing.
+    """
+
+    def __init__(self, path: Path | None, *, append: bool) -> None:
+        self._file = path.open("a" if append else "w", encoding="utf-8") if path is not None else None
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def write(self, event: str, **values: float | None) -> None:
+        """Append one event."""
+        if self._file is not None:
+            self._file.write(json.dumps({"event": event, **values}, allow_nan=False) + "\n")
+            self._file.flush()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOutcome:
+    """Mean loss over the global batch; global gradient norm before clipping, where the job clips.
+
+    `overflowed`: a gradient passed fp16's range, so that the step changed no weight; it has no norm then.
+    `loss_scale`: the factor of the next step's loss, where losses are scaled.
+    """
+
+    loss: float
+    gradient_norm: float | None
+    overflowed: bool = False
+    loss_scale: float | None = None
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether training can go on."""
+        return math.isfinite(self.loss) and (self.gradient_norm is None or math.isfinite(self.gradient_norm))
+
+
+class Stepper(ABC):
+    """Runs steps of training on one rank. Every rank of the job must make the same calls."""
+
+    optimizer: torch.optim.Optimizer
+
+    def __init__(self, job: Job, layout: Layout, data: TokenFile, device: torch.device) -> None:
+        self.job = job
+        self.recipe = job.recipe
+        self.layout = layout
+        self.device = device
+        self._data = data
+
+    @abstractmethod
+    def step(self, number: int) -> StepOutcome:
+        """Train on the global batch of step `number`. Returns once this rank's device is done."""
+
+    @abstractmethod
+    def loss_share(self, batch: Batch) -> Tensor:
+        """Return this rank's share of the batch's mean loss, which is the sum of all ranks' shares; no gradients."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Tensor]:
+        """Return every tensor that training goes on from, by names that mean the same on all ranks."""
+
+    @abstractmethod
+    def restore(self, load: Callable[[dict[str, Tensor]], None]) -> None:
+        """Go on from stored values, which `load` writes into the tensors that `state` returned."""
+
+    def evaluate(self, batches: int) -> float:
+        """Return the mean loss over the first `batches` held-out global batches."""
+        total = torch.zeros((), device=self.device)
+        for number in range(batches):
+            total += self.loss_share(self.read_batch(self._data.evaluation_batch, number))
+        dist.all_reduce(total)
+        return float(total) / batches
+
+    def training_batch(self, number: int) -> Batch:
+        """Return what this rank trains on in step `number`."""
+        return self.read_batch(self._data.training_batch, number)
+
+    def read_batch(self, draw: Callable[..., Batch], number: int) -> Batch:
+        """Return the positions that this rank holds of its replica's sequences, on its device."""
+        with record_function(DATA_RANGE):
+            batch = draw(
+                number, sequences=self.layout.replica_sequences, global_batch_seqs=self.recipe.global_batch_seqs
+            )
+            if self.layout.context is not None:
+                batch = batch.at(self.layout.context.positions(self.job.sequence_length))
+            return batch.to(self.device)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until an accelerator has done all its work; nothing on a CPU."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunContext:
+    """One rank of a job, built and ready to step. `build_time_s` is from the rank's start to here."""
+
+    job: Job
+    rank: int
+    stepper: Stepper
+    log: ProgressLog
+    build_time_s: float
+
+    @property
+    def device(self) -> torch.device:
+        """The rank's device."""
+        return self.stepper.device
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return Path(self.job.run_folder)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """The tokens of a global batch: its sequences * their length."""
+        return self.job.recipe.global_batch_seqs * self.job.sequence_length
+
+    def timed_step(self, number: int) -> tuple[StepOutcome, float]:
+        """Train on step `number` (counted from 1), log it, and return the outcome and its seconds."""
+        start = time.monotonic()
+        with record_function(STEP_RANGE):
+            outcome = self.stepper.step(number)
+        seconds = time.monotonic() - start
+        self.log.write(
+            "step",
+            step=number,
+            time_s=seconds,
+            loss=finite_or_none(outcome.loss),
+            gradient_norm=finite_or_none(outcome.gradient_norm),
+            tokens=self.tokens_per_step,
+            **({} if outcome.loss_scale is None else {"loss_scale": outcome.loss_scale}),
+        )
+        return outcome, seconds
+
+    def write_result(self, status: str, **values: Any) -> None:
+        """Write `result.json` on rank 0. Every rank must call it."""
+        result = {"version": RESULT_VERSION, "status": status, **values, "build_time_s": self.build_time_s}
+        result |= describe_memory(self.device) | describe_software(self.device)
+        if self.rank == 0:
+            write_json(self.folder / "result.json", result)
+
+
+def finite_or_none(value: float | None) -> float | None:
+    """Return the value, or None where JSON has no word for it."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def describe_software(device: torch.device) -> dict[str, Any]:
+    """Return a result's keys about the device and the versions."""
+    name = platform.machine() if device.type == "cpu" else torch.get_device_module(device).get_device_name(device)
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__), "cuda": torch.version.cuda}
+    return {"device_name": name, "versions": versions}
+
+
+def describe_memory(device: torch.device) -> dict[str, list[int] | None]:
+    """Return a result's keys about the peak memory of all ranks, in rank order; None where it is not known."""
+    own = peak_memory(device)
+    row = torch.tensor([-1 if size is None else size for size in own.values()], dtype=torch.int64, device=device)
+    rows = [torch.empty_like(row) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, row)
+    keys = ("peak_memory_bytes", "peak_reserved_bytes", "device_used_bytes")
+    columns = zip(*(row.tolist() for row in rows), strict=True)
+    return {key: None if -1 in sizes else list(sizes) for key, sizes in zip(keys, columns, strict=True)}
+
+
+def peak_memory(device: torch.device) -> dict[str, int | None]:
+    """Return this rank's peak so far.
+
+    On a CPU `allocated_bytes` is the peak resident size of the process, the others None. On an accelerator it is what
+    torch's allocator had handed out, `reserved_bytes` what it held, and `device_used_bytes` what the whole device had
+    in use at the end, libraries and other processes included.
+    """
+    if device.type == "cpu":
+        if _STATUS.exists():
+            resident = _process_bytes()["VmHWM"]
+        else:
+            resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return {"allocated_bytes": resident, "reserved_bytes": None, "device_used_bytes": None}
+    module = torch.get_device_module(device)
+    free, total = module.mem_get_info(device)
+    return {
+        "allocated_bytes": module.max_memory_allocated(device),
+        "reserved_bytes": module.max_memory_reserved(device),
+        "device_used_bytes": total - free,
+    }
+
+
+def limit_memory(device: torch.device, limit_bytes: int) -> None:
+    """Make allocations fail that would take this rank above `limit_bytes`.
+
+    On a CPU the kernel enforces it (RLIMIT_DATA bounds the process's private writable memory, and what else it
+    has resident is taken off), so that resident size never passes the limit; on CUDA torch's allocator does.
+
+    Raises:
+        MemoryError: the process already uses more than the limit.
+        ValueError: the device is neither a CPU nor CUDA.
+    """
+    if device.type == "cuda":
+        _, total = torch.cuda.mem_get_info(device)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
+        return
+    if device.type != "cpu":
+        raise ValueError(f"a memory limit cannot be enforced on device {device.type!r}")
+    held = _process_bytes()
+    shared = held["RssFile"] + held["RssShmem"]
+    if limit_bytes - shared < held["VmData"]:
+        raise MemoryError(
+            f"out of memory: the limit is {_gib(limit_bytes)} a rank, but this rank uses "
+            f"{_gib(held['VmData'] + shared)} before it has built anything"
+        )
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes - shared, hard))
+
+
+def as_memory_error(error: Exception) -> Exception:
+    """Return a MemoryError for a thread that could not start, where a limit is in force; any other error as it is.
+
+    A thread's stack counts against the limit, and the kernel then reports "try again", which names no memory.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    if limit == resource.RLIM_INFINITY or "Resource temporarily unavailable" not in str(error):
+        return error
+    return MemoryError(f"out of memory: a thread's stack does not fit into the {_gib(limit)} of data allowed ({error})")
+
+
+def _process_bytes() -> dict[str, int]:
+    """Return the sizes in /proc/self/status, in bytes."""
+    lines = (line.split() for line in _STATUS.read_text(encoding="ascii").splitlines() if line.endswith(" kB"))
+    return {name.rstrip(":"): int(kib) * 1024 for name, kib, _ in lines}
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.3g} GiB"

@@ -1,0 +1,213 @@
+"""Train mode: a full training run with a learning-rate schedule, evaluation, metrics and checkpoints.
+
+Started again on the same run folder, it continues from the newest complete checkpoint: each step's data and learning
+rate follow from its number alone, so the losses are those of a run that was never interrupted.
+"""
+
+import csv
+import math
+import re
+import shutil
+from collections import deque
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from frontrunner.evaluators.trainer.job import Train
+from frontrunner.evaluators.trainer.optimizer import set_learning_rate
+from frontrunner.evaluators.trainer.run import RunContext, finite_or_none, write_json
+
+COLUMNS = ("step", "loss", "learning_rate", "gradient_norm", "step_time_s", "tokens_per_s", "evaluation_loss")
+_REPORTED_STEP_TIMES = 200
+_COMPLETE = re.compile(r"step-(\d{8,})")
+
+
+class CsvMetrics:
+    """`metrics.csv`, with a header. A row has the keys of COLUMNS; None is a value that this step does not have."""
+
+    def __init__(self, path: Path, *, resumed_step: int) -> None:
+        kept: list[dict[str, str]] = []
+        if path.exists():
+            with path.open(newline="", encoding="utf-8") as file:
+                whole = (row for row in csv.DictReader(file) if None not in row.values())  # the last may be cut off
+                kept = [row for row in whole if row["step"].isdigit() and int(row["step"]) <= resumed_step]
+        temporary = path.with_name(f".{path.name}")
+        self._file = temporary.open("w", newline="", encoding="utf-8")
+        self._writer = csv.DictWriter(self._file, COLUMNS)
+        self._writer.writeheader()
+        self._writer.writerows(kept)
+        self._file.flush()
+        temporary.replace(path)
+
+    def write(self, row: dict[str, float | None]) -> None:
+        """Store one step's row; it is on its way to disk when this returns."""
+        self._writer.writerow(row)
+        self._file.flush()
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._file.close()
+
+
+class TensorBoardMetrics:
+    """Event files; each column is a scalar of its own. See CsvMetrics."""
+
+    def __init__(self, folder: Path, *, resumed_step: int) -> None:
+        try:
+            module: Any = import_module("torch.utils.tensorboard")
+        except ImportError as error:
+            raise ValueError("metrics for TensorBoard need it installed: pip install tensorboard") from error
+        self._writer = module.SummaryWriter(str(folder), purge_step=resumed_step + 1)
+
+    def write(self, row: dict[str, float | None]) -> None:
+        """See CsvMetrics."""
+        for name, value in row.items():
+            if name != "step" and value is not None:
+                self._writer.add_scalar(name, value, row["step"])
+        self._writer.flush()
+
+    def close(self) -> None:
+        """See CsvMetrics."""
+        self._writer.close()
+
+
+def open_metrics(
+    kind: Literal["csv", "tensorboard"], folder: Path, *, resumed_step: int
+) -> CsvMetrics | TensorBoardMetrics:
+    """Metrics in `folder`; rows of steps after `resumed_step`, left by a run that was killed, are dropped.
+
+    Raises ValueError where TensorBoard is wanted and not installed.
+    """
+    if kind == "csv":
+        return CsvMetrics(folder / "metrics.csv", resumed_step=resumed_step)
+    return TensorBoardMetrics(folder / "tensorboard", resumed_step=resumed_step)
+
+
+class Checkpoints:
+    """Checkpoints by torch.distributed.checkpoint: complete or not there, the newest few kept.
+
+    Every rank of the job must make the same calls. A checkpoint is written to a hidden folder and renamed once every
+    rank has finished, so each `step-NNNNNNNN` folder is complete whenever the run was killed. The torch engine stores
+    tensors under their names in the whole model, not by rank, so its checkpoint can be loaded under another parallel
+    form; the DeepSpeed engine's only under its own.
+    """
+
+    def __init__(self, context: RunContext, *, keep: int) -> None:
+        self._folder = context.folder / "checkpoints"
+        self._keep = keep
+        self._context = context
+
+    def path_of(self, step: int) -> Path:
+        """Return where the checkpoint of `step` is, if it is complete."""
+        return self._folder / f"step-{step:08d}"
+
+    def save(self, step: int) -> None:
+        """Store weights and optimizer states as they are after `step`; drop checkpoints beyond those to keep."""
+        target, is_first = self.path_of(step), self._context.rank == 0
+        partial = self._folder / f".{target.name}.partial"
+        if is_first:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+        self._wait_for_all()
+        save(self._context.stepper.state(), checkpoint_id=partial)
+        self._wait_for_all()
+        if is_first:
+            shutil.rmtree(target, ignore_errors=True)
+            partial.rename(target)
+            write_json(self._folder / "latest.json", {"step": step, "folder": target.name})
+            for old in self._complete_steps()[: -self._keep]:
+                shutil.rmtree(self.path_of(old))
+
+    def load_latest(self) -> int:
+        """Restore the newest complete checkpoint, and return its step; 0 where there is none."""
+        steps = self._complete_steps() if self._context.rank == 0 else []
+        newest = torch.tensor([steps[-1] if steps else 0], device=self._context.device)
+        # Rank 0 decides: on a shared file system another rank may not see the newest folder yet.
+        dist.broadcast(newest, src=0)
+        step = int(newest.item())
+        if step > 0:
+            folder = self.path_of(step)
+            self._context.stepper.restore(lambda state: load(state, checkpoint_id=folder))
+        return step
+
+    def _complete_steps(self) -> list[int]:
+        found = (_COMPLETE.fullmatch(path.name) for path in self._folder.glob("step-*"))
+        return sorted(int(match.group(1)) for match in found if match)
+
+    def _wait_for_all(self) -> None:
+        dist.all_reduce(torch.zeros(1, device=self._context.device))
+
+
+def learning_rate_at(step: int, *, peak: float, train: Train) -> float:
+    """Return the rate of `step` (from 1): linear up to `peak` over the warm-up, then half a cosine down.
+
+    Step `train.steps` has exactly peak * final_learning_rate_fraction.
+    """
+    if step <= train.warm_up_steps:
+        return peak * step / train.warm_up_steps
+    progress = (step - train.warm_up_steps) / max(1, train.steps - train.warm_up_steps)
+    final = train.final_learning_rate_fraction
+    return peak * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))
+
+
+def run_training(context: RunContext, train: Train) -> None:
+    """Train from the newest checkpoint to `train.steps` and write `result.json` on rank 0.
+
+    The status is "trained", or "not-finite" as soon as a loss is not. Evaluations are those since this start, by step.
+    Raises ValueError where TensorBoard is wanted and not installed.
+    """
+    checkpoints = Checkpoints(context, keep=train.keep_checkpoints)
+    resumed_step = final_step = checkpoints.load_latest()
+    if resumed_step:
+        context.log.write("resumed", step=resumed_step)
+    metrics = open_metrics(train.metrics, context.folder, resumed_step=resumed_step) if context.rank == 0 else None
+    status, final_loss, overflowed = "trained", None, 0
+    times: deque[float] = deque(maxlen=_REPORTED_STEP_TIMES)
+    evaluations: list[tuple[int, float | None]] = []
+
+    def is_due(every: int) -> bool:
+        """Return whether what is done every so many steps (0: never) and after the last is due now."""
+        return every > 0 and (final_step % every == 0 or final_step == train.steps)
+
+    try:
+        for final_step in range(resumed_step + 1, train.steps + 1):
+            rate = learning_rate_at(final_step, peak=context.job.optimizer.learning_rate, train=train)
+            set_learning_rate(context.stepper.optimizer, rate)
+            outcome, seconds = context.timed_step(final_step)
+            times.append(seconds)
+            overflowed += outcome.overflowed
+            final_loss, evaluation_loss = finite_or_none(outcome.loss), None
+            if outcome.is_finite and train.evaluation_batches > 0 and is_due(train.evaluation_every_steps):
+                evaluation_loss = finite_or_none(context.stepper.evaluate(train.evaluation_batches))
+                evaluations.append((final_step, evaluation_loss))
+                context.log.write("evaluation", step=final_step, loss=evaluation_loss)
+            if metrics is not None:
+                norm, speed = finite_or_none(outcome.gradient_norm), context.tokens_per_step / seconds
+                row = (final_step, final_loss, rate, norm, seconds, speed, evaluation_loss)
+                metrics.write(dict(zip(COLUMNS, row, strict=True)))
+            if not outcome.is_finite:
+                status = "not-finite"
+                break
+            if is_due(train.checkpoint_every_steps):
+                checkpoints.save(final_step)
+                context.log.write("checkpoint", step=final_step)
+    finally:
+        if metrics is not None:
+            metrics.close()
+    checkpoint = checkpoints.path_of(final_step)
+    context.write_result(
+        status,
+        resumed_step=resumed_step,
+        final_step=final_step,
+        final_loss=final_loss,
+        losses_path=str(context.folder / "progress.jsonl"),
+        evaluation_losses=evaluations,
+        overflowed_steps=overflowed,
+        step_times_s=list(times),
+        checkpoint=str(checkpoint) if checkpoint.exists() else None,
+    )
